@@ -1809,9 +1809,9 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
    add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, groups or options the step is recorded anew. Where it cannot be captured,
-   every call runs `fn`, and the log says why. With config.debug every 16th call does and names the
-   first launch that differs. */
+   mpt_train, mpt_eval, groups, options or schedules the step is recorded anew. Where it cannot be
+   captured, every call runs `fn`, and the log says why. With config.debug every 16th call does and
+   names the first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
@@ -6115,12 +6115,12 @@ static MPT__INLINE uint32_t mpt__load_u32(const uint8_t *p) {
 }
 
 /* What four bytes, followed by as many others as `rows` is rows from the first, leave behind. */
-static MPT__INLINE uint32_t mpt__crc32_word(const uint32_t rows[][256], uint32_t word) {
+static MPT__INLINE uint32_t mpt__crc32_word(uint32_t rows[][256], uint32_t word) {
     return rows[3][word & 255u] ^ rows[2][word >> 8 & 255u] ^ rows[1][word >> 16 & 255u] ^
            rows[0][word >> 24];
 }
 
-static uint32_t mpt__crc32(const uint32_t table[][256], const uint8_t *p, size_t n) {
+static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
     uint32_t c = 0xFFFFFFFFu;
     for (; n >= MPT__CRC32_STRIDE; n -= MPT__CRC32_STRIDE, p += MPT__CRC32_STRIDE)
         c = mpt__crc32_word(table + 12, c ^ mpt__load_u32(p)) ^
@@ -12001,7 +12001,8 @@ typedef struct mpt__gemm {
 } mpt__gemm;
 
 /* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
-   goes. HALF: c is of bf16, and the tile whole. */
+   goes. HALF: c is of bf16, and the tile whole, or of the level's `middle` rows and as wide; floats
+   at b[1].data are added to each row unless it is NULL, and ReLU follows if b[1].inner. */
 typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
                             float *c, int64_t ldc, int rows, int columns, int how);
 enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
@@ -12046,6 +12047,7 @@ struct mpt__gemm_level {
     const mpt__gemm_level *(*choose)(const mpt__gemm *g);
     bool refuses; /* pack may return false */
     bool in_place;
+    int middle; /* rows of the next smaller tile; 0: the last rows are not shared out */
 };
 
 #define MPT__GEMM_SLACK 64       /* bytes */
@@ -12443,6 +12445,11 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const bool quick = dtype != MPT_F32 && round == 0;                                         \
         /* Elements that can be read of a line: up to the next one's, if the panel is full. */     \
         int64_t there = count < width ? count : count + side->inner;                               \
+        if (dtype == MPT_F32 && round == 0 && width <= W) {                                        \
+            const V##_m lanes = V##_first(count);                                                  \
+            for (; depth > 0; depth--, to += width, from += step)                                  \
+                V##_store(to, V##_load_first(from, lanes));                                        \
+        }                                                                                          \
         for (; depth > 0; depth--, to += width, from += step) {                                    \
             if (depth == 1) there = count;                                                         \
             int64_t r = 0;                                                                         \
@@ -12561,14 +12568,29 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             rows = 1;                                                                              \
         }                                                                                          \
         if (!biased || (bias.outer == 0 && columns <= 64)) {                                       \
-            if (biased) g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);     \
-            if (biased) bias.data = (const char *)shared;                                          \
+            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {                            \
+                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);             \
+                bias.data = (const char *)shared;                                                  \
+            }                                                                                      \
             bias.dtype = MPT_F32, bias.round = 0;                                                  \
         }                                                                                          \
-        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32;             \
+        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 &&           \
+                            bias.round == 0;                                                       \
+        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */     \
+            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;                         \
+            const V##_f b0 = V##_load(more), b1 = V##_load(more + W);                              \
+            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {                           \
+                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                                  \
+                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                            \
+                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                    \
+                STORE(c, v0, W, dtype);                                                            \
+                STORE(c + W * bytes, v1, W, dtype);                                                \
+            }                                                                                      \
+            return;                                                                                \
+        }                                                                                          \
         for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
             int64_t x = 0;                                                                         \
-            for (; simple && bias.round == 0 && x + W <= columns; x += W) {                        \
+            for (; simple && x + W <= columns; x += W) {                                           \
                 V##_f v = V##_load(sum + x);                                                       \
                 if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));              \
                 if (relu) v = V##_relu(v);                                                         \
@@ -12593,11 +12615,11 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, FINISH, PLACE)                               \
+#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE)                           \
     {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
      MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
      DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false,    \
-     PLACE}
+     PLACE, R2}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
@@ -12630,7 +12652,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         tile(depth, a, b, c, ldc, rows, columns, how);                                             \
     }                                                                                              \
     static const mpt__gemm_level N##_gemm_level =                                                  \
-        MPT__GEMM_LEVEL_OF(N, W, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
+        MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
 
 /* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
    apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
@@ -12735,6 +12757,7 @@ MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
 #endif
 
 #define MPT__PAIRS_ROWS 14
+#define MPT__PAIRS_MIDDLE 8
 #define MPT__PAIRS_K 64 /* that are converted at a time where K is contiguous */
 
 /* ==== Panels ==== */
@@ -12901,12 +12924,15 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
     V##_store(c + i * ldc, x##i);                                                          \
     V##_store(c + i * ldc + W, y##i);
 
+#define MPT__PAIRS_BIAS(i, V, W) x##i = V##_add(x##i, b0), y##i = V##_add(y##i, b1);
+#define MPT__PAIRS_RELU(i, V, W) x##i = V##_relu(x##i), y##i = V##_relu(y##i);
 #define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
 
-/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16. */
+/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
 #define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                              \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const float *b, float *c,         \
-                 int64_t ldc, int how) {                                                   \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides,      \
+                 float *c, int64_t ldc, int how) {                                         \
+        const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
         MPT__TILE_LINES(a, true, 0)                                                        \
         MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                           \
         for (; depth > 0; depth -= 2, b += 2 * W) {                                        \
@@ -12914,8 +12940,15 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
             MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                     \
             MPT__TILE_NEXT(true);                                                          \
         }                                                                                  \
-        if (ROWS == MPT__PAIRS_ROWS && (how & MPT__GEMM_HALF)) {                           \
+        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {                         \
             uint16_t *half = (uint16_t *)(void *)c;                                        \
+            if (bias != NULL) {                                                            \
+                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W);                  \
+                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W);                                   \
+            }                                                                              \
+            if (sides[1].inner != 0) {                                                     \
+                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W);                                   \
+            }                                                                              \
             MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                 \
             return;                                                                        \
         }                                                                                  \
@@ -13022,7 +13055,7 @@ static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__g
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
-                  : mpt__pairs4)(depth, a, mpt__gemm_floats_of(b), room ? c : beside,
+                  : mpt__pairs4)(depth, a, b, room ? c : beside,
                                  room ? ldc : (int64_t)MPT__PAIRS_WIDTH, how);
     if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
@@ -13034,7 +13067,8 @@ static const mpt__gemm_level mpt__pairs_gemm_level = {
     MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
     mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_lines),
     MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
-    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true};
+    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true,
+    MPT__PAIRS_MIDDLE};
 
 /* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
 static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
@@ -13433,7 +13467,7 @@ enum { MPT__AMX_RATE = 400 };
     static const mpt__gemm_level N##_gemm_level = {                                       \
         32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
         NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,          \
-        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false};
+        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false, 0};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
@@ -13456,7 +13490,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
 static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 14, 8, 336, 32, mpt__pairs_finish, true);
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 8, 14, 8, 336, 32, mpt__pairs_finish, true);
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
@@ -13671,7 +13705,7 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g);
 static const mpt__gemm_level mpt__quads_gemm_level = {
     MPT__QUADS_ROWS, MPT__QUADS_COLUMNS, 8, 2, 4, 768, 168, 32, mpt__quads_tile,
     mpt__neon_gemm_direct, NULL, 0, mpt__neon_gemm_sweep, mpt__neon_gemm_dot, mpt__quads_pack,
-    mpt__neon_gemm_load, mpt__quads_finish, NULL, mpt__quads_choose, false, false};
+    mpt__neon_gemm_load, mpt__quads_finish, NULL, mpt__quads_choose, false, false, 0};
 
 /* Images that are packed for few products take more instructions than fp32 does; counted. */
 static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
@@ -13772,7 +13806,7 @@ typedef struct mpt__gemm_layout {
     bool own_a, own_b;
     bool b_in_place; /* of own_b: rows of B that are as wide as a panel are read where they lie */
     bool a_in_place; /* so are whole tiles of rows of A */
-    bool halves;     /* of ON_STACK: whole tiles are stored as bf16 at once */
+    bool halves;     /* of ON_STACK: whole tiles, or such of `middle` rows, are stored as bf16 */
 } mpt__gemm_layout;
 
 /* What the threads of a launch share. */
@@ -13840,7 +13874,8 @@ static mpt__gemm_layout mpt__gemm_lay_out(const mpt__gemm *g, int threads) {
     }
     lay.halves = lay.home == MPT__GEMM_ON_STACK && level->unit == 2 && level->in_place &&
                  g->c_dtype == MPT_BF16 && g->c_column == 1 && g->c_image == NULL &&
-                 !g->accumulate && mpt__gemm_is_plain(g);
+                 !g->accumulate && g->alpha == 1.0f && g->activation <= MPT_ACTIVATION_RELU &&
+                 (g->bias.data == NULL || (g->bias.outer == 0 && g->bias.inner == 1));
     lay.partial = lay.home == MPT__GEMM_IN_PARTIAL ? lay.m * lay.n * (int64_t)sizeof(float) : 0;
     return lay;
 }
@@ -13852,7 +13887,8 @@ typedef struct mpt__gemm_pass {
     mpt__gemm_layout lay;
     int64_t i, j, k, m, n, depth; /* the block, and the K of this pass */
     int64_t a_panels, b_panels, a_shared, b_shared, k_blocks;
-    int64_t a_rows; /* as many are read where they lie */
+    int64_t a_rows; /* panels of A from a lower row on are read where they lie */
+    int64_t even;   /* where the last panel of A would begin if it did not share; or -1 */
     int64_t chunk_m, chunk_n;
     bool by_rows; /* chunks have all columns, and run along the rows of C */
     char *a, *b;
@@ -13863,6 +13899,15 @@ typedef struct mpt__gemm_pass {
 static char *mpt__gemm_panel(const mpt__gemm_pass *p, bool b, int64_t block, int64_t panel) {
     return b ? p->b + (block * p->b_panels + panel) * p->lay.b_panel
              : p->a + (block * p->a_panels + panel) * p->lay.a_panel;
+}
+
+/* The first row, and how many, of the panel of A from row i on. Two panels share the last rows
+   evenly where both are then of the next smaller tile: the last alone would be nearly empty. */
+static int64_t mpt__gemm_rows(const mpt__gemm_pass *p, int64_t i, int *rows) {
+    const int whole = p->g->level->rows, middle = p->g->level->middle;
+    if (i == p->even) i -= whole - middle;
+    *rows = (int)mpt__smaller_of(i == p->even - whole ? middle : whole, p->m - i);
+    return i;
 }
 
 /* level->pack of a matrix that is gathered first, so much at a time that it stays close; panels are
@@ -13894,7 +13939,8 @@ static void mpt__gemm_pack(const mpt__gemm_pass *p, bool b, int64_t block, int64
     const mpt__gemm_level *level = p->g->level;
     int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
     int64_t width = b ? level->columns : level->rows, begin = panel * width;
-    int64_t count = mpt__smaller_of(width, (b ? p->n : p->m) - begin);
+    int count = (int)mpt__smaller_of(width, p->n - begin);
+    if (!b) begin = mpt__gemm_rows(p, begin, &count);
     const mpt__gemm_image *image = b ? p->g->b_image : p->g->a_image;
     const mpt__gemm_side *side = b ? &p->g->b : &p->g->a;
     const int64_t outer = (b ? p->j : p->i) + begin;
@@ -13923,12 +13969,19 @@ static void mpt__gemm_fetch(const char *c, int64_t row, int rows, int64_t bytes)
 #endif
 }
 
-/* Sums that wait to be finished, which happens behind the next tile: the two overlap. */
+/* What the tiles of a thread share. Sums that wait to be finished are so behind the next tile: the
+   two overlap. */
 typedef struct mpt__gemm_sums {
     MPT__ALIGN(64) float tile[2][MPT__GEMM_MAX_TILE];
+    float bias[64]; /* of halves: of the columns from bias_at on, converted */
+    int64_t bias_at;
     int turn;         /* the tile to be used next */
     const float *sum; /* NULL: none wait */
     int64_t ld, i, j, rows, columns;
+    mpt__gemm_side a[2], b[2]; /* for the level's tile */
+    int64_t k, depth;          /* the K block */
+    int how;
+    bool last, far_away; /* of K; of C */
     /* The lines of memory of the panel to be packed next, `step` bytes from k to k, which tiles
        fetch: each one line in `unit` k. */
     const char *next;
@@ -13939,58 +13992,99 @@ static void mpt__gemm_finish_sums(const mpt__gemm *g, const mpt__gemm_sums *s) {
     if (s->sum != NULL) mpt__gemm_finish(g, s->sum, s->ld, s->i, s->j, s->rows, s->columns);
 }
 
-static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t block, int64_t i, int64_t j,
-                               const char *a_panel, const char *b_panel, int64_t b_step,
-                               mpt__gemm_sums *sums) {
+/* Before the first tile of a thread. */
+static void mpt__gemm_begin_sums(const mpt__gemm_pass *p, mpt__gemm_sums *s) {
+    const mpt__gemm_side none = {NULL, MPT_F32, 0, 0, 0};
+    s->a[0] = s->a[1] = s->b[0] = s->b[1] = none;
+    s->b[0].outer = 1;
+    s->b[1].inner = p->g->activation == MPT_ACTIVATION_RELU;
+    s->bias_at = -1;
+    s->turn = 0;
+    s->sum = NULL;
+    s->fetched = s->lines = 0;
+    s->far_away = p->g->m * p->g->n >= MPT__GEMM_FAR && p->g->c_column == 1 &&
+                  p->g->c_image == NULL;
+}
+
+/* Before the first tile of a K block. */
+static void mpt__gemm_begin_block(const mpt__gemm_pass *p, int64_t block, int64_t b_step,
+                                  mpt__gemm_sums *s) {
+    const int64_t k = block * p->lay.depth;
+    s->depth = mpt__smaller_of(p->lay.depth, p->depth - k);
+    s->k = p->k + k;
+    s->how = s->k > 0 ? MPT__GEMM_ADD : 0;
+    s->last = s->k + s->depth == p->g->k;
+    if (p->lay.home == MPT__GEMM_ON_STACK) s->how |= MPT__GEMM_ROOM;
+    if (p->lay.home == MPT__GEMM_IN_C) {
+        if (p->g->accumulate) s->how = MPT__GEMM_ADD;
+        s->last = false;
+    }
+    s->b[0].inner = b_step;
+}
+
+/* A whole tile of halves, which are stored as they are to be. */
+static void mpt__gemm_run_halves(const mpt__gemm_pass *p, int64_t i, int64_t j, int rows,
+                                 mpt__gemm_sums *s) {
+    const mpt__gemm *g = p->g;
+    const int columns = g->level->columns;
+    if (g->bias.data != NULL && s->bias_at != j) {
+        g->level->load(s->bias, mpt__gemm_at(&g->bias, 0, j), 1, columns, g->bias.dtype,
+                       g->bias.round);
+        s->bias_at = j;
+        s->b[1].data = (const char *)s->bias;
+    }
+    g->level->tile(s->depth, s->a, s->b, (float *)(void *)(g->c + (i * g->c_row + j) * 2), g->c_row,
+                   rows, columns, MPT__GEMM_HALF);
+    mpt__gemm_finish_sums(g, s);
+    s->sum = NULL;
+}
+
+static void mpt__gemm_run_tile(const mpt__gemm_pass *p, int64_t i, int64_t j, const char *a_panel,
+                               const char *b_panel, mpt__gemm_sums *s) {
     const mpt__gemm *g = p->g;
     const mpt__gemm_level *level = g->level;
-    int64_t k = block * p->lay.depth, depth = mpt__smaller_of(p->lay.depth, p->depth - k);
-    int rows = (int)mpt__smaller_of(level->rows, p->m - i);
-    int columns = (int)mpt__smaller_of(level->columns, p->n - j);
-    mpt__gemm_side a[2] = {{a_panel, MPT_F32, 0, 1, level->rows}, {a_panel, MPT_F32, 0, 0, 0}};
-    mpt__gemm_side b = {b_panel, MPT_F32, 0, 1, b_step};
-    if (i < p->a_rows) {
-        a[0].data = mpt__gemm_at(&g->a, p->i + i, p->k + k);
-        a[0].outer = g->a.outer / level->unit, a[0].inner = 1;
+    const bool in_place = i < p->a_rows;
+    int rows;
+    i = mpt__gemm_rows(p, i, &rows) + p->i;
+    const int columns = (int)mpt__smaller_of(level->columns, p->n - j);
+    s->a[0].data = in_place ? mpt__gemm_at(&g->a, i, s->k) : a_panel;
+    s->a[0].outer = in_place ? g->a.outer / level->unit : 1;
+    s->a[0].inner = in_place ? 1 : level->rows;
+    s->b[0].data = b_panel;
+    s->a[1].data = s->a[0].data;
+    s->a[1].inner = 0;
+    if (s->fetched < s->lines) {
+        s->a[1].data =
+            s->next + s->fetched / level->unit * 64 + s->fetched % level->unit * s->step;
+        s->a[1].inner = s->step * level->unit;
+        s->fetched++;
     }
-    if (sums->fetched < sums->lines) {
-        a[1].data = sums->next + sums->fetched / level->unit * 64 +
-                    sums->fetched % level->unit * sums->step;
-        a[1].inner = sums->step * level->unit;
-        sums->fetched++;
+    j += p->j;
+    if (s->far_away) {
+        const int64_t bytes = mpt__dtype_info[g->c_dtype].bytes;
+        mpt__gemm_fetch(g->c + (i * g->c_row + j) * bytes, g->c_row * bytes, rows, columns * bytes);
     }
-    bool last = p->k + k + depth == g->k;
-    int how = p->k + k > 0 ? MPT__GEMM_ADD : 0;
-    float *sum = (float *)(void *)g->c + (p->i + i) * g->c_row + p->j + j;
+    if (p->lay.halves && columns == level->columns &&
+        (rows == level->rows || rows == level->middle)) {
+        mpt__gemm_run_halves(p, i, j, rows, s);
+        return;
+    }
+    float *sum = (float *)(void *)g->c + i * g->c_row + j;
     int64_t ld = g->c_row;
-    if (p->lay.halves && rows == level->rows && columns == level->columns) {
-        sum = (float *)(void *)(g->c + ((p->i + i) * g->c_row + p->j + j) * 2);
-        how = MPT__GEMM_HALF;
-        last = false;
-    } else if (p->lay.home == MPT__GEMM_ON_STACK) {
-        sum = sums->tile[sums->turn];
-        sums->turn = 1 - sums->turn;
-        how |= MPT__GEMM_ROOM;
+    if (p->lay.home == MPT__GEMM_ON_STACK) {
+        sum = s->tile[s->turn];
+        s->turn = 1 - s->turn;
         ld = level->columns;
     } else if (p->lay.home == MPT__GEMM_IN_PARTIAL) {
-        sum = p->partial + i * p->n + j;
+        sum = p->partial + (i - p->i) * p->n + j - p->j;
         ld = p->n;
     }
-    if (p->lay.home == MPT__GEMM_IN_C) {
-        if (g->accumulate) how = MPT__GEMM_ADD;
-        last = false;
-    }
-    if (g->m * g->n >= MPT__GEMM_FAR && g->c_column == 1 && g->c_image == NULL) {
-        const int64_t bytes = mpt__dtype_info[g->c_dtype].bytes;
-        mpt__gemm_fetch(g->c + ((p->i + i) * g->c_row + p->j + j) * bytes, g->c_row * bytes, rows,
-                        columns * bytes);
-    }
-    level->tile(depth, a, &b, sum, ld, rows, columns, how);
-    mpt__gemm_finish_sums(g, sums);
-    sums->sum = last ? sum : NULL;
-    sums->ld = ld;
-    sums->i = p->i + i, sums->j = p->j + j;
-    sums->rows = rows, sums->columns = columns;
+    level->tile(s->depth, s->a, s->b, sum, ld, rows, columns, s->how);
+    mpt__gemm_finish_sums(g, s);
+    s->sum = s->last ? sum : NULL;
+    s->ld = ld;
+    s->i = i, s->j = j;
+    s->rows = rows, s->columns = columns;
 }
 
 /* Has tiles fetch what a thread packs after this panel, in lines that are far apart. */
@@ -14028,9 +14122,7 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
     const int64_t begin = by_b ? j0 : i0, end = by_b ? j1 : i1;
     const int64_t step = by_b ? level->columns : level->rows;
     mpt__gemm_sums sums;
-    sums.turn = 0;
-    sums.sum = NULL;
-    sums.fetched = sums.lines = 0;
+    mpt__gemm_begin_sums(p, &sums);
     if (thread > 0 && level->bracket != NULL) level->bracket(true);
     for (int64_t at = begin; at < end; at += step) {
         for (int64_t block = 0; block < p->k_blocks; block++) {
@@ -14044,16 +14136,17 @@ static void mpt__gemm_compute_chunk(void *work, int64_t chunk, int thread) {
                 mpt__gemm_pack(p, by_b, block, at / step, packed);
             }
             if (p->watch->dry) continue;
+            mpt__gemm_begin_block(p, block, b_step, &sums);
             if (own) mpt__gemm_look_ahead(p, by_b, block, at, &sums);
             if (by_b) {
                 for (int64_t i = i0; i < i1; i += level->rows) {
                     const char *a = mpt__gemm_panel(p, false, block, i / level->rows);
-                    mpt__gemm_run_tile(p, block, i, at, a, panel, b_step, &sums);
+                    mpt__gemm_run_tile(p, i, at, a, panel, &sums);
                 }
             } else {
                 for (int64_t j = j0; j < j1; j += level->columns) {
                     const char *b = mpt__gemm_panel(p, true, block, j / level->columns);
-                    mpt__gemm_run_tile(p, block, at, j, panel, b, b_step, &sums);
+                    mpt__gemm_run_tile(p, at, j, panel, b, &sums);
                 }
             }
         }
@@ -14077,7 +14170,11 @@ static bool mpt__gemm_run_pass(mpt__gemm_pass *p, mpt__pool *pool) {
     const mpt__gemm_level *level = p->g->level;
     p->depth = mpt__smaller_of(p->lay.pass, p->g->k - p->k);
     p->k_blocks = mpt__gemm_panels(p->depth, p->lay.depth);
-    p->a_rows = p->lay.a_in_place ? p->m - p->m % level->rows : 0;
+    const int64_t rest = p->m % level->rows, spare = 2 * level->middle - level->rows;
+    const bool shared = rest > 0 && rest <= spare && p->m > level->rows;
+    p->even = shared ? p->m - rest : -1;
+    p->a_rows = !p->lay.a_in_place ? 0
+                : rest == (shared ? spare : level->middle) ? p->m : p->m - rest;
     p->a_shared = p->lay.own_a ? 0 : mpt__gemm_panels(p->m - p->a_rows, level->rows);
     p->b_shared = p->lay.own_b ? 0 : p->b_panels;
     int64_t chunk = level->rate * (int64_t)MPT__GEMM_CHUNK_COST / p->depth;
@@ -30813,6 +30910,7 @@ static void mpt__schedule_free(mpt_context *context, void *object) {
         for (int64_t i = 0; i < optimizer->group_count; i++)
             mpt__storage_forget(context, &optimizer->groups[i].table);
         optimizer->schedule = NULL;
+        optimizer->patterns++; /* captured steps read its table */
     }
     mpt__scalar_free(context, schedule->first_slot);
     mpt__host_free(context, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
@@ -30908,6 +31006,7 @@ static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
     schedule->first_slot = mpt__scalar_new_i(context, 0);
     schedule->optimizer = optimizer;
     optimizer->schedule = schedule;
+    optimizer->patterns++;
     if (mpt__schedule_rebase(context, optimizer) == MPT_OK) {
         for (int64_t i = 0; i < optimizer->group_count && plan->max_lr > 0; i++)
             optimizer->groups[i].lr = plan->max_lr;
@@ -31048,12 +31147,9 @@ MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
         schedule->state.time++;
         return mpt__schedule_rebase(context, schedule->optimizer);
     }
-    if (!schedule->told) {
-        mpt__log(
-            &context->base, MPT_LOG_INFO,
-            "mpt_schedule_step: a schedule per step moves by itself with every applied step; the "
-            "call does nothing");
-    }
+    if (!schedule->told)
+        mpt__log(&context->base, MPT_LOG_INFO,
+                 "mpt_schedule_step: a schedule per step moves by itself; the call does nothing");
     schedule->told = true;
     return MPT_OK;
 }
@@ -34462,7 +34558,7 @@ static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) 
         (step->height < 1 || step->height > MPT__MAX_SIDE || step->width > MPT__MAX_SIDE ||
          step->width < (step->kind == MPT_RESIZE ? 0 : 1)))
         return "needs a height and a width from 1 to 2^24";
-    if (step->padding < 0 || step->padding > MPT__MAX_SIDE) return "has a negative padding";
+    if (step->padding < 0 || step->padding > MPT__MAX_SIDE) return "needs a padding of 0 to 2^24";
     if (!(step->p >= 0.0 && step->p <= 1.0)) return "has a p outside [0, 1]";
     if (part && !(mpt__range_good(step->scale, 1.0) && mpt__range_good(step->ratio, 1e6)))
         return "needs 0 < scale[0] <= scale[1] <= 1 and 0 < ratio[0] <= ratio[1]";
@@ -34541,8 +34637,6 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
         if (plan->most < channels * height * width) plan->most = channels * height * width;
         if (plan->columns < width) plan->columns = width;
     }
-    if (plan->most < channels * height * width) plan->most = channels * height * width;
-    if (plan->columns < width) plan->columns = width;
     plan->height = height, plan->width = width;
     if (plan->most > PTRDIFF_MAX / 16)
         return mpt__reject(context, MPT_ERROR_SHAPE,
@@ -34722,6 +34816,12 @@ static bool mpt__picture_resizable(const mpt__picture *picture) {
            picture->left + picture->columns <= picture->width;
 }
 
+/* What a crop has cut off is gone: around a larger one after it there are zeros. */
+static bool mpt__picture_whole(const mpt__picture *picture) {
+    return picture->top == 0 && picture->left == 0 && picture->rows == picture->to_height &&
+           picture->columns == picture->to_width;
+}
+
 /* The words of one step of one sample. */
 static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out, int n) {
     const mpt__rng_key key = {seed, MPT__TRANSFORM_STREAM, (uint64_t)step};
@@ -34861,7 +34961,11 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
     for (int i = 0; i < plan->count; i++) {
         const mpt_transform *step = &plan->steps[i];
         const bool resizes = step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP;
-        if (mpt__step_moves(step) ? resizes && !mpt__picture_resizable(picture) : !values) {
+        const bool as_it_is = !mpt__step_moves(step)           ? values != NULL
+                              : step->kind == MPT_RANDOM_FLIP ? true
+                              : resizes                        ? mpt__picture_resizable(picture)
+                                                               : mpt__picture_whole(picture);
+        if (!as_it_is) {
             values =
                 i > plan->last_move ? out : (float *)(void *)(spare + (size_t)made * spare_bytes);
             made = !made;
@@ -40154,7 +40258,7 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     const bool finite = mpt__f64_is_finite(fit->result.train_loss);
     if (!finite)
         mpt__log(&fit->context->base, MPT_LOG_WARNING,
-                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
+                 "mpt_fit: the mean loss of epoch %d is %g; see mpt_anomaly_mode", epoch,
                  fit->result.train_loss);
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
         if (fit->config->checkpoint && !fit->config->validation.context && finite)
