@@ -34,6 +34,7 @@ typedef struct mpt__scaler {
     bool stepped; /* disabled: a step was made */
     bool tracing; /* switched the NaN tracer on */
     bool told_bf16, told_idle;
+    uint32_t changes;                     /* of the factors, which captured steps have in them */
     mpt_scaler_stats seen;                /* as of the last look at the device */
     int64_t unseen;                       /* updates queued since */
     int64_t lost_losses;                  /* skips in a row with a non-finite loss */
@@ -535,8 +536,7 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
     if (!scaler) return mpt__status_of(context);
     if (!state)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "state is NULL; pass one of mpt_scaler_get_state");
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "state is NULL");
     if (!scaler->config.enabled) return MPT_OK;
     if (!mpt__check_scale(context, "scale", state->scale) ||
         !mpt__check_factors(context, state->growth_factor, state->backoff_factor,
@@ -546,6 +546,7 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     scaler->config.growth_factor = state->growth_factor;
     scaler->config.backoff_factor = state->backoff_factor;
     scaler->config.growth_interval = state->growth_interval;
+    scaler->changes++;
     scaler->seen.growth_tracker = state->growth_tracker;
     mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
     return mpt__put_scale(context, scaler, state->scale);

@@ -243,14 +243,18 @@ static uint64_t mpt__modes_now(const mpt_context *context) {
     return hash;
 }
 
-/* A number that changes with rows and options of the optimizers that a step updates. */
+/* A number that changes with rows and options of the optimizers that a step updates, and with the
+   factors of its scalers. */
 static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *recording) {
     uint64_t sum = 0; /* of counts that only grow */
     for (int64_t i = 0; i < recording->work.count; i += 3) {
         const uint32_t *work = &recording->work.id[i];
-        if (work[0] != MPT__OPTIMIZER) continue;
-        const mpt__optimizer *optimizer = (mpt__optimizer *)mpt__work_object(context, work);
-        if (optimizer) sum += optimizer->patterns;
+        const bool scaler = work[0] == MPT__SCALER;
+        if (work[0] != MPT__OPTIMIZER && !scaler) continue;
+        const void *object = mpt__work_object(context, work);
+        if (object)
+            sum += scaler ? ((const mpt__scaler *)object)->changes
+                          : ((const mpt__optimizer *)object)->patterns;
     }
     return sum;
 }

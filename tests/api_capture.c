@@ -548,6 +548,21 @@ TEST(other_schedules_are_recorded_anew) {
     CHECK(hash == change_between(change_schedules, false, &none));
 }
 
+/* Factors of the scaler that the launches have in them. */
+static void change_scaler(const training *t, int step) {
+    if (step % 12 != 7) return;
+    mpt_scaler_state state = mpt_scaler_get_state(t->scaler);
+    state.growth_interval = 2 + step / 12, state.growth_factor = 4;
+    mpt_scaler_set_state(t->scaler, &state);
+}
+
+TEST(other_factors_are_recorded_anew) {
+    int64_t captured, none;
+    uint64_t hash = change_between(change_scaler, true, &captured);
+    CHECK(captured >= 30);
+    CHECK(hash == change_between(change_scaler, false, &none));
+}
+
 /* Layers that are frozen, or out of training, for a while. */
 static void change_modes(const training *t, int step) {
     if (step % 10 == 4)
@@ -650,7 +665,7 @@ TEST_TABLE = {
     T(captured_steps_leave_gradients_for_others),
     T(other_rows_of_an_optimizer_are_recorded_anew),
     T(captured_steps_draw_anew),            T(other_options_are_recorded_anew),
-    T(other_schedules_are_recorded_anew),
+    T(other_schedules_are_recorded_anew),   T(other_factors_are_recorded_anew),
     T(other_modes_are_recorded_anew),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
 };
