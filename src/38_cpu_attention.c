@@ -8,7 +8,7 @@
 #ifndef MPT__38_CPU_ATTENTION_INCLUDED
 #define MPT__38_CPU_ATTENTION_INCLUDED
 
-#include "38_cpu_norm.c"
+#include "38_cpu_pool.c"
 
 #ifdef MPTRAIN_NO_ATTENTION
 static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }

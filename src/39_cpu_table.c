@@ -129,6 +129,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     if (isa != MPT_ISA_NULL) {
         mpt__cpu_add_conv(cpu);
         mpt__cpu_add_norm(cpu);
+        mpt__cpu_add_pool(cpu);
         mpt__cpu_add_attention(cpu);
         mpt__cpu_add_resize(cpu);
         mpt__cpu_add_fp8(cpu);

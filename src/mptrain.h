@@ -38,6 +38,7 @@ MPT__BEGIN_KERNELS
 #include "38_cpu_conv.c"
 #include "38_cpu_conv_rows.c"
 #include "38_cpu_norm.c"
+#include "38_cpu_pool.c"
 #include "38_cpu_attention.c"
 #include "38_cpu_resize.c"
 #include "38_cpu_fp8.c"
