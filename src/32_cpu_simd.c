@@ -492,20 +492,29 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     v##k = V##_mul(V##_mul(v##k, rstd), V##_load(weight + k * W)); \
     if (bias) v##k = V##_add(v##k, V##_load(bias + k * W));
 #define MPT__NORM_NEXT_SUM(k, V, W)                                           \
-    if (centred) v##k = V##_sub(v##k, next_mean), s##k = V##_add(s##k, v##k); \
-    t##k = V##_add(t##k, V##_mul(v##k, v##k));
-#define MPT__NORM_SLOPE_NEXT(k, V, W)                                          \
-    if (centred) v##k = V##_sub(v##k, mean);                                   \
-    v##k = V##_mul(v##k, rstd);                                                \
-    V##_store(dw + k * W, V##_add(V##_load(dw + k * W), V##_mul(d##k, v##k))); \
-    if (db) V##_store(db + k * W, V##_add(V##_load(db + k * W), d##k));        \
-    d##k = V##_mul(d##k, V##_load(weight + k * W));                            \
-    if (centred) d##k = V##_sub(d##k, shift);                                  \
+    if (centred) e##k = V##_sub(e##k, next_mean), s##k = V##_add(s##k, e##k); \
+    t##k = V##_add(t##k, V##_mul(e##k, e##k));
+/* What a step reads comes before what it writes, which may lie as far into a page: a CPU that first
+   compares no more than that would wait. Of floats the next row comes last: those that no cache
+   holds took 8 % longer otherwise (measured on Zen 4). */
+#define MPT__NORM_SLOPE_GET(k, V, W)                               \
+    w##k = V##_load(weight + k * W), dw##k = V##_load(dw + k * W); \
+    if (db) db##k = V##_load(db + k * W);
+#define MPT__NORM_SLOPE_AHEAD(V) \
+    V##_load_two(next, &e0, &e1, dtype), V##_load_two(next_dy, &g0, &g1, dtype);
+#define MPT__NORM_SLOPE_NEXT(k, V, W)                           \
+    if (dtype == MPT_F32) { MPT__NORM_SLOPE_GET(k, V, W) }      \
+    if (centred) v##k = V##_sub(v##k, mean);                    \
+    v##k = V##_mul(v##k, rstd);                                 \
+    V##_store(dw + k * W, V##_add(dw##k, V##_mul(d##k, v##k))); \
+    if (db) V##_store(db + k * W, V##_add(db##k, d##k));        \
+    d##k = V##_mul(d##k, w##k);                                 \
+    if (centred) d##k = V##_sub(d##k, shift);                   \
     d##k = V##_mul(V##_sub(d##k, V##_mul(v##k, slope)), rstd);
 #define MPT__NORM_SLOPE_SUM(k, V, W)                                          \
-    d##k = V##_mul(d##k, V##_load(weight + k * W));                           \
-    if (centred) s##k = V##_add(s##k, d##k), v##k = V##_sub(v##k, next_mean); \
-    t##k = V##_add(t##k, V##_mul(d##k, v##k));
+    g##k = V##_mul(g##k, w##k);                                               \
+    if (centred) s##k = V##_add(s##k, g##k), e##k = V##_sub(e##k, next_mean); \
+    t##k = V##_add(t##k, V##_mul(g##k, e##k));
 /* Passes: of the level with the widest vectors, whose gain pays for their size. Pairs of bf16 come
    as two vectors, those of even places and those of odd ones: so do weights, sums and bias. What is
    read lies in pages that no cache foresees: all lines of a step are asked for. */
@@ -527,14 +536,14 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         const float *weight = b->weight, *bias = b->bias;                                 \
         const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0]; \
         char *out = b->data[MPT__PART_OUT];                                               \
-        V##_f v0, v1;                                                                     \
+        V##_f v0, v1, e0, e1;                                                             \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
         for (; x < end; x += by, next += by, out += by) {                                 \
             MPT__NORM_FETCH(next)                                                         \
             V##_load_two(x, &v0, &v1, dtype);                                             \
             MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                     \
+            V##_load_two(next, &e0, &e1, dtype);                                          \
             V##_store_two(out, v0, v1, dtype, streams);                                   \
-            V##_load_two(next, &v0, &v1, dtype);                                          \
             MPT__NORM_VECTORS_##W(MPT__NORM_NEXT_SUM, V);                                 \
             weight += MPT__NORM_LANES;                                                    \
             if (bias) bias += MPT__NORM_LANES;                                            \
@@ -555,15 +564,20 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         const char *next = b->next[0], *next_dy = b->next[1];                             \
         char *out = b->data[MPT__PART_OUT];                                               \
         float *dw = b->sum[0], *db = b->sum[1];                                           \
-        V##_f d0, d1, v0, v1;                                                             \
+        V##_f d0, d1, v0, v1, e0, e1, g0, g1, w0, w1, dw0, dw1;                           \
+        V##_f db0 = V##_zero(), db1 = db0;                                                \
         MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
         for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {        \
             MPT__NORM_FETCH(next)                                                         \
             MPT__NORM_FETCH(next_dy)                                                      \
             V##_load_two(x, &v0, &v1, dtype), V##_load_two(dy, &d0, &d1, dtype);          \
+            if (dtype != MPT_F32) {                                                       \
+                MPT__NORM_SLOPE_AHEAD(V)                                                  \
+                MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_GET, V)                             \
+            }                                                                             \
             MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                               \
             V##_store_two(out, d0, d1, dtype, streams);                                   \
-            V##_load_two(next, &v0, &v1, dtype), V##_load_two(next_dy, &d0, &d1, dtype);  \
+            if (dtype == MPT_F32) { MPT__NORM_SLOPE_AHEAD(V) }                            \
             MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_SUM, V);                                \
             weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                             \
             if (db) db += MPT__NORM_LANES;                                                \
