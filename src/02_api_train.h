@@ -136,7 +136,8 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config);
    large becomes the largest finite number, as in mpt_cast and CUDA's satfinite; else it becomes NaN
    (E4M3) or infinity (E5M2). PyTorch's casts saturate in E4M3 alone. Without history. */
 MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate);
-/* Inside autocast, this module and its children run in `dtype` (MPT_F32: casting off). */
+/* Inside autocast, this module and its children run in `dtype`. MPT_F32: casting is off, and what
+   comes in half meets the fp32 weights in fp32. */
 MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype);
 /* Table of modules, shapes, parameters and bytes; returns the length it needs. */
 MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);

@@ -318,6 +318,9 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
 static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
     return (mpt_dtype)context->autocast[context->autocast_depth];
 }
+/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
+   that of a module which is kept out of half and yet gets what others made. */
+static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
 
 /* The first part of a forward call, up to the shapes and dtypes of its outputs. */
 static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {

@@ -52,7 +52,7 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    const bool region = mpt__autocast_dtype(frame->context) != MPT_F32;
+    const bool region = mpt__promotes(frame->context);
     mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
     mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
     return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
@@ -71,16 +71,15 @@ static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
 /* For inputs that meet as they are: of one dtype or, in a region, floats. */
 static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
     const mpt_dtype first = (mpt_dtype)frame->in[a]->dtype, second = (mpt_dtype)frame->in[b]->dtype;
-    if (first == second || (mpt__autocast_dtype(frame->context) != MPT_F32 &&
-                            mpt__dtype_computes(first) && mpt__dtype_computes(second)))
+    if (first == second || (mpt__promotes(frame->context) && mpt__dtype_computes(first) &&
+                            mpt__dtype_computes(second)))
         return MPT_OK;
     return mpt__dtype_mismatch(frame, a, b);
 }
 
 /* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
    than two of them can do without is a mask, of any dtype. */
-static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, bool region,
-                                                  mpt_dtype *common) {
+static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *common) {
     int first = -1, other = -1;
     *common = MPT_F32;
     for (int i = 0; i < frame->n_in; i++) {
@@ -93,7 +92,7 @@ static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, bool region
     }
     if (other < 0) return MPT_OK;
     *common = MPT_F32;
-    return region ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
+    return mpt__promotes(frame->context) ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
 }
 
 static mpt_status mpt__policy_dtype(mpt__frame *frame) {
@@ -112,7 +111,7 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
     else if (policy == MPT__POLICY_LOSS)
         result = mpt__loss_dtype(frame);
     else if (frame->dtypes != 1u << MPT_F32)
-        status = mpt__common_dtype(frame, region, &result);
+        status = mpt__common_dtype(frame, &result);
     bool casts = region && result != MPT_F64;
     if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
     if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;

@@ -298,7 +298,7 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
         return mpt__error(context, MPT_ERROR_SHAPE, "class weights %s %S: expected %s [%lld]",
                           mpt_dtype_name((mpt_dtype)by->dtype), &by->shape,
                           mpt_dtype_name(frame->out_dtype[0]), w->shape.dim[0]);
-    if (low == MPT_F32 && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    if (!mpt__promotes(context) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
     if (x->dtype != MPT_F64) frame->compute = low;
     frame->attributes->index[1] = 1; /* rows of a sample */
     for (int i = 1; i < rank - 1; i++) frame->attributes->index[1] *= x->shape.dim[i];

@@ -73,7 +73,7 @@ static bool mpt__norm_residual(mpt__frame *frame, int i) {
     if (!more) return true;
     if (!mpt__norm_argument(frame, i, 0, x->shape.rank)) return false;
     if (more->dtype == x->dtype) return true;
-    if (mpt__autocast_dtype(frame->context) == MPT_F32)
+    if (!mpt__promotes(frame->context))
         return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
     frame->out_dtype[0] = MPT_F32;
     return true;

@@ -227,13 +227,15 @@ static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
     return NULL;
 }
 
-/* A number for what is in training and what is frozen. */
+/* A number for what is in training, what has a dtype of its own and what is frozen. */
 static uint64_t mpt__modes_now(const mpt_context *context) {
     const mpt__object_table *modules = &context->objects[MPT__MODULE];
     uint64_t hash = 0;
     for (int64_t i = 1; i < modules->count; i++) {
         const mpt__module *module = (const mpt__module *)modules->rows[i].object;
-        if (module && !module->training) hash = mpt__hash_u64(hash, (uint64_t)i);
+        if (module && (!module->training || module->policy))
+            hash = mpt__hash_u64(hash, (uint64_t)i << 9 | (uint64_t)module->policy << 1 |
+                                           (module->training ? 0 : 1));
     }
     for (int64_t i = 0; i < context->parameter_count; i++) {
         const mpt__parameter *p = &context->parameters[i];

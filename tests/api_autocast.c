@@ -478,6 +478,33 @@ TEST(overrides_by_module) {
     end();
 }
 
+/* What mpt_anomaly_text and the scaler advise: a layer behind others takes what they made in half,
+   computes in fp32, and gives fp32. */
+TEST(a_layer_in_the_middle_is_kept_in_fp32) {
+    static const mpt_dtype dtypes[] = {MPT_F16, MPT_BF16};
+    for (int i = 0; i < 4; i++) {
+        begin();
+        mpt_module kept = i < 2 ? mpt_nn_linear(c, 4, 4) : mpt_nn_conv2d(c, 4, 4, 3, 3, NULL);
+        mpt_module first = i < 2 ? mpt_nn_linear(c, 4, 4) : mpt_nn_conv2d(c, 3, 4, 3, 3, NULL);
+        mpt_module net = mpt_sequential(c, first, kept, mpt_nn_relu(c), MPT_END);
+        mpt_tensor x = i < 2 ? mpt_randn(c, MPT_F32, MPT_SHAPE(2, 4))
+                             : mpt_randn(c, MPT_F32, MPT_SHAPE(2, 3, 6, 6));
+        mpt_set_dtype_policy(kept, MPT_F32);
+        mpt_autocast_begin(c, dtypes[i % 2]);
+        mpt_tensor half = mpt_forward(first, x), y = mpt_forward(net, x);
+        CHECK_EQ_INT(dtype_of(half), dtypes[i % 2]);
+        CHECK_EQ_INT(dtype_of(y), MPT_F32);
+        mpt_autocast_end(c);
+        mpt_tensor want = mpt_relu(mpt_forward(kept, mpt_cast(half, MPT_F32)));
+        CHECK(mpt_allclose(y, want, 0, 0));
+        mpt_backward(mpt_mean(y, MPT_ALL_DIMS, false));
+        mpt_tensor gradient = mpt_clone(mpt_grad(mpt_parameter(net, "0.weight")));
+        CHECK_EQ_INT(dtype_of(gradient), MPT_F32);
+        CHECK_EQ_INT(dtype_of(mpt_grad(mpt_parameter(net, "1.weight"))), MPT_F32);
+        end();
+    }
+}
+
 /* ==== Forms of weights ==== */
 
 static mpt_counters counted(void) { return mpt_get_counters(c); }
@@ -677,6 +704,7 @@ TEST_TABLE = {T(every_op_in_every_region),
               T(mixed_dtypes_meet_in_a_region),
               T(gradients_keep_their_dtypes),
               T(overrides_by_module),
+    T(a_layer_in_the_middle_is_kept_in_fp32),
               T(forms_are_made_once_per_step),
               T(updates_write_the_form),
               T(half_storage_is_half),

@@ -497,12 +497,13 @@ TEST(captured_steps_draw_anew) {
 }
 
 /* 40 steps, before each of which something may be changed. */
-static uint64_t change_between(void (*change)(const training *t, int step), bool capture,
-                               int64_t *count) {
+static uint64_t change_between_in(mpt_dtype precision,
+                                  void (*change)(const training *t, int step), bool capture,
+                                  int64_t *count) {
     training t;
     mpt_batch b;
     mpt_context *context = make_context(false);
-    make_training(&t, context, MPT_F32, 0);
+    make_training(&t, context, precision, 0);
     mpt_captured captured = mpt_capture(context, counted_step, &t);
     for (int i = 0; i < 40 && next_batch(t.loader, &b); i++) {
         change(&t, i);
@@ -517,6 +518,11 @@ static uint64_t change_between(void (*change)(const training *t, int step), bool
     uint64_t hash = training_hash(&t);
     mpt_destroy(context);
     return hash;
+}
+
+static uint64_t change_between(void (*change)(const training *t, int step), bool capture,
+                               int64_t *count) {
+    return change_between_in(MPT_F32, change, capture, count);
 }
 
 static void change_options(const training *t, int step) {
@@ -576,6 +582,19 @@ TEST(other_modes_are_recorded_anew) {
     uint64_t hash = change_between(change_modes, true, &captured);
     CHECK(captured >= 20);
     CHECK(hash == change_between(change_modes, false, &none));
+}
+
+/* A layer that is kept in fp32, for a while. */
+static void change_policy(const training *t, int step) {
+    if (step == 9) mpt_set_dtype_policy(mpt_child(t->net, "3"), MPT_F32);
+    if (step == 25) mpt_set_dtype_policy(mpt_child(t->net, "3"), MPT_DTYPE_NONE);
+}
+
+TEST(other_dtypes_are_recorded_anew) {
+    int64_t captured, none;
+    uint64_t hash = change_between_in(MPT_F16, change_policy, true, &captured);
+    CHECK(captured >= 30);
+    CHECK(hash == change_between_in(MPT_F16, change_policy, false, &none));
 }
 
 typedef struct leaf_user {
@@ -666,7 +685,7 @@ TEST_TABLE = {
     T(other_rows_of_an_optimizer_are_recorded_anew),
     T(captured_steps_draw_anew),            T(other_options_are_recorded_anew),
     T(other_schedules_are_recorded_anew),   T(other_factors_are_recorded_anew),
-    T(other_modes_are_recorded_anew),
+    T(other_modes_are_recorded_anew),       T(other_dtypes_are_recorded_anew),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
 };
 

@@ -487,3 +487,82 @@ def _(m, draw):
     for i in range(2 if grad else 0):
         if far(grads[i], his[i].grad, 1e-3, 1):
             yield f'{text}: gradient {i}: {first(grads[i])}, not {first(his[i].grad)}'
+
+
+# ==== A language model ===========================================================================
+
+@check('language')
+def _(m, draw):
+    """An embedding that is the head's weight, too, and attention to itself or to something else."""
+    batch, length, seen = draw.random.randint(1, 3), draw.random.randint(1, 9), draw.random.randint(
+        1, 9)
+    width, heads, count = draw.choice(4, 8, 12), draw.choice(1, 2, 4), draw.random.randint(2, 30)
+    if draw.large:
+        length, seen, width, count = 60 + length, 60 + seen, 16 * width, 40 * count
+    pad, cross, causal = draw.choice(-1, 0), draw.chance(0.5), draw.chance(0.5)
+    masked, fused = draw.chance(0.5), draw.chance(0.5)
+    parts = {'emb': nn.Embedding(count, width, None if pad < 0 else pad),
+             'norm': nn.LayerNorm(width),
+             'attn': nn.MultiheadAttention(width, heads, batch_first=True)}
+    theirs = nn.ModuleDict(parts).double()
+    for parameter in theirs.parameters():
+        parameter.data = (0.3 * torch.randn(parameter.shape, generator=draw.torch)).double()
+    net = m.nn_list_array(m.array([m.nn_embedding(count, width, pad),
+                                   m.nn_layer_norm((width,), None),
+                                   m.nn_multi_head_attention(width, heads, m.multi_head_config(
+                                       causal=causal))], 'module'), 3)
+    names = {'emb': '0', 'norm': '1', 'attn': '2'}
+    paths = {name: names[name.split('.')[0]] + name[name.index('.'):]
+             for name, _ in theirs.named_parameters()}
+    for name, parameter in theirs.named_parameters():
+        m.write_tensor(m.parameter(net, paths[name]), parameter.float())
+    ids = torch.randint(count, (batch, length), generator=draw.torch)
+    aims = torch.randint(count, (batch, length), generator=draw.torch)
+    other = torch.randn(batch, seen, width, generator=draw.torch)
+    keys = seen if cross else length
+    mask = (torch.rand(batch, 1, 1, keys, generator=draw.torch) < 0.7) if masked else None
+    if masked:
+        mask[..., 0] = True  # PyTorch gives NaN to what sees nothing
+    m.step_begin()
+    emb, norm, attn = (m.child(net, names[name]) for name in parts)
+    table = m.parameter(net, '0.weight')
+    h = m.forward(emb, m.tensor(ids))
+    leaf = m.tensor(other)
+    m.requires_grad(leaf, True)
+    n = m.forward(norm, h)
+    k = leaf if cross else n
+    given = [n, k, k] + ([m.tensor(mask)] if masked else [])
+    out = m.array([m.null()])
+    m.forward_n(attn, m.array(given), len(given), out, 1)
+    h = m.add(h, out[0])
+    aim = m.tensor(aims)
+    if fused:
+        loss = m.linear_cross_entropy(h, table, aim, None)
+    else:
+        loss = m.cross_entropy(m.reshape(m.linear(h, table, None, 0), (-1, count)),
+                               m.reshape(aim, (-1,)), None)
+    m.backward(loss)
+    got = m.item(loss)
+    grads = {name: m.torch(m.grad(m.parameter(net, path))) for name, path in paths.items()}
+    leaf_grad = m.torch(m.grad(leaf)) if cross else None
+    m.step_end()
+    his = other.double().requires_grad_()
+    h = parts['emb'](ids)
+    n = parts['norm'](h)
+    k = his if cross else n
+    hidden = torch.ones(length, keys, dtype=torch.bool).triu(1) if causal else None
+    h = h + parts['attn'](n, k, k, need_weights=False, attn_mask=hidden,
+                          key_padding_mask=~mask[:, 0, 0] if masked else None)[0]
+    want = F.cross_entropy((h @ parts['emb'].weight.T).reshape(-1, count), aims.reshape(-1))
+    want.backward()
+    text = (f'{batch} {length} {seen} {width} {heads} {count} pad {pad} cross {cross} '
+            f'causal {causal} masked {masked} fused {fused}')
+    if not abs(got - float(want)) <= 1e-4 * abs(float(want)):
+        yield f'{text}: loss {got}, not {float(want)}'
+    size = scale_of({name: p.grad for name, p in theirs.named_parameters()})
+    for name, parameter in theirs.named_parameters():
+        if far(grads[name], parameter.grad, 1e-3, size):
+            yield f'{text}: gradient of {name}'
+    if cross and far(leaf_grad, his.grad, 1e-3, size):
+        yield f'{text}: gradient of what is seen'
+    m.module_destroy(net)
