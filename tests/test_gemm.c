@@ -331,6 +331,27 @@ TEST(any_shape) {
     }
 }
 
+/* The last rows of A in every number that is left of whole tiles; a bias that rows share, and ReLU,
+   as layers have them. */
+TEST(last_rows) {
+    NEEDS_LEVELS;
+    for (int i = 0; i < (EMULATED ? 60 : 300) && test_failures == 0; i++) {
+        const int64_t m = 17 + i % 30, n = 32 + 8 * below(9), k = 40 + below(60);
+        const int64_t a[] = {m, k}, b[] = {k, n}, c[] = {m, n};
+        const int dtype = draw_float();
+        problem p;
+        problem_init(&p, dtype);
+        add_operand(&p, A, dtype, 2, a, (int)below(2), 0, 0, MPT__READ);
+        add_operand(&p, B, dtype, 2, b, (int)below(2), 0, 0, MPT__READ);
+        if (below(4)) add_operand(&p, BIAS, MPT_F32, 2, c, 0, 0, 1, MPT__READ);
+        p.launch.activation = below(4) ? MPT_ACTIVATION_RELU : MPT_ACTIVATION_NONE;
+        add_operand(&p, C, dtype, 2, c, 0, 0, 0, MPT__WRITE);
+        mark_c(&p);
+        check_product(&p, 500);
+        problem_free(&p);
+    }
+}
+
 TEST(beyond_one_block) {
     static const int64_t sizes[][3] = {{30, 40, 1100},  {300, 500, 900}, {2100, 64, 40},
                                        {20, 2100, 800}, {17, 33, 5000},  {200, 10, 4097},
@@ -635,6 +656,7 @@ TEST(quads_have_the_bits_of_the_emulator) {
 
 TEST_TABLE = {
     T(any_shape),
+    T(last_rows),
     T(beyond_one_block),
     T(special_values),
     T(a_late_infinity_adds_once),
