@@ -505,8 +505,9 @@ def convolution(name, theirs, dims, transposed=False):
             if dims == 1 and 'padding' in pairs:
                 pairs['padding'] = (0, *fields['padding'])
             return getattr(m, name)(x, w, b, m.conv_config(groups=groups, same=same, **pairs))
+        summed = math.prod(kernel) * max(channels, out) // groups
         return Case(ours, lambda x, w, b=None: theirs(x, w, b, **fields), inputs, 'low',
-                    autocast=cast, note=str(fields))
+                    autocast=cast, k=4 + summed / 16, note=str(fields))
 
 
 convolution('conv1d', F.conv1d, 1)
