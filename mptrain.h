@@ -1811,9 +1811,9 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
    add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, groups, options, schedules or a scaler's factors the step is recorded anew.
-   Where it cannot be captured, every call runs `fn`, and the log says why. With config.debug every
-   16th call does and names the first launch that differs. */
+   mpt_train, mpt_eval, mpt_set_dtype_policy, groups, options, schedules or a scaler's factors the
+   step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log says why.
+   With config.debug every 16th call does and names the first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
@@ -30602,7 +30602,8 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
     if (!scaler) return mpt__status_of(context);
     if (!state)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "state is NULL");
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "state is NULL; pass one of mpt_scaler_get_state");
     if (!scaler->config.enabled) return MPT_OK;
     if (!mpt__check_scale(context, "scale", state->scale) ||
         !mpt__check_factors(context, state->growth_factor, state->backoff_factor,
@@ -31181,7 +31182,8 @@ MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
     }
     if (!schedule->told)
         mpt__log(&context->base, MPT_LOG_INFO,
-                 "mpt_schedule_step: a schedule per step moves by itself; the call does nothing");
+                 "mpt_schedule_step: a schedule per step moves by itself with every applied step; "
+                 "the call does nothing");
     schedule->told = true;
     return MPT_OK;
 }
@@ -40290,7 +40292,7 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     const bool finite = mpt__f64_is_finite(fit->result.train_loss);
     if (!finite)
         mpt__log(&fit->context->base, MPT_LOG_WARNING,
-                 "mpt_fit: the mean loss of epoch %d is %g; see mpt_anomaly_mode", epoch,
+                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
                  fit->result.train_loss);
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
         if (fit->config->checkpoint && !fit->config->validation.context && finite)

@@ -725,9 +725,9 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
    add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, groups, options, schedules or a scaler's factors the step is recorded anew.
-   Where it cannot be captured, every call runs `fn`, and the log says why. With config.debug every
-   16th call does and names the first launch that differs. */
+   mpt_train, mpt_eval, mpt_set_dtype_policy, groups, options, schedules or a scaler's factors the
+   step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log says why.
+   With config.debug every 16th call does and names the first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock

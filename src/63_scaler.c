@@ -536,7 +536,8 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
     if (!scaler) return mpt__status_of(context);
     if (!state)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "state is NULL");
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "state is NULL; pass one of mpt_scaler_get_state");
     if (!scaler->config.enabled) return MPT_OK;
     if (!mpt__check_scale(context, "scale", state->scale) ||
         !mpt__check_factors(context, state->growth_factor, state->backoff_factor,

@@ -564,7 +564,8 @@ MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
     }
     if (!schedule->told)
         mpt__log(&context->base, MPT_LOG_INFO,
-                 "mpt_schedule_step: a schedule per step moves by itself; the call does nothing");
+                 "mpt_schedule_step: a schedule per step moves by itself with every applied step; "
+                 "the call does nothing");
     schedule->told = true;
     return MPT_OK;
 }

@@ -348,7 +348,7 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     const bool finite = mpt__f64_is_finite(fit->result.train_loss);
     if (!finite)
         mpt__log(&fit->context->base, MPT_LOG_WARNING,
-                 "mpt_fit: the mean loss of epoch %d is %g; see mpt_anomaly_mode", epoch,
+                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
                  fit->result.train_loss);
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
         if (fit->config->checkpoint && !fit->config->validation.context && finite)
