@@ -27932,10 +27932,8 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
     return (value + grain - 1) / grain * grain;
 }
 
-/* A path kept for the life of the context, for all modules that have it; 0 on error. */
+/* A path kept for the life of the context; 0 on error. mpt_fuse tells modules apart by it. */
 static uint32_t mpt__path_new(mpt_context *context, const char *text) {
-    for (int64_t i = 1; i < context->path_count; i++)
-        if (strcmp(context->paths[i], text) == 0) return (uint32_t)i;
     if (context->path_count == 0) context->path_count = 1; /* 0 means none */
     if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
         return 0;
