@@ -6,15 +6,16 @@ set -eu
 build=$1 mode=$2
 shift 2
 here=$(dirname "$0")
-compiler=gcc linker=g++ flags='-O1 -g'
+compiler=gcc linker=g++ flags='-O1 -g' scalar=
 case $mode in
     plain) ;;
-    # Not optimised: to compile it takes a third of the time, more than its running loses.
+    # Not optimised: to compile it takes a third of the time, more than its running loses. Vectors of
+    # the CPU would take most of it.
     asan) flags='-O0 -gline-tables-only -fsanitize=address,undefined -fno-sanitize-recover=all' ;;
     tsan) flags='-O1 -gline-tables-only -fsanitize=thread' ;;
     *) echo "suite.sh: what is $mode?" >&2 && exit 2 ;;
 esac
-[ "$mode" = plain ] || compiler=clang linker=clang++
+[ "$mode" = plain ] || compiler=clang linker=clang++ scalar=-DMPTRAIN_NO_SIMD
 mkdir -p "$build/tests/cudasim"
 object=$build/mptrain_cuda.o
 if [ -e "$object" ] &&
@@ -23,6 +24,6 @@ if [ -e "$object" ] &&
 fi
 simulator=$(CXX=$linker sh "$here/build.sh" --simulator "$build" "$flags" | tr '\n' ' ')
 CXX=$linker make -j"${CUDASIM_JOBS:-$(nproc)}" BUILD="$build" CC="$compiler" LINK="$linker" \
-    CFLAGS="$flags" TEST_CFLAGS="$flags" LDFLAGS="$flags" CPPFLAGS=-DMPTRAIN_CUDA \
+    CFLAGS="$flags" TEST_CFLAGS="$flags" LDFLAGS="$flags" CPPFLAGS="-DMPTRAIN_CUDA $scalar" \
     EXTRA="$simulator $object" NVCC="sh $here/build.sh --nvcc '$flags'" \
     LDLIBS='-lm -lpthread -ldl -lstdc++' "$@"
