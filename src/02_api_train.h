@@ -711,8 +711,8 @@ MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording);
 
 /* ==== Captured steps ========================================================================= */
 
-/* A whole training step on inputs x and y (either may be null), from mpt_step_begin to
-   mpt_step_end. */
+/* A whole training step on inputs x and y (either may be null): calls mpt_step_begin first and
+   mpt_step_end last, once. */
 typedef mpt_status (*mpt_step_fn)(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y);
 
 /* Makes `fn` a step that, from its third call on, runs without `fn`: its launches are repeated on
@@ -785,7 +785,8 @@ typedef struct mpt_fit_result {
 MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
 MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                                    const mpt_fit_config *config);
-/* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval. */
+/* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval, over
+   a whole epoch of the loader. For other losses: validation in mpt_fit, or a loop. */
 typedef struct mpt_evaluation {
     mpt_status status;
     double loss, accuracy;

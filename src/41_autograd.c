@@ -722,7 +722,8 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         return mpt__error(
             context, MPT_ERROR_STATE,
             "backward from a tensor without history: nothing it was computed from requires "
-            "a gradient, or it was made under mpt_no_grad_begin or mpt_inference_begin");
+            "a gradient (gradients have none), or it was made under mpt_no_grad_begin or "
+            "mpt_inference_begin");
     if (context->in_backward)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
@@ -794,7 +795,8 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     if (!mpt__leaf_has_grad(context, leaf))
         return mpt__refuse(
             context, MPT_ERROR_STATE,
-            "the tensor has no gradient (none came since zero_grad); mpt_has_grad tells");
+            "the tensor has no gradient: none came since zero_grad, or it is neither a "
+            "parameter nor one given to mpt_requires_grad; mpt_has_grad tells");
     if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
     mpt__materialise_gradients(context,
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);

@@ -166,8 +166,9 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
         if (!mpt__check_float(frame, i)) return frame->context->base.status;
         if (i == 1 && !mpt__same_shape(x, other))
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                              "input %S and target %S: expected equal shapes", &x->shape,
-                              &other->shape);
+                              "input %S and target %S: expected equal shapes; mpt_reshape or "
+                              "mpt_expand one of them",
+                              &x->shape, &other->shape);
         int lead = x->shape.rank - other->shape.rank;
         bool fits = lead >= 0;
         for (int d = 0; fits && d < other->shape.rank; d++)

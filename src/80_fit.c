@@ -62,8 +62,15 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 /* The caller's loss, nll_loss if there is none. */
 static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
                                 mpt_tensor target) {
-    return config->loss ? config->loss(output, target, config->user)
-                        : mpt_nll_loss(output, target, NULL);
+    mpt_context *context = output.context;
+    if (config->loss) return config->loss(output, target, config->user);
+    mpt_dtype dtype = mpt_valid(target) ? mpt_get_dtype(target) : MPT_I64;
+    if (dtype == MPT_I64) return mpt_nll_loss(output, target, NULL);
+    mpt__error(context, MPT_ERROR_DTYPE,
+               "targets have dtype %s, but the default loss, mpt_nll_loss, is of classes: set loss "
+               "in mpt_fit_config; mpt_evaluate has no other one",
+               mpt_dtype_name(dtype));
+    return mpt__null(context);
 }
 
 /* AUTO becomes what it stands for, and the log hears why. */
@@ -110,7 +117,13 @@ static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
     return sum;
 }
 
-/* Precision and loss are the config's. */
+/* Begins another epoch where `batches` or more of the open one have been taken. */
+static void mpt__fit_rewind(mpt_context *context, mpt_loader loader, int64_t batches) {
+    const mpt__loader *at = mpt__loader_at(context, loader);
+    if (at && at->next >= batches) mpt_loader_reset(loader);
+}
+
+/* Of a whole epoch; precision and loss are the config's. */
 static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
                                     const mpt_fit_config *config) {
     mpt_context *context = net.context;
@@ -120,6 +133,7 @@ static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
     double loss = 0;
     evaluation.samples = 0;
     bool training = mpt_is_training(net);
+    mpt__fit_rewind(context, loader, 1);
     mpt_eval(net);
     mpt_inference_begin(context);
     while (mpt_loader_next(loader, &batch) && !mpt_failed(context)) {
@@ -396,6 +410,7 @@ static void mpt__fit_run(mpt__fit *fit) {
     fit->progress.epochs = fit->config->epochs;
     fit->progress.batches = mpt_loader_batches(fit->train);
     mpt_train(fit->net);
+    mpt__fit_rewind(context, fit->train, fit->progress.batches);
     for (int epoch = 1; epoch <= fit->config->epochs && !fit->stop && !mpt_failed(context); epoch++)
         mpt__fit_epoch(fit, epoch);
     if (!mpt_failed(context)) {

@@ -336,6 +336,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
     captured->modes[0] = mpt__modes_now(context);
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].cleared = false;
     context->found_gradients = false;
+    const int64_t step = context->now.step;
     if (mpt__inputs_make(context, captured, given) == MPT_OK &&
         mpt__inputs_set(context, captured, given) == MPT_OK)
         captured->recording = mpt__record_step(context, captured);
@@ -345,6 +346,12 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
     if (!recording) {
         if (context->base.status == MPT_OK)
             mpt__capture_give_up(context, captured, "it writes to tensors from the host");
+        return false;
+    }
+    if (context->now.step != step + 1) { /* a repetition counts one, which dropout draws from */
+        mpt__capture_give_up(
+            context, captured,
+            "its function is not one step, of one mpt_step_begin and one mpt_step_end");
         return false;
     }
     captured->patterns = mpt__patterns_now(context, recording);

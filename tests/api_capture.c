@@ -206,6 +206,50 @@ TEST(writing_from_the_host_stays_by_hand) {
     mpt_destroy(context);
 }
 
+/* `steps` draws, each within a step of its own; 0: one without a step. */
+typedef struct several {
+    mpt_tensor sum;
+    int steps;
+} several;
+
+static mpt_status several_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    const several *s = (const several *)user;
+    (void)y;
+    for (int i = 0; i < (s->steps ? s->steps : 1); i++) {
+        if (s->steps) mpt_step_begin(context);
+        mpt_tensor kept = mpt_dropout(x, 0.5);
+        mpt_add_(s->sum, kept);
+        if (!s->steps) mpt_release(kept);
+        if (s->steps) mpt_step_end(context);
+    }
+    return MPT_OK;
+}
+
+/* One repetition is one step: its number is a part of what dropout draws from. */
+TEST(functions_of_no_step_or_two_stay_by_hand) {
+    for (int steps = 0; steps < 3; steps++) {
+        float sums[2][16];
+        for (int capture = 0; capture < 2; capture++) {
+            mpt_context *context = make_context(false);
+            mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(16)), none;
+            several s = {mpt_zeros(context, MPT_F32, MPT_SHAPE(16)), steps};
+            memset(&none, 0, sizeof none);
+            mpt_captured captured = mpt_capture(context, several_step, &s);
+            for (int i = 0; i < 8; i++)
+                if (capture)
+                    mpt_captured_step(captured, x, none);
+                else
+                    several_step(context, &s, x, none);
+            check_ok(context);
+            if (capture) CHECK_EQ_INT(mpt_captured_count(captured), steps == 1 ? 6 : 0);
+            if (capture && steps != 1) CHECK_CONTAINS(log_text, "one mpt_step_begin");
+            mpt_read(s.sum, sums[capture], sizeof sums[capture]);
+            mpt_destroy(context);
+        }
+        CHECK(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
+    }
+}
+
 TEST(debug_names_what_changed) {
     mpt_context *context = make_context(true);
     mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(3)), none;
@@ -456,6 +500,8 @@ static mpt_status drawing_step(mpt_context *context, void *user, mpt_tensor x, m
         z = mpt_dropout(mpt_add(z, mpt_rand(context, MPT_F32, MPT_SHAPE(4))), 0.25);
         break;
     case 4: mpt_relu_(z); break; /* in place: the step's own memory is its own */
+    case 5: z = mpt_mul(z, mpt_arange(context, MPT_F32, 4)); break;
+    case 6: z = mpt_index_select(z, 1, mpt_arange(context, MPT_I64, 4)); break;
     default: z = mpt_mul(z, z); break;
     }
     mpt_backward(mpt_sum(mpt_mul(z, z), MPT_ALL_DIMS, false));
@@ -464,7 +510,7 @@ static mpt_status drawing_step(mpt_context *context, void *user, mpt_tensor x, m
 }
 
 TEST(captured_steps_draw_anew) {
-    for (int way = 0; way < 6; way++) {
+    for (int way = 0; way < 8; way++) {
         uint64_t hash[3];
         for (int run = 0; run < 3; run++) { /* by hand, captured, compared in between */
             mpt_context *context = make_context(run == 2);
@@ -477,7 +523,9 @@ TEST(captured_steps_draw_anew) {
             d.way = way, d.optimizer = mpt_sgd(net, &config);
             d.weight = mpt_parameter_at(net, 0, NULL, 0);
             mpt_captured captured = mpt_capture(context, drawing_step, &d);
+            int64_t allocations = 0;
             for (int i = 0; i < 40; i++) {
+                if (i == 20) allocations = mpt_memory(context).allocations;
                 mpt_tensor x = mpt_randn(context, MPT_F32, MPT_SHAPE(8, 4));
                 if (run)
                     mpt_captured_step(captured, x, none);
@@ -487,6 +535,7 @@ TEST(captured_steps_draw_anew) {
             }
             check_ok(context);
             if (run) CHECK(mpt_captured_count(captured) >= 36);
+            if (run < 2) CHECK_EQ_INT(mpt_memory(context).allocations, allocations);
             hash[run] = mpt_module_hash(net);
             mpt_destroy(context);
         }
@@ -497,9 +546,8 @@ TEST(captured_steps_draw_anew) {
 }
 
 /* 40 steps, before each of which something may be changed. */
-static uint64_t change_between_in(mpt_dtype precision,
-                                  void (*change)(const training *t, int step), bool capture,
-                                  int64_t *count) {
+static uint64_t change_between(mpt_dtype precision, void (*change)(const training *t, int step),
+                               bool capture, int64_t *count) {
     training t;
     mpt_batch b;
     mpt_context *context = make_context(false);
@@ -520,9 +568,12 @@ static uint64_t change_between_in(mpt_dtype precision,
     return hash;
 }
 
-static uint64_t change_between(void (*change)(const training *t, int step), bool capture,
-                               int64_t *count) {
-    return change_between_in(MPT_F32, change, capture, count);
+/* How many of them ran without their function, and left the bits that they leave with it. */
+static int64_t repeated(mpt_dtype precision, void (*change)(const training *t, int step)) {
+    int64_t captured, none;
+    uint64_t hash = change_between(precision, change, true, &captured);
+    CHECK(hash == change_between(precision, change, false, &none));
+    return captured;
 }
 
 static void change_options(const training *t, int step) {
@@ -531,10 +582,7 @@ static void change_options(const training *t, int step) {
 }
 
 TEST(other_options_are_recorded_anew) {
-    int64_t captured, none;
-    uint64_t hash = change_between(change_options, true, &captured);
-    CHECK_EQ_INT(captured, 30); /* two of ten by hand */
-    CHECK(hash == change_between(change_options, false, &none));
+    CHECK_EQ_INT(repeated(MPT_F32, change_options), 30); /* two of ten by hand */
 }
 
 /* A schedule that ends, another one that begins; one per epoch reads no table. */
@@ -548,10 +596,7 @@ static void change_schedules(const training *t, int step) {
 }
 
 TEST(other_schedules_are_recorded_anew) {
-    int64_t captured, none;
-    uint64_t hash = change_between(change_schedules, true, &captured);
-    CHECK(captured >= 30);
-    CHECK(hash == change_between(change_schedules, false, &none));
+    CHECK(repeated(MPT_F32, change_schedules) >= 30);
 }
 
 /* Factors of the scaler that the launches have in them. */
@@ -563,10 +608,7 @@ static void change_scaler(const training *t, int step) {
 }
 
 TEST(other_factors_are_recorded_anew) {
-    int64_t captured, none;
-    uint64_t hash = change_between(change_scaler, true, &captured);
-    CHECK(captured >= 30);
-    CHECK(hash == change_between(change_scaler, false, &none));
+    CHECK(repeated(MPT_F32, change_scaler) >= 30);
 }
 
 /* Layers that are frozen, or out of training, for a while. */
@@ -578,10 +620,7 @@ static void change_modes(const training *t, int step) {
 }
 
 TEST(other_modes_are_recorded_anew) {
-    int64_t captured, none;
-    uint64_t hash = change_between(change_modes, true, &captured);
-    CHECK(captured >= 20);
-    CHECK(hash == change_between(change_modes, false, &none));
+    CHECK(repeated(MPT_F32, change_modes) >= 20);
 }
 
 /* A layer that is kept in fp32, for a while. */
@@ -591,10 +630,7 @@ static void change_policy(const training *t, int step) {
 }
 
 TEST(other_dtypes_are_recorded_anew) {
-    int64_t captured, none;
-    uint64_t hash = change_between_in(MPT_F16, change_policy, true, &captured);
-    CHECK(captured >= 30);
-    CHECK(hash == change_between_in(MPT_F16, change_policy, false, &none));
+    CHECK(repeated(MPT_F16, change_policy) >= 30);
 }
 
 typedef struct leaf_user {
@@ -678,6 +714,7 @@ TEST_TABLE = {
     T(captured_steps_leave_the_same_bits),  T(debug_compares_and_leaves_the_same_bits),
     T(steady_steps_allocate_nothing),       T(waiting_is_an_error),
     T(writing_from_the_host_stays_by_hand), T(debug_names_what_changed),
+    T(functions_of_no_step_or_two_stay_by_hand),
     T(debug_finds_every_difference),
     T(destroyed_members_are_named),         T(a_step_cannot_destroy_itself),
     T(without_memory_it_is_recorded_later), T(gradients_add_up_over_captured_steps),

@@ -35,6 +35,27 @@ static double sum_of(mpt_tensor x) {
 
 /* ==== Values ==== */
 
+/* In a scope it is counted by launches, elsewhere by the host. */
+TEST(arange_is_the_same_in_a_scope) {
+    static const mpt_dtype dtypes[] = {MPT_I64, MPT_F32, MPT_F16, MPT_BF16, MPT_U8, MPT_F8E4M3};
+    static char values[2][8 * 7 * 7 * 7 * 7 * 7 * 7];
+    mpt_context *c = make_context();
+    for (int i = 0; i < 6; i++)
+        for (int64_t count = 1; count < 300000; count *= 7) {
+            mpt_tensor outside = mpt_arange(c, dtypes[i], count);
+            mpt_scope_begin(c);
+            mpt_tensor inside = mpt_arange(c, dtypes[i], count);
+            CHECK(mpt_get_dtype(inside) == dtypes[i]);
+            size_t bytes = (size_t)count * mpt_dtype_size(dtypes[i]);
+            CHECK_EQ_INT(mpt_read(inside, values[0], bytes), MPT_OK);
+            CHECK_EQ_INT(mpt_read(outside, values[1], bytes), MPT_OK);
+            CHECK(memcmp(values[0], values[1], bytes) == 0);
+            mpt_scope_end(c);
+            mpt_release(outside);
+        }
+    mpt_destroy(c);
+}
+
 TEST(tensors_of_nothing) {
     mpt_context *c = make_context();
     char text[200];
@@ -45,6 +66,9 @@ TEST(tensors_of_nothing) {
     CHECK_EQ_INT(mpt_read(empty, NULL, 0), MPT_OK);
     CHECK_EQ_INT(mpt_write(empty, NULL, 0), MPT_OK);
     CHECK_EQ_INT(mpt_numel(mpt_arange(c, MPT_I32, 0)), 0);
+    mpt_scope_begin(c);
+    CHECK_EQ_INT(mpt_numel(mpt_arange(c, MPT_I64, 0)), 0);
+    mpt_scope_end(c);
     CHECK(mpt_allclose(empty, empty, 0, 0));
     CHECK_NEAR(sum_of(empty), 0, 0);
     CHECK_EQ_INT(mpt_statistics(empty).count, 0);
@@ -1112,7 +1136,7 @@ TEST(modules_at_their_limits) {
 }
 
 TEST_TABLE = {
-    T(tensors_of_nothing),
+    T(tensors_of_nothing), T(arange_is_the_same_in_a_scope),
     T(long_tensors_are_shortened),
 #ifndef MPTRAIN_NO_ATTENTION
     T(attention_in_all_its_forms),

@@ -587,6 +587,42 @@ TEST(refuses_what_makes_no_sense) {
     mpt_destroy(w.ctx);
 }
 
+/* Loaders that a loop by hand has left in the middle of an epoch, or behind its last batch. */
+TEST(loaders_that_others_have_used) {
+    world w = make_world(0.01);
+    mpt_batch batch;
+    mpt_fit_config config = mpt_fit_config_default();
+    config.epochs = 2;
+    for (int taken = 1; taken <= STEPS; taken++) {
+        for (int i = 0; i < taken; i++) CHECK(mpt_loader_next(w.validation, &batch));
+        CHECK_EQ_INT(mpt_evaluate(w.net, w.validation, MPT_F32).samples, SAMPLES);
+        for (int i = 0; i < taken; i++) CHECK(mpt_loader_next(w.train, &batch));
+        mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+        CHECK_EQ_INT(result.steps, taken < STEPS ? 2 * STEPS - taken : 2 * STEPS);
+        CHECK(result.train_loss > 0);
+    }
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    mpt_destroy(w.ctx);
+}
+
+/* Numbers to predict, without a loss for them. */
+TEST(targets_that_are_no_classes_need_a_loss) {
+    static const float x[4] = {1, 2, 3, 4};
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
+    data.count = 4, data.dtype = data.target_dtype = MPT_F32;
+    data.shape = data.target_shape = MPT_SHAPE(1), data.inputs = data.targets = x;
+    mpt_loader loader = mpt_loader_create(ctx, mpt_memory_dataset(ctx, &data), NULL);
+    mpt_module net = mpt_nn_linear(ctx, 1, 1);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    CHECK_EQ_INT(mpt_fit(net, optimizer, loader, NULL).status, MPT_ERROR_DTYPE);
+    CHECK_CONTAINS(mpt_error(ctx), "set loss in mpt_fit_config");
+    mpt_clear_error(ctx);
+    CHECK_EQ_INT(mpt_evaluate(net, loader, MPT_F32).status, MPT_ERROR_DTYPE);
+    CHECK_CONTAINS(mpt_error(ctx), "targets have dtype float32");
+    mpt_destroy(ctx);
+}
+
 TEST(null_and_stale_handles) {
     world w = make_world(0.01);
     mpt_module no_net;
@@ -654,5 +690,6 @@ TEST_TABLE = {T(defaults),
               T(counts_skipped_steps),
               T(refuses_what_makes_no_sense),
               T(null_and_stale_handles),
+              T(targets_that_are_no_classes_need_a_loss), T(loaders_that_others_have_used),
               T(an_error_in_the_middle_leaves_weights_alone)};
 TEST_MAIN

@@ -957,6 +957,7 @@ TEST(losses_of_more) {
     PAIR_LOSS(mpt_gaussian_nll_loss, mpt_gaussian_nll_loss(a_, b_, a_, false, 1e-6, r_));
     CASE(mpt_gaussian_nll_loss, BAD_HANDLE, "argument 3",
          mpt_gaussian_nll_loss(x, x, f.stale, false, 1e-6, MPT_MEAN));
+    CASE(mpt_mse_loss, SHAPE, "mpt_reshape or mpt_expand", mpt_mse_loss(x, f.wide, MPT_MEAN));
     CASE(mpt_gaussian_nll_loss, SHAPE, "argument 3 is [3, 5]",
          mpt_gaussian_nll_loss(x, x, f.wide, false, 1e-6, MPT_MEAN));
     CASE(mpt_gaussian_nll_loss, ARGUMENT, "eps -1",
@@ -1023,6 +1024,11 @@ TEST(autograd) {
          mpt_backward_from(mpt_neg(w), f.foreign, false));
     TENSOR(mpt_grad, mpt_grad(t_));
     CASE(mpt_grad, STATE, "has no gradient", mpt_grad(f.x));
+    CASE(mpt_grad, STATE, "neither a parameter nor", mpt_tensor n = mpt_neg(w);
+         mpt_backward_from(n, w, false); mpt_grad(n));
+    CASE(mpt_backward, STATE, "(gradients have none)",
+         mpt_backward_from(mpt_mul(w, w), w, false); mpt_tensor g = mpt_grad(w);
+         mpt_backward(mpt_sum(mpt_mul(g, g), 0, false)));
     CASE(mpt_grad, STATE, "mpt_has_grad tells", mpt_grad(mpt_parameter(f.net, "0.bias")));
     HANDLE(mpt_has_grad, "null handle", CHECK(!mpt_has_grad(t_)));
     HANDLE(mpt_clear_grad, "null handle", CHECK(mpt_clear_grad(t_) != MPT_OK));
