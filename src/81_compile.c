@@ -521,8 +521,9 @@ static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
                 memcmp(&a->rng, &b->rng, sizeof a->rng) == 0;
     for (int i = 0; i < a->n_operands && same; i++) {
         const mpt__operand *x = &a->operand[i], *y = &b->operand[i];
+        if (!x->storage && !y->storage) continue; /* none; the rest is of an earlier launch */
         same = x->dtype == y->dtype && x->rank == y->rank && x->access == y->access &&
-               x->offset == y->offset && !x->storage == !y->storage &&
+               x->offset == y->offset && x->storage && y->storage &&
                memcmp(x->shape, y->shape, x->rank * sizeof *x->shape) == 0;
     }
     return same;

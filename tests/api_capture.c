@@ -316,6 +316,32 @@ TEST(debug_finds_every_difference) {
     }
 }
 
+static mpt_status norm_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    (void)user;
+    mpt_step_begin(context);
+    mpt_tensor z = mpt_layer_norm(x, 1, y, y, 1e-5);
+    mpt_metric_push(context, "mean", mpt_mean(z, MPT_ALL_DIMS, false));
+    return mpt_step_end(context);
+}
+
+/* An operand that a launch does not have may show what another launch left there. */
+TEST(debug_looks_at_what_there_is) {
+    mpt_context *context = make_context(true);
+    mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(4, 4)), none, sum;
+    mpt_tensor other = mpt_ones(context, MPT_F32, MPT_SHAPE(5, 7));
+    memset(&none, 0, sizeof none);
+    mpt_captured captured = mpt_capture(context, norm_step, NULL);
+    for (int i = 0; i < 40; i++) {
+        mpt_scope_begin(context);
+        if (i > 3) mpt_add_layer_norm(other, other, 1, none, none, 1e-5, &sum);
+        mpt_scope_end(context);
+        mpt_captured_step(captured, x, none);
+    }
+    check_ok(context);
+    CHECK(mpt_captured_count(captured) >= 34);
+    mpt_destroy(context);
+}
+
 TEST(destroyed_members_are_named) {
     training t;
     mpt_context *context = make_context(false);
@@ -714,7 +740,7 @@ TEST_TABLE = {
     T(captured_steps_leave_the_same_bits),  T(debug_compares_and_leaves_the_same_bits),
     T(steady_steps_allocate_nothing),       T(waiting_is_an_error),
     T(writing_from_the_host_stays_by_hand), T(debug_names_what_changed),
-    T(functions_of_no_step_or_two_stay_by_hand),
+    T(functions_of_no_step_or_two_stay_by_hand), T(debug_looks_at_what_there_is),
     T(debug_finds_every_difference),
     T(destroyed_members_are_named),         T(a_step_cannot_destroy_itself),
     T(without_memory_it_is_recorded_later), T(gradients_add_up_over_captured_steps),
