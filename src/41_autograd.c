@@ -795,8 +795,8 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     if (!mpt__leaf_has_grad(context, leaf))
         return mpt__refuse(
             context, MPT_ERROR_STATE,
-            "the tensor has no gradient: none came since zero_grad, or it is neither a "
-            "parameter nor one given to mpt_requires_grad; mpt_has_grad tells");
+            "the tensor has no gradient: none came since zero_grad, or it is no leaf; "
+            "mpt_has_grad tells");
     if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
     mpt__materialise_gradients(context,
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);

@@ -24,7 +24,8 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
     if (t->dtype != MPT_I64)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
-            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
+            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64, or "
+            "set mpt_fit_config.loss to one of numbers",
             mpt_dtype_name((mpt_dtype)t->dtype));
     bool good = (x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0]) ||
                 (x->shape.rank == 1 && t->shape.rank == 0);
@@ -166,8 +167,8 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
         if (!mpt__check_float(frame, i)) return frame->context->base.status;
         if (i == 1 && !mpt__same_shape(x, other))
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                              "input %S and target %S: expected equal shapes; mpt_reshape or "
-                              "mpt_expand one of them",
+                              "input %S and target %S: expected equal shapes; mpt_reshape "
+                              "or mpt_expand",
                               &x->shape, &other->shape);
         int lead = x->shape.rank - other->shape.rank;
         bool fits = lead >= 0;

@@ -343,8 +343,8 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
     else
         mpt__format_text(cause, sizeof cause,
                          "the loss was finite but gradients overflowed in backward (%s); check the "
-                         "learning rate and the size of inputs and targets, or keep layer %s in "
-                         "fp32 with mpt_set_dtype_policy",
+                         "learning rate and the size of targets, or keep layer %s in fp32 with "
+                         "mpt_set_dtype_policy",
                          scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
     return mpt__error(
         context, MPT_ERROR_NUMERIC,

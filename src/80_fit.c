@@ -62,15 +62,8 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 /* The caller's loss, nll_loss if there is none. */
 static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
                                 mpt_tensor target) {
-    mpt_context *context = output.context;
-    if (config->loss) return config->loss(output, target, config->user);
-    mpt_dtype dtype = mpt_valid(target) ? mpt_get_dtype(target) : MPT_I64;
-    if (dtype == MPT_I64) return mpt_nll_loss(output, target, NULL);
-    mpt__error(context, MPT_ERROR_DTYPE,
-               "targets have dtype %s, but the default loss, mpt_nll_loss, is of classes: set loss "
-               "in mpt_fit_config; mpt_evaluate has no other one",
-               mpt_dtype_name(dtype));
-    return mpt__null(context);
+    return config->loss ? config->loss(output, target, config->user)
+                        : mpt_nll_loss(output, target, NULL);
 }
 
 /* AUTO becomes what it stands for, and the log hears why. */
@@ -118,7 +111,8 @@ static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
 }
 
 /* Begins another epoch where `batches` or more of the open one have been taken. */
-static void mpt__fit_rewind(mpt_context *context, mpt_loader loader, int64_t batches) {
+static MPT__NOINLINE void mpt__fit_rewind(mpt_context *context, mpt_loader loader,
+                                          int64_t batches) {
     const mpt__loader *at = mpt__loader_at(context, loader);
     if (at && at->next >= batches) mpt_loader_reset(loader);
 }

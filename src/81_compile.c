@@ -343,15 +343,12 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
     captured->finds = context->found_gradients;
     captured->draws = context->now.draws - context->draws_before;
     mpt__recording *recording = captured->recording;
-    if (!recording) {
+    if (!recording || context->now.step != step + 1) { /* one is counted, which dropout draws by */
         if (context->base.status == MPT_OK)
-            mpt__capture_give_up(context, captured, "it writes to tensors from the host");
-        return false;
-    }
-    if (context->now.step != step + 1) { /* a repetition counts one, which dropout draws from */
-        mpt__capture_give_up(
-            context, captured,
-            "its function is not one step, of one mpt_step_begin and one mpt_step_end");
+            mpt__capture_give_up(context, captured,
+                                 recording
+                                     ? "its function is not one mpt_step_begin and mpt_step_end"
+                                     : "it writes to tensors from the host");
         return false;
     }
     captured->patterns = mpt__patterns_now(context, recording);

@@ -1024,7 +1024,7 @@ TEST(autograd) {
          mpt_backward_from(mpt_neg(w), f.foreign, false));
     TENSOR(mpt_grad, mpt_grad(t_));
     CASE(mpt_grad, STATE, "has no gradient", mpt_grad(f.x));
-    CASE(mpt_grad, STATE, "neither a parameter nor", mpt_tensor n = mpt_neg(w);
+    CASE(mpt_grad, STATE, "or it is no leaf", mpt_tensor n = mpt_neg(w);
          mpt_backward_from(n, w, false); mpt_grad(n));
     CASE(mpt_backward, STATE, "(gradients have none)",
          mpt_backward_from(mpt_mul(w, w), w, false); mpt_tensor g = mpt_grad(w);

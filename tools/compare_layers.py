@@ -339,5 +339,5 @@ def _(draw):
     return Case(lambda m, a, b, t: m.cosine_embedding_loss(a, b, t, margin, kind),
                 lambda a, b, t: F.cosine_embedding_loss(a, b, t, margin, reduction=REDUCED[kind]),
                 [draw.input((*lead, width), dtype), draw.input((*lead, width), dtype),
-                 draw.input(lead, dtype, 'signs', grad=False)], 'f32', k=32,
+                 draw.input(lead, dtype, 'signs', grad=False)], 'f32', k=32, flow=32,
                 note=f'margin {margin} {REDUCED[kind]}')
