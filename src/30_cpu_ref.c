@@ -189,6 +189,7 @@ typedef struct mpt__norm_block {
     mpt__real *sum[2], next_mean;
     const char *next[2];
     bool last, beyond_cache; /* out is better not cached, it and rows multiples of 64 bytes */
+    bool fetches; /* what is read next lies behind what is read now, and in no cache nearby */
 } mpt__norm_block;
 typedef void (*mpt__norm_fn)(mpt__norm_block *b);
 

@@ -468,9 +468,14 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__NORM_PAIRS_16(...) __VA_ARGS__
 #define MPT__PAIR_SUM(k, V, W)                       \
     e##k = V##_sub(e##k, mean);                      \
-    if (!slopes) d##k = e##k;                        \
-    if (slopes && relu) d##k = V##_gate(y##k, d##k); \
+    if (relu) d##k = V##_gate(y##k, d##k);           \
     s##k = V##_add(s##k, d##k), t##k = V##_add(t##k, V##_mul(d##k, e##k));
+#define MPT__PAIR_SUM_ONE(k, V, W)                   \
+    e##k = V##_sub(e##k, mean);                      \
+    s##k = V##_add(s##k, e##k), t##k = V##_add(t##k, V##_mul(e##k, e##k));
+#define MPT__PAIR_FETCH(p)                            \
+    MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON); \
+    if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON + 64);
 #define MPT__PAIR_NORM(k, V, W)                \
     v##k = V##_mul(V##_sub(v##k, mean), rstd); \
     if (biased) v##k = V##_add(v##k, bias);
@@ -519,6 +524,7 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
    as two vectors, those of even places and those of odd ones: so do weights, sums and bias. What is
    read lies in pages that no cache foresees: all lines of a step are asked for. */
 #define MPT__NORM_AHEAD 4096 /* bytes */
+#define MPT__NORM_SOON 2048  /* of rows that are read twice, which come sooner */
 #define MPT__NORM_FETCH(p)                \
     MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD); \
     if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
@@ -695,9 +701,12 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             const float *weight = b->weight;                                                      \
             MPT__NORM_PAIRS_##W(                                                                  \
                 V##_f d0, d1, e0, e1, y0 = V##_zero(), y1 = y0;                                   \
-                for (; rows && dtype == MPT_BF16 && x < end; x += by, dy += by, y += by) {        \
+                for (; rows && !slopes && x < end; x += by) {                                     \
                     V##_load_two(x, &e0, &e1, dtype);                                             \
-                    if (slopes) V##_load_two(dy, &d0, &d1, dtype);                                \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM_ONE, V)                                   \
+                }                                                                                 \
+                for (; rows && x < end; x += by, dy += by, y += by) {                             \
+                    V##_load_two(x, &e0, &e1, dtype), V##_load_two(dy, &d0, &d1, dtype);          \
                     if (relu) V##_load_two(y, &y0, &y1, dtype);                                   \
                     MPT__NORM_VECTORS_##W(MPT__PAIR_SUM, V)                                       \
                 } if (rows) V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);)        \
@@ -731,9 +740,10 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             V##_f mean = V##_set(means[columns ? 0 : r]), rstd = V##_set(rstds[columns ? 0 : r]); \
             if (!columns && !lines && biased) bias = V##_set(biases[r]);                          \
             int64_t i = 0;                                                                        \
-            MPT__NORM_PAIRS_##W(V##_f v0, v1;                                                     \
-                for (; plain && !columns && dtype == MPT_BF16 && i + 32 <= n; i += 32) {          \
+            MPT__NORM_PAIRS_##W(V##_f v0, v1; const bool fetches = b->fetches;                    \
+                for (; plain && !columns && i + 32 <= n; i += 32) {                               \
                     V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
+                    if (fetches) { MPT__PAIR_FETCH(x) }                                           \
                     MPT__NORM_VECTORS_##W(MPT__PAIR_NORM, V)                                      \
                     V##_store_two(out + i * size, v0, v1, dtype, streams);                        \
                 })                                                                                \
@@ -777,10 +787,14 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]);                       \
             if (lines) rstd = V##_set(b->rstd[r]);                                                \
             int64_t i = 0;                                                                        \
-            MPT__NORM_PAIRS_##W(V##_f d0, d1, v0, v1;                                             \
-                for (; plain && !columns && dtype == MPT_BF16 && i + 32 <= n; i += 32) {          \
+            MPT__NORM_PAIRS_##W(V##_f d0, d1, v0, v1; const bool fetches = b->fetches;            \
+                for (; plain && !columns && i + 32 <= n; i += 32) {                               \
                     V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
                     V##_load_two(dy + i * size, &d0, &d1, dtype);                                 \
+                    if (fetches) {                                                                \
+                        MPT__PAIR_FETCH(x)                                                        \
+                        MPT__PAIR_FETCH(dy)                                                       \
+                    }                                                                             \
                     MPT__NORM_VECTORS_##W(MPT__PAIR_SLOPE, V)                                     \
                     V##_store_two(out + i * size, d0, d1, dtype, streams);                        \
                 })                                                                                \
