@@ -270,6 +270,21 @@ MPT__CONVERT_TABLE(static, mpt__v1, 1, portable, portable)
 #define MPT__CONVERT_AVX2 MPT__TARGET("avx2,f16c") static
 
 MPT__ROUND_BF16(MPT__CONVERT_AVX2, mpt__v8, mpt__avx2_round_bf16)
+/* The same without a NaN. */
+MPT__CONVERT_AVX2 MPT__INLINE __m256i mpt__avx2_round_number(__m256i bits) {
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i below = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
+    return _mm256_srli_epi32(_mm256_add_epi32(below, odd), 16);
+}
+/* Two of them in a row. That there is a NaN is seldom. */
+MPT__CONVERT_AVX2 MPT__INLINE __m256i mpt__avx2_round_two(__m256 a, __m256 b) {
+    __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
+    if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0)
+        low = mpt__avx2_round_bf16(low), high = mpt__avx2_round_bf16(high);
+    else
+        low = mpt__avx2_round_number(low), high = mpt__avx2_round_number(high);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+}
 
 MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f16_to_f32_step(const uint16_t *from, float *to) {
     _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from)));
@@ -282,13 +297,22 @@ MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_f16_step(const float *from, 
     __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128((__m128i *)(void *)to, half);
 }
-MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_bf16_step(const float *from, uint16_t *to) {
+MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_half_f32_to_bf16_step(const float *from,
+                                                                   uint16_t *to) {
     __m256i words = mpt__avx2_round_bf16(mpt__v8_words(from));
     __m256i twice = _mm256_packus_epi32(words, words); /* its quarters: 0 0 1 1 */
     __m256i packed = _mm256_permute4x64_epi64(twice, 0x08);
     _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
 }
-MPT__CONVERT_LOOPS(MPT__CONVERT_AVX2, 8, avx2, portable)
+MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_bf16_step(const float *from, uint16_t *to) {
+    _mm256_storeu_si256((__m256i *)(void *)to, mpt__avx2_round_two(_mm256_loadu_ps(from),
+                                                                  _mm256_loadu_ps(from + 8)));
+}
+MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2, portable, f16_to_f32, uint16_t, float)
+MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2, portable, bf16_to_f32, uint16_t, float)
+MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2, portable, f32_to_f16, float, uint16_t)
+MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2_half, portable, f32_to_bf16, float, uint16_t)
+MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 16, avx2, avx2_half, f32_to_bf16, float, uint16_t)
 MPT__CONVERT_TABLE(MPT__CONVERT_AVX2, mpt__v8, 8, avx2, portable)
 
 /* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */

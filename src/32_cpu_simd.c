@@ -969,16 +969,20 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         }                                                                                        \
     }
 
-/* Updates: whole vectors first, with nothing to decide in the loop, then the rest. */
-#define MPT__SIMD_UPDATE_PARTS(FN, N, W, word)                                                 \
+/* Updates: whole vectors first, with nothing to decide in the loop, then the rest. APART: halves
+   follow in a pass of their own. */
+#define MPT__SIMD_UPDATE_PARTS(FN, N, W, word, APART)                                          \
     FN void N##_##word(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
                        void *half, int64_t n) {                                                \
         const int64_t rest = n % W, at = n - rest;                                             \
-        N##_##word##_part(w, p, g, m, v, half, at, true);                                      \
-        if (rest == 0) return;                                                                 \
-        if (half != NULL) half = (uint16_t *)half + at;                                        \
-        m = m != NULL ? m + at : m, v = v != NULL ? v + at : v;                                \
-        N##_##word##_part(w, p + at, g + at, m, v, half, rest, false);                         \
+        void *along = (APART) ? NULL : half;                                                   \
+        N##_##word##_part(w, p, g, m, v, along, at, true);                                     \
+        if (rest > 0) {                                                                        \
+            void *last = along != NULL ? (uint16_t *)along + at : NULL;                        \
+            float *m_last = m != NULL ? m + at : m, *v_last = v != NULL ? v + at : v;          \
+            N##_##word##_part(w, p + at, g + at, m_last, v_last, last, rest, false);           \
+        }                                                                                      \
+        if (along != half) w->param.words->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);\
     }
 #define MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                         \
     OP void N##_sgd_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,  \
@@ -1035,8 +1039,9 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
             if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype);            \
         }                                                                                         \
     }                                                                                             \
-    MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd)                                                         \
-    MPT__SIMD_UPDATE_PARTS(FN, N, W, adam)
+    MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd, false)                                                  \
+    /* Rounding to bf16 in many instructions would crowd out the roots and quotients; measured. */\
+    MPT__SIMD_UPDATE_PARTS(FN, N, W, adam, W == 8 && w->param.dtype == MPT_BF16)
 
 /* The words; REST is the level below that transposes what is narrow. */
 #define MPT__SIMD_PORTABLE(id)
