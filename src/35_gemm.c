@@ -573,6 +573,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             for (; depth > 0; depth--, to += width, from += step)                                  \
                 V##_store(to, V##_load_first(from, lanes));                                        \
         }                                                                                          \
+        if (quick && width == 2 * W && count == width) {                                           \
+            for (; depth > 0; depth--, to += 2 * W, from += step) {                                \
+                V##_store(to, V##_load_full(from, half));                                          \
+                V##_store(to + W, V##_load_full(from + 2 * W, half));                              \
+            }                                                                                      \
+        }                                                                                          \
         for (; depth > 0; depth--, to += width, from += step) {                                    \
             if (depth == 1) there = count;                                                         \
             int64_t r = 0;                                                                         \
@@ -673,8 +679,15 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         return true;                                                                               \
     }
 
+/* Two vectors, one behind the other. */
+#define MPT__STORE_BOTH(OP, NAME, V, W, STORE)                                                     \
+    OP void NAME(void *p, V##_f a, V##_f b, int dtype) {                                           \
+        STORE(p, a, W, dtype);                                                                     \
+        STORE((char *)p + W * (dtype == MPT_F32 ? 4 : 2), b, W, dtype);                            \
+    }
+
 /* Rows that lie one behind the other are one. A bias that rows share is loaded once. */
-#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, DTYPE)                                             \
+#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE)                                       \
     FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
                  int64_t rows, int64_t columns) {                                                  \
         const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;     \
@@ -706,8 +719,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                 V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                                  \
                 if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                            \
                 if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                    \
-                STORE(c, v0, W, dtype);                                                            \
-                STORE(c + W * bytes, v1, W, dtype);                                                \
+                BOTH(c, v0, v1, dtype);                                                            \
             }                                                                                      \
             return;                                                                                \
         }                                                                                          \
@@ -750,7 +762,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
     MPT__GEMM_PUT(FN, V, W)                                                                        \
     MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
-    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, g->c_dtype)                          \
+    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype)          \
     MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                             \
     MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                             \
     MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                             \
@@ -801,6 +813,14 @@ MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt_
                                      mpt__v8_f s7) {
     _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
+MPT__AVX2_OP void mpt__v8_store_both(void *p, mpt__v8_f a, mpt__v8_f b, int dtype) {
+    if (dtype == MPT_BF16) {
+        _mm256_storeu_si256((__m256i *)p, mpt__avx2_round_two(a, b));
+        return;
+    }
+    mpt__v8_store_as(p, a, 8, dtype);
+    mpt__v8_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
+}
 MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 168,
                 32, false)
 #endif
@@ -826,6 +846,7 @@ MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1,
                                         mpt__v16_f s7) {
     _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
+MPT__STORE_BOTH(MPT__AVX512_OP, mpt__v16_store_both, mpt__v16, 16, mpt__v16_store_as)
 MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
                 8, 336, 32, true)
 #endif
@@ -844,6 +865,7 @@ MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t li
 #define MPT__LANES_STEP2(i, V, W)                                                                  \
     MPT__LANES_STEP1(i, V, W)                                                                      \
     y##i = vfmaq_laneq_f32(y##i, b1, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
+MPT__STORE_BOTH(MPT__NEON_OP, mpt__v4_store_both, mpt__v4, 4, mpt__v4_store_as)
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
                 16, false)
 #endif

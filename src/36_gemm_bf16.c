@@ -81,7 +81,12 @@ MPT__PAIRS_OP void mpt__pairs_store_as(void *p, mpt__v16_f v, int64_t n, int dty
         _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
     }
 }
-MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish_half, mpt__v16, 16, mpt__pairs_store_as, MPT_BF16)
+MPT__PAIRS_OP void mpt__pairs_store_both(void *p, mpt__v16_f a, mpt__v16_f b, int dtype) {
+    (void)dtype;
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+}
+MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish_half, mpt__v16, 16, mpt__pairs_store_as,
+                 mpt__pairs_store_both, MPT_BF16)
 static void mpt__pairs_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__pairs_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,

@@ -187,7 +187,9 @@ MPT__QUADS_OP void mpt__quads_store_as(void *p, mpt__v4_f v, int64_t n, int dtyp
     (void)dtype;
     if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
 }
-MPT__GEMM_FINISH(MPT__QUADS_FN, mpt__quads_finish_half, mpt__v4, 4, mpt__quads_store_as, MPT_BF16)
+MPT__STORE_BOTH(MPT__QUADS_OP, mpt__quads_store_both, mpt__v4, 4, mpt__quads_store_as)
+MPT__GEMM_FINISH(MPT__QUADS_FN, mpt__quads_finish_half, mpt__v4, 4, mpt__quads_store_as,
+                 mpt__quads_store_both, MPT_BF16)
 static void mpt__quads_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__quads_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
