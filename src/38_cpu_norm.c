@@ -669,6 +669,10 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 #ifndef MPTRAIN_NO_CONV
 /* Channels of a task; elements of the planes of one sample. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
+/* Elements of rows that are summed at a time, a few columns down the rows and then the next ones,
+   of halves that no cache holds: memory is read nearly as it lies (bf16 9 % to 33 % faster; floats
+   gain nothing that is sure, and what a cache holds would take longer). */
+#define MPT__BATCH_BLOCK 1023
 #define MPT__BATCH_TILE (INT64_C(1) << 14)
 
 enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
@@ -739,11 +743,14 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
                              mpt__batches_parts(b));
         return;
     }
+    const bool nearly = word == sums && b->w.dtype != MPT_F32 &&
+                        mpt__ref_numel(&b->w.launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
     k->mode = MPT__NORM_COLUMNS, k->relu = b->w.relu, k->n = n;
     from[MPT__NORM_C] = first;
     for (int64_t row = begin; row < end; row += k->rows) {
         from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
         k->rows = mpt__ref_min(end - row, s == 1 ? end - row : s - row % s);
+        if (nearly) k->rows = mpt__ref_min(k->rows, MPT__BATCH_BLOCK / n + 1);
         mpt__norm_do(&b->w, word, k, from, s == 1 ? MPT__NORM_N : MPT__NORM_S,
                      mpt__batches_parts(b));
     }

@@ -823,7 +823,8 @@ TEST(beyond_caches) {
         mpt_scope_end(context);
     }
     for (int d = 0; d < 3; d++) { /* groups that are asked for ahead, and others */
-        mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(100, 64, 14, 14), values), in[2], out[2];
+        mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(100, 64, 14, 14), values);
+        mpt_tensor in[2], out[2];
         for (int k = 0; k < 2; k++) {
             in[k] = mpt_cast(k ? mpt_slice(x, 0, 50, 50 + SOME, 1) : x, dtypes[d]);
             in[k] = mpt_detach(mpt_clone(in[k]));
