@@ -669,9 +669,8 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 #ifndef MPTRAIN_NO_CONV
 /* Channels of a task; elements of the planes of one sample. */
 #define MPT__BATCH_COLUMNS (MPT__BLOCK / 4)
-/* Elements of rows that are summed at a time, a few columns down the rows and then the next ones,
-   of halves that no cache holds: memory is read nearly as it lies (bf16 9 % to 33 % faster; floats
-   gain nothing that is sure, and what a cache holds would take longer). */
+/* Elements of rows of halves, in no cache, that are summed at a time: memory is read nearly as it
+   lies (bf16 9 % to 33 % faster; floats gain little, what a cache holds would take longer). */
 #define MPT__BATCH_BLOCK 1023
 #define MPT__BATCH_TILE (INT64_C(1) << 14)
 
