@@ -1845,7 +1845,7 @@ typedef struct mpt_progress {
 } mpt_progress;
 
 typedef struct mpt_fit_config {
-    int epochs;            /* 5 */
+    int epochs;            /* 5; the first takes what is left of an epoch that is open */
     mpt_dtype precision;   /* MPT_F32; MPT_F16 and MPT_BF16 open an autocast region per step;
                               MPT_PRECISION_AUTO: what mpt_precision_auto says, which is logged */
     mpt_scaler scaler;     /* null handle: none, except for MPT_F16, where a default one is made */
