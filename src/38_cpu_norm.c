@@ -99,7 +99,7 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
 #ifndef MPTRAIN_NO_CONV
     const int64_t most =
         w->size[MPT__NORM_C] > MPT__NORM_CHANNELS ? w->size[MPT__NORM_C] : MPT__NORM_CHANNELS;
-    w->numbers_each = (MPT__OF_COUNT + 2) * most;
+    w->numbers_each = 8 * most; /* as many as mpt__norm_groups_back has of a channel */
 #endif
 }
 
