@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compiles mptrain_cuda.cu for real GPUs, with warnings as errors, and looks at what came out:
-#     check_ptx.sh [ARCH...]       default: sm_75 sm_80 sm_90 sm_120, as many at a time as cores
+#     check_ptx.sh [ARCH...]       default: sm_75 sm_80 sm_90 sm_120, as many at a time as cores, or
+#                                  CUDASIM_JOBS
 #     check_ptx.sh --read PTX      only looks at the accesses of that file
 # Fails where a kernel spills registers, or where a streaming kernel of the table below has fewer
 # 128-bit accesses of global memory than it says. Objects and logs lie in build/ptx/. Without nvcc
@@ -107,7 +108,7 @@ fi
 [ $# -gt 0 ] || set -- sm_75 sm_80 sm_90 sm_120
 mkdir -p "$folder"
 make -s build/mptrain_cuda.cu
-printf '%s\n' "$@" | xargs -n 1 -P "$(nproc)" sh tests/cudasim/check_ptx.sh --one
+printf '%s\n' "$@" | xargs -n 1 -P "${CUDASIM_JOBS:-$(nproc)}" sh tests/cudasim/check_ptx.sh --one
 for arch in "$@"; do
     [ "$arch" = $looked_at ] || continue
     found=$(lacking "$folder/$arch/mptrain_cuda.ptx")
