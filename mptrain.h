@@ -1189,7 +1189,7 @@ MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
 /* Parameter number `index` in tree order; its path goes to `path` (truncated, terminated). */
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
 
-/* Runs a module on one input for one output, or on n_in for n_out. */
+/* Runs a module on one input for one output, or on n_in for n_out, in an array of its own. */
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out);
@@ -18914,6 +18914,7 @@ typedef struct mpt__waiting {
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
+#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards that call each other */
 #define MPT__MAX_HOOKS 4
 
 typedef struct mpt__scoped {
@@ -19001,6 +19002,7 @@ struct mpt_context {
     uint32_t module;      /* its slot */
     uint64_t path_hash;   /* key part of dropout */
     bool module_training; /* of the module whose forward runs; true outside */
+    int forward_depth;    /* users' forwards that run, each called by the one before */
     char **paths;
     int64_t path_count, path_capacity;
 
@@ -26046,13 +26048,27 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const
     context->base.op = "mpt_op_apply";
 }
 
+/* Before a forward of the user's, which may call others: they must come to an end. */
+static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
+    if (context->forward_depth == MPT__MAX_DEPTH) {
+        mpt__error(context, MPT_ERROR_STATE,
+                   "forward of %s runs in itself or nests deeper than %d calls", name,
+                   MPT__MAX_DEPTH);
+        return false;
+    }
+    context->forward_depth++;
+    return true;
+}
+
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
     mpt_context *context = frame->context;
+    if (!mpt__user_forward_begin(context, op->cls.name)) return context->base.status;
     for (int i = 0; i < frame->n_in; i++)
         if (frame->in[i]) frame->in[i]->saves++;
     int depth = context->no_grad_depth++;
     mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
+    context->forward_depth--;
     context->no_grad_depth = depth; /* forward may have cleared an error */
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
@@ -27636,7 +27652,6 @@ static void mpt__module_end(mpt_context *context, mpt__module *module, bool belo
 
 /* ==== Walks ==== */
 
-#define MPT__MAX_DEPTH 200 /* of nested modules */
 #define MPT__PATH_BYTES 1024
 
 typedef struct mpt__level {
@@ -28279,8 +28294,10 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
                           "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
                           cls->n_inputs ? cls->n_inputs : n_in,
                           cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
+    if (!mpt__user_forward_begin(context, cls->name)) return context->base.status;
     mpt_status status =
         cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
+    context->forward_depth--;
     context->base.op = "mpt_forward"; /* not the last call that the user's function made */
     if (context->base.status != MPT_OK) return context->base.status;
     if (status != MPT_OK)

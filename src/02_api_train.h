@@ -103,7 +103,7 @@ MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
 /* Parameter number `index` in tree order; its path goes to `path` (truncated, terminated). */
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
 
-/* Runs a module on one input for one output, or on n_in for n_out. */
+/* Runs a module on one input for one output, or on n_in for n_out, in an array of its own. */
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out);

@@ -201,6 +201,7 @@ typedef struct mpt__waiting {
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
+#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards that call each other */
 #define MPT__MAX_HOOKS 4
 
 typedef struct mpt__scoped {
@@ -288,6 +289,7 @@ struct mpt_context {
     uint32_t module;      /* its slot */
     uint64_t path_hash;   /* key part of dropout */
     bool module_training; /* of the module whose forward runs; true outside */
+    int forward_depth;    /* users' forwards that run, each called by the one before */
     char **paths;
     int64_t path_count, path_capacity;
 

@@ -184,13 +184,27 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const
     context->base.op = "mpt_op_apply";
 }
 
+/* Before a forward of the user's, which may call others: they must come to an end. */
+static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
+    if (context->forward_depth == MPT__MAX_DEPTH) {
+        mpt__error(context, MPT_ERROR_STATE,
+                   "forward of %s runs in itself or nests deeper than %d calls", name,
+                   MPT__MAX_DEPTH);
+        return false;
+    }
+    context->forward_depth++;
+    return true;
+}
+
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
     mpt_context *context = frame->context;
+    if (!mpt__user_forward_begin(context, op->cls.name)) return context->base.status;
     for (int i = 0; i < frame->n_in; i++)
         if (frame->in[i]) frame->in[i]->saves++;
     int depth = context->no_grad_depth++;
     mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
+    context->forward_depth--;
     context->no_grad_depth = depth; /* forward may have cleared an error */
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;

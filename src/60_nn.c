@@ -245,7 +245,6 @@ static void mpt__module_end(mpt_context *context, mpt__module *module, bool belo
 
 /* ==== Walks ==== */
 
-#define MPT__MAX_DEPTH 200 /* of nested modules */
 #define MPT__PATH_BYTES 1024
 
 typedef struct mpt__level {
@@ -888,8 +887,10 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
                           "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
                           cls->n_inputs ? cls->n_inputs : n_in,
                           cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
+    if (!mpt__user_forward_begin(context, cls->name)) return context->base.status;
     mpt_status status =
         cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
+    context->forward_depth--;
     context->base.op = "mpt_forward"; /* not the last call that the user's function made */
     if (context->base.status != MPT_OK) return context->base.status;
     if (status != MPT_OK)

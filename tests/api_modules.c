@@ -218,6 +218,56 @@ TEST(trees_are_not_too_deep) {
     mpt_destroy(c);
 }
 
+/* Runs the module that its data names, or itself. */
+static mpt_status calls_another(mpt_module self, void *data, const mpt_tensor *in, int n_in,
+                                mpt_tensor *out, int n_out) {
+    (void)n_in, (void)n_out;
+    const mpt_module *other = (const mpt_module *)data;
+    out[0] = mpt_forward(other ? *other : self, in[0]);
+    return MPT_OK;
+}
+
+/* An op that applies the op in its data. */
+static mpt_status applies(mpt_op_call *call, void *data) {
+    const mpt_tensor x = mpt_op_input(call, 0);
+    mpt_tensor y;
+    return mpt_op_apply(*(const mpt_op *)data, &x, 1, &y, 1);
+}
+
+static mpt_op register_echo(mpt_context *c) {
+    static mpt_op itself;
+    mpt_op_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "echo op", cls.forward = applies, cls.n_inputs = cls.n_outputs = 1;
+    return itself = mpt_op_register(c, &cls, &itself);
+}
+
+TEST(a_forward_that_runs_in_itself_is_refused) {
+    mpt_context *c = make_context(NULL);
+    mpt_module_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "echo", cls.forward = calls_another;
+    mpt_module relu = mpt_nn_relu(c);
+    mpt_module self = mpt_module_create(c, &cls, NULL), good = mpt_module_create(c, &cls, &relu);
+    mpt_module net = mpt_sequential(c, mpt_nn_linear(c, 4, 4), self, MPT_END);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(4));
+    for (int i = 0; i < 2; i++) {
+        mpt_forward(net, x);
+        CHECK_EQ_INT(mpt_error_code(c), MPT_ERROR_STATE);
+        CHECK_CONTAINS(mpt_error(c), "forward of echo runs in itself or nests deeper than 200");
+        mpt_clear_error(c);
+    }
+    const mpt_op op = register_echo(c);
+    mpt_tensor y;
+    mpt_op_apply(op, &x, 1, &y, 1);
+    CHECK_CONTAINS(mpt_error(c), "forward of echo op runs in itself or nests deeper than 200");
+    mpt_clear_error(c);
+    for (int i = 0; i < 300; i++) mpt_release(mpt_forward(good, x));
+    CHECK_NEAR(mpt_item(mpt_sum(mpt_forward(good, x), 0, false)), 4, 0);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
 TEST(parameters_of_no_elements_and_of_too_many) {
     mpt_context *c = make_context(NULL);
     mpt_init ones = mpt_init_make(MPT_INIT_ONES, 0, 0);
@@ -334,6 +384,7 @@ TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(backward_of_dropout_in_another_step),
               T(backward_after_a_tree_is_destroyed),
               T(trees_are_not_too_deep),
+              T(a_forward_that_runs_in_itself_is_refused),
               T(parameters_of_no_elements_and_of_too_many),
               T(misuse_inside_user_ops),
               T(recordings_do_not_nest)};
