@@ -261,7 +261,8 @@ static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chu
                           void *work) {
     if (count <= 0) return;
     if (pool && count > 1 && cost >= MPT__PARALLEL_COST && pool->started > 0 && pool->alone <= 0 &&
-        (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started)) {
+        (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started) &&
+        pool->base->process == mpt__process_id()) { /* a child has none of the threads */
         mpt__pool_run(pool, count, cost, fn, work);
         return;
     }

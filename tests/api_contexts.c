@@ -6,6 +6,8 @@
 #include <windows.h>
 #else
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #endif
 #include "harness.h"
 #include "training.h"
@@ -92,5 +94,53 @@ TEST(two_contexts_with_pools_of_threads) {
     side_by_side(2);
 }
 
-TEST_TABLE = {T(two_contexts_on_two_threads), T(two_contexts_with_pools_of_threads)};
+#if !defined(_WIN32) && !defined(MPTRAIN_NO_THREADS) && !defined(__SANITIZE_THREAD__)
+/* Whether that was refused since the context is the parent's. */
+static bool refused(mpt_context *context) {
+    const bool right = mpt_error_code(context) == MPT_ERROR_THREAD;
+    if (!right) printf("\n  %s", mpt_error(context));
+    mpt_clear_error(context);
+    return right;
+}
+
+/* In a child nobody makes the batches of its parent's loaders, whose locks a worker may have held,
+   and new ones of that context could not be ended. */
+static int child_main(mpt_loader loader, mpt_dataset data) {
+    mpt_context *context = loader.context;
+    mpt_batch batch;
+    int bad = 0;
+    alarm(60);
+    bad += mpt_loader_next(loader, &batch) || !refused(context);
+    bad += mpt_loader_reset(loader) != MPT_ERROR_THREAD || !refused(context);
+    bad += mpt_loader_seek(loader, 1, 0) != MPT_ERROR_THREAD || !refused(context);
+    bad += mpt_loader_statistics(loader).batches != 0 || !refused(context);
+    make_loader_of(context, data, 8, 2, MPT_F32);
+    bad += !refused(context);
+    bad += mpt_loader_destroy(loader) != MPT_OK;
+    mpt_destroy(context);
+    return bad;
+}
+
+TEST(loaders_in_a_forked_child) {
+    int status = 1;
+    training t;
+    mpt_batch batch;
+    mpt_context *context = mpt_create(NULL);
+    make_training(&t, context, MPT_F32, 2);
+    CHECK(mpt_loader_next(t.loader, &batch));
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) _exit(child_main(t.loader, t.data));
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK_EQ_INT(WEXITSTATUS(status), 0);
+    CHECK(mpt_loader_next(t.loader, &batch));
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+#else
+TEST(loaders_in_a_forked_child) { SKIP("fork, threads"); }
+#endif
+
+TEST_TABLE = {T(two_contexts_on_two_threads), T(two_contexts_with_pools_of_threads),
+              T(loaders_in_a_forked_child)};
 TEST_MAIN

@@ -407,7 +407,8 @@ TEST(pool_without_memory_is_an_error) {
     }
 }
 
-/* A child has none of the pool's threads: it must not wait for them. */
+/* A child has none of the pool's threads: it must not wait for them, nor for a lock that one of
+   them may have held. */
 TEST(pool_ends_in_a_forked_child) {
 #if defined(HAVE_FORK) && !defined(__SANITIZE_THREAD__)
     mpt__base base;
@@ -421,6 +422,10 @@ TEST(pool_ends_in_a_forked_child) {
     rest(&base, 5e-3); /* the threads fall asleep */
     child = fork();
     if (child == 0) {
+        alarm(20);
+        if (pool->mutex) base.thread.mutex_lock(base.thread.user, pool->mutex);
+        mpt__parallel(pool, 64, ALWAYS, mark, &shared_marks);
+        if (pool->mutex) base.thread.mutex_unlock(base.thread.user, pool->mutex);
         mpt__pool_destroy(pool);
         _exit(0);
     }
