@@ -67,6 +67,8 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
     va_start(arguments, format);
     mpt__format_text_v(base->message + length, size - length, format, arguments);
     va_end(arguments);
+    for (char *at = base->message; *at; at++)
+        if (*at == '\n' || *at == '\r') *at = '?'; /* of a path: an error is one line */
     base->log.write(base->log.user, MPT_LOG_ERROR, base->message);
     return status;
 }
@@ -566,7 +568,8 @@ static int mpt__open_descriptor(const char *path, int flags) {
 }
 
 static void *mpt__file_open(void *user, const char *path, char mode) {
-    const int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY;
+    /* A pipe without a writer opens at once; files know no difference. */
+    const int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
     const int descriptor = mpt__open_descriptor(path, flags);
     char probe;
     (void)user;

@@ -89,7 +89,7 @@ static mpt_status mpt__conv_shape(mpt__frame *frame) {
         if (out->dim[i] < 1)
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
                               "no output: dimension %d of input %S, padded, is too small for "
-                              "weight %S",
+                              "weight %S, or larger than 2^31 - 1",
                               i, x, w);
     }
     frame->layout = MPT__LAYOUT_KEPT;

@@ -383,7 +383,8 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
         if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
             in * x->shape.dim[2] > INT32_MAX)
             return mpt__error(context, MPT_ERROR_SHAPE,
-                              "input %S with a window of %lld and padding of %lld: no output",
+                              "input %S with a window of %lld and padding of %lld: no output, or "
+                              "more than 2^31 - 1 places in an image",
                               &x->shape, window, padding);
         frame->out_shape[0].dim[2 + d] = out;
     }

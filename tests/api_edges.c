@@ -802,7 +802,7 @@ TEST(layers_of_images_refuse) {
     REFUSED(SHAPE, "bias [2, 3]", mpt_conv2d(x, w, ramp(c, MPT_SHAPE(2, 3)), NULL));
     REFUSED(SHAPE, "no output: dimension 2",
             mpt_conv2d(ramp(c, MPT_SHAPE(2, 4, 2, 5)), w, none, NULL));
-    REFUSED(SHAPE, "no output: dimension 2",
+    REFUSED(SHAPE, "larger than 2^31 - 1",
             mpt_conv2d(mpt_expand(ramp(c, MPT_SHAPE(1, 4, 1, 1)), MPT_SHAPE(1, 4, far, 1)),
                        ramp(c, MPT_SHAPE(1, 4, 1, 1)), none, NULL));
     REFUSED(SHAPE, "no output",
@@ -836,7 +836,7 @@ TEST(layers_of_images_refuse) {
     REFUSED(SHAPE, "no output",
             mpt_adaptive_max_pool2d(mpt_zeros(c, MPT_F32, MPT_SHAPE(1, 1, 0, 2)), 1, 1));
     REFUSED(
-        SHAPE, "no output",
+        SHAPE, "more than 2^31 - 1 places in an image",
         mpt_adaptive_max_pool2d(
             mpt_expand(ramp(c, MPT_SHAPE(1, 1, 1, 1)), MPT_SHAPE(1, 1, 1 << 20, 1 << 20)), 1, 1));
 

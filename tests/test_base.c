@@ -203,6 +203,13 @@ TEST(long_error_is_cut) {
     CHECK_EQ_INT(strlen(base.message), sizeof base.message - 1);
 }
 
+TEST(error_is_one_line) {
+    mpt__base base;
+    mpt__base_init(&base, NULL);
+    mpt__fail(&base, MPT_ERROR_IO, "cannot open %s", "a\nb\r\nc");
+    CHECK_EQ_STR(base.message, "cannot open a?b??c");
+}
+
 TEST(create_error_is_kept) {
     mpt__set_create_error("no such device");
     CHECK_EQ_STR(mpt__create_error(), "no such device");
@@ -517,7 +524,8 @@ TEST(calls_on_no_file_fail) {
     CHECK_EQ_INT(c, 'x');
 }
 
-/* A pipe cannot be made durable, nor has it a size: a commit leaves both files as they are. */
+/* A pipe cannot be made durable, nor has it a size: a commit leaves both files as they are. It
+   opens, and ends, at once where nobody writes to it. */
 TEST(commit_needs_a_durable_file) {
     mpt__base base;
     char pipe_path[512];
@@ -527,6 +535,10 @@ TEST(commit_needs_a_durable_file) {
     mpt__format_text(pipe_path, sizeof pipe_path, "%s", test_tmp_path("pipe"));
     base.io.remove(NULL, pipe_path);
     if (mkfifo(pipe_path, 0600) != 0) SKIP("named pipes");
+    alarm(60); /* what would wait for ever */
+    void *unwritten = base.io.open(NULL, pipe_path, 'r');
+    alarm(0);
+    CHECK(unwritten && base.io.size(NULL, unwritten) == -1 && base.io.close(NULL, unwritten));
     REQUIRE(write_file(&base, path, "kept"));
     const int descriptor = mpt__open_descriptor(pipe_path, O_RDWR);
     if (descriptor < 0 || fsync(descriptor) == 0) SKIP("a pipe that refuses to be made durable");
@@ -731,6 +743,7 @@ TEST_TABLE = {T(formats_text),
               T(truncates_text),
               T(first_error_sticks),
               T(long_error_is_cut),
+              T(error_is_one_line),
               T(create_error_is_kept),
               T(memory_is_accounted_by_kind),
               T(memory_limit_names_what_is_in_use),
