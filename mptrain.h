@@ -3574,6 +3574,8 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
     va_start(arguments, format);
     mpt__format_text_v(base->message + length, size - length, format, arguments);
     va_end(arguments);
+    for (char *at = base->message; *at; at++)
+        if (*at == '\n' || *at == '\r') *at = '?'; /* of a path: an error is one line */
     base->log.write(base->log.user, MPT_LOG_ERROR, base->message);
     return status;
 }
@@ -4073,7 +4075,8 @@ static int mpt__open_descriptor(const char *path, int flags) {
 }
 
 static void *mpt__file_open(void *user, const char *path, char mode) {
-    const int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY;
+    /* A pipe without a writer opens at once; files know no difference. */
+    const int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
     const int descriptor = mpt__open_descriptor(path, flags);
     char probe;
     (void)user;
@@ -4704,7 +4707,8 @@ static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chu
                           void *work) {
     if (count <= 0) return;
     if (pool && count > 1 && cost >= MPT__PARALLEL_COST && pool->started > 0 && pool->alone <= 0 &&
-        (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started)) {
+        (cost >= MPT__WAKE_COST || mpt__atomic_load32(&pool->sleepers) < pool->started) &&
+        pool->base->process == mpt__process_id()) { /* a child has none of the threads */
         mpt__pool_run(pool, count, cost, fn, work);
         return;
     }
@@ -24671,7 +24675,7 @@ static mpt_status mpt__conv_shape(mpt__frame *frame) {
         if (out->dim[i] < 1)
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
                               "no output: dimension %d of input %S, padded, is too small for "
-                              "weight %S",
+                              "weight %S, or larger than 2^31 - 1",
                               i, x, w);
     }
     frame->layout = MPT__LAYOUT_KEPT;
@@ -25265,7 +25269,8 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
         if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
             in * x->shape.dim[2] > INT32_MAX)
             return mpt__error(context, MPT_ERROR_SHAPE,
-                              "input %S with a window of %lld and padding of %lld: no output",
+                              "input %S with a window of %lld and padding of %lld: no output, or "
+                              "more than 2^31 - 1 places in an image",
                               &x->shape, window, padding);
         frame->out_shape[0].dim[2 + d] = out;
     }
@@ -38697,19 +38702,26 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
 
 MPT__HANDLES(loader, MPT__LOADER)
 
+/* mpt__loader_enter, unless fork left the workers, and maybe a lock of theirs, behind. */
+static mpt__loader *mpt__loader_here(mpt_loader handle, const char *op) {
+    mpt__loader *loader = mpt__loader_enter(handle, op);
+    if (!loader || !mpt__loader_works(loader) || loader->base->process == mpt__process_id())
+        return loader;
+    mpt__error(handle.context, MPT_ERROR_THREAD,
+               "this loader's workers stayed behind in the parent process; make a new context "
+               "after fork");
+    return NULL;
+}
+
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt_context *context = handle.context;
     if (batch) {
         memset(batch, 0, sizeof *batch);
         batch->x.context = batch->y.context = context;
     }
-    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
+    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_next");
     if (!loader) return false;
     if (!batch) return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is NULL");
-    if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
-        return mpt__reject(context, MPT_ERROR_THREAD,
-                           "this loader's workers stayed behind in the parent process; make a new "
-                           "context after fork");
     return mpt__loader_advance(context, loader, batch);
 }
 
@@ -38953,7 +38965,7 @@ MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset datas
     mpt_loader_config defaults = mpt_loader_config_default();
     if (!config) config = &defaults;
     mpt__dataset *source =
-        mpt__enter(context, "mpt_loader_create") ? mpt__dataset_at(context, dataset) : NULL;
+        mpt__enter_checked(context, "mpt_loader_create") ? mpt__dataset_at(context, dataset) : NULL;
     mpt__loader *loader = NULL;
     if (source && mpt__loader_check(context, source, config))
         loader = (mpt__loader *)mpt__object_make(context, MPT__LOADER, sizeof *loader);
@@ -38973,7 +38985,7 @@ MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
 }
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
-    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
+    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_reset");
     if (!loader) return mpt__status_of(handle.context);
     mpt__loader_take_back(handle.context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
@@ -38984,16 +38996,13 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
 
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     mpt_context *context = handle.context;
-    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
+    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
     if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
         return mpt__error(context, MPT_ERROR_INDEX,
                           "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are "
                           "0 to 2^59",
                           batch, epoch, loader->batches - 1);
-    if (mpt__loader_works(loader) && context->base.process != mpt__process_id())
-        return mpt__error(context, MPT_ERROR_THREAD,
-                          "this loader's workers stayed behind in the parent process");
     mpt__loader_take_back(context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     loader->epoch = epoch;
@@ -39004,7 +39013,7 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
 MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     mpt_loader_stats stats;
     memset(&stats, 0, sizeof stats);
-    const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
+    const mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_statistics");
     if (!loader) return stats;
     stats.batches = loader->delivered;
     stats.samples = loader->delivered_samples;
