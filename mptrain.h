@@ -17638,6 +17638,7 @@ static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
 /* ==== Attention: what its three kernels share ==== */
 
 #define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
+#define MPT__ATTENTION_MOST 80  /* of the last one: a few left over would cost as a whole one */
 
 /* Operands; from LSE on those of the gradients, of the two launches. */
 enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
@@ -17687,9 +17688,18 @@ static bool mpt__attention_together(const mpt__launch *launch, int threads) {
            sums <= 4e6 && 5 * (items + threads - 1) <= 7 * items;
 }
 
+/* How many queries, or keys, are of the block that begins at `first`; and blocks of all. */
+static int64_t mpt__attention_room(int64_t all, int64_t first) {
+    return all - first > MPT__ATTENTION_MOST ? MPT__ATTENTION_BLOCK : all - first;
+}
+static int64_t mpt__attention_blocks(int64_t all) {
+    const int64_t extra = MPT__ATTENTION_MOST - MPT__ATTENTION_BLOCK;
+    return all > extra ? mpt__ref_chunks(all - extra, MPT__ATTENTION_BLOCK) : all > 0;
+}
+
 /* The most that a block of rows, a tile or panels take. */
 static int64_t mpt__attention_part(int64_t depth, int64_t width) {
-    return ((depth > width ? depth : width) + MPT__ATTENTION_BLOCK) * MPT__ATTENTION_BLOCK;
+    return ((depth > width ? depth : width) + MPT__ATTENTION_MOST) * MPT__ATTENTION_MOST;
 }
 
 /* None where there is nothing to do; columns that no memory holds are refused as such. */
@@ -17697,12 +17707,12 @@ static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) 
     const mpt__operand *o = launch->operand;
     const int64_t *own = o[launch->kernel == MPT__K_ATTENTION_DKV ? MPT__AT_K : MPT__AT_Q].shape;
     const int64_t depth = o[MPT__AT_K].shape[3], width = o[MPT__AT_V].shape[3];
-    int64_t rows = MPT__ATTENTION_BLOCK; /* of dq */
+    int64_t rows = MPT__ATTENTION_MOST; /* of dq */
     if (own[0] == 0 || own[1] == 0 || own[2] == 0) return 0;
     if ((double)depth + (double)width > 1e12) return INT64_MAX / 4;
     if (mpt__attention_together(launch, threads))
         rows = o[MPT__AT_Q].shape[1] / own[1] * o[MPT__AT_Q].shape[2];
-    int64_t floats = 10 * mpt__attention_part(depth, width) + (rows + MPT__ATTENTION_BLOCK) * depth;
+    int64_t floats = 10 * mpt__attention_part(depth, width) + (rows + MPT__ATTENTION_MOST) * depth;
     return threads * floats * (int64_t)sizeof(mpt__real);
 }
 
@@ -17820,14 +17830,14 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
         mpt__gemm_side left = {NULL, MPT_F32, 0, outer, inner};
         mpt__gemm_side right = {NULL, MPT_F32, 0, 1, b.step};
         for (int64_t i = 0; i < m; i += down) {
-            const bool whole = w->level->lines && m - i >= down && n % (wide / 2) == 0;
             left.data = (const char *)(a + i * outer);
             for (int64_t j = 0; j < n; j += wide) {
+                const int64_t columns = mpt__ref_min(wide, n - j);
+                const bool whole = w->level->lines && m - i >= down && columns % (wide / 2) == 0;
                 right.data = (const char *)(b.x + j);
                 (whole ? w->level->lines : w->level->direct)(
                     depth, &left, &right, (float *)(void *)(c + i * n + j), n,
-                    (int)mpt__ref_min(down, m - i), (int)mpt__ref_min(wide, n - j),
-                    add ? MPT__GEMM_ADD : 0);
+                    (int)mpt__ref_min(down, m - i), (int)columns, add ? MPT__GEMM_ADD : 0);
             }
         }
         return;
@@ -17941,14 +17951,14 @@ static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
 /* The item of a chunk: blocks of a head follow each other. */
 static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t chunk, int thread,
                                                 bool by_keys) {
-    const int64_t block = MPT__ATTENTION_BLOCK, part = mpt__attention_part(w->depth, w->width);
+    const int64_t part = mpt__attention_part(w->depth, w->width);
     const int64_t heads = by_keys ? w->heads / w->group : w->heads;
     mpt__attention_item t;
     mpt__real *at = (mpt__real *)(void *)((char *)w->call->workspace + thread * w->memory);
     t.w = w;
     t.by_keys = by_keys;
-    t.first = chunk % w->blocks * block;
-    t.n = mpt__ref_min(block, (by_keys ? w->keys : w->queries) - t.first);
+    t.first = chunk % w->blocks * MPT__ATTENTION_BLOCK;
+    t.n = mpt__attention_room(by_keys ? w->keys : w->queries, t.first);
     t.head = chunk / w->blocks % heads;
     t.batch = chunk / w->blocks / heads;
     mpt__real **parts[5] = {t.turned, t.rows, t.sum, t.spare, t.tile};
@@ -17958,7 +17968,7 @@ static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t
         at += 2 * part;
     }
     t.score = t.tile[0], t.slope = t.tile[1];
-    t.own = at, t.dq = at + w->depth * block;
+    t.own = at, t.dq = at + w->depth * MPT__ATTENTION_MOST;
     return t;
 }
 
@@ -17971,7 +17981,7 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
                                     mpt__real *most, mpt__real *total) {
     const mpt__attention *w = t->w;
     const mpt__words *words = w->words;
-    mpt__real next[MPT__ATTENTION_BLOCK], shrink[MPT__ATTENTION_BLOCK];
+    mpt__real next[MPT__ATTENTION_MOST], shrink[MPT__ATTENTION_MOST];
     memcpy(next, most, (size_t)t->n * sizeof *next);
     for (int64_t r = 0; r < at->m; r++)
         words->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
@@ -17997,13 +18007,13 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
     const int64_t key_head = t.head / w->group;
     const int64_t seen = w->causal ? mpt__ref_min(w->keys, t.first + t.n) : w->keys;
-    mpt__real most[MPT__ATTENTION_BLOCK], total[MPT__ATTENTION_BLOCK], log[MPT__ATTENTION_BLOCK];
+    mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
     mpt__attention_turn(&t, MPT__AT_Q, 0);
     for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
     memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
-    for (int64_t key = 0; key < seen; key += MPT__ATTENTION_BLOCK) {
-        mpt__attention_tile at = {t.head, t.first, key,
-                                  mpt__ref_min(MPT__ATTENTION_BLOCK, seen - key)};
+    for (int64_t key = 0, m; key < seen; key += m) {
+        m = mpt__attention_room(seen, key);
+        mpt__attention_tile at = {t.head, t.first, key, m};
         mpt__attention_scores(&t, &at);
         mpt__attention_add_tile(&t, &at, most, total);
         mpt__attention_product(
@@ -18038,7 +18048,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
 static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     const mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
-    mpt__real delta[MPT__ATTENTION_BLOCK], *product = t.turned[1];
+    mpt__real delta[MPT__ATTENTION_MOST], *product = t.turned[1];
     mpt__attention_rows dout =
         mpt__attention_load(w, MPT__AT_DOUT, t.batch, t.head, t.first, t.n, t.sum[1]);
     mpt__attention_rows out =
@@ -18059,9 +18069,8 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head,
                                      mpt__attention_rows own, mpt__real *dq) {
     const mpt__attention *w = t->w;
     const mpt__words *words = w->words;
-    mpt__attention_tile at = {head, query, t->first,
-                              mpt__ref_min(MPT__ATTENTION_BLOCK, w->queries - query)};
-    mpt__real block[2][MPT__ATTENTION_BLOCK];
+    mpt__attention_tile at = {head, query, t->first, mpt__attention_room(w->queries, query)};
+    mpt__real block[2][MPT__ATTENTION_MOST];
     const mpt__real *number[2];
     for (int i = 0; i < 2; i++) {
         const int operand = i == 0 ? MPT__AT_LSE : MPT__AT_DELTA;
@@ -18090,7 +18099,7 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head,
 /* One block of keys, or one of queries for dq alone, or all of both for a key head. */
 static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
-    const int64_t block = MPT__ATTENTION_BLOCK, heads = w->dkv ? w->group : 1;
+    const int64_t heads = w->dkv ? w->group : 1;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
     const int64_t head = t.head * heads, key_head = head / w->group;
     const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
@@ -18098,8 +18107,8 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     if (!w->dkv && w->causal) end = mpt__ref_min(end, query + t.n);
     if (w->dq) memset(t.dq, 0, (size_t)(heads * queries * w->depth) * sizeof *t.dq);
     t.by_keys = true;
-    for (; key < end; key += block) {
-        t.head = key_head, t.first = key, t.n = mpt__ref_min(block, w->keys - key);
+    for (; key < end; key += t.n) {
+        t.head = key_head, t.first = key, t.n = mpt__attention_room(w->keys, key);
         mpt__attention_turn(&t, MPT__AT_K, 0);
         mpt__attention_turn(&t, MPT__AT_V, 1);
         const mpt__attention_rows own =
@@ -18107,7 +18116,8 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
         memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
         memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
         for (int64_t h = 0; h < heads; h++)
-            for (int64_t q = w->causal && key > query ? key - query : 0; q < queries; q += block)
+            for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
+                 q += mpt__attention_room(w->queries, query + q))
                 mpt__attention_back_tile(&t, head + h, query + q, own,
                                          t.dq + (h * queries + q) * w->depth);
         if (!w->dkv) continue;
@@ -18154,7 +18164,7 @@ static bool mpt__attention_paired(const mpt__launch *launch) {
 static void mpt__attention_run(mpt__attention *w, mpt__chunk_fn fn, double products) {
     const int64_t heads = w->dkv ? w->heads / w->group : w->heads;
     const int64_t batches = w->o[MPT__AT_Q].shape[0];
-    w->blocks = mpt__ref_chunks(w->dkv ? w->keys : w->queries, MPT__ATTENTION_BLOCK);
+    w->blocks = mpt__attention_blocks(w->dkv ? w->keys : w->queries);
     if (w->dkv && w->dq) w->blocks = 1;
     int64_t items = mpt__ref_times(batches, mpt__ref_times(heads, w->blocks));
     const double scores = (double)w->queries * (double)w->keys * (double)w->heads * (double)batches;
