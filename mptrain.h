@@ -7532,6 +7532,7 @@ struct mpt__ref_map {
     uint32_t threshold; /* dropout: random words from here on keep */
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
+    mpt__real *table;    /* of 30_cpu_lookup.c */
     mpt__ref_walk walk[3];
 };
 
@@ -7838,16 +7839,20 @@ static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, in
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }
 
-static void mpt__ref_unary(const mpt__cpu_call *call) {
+static mpt__ref_map mpt__ref_unary_map(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     bool by_slot = launch->function == MPT__FN_MUL_SLOT;
-    int function = MPT__UNARY_AT(launch->function);
     mpt__ref_map map;
     map.body = mpt__ref_unary_body;
-    map.unary = call->words->unary[function];
+    map.unary = call->words->unary[MPT__UNARY_AT(launch->function)];
     map.c = (mpt__real)(by_slot ? call->scalars[launch->slot[0]].f : launch->imm[0]);
     map.d = (mpt__real)launch->imm[1];
-    mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[function]);
+    return map;
+}
+
+static void mpt__ref_unary(const mpt__cpu_call *call) {
+    mpt__ref_map map = mpt__ref_unary_map(call);
+    mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
 
 static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
@@ -7899,20 +7904,24 @@ static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *
     }
 }
 
-static void mpt__ref_binary(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    int function = MPT__BINARY_AT(launch->function);
+static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_binary_body;
-    map.binary = call->words->binary[function];
-    map.c = (mpt__real)launch->imm[0];
-    map.d = (mpt__real)launch->imm[1];
+    map.binary = call->words->binary[MPT__BINARY_AT(call->launch->function)];
+    map.c = (mpt__real)call->launch->imm[0];
+    map.d = (mpt__real)call->launch->imm[1];
+    return map;
+}
+
+static void mpt__ref_binary(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__ref_map map = mpt__ref_binary_map(call);
     if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
         !mpt__dtype_info[launch->operand[0].dtype].is_float &&
         !mpt__dtype_info[launch->operand[1].dtype].is_float) {
         map.body = mpt__ref_compare_i64_body;
     }
-    mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[function]);
+    mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
 }
 
 /* ==== Random numbers ==== */
@@ -7967,6 +7976,118 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
     mpt__ref_map_run(&map, call, 2, 8.0);
 }
 
+/* ---------------------------------------------------------------------------------------------
+ * 30_cpu_lookup.c: functions of bf16 by a table. There are 65,536 such numbers: a launch of many
+ * more elements computes its function of each number once, and looks up those of its elements. The
+ * bits stay those of the function.
+ *
+ * Elements of a net use few of the numbers, some thousands, which the nearest cache holds; those of
+ * fp16, with three bits more, so many that it is no faster there (Zen 4, steps of GPT).
+ * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPTRAIN_NO_SIMD /* the table would be large there */
+#define mpt__ref_unary_any mpt__ref_unary
+#define mpt__ref_binary_any mpt__ref_binary
+#define mpt__ref_lookup_bytes NULL
+#else
+
+#define MPT__LOOKUP_SIZE 65536
+#define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
+#define MPT__LOOKUP_SLOW 15 /* nanoseconds on the reference level of what is slower than a table */
+
+/* Whether a function of two is the second one times some function of the first. */
+static bool mpt__ref_is_slope(int function) {
+    switch (function) {
+    case MPT__BINARY_GELU_BACKWARD:
+    case MPT__BINARY_GELU_TANH_BACKWARD:
+    case MPT__BINARY_SIN_BACKWARD:
+    case MPT__BINARY_COS_BACKWARD:
+    case MPT__BINARY_POW_SCALAR_BACKWARD:
+    case MPT__BINARY_SILU_BACKWARD:
+    case MPT__BINARY_SOFTPLUS_BACKWARD:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
+    const mpt__operand *x = &launch->operand[0];
+    (void)threads;
+    if (x->dtype != MPT_BF16) return 0;
+    const bool slow =
+        launch->kernel == MPT__K_UNARY
+            ? mpt__ref_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
+            : mpt__ref_is_slope(MPT__BINARY_AT(launch->function));
+    if (!slow || mpt__ref_numel(x) < MPT__LOOKUP_LEAST) return 0;
+    return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
+}
+
+/* MPT__BLOCK elements of the table. */
+static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
+    const mpt__ref_map *map = (const mpt__ref_map *)work;
+    mpt__real *to = map->table + chunk * MPT__BLOCK, x[MPT__BLOCK], one[MPT__BLOCK];
+    uint16_t half[MPT__BLOCK];
+    (void)thread;
+    for (int i = 0; i < MPT__BLOCK; i++) {
+        half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
+        one[i] = 1;
+    }
+    mpt__ref_load(x, half, map->call->launch->operand[0].dtype, 0, 1, MPT__BLOCK);
+    if (map->operands == 2)
+        map->unary(to, x, MPT__BLOCK, map->c, map->d);
+    else
+        map->binary(to, x, one, MPT__BLOCK, map->c, map->d);
+}
+
+static void mpt__ref_lookup_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                 int64_t n) {
+    const mpt__ref_walk *from = &map->walk[0];
+    const int64_t step = mpt__ref_inner(&from->loop);
+    const int last = map->operands - 1;
+    mpt__real found[MPT__BLOCK], in[MPT__BLOCK];
+    (void)first;
+    for (int64_t done = 0, m; done < n; done += m) {
+        const uint16_t *half = (const uint16_t *)from->view.data + at[0].offset;
+        m = mpt__ref_min(mpt__ref_room(&at[0], &from->loop), n - done);
+        for (int64_t i = 0; i < m; i++) found[done + i] = map->table[half[i * step]];
+        mpt__ref_advance(&at[0], &from->loop, m);
+    }
+    if (last == 2) {
+        const mpt__real *y = mpt__ref_take(&map->walk[1], &at[1], in, n);
+        map->call->words->binary[MPT__BINARY_MUL](found, found, y, n, 0, 0);
+    }
+    mpt__ref_give(&map->walk[last], &at[last], found, n);
+}
+
+static bool mpt__ref_looks_up(const mpt__cpu_call *call) {
+    return call->workspace != NULL && mpt__ref_lookup_bytes(call->launch, 0) > 0;
+}
+
+static void mpt__ref_lookup(const mpt__cpu_call *call, mpt__ref_map map, int operands) {
+    map.body = mpt__ref_lookup_body;
+    map.table = (mpt__real *)call->workspace;
+    map.call = call, map.operands = operands;
+    mpt__parallel(call->pool, MPT__LOOKUP_SIZE / MPT__BLOCK,
+                  mpt__ref_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__ref_lookup_make,
+                  &map);
+    mpt__ref_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
+}
+
+static void mpt__ref_unary_any(const mpt__cpu_call *call) {
+    if (mpt__ref_looks_up(call))
+        mpt__ref_lookup(call, mpt__ref_unary_map(call), 2);
+    else
+        mpt__ref_unary(call);
+}
+
+static void mpt__ref_binary_any(const mpt__cpu_call *call) {
+    if (mpt__ref_looks_up(call))
+        mpt__ref_lookup(call, mpt__ref_binary_map(call), 3);
+    else
+        mpt__ref_binary(call);
+}
+#endif
 /* ---------------------------------------------------------------------------------------------
  * 30_cpu_rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
  * the matrix products of the reference level.
@@ -10267,8 +10388,8 @@ static const mpt__words mpt__ref_words = {1.0,
 #define MPT__REF_KERNELS(R)                                  \
     R(FILL, fill, NULL)                                      \
     R(COPY, copy, NULL)                                      \
-    R(UNARY, unary, NULL)                                    \
-    R(BINARY, binary, NULL)                                  \
+    R(UNARY, unary_any, mpt__ref_lookup_bytes)               \
+    R(BINARY, binary_any, mpt__ref_lookup_bytes)             \
     R(REDUCE, reduce, mpt__ref_reduce_workspace)             \
     R(ARGMAX, argmax, NULL)                                  \
     R(SCATTER_AXIS, scatter_axis, NULL)                      \

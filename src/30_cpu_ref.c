@@ -743,6 +743,7 @@ struct mpt__ref_map {
     uint32_t threshold; /* dropout: random words from here on keep */
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
+    mpt__real *table;    /* of 30_cpu_lookup.c */
     mpt__ref_walk walk[3];
 };
 
@@ -1049,16 +1050,20 @@ static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, in
     mpt__ref_give(&map->walk[1], &at[1], out, n);
 }
 
-static void mpt__ref_unary(const mpt__cpu_call *call) {
+static mpt__ref_map mpt__ref_unary_map(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     bool by_slot = launch->function == MPT__FN_MUL_SLOT;
-    int function = MPT__UNARY_AT(launch->function);
     mpt__ref_map map;
     map.body = mpt__ref_unary_body;
-    map.unary = call->words->unary[function];
+    map.unary = call->words->unary[MPT__UNARY_AT(launch->function)];
     map.c = (mpt__real)(by_slot ? call->scalars[launch->slot[0]].f : launch->imm[0]);
     map.d = (mpt__real)launch->imm[1];
-    mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[function]);
+    return map;
+}
+
+static void mpt__ref_unary(const mpt__cpu_call *call) {
+    mpt__ref_map map = mpt__ref_unary_map(call);
+    mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
 
 static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
@@ -1110,20 +1115,24 @@ static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *
     }
 }
 
-static void mpt__ref_binary(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    int function = MPT__BINARY_AT(launch->function);
+static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_binary_body;
-    map.binary = call->words->binary[function];
-    map.c = (mpt__real)launch->imm[0];
-    map.d = (mpt__real)launch->imm[1];
+    map.binary = call->words->binary[MPT__BINARY_AT(call->launch->function)];
+    map.c = (mpt__real)call->launch->imm[0];
+    map.d = (mpt__real)call->launch->imm[1];
+    return map;
+}
+
+static void mpt__ref_binary(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__ref_map map = mpt__ref_binary_map(call);
     if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
         !mpt__dtype_info[launch->operand[0].dtype].is_float &&
         !mpt__dtype_info[launch->operand[1].dtype].is_float) {
         map.body = mpt__ref_compare_i64_body;
     }
-    mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[function]);
+    mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
 }
 
 /* ==== Random numbers ==== */

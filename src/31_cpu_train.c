@@ -5,6 +5,7 @@
 #ifndef MPT__31_CPU_TRAIN_INCLUDED
 #define MPT__31_CPU_TRAIN_INCLUDED
 
+#include "30_cpu_lookup.c"
 #include "31_cpu_loss.c"
 
 /* ==== Gradients ==== */
@@ -786,8 +787,8 @@ static const mpt__words mpt__ref_words = {1.0,
 #define MPT__REF_KERNELS(R)                                  \
     R(FILL, fill, NULL)                                      \
     R(COPY, copy, NULL)                                      \
-    R(UNARY, unary, NULL)                                    \
-    R(BINARY, binary, NULL)                                  \
+    R(UNARY, unary_any, mpt__ref_lookup_bytes)               \
+    R(BINARY, binary_any, mpt__ref_lookup_bytes)             \
     R(REDUCE, reduce, mpt__ref_reduce_workspace)             \
     R(ARGMAX, argmax, NULL)                                  \
     R(SCATTER_AXIS, scatter_axis, NULL)                      \

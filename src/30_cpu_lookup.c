@@ -1,0 +1,117 @@
+/* ---------------------------------------------------------------------------------------------
+ * 30_cpu_lookup.c: functions of bf16 by a table. There are 65,536 such numbers: a launch of many
+ * more elements computes its function of each number once, and looks up those of its elements. The
+ * bits stay those of the function.
+ *
+ * Elements of a net use few of the numbers, some thousands, which the nearest cache holds; those of
+ * fp16, with three bits more, so many that it is no faster there (Zen 4, steps of GPT).
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__30_CPU_LOOKUP_INCLUDED
+#define MPT__30_CPU_LOOKUP_INCLUDED
+
+#include "30_cpu_ref.c"
+
+#ifdef MPTRAIN_NO_SIMD /* the table would be large there */
+#define mpt__ref_unary_any mpt__ref_unary
+#define mpt__ref_binary_any mpt__ref_binary
+#define mpt__ref_lookup_bytes NULL
+#else
+
+#define MPT__LOOKUP_SIZE 65536
+#define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
+#define MPT__LOOKUP_SLOW 15 /* nanoseconds on the reference level of what is slower than a table */
+
+/* Whether a function of two is the second one times some function of the first. */
+static bool mpt__ref_is_slope(int function) {
+    switch (function) {
+    case MPT__BINARY_GELU_BACKWARD:
+    case MPT__BINARY_GELU_TANH_BACKWARD:
+    case MPT__BINARY_SIN_BACKWARD:
+    case MPT__BINARY_COS_BACKWARD:
+    case MPT__BINARY_POW_SCALAR_BACKWARD:
+    case MPT__BINARY_SILU_BACKWARD:
+    case MPT__BINARY_SOFTPLUS_BACKWARD:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
+    const mpt__operand *x = &launch->operand[0];
+    (void)threads;
+    if (x->dtype != MPT_BF16) return 0;
+    const bool slow =
+        launch->kernel == MPT__K_UNARY
+            ? mpt__ref_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
+            : mpt__ref_is_slope(MPT__BINARY_AT(launch->function));
+    if (!slow || mpt__ref_numel(x) < MPT__LOOKUP_LEAST) return 0;
+    return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
+}
+
+/* MPT__BLOCK elements of the table. */
+static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
+    const mpt__ref_map *map = (const mpt__ref_map *)work;
+    mpt__real *to = map->table + chunk * MPT__BLOCK, x[MPT__BLOCK], one[MPT__BLOCK];
+    uint16_t half[MPT__BLOCK];
+    (void)thread;
+    for (int i = 0; i < MPT__BLOCK; i++) {
+        half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
+        one[i] = 1;
+    }
+    mpt__ref_load(x, half, map->call->launch->operand[0].dtype, 0, 1, MPT__BLOCK);
+    if (map->operands == 2)
+        map->unary(to, x, MPT__BLOCK, map->c, map->d);
+    else
+        map->binary(to, x, one, MPT__BLOCK, map->c, map->d);
+}
+
+static void mpt__ref_lookup_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                 int64_t n) {
+    const mpt__ref_walk *from = &map->walk[0];
+    const int64_t step = mpt__ref_inner(&from->loop);
+    const int last = map->operands - 1;
+    mpt__real found[MPT__BLOCK], in[MPT__BLOCK];
+    (void)first;
+    for (int64_t done = 0, m; done < n; done += m) {
+        const uint16_t *half = (const uint16_t *)from->view.data + at[0].offset;
+        m = mpt__ref_min(mpt__ref_room(&at[0], &from->loop), n - done);
+        for (int64_t i = 0; i < m; i++) found[done + i] = map->table[half[i * step]];
+        mpt__ref_advance(&at[0], &from->loop, m);
+    }
+    if (last == 2) {
+        const mpt__real *y = mpt__ref_take(&map->walk[1], &at[1], in, n);
+        map->call->words->binary[MPT__BINARY_MUL](found, found, y, n, 0, 0);
+    }
+    mpt__ref_give(&map->walk[last], &at[last], found, n);
+}
+
+static bool mpt__ref_looks_up(const mpt__cpu_call *call) {
+    return call->workspace != NULL && mpt__ref_lookup_bytes(call->launch, 0) > 0;
+}
+
+static void mpt__ref_lookup(const mpt__cpu_call *call, mpt__ref_map map, int operands) {
+    map.body = mpt__ref_lookup_body;
+    map.table = (mpt__real *)call->workspace;
+    map.call = call, map.operands = operands;
+    mpt__parallel(call->pool, MPT__LOOKUP_SIZE / MPT__BLOCK,
+                  mpt__ref_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__ref_lookup_make,
+                  &map);
+    mpt__ref_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
+}
+
+static void mpt__ref_unary_any(const mpt__cpu_call *call) {
+    if (mpt__ref_looks_up(call))
+        mpt__ref_lookup(call, mpt__ref_unary_map(call), 2);
+    else
+        mpt__ref_unary(call);
+}
+
+static void mpt__ref_binary_any(const mpt__cpu_call *call) {
+    if (mpt__ref_looks_up(call))
+        mpt__ref_lookup(call, mpt__ref_binary_map(call), 3);
+    else
+        mpt__ref_binary(call);
+}
+#endif
+#endif
