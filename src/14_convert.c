@@ -203,6 +203,10 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
 /* The tests of a level, and its table with the look-up of level BYTES. An exponent of all ones and
    `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. Four
    runs are read side by side: one core gets more out of memory from several pages at once. */
+#define MPT__FINITE_OF(V, p) V##_iadd(V##_iand(V##_words(p), mask), carry)
+#define MPT__FINITE_FOUR(V, p, run)                                    \
+    V##_ior(V##_ior(MPT__FINITE_OF(V, p), MPT__FINITE_OF(V, p + run)), \
+            V##_ior(MPT__FINITE_OF(V, p + 2 * run), MPT__FINITE_OF(V, p + 3 * run)))
 #define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                              \
     SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,           \
                                     int32_t one) {                                                \
@@ -212,12 +216,10 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
         V##_i sum = V##_iset(0);                                                                  \
         uint32_t words[4 * (W)] = {0}, all = 0;                                                   \
         const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run;                   \
-        for (size_t i = 0; i < run; i += step)                                                    \
-            for (size_t k = 0; k < 4; k++)                                                        \
-                sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(at + k * run + i), mask), carry)); \
-        if (rest > 0) memcpy(words, at + 4 * run, rest);                                          \
-        for (size_t k = 0; k < 4; k++)                                                            \
-            sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(words + k * (W)), mask), carry));      \
+        for (size_t i = 0; i < run; i += step, at += step)                                        \
+            sum = V##_ior(sum, MPT__FINITE_FOUR(V, at, run));                                     \
+        if (rest > 0) memcpy(words, at + 3 * run, rest);                                          \
+        sum = V##_ior(sum, MPT__FINITE_FOUR(V, (const char *)words, step));                       \
         memcpy(words, &sum, sizeof sum);                                                          \
         for (int i = 0; i < (W); i++) all |= words[i];                                            \
         return (all & 0x80008000u) == 0;                                                          \
