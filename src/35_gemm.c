@@ -215,28 +215,28 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__LINES_A12 a12[0]
 #define MPT__LINES_A13 a12[o]
 #define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
-#define MPT__LINES_STEP2(i, V, W)                                                                  \
-    {                                                                                              \
-        V##_f s = V##_set(MPT__LINES_A##i);                                                        \
-        x##i = V##_fma(s, b0, x##i);                                                               \
-        y##i = V##_fma(s, b1, y##i);                                                               \
+#define MPT__LINES_STEP2(i, V, W)           \
+    {                                       \
+        V##_f s = V##_set(MPT__LINES_A##i); \
+        x##i = V##_fma(s, b0, x##i);        \
+        y##i = V##_fma(s, b1, y##i);        \
     }
 /* PLACE: A may lie where it is, and lines are fetched; else it is in panels of MR rows. */
-#define MPT__TILE_LINES(of, PLACE, MR)                                                             \
-    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR;              \
-    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o;                 \
-    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o;                                               \
-    const char *ahead = (of)[1].data;                                                              \
+#define MPT__TILE_LINES(of, PLACE, MR)                                                \
+    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR; \
+    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o;    \
+    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o;                                  \
+    const char *ahead = (of)[1].data;                                                 \
     const int64_t ahead_step = (of)[1].inner;
-#define MPT__TILE_NEXT(PLACE)                                                                      \
-    if (PLACE) MPT__PREFETCH(ahead);                                                               \
+#define MPT__TILE_NEXT(PLACE)        \
+    if (PLACE) MPT__PREFETCH(ahead); \
     a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
 
 /* x: the first vector of a row, y: the second one. */
 #define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
 #define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
 #define MPT__TILE_ADD1(i, V, W) x##i = V##_add(V##_load(to + i * ld), x##i);
-#define MPT__TILE_ADD2(i, V, W)                                                                    \
+#define MPT__TILE_ADD2(i, V, W) \
     MPT__TILE_ADD1(i, V, W) y##i = V##_add(V##_load(to + i * ld + W), y##i);
 #define MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld, x##i);
 #define MPT__TILE_STORE2(i, V, W) MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld + W, y##i);
@@ -248,28 +248,28 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__TILE_STEP_16(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 16)
 
 /* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                        \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, int how) {                                    \
-        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);          \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        MPT__ALIGN(64) float beside[ROWS * NV * W];                                                \
-        const int64_t b_step = b->inner;                                                           \
-        const float *from = mpt__gemm_floats_of(b);                                                \
-        MPT__TILE_LINES(a, PLACE, MR)                                                              \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (; depth > 0; depth--, from += b_step) {                                               \
-            MPT__PANEL_LOAD##NV(V, W);                                                             \
-            MPT__TILE_STEP_##W(ROWS, NV, V);                                                       \
-            MPT__TILE_NEXT(PLACE);                                                                 \
-        }                                                                                          \
-        float *to = whole ? c : beside;                                                            \
-        const int64_t ld = whole ? ldc : NV * W;                                                   \
-        if (add && whole) {                                                                        \
-            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W)                                              \
-        }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
-        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                          \
+#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                 \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
+                 int64_t ldc, int rows, int columns, int how) {                             \
+        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);   \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                        \
+        MPT__ALIGN(64) float beside[ROWS * NV * W];                                         \
+        const int64_t b_step = b->inner;                                                    \
+        const float *from = mpt__gemm_floats_of(b);                                         \
+        MPT__TILE_LINES(a, PLACE, MR)                                                       \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                         \
+        for (; depth > 0; depth--, from += b_step) {                                        \
+            MPT__PANEL_LOAD##NV(V, W);                                                      \
+            MPT__TILE_STEP_##W(ROWS, NV, V);                                                \
+            MPT__TILE_NEXT(PLACE);                                                          \
+        }                                                                                   \
+        float *to = whole ? c : beside;                                                     \
+        const int64_t ld = whole ? ldc : NV * W;                                            \
+        if (add && whole) {                                                                 \
+            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W)                                       \
+        }                                                                                   \
+        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                        \
+        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                   \
     }
 
 /* The same with B where it lies. The last rows and columns are done twice where they fill
@@ -282,139 +282,137 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__LINES_C5 (c3 + 2 * ldc)
 #define MPT__LINES_C6 c6
 #define MPT__LINES_C7 (c6 + ldc)
-#define MPT__DIRECT_LOAD1(V, W, HALF)                                                              \
+#define MPT__DIRECT_LOAD1(V, W, HALF) \
     V##_f b0 = HALF ? V##_load_as(from, columns, dtype) : V##_load_first(from, lanes);
-#define MPT__DIRECT_LOAD2(V, W, HALF)                                                              \
+#define MPT__DIRECT_LOAD2(V, W, HALF) \
     V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_full(from + past * bytes, dtype);
-#define MPT__DIRECT_ADD1(i, V, W)                                                                  \
+#define MPT__DIRECT_ADD1(i, V, W) \
     x##i = V##_add(V##_load_as(MPT__LINES_C##i, columns, MPT_F32), x##i);
-#define MPT__DIRECT_ADD2(i, V, W)                                                                  \
-    x##i = V##_add(V##_load(MPT__LINES_C##i), x##i);                                               \
+#define MPT__DIRECT_ADD2(i, V, W)                    \
+    x##i = V##_add(V##_load(MPT__LINES_C##i), x##i); \
     y##i = V##_add(V##_load(MPT__LINES_C##i + past), y##i);
 #define MPT__DIRECT_STORE1(i, V, W) V##_store_as(MPT__LINES_C##i, x##i, columns, MPT_F32);
-#define MPT__DIRECT_STORE2(i, V, W)                                                                \
-    V##_store(MPT__LINES_C##i, x##i);                                                              \
+#define MPT__DIRECT_STORE2(i, V, W)   \
+    V##_store(MPT__LINES_C##i, x##i); \
     V##_store(MPT__LINES_C##i + past, y##i);
-#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF)                                           \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, int how) {                                    \
-        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;              \
-        const int bytes = HALF ? 2 : 4;                                                            \
-        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;   \
-        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;            \
-        const int64_t past = columns - W;                                                          \
-        const V##_m lanes = V##_first(columns);                                                    \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {                        \
-            const char *from = b->data;                                                            \
-            const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o;  \
-            for (int64_t p = 0; p < depth; p++) {                                                  \
-                MPT__DIRECT_LOAD##NV(V, W, HALF)                                                   \
-                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W)                                        \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                          \
-            }                                                                                      \
-            (void)a3, (void)a6;                                                                    \
-        }                                                                                          \
-        ldc = rows > 1 ? ldc : 0;                                                                  \
-        float *c3 = c + third * ldc, *c6 = c + sixth * ldc;                                        \
-        if ((how & MPT__GEMM_ADD) != 0) {                                                          \
-            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W)                                            \
-        }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W);                                             \
-        (void)lanes, (void)past, (void)c3, (void)c6;                                               \
+#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF)                                          \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,       \
+                 int64_t ldc, int rows, int columns, int how) {                                   \
+        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;             \
+        const int bytes = HALF ? 2 : 4;                                                           \
+        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;  \
+        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;           \
+        const int64_t past = columns - W;                                                         \
+        const V##_m lanes = V##_first(columns);                                                   \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                               \
+        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {                       \
+            const char *from = b->data;                                                           \
+            const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o; \
+            for (int64_t p = 0; p < depth; p++) {                                                 \
+                MPT__DIRECT_LOAD##NV(V, W, HALF)                                                  \
+                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W)                                       \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                         \
+            }                                                                                     \
+            (void)a3, (void)a6;                                                                   \
+        }                                                                                         \
+        ldc = rows > 1 ? ldc : 0;                                                                 \
+        float *c3 = c + third * ldc, *c6 = c + sixth * ldc;                                       \
+        if ((how & MPT__GEMM_ADD) != 0) {                                                         \
+            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W)                                           \
+        }                                                                                         \
+        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W);                                            \
+        (void)lanes, (void)past, (void)c3, (void)c6;                                              \
     }
 
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
 #define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
 #define MPT__GEMM_CONV_OF(function) NULL
 #else
-#define MPT__LINES_STORE1(i, V, W)                                                                 \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i);                           \
-        V##_store_as(p, x##i, columns, MPT_F32);                                                   \
+#define MPT__LINES_STORE1(i, V, W)                                       \
+    if (i < rows) {                                                      \
+        float *p = c + i * ldc;                                          \
+        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i); \
+        V##_store_as(p, x##i, columns, MPT_F32);                         \
     }
-#define MPT__LINES_STORE2(i, V, W)                                                                 \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load(p), x##i);                                                \
-        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i);                   \
-        V##_store(p, x##i);                                                                        \
-        V##_store_as(p + W, y##i, columns - W, MPT_F32);                                           \
+#define MPT__LINES_STORE2(i, V, W)                                               \
+    if (i < rows) {                                                              \
+        float *p = c + i * ldc;                                                  \
+        if (add) x##i = V##_add(V##_load(p), x##i);                              \
+        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i); \
+        V##_store(p, x##i);                                                      \
+        V##_store_as(p + W, y##i, columns - W, MPT_F32);                         \
     }
-#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                            \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, int how) {                                    \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;                          \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                        \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);              \
-            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                        \
-            for (int64_t p = 0; p < depth; p++) {                                                  \
-                MPT__PANEL_LOAD##NV(V, W);                                                         \
-                MPT__ROWS_##ROWS(STEP##NV, V, W);                                                  \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                          \
-            }                                                                                      \
-            (void)a6;                                                                              \
-        }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W);                                              \
+#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                     \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
+                 int64_t ldc, int rows, int columns, int how) {                             \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                        \
+        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;                   \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                         \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                 \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);       \
+            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                 \
+            for (int64_t p = 0; p < depth; p++) {                                           \
+                MPT__PANEL_LOAD##NV(V, W);                                                  \
+                MPT__ROWS_##ROWS(STEP##NV, V, W);                                           \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                   \
+            }                                                                               \
+            (void)a6;                                                                       \
+        }                                                                                   \
+        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W);                                       \
     }
-#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                       \
-    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                        \
-    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                        \
-    static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,    \
-                               float *c, int64_t ldc, int rows, int columns, int how) {            \
-        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);              \
+#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                    \
+    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                     \
+    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                     \
+    static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                               float *c, int64_t ldc, int rows, int columns, int how) {         \
+        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);           \
     }
 #define MPT__GEMM_CONV_OF(function) function
 #endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR)                                                 \
-    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR)                                            \
+#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR)      \
+    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR) \
     MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, PLACE, MR)
-#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)                                                    \
-    MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF)                                               \
+#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)      \
+    MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF) \
     MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
 #define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
 
 /* c[rows, columns] = or (add) += a tile that was summed beside it. */
-#define MPT__GEMM_PUT(FN, V, W)                                                                    \
-    FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc,       \
-                                       int rows, int columns, bool add) {                          \
-        for (; rows > 0; rows--, from += ld, c += ldc) {                                           \
-            for (int j = 0; j < columns; j += W) {                                                 \
-                V##_f v = V##_load(from + j);                                                      \
-                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v);                 \
-                V##_store_as(c + j, v, columns - j, MPT_F32);                                      \
-            }                                                                                      \
-        }                                                                                          \
+#define MPT__GEMM_PUT(FN, V, W)                                                              \
+    FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc, \
+                                       int rows, int columns, bool add) {                    \
+        for (; rows > 0; rows--, from += ld, c += ldc) {                                     \
+            for (int j = 0; j < columns; j += W) {                                           \
+                V##_f v = V##_load(from + j);                                                \
+                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v);           \
+                V##_store_as(c + j, v, columns - j, MPT_F32);                                \
+            }                                                                                \
+        }                                                                                    \
     }
 
-#define MPT__GEMM_ACTIVATE(FN, V, F)                                                               \
-    FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) {                                 \
-        switch (activation) {                                                                      \
-        case MPT_ACTIVATION_GELU: return V##_gelu(a);                                              \
-        case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a);                                    \
-        case MPT_ACTIVATION_TANH: return F(tanh)(a);                                               \
-        case MPT_ACTIVATION_SIGMOID: return F(sigmoid)(a);                                         \
-        default: return a;                                                                         \
-        }                                                                                          \
+#define MPT__GEMM_ACTIVATE(FN, V, F)                               \
+    FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) { \
+        switch (activation) {                                      \
+        case MPT_ACTIVATION_GELU: return V##_gelu(a);              \
+        case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a);    \
+        case MPT_ACTIVATION_TANH: return F(tanh)(a);               \
+        case MPT_ACTIVATION_SIGMOID: return F(sigmoid)(a);         \
+        default: return a;                                         \
+        }                                                          \
     }
 
 /* Contiguous elements of DTYPE, as far as whole vectors go. */
-#define MPT__LOAD_WHOLE(V, W, DTYPE)                                                               \
-    if (step == 1 && round == 0 && dtype == DTYPE) {                                               \
-        for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE));          \
+#define MPT__LOAD_WHOLE(V, W, DTYPE)                                                      \
+    if (step == 1 && round == 0 && dtype == DTYPE) {                                      \
+        for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE)); \
     }
 
-/* 4 k at a time where the condition holds, with what is known spelled out. */
-#define MPT__PACK_QUADS(CONDITION, N, LINES, DTYPE, ROUND)                                         \
-    if (CONDITION) {                                                                               \
-        for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                            \
-            N##_pack_quads(at, width, p, row, LINES, DTYPE, ROUND, 4);                             \
-        }                                                                                          \
+/* K k at a time where the condition holds, with what is known spelled out. */
+#define MPT__PACK_RUN(CONDITION, K, PACK)                                   \
+    if (CONDITION) {                                                        \
+        for (; left >= K; left -= K, p += K * bytes, at += K * width) PACK; \
     }
 
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
@@ -566,8 +564,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const int64_t step = side->inner * bytes;                                                  \
         const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
         const bool quick = dtype != MPT_F32 && round == 0;                                         \
-        /* Elements that can be read of a line: up to the next one's, if the panel is full. */     \
-        int64_t there = count < width ? count : count + side->inner;                               \
         if (dtype == MPT_F32 && round == 0 && width <= W) {                                        \
             const V##_m lanes = V##_first(count);                                                  \
             for (; depth > 0; depth--, to += width, from += step)                                  \
@@ -579,12 +575,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                 V##_store(to + W, V##_load_full(from + 2 * W, half));                              \
             }                                                                                      \
         }                                                                                          \
+        /* What is read past the width is of the next line, and is written over. */                \
+        if (quick && width <= W && count == width && count + side->inner >= W)                     \
+            for (; depth > 1; depth--, to += width, from += step)                                  \
+                V##_store(to, V##_load_full(from, half));                                          \
         for (; depth > 0; depth--, to += width, from += step) {                                    \
-            if (depth == 1) there = count;                                                         \
-            int64_t r = 0;                                                                         \
-            for (; quick && r < width && r + W <= there; r += W)                                   \
-                V##_store(to + r, V##_load_full(from + 2 * r, half));                              \
-            for (; r < width; r += W) {                                                            \
+            for (int64_t r = 0; r < width; r += W) {                                               \
                 V##_f v = r < count ? V##_load_as(from + r * bytes, count - r, dtype) : V##_zero();\
                 V##_store(to + r, V##_round(v, round));                                            \
             }                                                                                      \
@@ -613,28 +609,48 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    /* 4 k (or the `left` ones) of W outer elements, transposed. */                                \
-    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
-                           int dtype, int round, int64_t left) {                                   \
-        V##_f v0 = V##_round(V##_gemm_quads(p, row, lines, dtype), round);                         \
-        V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1, dtype), round);               \
-        V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2, dtype), round);           \
-        V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3, dtype), round);           \
+    /* Four lines of k of W outer elements, of which the first `left` count, transposed. */        \
+    OP void N##_put_quads(float *to, int width, V##_f v0, V##_f v1, V##_f v2, V##_f v3,            \
+                          int64_t left) {                                                          \
         V##_transpose4(&v0, &v1, &v2, &v3);                                                        \
         V##_store(to, v0);                                                                         \
         if (left > 1) V##_store(to + width, v1);                                                   \
         if (left > 2) V##_store(to + 2 * width, v2);                                               \
         if (left > 3) V##_store(to + 3 * width, v3);                                               \
     }                                                                                              \
+    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
+                           int round, int64_t left) {                                              \
+        const V##_f v0 = V##_round(V##_gemm_quads(p, row, lines), round);                          \
+        const V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1), round);                \
+        const V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2), round);            \
+        const V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3), round);            \
+        N##_put_quads(to, width, v0, v1, v2, v3, left);                                            \
+    }                                                                                              \
+    OP void N##_pack_octs(float *to, int width, const char *p, int64_t row, int64_t lines,         \
+                          int dtype) {                                                             \
+        V##_f a0, a1, a2, a3, b0, b1, b2, b3;                                                      \
+        V##_gemm_octs(p, row, lines, dtype, &a0, &b0);                                             \
+        V##_gemm_octs(p + row, row, lines - 1, dtype, &a1, &b1);                                   \
+        V##_gemm_octs(p + 2 * row, row, lines - 2, dtype, &a2, &b2);                               \
+        V##_gemm_octs(p + 3 * row, row, lines - 3, dtype, &a3, &b3);                               \
+        N##_put_quads(to, width, a0, a1, a2, a3, 4);                                               \
+        N##_put_quads(to + 4 * width, width, b0, b1, b2, b3, 4);                                   \
+    }                                                                                              \
     FN MPT__NOINLINE void N##_pack_some(float *to, int width, const char *p, int64_t row,          \
                                         int64_t lines, int dtype, int round, int64_t left) {       \
-        N##_pack_quads(to, width, p, row, lines, dtype, round, left);                              \
+        if (dtype != MPT_F32) {                                                                    \
+            N##_pack_octs(to, width, p, row, lines, dtype);                                        \
+        } else {                                                                                   \
+            N##_pack_quads(to, width, p, row, lines, round, left);                                 \
+        }                                                                                          \
     }                                                                                              \
     /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they   \
        are no 4, go by way of the stack. */                                                        \
     FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
                            int64_t count, int64_t k, int64_t depth) {                              \
         const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
+        const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;\
+        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
         const int64_t row = side->outer * bytes;                                                   \
         const char *from = mpt__gemm_at(side, outer, k);                                           \
         for (int64_t r = 0; r < width; r += W, to += W, from += W * row) {                         \
@@ -642,19 +658,19 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             const int64_t lines = count - r;                                                       \
             float *at = to, staged[4 * W];                                                         \
             int64_t left = depth;                                                                  \
-            const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                \
-            MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
-            MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
-            MPT__PACK_QUADS(lines >= W && dtype != MPT_F32 && round == 0, N, W, half, 0)           \
-            MPT__PACK_QUADS(lines == MR && dtype != MPT_F32 && round == 0, N, MR, half, 0)         \
-            for (; left > 0; left -= 4, p += 4 * bytes, at += 4 * width) {                         \
-                if (left >= 4) {                                                                   \
-                    N##_pack_some(at, width, p, row, lines, dtype, round, 4);                      \
+            MPT__PACK_RUN(floats && lines >= W, 4, N##_pack_quads(at, width, p, row, W, 0, 4))     \
+            MPT__PACK_RUN(floats && lines == MR, 4, N##_pack_quads(at, width, p, row, MR, 0, 4))   \
+            MPT__PACK_RUN(quick && lines >= W, 8, N##_pack_octs(at, width, p, row, W, half))       \
+            MPT__PACK_RUN(quick && lines == MR, 8, N##_pack_octs(at, width, p, row, MR, half))     \
+            for (int64_t n; left > 0; left -= n, p += n * bytes, at += n * width) {                \
+                n = quick && left >= 8 ? 8 : 4;                                                    \
+                if (n == 8 || (dtype == MPT_F32 && left >= 4)) {                                   \
+                    N##_pack_some(at, width, p, row, lines, dtype, round, n);                      \
                     continue;                                                                      \
                 }                                                                                  \
                 memset(staged, 0, sizeof staged);                                                  \
                 for (int64_t i = 0; i < W && i < lines; i++) {                                     \
-                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left < 4 ? left : 4, dtype, 0);  \
                 }                                                                                  \
                 N##_pack_some(at, width, (const char *)staged, 16, W, MPT_F32, round, left);       \
             }                                                                                      \
@@ -680,133 +696,141 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     }
 
 /* Two vectors, one behind the other. */
-#define MPT__STORE_BOTH(OP, NAME, V, W, STORE)                                                     \
-    OP void NAME(void *p, V##_f a, V##_f b, int dtype) {                                           \
-        STORE(p, a, W, dtype);                                                                     \
-        STORE((char *)p + W * (dtype == MPT_F32 ? 4 : 2), b, W, dtype);                            \
+#define MPT__STORE_BOTH(OP, NAME, V, W, STORE)                          \
+    OP void NAME(void *p, V##_f a, V##_f b, int dtype) {                \
+        STORE(p, a, W, dtype);                                          \
+        STORE((char *)p + W * (dtype == MPT_F32 ? 4 : 2), b, W, dtype); \
     }
 
 /* Rows that lie one behind the other are one. A bias that rows share is loaded once. */
-#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE)                                       \
-    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
-                 int64_t rows, int64_t columns) {                                                  \
-        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;     \
-        const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
-        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;           \
-        const bool other = activation != MPT_ACTIVATION_NONE && !relu;                             \
-        const V##_f alpha = V##_set(g->alpha);                                                     \
-        float shared[64];                                                                          \
-        char *c = g->c + (i * g->c_row + j) * bytes;                                               \
-        mpt__gemm_side bias = g->bias;                                                             \
-        if (biased) bias.data = mpt__gemm_at(&bias, i, j);                                         \
-        if (!biased && ld == columns && g->c_row == columns) {                                     \
-            columns *= rows;                                                                       \
-            rows = 1;                                                                              \
-        }                                                                                          \
-        if (!biased || (bias.outer == 0 && columns <= 64)) {                                       \
-            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {                            \
-                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);             \
-                bias.data = (const char *)shared;                                                  \
-            }                                                                                      \
-            bias.dtype = MPT_F32, bias.round = 0;                                                  \
-        }                                                                                          \
-        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 &&           \
-                            bias.round == 0;                                                       \
-        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */     \
-            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;                         \
-            const V##_f b0 = V##_load(more), b1 = V##_load(more + W);                              \
-            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {                           \
-                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                                  \
-                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                            \
-                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                    \
-                BOTH(c, v0, v1, dtype);                                                            \
-            }                                                                                      \
-            return;                                                                                \
-        }                                                                                          \
-        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
-            int64_t x = 0;                                                                         \
-            for (; simple && x + W <= columns; x += W) {                                           \
-                V##_f v = V##_load(sum + x);                                                       \
-                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));              \
-                if (relu) v = V##_relu(v);                                                         \
-                STORE(c + x * bytes, v, W, dtype);                                                 \
-            }                                                                                      \
-            for (; x < columns; x += W) {                                                          \
-                const int64_t n = columns - x;                                                     \
-                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                        \
-                if (scaled) v = V##_mul(v, alpha);                                                 \
-                if (biased) {                                                                      \
-                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);            \
-                    v = V##_add(v, V##_round(more, bias.round));                                   \
-                }                                                                                  \
-                if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);    \
-                if (relu) v = V##_relu(v);                                                         \
-                if (other) v = V##_activate(v, activation);                                        \
-                STORE(c + x * bytes, v, n, dtype);                                                 \
-            }                                                                                      \
-            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);                                     \
-        }                                                                                          \
+#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE)                                    \
+    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,        \
+                 int64_t rows, int64_t columns) {                                               \
+        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;  \
+        const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                    \
+        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;        \
+        const bool other = activation != MPT_ACTIVATION_NONE && !relu;                          \
+        const V##_f alpha = V##_set(g->alpha);                                                  \
+        float shared[64];                                                                       \
+        char *c = g->c + (i * g->c_row + j) * bytes;                                            \
+        mpt__gemm_side bias = g->bias;                                                          \
+        if (biased) bias.data = mpt__gemm_at(&bias, i, j);                                      \
+        if (!biased && ld == columns && g->c_row == columns) {                                  \
+            columns *= rows;                                                                    \
+            rows = 1;                                                                           \
+        }                                                                                       \
+        if (!biased || (bias.outer == 0 && columns <= 64)) {                                    \
+            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {                         \
+                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);          \
+                bias.data = (const char *)shared;                                               \
+            }                                                                                   \
+            bias.dtype = MPT_F32, bias.round = 0;                                               \
+        }                                                                                       \
+        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 &&        \
+                            bias.round == 0;                                                    \
+        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */  \
+            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;                      \
+            const V##_f b0 = V##_load(more), b1 = V##_load(more + W);                           \
+            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {                        \
+                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                               \
+                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                         \
+                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                 \
+                BOTH(c, v0, v1, dtype);                                                         \
+            }                                                                                   \
+            return;                                                                             \
+        }                                                                                       \
+        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                  \
+            int64_t x = 0;                                                                      \
+            for (; simple && x + W <= columns; x += W) {                                        \
+                V##_f v = V##_load(sum + x);                                                    \
+                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));           \
+                if (relu) v = V##_relu(v);                                                      \
+                STORE(c + x * bytes, v, W, dtype);                                              \
+            }                                                                                   \
+            for (; x < columns; x += W) {                                                       \
+                const int64_t n = columns - x;                                                  \
+                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                     \
+                if (scaled) v = V##_mul(v, alpha);                                              \
+                if (biased) {                                                                   \
+                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);         \
+                    v = V##_add(v, V##_round(more, bias.round));                                \
+                }                                                                               \
+                if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v); \
+                if (relu) v = V##_relu(v);                                                      \
+                if (other) v = V##_activate(v, activation);                                     \
+                STORE(c + x * bytes, v, n, dtype);                                              \
+            }                                                                                   \
+            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);                                  \
+        }                                                                                       \
     }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE)                           \
-    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
-     MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
-     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false,    \
+#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE)                        \
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                     \
+     MPT__GEMM_CONV_OF(N##_gemm_direct),                                                        \
+     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false, \
      PLACE, R2}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE)                    \
-    MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
-    MPT__GEMM_PUT(FN, V, W)                                                                        \
-    MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
-    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype)          \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                             \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                             \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                             \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                              \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                             \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                               \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true)                                              \
-    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
-                              float *c, int64_t ldc, int rows, int columns, int how) {             \
-        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
-                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                   \
-                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                  \
-        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
-    }                                                                                              \
-    static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
-                                float *c, int64_t ldc, int rows, int columns, int how) {           \
-        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
-                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
-        if (b->dtype != MPT_F32)                                                                   \
-            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR)                                \
-                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2);                                \
-        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
-    }                                                                                              \
-    static const mpt__gemm_level N##_gemm_level =                                                  \
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE)                  \
+    MPT__GEMM_ACTIVATE(FN, V, F)                                                                 \
+    MPT__GEMM_PUT(FN, V, W)                                                                      \
+    MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                        \
+    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype)        \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                           \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                           \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                           \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                            \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                           \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                             \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true)                                            \
+    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
+                              float *c, int64_t ldc, int rows, int columns, int how) {           \
+        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                 \
+                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                 \
+                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                           \
+    }                                                                                            \
+    static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                                float *c, int64_t ldc, int rows, int columns, int how) {         \
+        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                  \
+                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                  \
+        if (b->dtype != MPT_F32)                                                                 \
+            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR)                              \
+                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2);                              \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                           \
+    }                                                                                            \
+    static const mpt__gemm_level N##_gemm_level =                                                \
         MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
 
-/* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
-   apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
+/* V_gemm_quads: four floats from p and from every 4th line on, of `lines` that are `row` bytes
+   apart; zeros past them. V_gemm_octs: of eight halves. V_store_sums: sums of 8 vectors over their
+   lanes. */
 #ifdef MPT__HAS_AVX2
 MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
     return _mm_loadu_ps((const float *)(const void *)p);
 }
-MPT__AVX2_OP __m128i mpt__v8_load_halves(const char *p, int64_t row, int64_t lines) {
-    __m128i v = _mm_setzero_si128();
-    if (lines > 0) v = _mm_loadl_epi64((const __m128i *)(const void *)p);
-    if (lines <= 4) return v;
-    return _mm_unpacklo_epi64(v, _mm_loadl_epi64((const __m128i *)(const void *)(p + 4 * row)));
-}
-MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
-    if (dtype != MPT_F32) return mpt__v8_from_half(mpt__v8_load_halves(p, row, lines), dtype);
+MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines) {
     __m256 v = _mm256_setzero_ps();
     if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
     if (lines <= 4) return v;
     return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
+}
+MPT__AVX2_OP void mpt__v8_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                     mpt__v8_f *low, mpt__v8_f *high) {
+    __m128i a = _mm_setzero_si128(), b = a;
+    if (lines > 0) a = _mm_loadu_si128((const __m128i *)(const void *)p);
+    if (lines > 4) b = _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * row));
+    if (dtype == MPT_F16) {
+        const __m256 v = _mm256_cvtph_ps(a), w = _mm256_cvtph_ps(b);
+        *low = _mm256_permute2f128_ps(v, w, 0x20), *high = _mm256_permute2f128_ps(v, w, 0x31);
+        return;
+    }
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+    *low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), both));
+    *high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), both));
 }
 MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
                                      mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
@@ -826,20 +850,21 @@ MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 #endif
 
 #ifdef MPT__HAS_AVX512
-MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines,
-                                              int dtype) {
-    if (dtype != MPT_F32) {
-        __m128i low = mpt__v8_load_halves(p, row, lines);
-        __m128i high = mpt__v8_load_halves(p + 8 * row, row, lines - 8);
-        return mpt__v16_from_half(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1),
-                                  dtype);
-    }
+MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines) {
     __m512 v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
     if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
     if (lines > 4) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 4 * row), 1);
     if (lines > 8) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 8 * row), 2);
     if (lines > 12) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 12 * row), 3);
     return v;
+}
+MPT__AVX512_OP void mpt__v16_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                       mpt__v16_f *low, mpt__v16_f *high) {
+    mpt__v8_f v[4];
+    mpt__v8_gemm_octs(p, row, lines, dtype, &v[0], &v[1]);
+    mpt__v8_gemm_octs(p + 8 * row, row, lines - 8, dtype, &v[2], &v[3]);
+    *low = _mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[2], 1);
+    *high = _mm512_insertf32x8(_mm512_castps256_ps512(v[1]), v[3], 1);
 }
 MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
                                         mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
@@ -852,18 +877,24 @@ MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 #endif
 
 #ifdef MPT__HAS_NEON
-MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines) {
     (void)row;
-    return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
+    return lines > 0 ? mpt__v4_load_full(p, MPT_F32) : mpt__v4_zero();
+}
+MPT__NEON_OP void mpt__v4_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                    mpt__v4_f *low, mpt__v4_f *high) {
+    (void)row;
+    *low = lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
+    *high = lines > 0 ? mpt__v4_load_full(p + 8, dtype) : mpt__v4_zero();
 }
 /* A vector of a panel of A holds four rows, each a lane for the instruction. */
-#define MPT__TILE_STEP_4(ROWS, NV, V)                                                              \
-    const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8);                   \
+#define MPT__TILE_STEP_4(ROWS, NV, V)                                            \
+    const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8); \
     MPT__ROWS_##ROWS(MPT__LANES_STEP##NV, V, 4)
-#define MPT__LANES_STEP1(i, V, W)                                                                  \
+#define MPT__LANES_STEP1(i, V, W) \
     x##i = vfmaq_laneq_f32(x##i, b0, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
-#define MPT__LANES_STEP2(i, V, W)                                                                  \
-    MPT__LANES_STEP1(i, V, W)                                                                      \
+#define MPT__LANES_STEP2(i, V, W) \
+    MPT__LANES_STEP1(i, V, W)     \
     y##i = vfmaq_laneq_f32(y##i, b1, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
 MPT__STORE_BOTH(MPT__NEON_OP, mpt__v4_store_both, mpt__v4, 4, mpt__v4_store_as)
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,

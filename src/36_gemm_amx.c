@@ -113,10 +113,10 @@ MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 
 MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
-        mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16, MPT_F32);
-        mpt__v16_f r1 = mpt__v16_gemm_quads(from + row, row, 16, MPT_F32);
-        mpt__v16_f r2 = mpt__v16_gemm_quads(from + 2 * row, row, 16, MPT_F32);
-        mpt__v16_f r3 = mpt__v16_gemm_quads(from + 3 * row, row, 16, MPT_F32);
+        mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16);
+        mpt__v16_f r1 = mpt__v16_gemm_quads(from + row, row, 16);
+        mpt__v16_f r2 = mpt__v16_gemm_quads(from + 2 * row, row, 16);
+        mpt__v16_f r3 = mpt__v16_gemm_quads(from + 3 * row, row, 16);
         mpt__v16_transpose4(&r0, &r1, &r2, &r3);
         mpt__v16_store(out, r0), mpt__v16_store(out + 16, r1);
         mpt__v16_store(out + 32, r2), mpt__v16_store(out + 48, r3);

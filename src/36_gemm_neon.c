@@ -121,16 +121,16 @@ MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *si
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
 #define MPT__QUADS_ZERO(i, V, W) V##_f w##i = V##_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
-#define MPT__QUADS_STEP(i, V, W)                                     \
-    {                                                                \
-        const uint16x8_t pair = vld1q_u16(of + 8 * i);               \
-        w##i = mpt__quads_sum(w##i, pair, b0);                       \
-        x##i = mpt__quads_sum(x##i, pair, b1);                       \
-        y##i = mpt__quads_sum(y##i, pair, b2);                       \
-        z##i = mpt__quads_sum(z##i, pair, b3);                       \
+#define MPT__QUADS_STEP(i, V, W)                       \
+    {                                                  \
+        const uint16x8_t pair = vld1q_u16(of + 8 * i); \
+        w##i = mpt__quads_sum(w##i, pair, b0);         \
+        x##i = mpt__quads_sum(x##i, pair, b1);         \
+        y##i = mpt__quads_sum(y##i, pair, b2);         \
+        z##i = mpt__quads_sum(z##i, pair, b3);         \
     }
-#define MPT__QUADS_STORE(i, V, W)                                    \
-    mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i);          \
+#define MPT__QUADS_STORE(i, V, W)                           \
+    mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
     mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
 
 MPT__QUADS_OP mpt__v4_f mpt__quads_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
