@@ -204,8 +204,7 @@ typedef struct mpt__product_sums {
 
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */
-    bool flushes;    /* optimizers take denormals as zero: moments that fade away
-                                    would make them slow */
+    bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
     const mpt__convert_table *convert;
     mpt__unary_fn unary[MPT__UNARY_COUNT];
     mpt__binary_fn binary[MPT__BINARY_COUNT];
@@ -234,6 +233,8 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
+    /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
+    void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
     bool typed; /* norms take halves as they lie */
     /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
        LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
@@ -1076,21 +1077,10 @@ static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, i
     mpt__ref_give(&map->walk[2], &at[2], out, n);
 }
 
+/* Of functions from MPT__FN_EQUAL on, bits: true of less, equal, greater. */
 static bool mpt__ref_compare_i64(int function, int64_t a, int64_t b) {
-    switch (function) {
-    case MPT__FN_EQUAL:
-        return a == b;
-    case MPT__FN_NOT_EQUAL:
-        return a != b;
-    case MPT__FN_LESS:
-        return a < b;
-    case MPT__FN_LESS_EQUAL:
-        return a <= b;
-    case MPT__FN_GREATER:
-        return a > b;
-    default:
-        return a >= b;
-    }
+    static const uint8_t holds[] = {2, 5, 1, 3, 4, 6};
+    return (holds[function - MPT__FN_EQUAL] >> (1 + (a > b) - (a < b)) & 1) != 0;
 }
 
 /* Comparison of two integer operands. */
@@ -1115,6 +1105,21 @@ static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *
     }
 }
 
+static void mpt__ref_gate_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                               int64_t n) {
+    int16_t *p[3];
+    for (int k = 0; k < 3; k++) {
+        const mpt__ref_walk *w = &map->walk[k];
+        if (mpt__ref_inner(&w->loop) != 1 || mpt__ref_together(map, at, n) < n) {
+            mpt__ref_binary_body(map, at, first, n);
+            return;
+        }
+        p[k] = (int16_t *)w->view.data + at[k].offset;
+    }
+    map->call->words->gate(p[2], p[0], p[1], n, map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
+    mpt__ref_advance_all(map, at, n);
+}
+
 static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_binary_body;
@@ -1126,12 +1131,15 @@ static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
 
 static void mpt__ref_binary(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
     mpt__ref_map map = mpt__ref_binary_map(call);
     if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
-        !mpt__dtype_info[launch->operand[0].dtype].is_float &&
-        !mpt__dtype_info[launch->operand[1].dtype].is_float) {
+        !mpt__dtype_info[o[0].dtype].is_float && !mpt__dtype_info[o[1].dtype].is_float)
         map.body = mpt__ref_compare_i64_body;
-    }
+    if (call->words->gate != NULL && launch->function == MPT__FN_RELU_BACKWARD &&
+        mpt__ref_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
+        o[2].access == MPT__WRITE)
+        map.body = mpt__ref_gate_body;
     mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
 }
 

@@ -778,6 +778,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
+                                          NULL,
                                           false,
                                           MPT__REF_NORM_WORDS};
 

@@ -186,10 +186,23 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
     _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
 }
 
+MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
+                              int16_t infinity) {
+    const __m256i zero = _mm256_setzero_si256(), bound = _mm256_set1_epi16(infinity);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(y + i));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(dy + i));
+        a = _mm256_andnot_si256(_mm256_cmpeq_epi16(a, zero), _mm256_cmpgt_epi16(a, bound));
+        _mm256_storeu_si256((__m256i *)(void *)(dx + i), _mm256_and_si256(a, b));
+    }
+    for (; i < n; i++) dx[i] = y[i] != 0 && y[i] > infinity ? dy[i] : 0;
+}
+
 /* ==== The level ==== */
 
 MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
-                &mpt__convert_avx2, 0.15)
+                &mpt__convert_avx2, mpt__avx2_gate, 0.15)
 
 #endif
 #endif

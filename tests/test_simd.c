@@ -325,6 +325,31 @@ TEST(binary_functions) {
     }
 }
 
+/* Of every y that a half can be; dy is written over in the second run. */
+TEST(relu_backward_of_all_halves) {
+    const int64_t n = 65536;
+    NEEDS_LEVELS;
+    for (int run = 0; run < 4; run++) {
+        problem p;
+        problem_init(&p, MPT__K_BINARY);
+        p.launch.function = MPT__FN_RELU_BACKWARD;
+        for (int k = 0; k < 3; k++) {
+            add_operand(&p, k, run < 2 ? MPT_F16 : MPT_BF16, 1, &n, k < 2 ? MPT__READ : MPT__WRITE,
+                        0, 1, 20);
+            p.launch.operand[k].stride[0] = 1;
+        }
+        if (run % 2 == 1) p.launch.operand[2] = p.launch.operand[1];
+        p.launch.operand[2].access = MPT__WRITE;
+        for (int64_t i = 0; i < n; i++) {
+            const uint16_t y = (uint16_t)i;
+            memcpy(p.storages[1].first + 2 * (i + p.launch.operand[0].offset), &y, 2);
+        }
+        bool good = same_as_ref(&p, "ReLU's backward");
+        problem_free(&p);
+        if (!good) return;
+    }
+}
+
 TEST(dropout) {
     static const double ps[] = {0, 0.1, 0.5, 0.999, 1, 1.0 / 4294967296.0, 1 - 1e-9, 0.3};
     NEEDS_LEVELS;
@@ -705,6 +730,7 @@ TEST_TABLE = {
     T(transposed_copies_beyond_cache),
     T(unary_functions),
     T(binary_functions),
+    T(relu_backward_of_all_halves),
     T(dropout),
     T(reductions),
     T(softmax_and_backward),
