@@ -5471,6 +5471,10 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
 /* The tests of a level, and its table with the look-up of level BYTES. An exponent of all ones and
    `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. Four
    runs are read side by side: one core gets more out of memory from several pages at once. */
+#define MPT__FINITE_OF(V, p) V##_iadd(V##_iand(V##_words(p), mask), carry)
+#define MPT__FINITE_FOUR(V, p, run)                                    \
+    V##_ior(V##_ior(MPT__FINITE_OF(V, p), MPT__FINITE_OF(V, p + run)), \
+            V##_ior(MPT__FINITE_OF(V, p + 2 * run), MPT__FINITE_OF(V, p + 3 * run)))
 #define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                              \
     SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,           \
                                     int32_t one) {                                                \
@@ -5480,12 +5484,10 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
         V##_i sum = V##_iset(0);                                                                  \
         uint32_t words[4 * (W)] = {0}, all = 0;                                                   \
         const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run;                   \
-        for (size_t i = 0; i < run; i += step)                                                    \
-            for (size_t k = 0; k < 4; k++)                                                        \
-                sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(at + k * run + i), mask), carry)); \
-        if (rest > 0) memcpy(words, at + 4 * run, rest);                                          \
-        for (size_t k = 0; k < 4; k++)                                                            \
-            sum = V##_ior(sum, V##_iadd(V##_iand(V##_words(words + k * (W)), mask), carry));      \
+        for (size_t i = 0; i < run; i += step, at += step)                                        \
+            sum = V##_ior(sum, MPT__FINITE_FOUR(V, at, run));                                     \
+        if (rest > 0) memcpy(words, at + 3 * run, rest);                                          \
+        sum = V##_ior(sum, MPT__FINITE_FOUR(V, (const char *)words, step));                       \
         memcpy(words, &sum, sizeof sum);                                                          \
         for (int i = 0; i < (W); i++) all |= words[i];                                            \
         return (all & 0x80008000u) == 0;                                                          \
@@ -6993,8 +6995,7 @@ typedef struct mpt__product_sums {
 
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */
-    bool flushes;    /* optimizers take denormals as zero: moments that fade away
-                                    would make them slow */
+    bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
     const mpt__convert_table *convert;
     mpt__unary_fn unary[MPT__UNARY_COUNT];
     mpt__binary_fn binary[MPT__BINARY_COUNT];
@@ -7023,6 +7024,8 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     mpt__update_fn sgd, adam;
+    /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
+    void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
     bool typed; /* norms take halves as they lie */
     /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
        LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
@@ -7865,21 +7868,10 @@ static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, i
     mpt__ref_give(&map->walk[2], &at[2], out, n);
 }
 
+/* Of functions from MPT__FN_EQUAL on, bits: true of less, equal, greater. */
 static bool mpt__ref_compare_i64(int function, int64_t a, int64_t b) {
-    switch (function) {
-    case MPT__FN_EQUAL:
-        return a == b;
-    case MPT__FN_NOT_EQUAL:
-        return a != b;
-    case MPT__FN_LESS:
-        return a < b;
-    case MPT__FN_LESS_EQUAL:
-        return a <= b;
-    case MPT__FN_GREATER:
-        return a > b;
-    default:
-        return a >= b;
-    }
+    static const uint8_t holds[] = {2, 5, 1, 3, 4, 6};
+    return (holds[function - MPT__FN_EQUAL] >> (1 + (a > b) - (a < b)) & 1) != 0;
 }
 
 /* Comparison of two integer operands. */
@@ -7904,6 +7896,21 @@ static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *
     }
 }
 
+static void mpt__ref_gate_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                               int64_t n) {
+    int16_t *p[3];
+    for (int k = 0; k < 3; k++) {
+        const mpt__ref_walk *w = &map->walk[k];
+        if (mpt__ref_inner(&w->loop) != 1 || mpt__ref_together(map, at, n) < n) {
+            mpt__ref_binary_body(map, at, first, n);
+            return;
+        }
+        p[k] = (int16_t *)w->view.data + at[k].offset;
+    }
+    map->call->words->gate(p[2], p[0], p[1], n, map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
+    mpt__ref_advance_all(map, at, n);
+}
+
 static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_binary_body;
@@ -7915,12 +7922,15 @@ static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
 
 static void mpt__ref_binary(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
     mpt__ref_map map = mpt__ref_binary_map(call);
     if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
-        !mpt__dtype_info[launch->operand[0].dtype].is_float &&
-        !mpt__dtype_info[launch->operand[1].dtype].is_float) {
+        !mpt__dtype_info[o[0].dtype].is_float && !mpt__dtype_info[o[1].dtype].is_float)
         map.body = mpt__ref_compare_i64_body;
-    }
+    if (call->words->gate != NULL && launch->function == MPT__FN_RELU_BACKWARD &&
+        mpt__ref_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
+        o[2].access == MPT__WRITE)
+        map.body = mpt__ref_gate_body;
     mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
 }
 
@@ -10379,6 +10389,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_transpose,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
+                                          NULL,
                                           false,
                                           MPT__REF_NORM_WORDS};
 
@@ -11478,7 +11489,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
 #define MPT__SIMD_BINARY_REF(id) mpt__ref_binary_##id,
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, slowness)                     \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, gate, slowness)               \
     MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)             \
     MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)           \
     MPT__SIMD_PEAK(FN, N, V, W)                                                          \
@@ -11512,6 +11523,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_transpose,                                                                   \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
+        gate,                                                                            \
         true,                                                                            \
         MPT__SIMD_NORM_WORDS(N, W)};
 
@@ -11700,10 +11712,23 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
     _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
 }
 
+MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
+                              int16_t infinity) {
+    const __m256i zero = _mm256_setzero_si256(), bound = _mm256_set1_epi16(infinity);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(y + i));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(dy + i));
+        a = _mm256_andnot_si256(_mm256_cmpeq_epi16(a, zero), _mm256_cmpgt_epi16(a, bound));
+        _mm256_storeu_si256((__m256i *)(void *)(dx + i), _mm256_and_si256(a, b));
+    }
+    for (; i < n; i++) dx[i] = y[i] != 0 && y[i] > infinity ? dy[i] : 0;
+}
+
 /* ==== The level ==== */
 
 MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
-                &mpt__convert_avx2, 0.15)
+                &mpt__convert_avx2, mpt__avx2_gate, 0.15)
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -11911,7 +11936,7 @@ MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt
 /* ==== The level ==== */
 
 MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
-                &mpt__convert_avx512, 0.15)
+                &mpt__convert_avx512, mpt__avx2_gate, 0.15)
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -12062,7 +12087,7 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
 /* ==== The level ==== */
 
 MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
-                &mpt__convert_neon, 0.3)
+                &mpt__convert_neon, NULL, 0.3)
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -12278,28 +12303,28 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__LINES_A12 a12[0]
 #define MPT__LINES_A13 a12[o]
 #define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
-#define MPT__LINES_STEP2(i, V, W)                                                                  \
-    {                                                                                              \
-        V##_f s = V##_set(MPT__LINES_A##i);                                                        \
-        x##i = V##_fma(s, b0, x##i);                                                               \
-        y##i = V##_fma(s, b1, y##i);                                                               \
+#define MPT__LINES_STEP2(i, V, W)           \
+    {                                       \
+        V##_f s = V##_set(MPT__LINES_A##i); \
+        x##i = V##_fma(s, b0, x##i);        \
+        y##i = V##_fma(s, b1, y##i);        \
     }
 /* PLACE: A may lie where it is, and lines are fetched; else it is in panels of MR rows. */
-#define MPT__TILE_LINES(of, PLACE, MR)                                                             \
-    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR;              \
-    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o;                 \
-    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o;                                               \
-    const char *ahead = (of)[1].data;                                                              \
+#define MPT__TILE_LINES(of, PLACE, MR)                                                \
+    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR; \
+    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o;    \
+    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o;                                  \
+    const char *ahead = (of)[1].data;                                                 \
     const int64_t ahead_step = (of)[1].inner;
-#define MPT__TILE_NEXT(PLACE)                                                                      \
-    if (PLACE) MPT__PREFETCH(ahead);                                                               \
+#define MPT__TILE_NEXT(PLACE)        \
+    if (PLACE) MPT__PREFETCH(ahead); \
     a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
 
 /* x: the first vector of a row, y: the second one. */
 #define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
 #define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
 #define MPT__TILE_ADD1(i, V, W) x##i = V##_add(V##_load(to + i * ld), x##i);
-#define MPT__TILE_ADD2(i, V, W)                                                                    \
+#define MPT__TILE_ADD2(i, V, W) \
     MPT__TILE_ADD1(i, V, W) y##i = V##_add(V##_load(to + i * ld + W), y##i);
 #define MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld, x##i);
 #define MPT__TILE_STORE2(i, V, W) MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld + W, y##i);
@@ -12311,28 +12336,28 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__TILE_STEP_16(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 16)
 
 /* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                        \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, int how) {                                    \
-        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);          \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        MPT__ALIGN(64) float beside[ROWS * NV * W];                                                \
-        const int64_t b_step = b->inner;                                                           \
-        const float *from = mpt__gemm_floats_of(b);                                                \
-        MPT__TILE_LINES(a, PLACE, MR)                                                              \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (; depth > 0; depth--, from += b_step) {                                               \
-            MPT__PANEL_LOAD##NV(V, W);                                                             \
-            MPT__TILE_STEP_##W(ROWS, NV, V);                                                       \
-            MPT__TILE_NEXT(PLACE);                                                                 \
-        }                                                                                          \
-        float *to = whole ? c : beside;                                                            \
-        const int64_t ld = whole ? ldc : NV * W;                                                   \
-        if (add && whole) {                                                                        \
-            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W)                                              \
-        }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                               \
-        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                          \
+#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                 \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
+                 int64_t ldc, int rows, int columns, int how) {                             \
+        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);   \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                        \
+        MPT__ALIGN(64) float beside[ROWS * NV * W];                                         \
+        const int64_t b_step = b->inner;                                                    \
+        const float *from = mpt__gemm_floats_of(b);                                         \
+        MPT__TILE_LINES(a, PLACE, MR)                                                       \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                         \
+        for (; depth > 0; depth--, from += b_step) {                                        \
+            MPT__PANEL_LOAD##NV(V, W);                                                      \
+            MPT__TILE_STEP_##W(ROWS, NV, V);                                                \
+            MPT__TILE_NEXT(PLACE);                                                          \
+        }                                                                                   \
+        float *to = whole ? c : beside;                                                     \
+        const int64_t ld = whole ? ldc : NV * W;                                            \
+        if (add && whole) {                                                                 \
+            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W)                                       \
+        }                                                                                   \
+        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                        \
+        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                   \
     }
 
 /* The same with B where it lies. The last rows and columns are done twice where they fill
@@ -12345,139 +12370,137 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__LINES_C5 (c3 + 2 * ldc)
 #define MPT__LINES_C6 c6
 #define MPT__LINES_C7 (c6 + ldc)
-#define MPT__DIRECT_LOAD1(V, W, HALF)                                                              \
+#define MPT__DIRECT_LOAD1(V, W, HALF) \
     V##_f b0 = HALF ? V##_load_as(from, columns, dtype) : V##_load_first(from, lanes);
-#define MPT__DIRECT_LOAD2(V, W, HALF)                                                              \
+#define MPT__DIRECT_LOAD2(V, W, HALF) \
     V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_full(from + past * bytes, dtype);
-#define MPT__DIRECT_ADD1(i, V, W)                                                                  \
+#define MPT__DIRECT_ADD1(i, V, W) \
     x##i = V##_add(V##_load_as(MPT__LINES_C##i, columns, MPT_F32), x##i);
-#define MPT__DIRECT_ADD2(i, V, W)                                                                  \
-    x##i = V##_add(V##_load(MPT__LINES_C##i), x##i);                                               \
+#define MPT__DIRECT_ADD2(i, V, W)                    \
+    x##i = V##_add(V##_load(MPT__LINES_C##i), x##i); \
     y##i = V##_add(V##_load(MPT__LINES_C##i + past), y##i);
 #define MPT__DIRECT_STORE1(i, V, W) V##_store_as(MPT__LINES_C##i, x##i, columns, MPT_F32);
-#define MPT__DIRECT_STORE2(i, V, W)                                                                \
-    V##_store(MPT__LINES_C##i, x##i);                                                              \
+#define MPT__DIRECT_STORE2(i, V, W)   \
+    V##_store(MPT__LINES_C##i, x##i); \
     V##_store(MPT__LINES_C##i + past, y##i);
-#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF)                                           \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, int how) {                                    \
-        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;              \
-        const int bytes = HALF ? 2 : 4;                                                            \
-        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;   \
-        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;            \
-        const int64_t past = columns - W;                                                          \
-        const V##_m lanes = V##_first(columns);                                                    \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {                        \
-            const char *from = b->data;                                                            \
-            const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o;  \
-            for (int64_t p = 0; p < depth; p++) {                                                  \
-                MPT__DIRECT_LOAD##NV(V, W, HALF)                                                   \
-                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W)                                        \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                          \
-            }                                                                                      \
-            (void)a3, (void)a6;                                                                    \
-        }                                                                                          \
-        ldc = rows > 1 ? ldc : 0;                                                                  \
-        float *c3 = c + third * ldc, *c6 = c + sixth * ldc;                                        \
-        if ((how & MPT__GEMM_ADD) != 0) {                                                          \
-            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W)                                            \
-        }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W);                                             \
-        (void)lanes, (void)past, (void)c3, (void)c6;                                               \
+#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF)                                          \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,       \
+                 int64_t ldc, int rows, int columns, int how) {                                   \
+        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;             \
+        const int bytes = HALF ? 2 : 4;                                                           \
+        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;  \
+        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;           \
+        const int64_t past = columns - W;                                                         \
+        const V##_m lanes = V##_first(columns);                                                   \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                               \
+        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {                       \
+            const char *from = b->data;                                                           \
+            const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o; \
+            for (int64_t p = 0; p < depth; p++) {                                                 \
+                MPT__DIRECT_LOAD##NV(V, W, HALF)                                                  \
+                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W)                                       \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                         \
+            }                                                                                     \
+            (void)a3, (void)a6;                                                                   \
+        }                                                                                         \
+        ldc = rows > 1 ? ldc : 0;                                                                 \
+        float *c3 = c + third * ldc, *c6 = c + sixth * ldc;                                       \
+        if ((how & MPT__GEMM_ADD) != 0) {                                                         \
+            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W)                                           \
+        }                                                                                         \
+        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W);                                            \
+        (void)lanes, (void)past, (void)c3, (void)c6;                                              \
     }
 
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
 #define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
 #define MPT__GEMM_CONV_OF(function) NULL
 #else
-#define MPT__LINES_STORE1(i, V, W)                                                                 \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i);                           \
-        V##_store_as(p, x##i, columns, MPT_F32);                                                   \
+#define MPT__LINES_STORE1(i, V, W)                                       \
+    if (i < rows) {                                                      \
+        float *p = c + i * ldc;                                          \
+        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i); \
+        V##_store_as(p, x##i, columns, MPT_F32);                         \
     }
-#define MPT__LINES_STORE2(i, V, W)                                                                 \
-    if (i < rows) {                                                                                \
-        float *p = c + i * ldc;                                                                    \
-        if (add) x##i = V##_add(V##_load(p), x##i);                                                \
-        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i);                   \
-        V##_store(p, x##i);                                                                        \
-        V##_store_as(p + W, y##i, columns - W, MPT_F32);                                           \
+#define MPT__LINES_STORE2(i, V, W)                                               \
+    if (i < rows) {                                                              \
+        float *p = c + i * ldc;                                                  \
+        if (add) x##i = V##_add(V##_load(p), x##i);                              \
+        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i); \
+        V##_store(p, x##i);                                                      \
+        V##_store_as(p + W, y##i, columns - W, MPT_F32);                         \
     }
-#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                            \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,        \
-                 int64_t ldc, int rows, int columns, int how) {                                    \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;                          \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                                \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                        \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);              \
-            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                        \
-            for (int64_t p = 0; p < depth; p++) {                                                  \
-                MPT__PANEL_LOAD##NV(V, W);                                                         \
-                MPT__ROWS_##ROWS(STEP##NV, V, W);                                                  \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                          \
-            }                                                                                      \
-            (void)a6;                                                                              \
-        }                                                                                          \
-        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W);                                              \
+#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                     \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
+                 int64_t ldc, int rows, int columns, int how) {                             \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                        \
+        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;                   \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                         \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                 \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);       \
+            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                 \
+            for (int64_t p = 0; p < depth; p++) {                                           \
+                MPT__PANEL_LOAD##NV(V, W);                                                  \
+                MPT__ROWS_##ROWS(STEP##NV, V, W);                                           \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                   \
+            }                                                                               \
+            (void)a6;                                                                       \
+        }                                                                                   \
+        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W);                                       \
     }
-#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                       \
-    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                        \
-    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                        \
-    static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,    \
-                               float *c, int64_t ldc, int rows, int columns, int how) {            \
-        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);              \
+#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                    \
+    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                     \
+    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                     \
+    static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                               float *c, int64_t ldc, int rows, int columns, int how) {         \
+        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);           \
     }
 #define MPT__GEMM_CONV_OF(function) function
 #endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR)                                                 \
-    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR)                                            \
+#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR)      \
+    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR) \
     MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, PLACE, MR)
-#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)                                                    \
-    MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF)                                               \
+#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)      \
+    MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF) \
     MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
 #define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
 
 /* c[rows, columns] = or (add) += a tile that was summed beside it. */
-#define MPT__GEMM_PUT(FN, V, W)                                                                    \
-    FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc,       \
-                                       int rows, int columns, bool add) {                          \
-        for (; rows > 0; rows--, from += ld, c += ldc) {                                           \
-            for (int j = 0; j < columns; j += W) {                                                 \
-                V##_f v = V##_load(from + j);                                                      \
-                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v);                 \
-                V##_store_as(c + j, v, columns - j, MPT_F32);                                      \
-            }                                                                                      \
-        }                                                                                          \
+#define MPT__GEMM_PUT(FN, V, W)                                                              \
+    FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc, \
+                                       int rows, int columns, bool add) {                    \
+        for (; rows > 0; rows--, from += ld, c += ldc) {                                     \
+            for (int j = 0; j < columns; j += W) {                                           \
+                V##_f v = V##_load(from + j);                                                \
+                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v);           \
+                V##_store_as(c + j, v, columns - j, MPT_F32);                                \
+            }                                                                                \
+        }                                                                                    \
     }
 
-#define MPT__GEMM_ACTIVATE(FN, V, F)                                                               \
-    FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) {                                 \
-        switch (activation) {                                                                      \
-        case MPT_ACTIVATION_GELU: return V##_gelu(a);                                              \
-        case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a);                                    \
-        case MPT_ACTIVATION_TANH: return F(tanh)(a);                                               \
-        case MPT_ACTIVATION_SIGMOID: return F(sigmoid)(a);                                         \
-        default: return a;                                                                         \
-        }                                                                                          \
+#define MPT__GEMM_ACTIVATE(FN, V, F)                               \
+    FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) { \
+        switch (activation) {                                      \
+        case MPT_ACTIVATION_GELU: return V##_gelu(a);              \
+        case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a);    \
+        case MPT_ACTIVATION_TANH: return F(tanh)(a);               \
+        case MPT_ACTIVATION_SIGMOID: return F(sigmoid)(a);         \
+        default: return a;                                         \
+        }                                                          \
     }
 
 /* Contiguous elements of DTYPE, as far as whole vectors go. */
-#define MPT__LOAD_WHOLE(V, W, DTYPE)                                                               \
-    if (step == 1 && round == 0 && dtype == DTYPE) {                                               \
-        for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE));          \
+#define MPT__LOAD_WHOLE(V, W, DTYPE)                                                      \
+    if (step == 1 && round == 0 && dtype == DTYPE) {                                      \
+        for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE)); \
     }
 
-/* 4 k at a time where the condition holds, with what is known spelled out. */
-#define MPT__PACK_QUADS(CONDITION, N, LINES, DTYPE, ROUND)                                         \
-    if (CONDITION) {                                                                               \
-        for (; left >= 4; left -= 4, p += 4 * bytes, at += 4 * width) {                            \
-            N##_pack_quads(at, width, p, row, LINES, DTYPE, ROUND, 4);                             \
-        }                                                                                          \
+/* K k at a time where the condition holds, with what is known spelled out. */
+#define MPT__PACK_RUN(CONDITION, K, PACK)                                   \
+    if (CONDITION) {                                                        \
+        for (; left >= K; left -= K, p += K * bytes, at += K * width) PACK; \
     }
 
 #define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
@@ -12629,8 +12652,6 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         const int64_t step = side->inner * bytes;                                                  \
         const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
         const bool quick = dtype != MPT_F32 && round == 0;                                         \
-        /* Elements that can be read of a line: up to the next one's, if the panel is full. */     \
-        int64_t there = count < width ? count : count + side->inner;                               \
         if (dtype == MPT_F32 && round == 0 && width <= W) {                                        \
             const V##_m lanes = V##_first(count);                                                  \
             for (; depth > 0; depth--, to += width, from += step)                                  \
@@ -12642,12 +12663,12 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
                 V##_store(to + W, V##_load_full(from + 2 * W, half));                              \
             }                                                                                      \
         }                                                                                          \
+        /* What is read past the width is of the next line, and is written over. */                \
+        if (quick && width <= W && count == width && count + side->inner >= W)                     \
+            for (; depth > 1; depth--, to += width, from += step)                                  \
+                V##_store(to, V##_load_full(from, half));                                          \
         for (; depth > 0; depth--, to += width, from += step) {                                    \
-            if (depth == 1) there = count;                                                         \
-            int64_t r = 0;                                                                         \
-            for (; quick && r < width && r + W <= there; r += W)                                   \
-                V##_store(to + r, V##_load_full(from + 2 * r, half));                              \
-            for (; r < width; r += W) {                                                            \
+            for (int64_t r = 0; r < width; r += W) {                                               \
                 V##_f v = r < count ? V##_load_as(from + r * bytes, count - r, dtype) : V##_zero();\
                 V##_store(to + r, V##_round(v, round));                                            \
             }                                                                                      \
@@ -12676,28 +12697,48 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    /* 4 k (or the `left` ones) of W outer elements, transposed. */                                \
-    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
-                           int dtype, int round, int64_t left) {                                   \
-        V##_f v0 = V##_round(V##_gemm_quads(p, row, lines, dtype), round);                         \
-        V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1, dtype), round);               \
-        V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2, dtype), round);           \
-        V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3, dtype), round);           \
+    /* Four lines of k of W outer elements, of which the first `left` count, transposed. */        \
+    OP void N##_put_quads(float *to, int width, V##_f v0, V##_f v1, V##_f v2, V##_f v3,            \
+                          int64_t left) {                                                          \
         V##_transpose4(&v0, &v1, &v2, &v3);                                                        \
         V##_store(to, v0);                                                                         \
         if (left > 1) V##_store(to + width, v1);                                                   \
         if (left > 2) V##_store(to + 2 * width, v2);                                               \
         if (left > 3) V##_store(to + 3 * width, v3);                                               \
     }                                                                                              \
+    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
+                           int round, int64_t left) {                                              \
+        const V##_f v0 = V##_round(V##_gemm_quads(p, row, lines), round);                          \
+        const V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1), round);                \
+        const V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2), round);            \
+        const V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3), round);            \
+        N##_put_quads(to, width, v0, v1, v2, v3, left);                                            \
+    }                                                                                              \
+    OP void N##_pack_octs(float *to, int width, const char *p, int64_t row, int64_t lines,         \
+                          int dtype) {                                                             \
+        V##_f a0, a1, a2, a3, b0, b1, b2, b3;                                                      \
+        V##_gemm_octs(p, row, lines, dtype, &a0, &b0);                                             \
+        V##_gemm_octs(p + row, row, lines - 1, dtype, &a1, &b1);                                   \
+        V##_gemm_octs(p + 2 * row, row, lines - 2, dtype, &a2, &b2);                               \
+        V##_gemm_octs(p + 3 * row, row, lines - 3, dtype, &a3, &b3);                               \
+        N##_put_quads(to, width, a0, a1, a2, a3, 4);                                               \
+        N##_put_quads(to + 4 * width, width, b0, b1, b2, b3, 4);                                   \
+    }                                                                                              \
     FN MPT__NOINLINE void N##_pack_some(float *to, int width, const char *p, int64_t row,          \
                                         int64_t lines, int dtype, int round, int64_t left) {       \
-        N##_pack_quads(to, width, p, row, lines, dtype, round, left);                              \
+        if (dtype != MPT_F32) {                                                                    \
+            N##_pack_octs(to, width, p, row, lines, dtype);                                        \
+        } else {                                                                                   \
+            N##_pack_quads(to, width, p, row, lines, round, left);                                 \
+        }                                                                                          \
     }                                                                                              \
     /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they   \
        are no 4, go by way of the stack. */                                                        \
     FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
                            int64_t count, int64_t k, int64_t depth) {                              \
         const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
+        const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;\
+        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
         const int64_t row = side->outer * bytes;                                                   \
         const char *from = mpt__gemm_at(side, outer, k);                                           \
         for (int64_t r = 0; r < width; r += W, to += W, from += W * row) {                         \
@@ -12705,19 +12746,19 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
             const int64_t lines = count - r;                                                       \
             float *at = to, staged[4 * W];                                                         \
             int64_t left = depth;                                                                  \
-            const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                \
-            MPT__PACK_QUADS(lines >= W && dtype == MPT_F32 && round == 0, N, W, MPT_F32, 0)        \
-            MPT__PACK_QUADS(lines == MR && dtype == MPT_F32 && round == 0, N, MR, MPT_F32, 0)      \
-            MPT__PACK_QUADS(lines >= W && dtype != MPT_F32 && round == 0, N, W, half, 0)           \
-            MPT__PACK_QUADS(lines == MR && dtype != MPT_F32 && round == 0, N, MR, half, 0)         \
-            for (; left > 0; left -= 4, p += 4 * bytes, at += 4 * width) {                         \
-                if (left >= 4) {                                                                   \
-                    N##_pack_some(at, width, p, row, lines, dtype, round, 4);                      \
+            MPT__PACK_RUN(floats && lines >= W, 4, N##_pack_quads(at, width, p, row, W, 0, 4))     \
+            MPT__PACK_RUN(floats && lines == MR, 4, N##_pack_quads(at, width, p, row, MR, 0, 4))   \
+            MPT__PACK_RUN(quick && lines >= W, 8, N##_pack_octs(at, width, p, row, W, half))       \
+            MPT__PACK_RUN(quick && lines == MR, 8, N##_pack_octs(at, width, p, row, MR, half))     \
+            for (int64_t n; left > 0; left -= n, p += n * bytes, at += n * width) {                \
+                n = quick && left >= 8 ? 8 : 4;                                                    \
+                if (n == 8 || (dtype == MPT_F32 && left >= 4)) {                                   \
+                    N##_pack_some(at, width, p, row, lines, dtype, round, n);                      \
                     continue;                                                                      \
                 }                                                                                  \
                 memset(staged, 0, sizeof staged);                                                  \
                 for (int64_t i = 0; i < W && i < lines; i++) {                                     \
-                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left, dtype, 0);                 \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left < 4 ? left : 4, dtype, 0);  \
                 }                                                                                  \
                 N##_pack_some(at, width, (const char *)staged, 16, W, MPT_F32, round, left);       \
             }                                                                                      \
@@ -12743,133 +12784,141 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     }
 
 /* Two vectors, one behind the other. */
-#define MPT__STORE_BOTH(OP, NAME, V, W, STORE)                                                     \
-    OP void NAME(void *p, V##_f a, V##_f b, int dtype) {                                           \
-        STORE(p, a, W, dtype);                                                                     \
-        STORE((char *)p + W * (dtype == MPT_F32 ? 4 : 2), b, W, dtype);                            \
+#define MPT__STORE_BOTH(OP, NAME, V, W, STORE)                          \
+    OP void NAME(void *p, V##_f a, V##_f b, int dtype) {                \
+        STORE(p, a, W, dtype);                                          \
+        STORE((char *)p + W * (dtype == MPT_F32 ? 4 : 2), b, W, dtype); \
     }
 
 /* Rows that lie one behind the other are one. A bias that rows share is loaded once. */
-#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE)                                       \
-    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,           \
-                 int64_t rows, int64_t columns) {                                                  \
-        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;     \
-        const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                       \
-        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;           \
-        const bool other = activation != MPT_ACTIVATION_NONE && !relu;                             \
-        const V##_f alpha = V##_set(g->alpha);                                                     \
-        float shared[64];                                                                          \
-        char *c = g->c + (i * g->c_row + j) * bytes;                                               \
-        mpt__gemm_side bias = g->bias;                                                             \
-        if (biased) bias.data = mpt__gemm_at(&bias, i, j);                                         \
-        if (!biased && ld == columns && g->c_row == columns) {                                     \
-            columns *= rows;                                                                       \
-            rows = 1;                                                                              \
-        }                                                                                          \
-        if (!biased || (bias.outer == 0 && columns <= 64)) {                                       \
-            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {                            \
-                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);             \
-                bias.data = (const char *)shared;                                                  \
-            }                                                                                      \
-            bias.dtype = MPT_F32, bias.round = 0;                                                  \
-        }                                                                                          \
-        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 &&           \
-                            bias.round == 0;                                                       \
-        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */     \
-            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;                         \
-            const V##_f b0 = V##_load(more), b1 = V##_load(more + W);                              \
-            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {                           \
-                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                                  \
-                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                            \
-                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                    \
-                BOTH(c, v0, v1, dtype);                                                            \
-            }                                                                                      \
-            return;                                                                                \
-        }                                                                                          \
-        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                     \
-            int64_t x = 0;                                                                         \
-            for (; simple && x + W <= columns; x += W) {                                           \
-                V##_f v = V##_load(sum + x);                                                       \
-                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));              \
-                if (relu) v = V##_relu(v);                                                         \
-                STORE(c + x * bytes, v, W, dtype);                                                 \
-            }                                                                                      \
-            for (; x < columns; x += W) {                                                          \
-                const int64_t n = columns - x;                                                     \
-                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                        \
-                if (scaled) v = V##_mul(v, alpha);                                                 \
-                if (biased) {                                                                      \
-                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);            \
-                    v = V##_add(v, V##_round(more, bias.round));                                   \
-                }                                                                                  \
-                if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v);    \
-                if (relu) v = V##_relu(v);                                                         \
-                if (other) v = V##_activate(v, activation);                                        \
-                STORE(c + x * bytes, v, n, dtype);                                                 \
-            }                                                                                      \
-            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);                                     \
-        }                                                                                          \
+#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE)                                    \
+    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,        \
+                 int64_t rows, int64_t columns) {                                               \
+        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;  \
+        const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                    \
+        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;        \
+        const bool other = activation != MPT_ACTIVATION_NONE && !relu;                          \
+        const V##_f alpha = V##_set(g->alpha);                                                  \
+        float shared[64];                                                                       \
+        char *c = g->c + (i * g->c_row + j) * bytes;                                            \
+        mpt__gemm_side bias = g->bias;                                                          \
+        if (biased) bias.data = mpt__gemm_at(&bias, i, j);                                      \
+        if (!biased && ld == columns && g->c_row == columns) {                                  \
+            columns *= rows;                                                                    \
+            rows = 1;                                                                           \
+        }                                                                                       \
+        if (!biased || (bias.outer == 0 && columns <= 64)) {                                    \
+            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {                         \
+                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);          \
+                bias.data = (const char *)shared;                                               \
+            }                                                                                   \
+            bias.dtype = MPT_F32, bias.round = 0;                                               \
+        }                                                                                       \
+        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 &&        \
+                            bias.round == 0;                                                    \
+        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */  \
+            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;                      \
+            const V##_f b0 = V##_load(more), b1 = V##_load(more + W);                           \
+            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {                        \
+                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                               \
+                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                         \
+                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                 \
+                BOTH(c, v0, v1, dtype);                                                         \
+            }                                                                                   \
+            return;                                                                             \
+        }                                                                                       \
+        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                  \
+            int64_t x = 0;                                                                      \
+            for (; simple && x + W <= columns; x += W) {                                        \
+                V##_f v = V##_load(sum + x);                                                    \
+                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));           \
+                if (relu) v = V##_relu(v);                                                      \
+                STORE(c + x * bytes, v, W, dtype);                                              \
+            }                                                                                   \
+            for (; x < columns; x += W) {                                                       \
+                const int64_t n = columns - x;                                                  \
+                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                     \
+                if (scaled) v = V##_mul(v, alpha);                                              \
+                if (biased) {                                                                   \
+                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);         \
+                    v = V##_add(v, V##_round(more, bias.round));                                \
+                }                                                                               \
+                if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v); \
+                if (relu) v = V##_relu(v);                                                      \
+                if (other) v = V##_activate(v, activation);                                     \
+                STORE(c + x * bytes, v, n, dtype);                                              \
+            }                                                                                   \
+            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);                                  \
+        }                                                                                       \
     }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE)                           \
-    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                        \
-     MPT__GEMM_CONV_OF(N##_gemm_direct),                                                           \
-     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false,    \
+#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE)                        \
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                     \
+     MPT__GEMM_CONV_OF(N##_gemm_direct),                                                        \
+     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false, \
      PLACE, R2}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE)                    \
-    MPT__GEMM_ACTIVATE(FN, V, F)                                                                   \
-    MPT__GEMM_PUT(FN, V, W)                                                                        \
-    MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                          \
-    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype)          \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                             \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                             \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                             \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                              \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                             \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                               \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true)                                              \
-    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,     \
-                              float *c, int64_t ldc, int rows, int columns, int how) {             \
-        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                   \
-                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                   \
-                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                  \
-        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
-    }                                                                                              \
-    static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
-                                float *c, int64_t ldc, int rows, int columns, int how) {           \
-        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                    \
-                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                    \
-        if (b->dtype != MPT_F32)                                                                   \
-            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR)                                \
-                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2);                                \
-        tile(depth, a, b, c, ldc, rows, columns, how);                                             \
-    }                                                                                              \
-    static const mpt__gemm_level N##_gemm_level =                                                  \
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE)                  \
+    MPT__GEMM_ACTIVATE(FN, V, F)                                                                 \
+    MPT__GEMM_PUT(FN, V, W)                                                                      \
+    MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                        \
+    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype)        \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                           \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                           \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                           \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                            \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                           \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                             \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true)                                            \
+    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
+                              float *c, int64_t ldc, int rows, int columns, int how) {           \
+        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                 \
+                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                 \
+                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                           \
+    }                                                                                            \
+    static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                                float *c, int64_t ldc, int rows, int columns, int how) {         \
+        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                  \
+                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                  \
+        if (b->dtype != MPT_F32)                                                                 \
+            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR)                              \
+                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2);                              \
+        tile(depth, a, b, c, ldc, rows, columns, how);                                           \
+    }                                                                                            \
+    static const mpt__gemm_level N##_gemm_level =                                                \
         MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
 
-/* V_gemm_quads: four elements from p and from every 4th line on, of `lines` that are `row` bytes
-   apart; zeros past them. V_store_sums: sums of 8 vectors over their lanes. */
+/* V_gemm_quads: four floats from p and from every 4th line on, of `lines` that are `row` bytes
+   apart; zeros past them. V_gemm_octs: of eight halves. V_store_sums: sums of 8 vectors over their
+   lanes. */
 #ifdef MPT__HAS_AVX2
 MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
     return _mm_loadu_ps((const float *)(const void *)p);
 }
-MPT__AVX2_OP __m128i mpt__v8_load_halves(const char *p, int64_t row, int64_t lines) {
-    __m128i v = _mm_setzero_si128();
-    if (lines > 0) v = _mm_loadl_epi64((const __m128i *)(const void *)p);
-    if (lines <= 4) return v;
-    return _mm_unpacklo_epi64(v, _mm_loadl_epi64((const __m128i *)(const void *)(p + 4 * row)));
-}
-MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
-    if (dtype != MPT_F32) return mpt__v8_from_half(mpt__v8_load_halves(p, row, lines), dtype);
+MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines) {
     __m256 v = _mm256_setzero_ps();
     if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
     if (lines <= 4) return v;
     return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
+}
+MPT__AVX2_OP void mpt__v8_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                     mpt__v8_f *low, mpt__v8_f *high) {
+    __m128i a = _mm_setzero_si128(), b = a;
+    if (lines > 0) a = _mm_loadu_si128((const __m128i *)(const void *)p);
+    if (lines > 4) b = _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * row));
+    if (dtype == MPT_F16) {
+        const __m256 v = _mm256_cvtph_ps(a), w = _mm256_cvtph_ps(b);
+        *low = _mm256_permute2f128_ps(v, w, 0x20), *high = _mm256_permute2f128_ps(v, w, 0x31);
+        return;
+    }
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+    *low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), both));
+    *high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), both));
 }
 MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
                                      mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
@@ -12889,20 +12938,21 @@ MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 #endif
 
 #ifdef MPT__HAS_AVX512
-MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines,
-                                              int dtype) {
-    if (dtype != MPT_F32) {
-        __m128i low = mpt__v8_load_halves(p, row, lines);
-        __m128i high = mpt__v8_load_halves(p + 8 * row, row, lines - 8);
-        return mpt__v16_from_half(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1),
-                                  dtype);
-    }
+MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines) {
     __m512 v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
     if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
     if (lines > 4) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 4 * row), 1);
     if (lines > 8) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 8 * row), 2);
     if (lines > 12) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 12 * row), 3);
     return v;
+}
+MPT__AVX512_OP void mpt__v16_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                       mpt__v16_f *low, mpt__v16_f *high) {
+    mpt__v8_f v[4];
+    mpt__v8_gemm_octs(p, row, lines, dtype, &v[0], &v[1]);
+    mpt__v8_gemm_octs(p + 8 * row, row, lines - 8, dtype, &v[2], &v[3]);
+    *low = _mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[2], 1);
+    *high = _mm512_insertf32x8(_mm512_castps256_ps512(v[1]), v[3], 1);
 }
 MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
                                         mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
@@ -12915,18 +12965,24 @@ MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 #endif
 
 #ifdef MPT__HAS_NEON
-MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines, int dtype) {
+MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines) {
     (void)row;
-    return lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
+    return lines > 0 ? mpt__v4_load_full(p, MPT_F32) : mpt__v4_zero();
+}
+MPT__NEON_OP void mpt__v4_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                    mpt__v4_f *low, mpt__v4_f *high) {
+    (void)row;
+    *low = lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
+    *high = lines > 0 ? mpt__v4_load_full(p + 8, dtype) : mpt__v4_zero();
 }
 /* A vector of a panel of A holds four rows, each a lane for the instruction. */
-#define MPT__TILE_STEP_4(ROWS, NV, V)                                                              \
-    const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8);                   \
+#define MPT__TILE_STEP_4(ROWS, NV, V)                                            \
+    const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8); \
     MPT__ROWS_##ROWS(MPT__LANES_STEP##NV, V, 4)
-#define MPT__LANES_STEP1(i, V, W)                                                                  \
+#define MPT__LANES_STEP1(i, V, W) \
     x##i = vfmaq_laneq_f32(x##i, b0, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
-#define MPT__LANES_STEP2(i, V, W)                                                                  \
-    MPT__LANES_STEP1(i, V, W)                                                                      \
+#define MPT__LANES_STEP2(i, V, W) \
+    MPT__LANES_STEP1(i, V, W)     \
     y##i = vfmaq_laneq_f32(y##i, b1, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
 MPT__STORE_BOTH(MPT__NEON_OP, mpt__v4_store_both, mpt__v4, 4, mpt__v4_store_as)
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
@@ -13127,14 +13183,14 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 /* ==== Tiles ==== */
 
 #define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
-#define MPT__PAIRS_LINES2(i, V, W)                                                         \
-    {                                                                                      \
-        V##_f s = V##_set(MPT__LINES_A##i);                                                \
-        x##i = V##_pairs(x##i, s, b0);                                                     \
-        y##i = V##_pairs(y##i, s, b1);                                                     \
+#define MPT__PAIRS_LINES2(i, V, W)          \
+    {                                       \
+        V##_f s = V##_set(MPT__LINES_A##i); \
+        x##i = V##_pairs(x##i, s, b0);      \
+        y##i = V##_pairs(y##i, s, b1);      \
     }
-#define MPT__PAIRS_STORE(i, V, W)                                                          \
-    V##_store(c + i * ldc, x##i);                                                          \
+#define MPT__PAIRS_STORE(i, V, W) \
+    V##_store(c + i * ldc, x##i); \
     V##_store(c + i * ldc + W, y##i);
 
 #define MPT__PAIRS_BIAS(i, V, W) x##i = V##_add(x##i, b0), y##i = V##_add(y##i, b1);
@@ -13142,30 +13198,30 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 #define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
 
 /* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
-#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                              \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides,      \
-                 float *c, int64_t ldc, int how) {                                         \
+#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                                \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides,        \
+                 float *c, int64_t ldc, int how) {                                           \
         const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
-        MPT__TILE_LINES(a, true, 0)                                                        \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                           \
-        for (; depth > 0; depth -= 2, b += 2 * W) {                                        \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                  \
-            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                     \
-            MPT__TILE_NEXT(true);                                                          \
-        }                                                                                  \
-        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {                         \
-            uint16_t *half = (uint16_t *)(void *)c;                                        \
-            if (bias != NULL) {                                                            \
-                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W);                  \
-                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W);                                   \
-            }                                                                              \
-            if (sides[1].inner != 0) {                                                     \
-                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W);                                   \
-            }                                                                              \
-            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                 \
-            return;                                                                        \
-        }                                                                                  \
-        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                          \
+        MPT__TILE_LINES(a, true, 0)                                                          \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                             \
+        for (; depth > 0; depth -= 2, b += 2 * W) {                                          \
+            V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                    \
+            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                       \
+            MPT__TILE_NEXT(true);                                                            \
+        }                                                                                    \
+        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {                           \
+            uint16_t *half = (uint16_t *)(void *)c;                                          \
+            if (bias != NULL) {                                                              \
+                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W);                    \
+                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W);                                     \
+            }                                                                                \
+            if (sides[1].inner != 0) {                                                       \
+                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W);                                     \
+            }                                                                                \
+            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                   \
+            return;                                                                          \
+        }                                                                                    \
+        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                            \
     }
 #ifdef MPTRAIN_EMULATE_AMX
 #define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v8, 8, ROWS)
@@ -13201,43 +13257,43 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
 #else
 /* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
    apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
-#define MPT__PAIRS_TAP(V, A, P, Q, R)                  \
-    {                                                  \
-        const V##_f s = V##_word(&MPT__LINES_A##A);    \
+#define MPT__PAIRS_TAP(V, A, P, Q, R)                                              \
+    {                                                                              \
+        const V##_f s = V##_word(&MPT__LINES_A##A);                                \
         P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
     }
-#define MPT__PAIRS_TAPS(X, V)                                                                \
-    X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1)    \
+#define MPT__PAIRS_TAPS(X, V)                                                             \
+    X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1) \
     X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
 #define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
-#define MPT__PAIRS_TAPS_8(X, V)                                                              \
-    MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5)                            \
+#define MPT__PAIRS_TAPS_8(X, V)                                   \
+    MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5) \
     X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
-#define MPT__PAIRS_CONV(FN, V, W, R)                                                               \
-    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)                                      \
-    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
-                            float *c, int64_t ldc, int rows, int columns, int how) {               \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                               \
-        const int64_t o = a->outer, next = b->outer, b_step = b->inner;                            \
-        V##_f none = V##_zero();                                                                   \
-        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W);                                                      \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                        \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);              \
-            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;                      \
-            for (int64_t p = 0; p < depth; p++, from += b_step) {                                  \
-                const V##_f b0 = V##_load(from), b1 = V##_load(from + next);                       \
-                const V##_f b2 = V##_load(from + 2 * next);                                        \
-                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V)                                             \
-                a0++, a3++, a6++, a9++;                                                            \
-            }                                                                                      \
-            (void)a9;                                                                              \
-        }                                                                                          \
-        MPT__ROWS_##R(MPT__LINES_STORE1, V, W);                                                    \
-    }                                                                                              \
-    static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,  \
-                                 float *c, int64_t ldc, int rows, int columns, int how) {          \
-        (b->outer > 1 ? mpt__pairs_taps                                                            \
-                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how);           \
+#define MPT__PAIRS_CONV(FN, V, W, R)                                                              \
+    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)                                     \
+    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,      \
+                            float *c, int64_t ldc, int rows, int columns, int how) {              \
+        const bool add = (how & MPT__GEMM_ADD) != 0;                                              \
+        const int64_t o = a->outer, next = b->outer, b_step = b->inner;                           \
+        V##_f none = V##_zero();                                                                  \
+        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W);                                                     \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                       \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);             \
+            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;                     \
+            for (int64_t p = 0; p < depth; p++, from += b_step) {                                 \
+                const V##_f b0 = V##_load(from), b1 = V##_load(from + next);                      \
+                const V##_f b2 = V##_load(from + 2 * next);                                       \
+                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V)                                            \
+                a0++, a3++, a6++, a9++;                                                           \
+            }                                                                                     \
+            (void)a9;                                                                             \
+        }                                                                                         \
+        MPT__ROWS_##R(MPT__LINES_STORE1, V, W);                                                   \
+    }                                                                                             \
+    static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                                 float *c, int64_t ldc, int rows, int columns, int how) {         \
+        (b->outer > 1 ? mpt__pairs_taps                                                           \
+                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how);          \
     }
 #endif
 #ifdef MPTRAIN_EMULATE_AMX
@@ -13403,10 +13459,10 @@ MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 
 MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
-        mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16, MPT_F32);
-        mpt__v16_f r1 = mpt__v16_gemm_quads(from + row, row, 16, MPT_F32);
-        mpt__v16_f r2 = mpt__v16_gemm_quads(from + 2 * row, row, 16, MPT_F32);
-        mpt__v16_f r3 = mpt__v16_gemm_quads(from + 3 * row, row, 16, MPT_F32);
+        mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16);
+        mpt__v16_f r1 = mpt__v16_gemm_quads(from + row, row, 16);
+        mpt__v16_f r2 = mpt__v16_gemm_quads(from + 2 * row, row, 16);
+        mpt__v16_f r3 = mpt__v16_gemm_quads(from + 3 * row, row, 16);
         mpt__v16_transpose4(&r0, &r1, &r2, &r3);
         mpt__v16_store(out, r0), mpt__v16_store(out + 16, r1);
         mpt__v16_store(out + 32, r2), mpt__v16_store(out + 48, r3);
@@ -13841,16 +13897,16 @@ MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *si
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
 #define MPT__QUADS_ZERO(i, V, W) V##_f w##i = V##_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
-#define MPT__QUADS_STEP(i, V, W)                                     \
-    {                                                                \
-        const uint16x8_t pair = vld1q_u16(of + 8 * i);               \
-        w##i = mpt__quads_sum(w##i, pair, b0);                       \
-        x##i = mpt__quads_sum(x##i, pair, b1);                       \
-        y##i = mpt__quads_sum(y##i, pair, b2);                       \
-        z##i = mpt__quads_sum(z##i, pair, b3);                       \
+#define MPT__QUADS_STEP(i, V, W)                       \
+    {                                                  \
+        const uint16x8_t pair = vld1q_u16(of + 8 * i); \
+        w##i = mpt__quads_sum(w##i, pair, b0);         \
+        x##i = mpt__quads_sum(x##i, pair, b1);         \
+        y##i = mpt__quads_sum(y##i, pair, b2);         \
+        z##i = mpt__quads_sum(z##i, pair, b3);         \
     }
-#define MPT__QUADS_STORE(i, V, W)                                    \
-    mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i);          \
+#define MPT__QUADS_STORE(i, V, W)                           \
+    mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
     mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
 
 MPT__QUADS_OP mpt__v4_f mpt__quads_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
