@@ -241,7 +241,7 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
     at += MPT__ZIP_LOCAL + (size_t)mpt__load_little_endian(p + at + 26, 2) +
           (size_t)mpt__load_little_endian(p + at + 28, 2);
     if (at > n || packed > n - at || (method == 0 && packed != size) ||
-        (method == 8 && size / MPT__DEFLATE_RATIO > packed))
+        (method == 8 && (size == 0 || size / MPT__DEFLATE_RATIO > packed)))
         return mpt__npy_fault(npy, "its size in the .npz is not possible");
     if ((method != 0 && method != 8) || (entry[8] & 1))
         return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");

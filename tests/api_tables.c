@@ -189,8 +189,8 @@ TEST(odd_tables) {
         {"a,b\n1,2,3", "text: line 2 has 3 fields, expected 2"},
         {"a,b\n,2", "text: line 2, column 0 (a): \"\" is no value; with"},
         {"a,b\n1,?", "text: line 2, column 1 (b): \"?\" is no value for a target"},
-        {"a,b\n\"1\n2,3", "text: line 2, column 0: \"1\n2,3\" begins with a quote that never ends"},
-        {"a,b\n\"1\n2\"z,3", "text: line 2, column 0: \"1\n2\" has text behind its closing quote"},
+        {"a,b\n\"1\n2,3", "text: line 2, column 0: \"1?2,3\" begins with a quote that never ends"},
+        {"a,b\n\"1\n2\"z,3", "text: line 2, column 0: \"1?2\" has text behind its closing quote"},
         {"a,b\n1e39,1", "text: line 2, column 0 (a): \"1e39\" is beyond what float32 holds"},
         {"a,b\n1,-1e39", "column 1 (b): \"-1e39\" is beyond"},
         {"a,b\n", "no samples: 1 lines with fields, of which 1 is the header"},
@@ -372,6 +372,19 @@ TEST(npz_files_of_numpy) {
     }
     CHECK_EQ_INT(cases, 2);
     golden_close(&file);
+    mpt_destroy(context);
+}
+
+/* Nothing, deflated: there is no memory to unpack it to. */
+TEST(npz_member_without_bytes) {
+    static const char zip[] =
+        "PK\3\4\24\0\0\0\10\0\0\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\5\0\0\0x.npy\3\0"
+        "PK\1\2\24\3\24\0\0\0\10\0\0\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\5\0\0\0\0\0\0\0\0\0"
+        "\0\0\0\0\0\0\0\0x.npyPK\5\6\0\0\0\0\1\0\1\0\63\0\0\0\45\0\0\0\0";
+    mpt_context *context = make_context();
+    NEEDS_FILES
+    mpt_numpy_tensor(context, put_file("nothing.npz", zip, sizeof zip), "x");
+    EXPECT(MPT_ERROR_FORMAT, "nothing.npz, x: its size in the .npz is not possible");
     mpt_destroy(context);
 }
 
@@ -707,6 +720,7 @@ TEST_TABLE = {
     T(real_tables),
     T(npy_files_of_numpy),
     T(npz_files_of_numpy),
+    T(npz_member_without_bytes),
     T(odd_arrays),
     T(raw_files),
     T(no_allocation_that_fails_leaks),
