@@ -20,6 +20,7 @@ typedef struct mpt__base {
 
     /* The sticky error. `call` counts public calls: a report can name the one that failed. */
     mpt_status status;
+    bool in_log; /* the user's log is being called */
     char message[1024];
     int64_t call;
     const char *op;  /* the public function under way, for messages */
@@ -39,6 +40,14 @@ static void mpt__log_nowhere(void *user, mpt_log_level level, const char *messag
     (void)user, (void)level, (void)message;
 }
 
+/* Calls the user's log, from which mpt_clear_error does nothing: who called it has not returned. */
+static void mpt__log_write(mpt__base *base, mpt_log_level level, const char *message) {
+    const bool inside = base->in_log;
+    base->in_log = true;
+    base->log.write(base->log.user, level, message);
+    base->in_log = inside;
+}
+
 static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, ...) {
     char message[1024];
     va_list arguments;
@@ -46,7 +55,7 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     va_start(arguments, format);
     mpt__format_text_v(message, sizeof message, format, arguments);
     va_end(arguments);
-    base->log.write(base->log.user, level, message);
+    mpt__log_write(base, level, message);
 }
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
@@ -69,7 +78,7 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
     va_end(arguments);
     for (char *at = base->message; *at; at++)
         if (*at == '\n' || *at == '\r') *at = '?'; /* of a path: an error is one line */
-    base->log.write(base->log.user, MPT_LOG_ERROR, base->message);
+    mpt__log_write(base, MPT_LOG_ERROR, base->message);
     return status;
 }
 

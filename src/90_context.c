@@ -373,6 +373,7 @@ MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
 
 MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     if (!context || context->base.status == MPT_OK || context->in_backward) return;
+    if (context->base.in_log) return;
     context->base.status = MPT_OK;
     context->base.message[0] = '\0';
     mpt__wait(context);
