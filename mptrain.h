@@ -668,7 +668,8 @@ MPTRAIN_API const char *mpt_error(mpt_context *context);
 MPTRAIN_API mpt_status mpt_error_code(mpt_context *context); /* MPT_OK if there is none */
 /* Ends the error, if there is one: discards tape, open step, scopes and regions, gradients and a
    recording under way; step and random counters, dropout's too, go back to the last completed
-   optimizer step. Weights are never touched by an error. During backward it does nothing. */
+   optimizer step. Weights are never touched by an error. During backward and from a log it does
+   nothing. */
 MPTRAIN_API void mpt_clear_error(mpt_context *context);
 MPTRAIN_API const char *mpt_status_name(mpt_status status); /* "out of memory" */
 
@@ -3527,6 +3528,7 @@ typedef struct mpt__base {
 
     /* The sticky error. `call` counts public calls: a report can name the one that failed. */
     mpt_status status;
+    bool in_log; /* the user's log is being called */
     char message[1024];
     int64_t call;
     const char *op;  /* the public function under way, for messages */
@@ -3546,6 +3548,14 @@ static void mpt__log_nowhere(void *user, mpt_log_level level, const char *messag
     (void)user, (void)level, (void)message;
 }
 
+/* Calls the user's log, from which mpt_clear_error does nothing: who called it has not returned. */
+static void mpt__log_write(mpt__base *base, mpt_log_level level, const char *message) {
+    const bool inside = base->in_log;
+    base->in_log = true;
+    base->log.write(base->log.user, level, message);
+    base->in_log = inside;
+}
+
 static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, ...) {
     char message[1024];
     va_list arguments;
@@ -3553,7 +3563,7 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     va_start(arguments, format);
     mpt__format_text_v(message, sizeof message, format, arguments);
     va_end(arguments);
-    base->log.write(base->log.user, level, message);
+    mpt__log_write(base, level, message);
 }
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
@@ -3576,7 +3586,7 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
     va_end(arguments);
     for (char *at = base->message; *at; at++)
         if (*at == '\n' || *at == '\r') *at = '?'; /* of a path: an error is one line */
-    base->log.write(base->log.user, MPT_LOG_ERROR, base->message);
+    mpt__log_write(base, MPT_LOG_ERROR, base->message);
     return status;
 }
 
@@ -36520,7 +36530,7 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
     at += MPT__ZIP_LOCAL + (size_t)mpt__load_little_endian(p + at + 26, 2) +
           (size_t)mpt__load_little_endian(p + at + 28, 2);
     if (at > n || packed > n - at || (method == 0 && packed != size) ||
-        (method == 8 && size / MPT__DEFLATE_RATIO > packed))
+        (method == 8 && (size == 0 || size / MPT__DEFLATE_RATIO > packed)))
         return mpt__npy_fault(npy, "its size in the .npz is not possible");
     if ((method != 0 && method != 8) || (entry[8] & 1))
         return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");
@@ -41714,6 +41724,7 @@ MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
 
 MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     if (!context || context->base.status == MPT_OK || context->in_backward) return;
+    if (context->base.in_log) return;
     context->base.status = MPT_OK;
     context->base.message[0] = '\0';
     mpt__wait(context);
