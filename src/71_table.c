@@ -204,14 +204,13 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
         int64_t n = 0;
         do
             if (!mpt__csv_field(csv, n++)) return false;
-        while (!csv->ends && n < MPT__MAX_COLUMNS);
-        if (*records == 0) *columns = n;
-        if (n != *columns || !csv->ends)
+        while (!csv->ends && n <= MPT__MAX_COLUMNS);
+        if (*records == 0) *columns = n <= MPT__MAX_COLUMNS ? n : MPT__MAX_COLUMNS;
+        if (n != *columns)
             return mpt__reject(csv->context, MPT_ERROR_FORMAT,
                                "%s: line %lld has %lld fields, expected %lld; is '%c' the "
                                "delimiter?",
-                               csv->path, csv->begun, n, csv->ends ? *columns : MPT__MAX_COLUMNS,
-                               csv->delimiter);
+                               csv->path, csv->begun, n, *columns, csv->delimiter);
     }
     return true;
 }

@@ -208,6 +208,15 @@ TEST(odd_tables) {
     EXPECT(MPT_ERROR_ARGUMENT, "0 inputs, 1 targets");
     mpt_csv_memory(context, "a,b\n1,\0", 7, NULL);
     EXPECT(MPT_ERROR_FORMAT, "ends in a zero byte");
+    char *commas = (char *)malloc(3 << 20);
+    REQUIRE(commas != NULL);
+    memset(commas, ',', 3 << 20);
+    mpt_csv_memory(context, commas, 3 << 20, NULL);
+    EXPECT(MPT_ERROR_FORMAT, "line 1 has 1048577 fields, expected 1048576");
+    commas[1] = '\n';
+    mpt_csv_memory(context, commas, 3 << 20, NULL);
+    EXPECT(MPT_ERROR_FORMAT, "line 2 has 1048577 fields, expected 2");
+    free(commas);
     for (int i = 0; i < 1025; i++) snprintf(many + strlen(many), 16, "t%d,1\n", i);
     csv(context, many, NULL);
     EXPECT(MPT_ERROR_FORMAT, "line 1026, column 0 (a): \"t1024\" is one text too many for one-hot");
