@@ -202,6 +202,16 @@ typedef struct mpt__product_sums {
     int64_t count, depth, n;
 } mpt__product_sums;
 
+/* Rows of a table, for ids begin .. end: copied to `rows`, or those, reals, added to it. Ids but
+   0 .. size-1 give zeros, or nothing, as that of padding does. The row of `ahead` ids later, of n,
+   is fetched with each. Steps in bytes, that of ids in elements. */
+typedef struct mpt__rows {
+    char *table, *rows;
+    const int64_t *ids;
+    int64_t table_step, row_step, id_step, begin, end, n, ahead, size, padding, bytes;
+    bool adds;
+} mpt__rows;
+
 typedef struct mpt__words {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
@@ -232,6 +242,7 @@ typedef struct mpt__words {
        not kept in the caches; rows, to_step and the address of `to` are multiples of 64 bytes. */
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
+    void (*rows)(const mpt__rows *r); /* NULL: mpt__rows_each */
     mpt__update_fn sgd, adam;
     /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);

@@ -345,10 +345,13 @@ static void mpt__ref_check_indices(const mpt__cpu_call *call, int operand, int64
     mpt__ref_start(&at, &loop, 0);
     for (int64_t done = 0, n; done < loop.count; done += n) {
         n = mpt__ref_min(mpt__ref_min(mpt__ref_room(&at, &loop), MPT__BLOCK), loop.count - done);
-        mpt__ref_load_i64(block, call->data[operand], o->dtype, at.offset, mpt__ref_inner(&loop),
-                          n);
+        const int64_t *ids = block, inner = mpt__ref_inner(&loop);
+        if (o->dtype == MPT_I64 && inner == 1)
+            ids = (const int64_t *)call->data[operand] + at.offset;
+        else
+            mpt__ref_load_i64(block, call->data[operand], o->dtype, at.offset, inner, n);
         for (int64_t i = 0; i < n; i++) {
-            if (block[i] >= 0 && block[i] < size) continue;
+            if (ids[i] >= 0 && ids[i] < size) continue;
             call->scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
             call->scalars[MPT__SLOT_ERROR_LAUNCH].i = call->launch->number;
             call->scalars[MPT__SLOT_ERROR_INDEX].i = -1 - (done + i);

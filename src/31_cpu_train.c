@@ -756,6 +756,37 @@ static void mpt__ref_transpose(mpt__real *to, int64_t to_step, const mpt__real *
     }
 }
 
+/* A copy of bytes, or a sum. */
+static MPT__INLINE void mpt__ref_line(char *to, const char *from, int64_t bytes, bool adds) {
+    mpt__real *out = (mpt__real *)(void *)to;
+    if (!adds) memcpy(to, from, (size_t)bytes);
+    for (int64_t i = 0; adds && i < bytes / (int64_t)sizeof *out; i++)
+        out[i] += ((const mpt__real *)(const void *)from)[i];
+}
+/* By a word as that one, for 64 bytes. */
+static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
+                                             void line(char *, const char *, int64_t, bool)) {
+    const mpt__rows r = *rows; /* which no store can change */
+    const int64_t *at = r.ids + r.begin * r.id_step;
+    char *row = r.rows + r.begin * r.row_step;
+    for (int64_t j = r.begin, i = 0; j < r.end; j++, i = 0, at += r.id_step, row += r.row_step) {
+        const uint64_t id = (uint64_t)*at, size = (uint64_t)r.size;
+        const uint64_t later = (uint64_t)at[j < r.n - r.ahead ? r.ahead * r.id_step : 0];
+        if (id >= size || id == (uint64_t)r.padding) {
+            if (!adds) memset(row, 0, (size_t)r.bytes);
+            continue;
+        }
+        char *place = r.table + (int64_t)id * r.table_step, *to = adds ? place : row;
+        const char *next = r.table + (int64_t)(later < size ? later : id) * r.table_step;
+        const char *from = adds ? row : place;
+        for (; i + 64 <= r.bytes; i += 64) {
+            MPT__PREFETCH_FAR(next + i);
+            line(to + i, from + i, 64, adds);
+        }
+        if (i < r.bytes) mpt__ref_line(to + i, from + i, r.bytes - i, adds);
+    }
+}
+
 static const mpt__words mpt__ref_words = {1.0,
                                           false,
                                           &mpt__convert_portable,
@@ -776,6 +807,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__random_bits,
                                           mpt__ref_dropout_block,
                                           mpt__ref_transpose,
+                                          NULL,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
                                           NULL,

@@ -892,6 +892,23 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__SIMD_NORM_WORDS(N, W) MPT__REF_NORM_WORDS
 #endif
 
+/* All is inlined: what a call stores would wait among the stores of rows, as more and narrower ones
+   do: 64 columns, Zen 4, took 1.4 times as long by calls, 1.7 times by 16 bytes, 1.06 by 64. */
+#define MPT__SIMD_ROWS(FN, OP, N, V, W)                                          \
+    OP void N##_line(char *to, const char *from, int64_t bytes, bool adds) {     \
+        for (int64_t k = 0; k < bytes; k += 4 * W) {                             \
+            const V##_f v = V##_load((const float *)(const void *)(from + k));   \
+            float *out = (float *)(void *)(to + k);                              \
+            V##_store(out, adds ? V##_add(V##_load(out), v) : v);                \
+        }                                                                        \
+    }                                                                            \
+    FN void N##_rows(const mpt__rows *r) {                                       \
+        if (r->adds)                                                             \
+            mpt__rows_each(r, true, N##_line);                                   \
+        else                                                                     \
+            mpt__rows_each(r, false, N##_line);                                  \
+    }
+
 /* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
 #define MPT__SQUARES_START(k, V, W) V##_d s##k = V##_no_doubles();
 #define MPT__SQUARES_ADD(k, V, W) \
@@ -1081,6 +1098,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_random,                                                                      \
         N##_dropout,                                                                     \
         N##_transpose,                                                                   \
+        N##_rows,                                                                        \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
         gate,                                                                            \
