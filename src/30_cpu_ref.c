@@ -755,7 +755,7 @@ struct mpt__ref_map {
     uint32_t threshold; /* dropout: random words from here on keep */
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
-    mpt__real *table;    /* of 30_cpu_lookup.c */
+    mpt__real *table;    /* of 30_cpu_halves.c */
     mpt__ref_walk walk[3];
 };
 
@@ -1116,21 +1116,6 @@ static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *
     }
 }
 
-static void mpt__ref_gate_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
-                               int64_t n) {
-    int16_t *p[3];
-    for (int k = 0; k < 3; k++) {
-        const mpt__ref_walk *w = &map->walk[k];
-        if (mpt__ref_inner(&w->loop) != 1 || mpt__ref_together(map, at, n) < n) {
-            mpt__ref_binary_body(map, at, first, n);
-            return;
-        }
-        p[k] = (int16_t *)w->view.data + at[k].offset;
-    }
-    map->call->words->gate(p[2], p[0], p[1], n, map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
-    mpt__ref_advance_all(map, at, n);
-}
-
 static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
     mpt__ref_map map;
     map.body = mpt__ref_binary_body;
@@ -1147,10 +1132,6 @@ static void mpt__ref_binary(const mpt__cpu_call *call) {
     if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
         !mpt__dtype_info[o[0].dtype].is_float && !mpt__dtype_info[o[1].dtype].is_float)
         map.body = mpt__ref_compare_i64_body;
-    if (call->words->gate != NULL && launch->function == MPT__FN_RELU_BACKWARD &&
-        mpt__ref_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
-        o[2].access == MPT__WRITE)
-        map.body = mpt__ref_gate_body;
     mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
 }
 

@@ -5,7 +5,7 @@
 #ifndef MPT__31_CPU_TRAIN_INCLUDED
 #define MPT__31_CPU_TRAIN_INCLUDED
 
-#include "30_cpu_lookup.c"
+#include "30_cpu_halves.c"
 #include "31_cpu_loss.c"
 
 /* ==== Gradients ==== */

@@ -23,7 +23,7 @@ MPT__BEGIN_KERNELS
 #include "18_idx.c"
 #include "29_cpu.c"
 #include "30_cpu_ref.c"
-#include "30_cpu_lookup.c"
+#include "30_cpu_halves.c"
 #include "30_cpu_rows.c"
 #include "31_cpu_loss.c"
 #include "31_cpu_train.c"

@@ -1,21 +1,23 @@
 /* ---------------------------------------------------------------------------------------------
- * 30_cpu_lookup.c: functions of bf16 by a table. There are 65,536 such numbers: a launch of many
- * more elements computes its function of each number once, and looks up those of its elements. The
- * bits stay those of the function.
- *
- * Elements of a net use few of the numbers, some thousands, which the nearest cache holds; those of
- * fp16, with three bits more, so many that it is no faster there (Zen 4, steps of GPT).
+ * 30_cpu_halves.c: what elementwise kernels do with halves by their bits. The results are those of
+ * 30_cpu_ref.c, bit for bit.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__30_CPU_LOOKUP_INCLUDED
-#define MPT__30_CPU_LOOKUP_INCLUDED
+#ifndef MPT__30_CPU_HALVES_INCLUDED
+#define MPT__30_CPU_HALVES_INCLUDED
 
 #include "30_cpu_ref.c"
 
-#ifdef MPTRAIN_NO_SIMD /* the table would be large there */
+#ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
 #define mpt__ref_unary_any mpt__ref_unary
 #define mpt__ref_binary_any mpt__ref_binary
 #define mpt__ref_lookup_bytes NULL
 #else
+
+/* ==== Functions of bf16 by a table ====
+ *
+ * There are 65,536 such numbers: a launch of many more elements computes its function of each
+ * number once, and looks up those of its elements. These are few, some thousands, in a net, and
+ * stay in the nearest cache; fp16, with three bits more, gains nothing (Zen 4, steps of GPT). */
 
 #define MPT__LOOKUP_SIZE 65536
 #define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
@@ -107,11 +109,40 @@ static void mpt__ref_unary_any(const mpt__cpu_call *call) {
         mpt__ref_unary(call);
 }
 
+/* ==== ReLU's backward ==== */
+
+static void mpt__ref_gate_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                               int64_t n) {
+    int16_t *p[3];
+    for (int k = 0; k < 3; k++) {
+        const mpt__ref_walk *w = &map->walk[k];
+        if (mpt__ref_inner(&w->loop) != 1 || mpt__ref_together(map, at, n) < n) {
+            mpt__ref_binary_body(map, at, first, n);
+            return;
+        }
+        p[k] = (int16_t *)w->view.data + at[k].offset;
+    }
+    map->call->words->gate(p[2], p[0], p[1], n, map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
+    mpt__ref_advance_all(map, at, n);
+}
+
+static bool mpt__ref_gates(const mpt__cpu_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    return call->launch->function == MPT__FN_RELU_BACKWARD && call->words->gate != NULL &&
+           mpt__ref_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
+           o[2].access == MPT__WRITE;
+}
+
 static void mpt__ref_binary_any(const mpt__cpu_call *call) {
-    if (mpt__ref_looks_up(call))
+    if (mpt__ref_looks_up(call)) {
         mpt__ref_lookup(call, mpt__ref_binary_map(call), 3);
-    else
+    } else if (mpt__ref_gates(call)) {
+        mpt__ref_map map = mpt__ref_binary_map(call);
+        map.body = mpt__ref_gate_body;
+        mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_RELU_BACKWARD]);
+    } else {
         mpt__ref_binary(call);
+    }
 }
 #endif
 #endif
