@@ -339,11 +339,11 @@ allowed_ms() { # allowed_ms TIME: of compiling the implementation, where stb tak
 least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1; }
 # What users feel is bounded below: time to compile, size of objects. Lines and bytes stand here so
 # that growth is decided: they rise with what the library can do, and only in a commit that says so.
-at_most 'lines of mptrain.h' "$(wc -l <"$header")" 41800 lines
+at_most 'lines of mptrain.h' "$(wc -l <"$header")" 42000 lines
 at_most 'size of mptrain.h' "$(wc -c <"$header")" 2098000 bytes
 core_lines=$($cc -E -C -fdirectives-only $include $core_options implementation.c 2>/dev/null |
     awk '/^# [0-9]+ "/ { ours = $3 ~ /mptrain\.h"$/; next } ours && NF { n++ } END { print n + 0 }')
-at_most 'lines of the core profile that are not blank' "$core_lines" 28200 lines
+at_most 'lines of the core profile that are not blank' "$core_lines" 28500 lines
 for c in $c_compilers; do
     printf 'int main(void) { return 0; }\n' >empty.c
     with=$(least_ms $c $include -fsyntax-only declarations.c)
