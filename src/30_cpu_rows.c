@@ -386,12 +386,28 @@ static int64_t mpt__ref_index_run(const mpt__ref_axis_work *w, int k, int64_t li
     return walk->view.data == NULL || mpt__ref_inner(&walk->loop) == 0 ? lines : 1;
 }
 
+/* Of elements that lie along a line, at indices in equal steps, many at a time. */
+static void mpt__ref_gather_along(const mpt__ref_axis_work *w, int64_t from, int64_t to) {
+    const int64_t step = w->step * w->stride[0];
+    mpt__real block[MPT__BLOCK];
+    from += w->first * w->stride[0];
+    for (int64_t j = 0, m; j < w->n; j += m) {
+        m = mpt__ref_min(MPT__BLOCK, w->n - j);
+        const mpt__real *x = mpt__ref_in(&w->walk[0].view, from + j * step, step, block, m);
+        mpt__ref_put(&w->walk[2].view, to + j * w->stride[2], w->stride[2], x, m);
+    }
+}
+
 static void mpt__ref_gather_lines(const mpt__ref_axis_work *w, const int64_t *offset,
                                   int64_t lines) {
     const mpt__ref_walk *from = &w->walk[0], *to = &w->walk[2];
     const int64_t run = mpt__ref_index_run(w, 1, lines);
     const int64_t from_step = mpt__ref_inner(&from->loop), to_step = mpt__ref_inner(&to->loop);
+    const bool along = w->walk[1].view.data == NULL && w->stride[0] == 1;
     mpt__real block[MPT__BLOCK];
+    for (int64_t r = 0; along && r < lines; r++)
+        mpt__ref_gather_along(w, offset[0] + r * from_step, offset[2] + r * to_step);
+    if (along) return;
     for (int64_t j = 0; j < w->n; j++) {
         for (int64_t r = 0; r < lines; r += run) {
             int64_t index = mpt__ref_index_at(w, 1, offset, j, r);

@@ -66,23 +66,27 @@ static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
 /* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
 static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
-    const int64_t c = chunk * w->per_chunk, *row = w->row_step, size = sizeof(mpt__real);
-    const bool direct = row[1] == 1 && mpt__ref_is_real(w->rows.dtype);
+    const int64_t c = chunk * w->per_chunk, m = mpt__ref_min(w->per_chunk, w->columns - c);
+    const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
     mpt__real block[MPT__BLOCK];
+    mpt__ref_view sums = w->table;
     mpt__rows rows = w->each;
     (void)thread;
-    rows.bytes = mpt__ref_min(w->per_chunk, w->columns - c) * size;
-    rows.table += c * size;
-    rows.rows = direct ? rows.rows + c * size : (char *)block;
+    rows.table += c * size, rows.rows += c * size, rows.bytes = m * size;
+    sums.accumulate = true;
     if (w->call->launch->operand[2].access == MPT__WRITE) {
         for (int64_t id = 0; id < rows.size; id++)
             memset(rows.table + id * rows.table_step, 0, (size_t)rows.bytes);
     }
-    if (direct) mpt__ref_embedding_each(w, rows, 0, rows.n);
-    if (!direct) rows.row_step = 0;
-    for (int64_t j = 0; j < rows.n && !direct; j++) {
-        mpt__ref_get(&w->rows, j * row[0] + c * row[1], row[1], block, rows.bytes / size);
-        mpt__ref_embedding_each(w, rows, j, j + 1);
+    if (row[1] == 1 && mpt__ref_is_real(w->rows.dtype) && mpt__ref_is_real(sums.dtype)) {
+        mpt__ref_embedding_each(w, rows, 0, rows.n);
+        return;
+    }
+    for (int64_t j = 0; j < rows.n; j++) {
+        const int64_t id = rows.ids[j * rows.id_step];
+        if (id < 0 || id >= rows.size || id == rows.padding) continue;
+        const mpt__real *x = mpt__ref_in(&w->rows, j * row[0] + c * row[1], row[1], block, m);
+        mpt__ref_put_block(&sums, id * w->table_step[0] + c, 1, x, m);
     }
 }
 

@@ -56,6 +56,31 @@ TEST(arange_is_the_same_in_a_scope) {
     mpt_destroy(c);
 }
 
+/* Longer than what is copied at once, and lines that do not lie dense. */
+TEST(flips_of_long_lines) {
+    enum { LINES = 3, LONG = 2500 };
+    static float values[LINES * LONG], got[2][LINES * LONG];
+    mpt_context *c = make_context();
+    for (int i = 0; i < LINES * LONG; i++) values[i] = (float)(i * 7 % 251);
+    for (int turned = 0; turned < 2; turned++)
+        for (int half = 0; half < 2; half++) {
+            mpt_tensor x = mpt_from(c, MPT_F32, MPT_SHAPE(LINES, LONG), values);
+            if (turned) x = mpt_transpose(mpt_contiguous(mpt_transpose(x, 0, 1)), 0, 1);
+            x = mpt_detach(mpt_cast(x, half ? MPT_BF16 : MPT_F32));
+            mpt_requires_grad(x, true);
+            mpt_tensor y = mpt_flip(x, 1);
+            mpt_backward(mpt_sum(mpt_mul(y, mpt_detach(x)), MPT_ALL_DIMS, false));
+            mpt_read(mpt_cast(y, MPT_F32), got[0], sizeof got[0]);
+            mpt_read(mpt_cast(mpt_grad(x), MPT_F32), got[1], sizeof got[1]);
+            for (int i = 0; i < LINES * LONG && test_failures < 9; i++) {
+                const float want = values[i / LONG * LONG + LONG - 1 - i % LONG];
+                CHECK(got[0][i] == want && got[1][i] == want);
+            }
+        }
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
 TEST(tensors_of_nothing) {
     mpt_context *c = make_context();
     char text[200];
@@ -1136,7 +1161,7 @@ TEST(modules_at_their_limits) {
 }
 
 TEST_TABLE = {
-    T(tensors_of_nothing), T(arange_is_the_same_in_a_scope),
+    T(tensors_of_nothing), T(arange_is_the_same_in_a_scope), T(flips_of_long_lines),
     T(long_tensors_are_shortened),
 #ifndef MPTRAIN_NO_ATTENTION
     T(attention_in_all_its_forms),
