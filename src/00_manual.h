@@ -176,12 +176,12 @@ precision of one table, the same on every device (mpt_autocast_policy prints it)
                  prod, norm, logsumexp, cumsum, all losses
     as input     everything else; inputs of different dtypes meet in fp32
 
-Kernels compute and accumulate in fp32 whatever the storage is, and round once when they store. A
-cast copy of the weights is made once per optimizer step and shared by forward and backward; inputs
-of a matmul are rounded on the way in, without a copy. Parameters, their gradients and the
-optimizer's state stay fp32. Regions nest; MPT_F32 opens one without casting, in which different
-dtypes still meet. mpt_set_dtype_policy(module, MPT_F32) keeps one module out. Run mpt_backward
-outside the region.
+Kernels compute and accumulate in fp32 whatever the storage is, and round once when they store
+(attention in bf16 may round its weights, too: see mpt_scaled_dot_product_attention). A cast copy of
+the weights is made once per optimizer step and shared by forward and backward; inputs of a matmul
+are rounded on the way in, without a copy. Parameters, their gradients and the optimizer's state
+stay fp32. Regions nest; MPT_F32 opens one without casting, in which different dtypes still meet.
+mpt_set_dtype_policy(module, MPT_F32) keeps one module out. Run mpt_backward outside the region.
 
 Where torch.autocast differs (its CPU and CUDA lists also differ from each other):
 

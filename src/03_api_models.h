@@ -190,8 +190,10 @@ MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
    as torch.nn.functional.scaled_dot_product_attention; without B, or without B and heads, too. G
    heads of k and v serve H = n G of q: multi-query, grouped-query. Any strides: views of one
    projection are read where they lie. Computed in fp32 by blocks of queries and keys, so that
-   memory is linear in T and S, also in backward, which computes the scores again. Matmul-like for
-   autocast. A query that sees no key gives 0 and passes no gradient (PyTorch before 2.5: NaN). */
+   memory is linear in T and S, also in backward, which computes the scores again. Of bf16, CPUs
+   with AVX512_BF16 but no AMX round weights and their slopes to bf16, too, for the products with v,
+   dout, q and k, as PyTorch does on CPUs. Matmul-like for autocast. A query that sees no key gives
+   0 and passes no gradient (PyTorch before 2.5: NaN). */
 MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                                         const mpt_attention_config *config);
 

@@ -249,6 +249,17 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
     return rows;
 }
 
+/* The same for products: halves that are multiplied by pairs as they lie. */
+static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int operand, int64_t b,
+                                               int64_t h, int64_t first, int64_t n, mpt__real *to) {
+    if (!w->pairs) return mpt__attention_load(w, operand, b, h, first, n, to);
+    const char *at = (const char *)w->view[operand].data;
+    const mpt__attention_rows rows = {
+        (const mpt__real *)(const void *)(at + 2 * mpt__attention_at(w, operand, b, h, first)),
+        w->o[operand].stride[2]};
+    return rows;
+}
+
 #ifdef MPT__HAS_PAIRS
 
 /* 8 rows by 2 W columns, from rows of pairs, o floats apart, and a panel of them. */
@@ -346,30 +357,67 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
     }
 }
 
+/* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
+static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__real *a,
+                                     int64_t outer, int64_t inner, mpt__attention_rows b,
+                                     mpt__real *c, int64_t m, int64_t n, int64_t depth) {
+#ifdef MPT__HAS_PAIRS
+    const int64_t wide = MPT__PAIRS_WIDTH, down = MPT__PAIRS_ROWS, even = (depth + 1) / 2 * 2;
+    const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
+    const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
+    /* Behind a panel is room for the vectors that reach past its last pair. */
+    float panel[MPT__PAIRS_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
+    for (int64_t j = 0; j < n; j += wide)
+        mpt__pairs_pack(panels + j * (even / 2), true, &rows, j, mpt__ref_min(wide, n - j), 0,
+                        depth);
+    for (int64_t i = 0; i < m; i += down) {
+        const mpt__gemm_side left[2] = {{(const char *)panel, MPT_F32, 0, 1, down},
+                                        {(const char *)panels, MPT_F32, 0, 1, 0}};
+        mpt__pairs_pack(panel, false, &tile, i, mpt__ref_min(down, m - i), 0, depth);
+        for (int64_t j = 0; j < n; j += wide) {
+            const mpt__gemm_side right[2] = {
+                {(const char *)(panels + j * (even / 2)), MPT_F32, 0, 1, wide},
+                {(const char *)panels, MPT_F32, 0, 1, 0}};
+            mpt__pairs_tile(even, left, right, c + i * n + j, n, (int)mpt__ref_min(down, m - i),
+                            (int)mpt__ref_min(wide, n - j), MPT__GEMM_ADD);
+        }
+    }
+#else
+    (void)t, (void)a, (void)outer, (void)inner, (void)b, (void)c, (void)m, (void)n, (void)depth;
+#endif
+}
+
+/* c += a b. Rows of pairs are those of an operand, halves, a step of halves apart. */
+static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
+                               int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
+                               int64_t n, int64_t depth) {
+    if (t->w->pairs)
+        mpt__attention_add_pairs(t, a, outer, inner, b, c, m, n, depth);
+    else
+        mpt__attention_product(t->w, a, outer, inner, b, c, m, n, depth, true);
+}
+
 /* Where the key and the query of a tile's first element stand. */
 typedef struct mpt__attention_tile {
     int64_t head, query, key, m; /* m: rows */
 } mpt__attention_tile;
 
-/* c = rows of the other side, of Q or K or (i) of dout, times turned[i]. Returns them as real
-   numbers, but forward not where they are taken in pairs. */
+/* c = rows of the other side, of Q or K or (i) of dout, times turned[i]. Returns those rows. */
 static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
                                                const mpt__attention_tile *at, int i, mpt__real *c) {
     const mpt__attention *w = t->w;
     const int operand = !t->by_keys ? MPT__AT_K : i == 0 ? MPT__AT_Q : MPT__AT_DOUT;
     const int64_t head = t->by_keys ? at->head : at->head / w->group;
     const int64_t first = t->by_keys ? at->query : at->key, depth = w->o[operand].shape[3];
-    mpt__attention_rows rows = {NULL, 0}, own = {t->turned[i], t->n};
-    if (t->by_keys || !w->pairs)
-        rows = mpt__attention_load(w, operand, t->batch, head, first, at->m, t->rows[i]);
+    const mpt__attention_rows own = {t->turned[i], t->n};
+    const mpt__attention_rows rows =
+        mpt__attention_take(w, operand, t->batch, head, first, at->m, t->rows[i]);
 #ifdef MPT__HAS_PAIRS
-    const int64_t step = w->o[operand].stride[2] / 2, wide = MPT__PAIRS_WIDTH;
-    const float *a = (const float *)w->view[operand].data +
-                     mpt__attention_at(w, operand, t->batch, head, first) / 2;
+    const int64_t step = rows.step / 2, wide = MPT__PAIRS_WIDTH;
     for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
-            mpt__attention_pairs(depth / 2, a + r * step, each > 1 ? step : 0,
+            mpt__attention_pairs(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
                                  own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
                                  i == 0 ? (float)w->scale : 1.0f);
     }
@@ -421,12 +469,14 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
         w->words->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
     }
     /* What no causal tile before this one ends in: it crosses the diagonal. */
+    mpt__real unseen[MPT__ATTENTION_MOST];
+    for (int64_t i = 0; w->causal && i < t->n; i++) unseen[i] = -mpt__real_infinity();
     for (int64_t r = 0; w->causal && r < at->m; r++) {
         const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
         const int64_t begin = seen < 0 ? 0 : seen,
-                      end = t->by_keys ? t->n : at->key + r - at->query;
-        for (int64_t i = begin; i < end && i < t->n; i++)
-            t->score[r * t->n + i] = -mpt__real_infinity();
+                      end = mpt__ref_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
+        if (begin < end)
+            memcpy(t->score + r * t->n + begin, unseen, (size_t)(end - begin) * sizeof *unseen);
     }
     return rows;
 }
@@ -509,10 +559,9 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
         mpt__attention_tile at = {t.head, t.first, key, m};
         mpt__attention_scores(&t, &at);
         mpt__attention_add_tile(&t, &at, most, total);
-        mpt__attention_product(
-            w, t.score, 1, t.n,
-            mpt__attention_load(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]), t.sum[1],
-            t.n, w->width, at.m, true);
+        const mpt__attention_rows v =
+            mpt__attention_take(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
+        mpt__attention_add(&t, t.score, 1, t.n, v, t.sum[1], t.n, w->width, at.m);
     }
     w->words->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
     w->words->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
@@ -582,11 +631,11 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head,
     words->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
     mpt__attention_drop(t, &at, t->score, factors);
     if (w->dkv && w->view[MPT__AT_DV].data)
-        mpt__attention_product(w, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m, true);
+        mpt__attention_add(t, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m);
     if (w->dkv && w->view[MPT__AT_DK].data)
-        mpt__attention_product(w, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m, true);
+        mpt__attention_add(t, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m);
     if (w->dq)
-        mpt__attention_product(w, t->slope, t->n, 1, own, dq, at.m, w->depth, t->n, true);
+        mpt__attention_add(t, t->slope, t->n, 1, own, dq, at.m, w->depth, t->n);
 }
 
 /* One block of keys, or one of queries for dq alone, or all of both for a key head. */
@@ -605,7 +654,7 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
         mpt__attention_turn(&t, MPT__AT_K, 0);
         mpt__attention_turn(&t, MPT__AT_V, 1);
         const mpt__attention_rows own =
-            mpt__attention_load(w, MPT__AT_K, t.batch, t.head, key, t.n, t.own);
+            mpt__attention_take(w, MPT__AT_K, t.batch, t.head, key, t.n, t.own);
         memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
         memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
         for (int64_t h = 0; h < heads; h++)

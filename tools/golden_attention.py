@@ -6,7 +6,8 @@ classifier fused with its loss.
     python3 tools/golden_attention.py --verify     compute it again and compare with the file
 
 The format and the policy of half precision are those of tools/golden.py. Attention in half is that of
-fp32 on rounded inputs; how far PyTorch's own half kernels are from it widens the tolerance.
+fp32 on rounded inputs; how far PyTorch's own half kernels are from it widens the tolerance, and in
+bf16 what the rounding of weights costs.
 """
 import math
 import os
@@ -83,11 +84,21 @@ def from_rounded(inputs, ints, reals, out, upstream, region):
 
 
 def widened(case, inputs, ints, reals, region):
-    """As much as that choice moves a gradient, and half as much more, is allowed."""
+    """As much as that choice moves a gradient, and half as much more, is allowed. Weights may be
+    rounded to bf16 before they are multiplied, as PyTorch's kernel does: half an ulp of each term
+    of the output and of the gradient of v (where they are not, tests/api_attention.c sees it)."""
     named = {t.name: t for t in case.tensors}
     out, upstream = named["out"].value.detach(), named["upstream"].value
     if out.dtype == F32:
         return case
+    if out.dtype == BF16:
+        q, k, v = (golden.round_through(t.detach(), BF16).float() for t in inputs[:3])
+        v = v.abs().requires_grad_()
+        masks = [t if t.dtype == torch.bool else t.float() for t in inputs[3:]]
+        sizes = attention([q, k, v, *masks], ints, reals)
+        (of_v,) = torch.autograd.grad(sizes, v, upstream.float().abs())
+        for name, terms in (("out", sizes), ("g2", of_v)):
+            named[name].atol = max(named[name].atol, 2.0 ** -8 * terms.max().item())
     for i, g in enumerate(from_rounded(inputs, ints, reals, out, upstream, region)):
         t = named[f"g{i}"]
         t.atol = max(t.atol, 1.5 * golden.excess(g, t.value, 0))
