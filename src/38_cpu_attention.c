@@ -357,11 +357,11 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
     }
 }
 
+#ifdef MPT__HAS_PAIRS
 /* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
 static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__real *a,
                                      int64_t outer, int64_t inner, mpt__attention_rows b,
                                      mpt__real *c, int64_t m, int64_t n, int64_t depth) {
-#ifdef MPT__HAS_PAIRS
     const int64_t wide = MPT__PAIRS_WIDTH, down = MPT__PAIRS_ROWS, even = (depth + 1) / 2 * 2;
     const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
@@ -382,19 +382,20 @@ static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__re
                             (int)mpt__ref_min(wide, n - j), MPT__GEMM_ADD);
         }
     }
-#else
-    (void)t, (void)a, (void)outer, (void)inner, (void)b, (void)c, (void)m, (void)n, (void)depth;
-#endif
 }
+#endif
 
 /* c += a b. Rows of pairs are those of an operand, halves, a step of halves apart. */
 static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
                                int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
                                int64_t n, int64_t depth) {
-    if (t->w->pairs)
+#ifdef MPT__HAS_PAIRS
+    if (t->w->pairs) {
         mpt__attention_add_pairs(t, a, outer, inner, b, c, m, n, depth);
-    else
-        mpt__attention_product(t->w, a, outer, inner, b, c, m, n, depth, true);
+        return;
+    }
+#endif
+    mpt__attention_product(t->w, a, outer, inner, b, c, m, n, depth, true);
 }
 
 /* Where the key and the query of a tile's first element stand. */
