@@ -7,7 +7,7 @@
            embedding V D N BACK THREADS                 BACK: 1 backward too, or alone
            norm KIND DTYPE N C H W BACK THREADS         layer, rms, group, batch, batch-last
            copy BYTES                                   a plain one, not memcpy
-           ceiling tiles|avx512|avx2 THREADS
+           ceiling tiles|pairs|avx512|avx2 THREADS
            blas LIBRARY M N K A B THREADS               sgemm of numpy's OpenBLAS */
 #include "measure.h"
 

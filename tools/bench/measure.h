@@ -142,6 +142,18 @@ __attribute__((target("avx512f"), noinline)) static double ceiling_512(int steps
     return sink[0] == 0.0f ? 0.0 : 12.0 * 32.0 * steps;
 }
 
+#define MEASURE_STEP_PAIRS(i) x##i = _mm512_dpbf16_ps(x##i, (__m512bh)a, (__m512bh)b);
+
+/* The same of pairs of bf16. */
+__attribute__((target("avx512f,avx512bf16"), noinline)) static double ceiling_pairs(int steps) {
+    __m512 MEASURE_CHAINS(MEASURE_MAKE_512) a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
+    float sink[16];
+    for (int i = 0; i < steps; i++) { MEASURE_CHAINS(MEASURE_STEP_PAIRS) }
+    MEASURE_CHAINS(MEASURE_SUM_512)
+    _mm512_storeu_ps(sink, a);
+    return sink[0] == 0.0f ? 0.0 : 12.0 * 64.0 * steps;
+}
+
 typedef struct measure_tiles {
     unsigned char palette, start, reserved[14];
     unsigned short bytes[16];
@@ -216,6 +228,7 @@ static inline bool measure_has_tiles(void) { return false; }
 static inline double (*ceiling_find(const char *name))(int) {
 #ifdef MEASURE_X86
     if (strcmp(name, "tiles") == 0 && measure_has_tiles()) return ceiling_tiles;
+    if (strcmp(name, "pairs") == 0 && __builtin_cpu_supports("avx512bf16")) return ceiling_pairs;
     if (strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f")) return ceiling_512;
     if (strcmp(name, "avx2") == 0 && __builtin_cpu_supports("fma")) return ceiling_256;
 #endif

@@ -637,11 +637,26 @@ def model_row(model, threads, targets):
     detail(f'{what}{times.note()}')
 
 
+def most_of_halves(threads):
+    """How much faster this CPU multiplies bf16 than fp32 when nothing is loaded or stored."""
+    rates = {}
+    for name in 'tiles', 'pairs', 'avx512', 'avx2':
+        with contextlib.suppress(RuntimeError):
+            rates[name] = Ours(shapes, f'ceiling {name} {threads}', threads)
+    low, wide = (next((n for n in names if n in rates), None)
+                 for names in (('tiles', 'pairs'), ('avx512', 'avx2')))
+    if low and wide:
+        times = alternate({low: rates[low], wide: rates[wide]})
+        ratio = times.faster(low, wide) * rates[low].work / rates[wide].work
+        verdict(f'{threads}T, multiply-add alone, {low} of bf16 times {wide} of fp32', ratio, None)
+
+
 @row('models', 'steps of narrow ResNet-18, ViT-Tiny and GPT with 4 layers, times PyTorch')
 def models():
     targets = {'fp32': 1.0, 'bf16': 1.3, 'own bf16': 2.0, 'last': 1.2}
     for model in MODELS:
         model_row(model, thread_counts()[-1], targets)
+    most_of_halves(thread_counts()[-1])
 
 
 @row('models-1t', 'the same on one thread')
