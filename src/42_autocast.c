@@ -52,11 +52,13 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    const bool region = mpt__promotes(frame->context);
+    const bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
+                       mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
+                       mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
     mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
     mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
     return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
-                      second, region ? "" : "open mpt_autocast_begin around the call or ");
+                      second, casts ? "open mpt_autocast_begin around the call or " : "");
 }
 
 /* An error where no arithmetic runs in the dtype of an input. */

@@ -600,7 +600,7 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
 
 MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
     mpt_context *context = x.context;
-    if (context && (padding.rank < 0 || padding.rank > MPT_MAX_RANK)) {
+    if (padding.rank < 0 || padding.rank > MPT_MAX_RANK) {
         mpt__misuse(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
                     padding.rank, MPT_MAX_RANK);
         return mpt__null(context);

@@ -46,7 +46,7 @@ static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
     }
     if (op == MPT__OP_conv1d) {
         c.stride[0] = c.dilation[0] = 1;
-        c.padding[0] = 0;
+        c.padding[0] = c.output_padding[0] = 0;
     }
     for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
     *a = mpt__no_attributes;

@@ -385,6 +385,9 @@ TEST(mixed_dtypes_meet_in_a_region) {
     CHECK_CONTAINS(mpt_error(c), "argument 1 is bfloat16, argument 2 is float32; open "
                                  "mpt_autocast_begin around the call or mpt_cast one of them");
     mpt_clear_error(c);
+    mpt_lt(wide, whole); /* which a region would not bring together */
+    CHECK_CONTAINS(mpt_error(c), "argument 1 is float32, argument 2 is int64; mpt_cast one of");
+    mpt_clear_error(c);
     mpt_autocast_begin(c, MPT_BF16);
     mpt_tensor less[] = {mpt_lt(low, wide), mpt_ge(wide, low), mpt_ne(low, wide),
                          mpt_equal(low, wide)};

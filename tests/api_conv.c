@@ -389,6 +389,12 @@ TEST(layers) {
     mpt_module line = mpt_nn_conv1d(context, 3, 4, 3, NULL);
     mpt_shape shape = mpt_get_shape(mpt_forward(line, drawn(MPT_SHAPE(2, 3, 9))));
     CHECK(shape.rank == 3 && shape.dim[1] == 4 && shape.dim[2] == 7);
+    x = drawn(MPT_SHAPE(2, 3, 9)), z = mpt_parameter(line, "weight");
+    config = mpt_conv_config_default(); /* of one dimension the first of each pair is nothing */
+    config.stride[0] = config.dilation[0] = 0;
+    config.padding[0] = config.output_padding[0] = INT64_MIN;
+    CHECK(mix_tensor(1, mpt_conv1d(x, z, none(), &config)) ==
+          mix_tensor(1, mpt_conv1d(x, z, none(), NULL)));
     if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
     mpt_destroy(context);
 }

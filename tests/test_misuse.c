@@ -596,6 +596,10 @@ TEST(ops) {
          mpt_repeat(f.x, MPT_SHAPE(2)));
     TENSOR(mpt_pad, mpt_pad(t_, MPT_SHAPE(1, 1), 0));
     CASE(mpt_pad, ARGUMENT, "expected sizes before and after", mpt_pad(f.x, MPT_SHAPE(1, -1), 0));
+    mpt_shape many = MPT_SHAPE(1, 1);
+    many.rank = 1 << 24; /* more than a stack holds */
+    CASE(mpt_pad, ARGUMENT, "sizes are not in 0..8", mpt_pad(f.x, many, 0));
+    QUIET(mpt_pad, mpt_pad(f.nil, many, 0).slot == 0);
     TENSOR(mpt_tril, mpt_tril(t_, 0));
     CASE(mpt_tril, SHAPE, "expected a matrix", mpt_tril(f.scalar, 0));
     TENSOR(mpt_triu, mpt_triu(t_, 0));
