@@ -682,8 +682,9 @@ MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const
     if (!mpt__check_rate(context, lr, weight_decay)) return -1;
     int64_t group = mpt__group_new(context, optimizer, lr, weight_decay);
     if (group < 0) return -1;
-    mpt_status status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
-    if (status == MPT_OK) status = mpt__schedule_rebase(context, optimizer);
+    mpt_status status = mpt__schedule_rebase(context, optimizer); /* first: takes memory, too */
+    if (status == MPT_OK)
+        status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
     if (status == MPT_OK) return (int)group;
     mpt__group_free(context, &optimizer->groups[group]);
     for (int64_t i = 0; i < optimizer->item_count; i++)

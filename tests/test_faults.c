@@ -147,6 +147,44 @@ TEST(allocations_fail_fp16) { every_allocation_fails(MPT_F16, 1); }
 TEST(allocations_fail_pure_half) { every_allocation_fails(MPT_BF16, 1); }
 TEST(allocations_fail_twice) { every_allocation_fails(MPT_F16, 2); }
 
+/* A step after mpt_optimizer_add moved a parameter from one group to another, or, where call number
+   `at` and all behind it are refused, did not; *failed tells. */
+static uint64_t regrouped(int64_t at, bool *failed) {
+    mpt_config config = mpt_config_default();
+    const mpt_group_config slow = {0.125, 0}, fast = {0.5, 0};
+    arena a;
+    config.threads = 1;
+    arena_use(&a, &config);
+    mpt_context *context = mpt_create(&config);
+    mpt_module net = make_unnamed_net(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    CHECK_EQ_INT(mpt_optimizer_add(optimizer, net, "0.weight", &slow), 1);
+    mpt_schedule_create(optimizer, mpt_constant_lr(1, 1), MPT_PER_STEP);
+    a.fail_at = a.calls + at, a.failures = INT64_MAX / 2;
+    *failed = mpt_optimizer_add(optimizer, net, "0.weight", &fast) < 0;
+    a.fail_at = 0;
+    mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_optimizer_groups(optimizer), *failed ? 2 : 3);
+    mpt_backward(mpt_sum(mpt_parameter(net, "0.weight"), MPT_ALL_DIMS, false));
+    mpt_step(optimizer);
+    CHECK_EQ_STR(mpt_error(context), "");
+    uint64_t hash = mpt_module_hash(net);
+    mpt_destroy(context);
+    return hash;
+}
+
+TEST(group_that_could_not_be_made) {
+    bool failed = true;
+    uint64_t kept = 0;
+    for (int64_t at = 1; failed && at < 100 && test_failures == 0; at++) {
+        uint64_t hash = regrouped(at, &failed);
+        if (at == 1) CHECK(failed);
+        if (at == 1) kept = hash;
+        CHECK((hash == kept) == failed);
+    }
+    CHECK(!failed);
+}
+
 /* A batch that could not be handed out is not lost. */
 TEST(batch_is_handed_out_later) {
     for (int workers = 0; workers < 3; workers += 2) {
@@ -605,5 +643,5 @@ TEST_TABLE = {
     T(allocations_fail_fp16),      T(allocations_fail_pure_half), T(allocations_fail_twice),
     T(batch_is_handed_out_later),  T(large_batch_then_small),     T(idle_memory_makes_room),
     T(bad_target_then_good_ones),  T(files_fail_while_saving),    T(files_fail_while_loading),
-    T(files_fail_under_a_dataset), T(threads_fail_to_start)};
+    T(files_fail_under_a_dataset), T(threads_fail_to_start),      T(group_that_could_not_be_made)};
 TEST_MAIN
