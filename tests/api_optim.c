@@ -929,6 +929,56 @@ TEST(averages_stand_in_for_values) {
     mpt_destroy(context);
 }
 
+/* Bit i: parameter i of a net of single numbers changes while the averages of `of` are applied. */
+static unsigned averaged(mpt_module net, mpt_module of) {
+    mpt_context *context = net.context;
+    mpt_sgd_config config = mpt_sgd_config_default();
+    const int count = mpt_parameter_count(net);
+    float now, then[8];
+    unsigned bits = 0;
+    config.lr = 1;
+    mpt_optimizer optimizer = mpt_sgd(net, &config);
+    mpt_ema ema = mpt_ema_create(of, optimizer, NULL);
+    for (int step = 0; step < 2; step++) {
+        mpt_step_begin(context);
+        mpt_zero_grad(optimizer);
+        for (int i = 0; i < count; i++)
+            mpt_backward(mpt_sum(mpt_parameter_at(net, i, NULL, 0), MPT_ALL_DIMS, false));
+        mpt_step(optimizer);
+        mpt_ema_update(ema);
+        mpt_step_end(context);
+    }
+    for (int i = 0; i < count; i++)
+        mpt_read_f32(mpt_parameter_at(net, i, NULL, 0), &then[i], 1);
+    mpt_ema_apply(ema);
+    for (int i = 0; i < count; i++) {
+        mpt_read_f32(mpt_parameter_at(net, i, NULL, 0), &now, 1);
+        bits |= (unsigned)(now != then[i]) << i;
+    }
+    mpt_ema_restore(ema);
+    check_ok(context);
+    return bits;
+}
+
+/* Not what lies between parameters of a module that other parts of the net share; and all there is
+   where layers were made halves one by one. */
+TEST(averages_are_of_their_module) {
+    for (int turn = 0; turn < 3; turn++) {
+        mpt_context *context = new_context();
+        mpt_module layer[6], net, pair;
+        for (int i = 0; i < 6; i++) layer[i] = mpt_nn_linear_no_bias(context, 1, 1);
+        if (turn < 2) {
+            pair = mpt_sequential(context, layer[turn], layer[1 - turn], MPT_END);
+            net = mpt_sequential(context, layer[0], layer[2], layer[1], pair, MPT_END);
+        } else {
+            pair = net = mpt_nn_list_array(context, layer, 6);
+            for (int i = 0; i < 5; i++) mpt_half(layer[i], MPT_BF16);
+        }
+        CHECK_EQ_INT(averaged(net, pair), turn < 2 ? 5 : 63);
+        mpt_destroy(context);
+    }
+}
+
 /* ---- schedules ---- */
 
 static const char *const bias_path[] = {"bias"};
@@ -1207,6 +1257,7 @@ TEST_TABLE = {
     T(destroying),
     T(averages_follow_applied_steps),
     T(averages_stand_in_for_values),
+    T(averages_are_of_their_module),
     T(cosine_over_many_steps),
     T(warmup_by_epoch),
     T(schedule_and_rates_by_hand),
