@@ -115,7 +115,8 @@ MPTRAIN_API bool mpt_is_training(mpt_module module);
 /* A name, copied, that replaces the number of the tree in the key of its initial values. */
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
-   `dtype` is an error that names it, and nothing changes. Before any optimizer. */
+   `dtype` is an error that names it, and nothing changes. Before any optimizer; averages
+   and recordings of a tree that were made before have to be made anew. */
 MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
 /* fp8: the linear layers of a tree, before its first use, multiply fp8 numbers: x and weight as
    E4M3, which is what is saved for backward, gradients as E5M2, each times a scale; sums are fp32,
@@ -725,9 +726,9 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
    add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, mpt_set_dtype_policy, groups, options, schedules or a scaler's factors the
-   step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log says why.
-   With config.debug every 16th call does and names the first launch that differs. */
+   mpt_train, mpt_eval, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a scaler's
+   factors the step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log
+   says why. With config.debug every 16th call does and names the first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock

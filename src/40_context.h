@@ -75,6 +75,7 @@ typedef struct mpt__block {
     uint32_t form_version[2]; /* version of `values` that the form was made of */
     bool form_read[2];        /* since the last update of `values` */
     uint32_t multiplier_slot; /* pending multiplier of the gradients; 0 = none */
+    uint32_t moves;           /* the context's when it was made or a parameter left it */
     uint32_t updates[2]; /* changes of values' version that masters know of: replays; replays and
                             optimizers that share nothing */
 } mpt__block;
@@ -261,6 +262,7 @@ struct mpt_context {
 
     mpt__parameter *parameters;
     int64_t parameter_count, parameter_capacity;
+    uint32_t moves; /* of parameters to other blocks, by mpt_half */
     mpt__block *blocks;
     int64_t block_count, block_capacity;
 

@@ -732,6 +732,7 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     memset(&context->blocks[index], 0, sizeof *context->blocks);
     context->blocks[index].live = 1;
     context->blocks[index].dtype = (uint8_t)dtype;
+    context->blocks[index].moves = context->moves;
     return index;
 }
 

@@ -257,6 +257,7 @@ static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter,
     parameter->block = index;
     parameter->offset = offset;
     parameter->has_grad = false;
+    old->moves = ++context->moves;
     block->parameters++;
     if (--old->parameters == 0) mpt__block_free(context, old);
 }

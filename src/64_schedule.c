@@ -12,9 +12,8 @@
 
 #include "63_scaler.c"
 
-enum {
-    MPT__LR_WINDOW = 1024
-}; /* rates per upload: 8 KB for each group, twice that with momentum */
+/* Rates per upload: 8 KB for each group, twice that with momentum. */
+enum { MPT__LR_WINDOW = 1024 };
 
 /* ==== Curves ==== */
 

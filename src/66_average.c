@@ -12,6 +12,7 @@
 
 typedef struct mpt__ema_part {
     uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
+    uint32_t moves;                  /* the block's */
     int64_t first, count;
 } mpt__ema_part;
 
@@ -21,7 +22,8 @@ typedef struct mpt__ema {
     mpt_optimizer optimizer;
     mpt_ema_config config;
     mpt__ema_part *part; /* as a rule one for each dtype of parameters */
-    int64_t parts, part_capacity;
+    int64_t capacity;
+    int parts;
     bool applied;                   /* the module's values are the averages */
     uint16_t seen_slot, count_slot; /* i: applied steps at the last update; updates so far */
 } mpt__ema;
@@ -32,54 +34,39 @@ MPT__HANDLES(ema, MPT__EMA)
 
 static void mpt__ema_free(mpt_context *context, void *object) {
     mpt__ema *ema = (mpt__ema *)object;
-    for (int64_t i = 0; i < ema->parts; i++) {
+    for (int i = 0; i < ema->parts; i++) {
         mpt__storage_forget(context, &ema->part[i].average);
         mpt__storage_forget(context, &ema->part[i].backup);
     }
-    mpt__room_free(context, ema->part, ema->part_capacity);
+    mpt__room_free(context, ema->part, ema->capacity);
     mpt__scalar_free(context, ema->seen_slot);
     mpt__scalar_free(context, ema->count_slot);
 }
 
-/* Whether averages stand in a module that still lives. */
-static bool mpt__ema_applied(const mpt_context *context, const mpt__ema *ema) {
+/* Whether the module lives and mpt_half took no parameters from where they were. */
+static bool mpt__ema_lives(const mpt_context *context, const mpt__ema *ema) {
     const mpt__object *row = &context->objects[MPT__MODULE].rows[ema->module.slot];
-    return ema->applied && row->object && row->generation == ema->module.generation;
+    bool lives = row->object && row->generation == ema->module.generation;
+    for (int i = 0; i < ema->parts; i++)
+        lives = lives && context->blocks[ema->part[i].block].moves == ema->part[i].moves;
+    return lives;
 }
 
-/* How many elements of parameters a part holds; of those listed, unless that is NULL. */
-static int64_t mpt__ema_held(const mpt_context *context, const mpt__ema_part *part,
-                             const uint32_t *list, int64_t count) {
-    int64_t held = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const mpt__parameter *one = &context->parameters[list ? list[i] : i];
-        int64_t at = one->offset - part->first;
-        if (one->live && one->block == part->block && at >= 0 && at < part->count)
-            held += one->numel;
+/* Lets the parts cover a parameter, and none between that other modules have. */
+static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__parameter *parameter) {
+    const mpt__block *block = &context->blocks[parameter->block];
+    mpt__ema_part *part = ema->parts > 0 ? &ema->part[ema->parts - 1] : NULL;
+    if (part && part->block == parameter->block &&
+        mpt__aligned_up(part->first + part->count, mpt__block_grain((mpt_dtype)block->dtype)) ==
+            parameter->offset) {
+        part->count = parameter->offset + parameter->numel - part->first;
+        return;
     }
-    return held;
-}
-
-/* Lets the parts cover a parameter, and none that is not listed. */
-static mpt_status mpt__ema_cover(mpt_context *context, mpt__ema *ema, const uint32_t *list,
-                                 int64_t count, const mpt__parameter *parameter) {
-    const mpt__ema_part own = {parameter->block, 0, 0, parameter->offset, parameter->numel};
-    for (int64_t i = ema->parts - 1; i >= 0; i--) {
-        mpt__ema_part both = ema->part[i];
-        int64_t end = both.first + both.count, gap = own.first - end;
-        if (both.block != own.block) continue;
-        if (both.first > own.first) both.first = own.first;
-        both.count = (gap + own.count > 0 ? own.first + own.count : end) - both.first;
-        if ((gap < 0 || gap >= mpt__block_grain(MPT_F32)) && /* else no other lies between */
-            mpt__ema_held(context, &both, list, count) !=
-                mpt__ema_held(context, &both, NULL, context->parameter_count))
-            continue;
-        ema->part[i] = both;
-        return MPT_OK;
-    }
-    if (mpt__room(context, ema->part, ema->part_capacity, ema->parts + 1))
-        ema->part[ema->parts++] = own;
-    return context->base.status;
+    if (!mpt__room(context, ema->part, ema->capacity, ema->parts + 1)) return;
+    part = &ema->part[ema->parts++];
+    memset(part, 0, sizeof *part);
+    part->block = parameter->block, part->moves = block->moves;
+    part->first = parameter->offset, part->count = parameter->numel;
 }
 
 /* Copies between the values of a part, at `values`, and another storage of it. */
@@ -106,9 +93,9 @@ static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
     if (!list) return context->base.status;
     mpt__module_parameters(context, ema->module, NULL, list, count);
     for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++)
-        mpt__ema_cover(context, ema, list, count, &context->parameters[list[i]]);
+        mpt__ema_cover(context, ema, &context->parameters[list[i]]);
     mpt__host_free(context, list, bytes);
-    for (int64_t i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
         mpt__ema_part *part = &ema->part[i];
         part->average =
             mpt__storage_new(context, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
@@ -147,7 +134,11 @@ MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
 /* Begins a call on averages whose module lives. */
 static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
     mpt__ema *ema = mpt__ema_enter(handle, name);
-    return ema && mpt__module_at(handle.context, ema->module) ? ema : NULL;
+    if (!ema || !mpt__module_at(handle.context, ema->module)) return NULL;
+    if (mpt__ema_lives(handle.context, ema)) return ema;
+    mpt__error(handle.context, MPT_ERROR_STATE,
+               "mpt_half moved parameters; make averages anew");
+    return NULL;
 }
 
 MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
@@ -158,7 +149,7 @@ MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
     if (ema->applied)
         return mpt__error(context, MPT_ERROR_STATE,
                           "the module's values are the averages; call mpt_ema_restore first");
-    for (int64_t i = 0; i < ema->parts; i++) {
+    for (int i = 0; i < ema->parts; i++) {
         const mpt__ema_part *part = &ema->part[i];
         const mpt__block *block = &context->blocks[part->block];
         mpt__launch *launch = mpt__launch_begin(context, MPT__K_AVERAGE);
@@ -180,7 +171,7 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
     mpt_context *context = handle.context;
     mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_apply");
     if (!ema) return mpt__status_of(context);
-    for (int64_t i = 0; i < ema->parts; i++) {
+    for (int i = 0; i < ema->parts; i++) {
         mpt__ema_part *part = &ema->part[i];
         const mpt__block *block = &context->blocks[part->block];
         if (mpt__averages_applied(context, part->block))
@@ -192,10 +183,10 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
                                  MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
         if (!part->backup) return context->base.status;
     }
-    for (int64_t i = 0; i < ema->parts; i++)
+    for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
     ema->applied = context->base.status == MPT_OK; /* all is kept: mpt_ema_restore can give it */
-    for (int64_t i = 0; i < ema->parts; i++)
+    for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
     return context->base.status;
 }
@@ -206,7 +197,7 @@ MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
     if (!ema) return mpt__status_of(context);
     if (!ema->applied)
         return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
-    for (int64_t i = 0; i < ema->parts; i++)
+    for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
     ema->applied = context->base.status != MPT_OK;
     return context->base.status;
@@ -216,8 +207,8 @@ static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
     const mpt__object_table *table = &context->objects[MPT__EMA];
     for (int64_t slot = 1; slot < table->count; slot++) {
         const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
-        for (int64_t i = 0; ema && mpt__ema_applied(context, ema) && i < ema->parts; i++)
-            if (ema->part[i].block == block) return true;
+        for (int i = 0; ema && ema->applied && i < ema->parts; i++)
+            if (ema->part[i].block == block && mpt__ema_lives(context, ema)) return true;
     }
     return false;
 }
@@ -233,7 +224,7 @@ static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
     mpt_status status = MPT_OK;
     for (int64_t k = 0; k < context->parameter_count && status == MPT_OK; k++) {
         const mpt__parameter *parameter = &context->parameters[k];
-        for (int64_t i = 0; i < ema->parts && parameter->live; i++) {
+        for (int i = 0; i < ema->parts && parameter->live; i++) {
             const mpt__ema_part *part = &ema->part[i];
             item.offset = parameter->offset - part->first, item.count = parameter->numel;
             if (part->block != parameter->block || item.offset < 0 ||
@@ -265,7 +256,7 @@ MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
     mpt_context *context = handle.context;
     const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
     if (!ema) return mpt__status_of(context);
-    if (mpt__ema_applied(context, ema))
+    if (ema->applied && mpt__ema_lives(context, ema))
         return mpt__error(context, MPT_ERROR_STATE,
                           "the module's values are the averages; call mpt_ema_restore first");
     mpt__object_free(context, MPT__EMA, ema->id.slot);

@@ -245,10 +245,10 @@ static uint64_t mpt__modes_now(const mpt_context *context) {
     return hash;
 }
 
-/* A number that changes with rows and options of the optimizers that a step updates, and with the
-   factors of its scalers. */
+/* A number that changes with rows and options of the optimizers that a step updates, with the
+   factors of its scalers and with where parameters are. */
 static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *recording) {
-    uint64_t sum = 0; /* of counts that only grow */
+    uint64_t sum = context->moves; /* of counts that only grow */
     for (int64_t i = 0; i < recording->work.count; i += 3) {
         const uint32_t *work = &recording->work.id[i];
         const bool scaler = work[0] == MPT__SCALER;

@@ -659,6 +659,34 @@ TEST(other_dtypes_are_recorded_anew) {
     CHECK(repeated(MPT_F16, change_policy) >= 30);
 }
 
+/* The mean of what a net without an optimizer gives. */
+static mpt_status output_step(mpt_context *context, void *user, mpt_tensor x, mpt_tensor y) {
+    (void)y;
+    mpt_step_begin(context);
+    mpt_autocast_begin(context, MPT_BF16);
+    mpt_tensor out = mpt_forward(*(mpt_module *)user, x);
+    mpt_metric_push(context, "out", mpt_mean(out, MPT_ALL_DIMS, false));
+    mpt_autocast_end(context);
+    return mpt_step_end(context);
+}
+
+TEST(parameters_elsewhere_are_recorded_anew) {
+    mpt_context *context = make_context(false);
+    mpt_module net = mpt_nn_linear(context, 4, 2);
+    mpt_captured captured = mpt_capture(context, output_step, &net);
+    mpt_tensor none = {context, 0, 0}, x = mpt_zeros(context, MPT_F32, MPT_SHAPE(3, 4));
+    for (int step = 0; step < 8; step++) {
+        if (step == 4) mpt_half(net, MPT_BF16);
+        mpt_set_init(net, "bias", mpt_init_make(MPT_INIT_CONSTANT, step, 0));
+        mpt_captured_step(captured, x, none);
+        CHECK(mpt_metric_mean(context, "out", true) == step);
+        mpt_metric_reset(context, "out");
+    }
+    CHECK(mpt_captured_count(captured) >= 4);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 typedef struct leaf_user {
     mpt_tensor leaf;
     bool clears;
@@ -750,6 +778,7 @@ TEST_TABLE = {
     T(other_schedules_are_recorded_anew),   T(other_factors_are_recorded_anew),
     T(other_modes_are_recorded_anew),       T(other_dtypes_are_recorded_anew),
     T(gradients_of_others_stay),            T(gradients_of_tensors_are_as_by_hand),
+    T(parameters_elsewhere_are_recorded_anew),
 };
 
 TEST_MAIN

@@ -979,6 +979,27 @@ TEST(averages_are_of_their_module) {
     }
 }
 
+/* Where mpt_half took parameters away, averages do not find those of another net instead. */
+TEST(averages_of_what_has_moved) {
+    mpt_context *context = new_context();
+    mpt_module net = new_net(context), half = new_net(context), late = new_net(context);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_ema ema = mpt_ema_create(half, optimizer, NULL), own = mpt_ema_create(net, optimizer, NULL);
+    mpt_ema_apply(ema);
+    CHECK_EQ_INT(mpt_half(half, MPT_BF16), MPT_OK);
+    const uint64_t before = mpt_module_hash(late);
+    mpt_ema_restore(ema);
+    check_error(context, MPT_ERROR_STATE, "mpt_half moved parameters");
+    train(net, optimizer, all_paths, 4, 1);
+    mpt_ema_update(own);
+    check_ok(context);
+    mpt_ema_update(ema);
+    check_error(context, MPT_ERROR_STATE, "make averages anew");
+    CHECK(mpt_module_hash(late) == before);
+    CHECK_EQ_INT(mpt_ema_destroy(ema), MPT_OK);
+    mpt_destroy(context);
+}
+
 /* ---- schedules ---- */
 
 static const char *const bias_path[] = {"bias"};
@@ -1258,6 +1279,7 @@ TEST_TABLE = {
     T(averages_follow_applied_steps),
     T(averages_stand_in_for_values),
     T(averages_are_of_their_module),
+    T(averages_of_what_has_moved),
     T(cosine_over_many_steps),
     T(warmup_by_epoch),
     T(schedule_and_rates_by_hand),
