@@ -1202,7 +1202,8 @@ MPTRAIN_API bool mpt_is_training(mpt_module module);
 /* A name, copied, that replaces the number of the tree in the key of its initial values. */
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
-   `dtype` is an error that names it, and nothing changes. Before any optimizer. */
+   `dtype` is an error that names it, and nothing changes. Before any optimizer; averages
+   and recordings of a tree that were made before have to be made anew. */
 MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype);
 /* fp8: the linear layers of a tree, before its first use, multiply fp8 numbers: x and weight as
    E4M3, which is what is saved for backward, gradients as E5M2, each times a scale; sums are fp32,
@@ -1812,9 +1813,9 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
    add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, mpt_set_dtype_policy, groups, options, schedules or a scaler's factors the
-   step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log says why.
-   With config.debug every 16th call does and names the first launch that differs. */
+   mpt_train, mpt_eval, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a scaler's
+   factors the step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log
+   says why. With config.debug every 16th call does and names the first launch that differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
@@ -19105,6 +19106,7 @@ typedef struct mpt__block {
     uint32_t form_version[2]; /* version of `values` that the form was made of */
     bool form_read[2];        /* since the last update of `values` */
     uint32_t multiplier_slot; /* pending multiplier of the gradients; 0 = none */
+    uint32_t moves;           /* the context's when it was made or a parameter left it */
     uint32_t updates[2]; /* changes of values' version that masters know of: replays; replays and
                             optimizers that share nothing */
 } mpt__block;
@@ -19291,6 +19293,7 @@ struct mpt_context {
 
     mpt__parameter *parameters;
     int64_t parameter_count, parameter_capacity;
+    uint32_t moves; /* of parameters to other blocks, by mpt_half */
     mpt__block *blocks;
     int64_t block_count, block_capacity;
 
@@ -21459,11 +21462,13 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    const bool region = mpt__promotes(frame->context);
+    const bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
+                       mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
+                       mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
     mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
     mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
     return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
-                      second, region ? "" : "open mpt_autocast_begin around the call or ");
+                      second, casts ? "open mpt_autocast_begin around the call or " : "");
 }
 
 /* An error where no arithmetic runs in the dtype of an input. */
@@ -27049,7 +27054,7 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
 
 MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
     mpt_context *context = x.context;
-    if (context && (padding.rank < 0 || padding.rank > MPT_MAX_RANK)) {
+    if (padding.rank < 0 || padding.rank > MPT_MAX_RANK) {
         mpt__misuse(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
                     padding.rank, MPT_MAX_RANK);
         return mpt__null(context);
@@ -28457,6 +28462,7 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
     memset(&context->blocks[index], 0, sizeof *context->blocks);
     context->blocks[index].live = 1;
     context->blocks[index].dtype = (uint8_t)dtype;
+    context->blocks[index].moves = context->moves;
     return index;
 }
 
@@ -29031,6 +29037,7 @@ static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter,
     parameter->block = index;
     parameter->offset = offset;
     parameter->has_grad = false;
+    old->moves = ++context->moves;
     block->parameters++;
     if (--old->parameters == 0) mpt__block_free(context, old);
 }
@@ -29953,8 +29960,9 @@ MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const
     if (!mpt__check_rate(context, lr, weight_decay)) return -1;
     int64_t group = mpt__group_new(context, optimizer, lr, weight_decay);
     if (group < 0) return -1;
-    mpt_status status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
-    if (status == MPT_OK) status = mpt__schedule_rebase(context, optimizer);
+    mpt_status status = mpt__schedule_rebase(context, optimizer); /* first: takes memory, too */
+    if (status == MPT_OK)
+        status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
     if (status == MPT_OK) return (int)group;
     mpt__group_free(context, &optimizer->groups[group]);
     for (int64_t i = 0; i < optimizer->item_count; i++)
@@ -31095,9 +31103,8 @@ MPT__BEGIN_COLD
  * one cycle moves momentum, takes the place of the update's first setting.
  * ------------------------------------------------------------------------------------------- */
 
-enum {
-    MPT__LR_WINDOW = 1024
-}; /* rates per upload: 8 KB for each group, twice that with momentum */
+/* Rates per upload: 8 KB for each group, twice that with momentum. */
+enum { MPT__LR_WINDOW = 1024 };
 
 /* ==== Curves ==== */
 
@@ -31856,17 +31863,17 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
 
 typedef struct mpt__ema_part {
     uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
+    uint32_t moves;                  /* the block's */
     int64_t first, count;
 } mpt__ema_part;
-
-enum { MPT__EMA_PARTS = 4 }; /* a tree has a block for each dtype of parameters */
 
 typedef struct mpt__ema {
     mpt__id id;
     mpt_module module;
     mpt_optimizer optimizer;
     mpt_ema_config config;
-    mpt__ema_part part[MPT__EMA_PARTS];
+    mpt__ema_part *part; /* as a rule one for each dtype of parameters */
+    int64_t capacity;
     int parts;
     bool applied;                   /* the module's values are the averages */
     uint16_t seen_slot, count_slot; /* i: applied steps at the last update; updates so far */
@@ -31882,29 +31889,35 @@ static void mpt__ema_free(mpt_context *context, void *object) {
         mpt__storage_forget(context, &ema->part[i].average);
         mpt__storage_forget(context, &ema->part[i].backup);
     }
+    mpt__room_free(context, ema->part, ema->capacity);
     mpt__scalar_free(context, ema->seen_slot);
     mpt__scalar_free(context, ema->count_slot);
 }
 
-/* Whether averages stand in a module that still lives. */
-static bool mpt__ema_applied(const mpt_context *context, const mpt__ema *ema) {
+/* Whether the module lives and mpt_half took no parameters from where they were. */
+static bool mpt__ema_lives(const mpt_context *context, const mpt__ema *ema) {
     const mpt__object *row = &context->objects[MPT__MODULE].rows[ema->module.slot];
-    return ema->applied && row->object && row->generation == ema->module.generation;
+    bool lives = row->object && row->generation == ema->module.generation;
+    for (int i = 0; i < ema->parts; i++)
+        lives = lives && context->blocks[ema->part[i].block].moves == ema->part[i].moves;
+    return lives;
 }
 
-/* Lets the parts cover a parameter. */
-static void mpt__ema_cover(mpt__ema *ema, const mpt__parameter *parameter) {
-    int64_t first = parameter->offset, end = first + parameter->numel;
-    mpt__ema_part *part = ema->part;
-    while (part < ema->part + ema->parts && part->block != parameter->block) part++;
-    if (part == ema->part + ema->parts) {
-        if (ema->parts < MPT__EMA_PARTS) ema->parts++;
-        part = &ema->part[ema->parts - 1];
-        part->block = parameter->block, part->first = first, part->count = end - first;
+/* Lets the parts cover a parameter, and none between that other modules have. */
+static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__parameter *parameter) {
+    const mpt__block *block = &context->blocks[parameter->block];
+    mpt__ema_part *part = ema->parts > 0 ? &ema->part[ema->parts - 1] : NULL;
+    if (part && part->block == parameter->block &&
+        mpt__aligned_up(part->first + part->count, mpt__block_grain((mpt_dtype)block->dtype)) ==
+            parameter->offset) {
+        part->count = parameter->offset + parameter->numel - part->first;
+        return;
     }
-    if (part->first + part->count > end) end = part->first + part->count;
-    if (part->first < first) first = part->first;
-    part->first = first, part->count = end - first;
+    if (!mpt__room(context, ema->part, ema->capacity, ema->parts + 1)) return;
+    part = &ema->part[ema->parts++];
+    memset(part, 0, sizeof *part);
+    part->block = parameter->block, part->moves = block->moves;
+    part->first = parameter->offset, part->count = parameter->numel;
 }
 
 /* Copies between the values of a part, at `values`, and another storage of it. */
@@ -31930,7 +31943,8 @@ static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
     uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
     if (!list) return context->base.status;
     mpt__module_parameters(context, ema->module, NULL, list, count);
-    for (int64_t i = 0; i < count; i++) mpt__ema_cover(ema, &context->parameters[list[i]]);
+    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++)
+        mpt__ema_cover(context, ema, &context->parameters[list[i]]);
     mpt__host_free(context, list, bytes);
     for (int i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
         mpt__ema_part *part = &ema->part[i];
@@ -31971,7 +31985,11 @@ MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
 /* Begins a call on averages whose module lives. */
 static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
     mpt__ema *ema = mpt__ema_enter(handle, name);
-    return ema && mpt__module_at(handle.context, ema->module) ? ema : NULL;
+    if (!ema || !mpt__module_at(handle.context, ema->module)) return NULL;
+    if (mpt__ema_lives(handle.context, ema)) return ema;
+    mpt__error(handle.context, MPT_ERROR_STATE,
+               "mpt_half moved parameters; make averages anew");
+    return NULL;
 }
 
 MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
@@ -32040,8 +32058,8 @@ static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
     const mpt__object_table *table = &context->objects[MPT__EMA];
     for (int64_t slot = 1; slot < table->count; slot++) {
         const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
-        for (int i = 0; ema && mpt__ema_applied(context, ema) && i < ema->parts; i++)
-            if (ema->part[i].block == block) return true;
+        for (int i = 0; ema && ema->applied && i < ema->parts; i++)
+            if (ema->part[i].block == block && mpt__ema_lives(context, ema)) return true;
     }
     return false;
 }
@@ -32089,7 +32107,7 @@ MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
     mpt_context *context = handle.context;
     const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
     if (!ema) return mpt__status_of(context);
-    if (mpt__ema_applied(context, ema))
+    if (ema->applied && mpt__ema_lives(context, ema))
         return mpt__error(context, MPT_ERROR_STATE,
                           "the module's values are the averages; call mpt_ema_restore first");
     mpt__object_free(context, MPT__EMA, ema->id.slot);
@@ -32140,7 +32158,7 @@ static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
     }
     if (op == MPT__OP_conv1d) {
         c.stride[0] = c.dilation[0] = 1;
-        c.padding[0] = 0;
+        c.padding[0] = c.output_padding[0] = 0;
     }
     for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
     *a = mpt__no_attributes;
@@ -41093,10 +41111,10 @@ static uint64_t mpt__modes_now(const mpt_context *context) {
     return hash;
 }
 
-/* A number that changes with rows and options of the optimizers that a step updates, and with the
-   factors of its scalers. */
+/* A number that changes with rows and options of the optimizers that a step updates, with the
+   factors of its scalers and with where parameters are. */
 static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *recording) {
-    uint64_t sum = 0; /* of counts that only grow */
+    uint64_t sum = context->moves; /* of counts that only grow */
     for (int64_t i = 0; i < recording->work.count; i += 3) {
         const uint32_t *work = &recording->work.id[i];
         const bool scaler = work[0] == MPT__SCALER;
