@@ -6,7 +6,7 @@
 
 #include "checks.h"
 
-enum { ROWS = 513, COLUMNS = 1024, PARTS = 9, PART = ROWS / PARTS, NUMEL = ROWS * COLUMNS };
+enum { ROWS = 513, COLUMNS = 1027, PARTS = 9, PART = ROWS / PARTS, NUMEL = ROWS * COLUMNS };
 
 static mpt_context *context;
 
