@@ -9,13 +9,15 @@
 
 /* ==== Reductions ==== */
 
-/* Outputs of a chunk, neighbours in logical order. */
-#define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 8)
+/* The most outputs of a chunk, neighbours in logical order. They read long runs of memory, half as
+   many leave work for more threads; no sum depends on it. */
+#define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 4)
 
 typedef struct mpt__ref_reduce_work {
     mpt__ref_walk in, out; /* over the outputs */
     mpt__ref_loop reduced; /* over what one output sums */
     int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
+    int64_t tile;          /* outputs of a chunk */
     bool is_mean, by_columns;
     mpt__real identity;
     mpt__binary_fn combine;
@@ -77,8 +79,8 @@ static void mpt__ref_reduce_put(const mpt__ref_reduce_work *w, int64_t begin, in
 /* One chunk of the sums for one tile of outputs. */
 static void mpt__ref_reduce_chunk(void *work, int64_t index, int thread) {
     const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
-    int64_t chunk = index % w->chunks, begin = index / w->chunks * MPT__REDUCE_OUTPUTS, m = 0;
-    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
+    int64_t chunk = index % w->chunks, begin = index / w->chunks * w->tile, m = 0;
+    int64_t n = mpt__ref_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
     mpt__ref_cursor at;
     (void)thread;
@@ -98,8 +100,8 @@ static void mpt__ref_reduce_chunk(void *work, int64_t index, int thread) {
 /* The pairs of chunks, for one tile of outputs. */
 static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
     const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
-    int64_t begin = tile * MPT__REDUCE_OUTPUTS;
-    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
+    int64_t begin = tile * w->tile;
+    int64_t n = mpt__ref_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
     (void)thread;
     for (int64_t i = 0; i < n; i++) {
@@ -170,8 +172,12 @@ static void mpt__ref_reduce(const mpt__cpu_call *call) {
     mpt__ref_reduce_loops(call->launch, &w);
     mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
     mpt__ref_reduce_kind(call, &w);
-    int64_t outputs = w.in.loop.count, tiles = mpt__ref_chunks(outputs, MPT__REDUCE_OUTPUTS);
+    const int64_t outputs = w.in.loop.count, whole = w.reduced.count / MPT__SUM_CHUNK;
     w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
+    const bool many = w.by_columns && mpt__ref_times(outputs, whole) >=
+                                          2 * MPT__REDUCE_OUTPUTS * mpt__pool_threads(call->pool);
+    w.tile = many ? MPT__REDUCE_OUTPUTS : MPT__REDUCE_OUTPUTS / 2;
+    const int64_t tiles = mpt__ref_chunks(outputs, w.tile);
     w.partial = (mpt__real *)call->workspace;
     if (outputs == 0) return;
     mpt__parallel(call->pool, tiles * w.chunks,
