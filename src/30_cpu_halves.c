@@ -1,17 +1,53 @@
 /* ---------------------------------------------------------------------------------------------
- * 30_cpu_halves.c: what elementwise kernels do with halves by their bits. The results are those of
- * 30_cpu_ref.c, bit for bit.
+ * 30_cpu_halves.c: what elementwise kernels do with halves by their bits, and with results beyond
+ * the caches. These are those of 30_cpu_ref.c, bit for bit.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__30_CPU_HALVES_INCLUDED
 #define MPT__30_CPU_HALVES_INCLUDED
 
 #include "30_cpu_ref.c"
 
+/* Floats that are better not kept in the caches: with two operands more than 32 MB of L3 hold. On
+   Zen 4 they, and the kernel that reads them, gain from half as many on. */
+#define MPT__BEYOND_CACHE (4 << 20)
+
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
 #define mpt__ref_unary_any mpt__ref_unary
 #define mpt__ref_binary_any mpt__ref_binary
 #define mpt__ref_lookup_bytes NULL
 #else
+
+/* ==== Results beyond the caches ==== */
+
+static void mpt__ref_stream_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_call *call = (const mpt__cpu_call *)work;
+    const mpt__launch *launch = call->launch;
+    const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
+    mpt__real *out = (mpt__real *)call->data[launch->kernel == MPT__K_BINARY ? 2 : 1];
+    const int64_t i = chunk * MPT__CHUNK, left = mpt__ref_numel(launch->operand) - i;
+    (void)thread;
+    call->words->stream(launch->function, out + i, x + i, y + i, mpt__ref_min(MPT__CHUNK, left),
+                        (mpt__real)launch->imm[0]);
+}
+
+/* False: is no such launch. What replaces an operand is in the caches anyway. */
+static bool mpt__ref_stream(const mpt__cpu_call *call, int last) {
+    const mpt__operand *o = call->launch->operand;
+    const int64_t n = mpt__ref_numel(o);
+    mpt__real *out = (mpt__real *)call->data[last];
+    if (n < MPT__BEYOND_CACHE || call->words->stream == NULL || (uintptr_t)out % 64 != 0 ||
+        o[last].access != MPT__WRITE ||
+        !call->words->stream(call->launch->function, out, out, out, 0, 0))
+        return false;
+    for (int k = 0; k <= last; k++) {
+        bool replaced = k < last && call->data[k] == call->data[last];
+        if (replaced || !mpt__ref_is_real(o[k].dtype) || mpt__ref_dense(&o[k]) < 0) return false;
+    }
+    mpt__cpu_call work = *call;
+    mpt__parallel(call->pool, mpt__ref_chunks(n, MPT__CHUNK), mpt__ref_cost(call, n, 2.0),
+                  mpt__ref_stream_chunk, &work);
+    return true;
+}
 
 /* ==== Functions of bf16 by a table ====
  *
@@ -22,22 +58,9 @@
 #define MPT__LOOKUP_SIZE 65536
 #define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
 #define MPT__LOOKUP_SLOW 15 /* nanoseconds on the reference level of what is slower than a table */
-
-/* Whether a function of two is the second one times some function of the first. */
-static bool mpt__ref_is_slope(int function) {
-    switch (function) {
-    case MPT__BINARY_GELU_BACKWARD:
-    case MPT__BINARY_GELU_TANH_BACKWARD:
-    case MPT__BINARY_SIN_BACKWARD:
-    case MPT__BINARY_COS_BACKWARD:
-    case MPT__BINARY_POW_SCALAR_BACKWARD:
-    case MPT__BINARY_SILU_BACKWARD:
-    case MPT__BINARY_SOFTPLUS_BACKWARD:
-        return true;
-    default:
-        return false;
-    }
-}
+/* The same of functions of two that are the second one times something of the first: among the slow
+   ones they stand behind ReLU's. */
+#define MPT__SLOPE_SLOW 12
 
 static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
     const mpt__operand *x = &launch->operand[0];
@@ -46,7 +69,8 @@ static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
     const bool slow =
         launch->kernel == MPT__K_UNARY
             ? mpt__ref_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
-            : mpt__ref_is_slope(MPT__BINARY_AT(launch->function));
+            : launch->function > MPT__FN_RELU_BACKWARD &&
+                  mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)] >= MPT__SLOPE_SLOW;
     if (!slow || mpt__ref_numel(x) < MPT__LOOKUP_LEAST) return 0;
     return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
 }
@@ -117,7 +141,7 @@ static void mpt__ref_lookup(const mpt__cpu_call *call, mpt__ref_map map, int ope
 static void mpt__ref_unary_any(const mpt__cpu_call *call) {
     if (mpt__ref_looks_up(call))
         mpt__ref_lookup(call, mpt__ref_unary_map(call), 2);
-    else
+    else if (!mpt__ref_stream(call, 1))
         mpt__ref_unary(call);
 }
 
@@ -152,7 +176,7 @@ static void mpt__ref_binary_any(const mpt__cpu_call *call) {
         mpt__ref_map map = mpt__ref_binary_map(call);
         map.body = mpt__ref_gate_body;
         mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_RELU_BACKWARD]);
-    } else {
+    } else if (!mpt__ref_stream(call, 2)) {
         mpt__ref_binary(call);
     }
 }

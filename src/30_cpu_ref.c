@@ -243,6 +243,9 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     void (*rows)(const mpt__rows *r); /* NULL: mpt__rows_each */
+    /* A function past the caches, to a line of memory; false: has it not. NULL: none. */
+    bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
+                   mpt__real c);
     mpt__update_fn sgd, adam;
     /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);

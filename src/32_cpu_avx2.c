@@ -202,8 +202,41 @@ MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, 
 /* ==== The level ==== */
 
 MPT__SIMD_ROWS(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8)
+/* Values as in MPT__SIMD_UNARY and MPT__SIMD_BINARY. Wider vectors would gain nothing. */
+#define MPT__STREAM_CASE(id, value)                             \
+    case MPT__FN_##id:                                          \
+        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) {       \
+            const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32); \
+            if (n >= 8)                                         \
+                mpt__v8_stream(out, value);                     \
+            else                                                \
+                mpt__v8_store_as(out, value, n, MPT_F32);       \
+        }                                                       \
+        break;
+#define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
+MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
+                                float c) {
+    const mpt__v8_f by = mpt__v8_set(c), zero = mpt__v8_zero();
+    switch (function) {
+        MPT__STREAM_CASE(RELU, mpt__v8_relu(a))
+        MPT__STREAM_CASE(ADD_SCALAR, mpt__v8_add(a, by))
+        MPT__STREAM_CASE(MUL_SCALAR, mpt__v8_mul(a, by))
+        MPT__STREAM_CASE(ADD, mpt__v8_add(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(SUB, mpt__v8_sub(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(MUL, mpt__v8_mul(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(DIV, mpt__v8_div(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(RELU_BACKWARD,
+                         mpt__v8_select(mpt__v8_greater(a, zero), MPT__STREAM_B,
+                                        mpt__v8_select(mpt__v8_is_nan(a), MPT__STREAM_B, zero)))
+    default:
+        return false;
+    }
+    mpt__v8_fence();
+    return true;
+}
+
 MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
-                &mpt__convert_avx2, mpt__avx2_gate, 0.15)
+                &mpt__convert_avx2, mpt__avx2_stream, mpt__avx2_gate, 0.15)
 
 #endif
 #endif

@@ -1065,7 +1065,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
 #define MPT__SIMD_BINARY_REF(id) mpt__ref_binary_##id,
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, gate, slowness)               \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, stream, gate, slowness)       \
     MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)             \
     MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)           \
     MPT__SIMD_PEAK(FN, N, V, W)                                                          \
@@ -1098,6 +1098,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_dropout,                                                                     \
         N##_transpose,                                                                   \
         N##_rows,                                                                        \
+        stream,                                                                          \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
         gate,                                                                            \

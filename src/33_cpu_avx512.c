@@ -208,7 +208,7 @@ MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt
 
 #define mpt__avx512_rows mpt__avx2_rows
 MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
-                &mpt__convert_avx512, mpt__avx2_gate, 0.15)
+                &mpt__convert_avx512, mpt__avx2_stream, mpt__avx2_gate, 0.15)
 
 #endif
 #endif

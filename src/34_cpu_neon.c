@@ -151,7 +151,7 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
 
 MPT__SIMD_ROWS(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4)
 MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
-                &mpt__convert_neon, NULL, 0.3)
+                &mpt__convert_neon, NULL, NULL, 0.3)
 
 #endif
 #endif

@@ -750,6 +750,114 @@ TEST(binary) {
     CHECK(at(2, 0) == 2);
 }
 
+/* ==== Results beyond the caches ==== */
+
+/* `more` elements than the least number that is written past the caches, `offset` of them behind a
+   line of memory; `replaces`: the result lies where that operand does. */
+typedef struct large_case {
+    int kernel, function, dtype, more, offset, replaces, access;
+    bool streams;
+} large_case;
+
+static const mpt__words *plain_words;
+static int64_t streamed;
+
+static bool count_stream(int function, mpt__real *out, const mpt__real *x, const mpt__real *y,
+                         int64_t n, mpt__real c) {
+    const bool has = plain_words->stream(function, out, x, y, n, c);
+    streamed += has ? n : 0;
+    return has;
+}
+
+enum { LARGE_BYTES = 4 * MPT__BEYOND_CACHE + 65536, LARGE_X = 0, LARGE_Y, LARGE_GOT, LARGE_WANT };
+static char *buffer[4];
+
+/* Elements first .. first + n-1. */
+static void run_large(const mpt__backend *backend, const large_case *c, char *result, int64_t first,
+                      int64_t n) {
+    const int64_t size = mpt__dtype_info[c->dtype].bytes;
+    launch.n_operands = c->kernel == MPT__K_BINARY ? 3 : 2;
+    launch.function = (uint8_t)c->function;
+    launch.imm[0] = 0.3;
+    for (int k = 0; k < launch.n_operands; k++) {
+        const bool last = k == launch.n_operands - 1, same = last || k == c->replaces;
+        mpt__operand *o = &launch.operand[k];
+        o->storage = (uint32_t)k + 1, o->dtype = (uint8_t)c->dtype, o->rank = 1;
+        o->access = (uint8_t)(last ? c->access : MPT__READ);
+        o->shape[0] = n, o->stride[0] = 1;
+        data[k + 1] = (same ? result : buffer[k]) + 128 + (first + (same ? c->offset : 1)) * size;
+    }
+    run_here(backend, NULL);
+}
+
+static void check_large(const large_case *c) {
+    const int64_t n = MPT__BEYOND_CACHE + c->more, piece = 70001;
+    begin((mpt__kernel)c->kernel);
+    memcpy(buffer[LARGE_WANT], buffer[LARGE_X], LARGE_BYTES);
+    for (int64_t i = 0; i < n; i += piece)
+        run_large(&backends[1], c, buffer[LARGE_WANT], i, n - i < piece ? n - i : piece);
+    for (int b = 0; b < 3 && !test_failures; b++) { /* 1, 2, 3 threads */
+        memcpy(buffer[LARGE_GOT], buffer[LARGE_X], LARGE_BYTES);
+        streamed = 0;
+        run_large(&backends[b], c, buffer[LARGE_GOT], 0, n);
+        CHECK_EQ_BITS(buffer[LARGE_GOT], buffer[LARGE_WANT], LARGE_BYTES);
+        if (b == 0) CHECK_EQ_INT(streamed, c->streams ? n : 0);
+    }
+}
+
+/* They have the bits of small ones, the elements around them keep theirs, and those that can be are
+   written past the caches. */
+TEST(results_beyond_cache) {
+    ONLY_ON_THE_CPU;
+    REQUIRE(have_backends());
+    static const large_case cases[] = {
+        {MPT__K_BINARY, MPT__FN_ADD, MPT_F32, 0, 0, -1, MPT__WRITE, true},
+        {MPT__K_BINARY, MPT__FN_SUB, MPT_F32, 37, 0, -1, MPT__WRITE, true},
+        {MPT__K_BINARY, MPT__FN_MUL, MPT_F32, 16, 16, -1, MPT__WRITE, true},
+        {MPT__K_BINARY, MPT__FN_DIV, MPT_F32, 4095, 0, -1, MPT__WRITE, true},
+        {MPT__K_BINARY, MPT__FN_RELU_BACKWARD, MPT_F32, 1, 0, -1, MPT__WRITE, true},
+        {MPT__K_UNARY, MPT__FN_RELU, MPT_F32, 15, 0, -1, MPT__WRITE, true},
+        {MPT__K_UNARY, MPT__FN_ADD_SCALAR, MPT_F32, 5000, 0, -1, MPT__WRITE, true},
+        {MPT__K_UNARY, MPT__FN_MUL_SCALAR, MPT_F32, 8200, 0, -1, MPT__WRITE, true},
+        {MPT__K_BINARY, MPT__FN_ADD, MPT_F32, -1, 0, -1, MPT__WRITE, false},
+        {MPT__K_BINARY, MPT__FN_ADD, MPT_F32, 20, 1, -1, MPT__WRITE, false},
+        {MPT__K_BINARY, MPT__FN_ADD, MPT_F32, 20, 8, -1, MPT__WRITE, false},
+        {MPT__K_BINARY, MPT__FN_ADD, MPT_F32, 16, 0, 0, MPT__WRITE, false},
+        {MPT__K_BINARY, MPT__FN_SUB, MPT_F32, 16, 0, 1, MPT__WRITE, false},
+        {MPT__K_BINARY, MPT__FN_ADD, MPT_F32, 0, 0, -1, MPT__ACCUMULATE, false},
+        {MPT__K_BINARY, MPT__FN_ADD, MPT_BF16, 0, 0, -1, MPT__WRITE, false},
+        {MPT__K_BINARY, MPT__FN_MUL, MPT_F16, 40, 0, -1, MPT__WRITE, false},
+        {MPT__K_COPY, 0, MPT_F32, 3, 0, -1, MPT__WRITE, false},
+        {MPT__K_UNARY, MPT__FN_NEG, MPT_F32, 0, 0, -1, MPT__WRITE, false},
+        {MPT__K_UNARY, MPT__FN_RELU, MPT_F32, 0, 0, 0, MPT__WRITE, false},
+    };
+    mpt__cpu *cpu = (mpt__cpu *)backends[0].self;
+    if (cpu->words->stream == NULL) return; /* nothing differs with the number of elements */
+    mpt__words counting = *cpu->words;
+    char *memory_of[4];
+    plain_words = cpu->words, cpu->words = &counting, counting.stream = count_stream;
+    for (int k = 0; k < 4; k++) {
+        memory_of[k] = (char *)malloc(LARGE_BYTES + 64);
+        buffer[k] = memory_of[k] + (64 - (uintptr_t)memory_of[k] % 64);
+    }
+    for (int64_t i = 0; i < LARGE_BYTES / 4; i++) {
+        static const float odd[] = {0.0f, -0.0f, INFINITY, -INFINITY, 1e-40f, 3e38f, NAN};
+        for (int k = LARGE_X; k <= LARGE_Y; k++) {
+            const uint64_t word = draw();
+            const float x = (float)(int32_t)word / 1073741824.0f;
+            ((float *)(void *)buffer[k])[i] = word >> 58 != 0 ? x : odd[(word >> 32) % 7];
+        }
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        check_large(&cases[i]);
+        if (test_failures == 0) continue;
+        printf("  case %d\n", (int)i);
+        break;
+    }
+    cpu->words = plain_words;
+    for (int k = 0; k < 4; k++) free(memory_of[k]);
+}
+
 /* ==== Random numbers ==== */
 
 TEST(random) {
@@ -2349,6 +2457,7 @@ TEST_TABLE = {
     T(unary),
     T(unary_edges),
     T(binary),
+    T(results_beyond_cache),
     T(random),
     T(dropout),
     T(reduce),
