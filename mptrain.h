@@ -7048,6 +7048,9 @@ typedef struct mpt__words {
     void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
                       int64_t rows, int64_t columns, bool beyond_cache);
     void (*rows)(const mpt__rows *r); /* NULL: mpt__rows_each */
+    /* A function past the caches, to a line of memory; false: has it not. NULL: none. */
+    bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
+                   mpt__real c);
     mpt__update_fn sgd, adam;
     /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
@@ -7993,15 +7996,51 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 30_cpu_halves.c: what elementwise kernels do with halves by their bits. The results are those of
- * 30_cpu_ref.c, bit for bit.
+ * 30_cpu_halves.c: what elementwise kernels do with halves by their bits, and with results beyond
+ * the caches. These are those of 30_cpu_ref.c, bit for bit.
  * ------------------------------------------------------------------------------------------- */
+
+/* Floats that are better not kept in the caches: with two operands more than 32 MB of L3 hold. On
+   Zen 4 they, and the kernel that reads them, gain from half as many on. */
+#define MPT__BEYOND_CACHE (4 << 20)
 
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
 #define mpt__ref_unary_any mpt__ref_unary
 #define mpt__ref_binary_any mpt__ref_binary
 #define mpt__ref_lookup_bytes NULL
 #else
+
+/* ==== Results beyond the caches ==== */
+
+static void mpt__ref_stream_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_call *call = (const mpt__cpu_call *)work;
+    const mpt__launch *launch = call->launch;
+    const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
+    mpt__real *out = (mpt__real *)call->data[launch->kernel == MPT__K_BINARY ? 2 : 1];
+    const int64_t i = chunk * MPT__CHUNK, left = mpt__ref_numel(launch->operand) - i;
+    (void)thread;
+    call->words->stream(launch->function, out + i, x + i, y + i, mpt__ref_min(MPT__CHUNK, left),
+                        (mpt__real)launch->imm[0]);
+}
+
+/* False: is no such launch. What replaces an operand is in the caches anyway. */
+static bool mpt__ref_stream(const mpt__cpu_call *call, int last) {
+    const mpt__operand *o = call->launch->operand;
+    const int64_t n = mpt__ref_numel(o);
+    mpt__real *out = (mpt__real *)call->data[last];
+    if (n < MPT__BEYOND_CACHE || call->words->stream == NULL || (uintptr_t)out % 64 != 0 ||
+        o[last].access != MPT__WRITE ||
+        !call->words->stream(call->launch->function, out, out, out, 0, 0))
+        return false;
+    for (int k = 0; k <= last; k++) {
+        bool replaced = k < last && call->data[k] == call->data[last];
+        if (replaced || !mpt__ref_is_real(o[k].dtype) || mpt__ref_dense(&o[k]) < 0) return false;
+    }
+    mpt__cpu_call work = *call;
+    mpt__parallel(call->pool, mpt__ref_chunks(n, MPT__CHUNK), mpt__ref_cost(call, n, 2.0),
+                  mpt__ref_stream_chunk, &work);
+    return true;
+}
 
 /* ==== Functions of bf16 by a table ====
  *
@@ -8016,13 +8055,13 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
 /* Whether a function of two is the second one times some function of the first. */
 static bool mpt__ref_is_slope(int function) {
     switch (function) {
-    case MPT__BINARY_GELU_BACKWARD:
-    case MPT__BINARY_GELU_TANH_BACKWARD:
-    case MPT__BINARY_SIN_BACKWARD:
-    case MPT__BINARY_COS_BACKWARD:
-    case MPT__BINARY_POW_SCALAR_BACKWARD:
-    case MPT__BINARY_SILU_BACKWARD:
-    case MPT__BINARY_SOFTPLUS_BACKWARD:
+    case MPT__FN_GELU_BACKWARD:
+    case MPT__FN_GELU_TANH_BACKWARD:
+    case MPT__FN_SIN_BACKWARD:
+    case MPT__FN_COS_BACKWARD:
+    case MPT__FN_POW_SCALAR_BACKWARD:
+    case MPT__FN_SILU_BACKWARD:
+    case MPT__FN_SOFTPLUS_BACKWARD:
         return true;
     default:
         return false;
@@ -8036,7 +8075,7 @@ static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
     const bool slow =
         launch->kernel == MPT__K_UNARY
             ? mpt__ref_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
-            : mpt__ref_is_slope(MPT__BINARY_AT(launch->function));
+            : mpt__ref_is_slope(launch->function);
     if (!slow || mpt__ref_numel(x) < MPT__LOOKUP_LEAST) return 0;
     return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
 }
@@ -8058,6 +8097,18 @@ static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
         map->binary(to, x, one, MPT__BLOCK, map->c, map->d);
 }
 
+/* to[i] = table[half[i * step]]; dense ones four at a time, which takes half as long. */
+static void mpt__ref_find(mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step,
+                          int64_t n) {
+    int64_t i = 0;
+    for (; step == 1 && i + 4 <= n; i += 4) {
+        const mpt__real a = table[half[i]], b = table[half[i + 1]];
+        const mpt__real c = table[half[i + 2]], d = table[half[i + 3]];
+        to[i] = a, to[i + 1] = b, to[i + 2] = c, to[i + 3] = d;
+    }
+    for (; i < n; i++) to[i] = table[half[i * step]];
+}
+
 static void mpt__ref_lookup_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
                                  int64_t n) {
     const mpt__ref_walk *from = &map->walk[0];
@@ -8068,7 +8119,7 @@ static void mpt__ref_lookup_body(const mpt__ref_map *map, mpt__ref_cursor *at, i
     for (int64_t done = 0, m; done < n; done += m) {
         const uint16_t *half = (const uint16_t *)from->view.data + at[0].offset;
         m = mpt__ref_min(mpt__ref_room(&at[0], &from->loop), n - done);
-        for (int64_t i = 0; i < m; i++) found[done + i] = map->table[half[i * step]];
+        mpt__ref_find(found + done, map->table, half, step, m);
         mpt__ref_advance(&at[0], &from->loop, m);
     }
     if (last == 2) {
@@ -8095,7 +8146,7 @@ static void mpt__ref_lookup(const mpt__cpu_call *call, mpt__ref_map map, int ope
 static void mpt__ref_unary_any(const mpt__cpu_call *call) {
     if (mpt__ref_looks_up(call))
         mpt__ref_lookup(call, mpt__ref_unary_map(call), 2);
-    else
+    else if (!mpt__ref_stream(call, 1))
         mpt__ref_unary(call);
 }
 
@@ -8130,7 +8181,7 @@ static void mpt__ref_binary_any(const mpt__cpu_call *call) {
         mpt__ref_map map = mpt__ref_binary_map(call);
         map.body = mpt__ref_gate_body;
         mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_RELU_BACKWARD]);
-    } else {
+    } else if (!mpt__ref_stream(call, 2)) {
         mpt__ref_binary(call);
     }
 }
@@ -8142,13 +8193,15 @@ static void mpt__ref_binary_any(const mpt__cpu_call *call) {
 
 /* ==== Reductions ==== */
 
-/* Outputs of a chunk, neighbours in logical order. */
-#define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 8)
+/* The most outputs of a chunk, neighbours in logical order. They read long runs of memory, half as
+   many leave work for more threads; no sum depends on it. */
+#define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 4)
 
 typedef struct mpt__ref_reduce_work {
     mpt__ref_walk in, out; /* over the outputs */
     mpt__ref_loop reduced; /* over what one output sums */
     int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
+    int64_t tile;          /* outputs of a chunk */
     bool is_mean, by_columns;
     mpt__real identity;
     mpt__binary_fn combine;
@@ -8210,8 +8263,8 @@ static void mpt__ref_reduce_put(const mpt__ref_reduce_work *w, int64_t begin, in
 /* One chunk of the sums for one tile of outputs. */
 static void mpt__ref_reduce_chunk(void *work, int64_t index, int thread) {
     const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
-    int64_t chunk = index % w->chunks, begin = index / w->chunks * MPT__REDUCE_OUTPUTS, m = 0;
-    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
+    int64_t chunk = index % w->chunks, begin = index / w->chunks * w->tile, m = 0;
+    int64_t n = mpt__ref_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
     mpt__ref_cursor at;
     (void)thread;
@@ -8231,8 +8284,8 @@ static void mpt__ref_reduce_chunk(void *work, int64_t index, int thread) {
 /* The pairs of chunks, for one tile of outputs. */
 static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
     const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
-    int64_t begin = tile * MPT__REDUCE_OUTPUTS;
-    int64_t n = mpt__ref_min(MPT__REDUCE_OUTPUTS, w->in.loop.count - begin);
+    int64_t begin = tile * w->tile;
+    int64_t n = mpt__ref_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
     (void)thread;
     for (int64_t i = 0; i < n; i++) {
@@ -8303,8 +8356,12 @@ static void mpt__ref_reduce(const mpt__cpu_call *call) {
     mpt__ref_reduce_loops(call->launch, &w);
     mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
     mpt__ref_reduce_kind(call, &w);
-    int64_t outputs = w.in.loop.count, tiles = mpt__ref_chunks(outputs, MPT__REDUCE_OUTPUTS);
+    const int64_t outputs = w.in.loop.count, whole = w.reduced.count / MPT__SUM_CHUNK;
     w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
+    const bool many = w.by_columns && mpt__ref_times(outputs, whole) >=
+                                          2 * MPT__REDUCE_OUTPUTS * mpt__pool_threads(call->pool);
+    w.tile = many ? MPT__REDUCE_OUTPUTS : MPT__REDUCE_OUTPUTS / 2;
+    const int64_t tiles = mpt__ref_chunks(outputs, w.tile);
     w.partial = (mpt__real *)call->workspace;
     if (outputs == 0) return;
     mpt__parallel(call->pool, tiles * w.chunks,
@@ -10475,6 +10532,7 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_dropout_block,
                                           mpt__ref_transpose,
                                           NULL,
+                                          NULL,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
                                           NULL,
@@ -11593,7 +11651,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
 #define MPT__SIMD_BINARY_REF(id) mpt__ref_binary_##id,
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, gate, slowness)               \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, stream, gate, slowness)       \
     MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)             \
     MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)           \
     MPT__SIMD_PEAK(FN, N, V, W)                                                          \
@@ -11626,6 +11684,7 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         N##_dropout,                                                                     \
         N##_transpose,                                                                   \
         N##_rows,                                                                        \
+        stream,                                                                          \
         N##_sgd,                                                                         \
         N##_adam,                                                                        \
         gate,                                                                            \
@@ -11833,8 +11892,41 @@ MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, 
 /* ==== The level ==== */
 
 MPT__SIMD_ROWS(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8)
+/* Values as in MPT__SIMD_UNARY and MPT__SIMD_BINARY. Wider vectors would gain nothing. */
+#define MPT__STREAM_CASE(id, value)                             \
+    case MPT__FN_##id:                                          \
+        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) {       \
+            const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32); \
+            if (n >= 8)                                         \
+                mpt__v8_stream(out, value);                     \
+            else                                                \
+                mpt__v8_store_as(out, value, n, MPT_F32);       \
+        }                                                       \
+        break;
+#define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
+MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
+                                float c) {
+    const mpt__v8_f by = mpt__v8_set(c), zero = mpt__v8_zero();
+    switch (function) {
+        MPT__STREAM_CASE(RELU, mpt__v8_relu(a))
+        MPT__STREAM_CASE(ADD_SCALAR, mpt__v8_add(a, by))
+        MPT__STREAM_CASE(MUL_SCALAR, mpt__v8_mul(a, by))
+        MPT__STREAM_CASE(ADD, mpt__v8_add(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(SUB, mpt__v8_sub(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(MUL, mpt__v8_mul(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(DIV, mpt__v8_div(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(RELU_BACKWARD,
+                         mpt__v8_select(mpt__v8_greater(a, zero), MPT__STREAM_B,
+                                        mpt__v8_select(mpt__v8_is_nan(a), MPT__STREAM_B, zero)))
+    default:
+        return false;
+    }
+    mpt__v8_fence();
+    return true;
+}
+
 MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
-                &mpt__convert_avx2, mpt__avx2_gate, 0.15)
+                &mpt__convert_avx2, mpt__avx2_stream, mpt__avx2_gate, 0.15)
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -12043,7 +12135,7 @@ MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt
 
 #define mpt__avx512_rows mpt__avx2_rows
 MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
-                &mpt__convert_avx512, mpt__avx2_gate, 0.15)
+                &mpt__convert_avx512, mpt__avx2_stream, mpt__avx2_gate, 0.15)
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -12195,7 +12287,7 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
 
 MPT__SIMD_ROWS(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4)
 MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
-                &mpt__convert_neon, NULL, 0.3)
+                &mpt__convert_neon, NULL, NULL, 0.3)
 
 #endif
 /* ---------------------------------------------------------------------------------------------

@@ -58,9 +58,22 @@ static bool mpt__ref_stream(const mpt__cpu_call *call, int last) {
 #define MPT__LOOKUP_SIZE 65536
 #define MPT__LOOKUP_LEAST (4 * MPT__LOOKUP_SIZE) /* elements that a table is made for */
 #define MPT__LOOKUP_SLOW 15 /* nanoseconds on the reference level of what is slower than a table */
-/* The same of functions of two that are the second one times something of the first: among the slow
-   ones they stand behind ReLU's. */
-#define MPT__SLOPE_SLOW 12
+
+/* Whether a function of two is the second one times some function of the first. */
+static bool mpt__ref_is_slope(int function) {
+    switch (function) {
+    case MPT__FN_GELU_BACKWARD:
+    case MPT__FN_GELU_TANH_BACKWARD:
+    case MPT__FN_SIN_BACKWARD:
+    case MPT__FN_COS_BACKWARD:
+    case MPT__FN_POW_SCALAR_BACKWARD:
+    case MPT__FN_SILU_BACKWARD:
+    case MPT__FN_SOFTPLUS_BACKWARD:
+        return true;
+    default:
+        return false;
+    }
+}
 
 static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
     const mpt__operand *x = &launch->operand[0];
@@ -69,8 +82,7 @@ static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
     const bool slow =
         launch->kernel == MPT__K_UNARY
             ? mpt__ref_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
-            : launch->function > MPT__FN_RELU_BACKWARD &&
-                  mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)] >= MPT__SLOPE_SLOW;
+            : mpt__ref_is_slope(launch->function);
     if (!slow || mpt__ref_numel(x) < MPT__LOOKUP_LEAST) return 0;
     return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
 }

@@ -340,7 +340,7 @@ least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1
 # What users feel is bounded below: time to compile, size of objects. Lines and bytes stand here so
 # that growth is decided: they rise with what the library can do, and only in a commit that says so.
 at_most 'lines of mptrain.h' "$(wc -l <"$header")" 42100 lines
-at_most 'size of mptrain.h' "$(wc -c <"$header")" 2104000 bytes
+at_most 'size of mptrain.h' "$(wc -c <"$header")" 2108000 bytes
 core_lines=$($cc -E -C -fdirectives-only $include $core_options implementation.c 2>/dev/null |
     awk '/^# [0-9]+ "/ { ours = $3 ~ /mptrain\.h"$/; next } ours && NF { n++ } END { print n + 0 }')
 at_most 'lines of the core profile that are not blank' "$core_lines" 28500 lines
