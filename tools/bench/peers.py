@@ -11,14 +11,13 @@ chrt -r 1 make bench-peers ROWS=... as root.
 Peers get what is best for them: oneDNN, denormals flushed, memory that stays in the process,
 whichever optimizer and compiler setting is fastest here; against two threads of ours the better of
 their one and two.
-Results stay in FOLDER/peers.json, so rows can be measured one by one; --write turns all of them
-into tools/bench/results/cpu-KIND.md."""
+--write puts each row, once measured, into tools/bench/results/cpu-KIND.md, where the others stay as
+they were: rows can be measured one by one."""
 import argparse
 import collections
 import contextlib
 import datetime
 import glob
-import json
 import logging
 import math
 import os
@@ -965,32 +964,50 @@ def machine_lines():
             f'({torch.backends.cpu.get_cpu_capability()}), numpy {numpy.__version__}']
 
 
-def text_table(results):
-    lines = ['| row | measured | target | met | |', '|---|---|---|---|---|']
-    for key in rows:
-        if key not in results:
-            continue
-        lines.append(f'| **{rows[key].title}** ({key}; {results[key]["date"]}) | | | | |')
-        for what, measured, target, met, most, note in results[key]['lines']:
-            bound = '' if target is None else f'{"<=" if most else ">="} {target}'
-            word = {None: '', True: 'yes', False: '**no**'}[met]
-            lines.append(f'| {what} | {measured:.3g} | {bound} | {word} | {note} |')
+def row_lines(key, result):
+    lines = [f'| **{rows[key].title}** ({key}; {result["date"]}) | | | | |']
+    for what, measured, target, met, most, note in result['lines']:
+        bound = '' if target is None else f'{"<=" if most else ">="} {target}'
+        word = {None: '', True: 'yes', False: '**no**'}[met]
+        lines.append(f'| {what} | {measured:.3g} | {bound} | {word} | {note} |')
     return lines
 
 
+def text_table(lines_of):
+    head = ['| row | measured | target | met | |', '|---|---|---|---|---|']
+    return head + [line for key in rows for line in lines_of.get(key, [])]
+
+
+def read_results(path):
+    """What a table says already: its lines and its details by row."""
+    lines_of, details_of, key = {}, {}, None
+    with contextlib.suppress(OSError), open(path) as file:
+        for line in file.read().splitlines():
+            title = re.match(r'\| \*\*.*\*\* \(([a-z0-9-]+); [-0-9: ]+\) \|', line)
+            key = title.group(1) if title else key if line.startswith('| ') else None
+            if key:
+                lines_of.setdefault(key, []).append(line)
+            elif line.split(': ')[0] in rows:
+                details_of.setdefault(line.split(': ')[0], []).append(line)
+    return lines_of, details_of
+
+
 def write_results(results):
+    """Rows that were not measured stay as they were."""
     path = os.path.join(HERE, 'results', f'cpu-{machine_kind()}.md')
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    lines_of, details_of = read_results(path)
+    for key, result in results.items():
+        lines_of[key] = row_lines(key, result)
+        details_of[key] = [f'{key}: {line}' for line in result['details']]
     head = ['# Measured on this kind of machine: ' + machine_kind(), '',
             'Written by `make bench-peers WRITE=1`. Ratios are medians of alternating repetitions '
             'in one run;', 'above 1 we are faster. Machines differ and are shared: no absolute '
             'figure is a claim.', ''] + ['- ' + line for line in machine_lines()] + ['']
-    tail = ['', '## By shape and setting', '', '```']
-    for key in rows:
-        for line in results.get(key, {}).get('details', []):
-            tail.append(f'{key}: {line}')
+    details = [line for key in rows for line in details_of.get(key, [])]
     with open(path, 'w') as file:
-        file.write('\n'.join(head + text_table(results) + tail + ['```', '']))
+        file.write('\n'.join(head + text_table(lines_of) +
+                             ['', '## By shape and setting', '', '```'] + details + ['```', '']))
     print('written:', os.path.relpath(path))
 
 
@@ -1014,10 +1031,7 @@ def main():
     torch.set_flush_denormal(True)
     shapes = Server(os.path.join(options.build, 'bench', 'bench_shapes'), '--serve')
     mlp = Server(os.path.join(options.build, 'bench', 'bench_mlp'), '--serve')
-    cache = os.path.join(options.build, 'peers.json')
     results = {}
-    with contextlib.suppress(OSError, ValueError), open(cache) as file:
-        results = json.load(file)
     print('\n'.join(machine_lines()))
     for key in wanted:
         print(f'== {key}: {rows[key].title}', flush=True)
@@ -1029,11 +1043,9 @@ def main():
             print(f'  skipped: {error}')
             continue
         results[key] = current
-        with open(cache, 'w') as file:
-            json.dump(results, file)
-    print('\n' + '\n'.join(text_table({k: results[k] for k in wanted if k in results})))
-    if options.write:
-        write_results(results)
+        if options.write:
+            write_results({key: current})
+    print('\n' + '\n'.join(text_table({key: row_lines(key, results[key]) for key in results})))
 
 
 if __name__ == '__main__':
