@@ -1789,8 +1789,8 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
 /* Records the launches from here to mpt_record_end; mpt_replay executes them again on the current
    values of parameters, states and inputs. What the host puts in between (mpt_from, mpt_write,
    mpt_wrap, a loader's batch) is no launch: make inputs before. Random numbers, step numbers and
-   which gradients there are stay as recorded; mpt_capture is for whole steps. Recordings do not
-   nest. */
+   which gradients there are stay as recorded; mpt_capture is for whole steps. An error once
+   mpt_half has moved a parameter. Recordings do not nest. */
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context);
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);
@@ -19151,7 +19151,7 @@ typedef struct mpt__storage {
     uint16_t size_class;
     uint8_t source; /* mpt__storage_source */
     uint8_t kind;   /* mpt_memory_kind */
-    uint8_t live;
+    uint8_t live;   /* 2: parameters that were here have moved away */
 } mpt__storage;
 
 /* ==== Tensors ==== */
@@ -22066,6 +22066,10 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
         return mpt__status_of(context);
+    for (int64_t i = 0; i < recorder->held.count; i++)
+        if (context->storages[recorder->held.id[i]].live == 2)
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "mpt_half has moved parameters since the recording; record anew");
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
     if (ready) mpt__replay_launches(context, recorder);
@@ -29123,6 +29127,7 @@ static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter,
     moved.offset = offset;
     mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
     mpt__storage_retain(context, block->values);
+    context->storages[tensor->storage].live = 2;
     context->storages[block->values].version += context->storages[tensor->storage].version + 1;
     mpt__storage_release(context, tensor->storage);
     *tensor = moved;

@@ -702,8 +702,8 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
 /* Records the launches from here to mpt_record_end; mpt_replay executes them again on the current
    values of parameters, states and inputs. What the host puts in between (mpt_from, mpt_write,
    mpt_wrap, a loader's batch) is no launch: make inputs before. Random numbers, step numbers and
-   which gradients there are stay as recorded; mpt_capture is for whole steps. Recordings do not
-   nest. */
+   which gradients there are stay as recorded; mpt_capture is for whole steps. An error once
+   mpt_half has moved a parameter. Recordings do not nest. */
 MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context);
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_replay(mpt_recording recording);

@@ -28,7 +28,7 @@ typedef struct mpt__storage {
     uint16_t size_class;
     uint8_t source; /* mpt__storage_source */
     uint8_t kind;   /* mpt_memory_kind */
-    uint8_t live;
+    uint8_t live;   /* 2: parameters that were here have moved away */
 } mpt__storage;
 
 /* ==== Tensors ==== */

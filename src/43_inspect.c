@@ -383,6 +383,10 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
         return mpt__status_of(context);
+    for (int64_t i = 0; i < recorder->held.count; i++)
+        if (context->storages[recorder->held.id[i]].live == 2)
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "mpt_half has moved parameters since the recording; record anew");
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */
     if (ready) mpt__replay_launches(context, recorder);

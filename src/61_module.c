@@ -251,6 +251,7 @@ static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter,
     moved.offset = offset;
     mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
     mpt__storage_retain(context, block->values);
+    context->storages[tensor->storage].live = 2;
     context->storages[block->values].version += context->storages[tensor->storage].version + 1;
     mpt__storage_release(context, tensor->storage);
     *tensor = moved;

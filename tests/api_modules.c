@@ -377,6 +377,28 @@ TEST(recordings_do_not_nest) {
     CHECK_EQ_INT(a.live, 0);
 }
 
+/* A recording works on the memory that it saw: after mpt_half has moved parameters it says so. */
+TEST(a_recording_ends_with_mpt_half) {
+    arena a;
+    mpt_context *c = make_context(&a);
+    mpt_module net = mpt_nn_linear(c, 4, 2), other = mpt_nn_linear(c, 4, 2);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(1, 4));
+    mpt_forward(other, x);
+    mpt_record_begin(c);
+    mpt_keep(mpt_forward(net, x));
+    mpt_recording recording = mpt_record_end(c);
+    CHECK_EQ_INT(mpt_half(other, MPT_BF16), MPT_OK);
+    CHECK_EQ_INT(mpt_replay(recording), MPT_OK);
+    CHECK_EQ_INT(mpt_half(net, MPT_BF16), MPT_OK);
+    CHECK_EQ_INT(mpt_replay(recording), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(c), "record anew");
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_recording_destroy(recording), MPT_OK);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+    CHECK_EQ_INT(a.live, 0);
+}
+
 TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(parts_of_a_failed_creation_stay),
               T(a_missing_end_is_found),
@@ -387,5 +409,6 @@ TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(a_forward_that_runs_in_itself_is_refused),
               T(parameters_of_no_elements_and_of_too_many),
               T(misuse_inside_user_ops),
-              T(recordings_do_not_nest)};
+              T(recordings_do_not_nest),
+              T(a_recording_ends_with_mpt_half)};
 TEST_MAIN
