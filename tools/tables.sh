@@ -8,8 +8,12 @@
 #   ROWS="gpt vit"  some rows only        SEEDS="0 1 2"   TINY=1  seconds instead of an hour
 #   PEERS="fp32 gpt:bf16"  PyTorch's scripts of the same recipes, too, in these precisions (some of
 #   one model), by PYTHON=python3; on CPUs that lack kernels for halves they can take hours
-#   WRITE=1  the result goes to tools/bench/results/tables-KIND.md, too
+#   WRITE=1  the result goes to tools/bench/results/tables-KIND.md, too: of all rows, full sizes
 set -u
+if [ -n "${WRITE:-}" ] && [ -n "${ROWS:-}${TINY:-}" ]; then
+    echo "make tables: WRITE=1 is for whole tables, without ROWS and TINY" >&2
+    exit 2
+fi
 build=$(cd "$1" && pwd) data=$(cd "$2" 2>/dev/null && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 out=$build/tables
