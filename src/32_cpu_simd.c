@@ -669,8 +669,8 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);     \
     }                                                                          \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
-#define MPT__COLUMN_AHEAD(p) \
-    MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD), MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
+#define MPT__COLUMN_AHEAD(p, W) \
+    for (int64_t k = 0; k < 4 * W * size; k += 64) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + k);
 #define MPT__COLUMN_END(k, V, W) V##_store(sum + k * W, s##k), V##_store(more + k * W, t##k);
 #define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
     OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
@@ -847,9 +847,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
             } else {                                                                              \
                 MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W)                                           \
                 for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
-                    MPT__COLUMN_AHEAD(x)                                                          \
-                    if (slopes) { MPT__COLUMN_AHEAD(dy) }                                         \
-                    if (relu) { MPT__COLUMN_AHEAD(y) }                                            \
+                    MPT__COLUMN_AHEAD(x, W)                                                       \
+                    if (slopes) { MPT__COLUMN_AHEAD(dy, W) }                                      \
+                    if (relu) { MPT__COLUMN_AHEAD(y, W) }                                         \
                     MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W)                                         \
                 }                                                                                 \
                 MPT__SIMD_FOUR(MPT__COLUMN_END, V, W)                                             \
