@@ -674,7 +674,7 @@ static void mpt__norm_join(void *work, int64_t task, int thread) {
 #define MPT__BATCH_BLOCK 1023
 #define MPT__BATCH_TILE (INT64_C(1) << 14)
 /* Columns whose sums fit in registers, so that memory is read as it lies: slopes of a residual net
-   1.3 times as fast, floats that no cache holds 1.15 to 1.2 (bf16 loses then). */
+   1.3 times as fast, floats that no cache holds 1.1 to 1.4 (bf16 loses then). */
 #define MPT__BATCH_SUMS 64
 
 enum { MPT__BATCH_STATISTICS, MPT__BATCH_NORM, MPT__BATCH_SLOPES, MPT__BATCH_SLOPE };
