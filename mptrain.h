@@ -441,9 +441,9 @@ typedef struct mpt_context mpt_context;
 /* Handles are values. A stale one (its object is gone) or a foreign one (another context's) is an
    error in every build. Two misuses cannot be caught: a handle that was never initialised, and a
    handle used after mpt_destroy of its context. */
-#define MPT__HANDLE(name)          \
-    typedef struct name {          \
-        mpt_context *context;      \
+#define MPT__HANDLE(name) \
+    typedef struct name { \
+        mpt_context *context; \
         uint32_t slot, generation; \
     } name
 MPT__HANDLE(mpt_tensor);
@@ -2466,45 +2466,45 @@ typedef struct mpt__operand {
  * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its
  *           shares in the order of dy's.
  */
-#define MPT__KERNELS(K)                                    \
-    K(FILL, "fill", 0)                                     \
-    K(COPY, "copy", 0)                                     \
-    K(UNARY, "unary", 0)                                   \
-    K(BINARY, "binary", 0)                                 \
-    K(REDUCE, "reduce", 0)                                 \
-    K(ARGMAX, "argmax", 0)                                 \
-    K(SCATTER_AXIS, "scatter_axis", 0)                     \
-    K(GEMM, "gemm", 0)                                     \
-    K(SOFTMAX, "softmax", 0)                               \
-    K(SOFTMAX_BACKWARD, "softmax_backward", 0)             \
-    K(DROPOUT, "dropout", 0)                               \
-    K(RANDOM, "random", 0)                                 \
-    K(NLL, "nll", 0)                                       \
-    K(NLL_BACKWARD, "nll_backward", 0)                     \
-    K(CROSS_ENTROPY, "cross_entropy", 0)                   \
+#define MPT__KERNELS(K) \
+    K(FILL, "fill", 0) \
+    K(COPY, "copy", 0) \
+    K(UNARY, "unary", 0) \
+    K(BINARY, "binary", 0) \
+    K(REDUCE, "reduce", 0) \
+    K(ARGMAX, "argmax", 0) \
+    K(SCATTER_AXIS, "scatter_axis", 0) \
+    K(GEMM, "gemm", 0) \
+    K(SOFTMAX, "softmax", 0) \
+    K(SOFTMAX_BACKWARD, "softmax_backward", 0) \
+    K(DROPOUT, "dropout", 0) \
+    K(RANDOM, "random", 0) \
+    K(NLL, "nll", 0) \
+    K(NLL_BACKWARD, "nll_backward", 0) \
+    K(CROSS_ENTROPY, "cross_entropy", 0) \
     K(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 0) \
-    K(GRAD_NORM, "grad_norm", 1)                           \
-    K(GRAD_SCALE, "grad_scale", 1)                         \
-    K(SGD, "sgd", 1)                                       \
-    K(ADAM, "adam", 1)                                     \
-    K(CLIP, "clip", 1)                                     \
-    K(SCALAR_SET, "scalar_set", 1)                         \
-    K(SCALAR_OR, "scalar_or", 1)                           \
-    K(SCALE_LOSS, "scale_loss", 1)                         \
-    K(SCALER_UPDATE, "scaler_update", 1)                   \
-    K(METRIC_ADD, "metric_add", 1)                         \
-    K(FIND_NONFINITE, "find_nonfinite", 0)                 \
-    K(MOMENTS, "moments", 1)                               \
-    K(AVERAGE, "average", 1)                               \
-    K(PAIR_LOSS, "pair_loss", 0)                           \
-    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0)         \
-    K(CUMSUM, "cumsum", 0)                                 \
-    K(GATHER, "gather", 0)                                 \
-    K(SCATTER_ADD, "scatter_add", 0)                       \
-    K(TRIANGLE, "triangle", 0)                             \
-    K(ARGSORT, "argsort", 0)                               \
-    K(INTERPOLATE, "interpolate", 0)                       \
-    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0)     \
+    K(GRAD_NORM, "grad_norm", 1) \
+    K(GRAD_SCALE, "grad_scale", 1) \
+    K(SGD, "sgd", 1) \
+    K(ADAM, "adam", 1) \
+    K(CLIP, "clip", 1) \
+    K(SCALAR_SET, "scalar_set", 1) \
+    K(SCALAR_OR, "scalar_or", 1) \
+    K(SCALE_LOSS, "scale_loss", 1) \
+    K(SCALER_UPDATE, "scaler_update", 1) \
+    K(METRIC_ADD, "metric_add", 1) \
+    K(FIND_NONFINITE, "find_nonfinite", 0) \
+    K(MOMENTS, "moments", 1) \
+    K(AVERAGE, "average", 1) \
+    K(PAIR_LOSS, "pair_loss", 0) \
+    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0) \
+    K(CUMSUM, "cumsum", 0) \
+    K(GATHER, "gather", 0) \
+    K(SCATTER_ADD, "scatter_add", 0) \
+    K(TRIANGLE, "triangle", 0) \
+    K(ARGSORT, "argsort", 0) \
+    K(INTERPOLATE, "interpolate", 0) \
+    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0) \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
 
 /* ---- Convolutions ----
@@ -2522,8 +2522,8 @@ typedef struct mpt__operand {
  * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C], with
  *                       o4 and act as above.
  * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
-#define MPT__CONV_KERNELS(K)                         \
-    K(CONV, "conv", 0)                               \
+#define MPT__CONV_KERNELS(K) \
+    K(CONV, "conv", 0) \
     K(CONV_BACKWARD_INPUT, "conv_backward_input", 0) \
     K(CONV_BACKWARD_WEIGHT, "conv_backward_weight", 0)
 #define MPT__TWO(lines, pixels) ((int64_t)(lines) << 32 | (int64_t)(pixels))
@@ -2550,11 +2550,11 @@ typedef struct mpt__operand {
  *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
  * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
-#define MPT__NORM_KERNELS(K)             \
-    K(NORM, "norm", 0)                   \
+#define MPT__NORM_KERNELS(K) \
+    K(NORM, "norm", 0) \
     K(NORM_BACKWARD, "norm_backward", 0) \
     K(RUNNING_STATS, "running_stats", 1) \
-    K(POOL, "pool", 0)                   \
+    K(POOL, "pool", 0) \
     K(POOL_BACKWARD, "pool_backward", 0)
 
 /* ---- Embedding, attention ----
@@ -2573,11 +2573,11 @@ typedef struct mpt__operand {
  * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
  *           sums of dout out, o7? wa dq.
  * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq. */
-#define MPT__ATTENTION_KERNELS(K)                  \
-    K(EMBEDDING, "embedding", 0)                   \
+#define MPT__ATTENTION_KERNELS(K) \
+    K(EMBEDDING, "embedding", 0) \
     K(EMBEDDING_BACKWARD, "embedding_backward", 0) \
-    K(ATTENTION, "attention", 0)                   \
-    K(ATTENTION_DQ, "attention_dq", 0)             \
+    K(ATTENTION, "attention", 0) \
+    K(ATTENTION_DQ, "attention_dq", 0) \
     K(ATTENTION_DKV, "attention_dkv", 0)
 
 /* ---- fp8 ----
@@ -2594,7 +2594,7 @@ typedef struct mpt__operand {
  *             enters the history first, and the scale becomes 2^(floor(log2(limit / largest in the
  *             history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
  *             zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
-#define MPT__FP8_KERNELS(K)      \
+#define MPT__FP8_KERNELS(K) \
     K(FP8_SCALE, "fp8_scale", 0) \
     K(FP8_UPDATE, "fp8_update", 1)
 typedef enum mpt__fp8_way {
@@ -2631,58 +2631,58 @@ typedef enum mpt__kernel {
 #define MPT__PICK(condition, x, y) ((float)(condition) * (x) + (float)!(condition) * (y))
 /* log(1 + e) for e >= 0 from l = log of the rounded 1 + e (Higham, Accuracy and Stability 1.14) */
 #define MPT__LOG1P(e, l) (1 + (e) == 1 ? (e) : (l) * ((e) / (1 + (e)-1)))
-#define MPT__PAIRS(R)                                                                          \
-    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0)                                           \
-    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0)                       \
-    R(SMOOTH_L1, NONE, 0, NONE, 0,                                                             \
-      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)) / p,  \
-      MPT__FLOOR(MPT__CEILING(s, p), -p) / p, -MPT__FLOOR(MPT__CEILING(s, p), -p) / p, 0)      \
-    R(HUBER, NONE, 0, NONE, 0,                                                                 \
-      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)),      \
-      MPT__FLOOR(MPT__CEILING(s, p), -p), -MPT__FLOOR(MPT__CEILING(s, p), -p), 0)              \
-    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e,                                          \
-      c * (MPT__PRODUCT(1 - b, MPT__RAMP(a)) + MPT__PRODUCT(d * b, MPT__RAMP(-a)) +            \
-           (1 + (d - 1) * b) * MPT__LOG1P(e, l)),                                              \
-      c * ((1 - b) * MPT__PICK(a < 0, e, 1) - d * b * MPT__PICK(a < 0, 1, e)) / (1 + e),       \
-      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0)                               \
+#define MPT__PAIRS(R) \
+    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0) \
+    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0) \
+    R(SMOOTH_L1, NONE, 0, NONE, 0, \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)) / p, \
+      MPT__FLOOR(MPT__CEILING(s, p), -p) / p, -MPT__FLOOR(MPT__CEILING(s, p), -p) / p, 0) \
+    R(HUBER, NONE, 0, NONE, 0, \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)), \
+      MPT__FLOOR(MPT__CEILING(s, p), -p), -MPT__FLOOR(MPT__CEILING(s, p), -p), 0) \
+    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e, \
+      c * (MPT__PRODUCT(1 - b, MPT__RAMP(a)) + MPT__PRODUCT(d * b, MPT__RAMP(-a)) + \
+           (1 + (d - 1) * b) * MPT__LOG1P(e, l)), \
+      c * ((1 - b) * MPT__PICK(a < 0, e, 1) - d * b * MPT__PICK(a < 0, 1, e)) / (1 + e), \
+      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0) \
     R(BCE, LOG, a, LOG, 1 - a, -c * (b * MPT__FLOOR(e, -100) + (1 - b) * MPT__FLOOR(l, -100)), \
-      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f),                                           \
-      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0)                                      \
-    R(KL_DIV, LOG, b, NONE, 0, MPT__PRODUCT(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0)          \
-    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__PRODUCT(e, b - a), -e, MPT__PRODUCT(e, b - a + 1), 0)  \
+      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f), \
+      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0) \
+    R(KL_DIV, LOG, b, NONE, 0, MPT__PRODUCT(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0) \
+    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__PRODUCT(e, b - a), -e, MPT__PRODUCT(e, b - a + 1), 0) \
     R(GAUSSIAN_NLL, LOG, MPT__FLOOR(c, p), NONE, 0, 0.5f * (e + s * s / MPT__FLOOR(c, p)) + r, \
-      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p),                                             \
-      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p))                                \
-    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l),     \
+      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p), \
+      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p)) \
+    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l), \
       -b * MPT__PICK(a * b > 0, e, 1) / (1 + e), -a * MPT__PICK(a * b > 0, e, 1) / (1 + e), 0) \
-    R(HINGE, NONE, 0, NONE, 0,                                                                 \
-      b == 1    ? a                                                                            \
-      : b == -1 ? MPT__RAMP(p - a)                                                             \
-                : a + MPT__RAMP(p - a),                                                        \
-      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0)                           \
-    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0,                 \
-      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s)                                  \
-    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l),                   \
-      p + e - l > 0 && e > 0 ? 0.5f / e : 0,                                                   \
-      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0,                            \
-      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0)                               \
-    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                     \
-      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                                               \
+    R(HINGE, NONE, 0, NONE, 0, \
+      b == 1    ? a \
+      : b == -1 ? MPT__RAMP(p - a) \
+                : a + MPT__RAMP(p - a), \
+      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0) \
+    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0, \
+      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s) \
+    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l), \
+      p + e - l > 0 && e > 0 ? 0.5f / e : 0, \
+      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0, \
+      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0) \
+    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
+      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
       e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e), \
       l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l)) \
-    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0,                                      \
-      d == 1    ? 1 - a / e                                                                    \
-      : d == -1 ? MPT__RAMP(a / e - p)                                                         \
-                : 0,                                                                           \
-      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                      \
-      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                            \
-    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a),                  \
-      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)                                  \
-    R(POISSON, LOG, a + p, LOG, b, a - b * e + MPT__STIRLING, 1 - b / (a + p),                 \
-      MPT__STIRLING_DB - e, 0)                                                                 \
-    R(POISSON_LOG, EXP, a, LOG, b, e - b * a + MPT__STIRLING, e - b, MPT__STIRLING_DB - a, 0)  \
-    R(MULTI_MARGIN, NONE, 0, NONE, 0,                                                          \
-      b != 0 ? 0 : d * MPT__RAMP(p - c + a) * (r == 2 ? MPT__RAMP(p - c + a) : 1),             \
+    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0, \
+      d == 1    ? 1 - a / e \
+      : d == -1 ? MPT__RAMP(a / e - p) \
+                : 0, \
+      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r), \
+      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r)) \
+    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a), \
+      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0) \
+    R(POISSON, LOG, a + p, LOG, b, a - b * e + MPT__STIRLING, 1 - b / (a + p), \
+      MPT__STIRLING_DB - e, 0) \
+    R(POISSON_LOG, EXP, a, LOG, b, e - b * a + MPT__STIRLING, e - b, MPT__STIRLING_DB - a, 0) \
+    R(MULTI_MARGIN, NONE, 0, NONE, 0, \
+      b != 0 ? 0 : d * MPT__RAMP(p - c + a) * (r == 2 ? MPT__RAMP(p - c + a) : 1), \
       b != 0 ? 0 : MPT__MARGIN_SLOPE, 0, b != 0 ? 0 : -MPT__MARGIN_SLOPE)
 /* log b! as Stirling has it, where b > 1 */
 #define MPT__STIRLING (r != 0 && b > 1 ? b * l - b + 0.5f * (1.837877066f + l) : 0)
@@ -3091,8 +3091,8 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #elif defined(__GNUC__)
 #pragma GCC push_options
 #pragma GCC optimize("no-fast-math", "no-unsafe-math-optimizations", "no-finite-math-only", \
-                     "no-associative-math", "no-reciprocal-math", "signed-zeros",           \
-                     "no-cx-limited-range", "no-math-errno", "fp-contract=off",             \
+                     "no-associative-math", "no-reciprocal-math", "signed-zeros", \
+                     "no-cx-limited-range", "no-math-errno", "fp-contract=off", \
                      "excess-precision=fast")
 #ifdef __cplusplus /* g++ warns inside its own AVX-512 header (its bug 105593) */
 #pragma GCC diagnostic push
@@ -3121,7 +3121,7 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
     !defined(__OPTIMIZE_SIZE__)
 #define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
 #define MPT__BEGIN_DATA _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
-#define MPT__BEGIN_KERNELS                                                                    \
+#define MPT__BEGIN_KERNELS \
     MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
         _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
 #define MPT__END_LEVEL _Pragma("GCC pop_options")
@@ -3150,12 +3150,12 @@ MPT__REFUSE("mptrain: floats are computed with more precision here, so results w
 #define STB_IMAGE_IMPLEMENTATION
 #endif
 #if defined(__GNUC__) || defined(__clang__)
-#define MPT__FOREIGN_CODE_BEGIN                                                       \
+#define MPT__FOREIGN_CODE_BEGIN \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \
-        _Pragma("GCC diagnostic ignored \"-Wsign-conversion\"")                       \
-            _Pragma("GCC diagnostic ignored \"-Wshadow\"")                            \
-                _Pragma("GCC diagnostic ignored \"-Wcast-qual\"")                     \
-                    _Pragma("GCC diagnostic ignored \"-Wunused-function\"")           \
+        _Pragma("GCC diagnostic ignored \"-Wsign-conversion\"") \
+            _Pragma("GCC diagnostic ignored \"-Wshadow\"") \
+                _Pragma("GCC diagnostic ignored \"-Wcast-qual\"") \
+                    _Pragma("GCC diagnostic ignored \"-Wunused-function\"") \
                         _Pragma("GCC diagnostic ignored \"-Wextra\"")
 #define MPT__FOREIGN_CODE_END _Pragma("GCC diagnostic pop")
 #elif defined(_MSC_VER)
@@ -3220,18 +3220,18 @@ static uint32_t mpt__float_state_flush(uint32_t state, bool on);
     __atomic_compare_exchange_n(at, &(expected), desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 #endif
 
-#define MPT__ATOMICS(BITS, T, C, S)                                               \
-    static MPT__INLINE T mpt__atomic_load##BITS(const T *at) {                    \
-        return MPT__ATOMIC_LOAD(at, C, S);                                        \
-    }                                                                             \
-    static MPT__INLINE void mpt__atomic_store##BITS(T *at, T value) {             \
-        MPT__ATOMIC_STORE(at, value, C, S);                                       \
-    }                                                                             \
-    static MPT__INLINE T mpt__atomic_add##BITS(T *at, T value) {                  \
-        return MPT__ATOMIC_ADD(at, value, C, S);                                  \
-    }                                                                             \
+#define MPT__ATOMICS(BITS, T, C, S) \
+    static MPT__INLINE T mpt__atomic_load##BITS(const T *at) { \
+        return MPT__ATOMIC_LOAD(at, C, S); \
+    } \
+    static MPT__INLINE void mpt__atomic_store##BITS(T *at, T value) { \
+        MPT__ATOMIC_STORE(at, value, C, S); \
+    } \
+    static MPT__INLINE T mpt__atomic_add##BITS(T *at, T value) { \
+        return MPT__ATOMIC_ADD(at, value, C, S); \
+    } \
     static MPT__INLINE bool mpt__atomic_cas##BITS(T *at, T expected, T desired) { \
-        return MPT__ATOMIC_CAS(at, expected, desired, C, S);                      \
+        return MPT__ATOMIC_CAS(at, expected, desired, C, S); \
     }
 MPT__ATOMICS(32, int32_t, long, )
 MPT__ATOMICS(64, int64_t, __int64, 64)
@@ -4372,23 +4372,23 @@ static int mpt__thread_join(void *user, void *thread) {
     return 0;
 }
 
-#define MPT__DEFINE_SYNC(kind, KIND)                                                        \
-    static int mpt__##kind##_create(void *user, void **out) {                               \
-        mpt__sync_object *made = mpt__sync_new(user);                                       \
+#define MPT__DEFINE_SYNC(kind, KIND) \
+    static int mpt__##kind##_create(void *user, void **out) { \
+        mpt__sync_object *made = mpt__sync_new(user); \
         return mpt__sync_made(user, made, made && MPT__##KIND##_INIT(&made->is.kind), out); \
-    }                                                                                       \
-    static void mpt__##kind##_destroy(void *user, void *object) {                           \
-        MPT__##KIND##_END(&mpt__sync(object)->is.kind);                                     \
-        mpt__sync_free(user, object);                                                       \
+    } \
+    static void mpt__##kind##_destroy(void *user, void *object) { \
+        MPT__##KIND##_END(&mpt__sync(object)->is.kind); \
+        mpt__sync_free(user, object); \
     }
 MPT__DEFINE_SYNC(mutex, MUTEX)
 MPT__DEFINE_SYNC(condition, CONDITION)
 #undef MPT__DEFINE_SYNC
 
-#define MPT__DEFINE_SYNC(name, NAME, kind)              \
+#define MPT__DEFINE_SYNC(name, NAME, kind) \
     static void mpt__##name(void *user, void *object) { \
-        (void)user;                                     \
-        MPT__##NAME(&mpt__sync(object)->is.kind);       \
+        (void)user; \
+        MPT__##NAME(&mpt__sync(object)->is.kind); \
     }
 MPT__DEFINE_SYNC(mutex_lock, MUTEX_LOCK, mutex)
 MPT__DEFINE_SYNC(mutex_unlock, MUTEX_UNLOCK, mutex)
@@ -5147,11 +5147,11 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
 /* ==== Bits ==== */
 
 /* mpt__f32_bits, mpt__f32_from_bits, and the same for f64. */
-#define MPT__REINTERPRET(NAME, TO, FROM)        \
-    static MPT__INLINE TO NAME(FROM value) {    \
-        TO result;                              \
+#define MPT__REINTERPRET(NAME, TO, FROM) \
+    static MPT__INLINE TO NAME(FROM value) { \
+        TO result; \
         memcpy(&result, &value, sizeof result); \
-        return result;                          \
+        return result; \
     }
 MPT__REINTERPRET(mpt__f32_bits, uint32_t, float)
 MPT__REINTERPRET(mpt__f32_from_bits, float, uint32_t)
@@ -5324,7 +5324,7 @@ typedef struct mpt__convert_table {
 #define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
 #endif
 
-#define MPT__ARITHMETIC(SPEC, V, P, S)                                              \
+#define MPT__ARITHMETIC(SPEC, V, P, S) \
     SPEC V##_f V##_add(V##_f a, V##_f b) { return MPT__LANES(a, +, b, P##add##S); } \
     SPEC V##_f V##_sub(V##_f a, V##_f b) { return MPT__LANES(a, -, b, P##sub##S); } \
     SPEC V##_f V##_mul(V##_f a, V##_f b) { return MPT__LANES(a, *, b, P##mul##S); } \
@@ -5461,24 +5461,24 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
 /* ==== Text of all levels ==== */
 
 /* One conversion of a level: W elements at a time by its step, the rest by that of REST. */
-#define MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, NAME, FROM, TO)                        \
-    SPEC void mpt__##LEVEL##_##NAME(const FROM *from, TO *to, size_t n) {              \
-        size_t i = 0;                                                                  \
+#define MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, NAME, FROM, TO) \
+    SPEC void mpt__##LEVEL##_##NAME(const FROM *from, TO *to, size_t n) { \
+        size_t i = 0; \
         for (; i + (W) <= n; i += (W)) mpt__##LEVEL##_##NAME##_step(from + i, to + i); \
-        if (i < n) mpt__##REST##_##NAME(from + i, to + i, n - i);                      \
+        if (i < n) mpt__##REST##_##NAME(from + i, to + i, n - i); \
     }
-#define MPT__CONVERT_LOOPS(SPEC, W, LEVEL, REST)                          \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f16_to_f32, uint16_t, float)  \
+#define MPT__CONVERT_LOOPS(SPEC, W, LEVEL, REST) \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f16_to_f32, uint16_t, float) \
     MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, bf16_to_f32, uint16_t, float) \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_f16, float, uint16_t)  \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_f16, float, uint16_t) \
     MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_bf16, float, uint16_t)
 
 /* Eight, or W, fp32 patterns to bf16 in the low halves of words. */
-#define MPT__ROUND_BF16(SPEC, V, NAME)                                                            \
-    SPEC MPT__INLINE V##_i NAME(V##_i bits) {                                                     \
-        V##_m nan = V##_igt(V##_iand(bits, V##_iset(0x7fffffff)), V##_iset(0x7f800000));          \
-        V##_i odd = V##_iand(V##_shr16(bits), V##_iset(1));                                       \
-        V##_i sum = V##_iadd(bits, V##_iadd(odd, V##_iset(0x7fff)));                              \
+#define MPT__ROUND_BF16(SPEC, V, NAME) \
+    SPEC MPT__INLINE V##_i NAME(V##_i bits) { \
+        V##_m nan = V##_igt(V##_iand(bits, V##_iset(0x7fffffff)), V##_iset(0x7f800000)); \
+        V##_i odd = V##_iand(V##_shr16(bits), V##_iset(1)); \
+        V##_i sum = V##_iadd(bits, V##_iadd(odd, V##_iset(0x7fff))); \
         return V##_bits(V##_select(nan, V##_float(V##_iset(0x7fc0)), V##_float(V##_shr16(sum)))); \
     }
 
@@ -5486,38 +5486,38 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
    `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. Four
    runs are read side by side: one core gets more out of memory from several pages at once. */
 #define MPT__FINITE_OF(V, p) V##_iadd(V##_iand(V##_words(p), mask), carry)
-#define MPT__FINITE_FOUR(V, p, run)                                    \
+#define MPT__FINITE_FOUR(V, p, run) \
     V##_ior(V##_ior(MPT__FINITE_OF(V, p), MPT__FINITE_OF(V, p + run)), \
             V##_ior(MPT__FINITE_OF(V, p + 2 * run), MPT__FINITE_OF(V, p + 3 * run)))
-#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                              \
-    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,           \
-                                    int32_t one) {                                                \
-        const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                             \
-        const size_t step = 4 * (W);                                                              \
-        const char *at = (const char *)values;                                                    \
-        V##_i sum = V##_iset(0);                                                                  \
-        uint32_t words[4 * (W)] = {0}, all = 0;                                                   \
-        const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run;                   \
-        for (size_t i = 0; i < run; i += step, at += step)                                        \
-            sum = V##_ior(sum, MPT__FINITE_FOUR(V, at, run));                                     \
-        if (rest > 0) memcpy(words, at + 3 * run, rest);                                          \
-        sum = V##_ior(sum, MPT__FINITE_FOUR(V, (const char *)words, step));                       \
-        memcpy(words, &sum, sizeof sum);                                                          \
-        for (int i = 0; i < (W); i++) all |= words[i];                                            \
-        return (all & 0x80008000u) == 0;                                                          \
-    }                                                                                             \
-    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) {                        \
-        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000);                      \
-    }                                                                                             \
-    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) {                     \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400);                      \
-    }                                                                                             \
-    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) {                    \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080);                      \
-    }                                                                                             \
-    static const mpt__convert_table mpt__convert_##LEVEL = {                                      \
-        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16,        \
-        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16,        \
+#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES) \
+    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent, \
+                                    int32_t one) { \
+        const V##_i mask = V##_iset(exponent), carry = V##_iset(one); \
+        const size_t step = 4 * (W); \
+        const char *at = (const char *)values; \
+        V##_i sum = V##_iset(0); \
+        uint32_t words[4 * (W)] = {0}, all = 0; \
+        const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run; \
+        for (size_t i = 0; i < run; i += step, at += step) \
+            sum = V##_ior(sum, MPT__FINITE_FOUR(V, at, run)); \
+        if (rest > 0) memcpy(words, at + 3 * run, rest); \
+        sum = V##_ior(sum, MPT__FINITE_FOUR(V, (const char *)words, step)); \
+        memcpy(words, &sum, sizeof sum); \
+        for (int i = 0; i < (W); i++) all |= words[i]; \
+        return (all & 0x80008000u) == 0; \
+    } \
+    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) { \
+        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000); \
+    } \
+    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) { \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400); \
+    } \
+    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) { \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080); \
+    } \
+    static const mpt__convert_table mpt__convert_##LEVEL = { \
+        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16, \
+        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16, \
         mpt__##LEVEL##_finite_bf16, mpt__##BYTES##_u8_to_half};
 
 /* ==== Levels ==== */
@@ -5535,16 +5535,16 @@ static void mpt__portable_f32_to_bf16(const float *from, uint16_t *to, size_t n)
     for (size_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16(from[i]);
 }
 /* Eight a turn take less than half the instructions of one. */
-#define MPT__LOOK_UP(NAME, TYPE)                                                                   \
+#define MPT__LOOK_UP(NAME, TYPE) \
     static void mpt__portable_##NAME(const uint8_t *from, TYPE *to, size_t n, const TYPE *table) { \
-        size_t i = 0;                                                                              \
-        for (; i + 8 <= n; i += 8) {                                                               \
-            to[i] = table[from[i]], to[i + 1] = table[from[i + 1]];                                \
-            to[i + 2] = table[from[i + 2]], to[i + 3] = table[from[i + 3]];                        \
-            to[i + 4] = table[from[i + 4]], to[i + 5] = table[from[i + 5]];                        \
-            to[i + 6] = table[from[i + 6]], to[i + 7] = table[from[i + 7]];                        \
-        }                                                                                          \
-        for (; i < n; i++) to[i] = table[from[i]];                                                 \
+        size_t i = 0; \
+        for (; i + 8 <= n; i += 8) { \
+            to[i] = table[from[i]], to[i + 1] = table[from[i + 1]]; \
+            to[i + 2] = table[from[i + 2]], to[i + 3] = table[from[i + 3]]; \
+            to[i + 4] = table[from[i + 4]], to[i + 5] = table[from[i + 5]]; \
+            to[i + 6] = table[from[i + 6]], to[i + 7] = table[from[i + 7]]; \
+        } \
+        for (; i < n; i++) to[i] = table[from[i]]; \
     }
 MPT__LOOK_UP(u8_to_f32, float)
 MPT__LOOK_UP(u8_to_half, uint16_t)
@@ -5752,13 +5752,13 @@ static const float mpt__erf_large_coefficients[7] = {
 
 /* y 2^k, with k in the low bits of t = k + MPT__ROUND_MAGIC: in two factors, since k alone may lie
    outside the exponents of a float. */
-#define MPT__MATH_SCALE(SPEC, V)                                                          \
-    SPEC V##_f V##_scale(V##_f y, V##_f t) {                                              \
-        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                 \
-        V##_i half = V##_sar1(k);                                                         \
-        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));              \
+#define MPT__MATH_SCALE(SPEC, V) \
+    SPEC V##_f V##_scale(V##_f y, V##_f t) { \
+        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS)); \
+        V##_i half = V##_sar1(k); \
+        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127)))); \
         V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127)))); \
-        return V##_mul(V##_mul(y, factor1), factor2);                                     \
+        return V##_mul(V##_mul(y, factor1), factor2); \
     }
 
 /* Defines the float functions in the vocabulary V; SPEC goes before each, NAME(exp) is its name.
@@ -5766,83 +5766,83 @@ static const float mpt__erf_large_coefficients[7] = {
  *   log       natural; -infinity for zeros, NaN below
  *   sigmoid   1 / (1 + exp(-x)), without loss on either side
  *   tanh erf  odd; +-1 for large |x|; the sign of zero stays */
-#define MPT__MATH_FUNCTIONS(SPEC, NAME, V)                                                     \
-    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */   \
-    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) {                                \
-        V##_f sum = V##_set(c[n - 1]);                                                         \
-        MPT__HORNER(V, 7);                                                                     \
-        MPT__HORNER(V, 6);                                                                     \
-        MPT__HORNER(V, 5);                                                                     \
-        MPT__HORNER(V, 4);                                                                     \
-        MPT__HORNER(V, 3);                                                                     \
-        MPT__HORNER(V, 2);                                                                     \
-        MPT__HORNER(V, 1);                                                                     \
-        MPT__HORNER(V, 0);                                                                     \
-        return sum;                                                                            \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(exp)(V##_f x) {                                                            \
-        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */      \
-        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x));               \
-        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC));     \
-        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC));                                       \
-        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F)));                        \
-        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F)));                          \
-        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5);                                 \
-        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f));               \
-        return V##_scale(y, t);                                                                \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(log)(V##_f x) {                                                            \
-        V##_i bits = V##_bits(x);                                                              \
-        V##_m denormal = V##_igt(V##_iset(0x00800000), bits);                                  \
-        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x);              \
-        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f));                    \
-        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */                               \
-        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS)));        \
-        V##_f e = V##_add(V##_convert(k), shift);                                              \
+#define MPT__MATH_FUNCTIONS(SPEC, NAME, V) \
+    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */ \
+    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) { \
+        V##_f sum = V##_set(c[n - 1]); \
+        MPT__HORNER(V, 7); \
+        MPT__HORNER(V, 6); \
+        MPT__HORNER(V, 5); \
+        MPT__HORNER(V, 4); \
+        MPT__HORNER(V, 3); \
+        MPT__HORNER(V, 2); \
+        MPT__HORNER(V, 1); \
+        MPT__HORNER(V, 0); \
+        return sum; \
+    } \
+ \
+    SPEC V##_f NAME(exp)(V##_f x) { \
+        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */ \
+        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x)); \
+        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC)); \
+        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC)); \
+        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F))); \
+        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F))); \
+        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5); \
+        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f)); \
+        return V##_scale(y, t); \
+    } \
+ \
+    SPEC V##_f NAME(log)(V##_f x) { \
+        V##_i bits = V##_bits(x); \
+        V##_m denormal = V##_igt(V##_iset(0x00800000), bits); \
+        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x); \
+        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f)); \
+        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */ \
+        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS))); \
+        V##_f e = V##_add(V##_convert(k), shift); \
         V##_f f = V##_sub(V##_float(V##_isub(V##_bits(scaled), V##_shl23(k))), V##_set(1.0f)); \
-        V##_f square = V##_mul(f, f);                                                          \
-        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square);    \
-        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F)));                                   \
-        y = V##_sub(y, V##_mul(square, V##_set(0.5f)));                                        \
-        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F)));                      \
-        /* Infinity and NaN; then what is not above zero; then the zeros among that. */        \
-        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y);                 \
-        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y);        \
-        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))),          \
-                          V##_float(V##_iset(-0x00800000)), y);                                \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(sigmoid)(V##_f x) {                                                        \
-        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT))));         \
-        V##_m negative = V##_igt(V##_iset(0), V##_bits(x));                                    \
-        V##_f above = V##_select(negative, e, V##_set(1.0f));                                  \
-        return V##_div(above, V##_add(e, V##_set(1.0f)));                                      \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(tanh)(V##_f x) {                                                           \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                           \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                      \
-        V##_f square = V##_mul(a, a);                                                          \
-        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6);                           \
-        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p));                             \
-        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f));                            \
-        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e));                       \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS));                \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));        \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(erf)(V##_f x) {                                                            \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                           \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                      \
-        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7);               \
-        V##_f lesser = V##_add(a, V##_mul(a, p));                                              \
-        V##_f in = V##_smaller(V##_set(4.0f), a);                                              \
-        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7);                          \
-        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q));                                    \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS));                 \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));        \
+        V##_f square = V##_mul(f, f); \
+        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square); \
+        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F))); \
+        y = V##_sub(y, V##_mul(square, V##_set(0.5f))); \
+        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F))); \
+        /* Infinity and NaN; then what is not above zero; then the zeros among that. */ \
+        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y); \
+        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y); \
+        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))), \
+                          V##_float(V##_iset(-0x00800000)), y); \
+    } \
+ \
+    SPEC V##_f NAME(sigmoid)(V##_f x) { \
+        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT)))); \
+        V##_m negative = V##_igt(V##_iset(0), V##_bits(x)); \
+        V##_f above = V##_select(negative, e, V##_set(1.0f)); \
+        return V##_div(above, V##_add(e, V##_set(1.0f))); \
+    } \
+ \
+    SPEC V##_f NAME(tanh)(V##_f x) { \
+        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
+        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
+        V##_f square = V##_mul(a, a); \
+        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6); \
+        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p)); \
+        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f)); \
+        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e)); \
+        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS)); \
+        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
+    } \
+ \
+    SPEC V##_f NAME(erf)(V##_f x) { \
+        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
+        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
+        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7); \
+        V##_f lesser = V##_add(a, V##_mul(a, p)); \
+        V##_f in = V##_smaller(V##_set(4.0f), a); \
+        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7); \
+        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q)); \
+        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS)); \
+        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
     }
 
 /* mpt__expf mpt__logf mpt__sigmoidf mpt__tanhf mpt__erff */
@@ -6864,80 +6864,80 @@ typedef MPT__REAL mpt__real;
 
 /* R(name, nanoseconds per element, value): a the element, b the second one, c and d the constants.
    Those of the launch stand in the order of mpt__function; behind them, what kernels need. */
-#define MPT__REF_UNARY(R)                                                               \
-    R(NEG, 2, -a)                                                                       \
-    R(EXP, 8, mpt__real_exp(a))                                                         \
-    R(LOG, 10, mpt__real_log(a))                                                        \
-    R(SQRT, 6, mpt__real_sqrt(a))                                                       \
-    R(RELU, 2, a > 0 || mpt__real_is_nan(a) ? a : 0)                                    \
-    R(GELU, 20, (mpt__real)0.5 * a * (1 + mpt__real_erf(a * MPT__SQRT_HALF)))           \
+#define MPT__REF_UNARY(R) \
+    R(NEG, 2, -a) \
+    R(EXP, 8, mpt__real_exp(a)) \
+    R(LOG, 10, mpt__real_log(a)) \
+    R(SQRT, 6, mpt__real_sqrt(a)) \
+    R(RELU, 2, a > 0 || mpt__real_is_nan(a) ? a : 0) \
+    R(GELU, 20, (mpt__real)0.5 * a * (1 + mpt__real_erf(a * MPT__SQRT_HALF))) \
     R(GELU_TANH, 15, (mpt__real)0.5 * a * (1 + mpt__real_tanh(mpt__ref_gelu_inner(a)))) \
-    R(TANH, 12, mpt__real_tanh(a))                                                      \
-    R(SIGMOID, 10, mpt__real_sigmoid(a))                                                \
-    R(ADD_SCALAR, 2, a + c)                                                             \
-    R(MUL_SCALAR, 2, a *c)                                                              \
-    R(MUL_SLOT, 2, a *c)                                                                \
-    R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0)                                            \
-    R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1)                  \
-    R(NOT, 2, a == 0 ? 1 : 0)                                                           \
-    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a))                                       \
-    R(RSQRT, 8, 1 / mpt__real_sqrt(a))                                                  \
-    R(ABS, 2, mpt__real_abs(a))                                                         \
-    R(SIGN, 2, mpt__real_sign(a))                                                       \
-    R(SIN, 25, mpt__real_wave(a, false))                                                \
-    R(COS, 25, mpt__real_wave(a, true))                                                 \
-    R(CLAMP, 2, mpt__real_clamp(a, c, d))                                               \
-    R(POW_SCALAR, 50, mpt__real_pow(a, c))                                              \
-    R(LEAKY_RELU, 2, a > 0 ? a : a * c)                                                 \
-    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a))                        \
-    R(SILU, 12, a *mpt__real_sigmoid(a))                                                \
-    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d))                                         \
-    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0)                 \
-    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a)                                                  \
+    R(TANH, 12, mpt__real_tanh(a)) \
+    R(SIGMOID, 10, mpt__real_sigmoid(a)) \
+    R(ADD_SCALAR, 2, a + c) \
+    R(MUL_SCALAR, 2, a *c) \
+    R(MUL_SLOT, 2, a *c) \
+    R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0) \
+    R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1) \
+    R(NOT, 2, a == 0 ? 1 : 0) \
+    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a)) \
+    R(RSQRT, 8, 1 / mpt__real_sqrt(a)) \
+    R(ABS, 2, mpt__real_abs(a)) \
+    R(SIGN, 2, mpt__real_sign(a)) \
+    R(SIN, 25, mpt__real_wave(a, false)) \
+    R(COS, 25, mpt__real_wave(a, true)) \
+    R(CLAMP, 2, mpt__real_clamp(a, c, d)) \
+    R(POW_SCALAR, 50, mpt__real_pow(a, c)) \
+    R(LEAKY_RELU, 2, a > 0 ? a : a * c) \
+    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a)) \
+    R(SILU, 12, a *mpt__real_sigmoid(a)) \
+    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d)) \
+    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0) \
+    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a) \
     R(SPLAT, 1, ((void)a, c))
 
-#define MPT__REF_BINARY(R)                                                \
-    R(ADD, 2, a + b)                                                      \
-    R(SUB, 2, a - b)                                                      \
-    R(MUL, 2, a *b)                                                       \
-    R(DIV, 3, a / b)                                                      \
-    R(EQUAL, 2, a == b ? 1 : 0)                                           \
-    R(NOT_EQUAL, 2, a == b ? 0 : 1)                                       \
-    R(LESS, 2, a < b ? 1 : 0)                                             \
-    R(LESS_EQUAL, 2, a <= b ? 1 : 0)                                      \
-    R(GREATER, 2, a > b ? 1 : 0)                                          \
-    R(GREATER_EQUAL, 2, a >= b ? 1 : 0)                                   \
-    R(AND, 2, a != 0 && b != 0 ? 1 : 0)                                   \
-    R(OR, 2, a != 0 || b != 0 ? 1 : 0)                                    \
-    R(MINIMUM, 2, mpt__real_min(a, b))                                    \
-    R(MAXIMUM, 2, mpt__real_max(a, b))                                    \
-    R(POW, 50, mpt__real_pow(a, b))                                       \
-    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b)                          \
-    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO)                              \
-    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1)                  \
-    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b))                            \
-    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b))                      \
-    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b)                                   \
-    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a))                       \
-    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a))             \
-    R(TANH_BACKWARD, 2, b *(1 - a * a))                                   \
-    R(SIGMOID_BACKWARD, 2, b *a *(1 - a))                                 \
-    R(SQRT_BACKWARD, 3, b / (2 * a))                                      \
-    R(LOG1P_BACKWARD, 3, b / (1 + a))                                     \
-    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a)                  \
-    R(ABS_BACKWARD, 2, b *mpt__real_sign(a))                              \
-    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true))                       \
-    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false))                     \
-    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0)                          \
-    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b)                     \
-    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c))               \
-    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c)                          \
-    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a))             \
-    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a))                       \
+#define MPT__REF_BINARY(R) \
+    R(ADD, 2, a + b) \
+    R(SUB, 2, a - b) \
+    R(MUL, 2, a *b) \
+    R(DIV, 3, a / b) \
+    R(EQUAL, 2, a == b ? 1 : 0) \
+    R(NOT_EQUAL, 2, a == b ? 0 : 1) \
+    R(LESS, 2, a < b ? 1 : 0) \
+    R(LESS_EQUAL, 2, a <= b ? 1 : 0) \
+    R(GREATER, 2, a > b ? 1 : 0) \
+    R(GREATER_EQUAL, 2, a >= b ? 1 : 0) \
+    R(AND, 2, a != 0 && b != 0 ? 1 : 0) \
+    R(OR, 2, a != 0 || b != 0 ? 1 : 0) \
+    R(MINIMUM, 2, mpt__real_min(a, b)) \
+    R(MAXIMUM, 2, mpt__real_max(a, b)) \
+    R(POW, 50, mpt__real_pow(a, b)) \
+    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b) \
+    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO) \
+    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1) \
+    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b)) \
+    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b)) \
+    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b) \
+    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a)) \
+    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
+    R(TANH_BACKWARD, 2, b *(1 - a * a)) \
+    R(SIGMOID_BACKWARD, 2, b *a *(1 - a)) \
+    R(SQRT_BACKWARD, 3, b / (2 * a)) \
+    R(LOG1P_BACKWARD, 3, b / (1 + a)) \
+    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a) \
+    R(ABS_BACKWARD, 2, b *mpt__real_sign(a)) \
+    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true)) \
+    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false)) \
+    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0) \
+    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b) \
+    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c)) \
+    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c) \
+    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a)) \
+    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a)) \
     R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c)) \
-    R(RATIO, 3, a == 0 ? 0 : b / a)                                       \
-    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b))                           \
-    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b))                            \
+    R(RATIO, 3, a == 0 ? 0 : b / a) \
+    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b)) \
+    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b)) \
     R(PROD_SHARE, 4, b == 0 ? 1 / a : b == 1 && a == 0 ? 1 : 0)
 
 /* Where a function stands in the tables of a level. */
@@ -7077,9 +7077,9 @@ static MPT__INLINE mpt__real mpt__real_infinity(void) {
 }
 
 /* The functions of 15_math.c for this type. Both sides compile; one is never called. */
-#define MPT__REAL_FUNCTION(name, of_float, of_double)                                \
-    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) {                     \
-        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x)    \
+#define MPT__REAL_FUNCTION(name, of_float, of_double) \
+    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
+        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
                                                   : (mpt__real)of_double((double)x); \
     }
 MPT__REAL_FUNCTION(exp, mpt__expf, mpt__exp)
@@ -7136,37 +7136,37 @@ static int64_t mpt__ref_truncate(double x, double low, double beyond) {
 #else
 #define MPT__OWN_LOOP(stride) ((stride) == 1)
 #endif
-#define MPT__LOAD_CASE(id, storage, expression)               \
-    case id: {                                                \
+#define MPT__LOAD_CASE(id, storage, expression) \
+    case id: { \
         const storage *from = (const storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) {                          \
-            for (int64_t i = 0; i < n; i++) {                 \
-                const storage v = from[i];                    \
-                to[i] = expression;                           \
-            }                                                 \
-        } else {                                              \
-            for (int64_t i = 0; i < n; i++) {                 \
-                const storage v = from[i * stride];           \
-                to[i] = expression;                           \
-            }                                                 \
-        }                                                     \
-        break;                                                \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i]; \
+                to[i] = expression; \
+            } \
+        } else { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i * stride]; \
+                to[i] = expression; \
+            } \
+        } \
+        break; \
     }
-#define MPT__STORE_CASE(id, storage, expression)                         \
-    case id: {                                                           \
-        storage *to = (storage *)data + offset;                          \
-        if (MPT__OWN_LOOP(stride)) {                                     \
-            for (int64_t i = 0; i < n; i++) to[i] = expression;          \
-        } else {                                                         \
+#define MPT__STORE_CASE(id, storage, expression) \
+    case id: { \
+        storage *to = (storage *)data + offset; \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) to[i] = expression; \
+        } else { \
             for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
-        }                                                                \
-        break;                                                           \
+        } \
+        break; \
     }
 #ifndef MPTRAIN_NO_FP8
-#define MPT__LOAD_F8(type)                                           \
+#define MPT__LOAD_F8(type) \
     MPT__LOAD_CASE(MPT_F8E4M3, uint8_t, (type)mpt__f8e4m3_to_f32(v)) \
     MPT__LOAD_CASE(MPT_F8E5M2, uint8_t, (type)mpt__f8e5m2_to_f32(v))
-#define MPT__STORE_F8                                                                           \
+#define MPT__STORE_F8 \
     MPT__STORE_CASE(MPT_F8E4M3, uint8_t, mpt__f32_to_f8e4m3((float)from[i], MPT__F8_SATFINITE)) \
     MPT__STORE_CASE(MPT_F8E5M2, uint8_t, mpt__f32_to_f8e5m2((float)from[i], MPT__F8_SATFINITE))
 #else
@@ -7175,45 +7175,45 @@ static int64_t mpt__ref_truncate(double x, double low, double beyond) {
 #endif
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
-#define MPT__DEFINE_LOAD(name, type)                                                            \
+#define MPT__DEFINE_LOAD(name, type) \
     static void name(type *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, \
-                     int64_t n) {                                                               \
-        switch (dtype) {                                                                        \
-            MPT__LOAD_CASE(MPT_F32, float, (type)v)                                             \
-            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v))                         \
-            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v))                       \
-            MPT__LOAD_F8(type)                                                                  \
-            MPT__LOAD_CASE(MPT_F64, double, (type)v)                                            \
-            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v)                                           \
-            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v)                                           \
-            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v)                                            \
-            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0))                                   \
-        default:                                                                                \
-            break;                                                                              \
-        }                                                                                       \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__LOAD_CASE(MPT_F32, float, (type)v) \
+            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v)) \
+            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v)) \
+            MPT__LOAD_F8(type) \
+            MPT__LOAD_CASE(MPT_F64, double, (type)v) \
+            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v) \
+            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v) \
+            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v) \
+            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0)) \
+        default: \
+            break; \
+        } \
     }
 /* Rounds (floats) or truncates (integers) once and stores. */
-#define MPT__DEFINE_STORE(name, type)                                                              \
-    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from,  \
-                     int64_t n) {                                                                  \
-        switch (dtype) {                                                                           \
-            MPT__STORE_CASE(MPT_F32, float, (float)from[i])                                        \
-            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i]))                    \
-            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i]))                  \
-            MPT__STORE_F8                                                                          \
-            MPT__STORE_CASE(MPT_F64, double, (double)from[i])                                      \
-            MPT__STORE_CASE(                                                                       \
-                MPT_I64, int64_t,                                                                  \
+#define MPT__DEFINE_STORE(name, type) \
+    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from, \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__STORE_CASE(MPT_F32, float, (float)from[i]) \
+            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i])) \
+            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i])) \
+            MPT__STORE_F8 \
+            MPT__STORE_CASE(MPT_F64, double, (double)from[i]) \
+            MPT__STORE_CASE( \
+                MPT_I64, int64_t, \
                 mpt__ref_truncate((double)from[i], -9223372036854775808.0, 9223372036854775808.0)) \
-            MPT__STORE_CASE(                                                                       \
-                MPT_I32, int32_t,                                                                  \
-                (int32_t)mpt__ref_truncate((double)from[i], -2147483648.0, 2147483648.0))          \
-            MPT__STORE_CASE(MPT_U8, uint8_t,                                                       \
-                            (uint8_t)mpt__ref_truncate((double)from[i], 0.0, 256.0))               \
-            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1))                    \
-        default:                                                                                   \
-            break;                                                                                 \
-        }                                                                                          \
+            MPT__STORE_CASE( \
+                MPT_I32, int32_t, \
+                (int32_t)mpt__ref_truncate((double)from[i], -2147483648.0, 2147483648.0)) \
+            MPT__STORE_CASE(MPT_U8, uint8_t, \
+                            (uint8_t)mpt__ref_truncate((double)from[i], 0.0, 256.0)) \
+            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1)) \
+        default: \
+            break; \
+        } \
     }
 
 MPT__DEFINE_LOAD(mpt__ref_load, mpt__real)
@@ -7483,8 +7483,8 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 #define MPT__FOLD_2(x, l, f) f(x[l], x[(l) + 8])
 #define MPT__FOLD_4(x, l, f) f(MPT__FOLD_2(x, l, f), MPT__FOLD_2(x, (l) + 4, f))
 #define MPT__FOLD_8(x, l, f) f(MPT__FOLD_4(x, l, f), MPT__FOLD_4(x, (l) + 2, f))
-#define MPT__DEFINE_FOLD(name, type, combine)                                         \
-    static type name(const type lane[MPT__SUM_LANES]) {                               \
+#define MPT__DEFINE_FOLD(name, type, combine) \
+    static type name(const type lane[MPT__SUM_LANES]) { \
         return combine(MPT__FOLD_8(lane, 0, combine), MPT__FOLD_8(lane, 1, combine)); \
     }
 #define MPT__PLUS(a, b) ((a) + (b))
@@ -7638,21 +7638,21 @@ static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int
 }
 
 /* The same through `type`. */
-#define MPT__DEFINE_COPY(name, type, load, store, sum)                                         \
+#define MPT__DEFINE_COPY(name, type, load, store, sum) \
     static void name(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first, int64_t n) { \
-        const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view;              \
-        int64_t step0 = mpt__ref_inner(&map->walk[0].loop);                                    \
-        int64_t step1 = mpt__ref_inner(&map->walk[1].loop);                                    \
-        type x[MPT__BLOCK], old[MPT__BLOCK];                                                   \
-        (void)first;                                                                           \
-        for (int64_t m; n > 0; n -= m) {                                                       \
-            m = mpt__ref_together(map, at, n);                                                 \
-            load(x, from->data, from->dtype, at[0].offset, step0, m);                          \
-            if (to->accumulate) load(old, to->data, to->dtype, at[1].offset, step1, m);        \
-            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = sum;                      \
-            store(to->data, to->dtype, at[1].offset, step1, x, m);                             \
-            mpt__ref_advance_all(map, at, m);                                                  \
-        }                                                                                      \
+        const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view; \
+        int64_t step0 = mpt__ref_inner(&map->walk[0].loop); \
+        int64_t step1 = mpt__ref_inner(&map->walk[1].loop); \
+        type x[MPT__BLOCK], old[MPT__BLOCK]; \
+        (void)first; \
+        for (int64_t m; n > 0; n -= m) { \
+            m = mpt__ref_together(map, at, n); \
+            load(x, from->data, from->dtype, at[0].offset, step0, m); \
+            if (to->accumulate) load(old, to->data, to->dtype, at[1].offset, step1, m); \
+            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = sum; \
+            store(to->data, to->dtype, at[1].offset, step1, x, m); \
+            mpt__ref_advance_all(map, at, m); \
+        } \
     }
 /* F64 on one side; integers on both: exact, sums modulo 2^64. */
 MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__ref_load_f64, mpt__ref_store_f64,
@@ -7838,25 +7838,25 @@ static mpt__real mpt__ref_pow_exponent(mpt__real a, mpt__real b) {
     return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
 }
 
-#define MPT__ROW(id, ns, value)                                                                 \
+#define MPT__ROW(id, ns, value) \
     static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, \
-                                    mpt__real d) {                                              \
-        (void)c, (void)d;                                                                       \
-        for (int64_t i = 0; i < n; i++) {                                                       \
-            const mpt__real a = x[i];                                                           \
-            out[i] = value;                                                                     \
-        }                                                                                       \
+                                    mpt__real d) { \
+        (void)c, (void)d; \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = x[i]; \
+            out[i] = value; \
+        } \
     }
 MPT__REF_UNARY(MPT__ROW)
 #undef MPT__ROW
-#define MPT__ROW(id, ns, value)                                                              \
+#define MPT__ROW(id, ns, value) \
     static void mpt__ref_binary_##id(mpt__real *out, const mpt__real *x, const mpt__real *y, \
-                                     int64_t n, mpt__real c, mpt__real d) {                  \
-        (void)c, (void)d;                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                    \
-            const mpt__real a = x[i], b = y[i];                                              \
-            out[i] = value;                                                                  \
-        }                                                                                    \
+                                     int64_t n, mpt__real c, mpt__real d) { \
+        (void)c, (void)d; \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = x[i], b = y[i]; \
+            out[i] = value; \
+        } \
     }
 MPT__REF_BINARY(MPT__ROW)
 #undef MPT__ROW
@@ -9576,28 +9576,28 @@ typedef void (*mpt__ref_pair_fn)(const mpt__words *words, const mpt__real *const
                                  int by, mpt__real p, mpt__real r, mpt__real *out);
 
 #define MPT__UNARY_NONE (-1)
-#define MPT__PAIR_WORD(word, to, expression)                                          \
-    if (MPT__UNARY_##word >= 0) {                                                     \
-        for (int64_t i = 0; i < n; i++) {                                             \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i];   \
-            (void)a, (void)b, (void)c, (void)e;                                       \
-            to[i] = expression;                                                       \
-        }                                                                             \
+#define MPT__PAIR_WORD(word, to, expression) \
+    if (MPT__UNARY_##word >= 0) { \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i]; \
+            (void)a, (void)b, (void)c, (void)e; \
+            to[i] = expression; \
+        } \
         words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0, 0); \
     }
-#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc)                                   \
-    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4],         \
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
+    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4], \
                                    int64_t n, int by, mpt__real p, mpt__real r, mpt__real *out) { \
-        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};                              \
-        (void)words, (void)p, (void)r;                                                            \
-        MPT__PAIR_WORD(word1, first, of1)                                                         \
-        MPT__PAIR_WORD(word2, second, of2)                                                        \
-        for (int64_t i = 0; i < n; i++) {                                                         \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b;    \
-            const mpt__real e = first[i], l = second[i];                                          \
-            (void)c, (void)d, (void)s, (void)e, (void)l;                                          \
-            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc;                           \
-        }                                                                                         \
+        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0}; \
+        (void)words, (void)p, (void)r; \
+        MPT__PAIR_WORD(word1, first, of1) \
+        MPT__PAIR_WORD(word2, second, of2) \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b; \
+            const mpt__real e = first[i], l = second[i]; \
+            (void)c, (void)d, (void)s, (void)e, (void)l; \
+            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc; \
+        } \
     }
 MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
@@ -9608,7 +9608,7 @@ static const struct {
     uint8_t ns;
 } mpt__ref_pairs[] = {
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    {mpt__ref_pair_##id,                                        \
+    {mpt__ref_pair_##id, \
      5 + (MPT__UNARY_##word1 >= 0 ? 12 : 0) + (MPT__UNARY_##word2 >= 0 ? 12 : 0)},
     MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
@@ -10542,42 +10542,42 @@ static const mpt__words mpt__ref_words = {1.0,
 /* ==== The table ==== */
 
 /* R(ID, function, workspace): every kernel of MPT__KERNELS. */
-#define MPT__REF_KERNELS(R)                                  \
-    R(FILL, fill, NULL)                                      \
-    R(COPY, copy, NULL)                                      \
-    R(UNARY, unary_any, mpt__ref_lookup_bytes)               \
-    R(BINARY, binary_any, mpt__ref_lookup_bytes)             \
-    R(REDUCE, reduce, mpt__ref_reduce_workspace)             \
-    R(ARGMAX, argmax, NULL)                                  \
-    R(SCATTER_AXIS, scatter_axis, NULL)                      \
-    R(GEMM, gemm, NULL)                                      \
-    R(SOFTMAX, softmax, NULL)                                \
-    R(SOFTMAX_BACKWARD, softmax_backward, NULL)              \
-    R(DROPOUT, dropout, NULL)                                \
-    R(RANDOM, random, NULL)                                  \
-    R(NLL, nll, mpt__ref_loss_workspace)                     \
-    R(NLL_BACKWARD, nll_backward, NULL)                      \
+#define MPT__REF_KERNELS(R) \
+    R(FILL, fill, NULL) \
+    R(COPY, copy, NULL) \
+    R(UNARY, unary_any, mpt__ref_lookup_bytes) \
+    R(BINARY, binary_any, mpt__ref_lookup_bytes) \
+    R(REDUCE, reduce, mpt__ref_reduce_workspace) \
+    R(ARGMAX, argmax, NULL) \
+    R(SCATTER_AXIS, scatter_axis, NULL) \
+    R(GEMM, gemm, NULL) \
+    R(SOFTMAX, softmax, NULL) \
+    R(SOFTMAX_BACKWARD, softmax_backward, NULL) \
+    R(DROPOUT, dropout, NULL) \
+    R(RANDOM, random, NULL) \
+    R(NLL, nll, mpt__ref_loss_workspace) \
+    R(NLL_BACKWARD, nll_backward, NULL) \
     R(CROSS_ENTROPY, cross_entropy, mpt__ref_loss_workspace) \
-    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL)  \
-    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace)    \
-    R(GRAD_SCALE, grad_scale, NULL)                          \
-    R(SGD, sgd, NULL)                                        \
-    R(ADAM, adam, NULL)                                      \
-    R(CLIP, clip, NULL)                                      \
-    R(SCALAR_SET, scalar_set, NULL)                          \
-    R(SCALAR_OR, scalar_or, NULL)                            \
-    R(SCALE_LOSS, scale_loss, NULL)                          \
-    R(SCALER_UPDATE, scaler_update, NULL)                    \
-    R(METRIC_ADD, metric_add, NULL)                          \
-    R(FIND_NONFINITE, find_nonfinite, NULL)                  \
-    R(MOMENTS, moments, NULL)                                \
-    R(AVERAGE, average, NULL)                                \
-    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace)         \
-    R(PAIR_LOSS_BACKWARD, pair_loss, NULL)                   \
-    R(CUMSUM, cumsum, NULL)                                  \
-    R(GATHER, gather, NULL)                                  \
-    R(SCATTER_ADD, scatter_add, NULL)                        \
-    R(TRIANGLE, triangle, NULL)                              \
+    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL) \
+    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace) \
+    R(GRAD_SCALE, grad_scale, NULL) \
+    R(SGD, sgd, NULL) \
+    R(ADAM, adam, NULL) \
+    R(CLIP, clip, NULL) \
+    R(SCALAR_SET, scalar_set, NULL) \
+    R(SCALAR_OR, scalar_or, NULL) \
+    R(SCALE_LOSS, scale_loss, NULL) \
+    R(SCALER_UPDATE, scaler_update, NULL) \
+    R(METRIC_ADD, metric_add, NULL) \
+    R(FIND_NONFINITE, find_nonfinite, NULL) \
+    R(MOMENTS, moments, NULL) \
+    R(AVERAGE, average, NULL) \
+    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace) \
+    R(PAIR_LOSS_BACKWARD, pair_loss, NULL) \
+    R(CUMSUM, cumsum, NULL) \
+    R(GATHER, gather, NULL) \
+    R(SCATTER_ADD, scatter_add, NULL) \
+    R(TRIANGLE, triangle, NULL) \
     R(ARGSORT, argsort, mpt__ref_argsort_workspace)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {
@@ -10618,215 +10618,215 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 
 /* As MPT__REF_UNARY and MPT__REF_BINARY, R(ID, value), in the words of vocabulary V. F(name) is a
    function of 15_math.c. P(ID): the reference does it. */
-#define MPT__SIMD_UNARY(R, P, FN, N, V, W, F)                                                     \
-    R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W)                \
-    R(EXP, F(exp)(a), FN, N, V, W)                                                                \
-    R(LOG, F(log)(a), FN, N, V, W)                                                                \
-    R(SQRT, V##_sqrt(a), FN, N, V, W)                                                             \
-    R(RELU, V##_relu(a), FN, N, V, W)                                                             \
-    R(GELU, V##_gelu(a), FN, N, V, W)                                                             \
-    R(GELU_TANH, V##_gelu_tanh(a), FN, N, V, W)                                                   \
-    R(TANH, F(tanh)(a), FN, N, V, W)                                                              \
-    R(SIGMOID, F(sigmoid)(a), FN, N, V, W)                                                        \
-    R(ADD_SCALAR, V##_add(a, V##_set(c)), FN, N, V, W)                                            \
-    R(MUL_SCALAR, V##_mul(a, V##_set(c)), FN, N, V, W)                                            \
-    R(MUL_SLOT, V##_mul(a, V##_set(c)), FN, N, V, W)                                              \
-    R(ISNAN, V##_select(V##_is_nan(a), V##_set(1.0f), V##_zero()), FN, N, V, W)                   \
-    R(ISINF,                                                                                      \
-      V##_select(V##_equal(V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))),                \
-                           V##_float(V##_iset(0x7f800000))),                                      \
-                 V##_set(1.0f), V##_zero()),                                                      \
-      FN, N, V, W)                                                                                \
-    R(NOT, V##_select(V##_equal(a, V##_zero()), V##_set(1.0f), V##_zero()), FN, N, V, W)          \
-    P(LOG1P)                                                                                      \
-    R(RSQRT, V##_div(V##_set(1.0f), V##_sqrt(a)), FN, N, V, W)                                    \
-    R(ABS, V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), FN, N, V, W)                   \
-    P(SIGN)                                                                                       \
-    P(SIN)                                                                                        \
-    P(COS)                                                                                        \
-    R(CLAMP, V##_smaller(V##_set(d), V##_larger(V##_set(c), a)), FN, N, V, W)                     \
-    P(POW_SCALAR)                                                                                 \
+#define MPT__SIMD_UNARY(R, P, FN, N, V, W, F) \
+    R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W) \
+    R(EXP, F(exp)(a), FN, N, V, W) \
+    R(LOG, F(log)(a), FN, N, V, W) \
+    R(SQRT, V##_sqrt(a), FN, N, V, W) \
+    R(RELU, V##_relu(a), FN, N, V, W) \
+    R(GELU, V##_gelu(a), FN, N, V, W) \
+    R(GELU_TANH, V##_gelu_tanh(a), FN, N, V, W) \
+    R(TANH, F(tanh)(a), FN, N, V, W) \
+    R(SIGMOID, F(sigmoid)(a), FN, N, V, W) \
+    R(ADD_SCALAR, V##_add(a, V##_set(c)), FN, N, V, W) \
+    R(MUL_SCALAR, V##_mul(a, V##_set(c)), FN, N, V, W) \
+    R(MUL_SLOT, V##_mul(a, V##_set(c)), FN, N, V, W) \
+    R(ISNAN, V##_select(V##_is_nan(a), V##_set(1.0f), V##_zero()), FN, N, V, W) \
+    R(ISINF, \
+      V##_select(V##_equal(V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), \
+                           V##_float(V##_iset(0x7f800000))), \
+                 V##_set(1.0f), V##_zero()), \
+      FN, N, V, W) \
+    R(NOT, V##_select(V##_equal(a, V##_zero()), V##_set(1.0f), V##_zero()), FN, N, V, W) \
+    P(LOG1P) \
+    R(RSQRT, V##_div(V##_set(1.0f), V##_sqrt(a)), FN, N, V, W) \
+    R(ABS, V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), FN, N, V, W) \
+    P(SIGN) \
+    P(SIN) \
+    P(COS) \
+    R(CLAMP, V##_smaller(V##_set(d), V##_larger(V##_set(c), a)), FN, N, V, W) \
+    P(POW_SCALAR) \
     R(LEAKY_RELU, V##_select(V##_greater(a, V##_zero()), a, V##_mul(a, V##_set(c))), FN, N, V, W) \
-    P(ELU)                                                                                        \
-    R(SILU, V##_mul(a, F(sigmoid)(a)), FN, N, V, W)                                               \
-    P(SOFTPLUS)                                                                                   \
-    P(FINITE)                                                                                     \
-    P(ONE_FOR_ZERO)                                                                               \
+    P(ELU) \
+    R(SILU, V##_mul(a, F(sigmoid)(a)), FN, N, V, W) \
+    P(SOFTPLUS) \
+    P(FINITE) \
+    P(ONE_FOR_ZERO) \
     R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
 
-#define MPT__SIMD_BINARY(R, P, FN, N, V, W, F)                                                    \
-    R(ADD, V##_add(a, b), FN, N, V, W)                                                            \
-    R(SUB, V##_sub(a, b), FN, N, V, W)                                                            \
-    R(MUL, V##_mul(a, b), FN, N, V, W)                                                            \
-    R(DIV, V##_div(a, b), FN, N, V, W)                                                            \
-    R(EQUAL, V##_select(V##_equal(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W)                 \
-    R(NOT_EQUAL, V##_select(V##_equal(a, b), V##_zero(), V##_set(1.0f)), FN, N, V, W)             \
-    R(LESS, V##_select(V##_greater(b, a), V##_set(1.0f), V##_zero()), FN, N, V, W)                \
-    R(LESS_EQUAL, V##_at_least(b, a), FN, N, V, W)                                                \
-    R(GREATER, V##_select(V##_greater(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W)             \
-    R(GREATER_EQUAL, V##_at_least(a, b), FN, N, V, W)                                             \
-    P(AND)                                                                                        \
-    P(OR)                                                                                         \
-    R(MINIMUM, V##_select(V##_is_nan(a), a, V##_smaller(a, b)), FN, N, V, W)                      \
-    R(MAXIMUM, V##_max_nan(a, b), FN, N, V, W)                                                    \
-    P(POW)                                                                                        \
-    R(KEEP, V##_select(V##_equal(a, V##_zero()), V##_set(-0.0f), V##_mul(a, b)), FN, N, V, W)     \
-    R(DROP, V##_select(V##_equal(a, V##_zero()), b, V##_set(-0.0f)), FN, N, V, W)                 \
-    P(SHARE)                                                                                      \
-    P(POW_SLOPE)                                                                                  \
-    P(POW_EXPONENT)                                                                               \
-    R(RELU_BACKWARD,                                                                              \
+#define MPT__SIMD_BINARY(R, P, FN, N, V, W, F) \
+    R(ADD, V##_add(a, b), FN, N, V, W) \
+    R(SUB, V##_sub(a, b), FN, N, V, W) \
+    R(MUL, V##_mul(a, b), FN, N, V, W) \
+    R(DIV, V##_div(a, b), FN, N, V, W) \
+    R(EQUAL, V##_select(V##_equal(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W) \
+    R(NOT_EQUAL, V##_select(V##_equal(a, b), V##_zero(), V##_set(1.0f)), FN, N, V, W) \
+    R(LESS, V##_select(V##_greater(b, a), V##_set(1.0f), V##_zero()), FN, N, V, W) \
+    R(LESS_EQUAL, V##_at_least(b, a), FN, N, V, W) \
+    R(GREATER, V##_select(V##_greater(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W) \
+    R(GREATER_EQUAL, V##_at_least(a, b), FN, N, V, W) \
+    P(AND) \
+    P(OR) \
+    R(MINIMUM, V##_select(V##_is_nan(a), a, V##_smaller(a, b)), FN, N, V, W) \
+    R(MAXIMUM, V##_max_nan(a, b), FN, N, V, W) \
+    P(POW) \
+    R(KEEP, V##_select(V##_equal(a, V##_zero()), V##_set(-0.0f), V##_mul(a, b)), FN, N, V, W) \
+    R(DROP, V##_select(V##_equal(a, V##_zero()), b, V##_set(-0.0f)), FN, N, V, W) \
+    P(SHARE) \
+    P(POW_SLOPE) \
+    P(POW_EXPONENT) \
+    R(RELU_BACKWARD, \
       V##_select(V##_greater(a, V##_zero()), b, V##_select(V##_is_nan(a), b, V##_zero())), FN, N, \
-      V, W)                                                                                       \
-    R(GELU_BACKWARD, V##_mul(b, V##_gelu_slope(a)), FN, N, V, W)                                  \
-    R(GELU_TANH_BACKWARD, V##_mul(b, V##_gelu_tanh_slope(a)), FN, N, V, W)                        \
-    R(TANH_BACKWARD, V##_mul(b, V##_sub(V##_set(1.0f), V##_mul(a, a))), FN, N, V, W)              \
-    R(SIGMOID_BACKWARD, V##_mul(V##_mul(b, a), V##_sub(V##_set(1.0f), a)), FN, N, V, W)           \
-    R(SQRT_BACKWARD, V##_div(b, V##_mul(V##_set(2.0f), a)), FN, N, V, W)                          \
-    P(LOG1P_BACKWARD)                                                                             \
-    P(RSQRT_BACKWARD)                                                                             \
-    P(ABS_BACKWARD)                                                                               \
-    P(SIN_BACKWARD)                                                                               \
-    P(COS_BACKWARD)                                                                               \
-    R(CLAMP_BACKWARD,                                                                             \
-      V##_select(V##_greater(a, V##_set(c)),                                                      \
-                 V##_select(V##_greater(V##_set(d), a), b, V##_zero()), V##_zero()),              \
-      FN, N, V, W)                                                                                \
-    P(HARDTANH_BACKWARD)                                                                          \
-    P(POW_SCALAR_BACKWARD)                                                                        \
+      V, W) \
+    R(GELU_BACKWARD, V##_mul(b, V##_gelu_slope(a)), FN, N, V, W) \
+    R(GELU_TANH_BACKWARD, V##_mul(b, V##_gelu_tanh_slope(a)), FN, N, V, W) \
+    R(TANH_BACKWARD, V##_mul(b, V##_sub(V##_set(1.0f), V##_mul(a, a))), FN, N, V, W) \
+    R(SIGMOID_BACKWARD, V##_mul(V##_mul(b, a), V##_sub(V##_set(1.0f), a)), FN, N, V, W) \
+    R(SQRT_BACKWARD, V##_div(b, V##_mul(V##_set(2.0f), a)), FN, N, V, W) \
+    P(LOG1P_BACKWARD) \
+    P(RSQRT_BACKWARD) \
+    P(ABS_BACKWARD) \
+    P(SIN_BACKWARD) \
+    P(COS_BACKWARD) \
+    R(CLAMP_BACKWARD, \
+      V##_select(V##_greater(a, V##_set(c)), \
+                 V##_select(V##_greater(V##_set(d), a), b, V##_zero()), V##_zero()), \
+      FN, N, V, W) \
+    P(HARDTANH_BACKWARD) \
+    P(POW_SCALAR_BACKWARD) \
     R(LEAKY_RELU_BACKWARD, V##_select(V##_greater(a, V##_zero()), b, V##_mul(b, V##_set(c))), FN, \
-      N, V, W)                                                                                    \
-    P(ELU_BACKWARD)                                                                               \
-    R(SILU_BACKWARD, V##_mul(b, V##_silu_slope(a)), FN, N, V, W)                                  \
-    P(SOFTPLUS_BACKWARD)                                                                          \
-    P(RATIO)                                                                                      \
-    R(SQUARED_DIFFERENCE, V##_mul(V##_sub(a, b), V##_sub(a, b)), FN, N, V, W)                     \
-    R(EXP_DIFFERENCE, F(exp)(V##_sub(a, b)), FN, N, V, W)                                         \
+      N, V, W) \
+    P(ELU_BACKWARD) \
+    R(SILU_BACKWARD, V##_mul(b, V##_silu_slope(a)), FN, N, V, W) \
+    P(SOFTPLUS_BACKWARD) \
+    P(RATIO) \
+    R(SQUARED_DIFFERENCE, V##_mul(V##_sub(a, b), V##_sub(a, b)), FN, N, V, W) \
+    R(EXP_DIFFERENCE, F(exp)(V##_sub(a, b)), FN, N, V, W) \
     P(PROD_SHARE)
 
 /* FN and OP: target and storage class of a function and of one to be inlined; N: prefix of what is
    made; V: vocabulary; W: its lanes; F: names of the functions of 15_math.c. */
-#define MPT__SIMD_WORDS(OP, V, F)                                                                \
-    /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */               \
-    OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); }        \
-    OP V##_f V##_exp(V##_f a) { return F(exp)(a); }                                              \
-    OP V##_f V##_gelu_inner(V##_f a) {                                                           \
-        V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a);                \
-        return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube));                            \
-    }                                                                                            \
-    OP V##_f V##_gelu(V##_f a) {                                                                 \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                                 \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), erf));                  \
-    }                                                                                            \
-    OP V##_f V##_gelu_tanh(V##_f a) {                                                            \
-        V##_f t = F(tanh)(V##_gelu_inner(a));                                                    \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), t));                    \
-    }                                                                                            \
-    OP V##_f V##_gelu_slope(V##_f a) {                                                           \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF)));                                 \
-        V##_f below = V##_mul(V##_set(0.5f), V##_add(V##_set(1.0f), erf));                       \
-        V##_f e = F(exp)(V##_mul(V##_mul(V##_set(-0.5f), a), a));                                \
-        return V##_add(below, V##_mul(V##_mul(a, V##_set(MPT__NORMAL_PEAK)), e));                \
-    }                                                                                            \
-    OP V##_f V##_gelu_tanh_slope(V##_f a) {                                                      \
-        V##_f t = F(tanh)(V##_gelu_inner(a)), one = V##_set(1.0f);                               \
-        V##_f rest = V##_sub(one, V##_mul(t, t));                                                \
-        V##_f slope = V##_mul(V##_set(0.5f), V##_add(one, t));                                   \
-        V##_f factor = V##_mul(V##_mul(V##_set(3 * MPT__GELU_CUBE), a), a);                      \
-        V##_f more = V##_mul(V##_mul(V##_set(0.5f), a), rest);                                   \
-        more = V##_mul(V##_mul(more, V##_set(MPT__SQRT_2_BY_PI)), V##_add(one, factor));         \
-        return V##_select(V##_equal(rest, V##_zero()), slope, V##_add(slope, more));             \
-    }                                                                                            \
-    OP V##_f V##_max_nan(V##_f a, V##_f b) {                                                     \
-        return V##_select(V##_is_nan(a), a, V##_larger(a, b));                                   \
-    }                                                                                            \
-    /* a >= b ? 1 : 0 */                                                                         \
-    OP V##_f V##_at_least(V##_f a, V##_f b) {                                                    \
-        V##_f one = V##_set(1.0f);                                                               \
+#define MPT__SIMD_WORDS(OP, V, F) \
+    /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */ \
+    OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); } \
+    OP V##_f V##_exp(V##_f a) { return F(exp)(a); } \
+    OP V##_f V##_gelu_inner(V##_f a) { \
+        V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a); \
+        return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube)); \
+    } \
+    OP V##_f V##_gelu(V##_f a) { \
+        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF))); \
+        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), erf)); \
+    } \
+    OP V##_f V##_gelu_tanh(V##_f a) { \
+        V##_f t = F(tanh)(V##_gelu_inner(a)); \
+        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), t)); \
+    } \
+    OP V##_f V##_gelu_slope(V##_f a) { \
+        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF))); \
+        V##_f below = V##_mul(V##_set(0.5f), V##_add(V##_set(1.0f), erf)); \
+        V##_f e = F(exp)(V##_mul(V##_mul(V##_set(-0.5f), a), a)); \
+        return V##_add(below, V##_mul(V##_mul(a, V##_set(MPT__NORMAL_PEAK)), e)); \
+    } \
+    OP V##_f V##_gelu_tanh_slope(V##_f a) { \
+        V##_f t = F(tanh)(V##_gelu_inner(a)), one = V##_set(1.0f); \
+        V##_f rest = V##_sub(one, V##_mul(t, t)); \
+        V##_f slope = V##_mul(V##_set(0.5f), V##_add(one, t)); \
+        V##_f factor = V##_mul(V##_mul(V##_set(3 * MPT__GELU_CUBE), a), a); \
+        V##_f more = V##_mul(V##_mul(V##_set(0.5f), a), rest); \
+        more = V##_mul(V##_mul(more, V##_set(MPT__SQRT_2_BY_PI)), V##_add(one, factor)); \
+        return V##_select(V##_equal(rest, V##_zero()), slope, V##_add(slope, more)); \
+    } \
+    OP V##_f V##_max_nan(V##_f a, V##_f b) { \
+        return V##_select(V##_is_nan(a), a, V##_larger(a, b)); \
+    } \
+    /* a >= b ? 1 : 0 */ \
+    OP V##_f V##_at_least(V##_f a, V##_f b) { \
+        V##_f one = V##_set(1.0f); \
         return V##_select(V##_greater(a, b), one, V##_select(V##_equal(a, b), one, V##_zero())); \
-    }                                                                                            \
-    OP V##_f V##_silu_slope(V##_f a) {                                                           \
-        V##_f s = F(sigmoid)(a), one = V##_set(1.0f);                                            \
-        return V##_mul(s, V##_add(one, V##_mul(a, V##_sub(one, s))));                            \
+    } \
+    OP V##_f V##_silu_slope(V##_f a) { \
+        V##_f s = F(sigmoid)(a), one = V##_set(1.0f); \
+        return V##_mul(s, V##_add(one, V##_mul(a, V##_sub(one, s)))); \
     }
 
 /* out[i] = VALUE of a, from x, and (in 2) b, from y. */
-#define MPT__SIMD_EACH1(V, W, VALUE)                  \
-    int64_t i = 0;                                    \
-    for (; i + W <= n; i += W) {                      \
-        V##_f a = V##_load(x + i);                    \
-        V##_store(out + i, VALUE);                    \
-    }                                                 \
-    if (i < n) {                                      \
+#define MPT__SIMD_EACH1(V, W, VALUE) \
+    int64_t i = 0; \
+    for (; i + W <= n; i += W) { \
+        V##_f a = V##_load(x + i); \
+        V##_store(out + i, VALUE); \
+    } \
+    if (i < n) { \
         V##_f a = V##_load_as(x + i, n - i, MPT_F32); \
         V##_store_as(out + i, VALUE, n - i, MPT_F32); \
     }
-#define MPT__SIMD_EACH2(V, W, VALUE)                                                          \
-    int64_t i = 0;                                                                            \
-    for (; i + W <= n; i += W) {                                                              \
-        V##_f a = V##_load(x + i), b = V##_load(y + i);                                       \
-        V##_store(out + i, VALUE);                                                            \
-    }                                                                                         \
-    if (i < n) {                                                                              \
+#define MPT__SIMD_EACH2(V, W, VALUE) \
+    int64_t i = 0; \
+    for (; i + W <= n; i += W) { \
+        V##_f a = V##_load(x + i), b = V##_load(y + i); \
+        V##_store(out + i, VALUE); \
+    } \
+    if (i < n) { \
         V##_f a = V##_load_as(x + i, n - i, MPT_F32), b = V##_load_as(y + i, n - i, MPT_F32); \
-        V##_store_as(out + i, VALUE, n - i, MPT_F32);                                         \
+        V##_store_as(out + i, VALUE, n - i, MPT_F32); \
     }
 
 /* The functions of MPT__SIMD_UNARY and MPT__SIMD_BINARY, then the other words. */
-#define MPT__SIMD_UNARY_ROW(id, value, FN, N, V, W)                                   \
+#define MPT__SIMD_UNARY_ROW(id, value, FN, N, V, W) \
     FN void N##_unary_##id(float *out, const float *x, int64_t n, float c, float d) { \
-        (void)c, (void)d;                                                             \
-        MPT__SIMD_EACH1(V, W, value)                                                  \
+        (void)c, (void)d; \
+        MPT__SIMD_EACH1(V, W, value) \
     }
-#define MPT__SIMD_BINARY_ROW(id, value, FN, N, V, W)                                        \
+#define MPT__SIMD_BINARY_ROW(id, value, FN, N, V, W) \
     FN void N##_binary_##id(float *out, const float *x, const float *y, int64_t n, float c, \
-                            float d) {                                                      \
-        (void)c, (void)d;                                                                   \
-        MPT__SIMD_EACH2(V, W, value)                                                        \
+                            float d) { \
+        (void)c, (void)d; \
+        MPT__SIMD_EACH2(V, W, value) \
     }
 
-#define MPT__SIMD_PEAK(FN, N, V, W)                                                     \
-    FN float N##_peak(const float *x, int64_t n, float start) {                         \
-        if (n < W) return mpt__ref_peak(x, n, start);                                   \
-        V##_f top = V##_set(start);                                                     \
+#define MPT__SIMD_PEAK(FN, N, V, W) \
+    FN float N##_peak(const float *x, int64_t n, float start) { \
+        if (n < W) return mpt__ref_peak(x, n, start); \
+        V##_f top = V##_set(start); \
         for (int64_t i = 0; i + W <= n; i += W) top = V##_larger(V##_load(x + i), top); \
-        return V##_peak(V##_larger(V##_load(x + n - W), top));                          \
+        return V##_peak(V##_larger(V##_load(x + n - W), top)); \
     }
 
 /* In blocks of W rows and 4 columns, the last ones of a side reaching back over what is done; level
    REST takes what is narrower. The rows of one line of memory of `to` follow each other, so that a
    store beyond the caches fills it. */
-#define MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                          \
-    OP void N##_turn(float *to, int64_t to_step, const float *from, int64_t from_step,      \
-                     int64_t rows, int64_t columns, void store(float *p, V##_f v)) {        \
-        for (int64_t line = 0; line < rows; line += 16) {                                   \
-            for (int64_t c = 0; c < columns; c += 4) {                                      \
-                for (int64_t r = line; r < rows && r < line + 16; r += W) {                 \
-                    const int64_t i = mpt__ref_min(r, rows - W);                            \
-                    const int64_t j = mpt__ref_min(c, columns - 4);                         \
-                    const float *x = from + i * from_step + j;                              \
-                    float *at = to + j * to_step + i;                                       \
-                    V##_f r0 = V##_load_quads(x, 4 * from_step);                            \
-                    V##_f r1 = V##_load_quads(x + from_step, 4 * from_step);                \
-                    V##_f r2 = V##_load_quads(x + 2 * from_step, 4 * from_step);            \
-                    V##_f r3 = V##_load_quads(x + 3 * from_step, 4 * from_step);            \
-                    V##_transpose4(&r0, &r1, &r2, &r3);                                     \
-                    store(at, r0), store(at + to_step, r1);                                 \
-                    store(at + 2 * to_step, r2), store(at + 3 * to_step, r3);               \
-                }                                                                           \
-            }                                                                               \
-        }                                                                                   \
-    }                                                                                       \
+#define MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST) \
+    OP void N##_turn(float *to, int64_t to_step, const float *from, int64_t from_step, \
+                     int64_t rows, int64_t columns, void store(float *p, V##_f v)) { \
+        for (int64_t line = 0; line < rows; line += 16) { \
+            for (int64_t c = 0; c < columns; c += 4) { \
+                for (int64_t r = line; r < rows && r < line + 16; r += W) { \
+                    const int64_t i = mpt__ref_min(r, rows - W); \
+                    const int64_t j = mpt__ref_min(c, columns - 4); \
+                    const float *x = from + i * from_step + j; \
+                    float *at = to + j * to_step + i; \
+                    V##_f r0 = V##_load_quads(x, 4 * from_step); \
+                    V##_f r1 = V##_load_quads(x + from_step, 4 * from_step); \
+                    V##_f r2 = V##_load_quads(x + 2 * from_step, 4 * from_step); \
+                    V##_f r3 = V##_load_quads(x + 3 * from_step, 4 * from_step); \
+                    V##_transpose4(&r0, &r1, &r2, &r3); \
+                    store(at, r0), store(at + to_step, r1); \
+                    store(at + 2 * to_step, r2), store(at + 3 * to_step, r3); \
+                } \
+            } \
+        } \
+    } \
     FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step, \
-                          int64_t rows, int64_t columns, bool beyond_cache) {               \
-        if (rows < W || columns < 4) {                                                      \
-            REST##_transpose(to, to_step, from, from_step, rows, columns, false);           \
-        } else if (beyond_cache) {                                                          \
-            N##_turn(to, to_step, from, from_step, rows, columns, V##_stream);              \
-            V##_fence();                                                                    \
-        } else {                                                                            \
-            N##_turn(to, to_step, from, from_step, rows, columns, V##_store);               \
-        }                                                                                   \
+                          int64_t rows, int64_t columns, bool beyond_cache) { \
+        if (rows < W || columns < 4) { \
+            REST##_transpose(to, to_step, from, from_step, rows, columns, false); \
+        } else if (beyond_cache) { \
+            N##_turn(to, to_step, from, from_step, rows, columns, V##_stream); \
+            V##_fence(); \
+        } else { \
+            N##_turn(to, to_step, from, from_step, rows, columns, V##_store); \
+        } \
     }
 
 /* X(k) for the vectors of W lanes that make MPT__SUM_LANES. */
@@ -10838,140 +10838,140 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 #define MPT__LANES_ADD(k, V, W) s##k = V##_add(s##k, V##_load(x + k * W));
 #define MPT__LANES_MAX(k, V, W) s##k = V##_max_nan(s##k, V##_load(x + k * W));
 #define MPT__LANES_STORE(k, V, W) V##_store(lane + k * W, s##k);
-#define MPT__SIMD_LANES(FN, N, V, W, word, STEP)                                              \
-    FN void N##_##word##_lanes(float *lane, int64_t first, const float *x, int64_t n) {       \
+#define MPT__SIMD_LANES(FN, N, V, W, word, STEP) \
+    FN void N##_##word##_lanes(float *lane, int64_t first, const float *x, int64_t n) { \
         const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16); \
-        mpt__ref_##word##_lanes(lane, first, x, head);                                        \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                            \
-        for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {                \
-            MPT__SIMD_VECTORS_##W(STEP, V);                                                   \
-            x += MPT__SUM_LANES;                                                              \
-        }                                                                                     \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                           \
-        mpt__ref_##word##_lanes(lane, first + head, x, n);                                    \
+        mpt__ref_##word##_lanes(lane, first, x, head); \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V); \
+        for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) { \
+            MPT__SIMD_VECTORS_##W(STEP, V); \
+            x += MPT__SUM_LANES; \
+        } \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V); \
+        mpt__ref_##word##_lanes(lane, first + head, x, n); \
     }
 
 /* Four i share what they load of w; those past the last one repeat it, for nobody. n >= W is known
    where it is so. */
 #define MPT__PRODUCTS_LOAD(V, at) V##_load_as(at, n, MPT_F32)
-#define MPT__PRODUCTS_OF_FOUR(V)                                                             \
-    {                                                                                        \
-        V##_f s0 = MPT__PRODUCTS_LOAD(V, start);                                             \
-        V##_f s1 = MPT__PRODUCTS_LOAD(V, start + i1 * p->start_step);                        \
-        V##_f s2 = MPT__PRODUCTS_LOAD(V, start + i2 * p->start_step);                        \
-        V##_f s3 = MPT__PRODUCTS_LOAD(V, start + i3 * p->start_step);                        \
-        for (int64_t j = 0; j < p->depth; j++, w += p->w_step) {                             \
-            const float *x = p->x[j] + i * p->x_step + c;                                    \
-            V##_f b = MPT__PRODUCTS_LOAD(V, w);                                              \
-            s0 = V##_fma(MPT__PRODUCTS_LOAD(V, x), b, s0);                                   \
-            s1 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x1), b, s1);                              \
-            s2 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x2), b, s2);                              \
-            s3 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x3), b, s3);                              \
-        }                                                                                    \
-        V##_store_as(out, s0, n, MPT_F32);                                                   \
-        if (i1 > 0) V##_store_as(out + i1 * p->out_step, s1, n, MPT_F32);                    \
-        if (i2 > i1) V##_store_as(out + i2 * p->out_step, s2, n, MPT_F32);                   \
-        if (i3 > i2) V##_store_as(out + i3 * p->out_step, s3, n, MPT_F32);                   \
+#define MPT__PRODUCTS_OF_FOUR(V) \
+    { \
+        V##_f s0 = MPT__PRODUCTS_LOAD(V, start); \
+        V##_f s1 = MPT__PRODUCTS_LOAD(V, start + i1 * p->start_step); \
+        V##_f s2 = MPT__PRODUCTS_LOAD(V, start + i2 * p->start_step); \
+        V##_f s3 = MPT__PRODUCTS_LOAD(V, start + i3 * p->start_step); \
+        for (int64_t j = 0; j < p->depth; j++, w += p->w_step) { \
+            const float *x = p->x[j] + i * p->x_step + c; \
+            V##_f b = MPT__PRODUCTS_LOAD(V, w); \
+            s0 = V##_fma(MPT__PRODUCTS_LOAD(V, x), b, s0); \
+            s1 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x1), b, s1); \
+            s2 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x2), b, s2); \
+            s3 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x3), b, s3); \
+        } \
+        V##_store_as(out, s0, n, MPT_F32); \
+        if (i1 > 0) V##_store_as(out + i1 * p->out_step, s1, n, MPT_F32); \
+        if (i2 > i1) V##_store_as(out + i2 * p->out_step, s2, n, MPT_F32); \
+        if (i3 > i2) V##_store_as(out + i3 * p->out_step, s3, n, MPT_F32); \
     }
 #ifdef MPTRAIN_NO_CONV
 #define MPT__SIMD_SUM_PRODUCTS(FN, N, V, W)
 #define MPT__SUM_PRODUCTS_OF(N) mpt__ref_sum_products
 #else
 #define MPT__SUM_PRODUCTS_OF(N) N##_sum_products
-#define MPT__SIMD_SUM_PRODUCTS(FN, N, V, W)                                                  \
-    FN void N##_sum_products(const mpt__product_sums *p) {                                       \
-        for (int64_t i = 0; i < p->count; i += 4) {                                          \
-            const int64_t last = p->count - i - 1, i1 = last > 0, i2 = last > 1 ? 2 : i1;    \
-            const int64_t i3 = last > 2 ? 3 : i2;                                            \
-            const int64_t x1 = i1 * p->x_step, x2 = i2 * p->x_step, x3 = i3 * p->x_step;     \
-            for (int64_t c = 0; c < p->n; c += W) {                                          \
-                const float *start = p->start + i * p->start_step + c, *w = p->w + c;        \
-                float *out = p->out + i * p->out_step + c;                                   \
-                int64_t n = W;                                                               \
-                if (p->n - c >= W) MPT__PRODUCTS_OF_FOUR(V) else {                           \
-                    n = p->n - c;                                                            \
-                    MPT__PRODUCTS_OF_FOUR(V)                                                 \
-                }                                                                            \
-            }                                                                                \
-        }                                                                                    \
+#define MPT__SIMD_SUM_PRODUCTS(FN, N, V, W) \
+    FN void N##_sum_products(const mpt__product_sums *p) { \
+        for (int64_t i = 0; i < p->count; i += 4) { \
+            const int64_t last = p->count - i - 1, i1 = last > 0, i2 = last > 1 ? 2 : i1; \
+            const int64_t i3 = last > 2 ? 3 : i2; \
+            const int64_t x1 = i1 * p->x_step, x2 = i2 * p->x_step, x3 = i3 * p->x_step; \
+            for (int64_t c = 0; c < p->n; c += W) { \
+                const float *start = p->start + i * p->start_step + c, *w = p->w + c; \
+                float *out = p->out + i * p->out_step + c; \
+                int64_t n = W; \
+                if (p->n - c >= W) MPT__PRODUCTS_OF_FOUR(V) else { \
+                    n = p->n - c; \
+                    MPT__PRODUCTS_OF_FOUR(V) \
+                } \
+            } \
+        } \
     }
 #endif
 
-#define MPT__EXP_STEP(k, V, W)                   \
-    d = V##_sub(V##_load(x + k * W), shift);     \
-    e = V##_exp(d);                              \
+#define MPT__EXP_STEP(k, V, W) \
+    d = V##_sub(V##_load(x + k * W), shift); \
+    e = V##_exp(d); \
     V##_store(out + k * W, differences ? d : e); \
     s##k = V##_add(s##k, e);
 /* What lies behind the n elements adds nothing to its lane. */
-#define MPT__EXP_REST(k, V, W)                                          \
-    d = V##_sub(V##_load_as(x + k * W, n - k * W, MPT_F32), shift);     \
-    e = V##_exp(d);                                                     \
+#define MPT__EXP_REST(k, V, W) \
+    d = V##_sub(V##_load_as(x + k * W, n - k * W, MPT_F32), shift); \
+    e = V##_exp(d); \
     V##_store_as(out + k * W, differences ? d : e, n - k * W, MPT_F32); \
-    V##_store_as(rest + k * W, e, n - k * W, MPT_F32);                  \
+    V##_store_as(rest + k * W, e, n - k * W, MPT_F32); \
     s##k = V##_add(s##k, V##_load(rest + k * W));
-#define MPT__SIMD_ADD_EXP(FN, N, V, W)                                                  \
+#define MPT__SIMD_ADD_EXP(FN, N, V, W) \
     FN void N##_add_exp(float *lane, float *out, const float *x, int64_t n, float most, \
-                        bool differences) {                                             \
-        const V##_f shift = V##_set(most);                                              \
-        float rest[MPT__SUM_LANES] = {0};                                               \
-        V##_f d, e;                                                                     \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                                      \
-        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {                              \
-            MPT__SIMD_VECTORS_##W(MPT__EXP_STEP, V);                                    \
-            x += MPT__SUM_LANES, out += MPT__SUM_LANES;                                 \
-        }                                                                               \
-        if (n > 0) { MPT__SIMD_VECTORS_##W(MPT__EXP_REST, V); }                         \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V);                                     \
+                        bool differences) { \
+        const V##_f shift = V##_set(most); \
+        float rest[MPT__SUM_LANES] = {0}; \
+        V##_f d, e; \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V); \
+        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) { \
+            MPT__SIMD_VECTORS_##W(MPT__EXP_STEP, V); \
+            x += MPT__SUM_LANES, out += MPT__SUM_LANES; \
+        } \
+        if (n > 0) { MPT__SIMD_VECTORS_##W(MPT__EXP_REST, V); } \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V); \
     }
 
 #define MPT__SIMD_FOLD_16(V) s0
 #define MPT__SIMD_FOLD_8(V) V##_add(s0, s1)
 #define MPT__SIMD_FOLD_4(V) V##_add(V##_add(s0, s2), V##_add(s1, s3))
-#define MPT__SIMD_SOFTMAX(FN, N, V, W)                                     \
+#define MPT__SIMD_SOFTMAX(FN, N, V, W) \
     FN void N##_softmax(float *out, const float *x, int64_t n, bool log) { \
-        float lane[MPT__SUM_LANES] = {0};                                  \
-        const float most = N##_peak(x, n, -mpt__real_infinity()) + 0.0f;   \
-        N##_add_exp(lane, out, x, n, most, log);                           \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V);                         \
-        float total = V##_total(MPT__SIMD_FOLD_##W(V));                    \
-        if (log) {                                                         \
-            N##_unary_LOG(&total, &total, 1, 0, 0);                        \
-            N##_unary_ADD_SCALAR(out, out, n, -total, 0);                  \
-        } else {                                                           \
-            N##_unary_MUL_SCALAR(out, out, n, 1 / total, 0);               \
-        }                                                                  \
+        float lane[MPT__SUM_LANES] = {0}; \
+        const float most = N##_peak(x, n, -mpt__real_infinity()) + 0.0f; \
+        N##_add_exp(lane, out, x, n, most, log); \
+        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V); \
+        float total = V##_total(MPT__SIMD_FOLD_##W(V)); \
+        if (log) { \
+            N##_unary_LOG(&total, &total, 1, 0, 0); \
+            N##_unary_ADD_SCALAR(out, out, n, -total, 0); \
+        } else { \
+            N##_unary_MUL_SCALAR(out, out, n, 1 / total, 0); \
+        } \
     }
 
 /* y dy or dy; and y (dy - total) or dy - exp(y) total: of a, from y, and b, from dy. */
 #define MPT__SLOPE_ADDEND(V) (log ? b : V##_mul(b, a))
 #define MPT__SLOPE(V) (log ? V##_sub(b, V##_mul(V##_exp(a), total)) : V##_mul(a, V##_sub(b, total)))
-#define MPT__SLOPE_STEP(k, V, W)                               \
+#define MPT__SLOPE_STEP(k, V, W) \
     a = V##_load(y + i + k * W), b = V##_load(dy + i + k * W); \
     s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
-#define MPT__SLOPE_REST(k, V, W)                             \
-    a = V##_load_as(y + i + k * W, n - i - k * W, MPT_F32);  \
+#define MPT__SLOPE_REST(k, V, W) \
+    a = V##_load_as(y + i + k * W, n - i - k * W, MPT_F32); \
     b = V##_load_as(dy + i + k * W, n - i - k * W, MPT_F32); \
     s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
 #define MPT__SLOPE_START(k, V, W) V##_f s##k = V##_zero();
-#define MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
-    FN void N##_softmax_backward(float *dx, const float *y, const float *dy, int64_t n,      \
-                                 bool log) {                                                 \
-        V##_f a, b;                                                                          \
-        int64_t i = 0;                                                                       \
-        MPT__SIMD_VECTORS_##W(MPT__SLOPE_START, V);                                          \
-        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) {                               \
-            MPT__SIMD_VECTORS_##W(MPT__SLOPE_STEP, V);                                       \
-        }                                                                                    \
-        if (i < n) { MPT__SIMD_VECTORS_##W(MPT__SLOPE_REST, V); }                            \
-        const V##_f total = V##_set(V##_total(MPT__SIMD_FOLD_##W(V)));                       \
-        for (i = 0; i + W <= n; i += W) {                                                    \
-            a = V##_load(y + i), b = V##_load(dy + i);                                       \
-            V##_store(dx + i, MPT__SLOPE(V));                                                \
-        }                                                                                    \
-        if (i < n) {                                                                         \
+#define MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W) \
+    FN void N##_softmax_backward(float *dx, const float *y, const float *dy, int64_t n, \
+                                 bool log) { \
+        V##_f a, b; \
+        int64_t i = 0; \
+        MPT__SIMD_VECTORS_##W(MPT__SLOPE_START, V); \
+        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) { \
+            MPT__SIMD_VECTORS_##W(MPT__SLOPE_STEP, V); \
+        } \
+        if (i < n) { MPT__SIMD_VECTORS_##W(MPT__SLOPE_REST, V); } \
+        const V##_f total = V##_set(V##_total(MPT__SIMD_FOLD_##W(V))); \
+        for (i = 0; i + W <= n; i += W) { \
+            a = V##_load(y + i), b = V##_load(dy + i); \
+            V##_store(dx + i, MPT__SLOPE(V)); \
+        } \
+        if (i < n) { \
             a = V##_load_as(y + i, n - i, MPT_F32), b = V##_load_as(dy + i, n - i, MPT_F32); \
-            V##_store_as(dx + i, MPT__SLOPE(V), n - i, MPT_F32);                             \
-        }                                                                                    \
+            V##_store_as(dx + i, MPT__SLOPE(V), n - i, MPT_F32); \
+        } \
     }
 
 /* X(k) for four vectors at a time: of one run, or of two or four, or of columns. */
@@ -11021,17 +11021,17 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4) X(4, V, 4) X(5, V, 4) X(6, V, 4) X(7, V, 4)
 #define MPT__NORM_FOLD_16(V, s) V##_total(V##_add(s##0, s##1))
 #define MPT__NORM_FOLD_8(V, s) V##_total(V##_add(V##_add(s##0, s##2), V##_add(s##1, s##3)))
-#define MPT__NORM_FOLD_4(V, s)                                           \
+#define MPT__NORM_FOLD_4(V, s) \
     V##_total(V##_add(V##_add(V##_add(s##0, s##4), V##_add(s##2, s##6)), \
                       V##_add(V##_add(s##1, s##5), V##_add(s##3, s##7))))
 /* Masks are cheap with the widest vectors alone: elsewhere what fills no vector is a call. */
-#define MPT__NORM_LOAD_16(FN, OP, V)                              \
+#define MPT__NORM_LOAD_16(FN, OP, V) \
     OP V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
-        return V##_load_as(p, n, dtype);                          \
+        return V##_load_as(p, n, dtype); \
     }
-#define MPT__NORM_LOAD_8(FN, OP, V)                                             \
+#define MPT__NORM_LOAD_8(FN, OP, V) \
     FN MPT__NOINLINE V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
-        return V##_load_as(p, n, dtype);                                        \
+        return V##_load_as(p, n, dtype); \
     }
 #define MPT__NORM_LOAD_4 MPT__NORM_LOAD_8
 #define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero(), t##k = V##_zero();
@@ -11040,70 +11040,70 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     s##k = V##_load(lane + k * W), t##k = V##_load(lane + MPT__NORM_LANES + k * W);
 #define MPT__NORM_STORE_LANES(k, V, W) \
     V##_store(lane + k * W, s##k), V##_store(lane + MPT__NORM_LANES + k * W, t##k);
-#define MPT__NORM_SUM(k, V, W)                                         \
-    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean);     \
-    if (slopes) {                                                      \
-        d = V##_load_full(dy + k * W * size, dtype);                   \
+#define MPT__NORM_SUM(k, V, W) \
+    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean); \
+    if (slopes) { \
+        d = V##_load_full(dy + k * W * size, dtype); \
         if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d); \
-        if (lines) d = V##_mul(d, V##_load(weight + k * W));           \
-    }                                                                  \
+        if (lines) d = V##_mul(d, V##_load(weight + k * W)); \
+    } \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
 /* Of the widest vectors: rows of bf16 as V##_load_two has them, as far as there are pairs. */
 #define MPT__NORM_PAIRS_8(...)
 #define MPT__NORM_PAIRS_4(...)
 #define MPT__NORM_PAIRS_16(...) __VA_ARGS__
-#define MPT__PAIR_SUM(k, V, W)                       \
-    e##k = V##_sub(e##k, mean);                      \
-    if (relu) d##k = V##_gate(y##k, d##k);           \
+#define MPT__PAIR_SUM(k, V, W) \
+    e##k = V##_sub(e##k, mean); \
+    if (relu) d##k = V##_gate(y##k, d##k); \
     s##k = V##_add(s##k, d##k), t##k = V##_add(t##k, V##_mul(d##k, e##k));
-#define MPT__PAIR_SUM_ONE(k, V, W)                   \
-    e##k = V##_sub(e##k, mean);                      \
+#define MPT__PAIR_SUM_ONE(k, V, W) \
+    e##k = V##_sub(e##k, mean); \
     s##k = V##_add(s##k, e##k), t##k = V##_add(t##k, V##_mul(e##k, e##k));
-#define MPT__PAIR_FETCH(p)                            \
+#define MPT__PAIR_FETCH(p) \
     MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON); \
     if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON + 64);
-#define MPT__PAIR_NORM(k, V, W)                \
+#define MPT__PAIR_NORM(k, V, W) \
     v##k = V##_mul(V##_sub(v##k, mean), rstd); \
     if (biased) v##k = V##_add(v##k, bias);
-#define MPT__PAIR_SLOPE(k, V, W)                \
+#define MPT__PAIR_SLOPE(k, V, W) \
     v##k = V##_mul(V##_sub(v##k, mean), slope); \
     d##k = V##_sub(V##_sub(V##_mul(d##k, weight), shift), v##k);
-#define MPT__NORM_SUM_REST(k, V, W)                                                    \
-    e = V##_sub(V##_load_rest(x + k * W * size, left - k * W, dtype), mean);           \
-    e = d = V##_select(V##_first(left - k * W), e, V##_zero());                        \
-    if (slopes) {                                                                      \
-        d = V##_load_rest(dy + k * W * size, left - k * W, dtype);                     \
+#define MPT__NORM_SUM_REST(k, V, W) \
+    e = V##_sub(V##_load_rest(x + k * W * size, left - k * W, dtype), mean); \
+    e = d = V##_select(V##_first(left - k * W), e, V##_zero()); \
+    if (slopes) { \
+        d = V##_load_rest(dy + k * W * size, left - k * W, dtype); \
         if (relu) d = V##_gate(V##_load_rest(y + k * W * size, left - k * W, dtype), d); \
         if (lines) d = V##_mul(d, V##_load_rest(weight + k * W, left - k * W, MPT_F32)); \
-    }                                                                                  \
+    } \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
 /* Vector k of a row, and of the next. */
-#define MPT__NORM_NEXT(k, V, W)                                    \
-    if (centred) v##k = V##_sub(v##k, mean);                       \
+#define MPT__NORM_NEXT(k, V, W) \
+    if (centred) v##k = V##_sub(v##k, mean); \
     v##k = V##_mul(V##_mul(v##k, rstd), V##_load(weight + k * W)); \
     if (bias) v##k = V##_add(v##k, V##_load(bias + k * W));
-#define MPT__NORM_NEXT_SUM(k, V, W)                                           \
+#define MPT__NORM_NEXT_SUM(k, V, W) \
     if (centred) e##k = V##_sub(e##k, next_mean), s##k = V##_add(s##k, e##k); \
     t##k = V##_add(t##k, V##_mul(e##k, e##k));
 /* What a step reads comes before what it writes, which may lie as far into a page: a CPU that first
    compares no more than that would wait. Of floats the next row comes last: those that no cache
    holds took 8 % longer otherwise (measured on Zen 4). */
-#define MPT__NORM_SLOPE_GET(k, V, W)                               \
+#define MPT__NORM_SLOPE_GET(k, V, W) \
     w##k = V##_load(weight + k * W), dw##k = V##_load(dw + k * W); \
     if (db) db##k = V##_load(db + k * W);
 #define MPT__NORM_SLOPE_AHEAD(V) \
     V##_load_two(next, &e0, &e1, dtype), V##_load_two(next_dy, &g0, &g1, dtype);
-#define MPT__NORM_SLOPE_NEXT(k, V, W)                           \
-    if (dtype == MPT_F32) { MPT__NORM_SLOPE_GET(k, V, W) }      \
-    if (centred) v##k = V##_sub(v##k, mean);                    \
-    v##k = V##_mul(v##k, rstd);                                 \
+#define MPT__NORM_SLOPE_NEXT(k, V, W) \
+    if (dtype == MPT_F32) { MPT__NORM_SLOPE_GET(k, V, W) } \
+    if (centred) v##k = V##_sub(v##k, mean); \
+    v##k = V##_mul(v##k, rstd); \
     V##_store(dw + k * W, V##_add(dw##k, V##_mul(d##k, v##k))); \
-    if (db) V##_store(db + k * W, V##_add(db##k, d##k));        \
-    d##k = V##_mul(d##k, w##k);                                 \
-    if (centred) d##k = V##_sub(d##k, shift);                   \
+    if (db) V##_store(db + k * W, V##_add(db##k, d##k)); \
+    d##k = V##_mul(d##k, w##k); \
+    if (centred) d##k = V##_sub(d##k, shift); \
     d##k = V##_mul(V##_sub(d##k, V##_mul(v##k, slope)), rstd);
-#define MPT__NORM_SLOPE_SUM(k, V, W)                                          \
-    g##k = V##_mul(g##k, w##k);                                               \
+#define MPT__NORM_SLOPE_SUM(k, V, W) \
+    g##k = V##_mul(g##k, w##k); \
     if (centred) s##k = V##_add(s##k, g##k), e##k = V##_sub(e##k, next_mean); \
     t##k = V##_add(t##k, V##_mul(g##k, e##k));
 /* Passes: of the level with the widest vectors, whose gain pays for their size. Pairs of bf16 come
@@ -11111,7 +11111,7 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
    read lies in pages that no cache foresees: all lines of a step are asked for. */
 #define MPT__NORM_AHEAD 4096 /* bytes */
 #define MPT__NORM_SOON 2048  /* of rows that are read twice, which come sooner */
-#define MPT__NORM_FETCH(p)                \
+#define MPT__NORM_FETCH(p) \
     MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD); \
     if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
 #define MPT__NORM_PASSES_8(FN, OP, N, V, W)
@@ -11119,66 +11119,66 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__NORM_PASSES_WORDS_16(N) N##_norm_next, N##_norm_slope_next
 #define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
 #define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
-#define MPT__NORM_PASSES_16(FN, OP, N, V, W)                                              \
-    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) {                             \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;       \
-        const bool centred = b->mean, streams = b->beyond_cache;                          \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);     \
-        const V##_f next_mean = V##_set(b->next_mean);                                    \
-        const float *weight = b->weight, *bias = b->bias;                                 \
+#define MPT__NORM_PASSES_16(FN, OP, N, V, W) \
+    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size; \
+        const bool centred = b->mean, streams = b->beyond_cache; \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd); \
+        const V##_f next_mean = V##_set(b->next_mean); \
+        const float *weight = b->weight, *bias = b->bias; \
         const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0]; \
-        char *out = b->data[MPT__PART_OUT];                                               \
-        V##_f v0, v1, e0, e1;                                                             \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
-        for (; x < end; x += by, next += by, out += by) {                                 \
-            MPT__NORM_FETCH(next)                                                         \
-            V##_load_two(x, &v0, &v1, dtype);                                             \
-            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V);                                     \
-            V##_load_two(next, &e0, &e1, dtype);                                          \
-            V##_store_two(out, v0, v1, dtype, streams);                                   \
-            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT_SUM, V);                                 \
-            weight += MPT__NORM_LANES;                                                    \
-            if (bias) bias += MPT__NORM_LANES;                                            \
-        }                                                                                 \
-        if (streams && b->last) V##_fence();                                              \
-        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);                     \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);   \
-    }                                                                                     \
-    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) {                       \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;       \
-        const bool centred = b->mean, streams = b->beyond_cache;                          \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd);     \
-        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope);               \
-        const V##_f next_mean = V##_set(b->next_mean);                                    \
-        const float *weight = b->weight;                                                  \
-        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY];                \
-        const char *end = x + b->n * size;                                                \
-        const char *next = b->next[0], *next_dy = b->next[1];                             \
-        char *out = b->data[MPT__PART_OUT];                                               \
-        float *dw = b->sum[0], *db = b->sum[1];                                           \
-        V##_f d0, d1, v0, v1, e0, e1, g0, g1, w0, w1, dw0, dw1;                           \
-        V##_f db0 = V##_zero(), db1 = db0;                                                \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V);                                         \
-        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {        \
-            MPT__NORM_FETCH(next)                                                         \
-            MPT__NORM_FETCH(next_dy)                                                      \
-            V##_load_two(x, &v0, &v1, dtype), V##_load_two(dy, &d0, &d1, dtype);          \
-            if (dtype != MPT_F32) {                                                       \
-                MPT__NORM_SLOPE_AHEAD(V)                                                  \
-                MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_GET, V)                             \
-            }                                                                             \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V);                               \
-            V##_store_two(out, d0, d1, dtype, streams);                                   \
-            if (dtype == MPT_F32) { MPT__NORM_SLOPE_AHEAD(V) }                            \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_SUM, V);                                \
-            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;                             \
-            if (db) db += MPT__NORM_LANES;                                                \
-        }                                                                                 \
-        if (streams && b->last) V##_fence();                                              \
-        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);                     \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);   \
-    }                                                                                     \
-    MPT__NORM_WORD(FN, N, norm_next)                                                      \
+        char *out = b->data[MPT__PART_OUT]; \
+        V##_f v0, v1, e0, e1; \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V); \
+        for (; x < end; x += by, next += by, out += by) { \
+            MPT__NORM_FETCH(next) \
+            V##_load_two(x, &v0, &v1, dtype); \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V); \
+            V##_load_two(next, &e0, &e1, dtype); \
+            V##_store_two(out, v0, v1, dtype, streams); \
+            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT_SUM, V); \
+            weight += MPT__NORM_LANES; \
+            if (bias) bias += MPT__NORM_LANES; \
+        } \
+        if (streams && b->last) V##_fence(); \
+        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype); \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t); \
+    } \
+    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size; \
+        const bool centred = b->mean, streams = b->beyond_cache; \
+        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd); \
+        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope); \
+        const V##_f next_mean = V##_set(b->next_mean); \
+        const float *weight = b->weight; \
+        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY]; \
+        const char *end = x + b->n * size; \
+        const char *next = b->next[0], *next_dy = b->next[1]; \
+        char *out = b->data[MPT__PART_OUT]; \
+        float *dw = b->sum[0], *db = b->sum[1]; \
+        V##_f d0, d1, v0, v1, e0, e1, g0, g1, w0, w1, dw0, dw1; \
+        V##_f db0 = V##_zero(), db1 = db0; \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V); \
+        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) { \
+            MPT__NORM_FETCH(next) \
+            MPT__NORM_FETCH(next_dy) \
+            V##_load_two(x, &v0, &v1, dtype), V##_load_two(dy, &d0, &d1, dtype); \
+            if (dtype != MPT_F32) { \
+                MPT__NORM_SLOPE_AHEAD(V) \
+                MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_GET, V) \
+            } \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V); \
+            V##_store_two(out, d0, d1, dtype, streams); \
+            if (dtype == MPT_F32) { MPT__NORM_SLOPE_AHEAD(V) } \
+            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_SUM, V); \
+            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES; \
+            if (db) db += MPT__NORM_LANES; \
+        } \
+        if (streams && b->last) V##_fence(); \
+        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype); \
+        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t); \
+    } \
+    MPT__NORM_WORD(FN, N, norm_next) \
     MPT__NORM_WORD(FN, N, norm_slope_next)
 /* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
    to do without. */
@@ -11186,7 +11186,7 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
     ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
      !(b)->beyond_cache)
 #define MPT__PAIR_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
-#define MPT__PAIR_LOAD(V, part, a)                   \
+#define MPT__PAIR_LOAD(V, part, a) \
     MPT__PREFETCH_FAR(MPT__PAIR_PLACE(part) + 2048); \
     V##_load_two(MPT__PAIR_PLACE(part), &a##0, &a##1, MPT_BF16);
 #define MPT__PAIR_STORE(V, part, a) \
@@ -11194,282 +11194,282 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__PAIR_NUMBER(V, a) V##_f a##0, a##1; V##_load_apart(b->a + i, &a##0, &a##1);
 #define MPT__COLUMN_NORM(V, k) \
     v##k = V##_add(V##_mul(V##_sub(v##k, mean##k), rstd##k), bias##k);
-#define MPT__COLUMN_SLOPE(V, k)                       \
+#define MPT__COLUMN_SLOPE(V, k) \
     v##k = V##_mul(V##_sub(v##k, mean##k), slope##k); \
     d##k = V##_sub(V##_sub(V##_mul(d##k, weight##k), shift##k), v##k);
 #define MPT__NORM_IN_PAIRS_8(FN, OP, N, V, W)
 #define MPT__NORM_IN_PAIRS_4(FN, OP, N, V, W)
-#define MPT__NORM_IN_PAIRS_16(FN, OP, N, V, W)                                                    \
-    FN bool N##_norm_pairs(const mpt__norm_block *b) {                                            \
-        V##_f v0, v1, y0, y1;                                                                     \
-        if (!MPT__IN_PAIRS(b) || !b->bias) return false;                                          \
-        for (int64_t i = 0; i < b->n; i += 32) {                                                  \
-            MPT__PAIR_NUMBER(V, mean)                                                             \
-            MPT__PAIR_NUMBER(V, rstd)                                                             \
-            MPT__PAIR_NUMBER(V, bias)                                                             \
-            for (int64_t r = 0; r < b->rows; r++) {                                               \
-                MPT__PAIR_LOAD(V, MPT__PART_X, v)                                                 \
-                MPT__COLUMN_NORM(V, 0)                                                            \
-                MPT__COLUMN_NORM(V, 1)                                                            \
-                if (b->data[MPT__PART_MORE]) {                                                    \
-                    MPT__PAIR_LOAD(V, MPT__PART_MORE, y)                                          \
-                    v0 = V##_add(v0, y0), v1 = V##_add(v1, y1);                                   \
-                }                                                                                 \
-                if (b->relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                \
-                MPT__PAIR_STORE(V, MPT__PART_OUT, v)                                              \
-            }                                                                                     \
-        }                                                                                         \
-        return true;                                                                              \
-    }                                                                                             \
-    FN bool N##_norm_slope_pairs(const mpt__norm_block *b) {                                      \
-        V##_f v0, v1, d0, d1, y0 = V##_zero(), y1 = y0;                                           \
-        const bool more = b->data[MPT__PART_MORE];                                                \
-        if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false;                           \
-        for (int64_t i = 0; i < b->n; i += 32) {                                                  \
-            MPT__PAIR_NUMBER(V, mean)                                                             \
-            MPT__PAIR_NUMBER(V, weight)                                                           \
-            MPT__PAIR_NUMBER(V, shift)                                                            \
-            MPT__PAIR_NUMBER(V, slope)                                                            \
-            for (int64_t r = 0; r < b->rows; r++) {                                               \
-                MPT__PAIR_LOAD(V, MPT__PART_X, v)                                                 \
-                MPT__PAIR_LOAD(V, MPT__PART_DY, d)                                                \
-                if (more) { MPT__PAIR_LOAD(V, MPT__PART_MORE, y) }                                \
-                if (b->relu) d0 = V##_gate(y0, d0), d1 = V##_gate(y1, d1);                        \
-                if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(V, MPT__PART_REST, d) }            \
-                MPT__COLUMN_SLOPE(V, 0)                                                           \
-                MPT__COLUMN_SLOPE(V, 1)                                                           \
-                if (!b->relu && more) d0 = V##_add(d0, y0), d1 = V##_add(d1, y1);                 \
-                MPT__PAIR_STORE(V, MPT__PART_OUT, d)                                              \
-            }                                                                                     \
-        }                                                                                         \
-        return true;                                                                              \
+#define MPT__NORM_IN_PAIRS_16(FN, OP, N, V, W) \
+    FN bool N##_norm_pairs(const mpt__norm_block *b) { \
+        V##_f v0, v1, y0, y1; \
+        if (!MPT__IN_PAIRS(b) || !b->bias) return false; \
+        for (int64_t i = 0; i < b->n; i += 32) { \
+            MPT__PAIR_NUMBER(V, mean) \
+            MPT__PAIR_NUMBER(V, rstd) \
+            MPT__PAIR_NUMBER(V, bias) \
+            for (int64_t r = 0; r < b->rows; r++) { \
+                MPT__PAIR_LOAD(V, MPT__PART_X, v) \
+                MPT__COLUMN_NORM(V, 0) \
+                MPT__COLUMN_NORM(V, 1) \
+                if (b->data[MPT__PART_MORE]) { \
+                    MPT__PAIR_LOAD(V, MPT__PART_MORE, y) \
+                    v0 = V##_add(v0, y0), v1 = V##_add(v1, y1); \
+                } \
+                if (b->relu) v0 = V##_relu(v0), v1 = V##_relu(v1); \
+                MPT__PAIR_STORE(V, MPT__PART_OUT, v) \
+            } \
+        } \
+        return true; \
+    } \
+    FN bool N##_norm_slope_pairs(const mpt__norm_block *b) { \
+        V##_f v0, v1, d0, d1, y0 = V##_zero(), y1 = y0; \
+        const bool more = b->data[MPT__PART_MORE]; \
+        if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false; \
+        for (int64_t i = 0; i < b->n; i += 32) { \
+            MPT__PAIR_NUMBER(V, mean) \
+            MPT__PAIR_NUMBER(V, weight) \
+            MPT__PAIR_NUMBER(V, shift) \
+            MPT__PAIR_NUMBER(V, slope) \
+            for (int64_t r = 0; r < b->rows; r++) { \
+                MPT__PAIR_LOAD(V, MPT__PART_X, v) \
+                MPT__PAIR_LOAD(V, MPT__PART_DY, d) \
+                if (more) { MPT__PAIR_LOAD(V, MPT__PART_MORE, y) } \
+                if (b->relu) d0 = V##_gate(y0, d0), d1 = V##_gate(y1, d1); \
+                if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(V, MPT__PART_REST, d) } \
+                MPT__COLUMN_SLOPE(V, 0) \
+                MPT__COLUMN_SLOPE(V, 1) \
+                if (!b->relu && more) d0 = V##_add(d0, y0), d1 = V##_add(d1, y1); \
+                MPT__PAIR_STORE(V, MPT__PART_OUT, d) \
+            } \
+        } \
+        return true; \
     }
 /* Vector k of some columns, down the rows. */
-#define MPT__COLUMN_BEGIN(k, V, W)               \
+#define MPT__COLUMN_BEGIN(k, V, W) \
     const V##_f mean##k = V##_load(mean + k * W); \
     V##_f s##k = V##_load(sum + k * W), t##k = V##_load(more + k * W);
-#define MPT__COLUMN_SUM(k, V, W)                                               \
-    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean##k);          \
-    if (slopes) {                                                              \
-        d = V##_load_full(dy + k * W * size, dtype);                           \
-        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d);     \
-    }                                                                          \
+#define MPT__COLUMN_SUM(k, V, W) \
+    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean##k); \
+    if (slopes) { \
+        d = V##_load_full(dy + k * W * size, dtype); \
+        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d); \
+    } \
     s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
 #define MPT__COLUMN_AHEAD(p, W) \
     for (int64_t k = 0; k < 4 * W * size; k += 64) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + k);
 #define MPT__COLUMN_END(k, V, W) V##_store(sum + k * W, s##k), V##_store(more + k * W, t##k);
-#define MPT__SIMD_NORM(FN, OP, N, V, W)                                                           \
-    OP V##_f V##_gate(V##_f y, V##_f d) {                                                         \
-        V##_f kept = V##_select(V##_is_nan(y), d, V##_zero());                                    \
-        return V##_select(V##_greater(y, V##_zero()), d, kept);                                   \
-    }                                                                                             \
-    OP void V##_stream_as(void *p, V##_f v, int dtype) {                                          \
-        if (dtype == MPT_F32)                                                                     \
-            V##_stream((float *)p, v);                                                            \
-        else                                                                                      \
-            V##_store_as(p, v, W, dtype);                                                         \
-    }                                                                                             \
-    MPT__NORM_LOAD_##W(FN, OP, V)                                                                 \
-    OP void N##_norm_sums_of(mpt__norm_block *b, int dtype) {                                     \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;               \
-        const int64_t left = b->n % MPT__NORM_LANES;                                              \
-        const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY];              \
-        const bool relu = b->relu, lines = !rows;                                                 \
-        float *lane = b->lane;                                                                    \
-        V##_f d, e;                                                                               \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V)                                                  \
-        if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_LOAD_LANES, V) }                              \
-        for (int64_t r = 0; r < b->rows; r++) {                                                   \
-            const V##_f mean = V##_set(b->mean[rows ? r : 0]);                                    \
-            const char *x = mpt__norm_place(b, MPT__PART_X, r), *end = x + (b->n - left) * size;  \
-            const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
-            const float *weight = b->weight;                                                      \
-            MPT__NORM_PAIRS_##W(                                                                  \
-                V##_f d0, d1, e0, e1, y0 = V##_zero(), y1 = y0;                                   \
-                for (; rows && !slopes && x < end; x += by) {                                     \
-                    V##_load_two(x, &e0, &e1, dtype);                                             \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM_ONE, V)                                   \
-                }                                                                                 \
-                for (; rows && x < end; x += by, dy += by, y += by) {                             \
-                    V##_load_two(x, &e0, &e1, dtype), V##_load_two(dy, &d0, &d1, dtype);          \
-                    if (relu) V##_load_two(y, &y0, &y1, dtype);                                   \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM, V)                                       \
-                } if (rows) V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);)        \
-            for (; x < end; x += by, dy += by, y += by) {                                         \
-                MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V)                                           \
-                if (lines && slopes) weight += MPT__NORM_LANES;                                   \
-            }                                                                                     \
-            if (left) { MPT__NORM_VECTORS_##W(MPT__NORM_SUM_REST, V) }                            \
-            if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_STORE_LANES, V) }                         \
-            if (lines && r + 1 < b->rows) continue;                                               \
-            b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t);       \
-            if (lines) return;                                                                    \
-            for (int k = 0; k < 2; k++)                                                           \
-                if (b->sum[k]) b->sum[k][r] += b->total[k];                                       \
-            MPT__NORM_VECTORS_##W(MPT__NORM_CLEAR, V)                                             \
-        }                                                                                         \
-    }                                                                                             \
-    /* The last vector of a row reaches back over the one before it, or, where that would count   \
-       twice and where it is the only one, is done by the reference. */                           \
-    OP void N##_norm_of(mpt__norm_block *b, int dtype, bool plain) {                              \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < W ? 0 : b->n;                   \
-        const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE];            \
-        const bool lines = !plain && b->mode == MPT__NORM_LINES, streams = b->beyond_cache;       \
-        const bool columns = b->mode == MPT__NORM_COLUMNS, biased = b->bias;                      \
-        const float *means = b->mean, *rstds = b->rstd, *biases = b->bias, *weights = b->weight;  \
-        V##_f bias = V##_zero(), v;                                                               \
-        for (int64_t r = 0; r < b->rows; r++) {                                                   \
-            const char *x = mpt__norm_place(b, MPT__PART_X, r);                                   \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
-            char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
+#define MPT__SIMD_NORM(FN, OP, N, V, W) \
+    OP V##_f V##_gate(V##_f y, V##_f d) { \
+        V##_f kept = V##_select(V##_is_nan(y), d, V##_zero()); \
+        return V##_select(V##_greater(y, V##_zero()), d, kept); \
+    } \
+    OP void V##_stream_as(void *p, V##_f v, int dtype) { \
+        if (dtype == MPT_F32) \
+            V##_stream((float *)p, v); \
+        else \
+            V##_store_as(p, v, W, dtype); \
+    } \
+    MPT__NORM_LOAD_##W(FN, OP, V) \
+    OP void N##_norm_sums_of(mpt__norm_block *b, int dtype) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size; \
+        const int64_t left = b->n % MPT__NORM_LANES; \
+        const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY]; \
+        const bool relu = b->relu, lines = !rows; \
+        float *lane = b->lane; \
+        V##_f d, e; \
+        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V) \
+        if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_LOAD_LANES, V) } \
+        for (int64_t r = 0; r < b->rows; r++) { \
+            const V##_f mean = V##_set(b->mean[rows ? r : 0]); \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r), *end = x + (b->n - left) * size; \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, r); \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r); \
+            const float *weight = b->weight; \
+            MPT__NORM_PAIRS_##W( \
+                V##_f d0, d1, e0, e1, y0 = V##_zero(), y1 = y0; \
+                for (; rows && !slopes && x < end; x += by) { \
+                    V##_load_two(x, &e0, &e1, dtype); \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM_ONE, V) \
+                } \
+                for (; rows && x < end; x += by, dy += by, y += by) { \
+                    V##_load_two(x, &e0, &e1, dtype), V##_load_two(dy, &d0, &d1, dtype); \
+                    if (relu) V##_load_two(y, &y0, &y1, dtype); \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM, V) \
+                } if (rows) V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);) \
+            for (; x < end; x += by, dy += by, y += by) { \
+                MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V) \
+                if (lines && slopes) weight += MPT__NORM_LANES; \
+            } \
+            if (left) { MPT__NORM_VECTORS_##W(MPT__NORM_SUM_REST, V) } \
+            if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_STORE_LANES, V) } \
+            if (lines && r + 1 < b->rows) continue; \
+            b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t); \
+            if (lines) return; \
+            for (int k = 0; k < 2; k++) \
+                if (b->sum[k]) b->sum[k][r] += b->total[k]; \
+            MPT__NORM_VECTORS_##W(MPT__NORM_CLEAR, V) \
+        } \
+    } \
+    /* The last vector of a row reaches back over the one before it, or, where that would count \
+       twice and where it is the only one, is done by the reference. */ \
+    OP void N##_norm_of(mpt__norm_block *b, int dtype, bool plain) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < W ? 0 : b->n; \
+        const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE]; \
+        const bool lines = !plain && b->mode == MPT__NORM_LINES, streams = b->beyond_cache; \
+        const bool columns = b->mode == MPT__NORM_COLUMNS, biased = b->bias; \
+        const float *means = b->mean, *rstds = b->rstd, *biases = b->bias, *weights = b->weight; \
+        V##_f bias = V##_zero(), v; \
+        for (int64_t r = 0; r < b->rows; r++) { \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r); \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r); \
+            char *out = mpt__norm_place(b, MPT__PART_OUT, r); \
             V##_f mean = V##_set(means[columns ? 0 : r]), rstd = V##_set(rstds[columns ? 0 : r]); \
-            if (!columns && !lines && biased) bias = V##_set(biases[r]);                          \
-            int64_t i = 0;                                                                        \
-            MPT__NORM_PAIRS_##W(V##_f v0, v1; const bool fetches = b->fetches;                    \
-                for (; plain && !columns && i + 32 <= n; i += 32) {                               \
-                    V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
-                    if (fetches) { MPT__PAIR_FETCH(x) }                                           \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_NORM, V)                                      \
-                    V##_store_two(out + i * size, v0, v1, dtype, streams);                        \
-                })                                                                                \
-            for (; i < n; i += W) {                                                               \
-                if (i > n - W) i = n - W;                                                         \
-                if (columns) mean = V##_load(means + i), rstd = V##_load(rstds + i);              \
-                if ((columns || lines) && biased) bias = V##_load(biases + i);                    \
-                v = V##_mul(V##_sub(V##_load_full(x + i * size, dtype), mean), rstd);             \
-                if (lines) v = V##_mul(v, V##_load(weights + i));                                 \
-                if (biased) v = V##_add(v, bias);                                                 \
-                if (more) v = V##_add(v, V##_load_full(y + i * size, dtype));                     \
-                if (relu) v = V##_relu(v);                                                        \
-                if (streams)                                                                      \
-                    V##_stream_as(out + i * size, v, dtype);                                      \
-                else                                                                              \
-                    V##_store_as(out + i * size, v, W, dtype);                                    \
-            }                                                                                     \
-        }                                                                                         \
-        if (streams) V##_fence();                                                                 \
-        if (n == 0) mpt__norm_rest(mpt__ref_norm, b, 0, b->rows, 0);                              \
-    }                                                                                             \
-    OP void N##_norm_slope_of(mpt__norm_block *b, int dtype, bool plain) {                        \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2;                                            \
-        const bool relu = !plain && b->relu, more = !plain && !relu && b->data[MPT__PART_MORE];   \
-        const bool is_out = plain || b->data[MPT__PART_OUT];                                      \
-        const bool is_rest = !plain && b->data[MPT__PART_REST], streams = b->beyond_cache;        \
-        const bool lines = !plain && b->mode == MPT__NORM_LINES;                                  \
-        const bool columns = b->mode == MPT__NORM_COLUMNS;                                        \
-        const int64_t n = lines ? b->n / W * W : b->n < W ? 0 : b->n;                             \
+            if (!columns && !lines && biased) bias = V##_set(biases[r]); \
+            int64_t i = 0; \
+            MPT__NORM_PAIRS_##W(V##_f v0, v1; const bool fetches = b->fetches; \
+                for (; plain && !columns && i + 32 <= n; i += 32) { \
+                    V##_load_two(x + i * size, &v0, &v1, dtype); \
+                    if (fetches) { MPT__PAIR_FETCH(x) } \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_NORM, V) \
+                    V##_store_two(out + i * size, v0, v1, dtype, streams); \
+                }) \
+            for (; i < n; i += W) { \
+                if (i > n - W) i = n - W; \
+                if (columns) mean = V##_load(means + i), rstd = V##_load(rstds + i); \
+                if ((columns || lines) && biased) bias = V##_load(biases + i); \
+                v = V##_mul(V##_sub(V##_load_full(x + i * size, dtype), mean), rstd); \
+                if (lines) v = V##_mul(v, V##_load(weights + i)); \
+                if (biased) v = V##_add(v, bias); \
+                if (more) v = V##_add(v, V##_load_full(y + i * size, dtype)); \
+                if (relu) v = V##_relu(v); \
+                if (streams) \
+                    V##_stream_as(out + i * size, v, dtype); \
+                else \
+                    V##_store_as(out + i * size, v, W, dtype); \
+            } \
+        } \
+        if (streams) V##_fence(); \
+        if (n == 0) mpt__norm_rest(mpt__ref_norm, b, 0, b->rows, 0); \
+    } \
+    OP void N##_norm_slope_of(mpt__norm_block *b, int dtype, bool plain) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2; \
+        const bool relu = !plain && b->relu, more = !plain && !relu && b->data[MPT__PART_MORE]; \
+        const bool is_out = plain || b->data[MPT__PART_OUT]; \
+        const bool is_rest = !plain && b->data[MPT__PART_REST], streams = b->beyond_cache; \
+        const bool lines = !plain && b->mode == MPT__NORM_LINES; \
+        const bool columns = b->mode == MPT__NORM_COLUMNS; \
+        const int64_t n = lines ? b->n / W * W : b->n < W ? 0 : b->n; \
         const float *means = b->mean, *shifts = b->shift, *slopes = b->slope, *weights = b->weight;\
-        float *const dw = lines ? b->sum[0] : NULL, *const db = lines ? b->sum[1] : NULL;         \
-        V##_f rstd = V##_zero(), d, v;                                                            \
-        for (int64_t r = 0; r < b->rows; r++) {                                                   \
-            const int64_t of = columns ? 0 : r;                                                   \
-            const char *x = mpt__norm_place(b, MPT__PART_X, r);                                   \
-            const char *dy = mpt__norm_place(b, MPT__PART_DY, r);                                 \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, r);                                \
-            char *out = mpt__norm_place(b, MPT__PART_OUT, r);                                     \
-            char *rest = mpt__norm_place(b, MPT__PART_REST, r);                                   \
-            V##_f mean = V##_set(means[of]), weight = V##_set(weights[lines ? 0 : of]);           \
-            V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]);                       \
-            if (lines) rstd = V##_set(b->rstd[r]);                                                \
-            int64_t i = 0;                                                                        \
-            MPT__NORM_PAIRS_##W(V##_f d0, d1, v0, v1; const bool fetches = b->fetches;            \
-                for (; plain && !columns && i + 32 <= n; i += 32) {                               \
-                    V##_load_two(x + i * size, &v0, &v1, dtype);                                  \
-                    V##_load_two(dy + i * size, &d0, &d1, dtype);                                 \
-                    if (fetches) {                                                                \
-                        MPT__PAIR_FETCH(x)                                                        \
-                        MPT__PAIR_FETCH(dy)                                                       \
-                    }                                                                             \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_SLOPE, V)                                     \
-                    V##_store_two(out + i * size, d0, d1, dtype, streams);                        \
-                })                                                                                \
-            for (; i < n; i += W) {                                                               \
-                if (i > n - W) i = n - W;                                                         \
-                if (columns || lines) weight = V##_load(weights + i);                             \
-                if (columns) {                                                                    \
-                    mean = V##_load(means + i);                                                   \
-                    shift = V##_load(shifts + i), slope = V##_load(slopes + i);                   \
-                }                                                                                 \
-                d = V##_load_full(dy + i * size, dtype);                                          \
-                if (relu) d = V##_gate(V##_load_full(y + i * size, dtype), d);                    \
-                v = V##_sub(V##_load_full(x + i * size, dtype), mean);                            \
-                if (lines) v = V##_mul(v, rstd);                                                  \
-                if (is_rest) V##_store_as(rest + i * size, d, W, dtype);                          \
-                if (dw) V##_store(dw + i, V##_add(V##_load(dw + i), V##_mul(d, v)));              \
-                if (db) V##_store(db + i, V##_add(V##_load(db + i), d));                          \
-                if (!is_out) continue;                                                            \
-                d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope));               \
-                if (lines) d = V##_mul(d, rstd);                                                  \
-                if (more) d = V##_add(d, V##_load_full(y + i * size, dtype));                     \
-                if (streams)                                                                      \
-                    V##_stream_as(out + i * size, d, dtype);                                      \
-                else                                                                              \
-                    V##_store_as(out + i * size, d, W, dtype);                                    \
-            }                                                                                     \
-        }                                                                                         \
-        if (streams) V##_fence();                                                                 \
-        if (n < b->n) mpt__norm_rest(mpt__ref_norm_slope, b, 0, b->rows, n);                      \
-    }                                                                                             \
-    OP void N##_norm_columns_of(mpt__norm_block *b, int dtype) {                                  \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, whole = b->n / W * W, rows = b->rows;      \
-        const bool relu = b->relu, slopes = b->data[MPT__PART_DY];                                \
-        const int64_t x_by = b->step[MPT__PART_X], dy_by = slopes ? b->step[MPT__PART_DY] : 0;    \
-        const int64_t y_by = relu ? b->step[MPT__PART_MORE] : 0;                                  \
-        V##_f d, e;                                                                               \
-        for (int64_t i = 0, by; i < whole; i += by) {                                             \
-            const float *mean = b->mean + i;                                                      \
-            float *sum = b->sum[0] + i, *more = b->sum[1] + i;                                    \
-            const char *x = mpt__norm_place(b, MPT__PART_X, 0) + i * size;                        \
-            const char *dy = mpt__norm_place(b, MPT__PART_DY, 0) + i * size;                      \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, 0) + i * size;                     \
-            by = whole - i < 4 * W ? W : 4 * W;                                                   \
-            if (by == W) {                                                                        \
-                MPT__COLUMN_BEGIN(0, V, W)                                                        \
-                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
-                    MPT__COLUMN_SUM(0, V, W)                                                      \
-                }                                                                                 \
-                MPT__COLUMN_END(0, V, W)                                                          \
-            } else {                                                                              \
-                MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W)                                           \
-                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {           \
-                    MPT__COLUMN_AHEAD(x, W)                                                       \
-                    if (slopes) { MPT__COLUMN_AHEAD(dy, W) }                                      \
-                    if (relu) { MPT__COLUMN_AHEAD(y, W) }                                         \
-                    MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W)                                         \
-                }                                                                                 \
-                MPT__SIMD_FOUR(MPT__COLUMN_END, V, W)                                             \
-            }                                                                                     \
-        }                                                                                         \
-        if (whole < b->n) mpt__norm_rest(mpt__ref_norm_columns, b, 0, b->rows, whole);            \
-    }                                                                                             \
-    MPT__NORM_PASSES_##W(FN, OP, N, V, W)                                                         \
-    MPT__NORM_WORD(FN, N, norm_sums)                                                              \
-    MPT__NORM_IN_PAIRS_##W(FN, OP, N, V, W)                                                       \
-    MPT__NORM_WORD_PLAIN(FN, N, norm, W)                                                          \
-    MPT__NORM_WORD_PLAIN(FN, N, norm_slope, W)                                                    \
+        float *const dw = lines ? b->sum[0] : NULL, *const db = lines ? b->sum[1] : NULL; \
+        V##_f rstd = V##_zero(), d, v; \
+        for (int64_t r = 0; r < b->rows; r++) { \
+            const int64_t of = columns ? 0 : r; \
+            const char *x = mpt__norm_place(b, MPT__PART_X, r); \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, r); \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, r); \
+            char *out = mpt__norm_place(b, MPT__PART_OUT, r); \
+            char *rest = mpt__norm_place(b, MPT__PART_REST, r); \
+            V##_f mean = V##_set(means[of]), weight = V##_set(weights[lines ? 0 : of]); \
+            V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]); \
+            if (lines) rstd = V##_set(b->rstd[r]); \
+            int64_t i = 0; \
+            MPT__NORM_PAIRS_##W(V##_f d0, d1, v0, v1; const bool fetches = b->fetches; \
+                for (; plain && !columns && i + 32 <= n; i += 32) { \
+                    V##_load_two(x + i * size, &v0, &v1, dtype); \
+                    V##_load_two(dy + i * size, &d0, &d1, dtype); \
+                    if (fetches) { \
+                        MPT__PAIR_FETCH(x) \
+                        MPT__PAIR_FETCH(dy) \
+                    } \
+                    MPT__NORM_VECTORS_##W(MPT__PAIR_SLOPE, V) \
+                    V##_store_two(out + i * size, d0, d1, dtype, streams); \
+                }) \
+            for (; i < n; i += W) { \
+                if (i > n - W) i = n - W; \
+                if (columns || lines) weight = V##_load(weights + i); \
+                if (columns) { \
+                    mean = V##_load(means + i); \
+                    shift = V##_load(shifts + i), slope = V##_load(slopes + i); \
+                } \
+                d = V##_load_full(dy + i * size, dtype); \
+                if (relu) d = V##_gate(V##_load_full(y + i * size, dtype), d); \
+                v = V##_sub(V##_load_full(x + i * size, dtype), mean); \
+                if (lines) v = V##_mul(v, rstd); \
+                if (is_rest) V##_store_as(rest + i * size, d, W, dtype); \
+                if (dw) V##_store(dw + i, V##_add(V##_load(dw + i), V##_mul(d, v))); \
+                if (db) V##_store(db + i, V##_add(V##_load(db + i), d)); \
+                if (!is_out) continue; \
+                d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope)); \
+                if (lines) d = V##_mul(d, rstd); \
+                if (more) d = V##_add(d, V##_load_full(y + i * size, dtype)); \
+                if (streams) \
+                    V##_stream_as(out + i * size, d, dtype); \
+                else \
+                    V##_store_as(out + i * size, d, W, dtype); \
+            } \
+        } \
+        if (streams) V##_fence(); \
+        if (n < b->n) mpt__norm_rest(mpt__ref_norm_slope, b, 0, b->rows, n); \
+    } \
+    OP void N##_norm_columns_of(mpt__norm_block *b, int dtype) { \
+        const int64_t size = dtype == MPT_F32 ? 4 : 2, whole = b->n / W * W, rows = b->rows; \
+        const bool relu = b->relu, slopes = b->data[MPT__PART_DY]; \
+        const int64_t x_by = b->step[MPT__PART_X], dy_by = slopes ? b->step[MPT__PART_DY] : 0; \
+        const int64_t y_by = relu ? b->step[MPT__PART_MORE] : 0; \
+        V##_f d, e; \
+        for (int64_t i = 0, by; i < whole; i += by) { \
+            const float *mean = b->mean + i; \
+            float *sum = b->sum[0] + i, *more = b->sum[1] + i; \
+            const char *x = mpt__norm_place(b, MPT__PART_X, 0) + i * size; \
+            const char *dy = mpt__norm_place(b, MPT__PART_DY, 0) + i * size; \
+            const char *y = mpt__norm_place(b, MPT__PART_MORE, 0) + i * size; \
+            by = whole - i < 4 * W ? W : 4 * W; \
+            if (by == W) { \
+                MPT__COLUMN_BEGIN(0, V, W) \
+                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) { \
+                    MPT__COLUMN_SUM(0, V, W) \
+                } \
+                MPT__COLUMN_END(0, V, W) \
+            } else { \
+                MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W) \
+                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) { \
+                    MPT__COLUMN_AHEAD(x, W) \
+                    if (slopes) { MPT__COLUMN_AHEAD(dy, W) } \
+                    if (relu) { MPT__COLUMN_AHEAD(y, W) } \
+                    MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W) \
+                } \
+                MPT__SIMD_FOUR(MPT__COLUMN_END, V, W) \
+            } \
+        } \
+        if (whole < b->n) mpt__norm_rest(mpt__ref_norm_columns, b, 0, b->rows, whole); \
+    } \
+    MPT__NORM_PASSES_##W(FN, OP, N, V, W) \
+    MPT__NORM_WORD(FN, N, norm_sums) \
+    MPT__NORM_IN_PAIRS_##W(FN, OP, N, V, W) \
+    MPT__NORM_WORD_PLAIN(FN, N, norm, W) \
+    MPT__NORM_WORD_PLAIN(FN, N, norm_slope, W) \
     MPT__NORM_WORD(FN, N, norm_columns)
-#define MPT__NORM_WORD(FN, N, name)                      \
-    FN void N##_##name(mpt__norm_block *b) {             \
-        if (b->dtype == MPT_F32)                         \
-            N##_##name##_of(b, MPT_F32);                 \
-        else if (b->dtype == MPT_F16)                    \
-            N##_##name##_of(b, MPT_F16);                 \
-        else                                             \
-            N##_##name##_of(b, MPT_BF16);                \
+#define MPT__NORM_WORD(FN, N, name) \
+    FN void N##_##name(mpt__norm_block *b) { \
+        if (b->dtype == MPT_F32) \
+            N##_##name##_of(b, MPT_F32); \
+        else if (b->dtype == MPT_F16) \
+            N##_##name##_of(b, MPT_F16); \
+        else \
+            N##_##name##_of(b, MPT_BF16); \
     }
-#define MPT__NORM_WORD_PLAIN(FN, N, name, W)                                        \
-    FN void N##_##name(mpt__norm_block *b) {                                        \
-        MPT__NORM_PAIRS_##W(if (N##_##name##_pairs(b)) return;)                     \
-        const bool plain = mpt__norm_plain(b);                                      \
-        if (b->dtype == MPT_F32 && plain)                                           \
-            N##_##name##_of(b, MPT_F32, true);                                      \
-        else if (b->dtype == MPT_F32)                                               \
-            N##_##name##_of(b, MPT_F32, false);                                     \
-        else if (b->dtype == MPT_BF16 && plain)                                     \
-            N##_##name##_of(b, MPT_BF16, true);                                     \
-        else                                                                        \
-            N##_##name##_of(b, b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16, false);    \
+#define MPT__NORM_WORD_PLAIN(FN, N, name, W) \
+    FN void N##_##name(mpt__norm_block *b) { \
+        MPT__NORM_PAIRS_##W(if (N##_##name##_pairs(b)) return;) \
+        const bool plain = mpt__norm_plain(b); \
+        if (b->dtype == MPT_F32 && plain) \
+            N##_##name##_of(b, MPT_F32, true); \
+        else if (b->dtype == MPT_F32) \
+            N##_##name##_of(b, MPT_F32, false); \
+        else if (b->dtype == MPT_BF16 && plain) \
+            N##_##name##_of(b, MPT_BF16, true); \
+        else \
+            N##_##name##_of(b, b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16, false); \
     }
 #define MPT__SIMD_NORM_WORDS(N, W) \
     N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, MPT__NORM_PASSES_WORDS_##W(N)
@@ -11479,19 +11479,19 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #endif
 
 /* All is inlined: what a call stores for short rows would wait among the stores of these. */
-#define MPT__SIMD_ROWS(FN, OP, N, V, W)                                          \
-    OP void N##_line(char *to, const char *from, int64_t bytes, bool adds) {     \
-        for (int64_t k = 0; k < bytes; k += 4 * W) {                             \
-            const V##_f v = V##_load((const float *)(const void *)(from + k));   \
-            float *out = (float *)(void *)(to + k);                              \
-            V##_store(out, adds ? V##_add(V##_load(out), v) : v);                \
-        }                                                                        \
-    }                                                                            \
-    FN void N##_rows(const mpt__rows *r) {                                       \
-        if (r->adds)                                                             \
-            mpt__rows_each(r, true, N##_line);                                   \
-        else                                                                     \
-            mpt__rows_each(r, false, N##_line);                                  \
+#define MPT__SIMD_ROWS(FN, OP, N, V, W) \
+    OP void N##_line(char *to, const char *from, int64_t bytes, bool adds) { \
+        for (int64_t k = 0; k < bytes; k += 4 * W) { \
+            const V##_f v = V##_load((const float *)(const void *)(from + k)); \
+            float *out = (float *)(void *)(to + k); \
+            V##_store(out, adds ? V##_add(V##_load(out), v) : v); \
+        } \
+    } \
+    FN void N##_rows(const mpt__rows *r) { \
+        if (r->adds) \
+            mpt__rows_each(r, true, N##_line); \
+        else \
+            mpt__rows_each(r, false, N##_line); \
     }
 
 /* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
@@ -11499,21 +11499,21 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 #define MPT__SQUARES_ADD(k, V, W) \
     s##k = V##_add_squares(s##k, V##_mul(V##_load(x + i + k * W), by));
 #define MPT__SQUARES_END(k, V, W) V##_add_doubles(lane + k * W, s##k);
-#define MPT__SIMD_SQUARES(FN, N, V, W)                                                   \
+#define MPT__SIMD_SQUARES(FN, N, V, W) \
     FN void N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) { \
-        const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run;           \
-        const float *const rest = x + runs;                                              \
-        mpt__ref_add_run(lane, rest, n - runs, multiplier);                              \
-        const V##_f by = V##_set(multiplier);                                            \
-        while (x < rest) {                                                               \
-            x += run;                                                                    \
-            MPT__SIMD_VECTORS_##W(MPT__SQUARES_START, V)                                 \
-            for (int64_t i = -run; i != 0; i += MPT__SUM_LANES) {                        \
-                if (W == 16) MPT__PREFETCH(x + run + i);                                 \
-                MPT__SIMD_VECTORS_##W(MPT__SQUARES_ADD, V)                               \
-            }                                                                            \
-            MPT__SIMD_VECTORS_##W(MPT__SQUARES_END, V)                                   \
-        }                                                                                \
+        const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run; \
+        const float *const rest = x + runs; \
+        mpt__ref_add_run(lane, rest, n - runs, multiplier); \
+        const V##_f by = V##_set(multiplier); \
+        while (x < rest) { \
+            x += run; \
+            MPT__SIMD_VECTORS_##W(MPT__SQUARES_START, V) \
+            for (int64_t i = -run; i != 0; i += MPT__SUM_LANES) { \
+                if (W == 16) MPT__PREFETCH(x + run + i); \
+                MPT__SIMD_VECTORS_##W(MPT__SQUARES_ADD, V) \
+            } \
+            MPT__SIMD_VECTORS_##W(MPT__SQUARES_END, V) \
+        } \
     }
 
 /* Philox 4x32-10 (12_random.c) in 64-bit lanes of which the low words count: W / 2 blocks in each
@@ -11525,123 +11525,123 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;
     }
 }
-#define MPT__PHILOX_HALF(V, c, r)                                         \
-    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1);                       \
+#define MPT__PHILOX_HALF(V, c, r) \
+    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1); \
     c##0 = V##_uxor(V##_uhigh(q), c##1, V##_uset(keys[2 * r])), c##1 = q; \
     c##2 = V##_uxor(V##_uhigh(p), c##3, V##_uset(keys[2 * r + 1])), c##3 = p
-#define MPT__SIMD_RANDOM(FN, OP, N, V, W)                                                        \
-    OP void N##_philox(const uint64_t *keys, uint64_t sequence, uint64_t block,                  \
-                       uint32_t out[4 * W]) {                                                    \
-        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1);                \
-        V##_u a0 = V##_ucount(block), b0 = V##_ucount(block + W / 2), p, q;                      \
-        V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0);                                            \
-        V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3;          \
-        for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {                                           \
-            MPT__PHILOX_HALF(V, a, r);                                                           \
-            MPT__PHILOX_HALF(V, b, r);                                                           \
-        }                                                                                        \
-        V##_ustore(out, a0, a1, a2, a3);                                                         \
-        V##_ustore(out + 2 * W, b0, b1, b2, b3);                                                 \
-    }                                                                                            \
-    FN void N##_random(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {              \
-        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                           \
-        uint64_t keys[2 * MPT__PHILOX_ROUNDS];                                                   \
-        mpt__philox_keys(key.seed, keys);                                                        \
-        for (; n >= 4 * W; n -= 4 * W, first += 4 * W, out += 4 * W)                             \
-            N##_philox(keys, sequence, first / 4, out);                                          \
-        mpt__random_bits(key, first, n, out);                                                    \
-    }                                                                                            \
+#define MPT__SIMD_RANDOM(FN, OP, N, V, W) \
+    OP void N##_philox(const uint64_t *keys, uint64_t sequence, uint64_t block, \
+                       uint32_t out[4 * W]) { \
+        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1); \
+        V##_u a0 = V##_ucount(block), b0 = V##_ucount(block + W / 2), p, q; \
+        V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0); \
+        V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3; \
+        for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) { \
+            MPT__PHILOX_HALF(V, a, r); \
+            MPT__PHILOX_HALF(V, b, r); \
+        } \
+        V##_ustore(out, a0, a1, a2, a3); \
+        V##_ustore(out + 2 * W, b0, b1, b2, b3); \
+    } \
+    FN void N##_random(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) { \
+        const uint64_t sequence = mpt__hash_u64(key.stream, key.call); \
+        uint64_t keys[2 * MPT__PHILOX_ROUNDS]; \
+        mpt__philox_keys(key.seed, keys); \
+        for (; n >= 4 * W; n -= 4 * W, first += 4 * W, out += 4 * W) \
+            N##_philox(keys, sequence, first / 4, out); \
+        mpt__random_bits(key, first, n, out); \
+    } \
     FN void N##_dropout(float *out, const float *x, int64_t n, mpt__rng_key key, uint64_t first, \
-                        uint32_t threshold, float factor) {                                      \
-        const uint64_t sequence = mpt__hash_u64(key.stream, key.call);                           \
-        const int64_t whole = n / (4 * W) * (4 * W);                                             \
-        uint64_t keys[2 * MPT__PHILOX_ROUNDS];                                                   \
-        uint32_t words[4 * W];                                                                   \
-        mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole,  \
-                               threshold, factor);                                               \
-        mpt__philox_keys(key.seed, keys);                                                        \
-        const V##_f by = V##_set(factor);                                                        \
-        for (int64_t at = 0; at < whole; at += 4 * W) {                                          \
-            N##_philox(keys, sequence, (first + (uint64_t)at) / 4, words);                       \
-            for (int k = 0; k < 4 * W; k += W) {                                                 \
-                V##_f v = V##_mul(V##_load(x + at + k), by);                                     \
-                V##_m kept = V##_words_from(words + k, threshold);                               \
-                V##_store(out + at + k, V##_select(kept, v, V##_zero()));                        \
-            }                                                                                    \
-        }                                                                                        \
+                        uint32_t threshold, float factor) { \
+        const uint64_t sequence = mpt__hash_u64(key.stream, key.call); \
+        const int64_t whole = n / (4 * W) * (4 * W); \
+        uint64_t keys[2 * MPT__PHILOX_ROUNDS]; \
+        uint32_t words[4 * W]; \
+        mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole, \
+                               threshold, factor); \
+        mpt__philox_keys(key.seed, keys); \
+        const V##_f by = V##_set(factor); \
+        for (int64_t at = 0; at < whole; at += 4 * W) { \
+            N##_philox(keys, sequence, (first + (uint64_t)at) / 4, words); \
+            for (int k = 0; k < 4 * W; k += W) { \
+                V##_f v = V##_mul(V##_load(x + at + k), by); \
+                V##_m kept = V##_words_from(words + k, threshold); \
+                V##_store(out + at + k, V##_select(kept, v, V##_zero())); \
+            } \
+        } \
     }
 
 /* Updates: whole vectors first, with nothing to decide in the loop, then the rest. APART: halves
    follow in a pass of their own. */
-#define MPT__SIMD_UPDATE_PARTS(FN, N, W, word, APART)                                          \
+#define MPT__SIMD_UPDATE_PARTS(FN, N, W, word, APART) \
     FN void N##_##word(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
-                       void *half, int64_t n) {                                                \
-        const int64_t rest = n % W, at = n - rest;                                             \
-        void *along = (APART) ? NULL : half;                                                   \
-        N##_##word##_part(w, p, g, m, v, along, at, true);                                     \
-        if (rest > 0) {                                                                        \
-            void *last = along != NULL ? (uint16_t *)along + at : NULL;                        \
-            float *m_last = m != NULL ? m + at : m, *v_last = v != NULL ? v + at : v;          \
-            N##_##word##_part(w, p + at, g + at, m_last, v_last, last, rest, false);           \
-        }                                                                                      \
+                       void *half, int64_t n) { \
+        const int64_t rest = n % W, at = n - rest; \
+        void *along = (APART) ? NULL : half; \
+        N##_##word##_part(w, p, g, m, v, along, at, true); \
+        if (rest > 0) { \
+            void *last = along != NULL ? (uint16_t *)along + at : NULL; \
+            float *m_last = m != NULL ? m + at : m, *v_last = v != NULL ? v + at : v; \
+            N##_##word##_part(w, p + at, g + at, m_last, v_last, last, rest, false); \
+        } \
         if (along != half) w->param.words->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);\
     }
-#define MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                         \
-    OP void N##_sgd_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,  \
-                         void *half, int64_t n, bool whole) {                                     \
-        const int dtype = w->param.dtype;                                                         \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);               \
-        const V##_f momentum = V##_set(w->momentum), keep = V##_set(w->keep);                     \
-        const V##_f lr = V##_set(w->lr);                                                          \
-        const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;          \
-        (void)v;                                                                                  \
-        for (int64_t i = 0; i < n; i += W) {                                                      \
-            const int64_t left = whole ? W : n - i;                                               \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                     \
-            V##_f step = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);                  \
-            if (decays) step = V##_add(step, V##_mul(decay, weight));                             \
-            if (m != NULL) {                                                                      \
-                V##_f moment = step;                                                              \
-                if (!first) {                                                                     \
-                    moment = V##_mul(momentum, V##_load_as(m + i, left, MPT_F32));                \
-                    moment = V##_add(moment, V##_mul(keep, step));                                \
-                }                                                                                 \
-                V##_store_as(m + i, moment, left, MPT_F32);                                       \
-                step = nesterov ? V##_add(step, V##_mul(momentum, moment)) : moment;              \
-            }                                                                                     \
-            weight = V##_sub(weight, V##_mul(lr, step));                                          \
-            V##_store_as(p + i, weight, left, MPT_F32);                                           \
-            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype);            \
-        }                                                                                         \
-    }                                                                                             \
+#define MPT__SIMD_UPDATE(FN, OP, N, V, W) \
+    OP void N##_sgd_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
+                         void *half, int64_t n, bool whole) { \
+        const int dtype = w->param.dtype; \
+        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay); \
+        const V##_f momentum = V##_set(w->momentum), keep = V##_set(w->keep); \
+        const V##_f lr = V##_set(w->lr); \
+        const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov; \
+        (void)v; \
+        for (int64_t i = 0; i < n; i += W) { \
+            const int64_t left = whole ? W : n - i; \
+            V##_f weight = V##_load_as(p + i, left, MPT_F32); \
+            V##_f step = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier); \
+            if (decays) step = V##_add(step, V##_mul(decay, weight)); \
+            if (m != NULL) { \
+                V##_f moment = step; \
+                if (!first) { \
+                    moment = V##_mul(momentum, V##_load_as(m + i, left, MPT_F32)); \
+                    moment = V##_add(moment, V##_mul(keep, step)); \
+                } \
+                V##_store_as(m + i, moment, left, MPT_F32); \
+                step = nesterov ? V##_add(step, V##_mul(momentum, moment)) : moment; \
+            } \
+            weight = V##_sub(weight, V##_mul(lr, step)); \
+            V##_store_as(p + i, weight, left, MPT_F32); \
+            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype); \
+        } \
+    } \
     OP void N##_adam_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
-                          void *half, int64_t n, bool whole) {                                    \
-        const int dtype = w->param.dtype;                                                         \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay);               \
-        const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1);                         \
-        const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2);                         \
-        const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size);                          \
-        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink);                  \
-        const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;                \
-        for (int64_t i = 0; i < n; i += W) {                                                      \
-            const int64_t left = whole ? W : n - i;                                               \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32);                                     \
-            V##_f gradient = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier);              \
-            if (decoupled) weight = V##_sub(weight, V##_mul(shrink, weight));                     \
-            if (decays) gradient = V##_add(gradient, V##_mul(decay, weight));                     \
-            V##_f m1 = V##_mul(beta1, V##_load_as(m + i, left, MPT_F32));                         \
-            V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32));                         \
-            m1 = V##_add(m1, V##_mul(rest1, gradient));                                           \
-            v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient));                        \
-            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps);                              \
-            weight = V##_sub(weight, V##_div(V##_mul(size, m1), below));                          \
-            V##_store_as(m + i, m1, left, MPT_F32);                                               \
-            V##_store_as(v + i, v1, left, MPT_F32);                                               \
-            V##_store_as(p + i, weight, left, MPT_F32);                                           \
-            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype);            \
-        }                                                                                         \
-    }                                                                                             \
-    MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd, false)                                                  \
+                          void *half, int64_t n, bool whole) { \
+        const int dtype = w->param.dtype; \
+        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay); \
+        const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1); \
+        const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2); \
+        const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size); \
+        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink); \
+        const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0; \
+        for (int64_t i = 0; i < n; i += W) { \
+            const int64_t left = whole ? W : n - i; \
+            V##_f weight = V##_load_as(p + i, left, MPT_F32); \
+            V##_f gradient = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier); \
+            if (decoupled) weight = V##_sub(weight, V##_mul(shrink, weight)); \
+            if (decays) gradient = V##_add(gradient, V##_mul(decay, weight)); \
+            V##_f m1 = V##_mul(beta1, V##_load_as(m + i, left, MPT_F32)); \
+            V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32)); \
+            m1 = V##_add(m1, V##_mul(rest1, gradient)); \
+            v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient)); \
+            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps); \
+            weight = V##_sub(weight, V##_div(V##_mul(size, m1), below)); \
+            V##_store_as(m + i, m1, left, MPT_F32); \
+            V##_store_as(v + i, v1, left, MPT_F32); \
+            V##_store_as(p + i, weight, left, MPT_F32); \
+            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype); \
+        } \
+    } \
+    MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd, false) \
     /* Rounding to bf16 in many instructions would crowd out the roots and quotients; measured. */\
     MPT__SIMD_UPDATE_PARTS(FN, N, W, adam, W == 8 && w->param.dtype == MPT_BF16)
 
@@ -11651,44 +11651,44 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
 #define MPT__SIMD_BINARY_REF(id) mpt__ref_binary_##id,
 #define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
 #define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, stream, gate, slowness)       \
-    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)             \
-    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F)           \
-    MPT__SIMD_PEAK(FN, N, V, W)                                                          \
-    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD)                                    \
-    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX)                                    \
-    MPT__SIMD_SUM_PRODUCTS(FN, N, V, W)                                                  \
-    MPT__SIMD_ADD_EXP(FN, N, V, W)                                                       \
-    MPT__SIMD_SOFTMAX(FN, N, V, W)                                                       \
-    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W)                                              \
-    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST)                                           \
-    MPT__SIMD_SQUARES(FN, N, V, W)                                                       \
-    MPT__SIMD_RANDOM(FN, OP, N, V, W)                                                    \
-    MPT__SIMD_UPDATE(FN, OP, N, V, W)                                                    \
-    MPT__SIMD_NORM(FN, OP, N, V, W)                                                      \
-    static const mpt__words N##_words = {                                                \
-        slowness,                                                                        \
-        true,                                                                            \
-        convert,                                                                         \
-        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, MPT__SIMD_UNARY_REF, FN, N, V, W, F)},    \
+#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, stream, gate, slowness) \
+    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F) \
+    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F) \
+    MPT__SIMD_PEAK(FN, N, V, W) \
+    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD) \
+    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX) \
+    MPT__SIMD_SUM_PRODUCTS(FN, N, V, W) \
+    MPT__SIMD_ADD_EXP(FN, N, V, W) \
+    MPT__SIMD_SOFTMAX(FN, N, V, W) \
+    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W) \
+    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST) \
+    MPT__SIMD_SQUARES(FN, N, V, W) \
+    MPT__SIMD_RANDOM(FN, OP, N, V, W) \
+    MPT__SIMD_UPDATE(FN, OP, N, V, W) \
+    MPT__SIMD_NORM(FN, OP, N, V, W) \
+    static const mpt__words N##_words = { \
+        slowness, \
+        true, \
+        convert, \
+        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, MPT__SIMD_UNARY_REF, FN, N, V, W, F)}, \
         {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, MPT__SIMD_BINARY_REF, FN, N, V, W, F)}, \
-        N##_peak,                                                                        \
-        N##_add_lanes,                                                                   \
-        N##_max_lanes,                                                                   \
-        MPT__SUM_PRODUCTS_OF(N),                                                         \
-        N##_add_exp,                                                                     \
-        N##_softmax,                                                                     \
-        N##_softmax_backward,                                                            \
-        N##_add_squares,                                                                 \
-        N##_random,                                                                      \
-        N##_dropout,                                                                     \
-        N##_transpose,                                                                   \
-        N##_rows,                                                                        \
-        stream,                                                                          \
-        N##_sgd,                                                                         \
-        N##_adam,                                                                        \
-        gate,                                                                            \
-        true,                                                                            \
+        N##_peak, \
+        N##_add_lanes, \
+        N##_max_lanes, \
+        MPT__SUM_PRODUCTS_OF(N), \
+        N##_add_exp, \
+        N##_softmax, \
+        N##_softmax_backward, \
+        N##_add_squares, \
+        N##_random, \
+        N##_dropout, \
+        N##_transpose, \
+        N##_rows, \
+        stream, \
+        N##_sgd, \
+        N##_adam, \
+        gate, \
+        true, \
         MPT__SIMD_NORM_WORDS(N, W)};
 
 #endif
@@ -11791,14 +11791,14 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
 }
 
 /* Transposes 4 rows of W: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-#define MPT__X86_TRANSPOSE4(OP, V, P)                                                \
-    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) {             \
+#define MPT__X86_TRANSPOSE4(OP, V, P) \
+    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) { \
         V##_f low01 = P##_unpacklo_ps(*r0, *r1), high01 = P##_unpackhi_ps(*r0, *r1); \
         V##_f low23 = P##_unpacklo_ps(*r2, *r3), high23 = P##_unpackhi_ps(*r2, *r3); \
-        *r0 = P##_shuffle_ps(low01, low23, 0x44);                                    \
-        *r1 = P##_shuffle_ps(low01, low23, 0xee);                                    \
-        *r2 = P##_shuffle_ps(high01, high23, 0x44);                                  \
-        *r3 = P##_shuffle_ps(high01, high23, 0xee);                                  \
+        *r0 = P##_shuffle_ps(low01, low23, 0x44); \
+        *r1 = P##_shuffle_ps(low01, low23, 0xee); \
+        *r2 = P##_shuffle_ps(high01, high23, 0x44); \
+        *r3 = P##_shuffle_ps(high01, high23, 0xee); \
     }
 MPT__X86_TRANSPOSE4(MPT__AVX2_OP, mpt__v8, _mm256)
 
@@ -11816,11 +11816,11 @@ MPT__AVX2_OP void mpt__v8_stream(float *p, mpt__v8_f v) { _mm256_stream_ps(p, v)
 MPT__AVX2_OP void mpt__v8_fence(void) { _mm_sfence(); }
 
 /* The largest lane, none being NaN; and the sum of the lanes, folded in halves. */
-#define MPT__AVX2_ACROSS(name, op)                                                        \
-    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) {                                      \
+#define MPT__AVX2_ACROSS(name, op) \
+    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) { \
         __m128 a = _mm_##op##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
-        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a));                                        \
-        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1)));                  \
+        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a)); \
+        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1))); \
     }
 MPT__AVX2_ACROSS(peak, max)
 MPT__AVX2_ACROSS(total, add)
@@ -11893,15 +11893,15 @@ MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, 
 
 MPT__SIMD_ROWS(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8)
 /* Values as in MPT__SIMD_UNARY and MPT__SIMD_BINARY. Wider vectors would gain nothing. */
-#define MPT__STREAM_CASE(id, value)                             \
-    case MPT__FN_##id:                                          \
-        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) {       \
+#define MPT__STREAM_CASE(id, value) \
+    case MPT__FN_##id: \
+        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) { \
             const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32); \
-            if (n >= 8)                                         \
-                mpt__v8_stream(out, value);                     \
-            else                                                \
-                mpt__v8_store_as(out, value, n, MPT_F32);       \
-        }                                                       \
+            if (n >= 8) \
+                mpt__v8_stream(out, value); \
+            else \
+                mpt__v8_store_as(out, value, n, MPT_F32); \
+        } \
         break;
 #define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
 MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
@@ -12503,20 +12503,20 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__LINES_A12 a12[0]
 #define MPT__LINES_A13 a12[o]
 #define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
-#define MPT__LINES_STEP2(i, V, W)           \
-    {                                       \
+#define MPT__LINES_STEP2(i, V, W) \
+    { \
         V##_f s = V##_set(MPT__LINES_A##i); \
-        x##i = V##_fma(s, b0, x##i);        \
-        y##i = V##_fma(s, b1, y##i);        \
+        x##i = V##_fma(s, b0, x##i); \
+        y##i = V##_fma(s, b1, y##i); \
     }
 /* PLACE: A may lie where it is, and lines are fetched; else it is in panels of MR rows. */
-#define MPT__TILE_LINES(of, PLACE, MR)                                                \
+#define MPT__TILE_LINES(of, PLACE, MR) \
     const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR; \
-    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o;    \
-    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o;                                  \
-    const char *ahead = (of)[1].data;                                                 \
+    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o; \
+    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o; \
+    const char *ahead = (of)[1].data; \
     const int64_t ahead_step = (of)[1].inner;
-#define MPT__TILE_NEXT(PLACE)        \
+#define MPT__TILE_NEXT(PLACE) \
     if (PLACE) MPT__PREFETCH(ahead); \
     a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
 
@@ -12536,28 +12536,28 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__TILE_STEP_16(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 16)
 
 /* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR)                                 \
+#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR) \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
-                 int64_t ldc, int rows, int columns, int how) {                             \
-        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W);   \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                        \
-        MPT__ALIGN(64) float beside[ROWS * NV * W];                                         \
-        const int64_t b_step = b->inner;                                                    \
-        const float *from = mpt__gemm_floats_of(b);                                         \
-        MPT__TILE_LINES(a, PLACE, MR)                                                       \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                         \
-        for (; depth > 0; depth--, from += b_step) {                                        \
-            MPT__PANEL_LOAD##NV(V, W);                                                      \
-            MPT__TILE_STEP_##W(ROWS, NV, V);                                                \
-            MPT__TILE_NEXT(PLACE);                                                          \
-        }                                                                                   \
-        float *to = whole ? c : beside;                                                     \
-        const int64_t ld = whole ? ldc : NV * W;                                            \
-        if (add && whole) {                                                                 \
-            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W)                                       \
-        }                                                                                   \
-        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W);                                        \
-        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add);                   \
+                 int64_t ldc, int rows, int columns, int how) { \
+        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W); \
+        const bool add = (how & MPT__GEMM_ADD) != 0; \
+        MPT__ALIGN(64) float beside[ROWS * NV * W]; \
+        const int64_t b_step = b->inner; \
+        const float *from = mpt__gemm_floats_of(b); \
+        MPT__TILE_LINES(a, PLACE, MR) \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W); \
+        for (; depth > 0; depth--, from += b_step) { \
+            MPT__PANEL_LOAD##NV(V, W); \
+            MPT__TILE_STEP_##W(ROWS, NV, V); \
+            MPT__TILE_NEXT(PLACE); \
+        } \
+        float *to = whole ? c : beside; \
+        const int64_t ld = whole ? ldc : NV * W; \
+        if (add && whole) { \
+            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W) \
+        } \
+        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W); \
+        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add); \
     }
 
 /* The same with B where it lies. The last rows and columns are done twice where they fill
@@ -12576,521 +12576,521 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
     V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_full(from + past * bytes, dtype);
 #define MPT__DIRECT_ADD1(i, V, W) \
     x##i = V##_add(V##_load_as(MPT__LINES_C##i, columns, MPT_F32), x##i);
-#define MPT__DIRECT_ADD2(i, V, W)                    \
+#define MPT__DIRECT_ADD2(i, V, W) \
     x##i = V##_add(V##_load(MPT__LINES_C##i), x##i); \
     y##i = V##_add(V##_load(MPT__LINES_C##i + past), y##i);
 #define MPT__DIRECT_STORE1(i, V, W) V##_store_as(MPT__LINES_C##i, x##i, columns, MPT_F32);
-#define MPT__DIRECT_STORE2(i, V, W)   \
+#define MPT__DIRECT_STORE2(i, V, W) \
     V##_store(MPT__LINES_C##i, x##i); \
     V##_store(MPT__LINES_C##i + past, y##i);
-#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF)                                          \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c,       \
-                 int64_t ldc, int rows, int columns, int how) {                                   \
-        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;             \
-        const int bytes = HALF ? 2 : 4;                                                           \
-        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;  \
-        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;           \
-        const int64_t past = columns - W;                                                         \
-        const V##_m lanes = V##_first(columns);                                                   \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                               \
-        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {                       \
-            const char *from = b->data;                                                           \
+#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF) \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
+                 int64_t ldc, int rows, int columns, int how) { \
+        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16; \
+        const int bytes = HALF ? 2 : 4; \
+        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes; \
+        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6; \
+        const int64_t past = columns - W; \
+        const V##_m lanes = V##_first(columns); \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W); \
+        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) { \
+            const char *from = b->data; \
             const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o; \
-            for (int64_t p = 0; p < depth; p++) {                                                 \
-                MPT__DIRECT_LOAD##NV(V, W, HALF)                                                  \
-                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W)                                       \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                         \
-            }                                                                                     \
-            (void)a3, (void)a6;                                                                   \
-        }                                                                                         \
-        ldc = rows > 1 ? ldc : 0;                                                                 \
-        float *c3 = c + third * ldc, *c6 = c + sixth * ldc;                                       \
-        if ((how & MPT__GEMM_ADD) != 0) {                                                         \
-            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W)                                           \
-        }                                                                                         \
-        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W);                                            \
-        (void)lanes, (void)past, (void)c3, (void)c6;                                              \
+            for (int64_t p = 0; p < depth; p++) { \
+                MPT__DIRECT_LOAD##NV(V, W, HALF) \
+                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W) \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step; \
+            } \
+            (void)a3, (void)a6; \
+        } \
+        ldc = rows > 1 ? ldc : 0; \
+        float *c3 = c + third * ldc, *c6 = c + sixth * ldc; \
+        if ((how & MPT__GEMM_ADD) != 0) { \
+            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W) \
+        } \
+        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W); \
+        (void)lanes, (void)past, (void)c3, (void)c6; \
     }
 
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
 #define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
 #define MPT__GEMM_CONV_OF(function) NULL
 #else
-#define MPT__LINES_STORE1(i, V, W)                                       \
-    if (i < rows) {                                                      \
-        float *p = c + i * ldc;                                          \
+#define MPT__LINES_STORE1(i, V, W) \
+    if (i < rows) { \
+        float *p = c + i * ldc; \
         if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i); \
-        V##_store_as(p, x##i, columns, MPT_F32);                         \
+        V##_store_as(p, x##i, columns, MPT_F32); \
     }
-#define MPT__LINES_STORE2(i, V, W)                                               \
-    if (i < rows) {                                                              \
-        float *p = c + i * ldc;                                                  \
-        if (add) x##i = V##_add(V##_load(p), x##i);                              \
+#define MPT__LINES_STORE2(i, V, W) \
+    if (i < rows) { \
+        float *p = c + i * ldc; \
+        if (add) x##i = V##_add(V##_load(p), x##i); \
         if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i); \
-        V##_store(p, x##i);                                                      \
-        V##_store_as(p + W, y##i, columns - W, MPT_F32);                         \
+        V##_store(p, x##i); \
+        V##_store_as(p + W, y##i, columns - W, MPT_F32); \
     }
-#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP)                                     \
+#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP) \
     FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
-                 int64_t ldc, int rows, int columns, int how) {                             \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                        \
-        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;                   \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W);                                         \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                 \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);       \
-            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                                 \
-            for (int64_t p = 0; p < depth; p++) {                                           \
-                MPT__PANEL_LOAD##NV(V, W);                                                  \
-                MPT__ROWS_##ROWS(STEP##NV, V, W);                                           \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;                   \
-            }                                                                               \
-            (void)a6;                                                                       \
-        }                                                                                   \
-        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W);                                       \
+                 int64_t ldc, int rows, int columns, int how) { \
+        const bool add = (how & MPT__GEMM_ADD) != 0; \
+        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner; \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W); \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) { \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a); \
+            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o; \
+            for (int64_t p = 0; p < depth; p++) { \
+                MPT__PANEL_LOAD##NV(V, W); \
+                MPT__ROWS_##ROWS(STEP##NV, V, W); \
+                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step; \
+            } \
+            (void)a6; \
+        } \
+        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W); \
     }
-#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)                                                    \
-    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP)                                     \
-    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP)                                     \
+#define MPT__GEMM_CONV(FN, N, V, W, R, STEP) \
+    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP) \
+    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP) \
     static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                               float *c, int64_t ldc, int rows, int columns, int how) {         \
-        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how);           \
+                               float *c, int64_t ldc, int rows, int columns, int how) { \
+        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how); \
     }
 #define MPT__GEMM_CONV_OF(function) function
 #endif
 
 /* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR)      \
+#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR) \
     MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR) \
     MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, PLACE, MR)
-#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF)      \
+#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF) \
     MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF) \
     MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
 #define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
 
 /* c[rows, columns] = or (add) += a tile that was summed beside it. */
-#define MPT__GEMM_PUT(FN, V, W)                                                              \
+#define MPT__GEMM_PUT(FN, V, W) \
     FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc, \
-                                       int rows, int columns, bool add) {                    \
-        for (; rows > 0; rows--, from += ld, c += ldc) {                                     \
-            for (int j = 0; j < columns; j += W) {                                           \
-                V##_f v = V##_load(from + j);                                                \
-                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v);           \
-                V##_store_as(c + j, v, columns - j, MPT_F32);                                \
-            }                                                                                \
-        }                                                                                    \
+                                       int rows, int columns, bool add) { \
+        for (; rows > 0; rows--, from += ld, c += ldc) { \
+            for (int j = 0; j < columns; j += W) { \
+                V##_f v = V##_load(from + j); \
+                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v); \
+                V##_store_as(c + j, v, columns - j, MPT_F32); \
+            } \
+        } \
     }
 
-#define MPT__GEMM_ACTIVATE(FN, V, F)                               \
+#define MPT__GEMM_ACTIVATE(FN, V, F) \
     FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) { \
-        switch (activation) {                                      \
-        case MPT_ACTIVATION_GELU: return V##_gelu(a);              \
-        case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a);    \
-        case MPT_ACTIVATION_TANH: return F(tanh)(a);               \
-        case MPT_ACTIVATION_SIGMOID: return F(sigmoid)(a);         \
-        default: return a;                                         \
-        }                                                          \
+        switch (activation) { \
+        case MPT_ACTIVATION_GELU: return V##_gelu(a); \
+        case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a); \
+        case MPT_ACTIVATION_TANH: return F(tanh)(a); \
+        case MPT_ACTIVATION_SIGMOID: return F(sigmoid)(a); \
+        default: return a; \
+        } \
     }
 
 /* Contiguous elements of DTYPE, as far as whole vectors go. */
-#define MPT__LOAD_WHOLE(V, W, DTYPE)                                                      \
-    if (step == 1 && round == 0 && dtype == DTYPE) {                                      \
+#define MPT__LOAD_WHOLE(V, W, DTYPE) \
+    if (step == 1 && round == 0 && dtype == DTYPE) { \
         for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE)); \
     }
 
 /* K k at a time where the condition holds, with what is known spelled out. */
-#define MPT__PACK_RUN(CONDITION, K, PACK)                                   \
-    if (CONDITION) {                                                        \
+#define MPT__PACK_RUN(CONDITION, K, PACK) \
+    if (CONDITION) { \
         for (; left >= K; left -= K, p += K * bytes, at += K * width) PACK; \
     }
 
-#define MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                      \
-    OP void N##_sweep(int lines, const float *a, int64_t a_step, const char *b, int64_t b_step,    \
-                      float *c, int64_t n, int dtype) {                                            \
-        const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
-        const int64_t two = lines > 1 ? 2 * b_step : 0, a_two = lines > 1 ? 2 * a_step : 0;        \
-        const V##_f a0 = V##_set(a[0]), a1 = V##_set(a[a_two / 2]), a2 = V##_set(a[a_two]);        \
-        const V##_f a3 = V##_set(a[a_two / 2 * 3]);                                                \
-        const char *b2 = b + two;                                                                  \
-        for (; n > 0; n -= W, b += W * bytes, b2 += W * bytes, c += W) {                           \
-            V##_f sum = V##_fma(a0, V##_load_as(b, n, dtype), V##_load_as(c, n, MPT_F32));         \
-            if (lines > 1) {                                                                       \
-                sum = V##_fma(a1, V##_load_as(b + b_step, n, dtype), sum);                         \
-                sum = V##_fma(a2, V##_load_as(b2, n, dtype), sum);                                 \
-                sum = V##_fma(a3, V##_load_as(b2 + b_step, n, dtype), sum);                        \
-            }                                                                                      \
-            V##_store_as(c, sum, n, MPT_F32);                                                      \
-        }                                                                                          \
-    }                                                                                              \
-    OP void N##_sweep_all(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,         \
-                          float *c, int64_t ldc, int rows, int64_t columns, int dtype) {           \
-        const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2);                              \
-        const float *of = mpt__gemm_floats_of(a);                                                  \
-        const char *line = b->data;                                                                \
-        for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) {                    \
-            for (int i = 0; i < rows; i++) {                                                       \
-                const float *at = of + i * a->outer;                                               \
-                if (depth >= 4) {                                                                  \
-                    N##_sweep(4, at, a->inner, line, b_step, c + i * ldc, columns, dtype);         \
-                    continue;                                                                      \
-                }                                                                                  \
-                for (int64_t k = 0; k < depth; k++) {                                              \
+#define MPT__GEMM_COMMON(FN, OP, N, V, W, MR) \
+    OP void N##_sweep(int lines, const float *a, int64_t a_step, const char *b, int64_t b_step, \
+                      float *c, int64_t n, int dtype) { \
+        const int bytes = dtype == MPT_F32 ? 4 : 2; \
+        const int64_t two = lines > 1 ? 2 * b_step : 0, a_two = lines > 1 ? 2 * a_step : 0; \
+        const V##_f a0 = V##_set(a[0]), a1 = V##_set(a[a_two / 2]), a2 = V##_set(a[a_two]); \
+        const V##_f a3 = V##_set(a[a_two / 2 * 3]); \
+        const char *b2 = b + two; \
+        for (; n > 0; n -= W, b += W * bytes, b2 += W * bytes, c += W) { \
+            V##_f sum = V##_fma(a0, V##_load_as(b, n, dtype), V##_load_as(c, n, MPT_F32)); \
+            if (lines > 1) { \
+                sum = V##_fma(a1, V##_load_as(b + b_step, n, dtype), sum); \
+                sum = V##_fma(a2, V##_load_as(b2, n, dtype), sum); \
+                sum = V##_fma(a3, V##_load_as(b2 + b_step, n, dtype), sum); \
+            } \
+            V##_store_as(c, sum, n, MPT_F32); \
+        } \
+    } \
+    OP void N##_sweep_all(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                          float *c, int64_t ldc, int rows, int64_t columns, int dtype) { \
+        const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2); \
+        const float *of = mpt__gemm_floats_of(a); \
+        const char *line = b->data; \
+        for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) { \
+            for (int i = 0; i < rows; i++) { \
+                const float *at = of + i * a->outer; \
+                if (depth >= 4) { \
+                    N##_sweep(4, at, a->inner, line, b_step, c + i * ldc, columns, dtype); \
+                    continue; \
+                } \
+                for (int64_t k = 0; k < depth; k++) { \
                     N##_sweep(1, at + k * a->inner, 0, line + k * b_step, 0, c + i * ldc, columns, \
-                              dtype);                                                              \
-                }                                                                                  \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-    FN void N##_gemm_sweep(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,        \
-                           float *c, int64_t ldc, int rows, int columns, int how) {                \
-        (void)how;                                                                                 \
-        if (b->dtype == MPT_F32) {                                                                 \
-            N##_sweep_all(depth, a, b, c, ldc, rows, columns, MPT_F32);                            \
-        } else {                                                                                   \
-            N##_sweep_all(depth, a, b, c, ldc, rows, columns,                                      \
-                          b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16);                               \
-        }                                                                                          \
-    }                                                                                              \
-    /* Columns past the end repeat the last one, and so does a row. */                             \
-    OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,       \
-                            float *c, int64_t ldc, int rows, int columns, int u_dtype,             \
-                            int w_dtype) {                                                         \
-        const int u_bytes = u_dtype == MPT_F32 ? 4 : 2, w_bytes = w_dtype == MPT_F32 ? 4 : 2;      \
-        const int64_t a_row = a->outer * u_bytes, b_column = b->outer * w_bytes;                   \
-        const char *a0 = a->data, *b0 = b->data, *b1 = b0 + (columns > 1 ? b_column : 0);          \
-        const char *b2 = b1 + (columns > 2 ? b_column : 0);                                        \
-        const char *b3 = b2 + (columns > 3 ? b_column : 0);                                        \
-        for (int i = 0; i < rows; i += 2, a0 += 2 * a_row, c += 2 * ldc) {                         \
-            const char *a1 = a0 + (i + 1 < rows ? a_row : 0);                                      \
-            V##_f s00 = V##_zero(), s01 = s00, s02 = s00, s03 = s00;                               \
-            V##_f s10 = s00, s11 = s00, s12 = s00, s13 = s00;                                      \
-            for (int64_t k = 0; k < depth; k += W) {                                               \
-                const int64_t n = depth - k, ka = k * u_bytes, kb = k * w_bytes;                   \
-                V##_f u = V##_load_as(a0 + ka, n, u_dtype), v = V##_load_as(a1 + ka, n, u_dtype);  \
-                V##_f w = V##_load_as(b0 + kb, n, w_dtype), x = V##_load_as(b1 + kb, n, w_dtype);  \
-                V##_f y = V##_load_as(b2 + kb, n, w_dtype), z = V##_load_as(b3 + kb, n, w_dtype);  \
-                s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10);                                \
-                s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11);                                \
-                s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12);                                \
-                s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13);                                \
-            }                                                                                      \
-            float sums[8];                                                                         \
-            V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13);                          \
-            for (int r = 0; r < 2 && i + r < rows; r++) {                                          \
-                if (columns == 4) {                                                                \
-                    memcpy(c + r * ldc, sums + 4 * r, 4 * sizeof *c);                              \
-                } else {                                                                           \
-                    for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j];            \
-                }                                                                                  \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-    /* A line of p by `count` ones of q, 8 at a time; the last are done twice, but for 2. */       \
-    OP void N##_dots_of(int64_t depth, const char *p, const mpt__gemm_side *q, int64_t count,      \
-                        float *c, int64_t step, int p_dtype, int q_dtype) {                        \
-        const int p_bytes = p_dtype == MPT_F32 ? 4 : 2, q_bytes = q_dtype == MPT_F32 ? 4 : 2;      \
-        const char *line = q->data;                                                                \
-        for (int64_t n; count > 0; count -= n, c += n * step, line += n * q->outer * q_bytes) {    \
-            n = count > 8 ? 8 : count > 2 ? count : 1;                                             \
-            const int64_t third = n < 6 ? n - 3 : 3, sixth = n < 8 ? n - 2 : 6;                    \
-            const int64_t o = n > 1 ? q->outer * q_bytes : 0;                                      \
-            const char *q0 = line, *q3 = line + third * o, *q6 = line + sixth * o;                 \
-            V##_f s0 = V##_zero(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;  \
-            for (int64_t k = 0; k < depth; k += W) {                                               \
-                const int64_t left = depth - k;                                                    \
-                V##_f u = V##_load_as(p + k * p_bytes, left, p_dtype);                             \
-                s0 = V##_fma(u, V##_load_as(q0, left, q_dtype), s0);                               \
-                s1 = V##_fma(u, V##_load_as(q0 + o, left, q_dtype), s1);                           \
-                s2 = V##_fma(u, V##_load_as(q0 + 2 * o, left, q_dtype), s2);                       \
-                s3 = V##_fma(u, V##_load_as(q3, left, q_dtype), s3);                               \
-                s4 = V##_fma(u, V##_load_as(q3 + o, left, q_dtype), s4);                           \
-                s5 = V##_fma(u, V##_load_as(q3 + 2 * o, left, q_dtype), s5);                       \
-                s6 = V##_fma(u, V##_load_as(q6, left, q_dtype), s6);                               \
-                s7 = V##_fma(u, V##_load_as(q6 + o, left, q_dtype), s7);                           \
-                q0 += W * q_bytes, q3 += W * q_bytes, q6 += W * q_bytes;                           \
-            }                                                                                      \
-            float sums[8];                                                                         \
-            V##_store_sums(sums, s0, s1, s2, s3, s4, s5, s6, s7);                                  \
-            for (int64_t i = 0; i < n; i++) {                                                      \
-                c[i * step] = sums[i < 3 ? i : i < third + 3 ? i - third + 3 : i - sixth + 6];     \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-    FN void N##_dots(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q,              \
-                     int64_t count, float *c, int64_t step) {                                      \
-        if (p->dtype == MPT_F32 && q->dtype == MPT_F32) {                                          \
-            N##_dots_of(depth, p->data, q, count, c, step, MPT_F32, MPT_F32);                      \
-        } else {                                                                                   \
-            N##_dots_of(depth, p->data, q, count, c, step, p->dtype, q->dtype);                    \
-        }                                                                                          \
-    }                                                                                              \
-    FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,          \
-                         float *c, int64_t ldc, int rows, int columns, int how) {                  \
-        (void)how; /* all of K comes at once */                                                    \
-        if (rows == 1 || columns == 1) {                                                           \
-            N##_dots(depth, rows == 1 ? a : b, rows == 1 ? b : a, rows == 1 ? columns : rows, c,   \
-                     rows == 1 ? 1 : ldc);                                                         \
-        } else if (columns == 2) {                                                                 \
-            mpt__gemm_side second = *b;                                                            \
-            second.data = mpt__gemm_at(b, 1, 0);                                                   \
-            N##_dots(depth, b, a, rows, c, ldc);                                                   \
-            N##_dots(depth, &second, a, rows, c + 1, ldc);                                         \
-        } else if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {                                   \
-            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);                 \
-        } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {                                  \
-            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_BF16);                \
-        } else {                                                                                   \
-            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype);               \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    /* A panel whose outer elements are contiguous. A vector that reaches past the width is        \
-       overwritten by the next k. */                                                               \
-    FN void N##_pack_outer(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
-                           int64_t count, int64_t k, int64_t depth) {                              \
-        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
-        const char *from = mpt__gemm_at(side, outer, k);                                           \
-        const int64_t step = side->inner * bytes;                                                  \
-        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
-        const bool quick = dtype != MPT_F32 && round == 0;                                         \
-        if (dtype == MPT_F32 && round == 0 && width <= W) {                                        \
-            const V##_m lanes = V##_first(count);                                                  \
-            for (; depth > 0; depth--, to += width, from += step)                                  \
-                V##_store(to, V##_load_first(from, lanes));                                        \
-        }                                                                                          \
-        if (quick && width == 2 * W && count == width) {                                           \
-            for (; depth > 0; depth--, to += 2 * W, from += step) {                                \
-                V##_store(to, V##_load_full(from, half));                                          \
-                V##_store(to + W, V##_load_full(from + 2 * W, half));                              \
-            }                                                                                      \
-        }                                                                                          \
-        /* What is read past the width is of the next line, and is written over. */                \
-        if (quick && width <= W && count == width && count + side->inner >= W)                     \
-            for (; depth > 1; depth--, to += width, from += step)                                  \
-                V##_store(to, V##_load_full(from, half));                                          \
-        for (; depth > 0; depth--, to += width, from += step) {                                    \
-            for (int64_t r = 0; r < width; r += W) {                                               \
+                              dtype); \
+                } \
+            } \
+        } \
+    } \
+    FN void N##_gemm_sweep(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                           float *c, int64_t ldc, int rows, int columns, int how) { \
+        (void)how; \
+        if (b->dtype == MPT_F32) { \
+            N##_sweep_all(depth, a, b, c, ldc, rows, columns, MPT_F32); \
+        } else { \
+            N##_sweep_all(depth, a, b, c, ldc, rows, columns, \
+                          b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16); \
+        } \
+    } \
+    /* Columns past the end repeat the last one, and so does a row. */ \
+    OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                            float *c, int64_t ldc, int rows, int columns, int u_dtype, \
+                            int w_dtype) { \
+        const int u_bytes = u_dtype == MPT_F32 ? 4 : 2, w_bytes = w_dtype == MPT_F32 ? 4 : 2; \
+        const int64_t a_row = a->outer * u_bytes, b_column = b->outer * w_bytes; \
+        const char *a0 = a->data, *b0 = b->data, *b1 = b0 + (columns > 1 ? b_column : 0); \
+        const char *b2 = b1 + (columns > 2 ? b_column : 0); \
+        const char *b3 = b2 + (columns > 3 ? b_column : 0); \
+        for (int i = 0; i < rows; i += 2, a0 += 2 * a_row, c += 2 * ldc) { \
+            const char *a1 = a0 + (i + 1 < rows ? a_row : 0); \
+            V##_f s00 = V##_zero(), s01 = s00, s02 = s00, s03 = s00; \
+            V##_f s10 = s00, s11 = s00, s12 = s00, s13 = s00; \
+            for (int64_t k = 0; k < depth; k += W) { \
+                const int64_t n = depth - k, ka = k * u_bytes, kb = k * w_bytes; \
+                V##_f u = V##_load_as(a0 + ka, n, u_dtype), v = V##_load_as(a1 + ka, n, u_dtype); \
+                V##_f w = V##_load_as(b0 + kb, n, w_dtype), x = V##_load_as(b1 + kb, n, w_dtype); \
+                V##_f y = V##_load_as(b2 + kb, n, w_dtype), z = V##_load_as(b3 + kb, n, w_dtype); \
+                s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10); \
+                s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11); \
+                s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12); \
+                s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13); \
+            } \
+            float sums[8]; \
+            V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13); \
+            for (int r = 0; r < 2 && i + r < rows; r++) { \
+                if (columns == 4) { \
+                    memcpy(c + r * ldc, sums + 4 * r, 4 * sizeof *c); \
+                } else { \
+                    for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j]; \
+                } \
+            } \
+        } \
+    } \
+    /* A line of p by `count` ones of q, 8 at a time; the last are done twice, but for 2. */ \
+    OP void N##_dots_of(int64_t depth, const char *p, const mpt__gemm_side *q, int64_t count, \
+                        float *c, int64_t step, int p_dtype, int q_dtype) { \
+        const int p_bytes = p_dtype == MPT_F32 ? 4 : 2, q_bytes = q_dtype == MPT_F32 ? 4 : 2; \
+        const char *line = q->data; \
+        for (int64_t n; count > 0; count -= n, c += n * step, line += n * q->outer * q_bytes) { \
+            n = count > 8 ? 8 : count > 2 ? count : 1; \
+            const int64_t third = n < 6 ? n - 3 : 3, sixth = n < 8 ? n - 2 : 6; \
+            const int64_t o = n > 1 ? q->outer * q_bytes : 0; \
+            const char *q0 = line, *q3 = line + third * o, *q6 = line + sixth * o; \
+            V##_f s0 = V##_zero(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
+            for (int64_t k = 0; k < depth; k += W) { \
+                const int64_t left = depth - k; \
+                V##_f u = V##_load_as(p + k * p_bytes, left, p_dtype); \
+                s0 = V##_fma(u, V##_load_as(q0, left, q_dtype), s0); \
+                s1 = V##_fma(u, V##_load_as(q0 + o, left, q_dtype), s1); \
+                s2 = V##_fma(u, V##_load_as(q0 + 2 * o, left, q_dtype), s2); \
+                s3 = V##_fma(u, V##_load_as(q3, left, q_dtype), s3); \
+                s4 = V##_fma(u, V##_load_as(q3 + o, left, q_dtype), s4); \
+                s5 = V##_fma(u, V##_load_as(q3 + 2 * o, left, q_dtype), s5); \
+                s6 = V##_fma(u, V##_load_as(q6, left, q_dtype), s6); \
+                s7 = V##_fma(u, V##_load_as(q6 + o, left, q_dtype), s7); \
+                q0 += W * q_bytes, q3 += W * q_bytes, q6 += W * q_bytes; \
+            } \
+            float sums[8]; \
+            V##_store_sums(sums, s0, s1, s2, s3, s4, s5, s6, s7); \
+            for (int64_t i = 0; i < n; i++) { \
+                c[i * step] = sums[i < 3 ? i : i < third + 3 ? i - third + 3 : i - sixth + 6]; \
+            } \
+        } \
+    } \
+    FN void N##_dots(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q, \
+                     int64_t count, float *c, int64_t step) { \
+        if (p->dtype == MPT_F32 && q->dtype == MPT_F32) { \
+            N##_dots_of(depth, p->data, q, count, c, step, MPT_F32, MPT_F32); \
+        } else { \
+            N##_dots_of(depth, p->data, q, count, c, step, p->dtype, q->dtype); \
+        } \
+    } \
+    FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                         float *c, int64_t ldc, int rows, int columns, int how) { \
+        (void)how; /* all of K comes at once */ \
+        if (rows == 1 || columns == 1) { \
+            N##_dots(depth, rows == 1 ? a : b, rows == 1 ? b : a, rows == 1 ? columns : rows, c, \
+                     rows == 1 ? 1 : ldc); \
+        } else if (columns == 2) { \
+            mpt__gemm_side second = *b; \
+            second.data = mpt__gemm_at(b, 1, 0); \
+            N##_dots(depth, b, a, rows, c, ldc); \
+            N##_dots(depth, &second, a, rows, c + 1, ldc); \
+        } else if (a->dtype == MPT_F32 && b->dtype == MPT_F32) { \
+            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32); \
+        } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) { \
+            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_BF16); \
+        } else { \
+            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype); \
+        } \
+    } \
+ \
+    /* A panel whose outer elements are contiguous. A vector that reaches past the width is \
+       overwritten by the next k. */ \
+    FN void N##_pack_outer(float *to, int width, const mpt__gemm_side *side, int64_t outer, \
+                           int64_t count, int64_t k, int64_t depth) { \
+        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2; \
+        const char *from = mpt__gemm_at(side, outer, k); \
+        const int64_t step = side->inner * bytes; \
+        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16; \
+        const bool quick = dtype != MPT_F32 && round == 0; \
+        if (dtype == MPT_F32 && round == 0 && width <= W) { \
+            const V##_m lanes = V##_first(count); \
+            for (; depth > 0; depth--, to += width, from += step) \
+                V##_store(to, V##_load_first(from, lanes)); \
+        } \
+        if (quick && width == 2 * W && count == width) { \
+            for (; depth > 0; depth--, to += 2 * W, from += step) { \
+                V##_store(to, V##_load_full(from, half)); \
+                V##_store(to + W, V##_load_full(from + 2 * W, half)); \
+            } \
+        } \
+        /* What is read past the width is of the next line, and is written over. */ \
+        if (quick && width <= W && count == width && count + side->inner >= W) \
+            for (; depth > 1; depth--, to += width, from += step) \
+                V##_store(to, V##_load_full(from, half)); \
+        for (; depth > 0; depth--, to += width, from += step) { \
+            for (int64_t r = 0; r < width; r += W) { \
                 V##_f v = r < count ? V##_load_as(from + r * bytes, count - r, dtype) : V##_zero();\
-                V##_store(to + r, V##_round(v, round));                                            \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    FN void N##_gemm_load(float *to, const char *from, int64_t step, int64_t n, int dtype,         \
-                          int round) {                                                             \
-        const int bytes = dtype == MPT_F32 ? 4 : 2;                                                \
-        int64_t i = 0;                                                                             \
-        MPT__LOAD_WHOLE(V, W, MPT_BF16)                                                            \
-        MPT__LOAD_WHOLE(V, W, MPT_F16)                                                             \
-        for (; i < n; i += W) {                                                                    \
-            V##_f v;                                                                               \
-            if (step == 1) {                                                                       \
-                v = V##_load_as(from + i * bytes, n - i, dtype);                                   \
-            } else {                                                                               \
-                uint32_t lanes[W] = {0};                                                           \
-                for (int64_t x = 0; x < W && i + x < n; x++) {                                     \
-                    memcpy((char *)lanes + x * bytes, from + (i + x) * step * bytes,               \
-                           (size_t)bytes);                                                         \
-                }                                                                                  \
-                v = V##_load_as(lanes, W, dtype);                                                  \
-            }                                                                                      \
-            V##_store_as(to + i, V##_round(v, round), n - i, MPT_F32);                             \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    /* Four lines of k of W outer elements, of which the first `left` count, transposed. */        \
-    OP void N##_put_quads(float *to, int width, V##_f v0, V##_f v1, V##_f v2, V##_f v3,            \
-                          int64_t left) {                                                          \
-        V##_transpose4(&v0, &v1, &v2, &v3);                                                        \
-        V##_store(to, v0);                                                                         \
-        if (left > 1) V##_store(to + width, v1);                                                   \
-        if (left > 2) V##_store(to + 2 * width, v2);                                               \
-        if (left > 3) V##_store(to + 3 * width, v3);                                               \
-    }                                                                                              \
-    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines,        \
-                           int round, int64_t left) {                                              \
-        const V##_f v0 = V##_round(V##_gemm_quads(p, row, lines), round);                          \
-        const V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1), round);                \
-        const V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2), round);            \
-        const V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3), round);            \
-        N##_put_quads(to, width, v0, v1, v2, v3, left);                                            \
-    }                                                                                              \
-    OP void N##_pack_octs(float *to, int width, const char *p, int64_t row, int64_t lines,         \
-                          int dtype) {                                                             \
-        V##_f a0, a1, a2, a3, b0, b1, b2, b3;                                                      \
-        V##_gemm_octs(p, row, lines, dtype, &a0, &b0);                                             \
-        V##_gemm_octs(p + row, row, lines - 1, dtype, &a1, &b1);                                   \
-        V##_gemm_octs(p + 2 * row, row, lines - 2, dtype, &a2, &b2);                               \
-        V##_gemm_octs(p + 3 * row, row, lines - 3, dtype, &a3, &b3);                               \
-        N##_put_quads(to, width, a0, a1, a2, a3, 4);                                               \
-        N##_put_quads(to + 4 * width, width, b0, b1, b2, b3, 4);                                   \
-    }                                                                                              \
-    FN MPT__NOINLINE void N##_pack_some(float *to, int width, const char *p, int64_t row,          \
-                                        int64_t lines, int dtype, int round, int64_t left) {       \
-        if (dtype != MPT_F32) {                                                                    \
-            N##_pack_octs(to, width, p, row, lines, dtype);                                        \
-        } else {                                                                                   \
-            N##_pack_quads(to, width, p, row, lines, round, left);                                 \
-        }                                                                                          \
-    }                                                                                              \
-    /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they   \
-       are no 4, go by way of the stack. */                                                        \
-    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer,        \
-                           int64_t count, int64_t k, int64_t depth) {                              \
-        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;      \
+                V##_store(to + r, V##_round(v, round)); \
+            } \
+        } \
+    } \
+ \
+    FN void N##_gemm_load(float *to, const char *from, int64_t step, int64_t n, int dtype, \
+                          int round) { \
+        const int bytes = dtype == MPT_F32 ? 4 : 2; \
+        int64_t i = 0; \
+        MPT__LOAD_WHOLE(V, W, MPT_BF16) \
+        MPT__LOAD_WHOLE(V, W, MPT_F16) \
+        for (; i < n; i += W) { \
+            V##_f v; \
+            if (step == 1) { \
+                v = V##_load_as(from + i * bytes, n - i, dtype); \
+            } else { \
+                uint32_t lanes[W] = {0}; \
+                for (int64_t x = 0; x < W && i + x < n; x++) { \
+                    memcpy((char *)lanes + x * bytes, from + (i + x) * step * bytes, \
+                           (size_t)bytes); \
+                } \
+                v = V##_load_as(lanes, W, dtype); \
+            } \
+            V##_store_as(to + i, V##_round(v, round), n - i, MPT_F32); \
+        } \
+    } \
+ \
+    /* Four lines of k of W outer elements, of which the first `left` count, transposed. */ \
+    OP void N##_put_quads(float *to, int width, V##_f v0, V##_f v1, V##_f v2, V##_f v3, \
+                          int64_t left) { \
+        V##_transpose4(&v0, &v1, &v2, &v3); \
+        V##_store(to, v0); \
+        if (left > 1) V##_store(to + width, v1); \
+        if (left > 2) V##_store(to + 2 * width, v2); \
+        if (left > 3) V##_store(to + 3 * width, v3); \
+    } \
+    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines, \
+                           int round, int64_t left) { \
+        const V##_f v0 = V##_round(V##_gemm_quads(p, row, lines), round); \
+        const V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1), round); \
+        const V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2), round); \
+        const V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3), round); \
+        N##_put_quads(to, width, v0, v1, v2, v3, left); \
+    } \
+    OP void N##_pack_octs(float *to, int width, const char *p, int64_t row, int64_t lines, \
+                          int dtype) { \
+        V##_f a0, a1, a2, a3, b0, b1, b2, b3; \
+        V##_gemm_octs(p, row, lines, dtype, &a0, &b0); \
+        V##_gemm_octs(p + row, row, lines - 1, dtype, &a1, &b1); \
+        V##_gemm_octs(p + 2 * row, row, lines - 2, dtype, &a2, &b2); \
+        V##_gemm_octs(p + 3 * row, row, lines - 3, dtype, &a3, &b3); \
+        N##_put_quads(to, width, a0, a1, a2, a3, 4); \
+        N##_put_quads(to + 4 * width, width, b0, b1, b2, b3, 4); \
+    } \
+    FN MPT__NOINLINE void N##_pack_some(float *to, int width, const char *p, int64_t row, \
+                                        int64_t lines, int dtype, int round, int64_t left) { \
+        if (dtype != MPT_F32) { \
+            N##_pack_octs(to, width, p, row, lines, dtype); \
+        } else { \
+            N##_pack_quads(to, width, p, row, lines, round, left); \
+        } \
+    } \
+    /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they \
+       are no 4, go by way of the stack. */ \
+    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer, \
+                           int64_t count, int64_t k, int64_t depth) { \
+        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2; \
         const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;\
-        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;                                    \
-        const int64_t row = side->outer * bytes;                                                   \
-        const char *from = mpt__gemm_at(side, outer, k);                                           \
-        for (int64_t r = 0; r < width; r += W, to += W, from += W * row) {                         \
-            const char *p = from;                                                                  \
-            const int64_t lines = count - r;                                                       \
-            float *at = to, staged[4 * W];                                                         \
-            int64_t left = depth;                                                                  \
-            MPT__PACK_RUN(floats && lines >= W, 4, N##_pack_quads(at, width, p, row, W, 0, 4))     \
-            MPT__PACK_RUN(floats && lines == MR, 4, N##_pack_quads(at, width, p, row, MR, 0, 4))   \
-            MPT__PACK_RUN(quick && lines >= W, 8, N##_pack_octs(at, width, p, row, W, half))       \
-            MPT__PACK_RUN(quick && lines == MR, 8, N##_pack_octs(at, width, p, row, MR, half))     \
-            for (int64_t n; left > 0; left -= n, p += n * bytes, at += n * width) {                \
-                n = quick && left >= 8 ? 8 : 4;                                                    \
-                if (n == 8 || (dtype == MPT_F32 && left >= 4)) {                                   \
-                    N##_pack_some(at, width, p, row, lines, dtype, round, n);                      \
-                    continue;                                                                      \
-                }                                                                                  \
-                memset(staged, 0, sizeof staged);                                                  \
-                for (int64_t i = 0; i < W && i < lines; i++) {                                     \
-                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left < 4 ? left : 4, dtype, 0);  \
-                }                                                                                  \
-                N##_pack_some(at, width, (const char *)staged, 16, W, MPT_F32, round, left);       \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    FN bool N##_gemm_pack(void *to, bool b, const mpt__gemm_side *side, int64_t outer,             \
-                          int64_t count, int64_t k, int64_t depth) {                               \
-        const int width = b ? 2 * W : MR;                                                          \
-        float *panel = (float *)to;                                                                \
-        if (side->inner == 1 && side->outer != 1) {                                                \
-            N##_pack_inner(panel, width, side, outer, count, k, depth);                            \
-        } else if (side->outer == 1) {                                                             \
-            N##_pack_outer(panel, width, side, outer, count, k, depth);                            \
-        } else {                                                                                   \
-            for (int64_t i = 0; i < depth; i++, panel += width) {                                  \
-                memset(panel, 0, (size_t)width * sizeof(float));                                   \
-                N##_gemm_load(panel, mpt__gemm_at(side, outer, k + i), side->outer, count,         \
-                              side->dtype, side->round);                                           \
-            }                                                                                      \
-        }                                                                                          \
-        return true;                                                                               \
+        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16; \
+        const int64_t row = side->outer * bytes; \
+        const char *from = mpt__gemm_at(side, outer, k); \
+        for (int64_t r = 0; r < width; r += W, to += W, from += W * row) { \
+            const char *p = from; \
+            const int64_t lines = count - r; \
+            float *at = to, staged[4 * W]; \
+            int64_t left = depth; \
+            MPT__PACK_RUN(floats && lines >= W, 4, N##_pack_quads(at, width, p, row, W, 0, 4)) \
+            MPT__PACK_RUN(floats && lines == MR, 4, N##_pack_quads(at, width, p, row, MR, 0, 4)) \
+            MPT__PACK_RUN(quick && lines >= W, 8, N##_pack_octs(at, width, p, row, W, half)) \
+            MPT__PACK_RUN(quick && lines == MR, 8, N##_pack_octs(at, width, p, row, MR, half)) \
+            for (int64_t n; left > 0; left -= n, p += n * bytes, at += n * width) { \
+                n = quick && left >= 8 ? 8 : 4; \
+                if (n == 8 || (dtype == MPT_F32 && left >= 4)) { \
+                    N##_pack_some(at, width, p, row, lines, dtype, round, n); \
+                    continue; \
+                } \
+                memset(staged, 0, sizeof staged); \
+                for (int64_t i = 0; i < W && i < lines; i++) { \
+                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left < 4 ? left : 4, dtype, 0); \
+                } \
+                N##_pack_some(at, width, (const char *)staged, 16, W, MPT_F32, round, left); \
+            } \
+        } \
+    } \
+ \
+    FN bool N##_gemm_pack(void *to, bool b, const mpt__gemm_side *side, int64_t outer, \
+                          int64_t count, int64_t k, int64_t depth) { \
+        const int width = b ? 2 * W : MR; \
+        float *panel = (float *)to; \
+        if (side->inner == 1 && side->outer != 1) { \
+            N##_pack_inner(panel, width, side, outer, count, k, depth); \
+        } else if (side->outer == 1) { \
+            N##_pack_outer(panel, width, side, outer, count, k, depth); \
+        } else { \
+            for (int64_t i = 0; i < depth; i++, panel += width) { \
+                memset(panel, 0, (size_t)width * sizeof(float)); \
+                N##_gemm_load(panel, mpt__gemm_at(side, outer, k + i), side->outer, count, \
+                              side->dtype, side->round); \
+            } \
+        } \
+        return true; \
     }
 
 /* Two vectors, one behind the other. */
-#define MPT__STORE_BOTH(OP, NAME, V, W, STORE)                          \
-    OP void NAME(void *p, V##_f a, V##_f b, int dtype) {                \
-        STORE(p, a, W, dtype);                                          \
+#define MPT__STORE_BOTH(OP, NAME, V, W, STORE) \
+    OP void NAME(void *p, V##_f a, V##_f b, int dtype) { \
+        STORE(p, a, W, dtype); \
         STORE((char *)p + W * (dtype == MPT_F32 ? 4 : 2), b, W, dtype); \
     }
 
 /* Rows that lie one behind the other are one. A bias that rows share is loaded once. */
-#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE)                                    \
-    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j,        \
-                 int64_t rows, int64_t columns) {                                               \
-        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;  \
-        const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;                    \
-        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;        \
-        const bool other = activation != MPT_ACTIVATION_NONE && !relu;                          \
-        const V##_f alpha = V##_set(g->alpha);                                                  \
-        float shared[64];                                                                       \
-        char *c = g->c + (i * g->c_row + j) * bytes;                                            \
-        mpt__gemm_side bias = g->bias;                                                          \
-        if (biased) bias.data = mpt__gemm_at(&bias, i, j);                                      \
-        if (!biased && ld == columns && g->c_row == columns) {                                  \
-            columns *= rows;                                                                    \
-            rows = 1;                                                                           \
-        }                                                                                       \
-        if (!biased || (bias.outer == 0 && columns <= 64)) {                                    \
-            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {                         \
-                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);          \
-                bias.data = (const char *)shared;                                               \
-            }                                                                                   \
-            bias.dtype = MPT_F32, bias.round = 0;                                               \
-        }                                                                                       \
-        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 &&        \
-                            bias.round == 0;                                                    \
-        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */  \
-            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;                      \
-            const V##_f b0 = V##_load(more), b1 = V##_load(more + W);                           \
-            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {                        \
-                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W);                               \
-                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1);                         \
-                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1);                                 \
-                BOTH(c, v0, v1, dtype);                                                         \
-            }                                                                                   \
-            return;                                                                             \
-        }                                                                                       \
-        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {                  \
-            int64_t x = 0;                                                                      \
-            for (; simple && x + W <= columns; x += W) {                                        \
-                V##_f v = V##_load(sum + x);                                                    \
-                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x));           \
-                if (relu) v = V##_relu(v);                                                      \
-                STORE(c + x * bytes, v, W, dtype);                                              \
-            }                                                                                   \
-            for (; x < columns; x += W) {                                                       \
-                const int64_t n = columns - x;                                                  \
-                V##_f v = V##_load_as(sum + x, n, MPT_F32);                                     \
-                if (scaled) v = V##_mul(v, alpha);                                              \
-                if (biased) {                                                                   \
-                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);         \
-                    v = V##_add(v, V##_round(more, bias.round));                                \
-                }                                                                               \
+#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE) \
+    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j, \
+                 int64_t rows, int64_t columns) { \
+        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation; \
+        const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL; \
+        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU; \
+        const bool other = activation != MPT_ACTIVATION_NONE && !relu; \
+        const V##_f alpha = V##_set(g->alpha); \
+        float shared[64]; \
+        char *c = g->c + (i * g->c_row + j) * bytes; \
+        mpt__gemm_side bias = g->bias; \
+        if (biased) bias.data = mpt__gemm_at(&bias, i, j); \
+        if (!biased && ld == columns && g->c_row == columns) { \
+            columns *= rows; \
+            rows = 1; \
+        } \
+        if (!biased || (bias.outer == 0 && columns <= 64)) { \
+            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) { \
+                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round); \
+                bias.data = (const char *)shared; \
+            } \
+            bias.dtype = MPT_F32, bias.round = 0; \
+        } \
+        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 && \
+                            bias.round == 0; \
+        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */ \
+            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum; \
+            const V##_f b0 = V##_load(more), b1 = V##_load(more + W); \
+            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) { \
+                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W); \
+                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1); \
+                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1); \
+                BOTH(c, v0, v1, dtype); \
+            } \
+            return; \
+        } \
+        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) { \
+            int64_t x = 0; \
+            for (; simple && x + W <= columns; x += W) { \
+                V##_f v = V##_load(sum + x); \
+                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x)); \
+                if (relu) v = V##_relu(v); \
+                STORE(c + x * bytes, v, W, dtype); \
+            } \
+            for (; x < columns; x += W) { \
+                const int64_t n = columns - x; \
+                V##_f v = V##_load_as(sum + x, n, MPT_F32); \
+                if (scaled) v = V##_mul(v, alpha); \
+                if (biased) { \
+                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype); \
+                    v = V##_add(v, V##_round(more, bias.round)); \
+                } \
                 if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v); \
-                if (relu) v = V##_relu(v);                                                      \
-                if (other) v = V##_activate(v, activation);                                     \
-                STORE(c + x * bytes, v, n, dtype);                                              \
-            }                                                                                   \
-            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);                                  \
-        }                                                                                       \
+                if (relu) v = V##_relu(v); \
+                if (other) v = V##_activate(v, activation); \
+                STORE(c + x * bytes, v, n, dtype); \
+            } \
+            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0); \
+        } \
     }
 
 /* ==== Levels ==== */
 
-#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE)                        \
-    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct,                     \
-     MPT__GEMM_CONV_OF(N##_gemm_direct),                                                        \
+#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE) \
+    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, \
+     MPT__GEMM_CONV_OF(N##_gemm_direct), \
      DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false, \
      PLACE, R2}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
    names of the functions in 15_math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE)                  \
-    MPT__GEMM_ACTIVATE(FN, V, F)                                                                 \
-    MPT__GEMM_PUT(FN, V, W)                                                                      \
-    MPT__GEMM_COMMON(FN, OP, N, V, W, MR)                                                        \
-    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype)        \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR)                                           \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR)                                           \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR)                                           \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false)                                            \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false)                                           \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true)                                             \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true)                                            \
-    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,   \
-                              float *c, int64_t ldc, int rows, int columns, int how) {           \
-        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR)                 \
-                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2)                 \
-                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1);                \
-        tile(depth, a, b, c, ldc, rows, columns, how);                                           \
-    }                                                                                            \
+#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE) \
+    MPT__GEMM_ACTIVATE(FN, V, F) \
+    MPT__GEMM_PUT(FN, V, W) \
+    MPT__GEMM_COMMON(FN, OP, N, V, W, MR) \
+    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype) \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR) \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR) \
+    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR) \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false) \
+    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false) \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true) \
+    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true) \
+    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                              float *c, int64_t ldc, int rows, int columns, int how) { \
+        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR) \
+                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2) \
+                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1); \
+        tile(depth, a, b, c, ldc, rows, columns, how); \
+    } \
     static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                                float *c, int64_t ldc, int rows, int columns, int how) {         \
-        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR)                  \
-                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2);                  \
-        if (b->dtype != MPT_F32)                                                                 \
-            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR)                              \
-                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2);                              \
-        tile(depth, a, b, c, ldc, rows, columns, how);                                           \
-    }                                                                                            \
-    static const mpt__gemm_level N##_gemm_level =                                                \
+                                float *c, int64_t ldc, int rows, int columns, int how) { \
+        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR) \
+                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2); \
+        if (b->dtype != MPT_F32) \
+            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR) \
+                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2); \
+        tile(depth, a, b, c, ldc, rows, columns, how); \
+    } \
+    static const mpt__gemm_level N##_gemm_level = \
         MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
 
 /* V_gemm_quads: four floats from p and from every 4th line on, of `lines` that are `row` bytes
@@ -13176,13 +13176,13 @@ MPT__NEON_OP void mpt__v4_gemm_octs(const char *p, int64_t row, int64_t lines, i
     *high = lines > 0 ? mpt__v4_load_full(p + 8, dtype) : mpt__v4_zero();
 }
 /* A vector of a panel of A holds four rows, each a lane for the instruction. */
-#define MPT__TILE_STEP_4(ROWS, NV, V)                                            \
+#define MPT__TILE_STEP_4(ROWS, NV, V) \
     const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8); \
     MPT__ROWS_##ROWS(MPT__LANES_STEP##NV, V, 4)
 #define MPT__LANES_STEP1(i, V, W) \
     x##i = vfmaq_laneq_f32(x##i, b0, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
 #define MPT__LANES_STEP2(i, V, W) \
-    MPT__LANES_STEP1(i, V, W)     \
+    MPT__LANES_STEP1(i, V, W) \
     y##i = vfmaq_laneq_f32(y##i, b1, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
 MPT__STORE_BOTH(MPT__NEON_OP, mpt__v4_store_both, mpt__v4, 4, mpt__v4_store_as)
 MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
@@ -13215,7 +13215,7 @@ MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
 #else
 #define MPT__PAIRS_BASE(name) mpt__avx512_gemm_##name
 #define MPT__PAIRS_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
-#define MPT__PAIRS_OP                                                     \
+#define MPT__PAIRS_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
     static MPT__FORCE_INLINE
 #endif
@@ -13383,11 +13383,11 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 /* ==== Tiles ==== */
 
 #define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
-#define MPT__PAIRS_LINES2(i, V, W)          \
-    {                                       \
+#define MPT__PAIRS_LINES2(i, V, W) \
+    { \
         V##_f s = V##_set(MPT__LINES_A##i); \
-        x##i = V##_pairs(x##i, s, b0);      \
-        y##i = V##_pairs(y##i, s, b1);      \
+        x##i = V##_pairs(x##i, s, b0); \
+        y##i = V##_pairs(y##i, s, b1); \
     }
 #define MPT__PAIRS_STORE(i, V, W) \
     V##_store(c + i * ldc, x##i); \
@@ -13398,30 +13398,30 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 #define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
 
 /* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
-#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                                \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides,        \
-                 float *c, int64_t ldc, int how) {                                           \
+#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS) \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides, \
+                 float *c, int64_t ldc, int how) { \
         const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
-        MPT__TILE_LINES(a, true, 0)                                                          \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                             \
-        for (; depth > 0; depth -= 2, b += 2 * W) {                                          \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                    \
-            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                       \
-            MPT__TILE_NEXT(true);                                                            \
-        }                                                                                    \
-        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {                           \
-            uint16_t *half = (uint16_t *)(void *)c;                                          \
-            if (bias != NULL) {                                                              \
-                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W);                    \
-                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W);                                     \
-            }                                                                                \
-            if (sides[1].inner != 0) {                                                       \
-                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W);                                     \
-            }                                                                                \
-            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                   \
-            return;                                                                          \
-        }                                                                                    \
-        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                            \
+        MPT__TILE_LINES(a, true, 0) \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W); \
+        for (; depth > 0; depth -= 2, b += 2 * W) { \
+            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
+            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W); \
+            MPT__TILE_NEXT(true); \
+        } \
+        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) { \
+            uint16_t *half = (uint16_t *)(void *)c; \
+            if (bias != NULL) { \
+                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W); \
+                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W); \
+            } \
+            if (sides[1].inner != 0) { \
+                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W); \
+            } \
+            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W); \
+            return; \
+        } \
+        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W); \
     }
 #ifdef MPTRAIN_EMULATE_AMX
 #define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v8, 8, ROWS)
@@ -13457,43 +13457,43 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
 #else
 /* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
    apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
-#define MPT__PAIRS_TAP(V, A, P, Q, R)                                              \
-    {                                                                              \
-        const V##_f s = V##_word(&MPT__LINES_A##A);                                \
+#define MPT__PAIRS_TAP(V, A, P, Q, R) \
+    { \
+        const V##_f s = V##_word(&MPT__LINES_A##A); \
         P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
     }
-#define MPT__PAIRS_TAPS(X, V)                                                             \
+#define MPT__PAIRS_TAPS(X, V) \
     X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1) \
     X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
 #define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
-#define MPT__PAIRS_TAPS_8(X, V)                                   \
+#define MPT__PAIRS_TAPS_8(X, V) \
     MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5) \
     X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
-#define MPT__PAIRS_CONV(FN, V, W, R)                                                              \
-    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)                                     \
-    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,      \
-                            float *c, int64_t ldc, int rows, int columns, int how) {              \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                              \
-        const int64_t o = a->outer, next = b->outer, b_step = b->inner;                           \
-        V##_f none = V##_zero();                                                                  \
-        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W);                                                     \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                       \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);             \
-            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;                     \
-            for (int64_t p = 0; p < depth; p++, from += b_step) {                                 \
-                const V##_f b0 = V##_load(from), b1 = V##_load(from + next);                      \
-                const V##_f b2 = V##_load(from + 2 * next);                                       \
-                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V)                                            \
-                a0++, a3++, a6++, a9++;                                                           \
-            }                                                                                     \
-            (void)a9;                                                                             \
-        }                                                                                         \
-        MPT__ROWS_##R(MPT__LINES_STORE1, V, W);                                                   \
-    }                                                                                             \
+#define MPT__PAIRS_CONV(FN, V, W, R) \
+    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES) \
+    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                            float *c, int64_t ldc, int rows, int columns, int how) { \
+        const bool add = (how & MPT__GEMM_ADD) != 0; \
+        const int64_t o = a->outer, next = b->outer, b_step = b->inner; \
+        V##_f none = V##_zero(); \
+        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W); \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) { \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a); \
+            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o; \
+            for (int64_t p = 0; p < depth; p++, from += b_step) { \
+                const V##_f b0 = V##_load(from), b1 = V##_load(from + next); \
+                const V##_f b2 = V##_load(from + 2 * next); \
+                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V) \
+                a0++, a3++, a6++, a9++; \
+            } \
+            (void)a9; \
+        } \
+        MPT__ROWS_##R(MPT__LINES_STORE1, V, W); \
+    } \
     static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                                 float *c, int64_t ldc, int rows, int columns, int how) {         \
-        (b->outer > 1 ? mpt__pairs_taps                                                           \
-                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how);          \
+                                 float *c, int64_t ldc, int rows, int columns, int how) { \
+        (b->outer > 1 ? mpt__pairs_taps \
+                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how); \
     }
 #endif
 #ifdef MPTRAIN_EMULATE_AMX
@@ -13731,8 +13731,8 @@ MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *s
 MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
                                        int64_t outer, int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
-#define MPT__AMX_PACK(DTYPE, ROUND, PARTS)                                                    \
-    if (dtype == DTYPE && round == ROUND) {                                                   \
+#define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
+    if (dtype == DTYPE && round == ROUND) { \
         return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
     }
     MPT__AMX_PACK(MPT_BF16, 0, 1)
@@ -13806,12 +13806,12 @@ static void mpt__amx_multiply(int c, int a, int b) {
 }
 
 #define MPT__TILE_CLEAR(t) memset(mpt__amx_tiles[t], 0, MPT__AMX_TILE)
-#define MPT__TILE_LOAD(t, p, step)                                              \
-    for (int64_t r = 0; r < 16; r++) {                                          \
+#define MPT__TILE_LOAD(t, p, step) \
+    for (int64_t r = 0; r < 16; r++) { \
         memcpy(mpt__amx_tiles[t] + r * 16, (const char *)(p) + r * (step), 64); \
     }
-#define MPT__TILE_SAVE(t, p, step)                                        \
-    for (int64_t r = 0; r < 16; r++) {                                    \
+#define MPT__TILE_SAVE(t, p, step) \
+    for (int64_t r = 0; r < 16; r++) { \
         memcpy((char *)(p) + r * (step), mpt__amx_tiles[t] + r * 16, 64); \
     }
 #define MPT__TILE_MULTIPLY(c, a, b) mpt__amx_multiply(c, a, b)
@@ -13845,30 +13845,30 @@ static bool mpt__amx_request(void) {
 }
 
 #define MPT__TILE_CLEAR(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
-#define MPT__TILE_LOAD(t, p, step)                                                             \
+#define MPT__TILE_LOAD(t, p, step) \
     __asm__ volatile("{tileloadd (%0,%1), %%tmm" #t "|tileloadd tmm" #t ", [%0+%1]}" ::"r"(p), \
-                     "r"((int64_t)(step))                                                      \
+                     "r"((int64_t)(step)) \
                      : "memory")
-#define MPT__TILE_SAVE(t, p, step)                                                               \
+#define MPT__TILE_SAVE(t, p, step) \
     __asm__ volatile("{tilestored %%tmm" #t ", (%0,%1)|tilestored [%0+%1], tmm" #t "}" ::"r"(p), \
-                     "r"((int64_t)(step))                                                        \
+                     "r"((int64_t)(step)) \
                      : "memory")
-#define MPT__TILE_MULTIPLY(c, a, b)                                                      \
+#define MPT__TILE_MULTIPLY(c, a, b) \
     __asm__ volatile("{tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c "|tdpbf16ps tmm" #c \
-                     ", tmm" #a ", tmm" #b "}" ::                                        \
+                     ", tmm" #a ", tmm" #b "}" :: \
                          : "memory")
 #endif
 
 /* C += A B for the tiles of A and B that are loaded. */
-#define MPT__AMX_PRODUCT                     \
-    MPT__TILE_MULTIPLY(0, 4, 6);             \
+#define MPT__AMX_PRODUCT \
+    MPT__TILE_MULTIPLY(0, 4, 6); \
     if (across) MPT__TILE_MULTIPLY(1, 4, 7); \
-    if (down) MPT__TILE_MULTIPLY(2, 5, 6);   \
+    if (down) MPT__TILE_MULTIPLY(2, 5, 6); \
     if (across && down) MPT__TILE_MULTIPLY(3, 5, 7);
-#define MPT__AMX_LOAD_A(part)                            \
+#define MPT__AMX_LOAD_A(part) \
     MPT__TILE_LOAD(4, a + (part)*2 * MPT__AMX_TILE, 64); \
     if (down) MPT__TILE_LOAD(5, a + ((part)*2 + 1) * MPT__AMX_TILE, 64);
-#define MPT__AMX_LOAD_B(part)                            \
+#define MPT__AMX_LOAD_B(part) \
     MPT__TILE_LOAD(6, b + (part)*2 * MPT__AMX_TILE, 64); \
     if (across) MPT__TILE_LOAD(7, b + ((part)*2 + 1) * MPT__AMX_TILE, 64);
 
@@ -13923,19 +13923,19 @@ enum { MPT__AMX_RATE = 4 };
 enum { MPT__AMX_RATE = 400 };
 #endif
 
-#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE)                                        \
+#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE) \
     static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, int how) {         \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS);              \
-    }                                                                                     \
-    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
-                         int64_t count, int64_t k, int64_t depth) {                       \
-        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth,                   \
-                                (PRODUCTS) > 1 ? 2 : 1);                                  \
-    }                                                                                     \
-    static const mpt__gemm_level N##_gemm_level = {                                       \
-        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
-        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,          \
+                         float *c, int64_t ldc, int rows, int columns, int how) { \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS); \
+    } \
+    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
+                         int64_t count, int64_t k, int64_t depth) { \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, \
+                                (PRODUCTS) > 1 ? 2 : 1); \
+    } \
+    static const mpt__gemm_level N##_gemm_level = { \
+        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL, \
+        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish, \
         mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false, 0};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
@@ -14097,15 +14097,15 @@ MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *si
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
 #define MPT__QUADS_ZERO(i, V, W) V##_f w##i = V##_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
-#define MPT__QUADS_STEP(i, V, W)                       \
-    {                                                  \
+#define MPT__QUADS_STEP(i, V, W) \
+    { \
         const uint16x8_t pair = vld1q_u16(of + 8 * i); \
-        w##i = mpt__quads_sum(w##i, pair, b0);         \
-        x##i = mpt__quads_sum(x##i, pair, b1);         \
-        y##i = mpt__quads_sum(y##i, pair, b2);         \
-        z##i = mpt__quads_sum(z##i, pair, b3);         \
+        w##i = mpt__quads_sum(w##i, pair, b0); \
+        x##i = mpt__quads_sum(x##i, pair, b1); \
+        y##i = mpt__quads_sum(y##i, pair, b2); \
+        z##i = mpt__quads_sum(z##i, pair, b3); \
     }
-#define MPT__QUADS_STORE(i, V, W)                           \
+#define MPT__QUADS_STORE(i, V, W) \
     mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
     mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
 
@@ -14124,19 +14124,19 @@ MPT__QUADS_OP void mpt__quads_store(float *to, int64_t ld, bool add, mpt__v4_f l
 }
 
 /* A whole tile of 2 PAIRS rows. */
-#define MPT__QUADS_TILE(PAIRS)                                                                   \
+#define MPT__QUADS_TILE(PAIRS) \
     MPT__QUADS_FN void mpt__quads##PAIRS(int64_t depth, const char *a, const char *b, float *to, \
-                                         int64_t ld, bool add) {                                 \
-        const uint16_t *of = (const uint16_t *)(const void *)a;                                  \
-        const uint16_t *from = (const uint16_t *)(const void *)b;                                \
-        MPT__ROWS_##PAIRS(MPT__QUADS_ZERO, mpt__v4, 4);                                          \
-        for (; depth > 0; depth -= 4) {                                                          \
-            const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8);                     \
-            const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24);               \
-            MPT__ROWS_##PAIRS(MPT__QUADS_STEP, mpt__v4, 4);                                      \
-            of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS;                           \
-        }                                                                                        \
-        MPT__ROWS_##PAIRS(MPT__QUADS_STORE, mpt__v4, 4)                                          \
+                                         int64_t ld, bool add) { \
+        const uint16_t *of = (const uint16_t *)(const void *)a; \
+        const uint16_t *from = (const uint16_t *)(const void *)b; \
+        MPT__ROWS_##PAIRS(MPT__QUADS_ZERO, mpt__v4, 4); \
+        for (; depth > 0; depth -= 4) { \
+            const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8); \
+            const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24); \
+            MPT__ROWS_##PAIRS(MPT__QUADS_STEP, mpt__v4, 4); \
+            of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS; \
+        } \
+        MPT__ROWS_##PAIRS(MPT__QUADS_STORE, mpt__v4, 4) \
     }
 MPT__QUADS_TILE(2)
 MPT__QUADS_TILE(4)
@@ -15095,16 +15095,16 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
 /* ==== Levels ==== */
 
 /* What a level adds to those below it: products, and (WORDS) its words. */
-#define MPT__CPU_LEVEL(ISA, WORDS)                                                       \
-    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) {                           \
-        mpt__gemm_run(&mpt__##ISA##_gemm_level, call);                                   \
-    }                                                                                    \
+#define MPT__CPU_LEVEL(ISA, WORDS) \
+    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) { \
+        mpt__gemm_run(&mpt__##ISA##_gemm_level, call); \
+    } \
     static int64_t mpt__##ISA##_gemm_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
-    }                                                                                    \
-    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) {                                      \
-        WORDS;                                                                           \
-        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace);  \
+        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
+    } \
+    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) { \
+        WORDS; \
+        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace); \
     }
 
 #ifdef MPT__HAS_AVX2
@@ -15831,10 +15831,10 @@ MPT__NEON_OP void mpt__halves_store(uint16_t *to, mpt__halves x) { vst1q_u16(to,
 #define MPT__HALVES_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define MPT__HALVES_LOAD(k) x##k = mpt__halves_load(from + k * step, step, round);
 #define MPT__HALVES_STORE(k) mpt__halves_store(to + k * to_step, y##k);
-#define MPT__HALVES_PAIR(x, y, k, next, low, high)                                            \
+#define MPT__HALVES_PAIR(x, y, k, next, low, high) \
     y##low = MPT__HALVES_LOW(x##k, x##next), y##high = MPT__HALVES_HIGH(x##k, x##next);
-#define MPT__HALVES_TURN(x, y)                                                                \
-    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3)                     \
+#define MPT__HALVES_TURN(x, y) \
+    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3) \
     MPT__HALVES_PAIR(x, y, 2, 6, 4, 5) MPT__HALVES_PAIR(x, y, 3, 7, 6, 7)
 
 /* n rows of m elements, `step` bytes apart; the last tiles of a side reach back over what is done.
@@ -16552,15 +16552,15 @@ static int64_t mpt__conv_workspace(const mpt__gemm_level *level, const mpt__laun
 #endif
 
 /* One function per level, for the three kernels. */
-#define MPT__CONV_LEVEL(ISA)                                                             \
-    static void mpt__##ISA##_conv(const mpt__cpu_call *call) {                           \
-        mpt__conv_run(&mpt__##ISA##_gemm_level, call);                                   \
-    }                                                                                    \
+#define MPT__CONV_LEVEL(ISA) \
+    static void mpt__##ISA##_conv(const mpt__cpu_call *call) { \
+        mpt__conv_run(&mpt__##ISA##_gemm_level, call); \
+    } \
     static int64_t mpt__##ISA##_conv_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
+        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
     }
-#define MPT__CONV_ADD(ISA, LEVEL)                                                      \
-    if (cpu->isa == MPT_ISA_##LEVEL ||                                                 \
+#define MPT__CONV_ADD(ISA, LEVEL) \
+    if (cpu->isa == MPT_ISA_##LEVEL || \
         (cpu->isa > MPT_ISA_##LEVEL && mpt__isa_supported(MPT_ISA_##LEVEL, features))) \
         mpt__cpu_add(cpu, (mpt__kernel)k, mpt__##ISA##_conv, mpt__##ISA##_conv_workspace);
 #ifdef MPT__HAS_AVX2
@@ -18128,23 +18128,23 @@ static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int oper
 #ifdef MPT__HAS_PAIRS
 
 /* 8 rows by 2 W columns, from rows of pairs, o floats apart, and a panel of them. */
-#define MPT__ATTENTION_PUT(i, V, W)                                                \
-    if (i < rows) {                                                                \
-        V##_store_as(c + i * ldc, V##_mul(x##i, times), columns, MPT_F32);         \
+#define MPT__ATTENTION_PUT(i, V, W) \
+    if (i < rows) { \
+        V##_store_as(c + i * ldc, V##_mul(x##i, times), columns, MPT_F32); \
         V##_store_as(c + i * ldc + W, V##_mul(y##i, times), columns - W, MPT_F32); \
     }
-#define MPT__ATTENTION_TILE(V, W)                                                  \
-    MPT__PAIRS_FN void mpt__attention_pairs(                                       \
-        int64_t depth, const float *a0, int64_t o, const float *b, float *c,       \
-        int64_t ldc, int64_t rows, int64_t columns, float factor) {                \
-        const V##_f times = V##_set(factor);                                       \
-        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;                            \
-        MPT__ROWS_8(MPT__TILE_ZERO2, V, W);                                        \
-        for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * W) {                 \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W);                          \
-            MPT__ROWS_8(MPT__PAIRS_LINES2, V, W);                                  \
-        }                                                                          \
-        MPT__ROWS_8(MPT__ATTENTION_PUT, V, W);                                     \
+#define MPT__ATTENTION_TILE(V, W) \
+    MPT__PAIRS_FN void mpt__attention_pairs( \
+        int64_t depth, const float *a0, int64_t o, const float *b, float *c, \
+        int64_t ldc, int64_t rows, int64_t columns, float factor) { \
+        const V##_f times = V##_set(factor); \
+        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o; \
+        MPT__ROWS_8(MPT__TILE_ZERO2, V, W); \
+        for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * W) { \
+            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
+            MPT__ROWS_8(MPT__PAIRS_LINES2, V, W); \
+        } \
+        MPT__ROWS_8(MPT__ATTENTION_PUT, V, W); \
     }
 #ifdef MPTRAIN_EMULATE_AMX
 MPT__ATTENTION_TILE(mpt__v8, 8)
@@ -20631,17 +20631,17 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
 /* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
    the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
    on an object, which ends where it gives NULL. */
-#define MPT__HANDLES(kind, KIND)                                                                   \
-    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
-        mpt_##kind handle = {context, 0, 0};                                                       \
-        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
-        return handle;                                                                             \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
-        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
-                                             handle.generation);                                   \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
+#define MPT__HANDLES(kind, KIND) \
+    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) { \
+        mpt_##kind handle = {context, 0, 0}; \
+        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation; \
+        return handle; \
+    } \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) { \
+        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot, \
+                                             handle.generation); \
+    } \
+    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) { \
         return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
     }
 
@@ -21491,8 +21491,8 @@ static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, 
     return MPT_OK;
 }
 
-#define MPT__DEFINE_NEST(name, depth, change)                                       \
-    MPTRAIN_API mpt_status name(mpt_context *context) {                             \
+#define MPT__DEFINE_NEST(name, depth, change) \
+    MPTRAIN_API mpt_status name(mpt_context *context) { \
         return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
     }
 MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
@@ -22988,149 +22988,149 @@ MPT__END_LEVEL
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`
    means NULL. */
 /* Convolutions */
-#define MPT__CONV_OPS(O)                                 \
+#define MPT__CONV_OPS(O) \
     O(conv2d, LOW, conv, conv, conv, NONE, NONE, "Conv") \
     O(conv1d, LOW, conv, conv, conv, NONE, NONE, "Conv") \
     O(conv_transpose2d, LOW, conv, conv, conv, NONE, NONE, "ConvTranspose")
 
 /* Normalisation, pooling */
 #ifdef MPTRAIN_NO_ATTENTION
-#define MPT__ROW_NORM_OPS(O)                                                  \
+#define MPT__ROW_NORM_OPS(O) \
     O(layer_norm, ANY, no_rows, none, none, NONE, NONE, "LayerNormalization") \
     O(rms_norm, ANY, no_rows, none, none, NONE, NONE, "RMSNormalization")
 #else
-#define MPT__ROW_NORM_OPS(O)                                                             \
+#define MPT__ROW_NORM_OPS(O) \
     O(layer_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "LayerNormalization") \
     O(rms_norm, ANY, row_norm, normalise, normalise, NONE, NONE, "RMSNormalization")
 #endif
 #ifdef MPTRAIN_NO_CONV
-#define MPT__CHANNEL_NORM_OPS(O)                                                  \
+#define MPT__CHANNEL_NORM_OPS(O) \
     O(batch_norm, ANY, no_channels, none, none, NONE, NONE, "BatchNormalization") \
     O(group_norm, ANY, no_channels, none, none, NONE, NONE, "GroupNormalization") \
-    O(max_pool2d, ANY, no_channels, none, none, NONE, NONE, "MaxPool")            \
+    O(max_pool2d, ANY, no_channels, none, none, NONE, NONE, "MaxPool") \
     O(avg_pool2d, ANY, no_channels, none, none, NONE, NONE, "AveragePool")
 #else
-#define MPT__CHANNEL_NORM_OPS(O)                                                             \
+#define MPT__CHANNEL_NORM_OPS(O) \
     O(batch_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "BatchNormalization") \
     O(group_norm, ANY, channel_norm, normalise, normalise, NONE, NONE, "GroupNormalization") \
-    O(max_pool2d, INPUT, pooling, pooling, pooling, MAX, NONE, "MaxPool")                    \
+    O(max_pool2d, INPUT, pooling, pooling, pooling, MAX, NONE, "MaxPool") \
     O(avg_pool2d, INPUT, pooling, pooling, pooling, MEAN, NONE, "AveragePool")
 #endif
 #define MPT__NORM_OPS(O) MPT__ROW_NORM_OPS(O) MPT__CHANNEL_NORM_OPS(O)
 
 /* Embedding, attention */
 #ifdef MPTRAIN_NO_ATTENTION
-#define MPT__ATTENTION_OPS(O)                                                      \
-    O(embedding, ANY, no_attention, none, none, NONE, NONE, "Gather")              \
+#define MPT__ATTENTION_OPS(O) \
+    O(embedding, ANY, no_attention, none, none, NONE, NONE, "Gather") \
     O(scaled_dot_product_attention, ANY, no_attention, none, none, NONE, NONE, "") \
     O(linear_cross_entropy, ANY, no_attention, none, none, NONE, NONE, "")
 #else
-#define MPT__ATTENTION_OPS(O)                                                                      \
-    O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather")                       \
+#define MPT__ATTENTION_OPS(O) \
+    O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather") \
     O(scaled_dot_product_attention, LOW, attention, attention, attention, NONE, NONE, "Attention") \
     O(linear_cross_entropy, LOSS, linear_nll, linear_nll, linear_nll, NONE, NONE, "")
 #endif
 
-#define MPT__OPS(O)                                                                           \
-    O(add, INPUT, binary, binary, add, ADD, NONE, "Add")                                      \
-    O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub")                                       \
-    O(mul, INPUT, binary, binary, mul, MUL, NONE, "Mul")                                      \
-    O(div, INPUT, binary, binary, div, DIV, NONE, "Div")                                      \
-    O(add_scalar, INPUT, unary, unary, pass, ADD_SCALAR, NONE, "Add")                         \
-    O(mul_scalar, INPUT, unary, unary, linear_unary, MUL_SCALAR, MUL_SCALAR, "Mul")           \
-    O(neg, INPUT, unary, unary, linear_unary, NEG, NEG, "Neg")                                \
-    O(exp, FP32, unary, unary_keep_out, unary, EXP, MUL, "Exp")                               \
-    O(log, FP32, unary, unary_keep_in, unary, LOG, DIV, "Log")                                \
-    O(sqrt, INPUT, unary, unary_keep_out, unary, SQRT, SQRT_BACKWARD, "Sqrt")                 \
-    O(relu, INPUT, unary, unary_keep_out, unary, RELU, RELU_BACKWARD, "Relu")                 \
-    O(gelu, INPUT, unary, unary_keep_in, unary, GELU, GELU_BACKWARD, "Gelu")                  \
-    O(gelu_tanh, INPUT, unary, unary_keep_in, unary, GELU_TANH, GELU_TANH_BACKWARD, "Gelu")   \
-    O(tanh, INPUT, unary, unary_keep_out, unary, TANH, TANH_BACKWARD, "Tanh")                 \
-    O(sigmoid, INPUT, unary, unary_keep_out, unary, SIGMOID, SIGMOID_BACKWARD, "Sigmoid")     \
-    O(isnan, INPUT, predicate, unary, none, ISNAN, NONE, "IsNaN")                             \
-    O(isinf, INPUT, predicate, unary, none, ISINF, NONE, "IsInf")                             \
-    O(equal, ANY, equal, binary, none, EQUAL, NONE, "Equal")                                  \
-    O(lt, ANY, equal, binary, none, LESS, NONE, "Less")                                       \
-    O(le, ANY, equal, binary, none, LESS_EQUAL, NONE, "LessOrEqual")                          \
-    O(gt, ANY, equal, binary, none, GREATER, NONE, "Greater")                                 \
-    O(ge, ANY, equal, binary, none, GREATER_EQUAL, NONE, "GreaterOrEqual")                    \
-    O(ne, ANY, equal, binary, none, NOT_EQUAL, NONE, "")                                      \
-    O(logical_and, ANY, logical, binary, none, AND, NONE, "And")                              \
-    O(logical_or, ANY, logical, binary, none, OR, NONE, "Or")                                 \
-    O(logical_not, ANY, predicate, unary, none, NOT, NONE, "Not")                             \
-    O(log1p, FP32, unary, unary_keep_in, unary, LOG1P, LOG1P_BACKWARD, "")                    \
-    O(rsqrt, FP32, unary, unary_keep_out, unary, RSQRT, RSQRT_BACKWARD, "")                   \
-    O(pow, FP32, binary, binary_keep, pow, POW, NONE, "Pow")                                  \
-    O(pow_scalar, FP32, unary, pow_scalar, unary, POW_SCALAR, POW_SCALAR_BACKWARD, "Pow")     \
-    O(abs, INPUT, unary, unary_keep_in, unary, ABS, ABS_BACKWARD, "Abs")                      \
-    O(sign, INPUT, unary, unary, linear_unary, SIGN, MUL_SCALAR, "Sign")                      \
-    O(sin, INPUT, unary, unary_keep_in, unary, SIN, SIN_BACKWARD, "Sin")                      \
-    O(cos, INPUT, unary, unary_keep_in, unary, COS, COS_BACKWARD, "Cos")                      \
-    O(clamp, INPUT, unary, unary_keep_in, unary, CLAMP, CLAMP_BACKWARD, "Clip")               \
-    O(minimum, INPUT, binary, binary_keep, extremum, MINIMUM, NONE, "Min")                    \
-    O(maximum, INPUT, binary, binary_keep, extremum, MAXIMUM, NONE, "Max")                    \
-    O(where, ANY, where, where, where, NONE, NONE, "Where")                                   \
-    O(leaky_relu, INPUT, unary, unary_keep_in, unary, LEAKY_RELU, LEAKY_RELU_BACKWARD,        \
-      "LeakyRelu")                                                                            \
-    O(elu, INPUT, unary, unary_keep_in, unary, ELU, ELU_BACKWARD, "Elu")                      \
-    O(silu, INPUT, unary, unary_keep_in, unary, SILU, SILU_BACKWARD, "")                      \
-    O(softplus, FP32, unary, unary_keep_in, unary, SOFTPLUS, SOFTPLUS_BACKWARD, "")           \
-    O(hardtanh, INPUT, unary, unary_keep_in, unary, CLAMP, HARDTANH_BACKWARD, "Clip")         \
-    O(scale_loss, LOSS, unary, scale_loss, scale_loss, MUL_SLOT, MUL_SLOT, "Mul")             \
-    O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul")                              \
-    O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm")                                \
-    O(sum, FP32, reduce, reduce, reduce, SUM, NONE, "ReduceSum")                              \
-    O(mean, FP32, reduce, reduce, reduce, MEAN, NONE, "ReduceMean")                           \
-    O(max, INPUT, reduce, max, max, MAX, NONE, "ReduceMax")                                   \
-    O(argmax, INPUT, argmax, argmax, none, NONE, NONE, "ArgMax")                              \
-    O(min, INPUT, reduce, max, max, MIN, NONE, "ReduceMin")                                   \
-    O(argmin, INPUT, argmax, argmax, none, MIN, NONE, "ArgMin")                               \
-    O(prod, FP32, reduce, prod, prod, PROD, NONE, "ReduceProd")                               \
-    O(var, INPUT, var, var, var, NONE, NONE, "")                                              \
-    O(std, INPUT, var, var, var, SQRT, NONE, "")                                              \
-    O(norm, FP32, norm, norm, norm, NONE, NONE, "")                                           \
-    O(logsumexp, FP32, reduce, logsumexp, logsumexp, NONE, NONE, "ReduceLogSumExp")           \
-    O(cumsum, FP32, softmax, cumsum, cumsum, NONE, NONE, "CumSum")                            \
-    O(softmax, FP32, softmax, softmax, softmax, SOFTMAX, SOFTMAX, "Softmax")                  \
-    O(log_softmax, FP32, softmax, softmax, softmax, LOG_SOFTMAX, LOG_SOFTMAX, "LogSoftmax")   \
-    O(dropout, INPUT, unary, dropout, dropout, NONE, NONE, "Dropout")                         \
-    O(reshape, ANY, reshape, reshape, reshape, NONE, NONE, "Reshape")                         \
-    O(permute, ANY, permute, none, permute, NONE, NONE, "Transpose")                          \
-    O(slice, ANY, slice, none, slice, NONE, NONE, "Slice")                                    \
-    O(expand, ANY, expand, none, expand, NONE, NONE, "Expand")                                \
-    O(clone, ANY, clone, copy, pass, NONE, NONE, "Identity")                                  \
-    O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast")                                        \
-    O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat")                                        \
-    O(gather, ANY, gather, gather, gather, NONE, NONE, "GatherElements")                      \
-    O(index_select, ANY, index_select, gather, gather, NONE, NONE, "Gather")                  \
+#define MPT__OPS(O) \
+    O(add, INPUT, binary, binary, add, ADD, NONE, "Add") \
+    O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub") \
+    O(mul, INPUT, binary, binary, mul, MUL, NONE, "Mul") \
+    O(div, INPUT, binary, binary, div, DIV, NONE, "Div") \
+    O(add_scalar, INPUT, unary, unary, pass, ADD_SCALAR, NONE, "Add") \
+    O(mul_scalar, INPUT, unary, unary, linear_unary, MUL_SCALAR, MUL_SCALAR, "Mul") \
+    O(neg, INPUT, unary, unary, linear_unary, NEG, NEG, "Neg") \
+    O(exp, FP32, unary, unary_keep_out, unary, EXP, MUL, "Exp") \
+    O(log, FP32, unary, unary_keep_in, unary, LOG, DIV, "Log") \
+    O(sqrt, INPUT, unary, unary_keep_out, unary, SQRT, SQRT_BACKWARD, "Sqrt") \
+    O(relu, INPUT, unary, unary_keep_out, unary, RELU, RELU_BACKWARD, "Relu") \
+    O(gelu, INPUT, unary, unary_keep_in, unary, GELU, GELU_BACKWARD, "Gelu") \
+    O(gelu_tanh, INPUT, unary, unary_keep_in, unary, GELU_TANH, GELU_TANH_BACKWARD, "Gelu") \
+    O(tanh, INPUT, unary, unary_keep_out, unary, TANH, TANH_BACKWARD, "Tanh") \
+    O(sigmoid, INPUT, unary, unary_keep_out, unary, SIGMOID, SIGMOID_BACKWARD, "Sigmoid") \
+    O(isnan, INPUT, predicate, unary, none, ISNAN, NONE, "IsNaN") \
+    O(isinf, INPUT, predicate, unary, none, ISINF, NONE, "IsInf") \
+    O(equal, ANY, equal, binary, none, EQUAL, NONE, "Equal") \
+    O(lt, ANY, equal, binary, none, LESS, NONE, "Less") \
+    O(le, ANY, equal, binary, none, LESS_EQUAL, NONE, "LessOrEqual") \
+    O(gt, ANY, equal, binary, none, GREATER, NONE, "Greater") \
+    O(ge, ANY, equal, binary, none, GREATER_EQUAL, NONE, "GreaterOrEqual") \
+    O(ne, ANY, equal, binary, none, NOT_EQUAL, NONE, "") \
+    O(logical_and, ANY, logical, binary, none, AND, NONE, "And") \
+    O(logical_or, ANY, logical, binary, none, OR, NONE, "Or") \
+    O(logical_not, ANY, predicate, unary, none, NOT, NONE, "Not") \
+    O(log1p, FP32, unary, unary_keep_in, unary, LOG1P, LOG1P_BACKWARD, "") \
+    O(rsqrt, FP32, unary, unary_keep_out, unary, RSQRT, RSQRT_BACKWARD, "") \
+    O(pow, FP32, binary, binary_keep, pow, POW, NONE, "Pow") \
+    O(pow_scalar, FP32, unary, pow_scalar, unary, POW_SCALAR, POW_SCALAR_BACKWARD, "Pow") \
+    O(abs, INPUT, unary, unary_keep_in, unary, ABS, ABS_BACKWARD, "Abs") \
+    O(sign, INPUT, unary, unary, linear_unary, SIGN, MUL_SCALAR, "Sign") \
+    O(sin, INPUT, unary, unary_keep_in, unary, SIN, SIN_BACKWARD, "Sin") \
+    O(cos, INPUT, unary, unary_keep_in, unary, COS, COS_BACKWARD, "Cos") \
+    O(clamp, INPUT, unary, unary_keep_in, unary, CLAMP, CLAMP_BACKWARD, "Clip") \
+    O(minimum, INPUT, binary, binary_keep, extremum, MINIMUM, NONE, "Min") \
+    O(maximum, INPUT, binary, binary_keep, extremum, MAXIMUM, NONE, "Max") \
+    O(where, ANY, where, where, where, NONE, NONE, "Where") \
+    O(leaky_relu, INPUT, unary, unary_keep_in, unary, LEAKY_RELU, LEAKY_RELU_BACKWARD, \
+      "LeakyRelu") \
+    O(elu, INPUT, unary, unary_keep_in, unary, ELU, ELU_BACKWARD, "Elu") \
+    O(silu, INPUT, unary, unary_keep_in, unary, SILU, SILU_BACKWARD, "") \
+    O(softplus, FP32, unary, unary_keep_in, unary, SOFTPLUS, SOFTPLUS_BACKWARD, "") \
+    O(hardtanh, INPUT, unary, unary_keep_in, unary, CLAMP, HARDTANH_BACKWARD, "Clip") \
+    O(scale_loss, LOSS, unary, scale_loss, scale_loss, MUL_SLOT, MUL_SLOT, "Mul") \
+    O(matmul, LOW, matmul, matmul, matmul, NONE, NONE, "MatMul") \
+    O(linear, LOW, linear, linear, linear, NONE, NONE, "Gemm") \
+    O(sum, FP32, reduce, reduce, reduce, SUM, NONE, "ReduceSum") \
+    O(mean, FP32, reduce, reduce, reduce, MEAN, NONE, "ReduceMean") \
+    O(max, INPUT, reduce, max, max, MAX, NONE, "ReduceMax") \
+    O(argmax, INPUT, argmax, argmax, none, NONE, NONE, "ArgMax") \
+    O(min, INPUT, reduce, max, max, MIN, NONE, "ReduceMin") \
+    O(argmin, INPUT, argmax, argmax, none, MIN, NONE, "ArgMin") \
+    O(prod, FP32, reduce, prod, prod, PROD, NONE, "ReduceProd") \
+    O(var, INPUT, var, var, var, NONE, NONE, "") \
+    O(std, INPUT, var, var, var, SQRT, NONE, "") \
+    O(norm, FP32, norm, norm, norm, NONE, NONE, "") \
+    O(logsumexp, FP32, reduce, logsumexp, logsumexp, NONE, NONE, "ReduceLogSumExp") \
+    O(cumsum, FP32, softmax, cumsum, cumsum, NONE, NONE, "CumSum") \
+    O(softmax, FP32, softmax, softmax, softmax, SOFTMAX, SOFTMAX, "Softmax") \
+    O(log_softmax, FP32, softmax, softmax, softmax, LOG_SOFTMAX, LOG_SOFTMAX, "LogSoftmax") \
+    O(dropout, INPUT, unary, dropout, dropout, NONE, NONE, "Dropout") \
+    O(reshape, ANY, reshape, reshape, reshape, NONE, NONE, "Reshape") \
+    O(permute, ANY, permute, none, permute, NONE, NONE, "Transpose") \
+    O(slice, ANY, slice, none, slice, NONE, NONE, "Slice") \
+    O(expand, ANY, expand, none, expand, NONE, NONE, "Expand") \
+    O(clone, ANY, clone, copy, pass, NONE, NONE, "Identity") \
+    O(cast, ANY, cast, copy, pass, NONE, NONE, "Cast") \
+    O(cat, INPUT, cat, cat, cat, NONE, NONE, "Concat") \
+    O(gather, ANY, gather, gather, gather, NONE, NONE, "GatherElements") \
+    O(index_select, ANY, index_select, gather, gather, NONE, NONE, "Gather") \
     O(scatter_add, ANY, scatter_add, scatter_add, scatter_add, NONE, NONE, "ScatterElements") \
-    O(one_hot, ANY, one_hot, one_hot, none, NONE, NONE, "OneHot")                             \
-    O(flip, INPUT, softmax, flip, flip, NONE, NONE, "")                                       \
-    O(tril, INPUT, triangle, triangle, triangle, NONE, NONE, "Trilu")                         \
-    O(triu, INPUT, triangle, triangle, triangle, NONE, NONE, "Trilu")                         \
-    O(pad, INPUT, pad, pad, pad, NONE, NONE, "Pad")                                           \
-    O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss")                 \
-    O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss")    \
-    O(mse_loss, LOSS, pair, pair, pair, MSE, NONE, "")                                        \
-    O(user, ANY, none, none, user, NONE, NONE, "")                                            \
-    O(l1_loss, LOSS, pair, pair, pair, L1, NONE, "")                                          \
-    O(smooth_l1_loss, LOSS, pair, pair, pair, SMOOTH_L1, NONE, "")                            \
-    O(huber_loss, LOSS, pair, pair, pair, HUBER, NONE, "")                                    \
-    O(binary_cross_entropy_with_logits, LOSS, pair, pair, pair, BCE_WITH_LOGITS, NONE, "")    \
-    O(binary_cross_entropy, LOSS, pair, pair, pair, BCE, NONE, "")                            \
-    O(kl_div, LOSS, pair, pair, pair, KL_DIV, NONE, "")                                       \
-    O(gaussian_nll_loss, LOSS, pair, pair, pair, GAUSSIAN_NLL, NONE, "")                      \
-    O(soft_margin_loss, LOSS, pair, pair, pair, SOFT_MARGIN, NONE, "")                        \
-    O(hinge_embedding_loss, LOSS, pair, pair, pair, HINGE, NONE, "")                          \
-    O(margin_ranking_loss, LOSS, pair, pair, pair, RANKING, NONE, "")                         \
-    O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "")                         \
-    O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "")                            \
-    O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "")              \
-    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "")                           \
-    O(poisson_nll_loss, LOSS, pair, pair, pair, POISSON, NONE, "")                            \
-    O(multi_margin_loss, LOSS, pair, pair, pair, MULTI_MARGIN, NONE, "")                      \
-    O(interpolate, INPUT, interpolate, interpolate, interpolate, NONE, NONE, "Resize")        \
-    O(argsort, INPUT, argsort, argsort, none, NONE, NONE, "")                                 \
+    O(one_hot, ANY, one_hot, one_hot, none, NONE, NONE, "OneHot") \
+    O(flip, INPUT, softmax, flip, flip, NONE, NONE, "") \
+    O(tril, INPUT, triangle, triangle, triangle, NONE, NONE, "Trilu") \
+    O(triu, INPUT, triangle, triangle, triangle, NONE, NONE, "Trilu") \
+    O(pad, INPUT, pad, pad, pad, NONE, NONE, "Pad") \
+    O(nll_loss, LOSS, nll, nll, nll, NONE, NONE, "NegativeLogLikelihoodLoss") \
+    O(cross_entropy, LOSS, nll, nll, cross_entropy, NONE, NONE, "SoftmaxCrossEntropyLoss") \
+    O(mse_loss, LOSS, pair, pair, pair, MSE, NONE, "") \
+    O(user, ANY, none, none, user, NONE, NONE, "") \
+    O(l1_loss, LOSS, pair, pair, pair, L1, NONE, "") \
+    O(smooth_l1_loss, LOSS, pair, pair, pair, SMOOTH_L1, NONE, "") \
+    O(huber_loss, LOSS, pair, pair, pair, HUBER, NONE, "") \
+    O(binary_cross_entropy_with_logits, LOSS, pair, pair, pair, BCE_WITH_LOGITS, NONE, "") \
+    O(binary_cross_entropy, LOSS, pair, pair, pair, BCE, NONE, "") \
+    O(kl_div, LOSS, pair, pair, pair, KL_DIV, NONE, "") \
+    O(gaussian_nll_loss, LOSS, pair, pair, pair, GAUSSIAN_NLL, NONE, "") \
+    O(soft_margin_loss, LOSS, pair, pair, pair, SOFT_MARGIN, NONE, "") \
+    O(hinge_embedding_loss, LOSS, pair, pair, pair, HINGE, NONE, "") \
+    O(margin_ranking_loss, LOSS, pair, pair, pair, RANKING, NONE, "") \
+    O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "") \
+    O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "") \
+    O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "") \
+    O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "") \
+    O(poisson_nll_loss, LOSS, pair, pair, pair, POISSON, NONE, "") \
+    O(multi_margin_loss, LOSS, pair, pair, pair, MULTI_MARGIN, NONE, "") \
+    O(interpolate, INPUT, interpolate, interpolate, interpolate, NONE, NONE, "Resize") \
+    O(argsort, INPUT, argsort, argsort, none, NONE, NONE, "") \
     MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
 
 typedef enum mpt__op_id {
@@ -26578,13 +26578,13 @@ MPT__END_LEVEL
 static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
     {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
-    {#id,                                                                     \
-     onnx,                                                                    \
-     MPT__POLICY_##policy,                                                    \
-     mpt__##shape##_shape,                                                    \
-     mpt__##forward##_forward,                                                \
-     mpt__##backward##_backward,                                              \
-     MPT__FN_##fn,                                                            \
+    {#id, \
+     onnx, \
+     MPT__POLICY_##policy, \
+     mpt__##shape##_shape, \
+     mpt__##forward##_forward, \
+     mpt__##backward##_backward, \
+     MPT__FN_##fn, \
      MPT__FN_##backward_fn},
     MPT__OPS(MPT__ROW)
 #undef MPT__ROW
@@ -26608,9 +26608,9 @@ MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
 
 /* ==== One input, no attributes; two inputs, no attributes ==== */
 
-#define MPT__DEFINE_UNARY(id)                                             \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) {                       \
-        mpt__attributes attributes = mpt__no_attributes;                  \
+#define MPT__DEFINE_UNARY(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) { \
+        mpt__attributes attributes = mpt__no_attributes; \
         return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
     }
 MPT__DEFINE_UNARY(neg)
@@ -26642,9 +26642,9 @@ static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor
     return mpt__apply1(name, op, in, 2, &attributes);
 }
 
-#define MPT__DEFINE_BINARY(id)                                    \
+#define MPT__DEFINE_BINARY(id) \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor a, mpt_tensor b) { \
-        return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b);       \
+        return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b); \
     }
 MPT__DEFINE_BINARY(add)
 MPT__DEFINE_BINARY(sub)
@@ -26684,8 +26684,8 @@ static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, do
     return out;
 }
 
-#define MPT__DEFINE_COMPARISON(id, op)                                            \
-    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) {        \
+#define MPT__DEFINE_COMPARISON(id, op) \
+    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) { \
         return mpt__compare_number("mpt_" #id "_scalar", MPT__OP_##op, x, value); \
     }
 MPT__DEFINE_COMPARISON(lt, lt)
@@ -26771,9 +26771,9 @@ static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim
     return mpt__apply_dim_number(name, op, x, dim, keep_dim, 0.0);
 }
 
-#define MPT__DEFINE_REDUCTION(id)                                           \
+#define MPT__DEFINE_REDUCTION(id) \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x, int dim, bool keep_dim) { \
-        return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim);  \
+        return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim); \
     }
 MPT__DEFINE_REDUCTION(sum)
 MPT__DEFINE_REDUCTION(mean)
@@ -27359,12 +27359,12 @@ MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
 
 /* ---- Pairs ---- */
 
-#define MPT__DEFINE_PAIR(id)                                                             \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target,                 \
-                                    mpt_reduction reduction) {                           \
-        mpt_tensor in[2];                                                                \
-        in[0] = input, in[1] = target;                                                   \
-        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);               \
+#define MPT__DEFINE_PAIR(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0); \
         return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
     }
 MPT__DEFINE_PAIR(mse_loss)
@@ -27373,17 +27373,17 @@ MPT__DEFINE_PAIR(soft_margin_loss)
 #undef MPT__DEFINE_PAIR
 
 /* With a number that must be `good`. A beta of 0 makes smooth_l1_loss l1_loss, 0 / 0 else. */
-#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good)                             \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number,  \
-                                    mpt_reduction reduction) {                           \
-        mpt_tensor in[2];                                                                \
-        in[0] = input, in[1] = target;                                                   \
-        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0);    \
-        mpt_context *context = mpt__context_of(in, 2);                                   \
-        if (!mpt__good_number(context, "mpt_" #id, #number, number, good))               \
-            return mpt__null(context);                                                   \
-        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0))                   \
-            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;              \
+#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0); \
+        mpt_context *context = mpt__context_of(in, 2); \
+        if (!mpt__good_number(context, "mpt_" #id, #number, number, good)) \
+            return mpt__null(context); \
+        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0)) \
+            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1; \
         return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
     }
 MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")
@@ -27866,40 +27866,40 @@ typedef struct mpt__module_parameter {
 /* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
    gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
    linear layer before it takes into its own call. A new layer is a row here and a constructor. */
-#define MPT__LAYERS(L)                    \
-    L(user, none, 0, NONE)                \
-    L(sequential, none, 0, NONE)          \
-    L(list, none, 0, NONE)                \
-    L(linear, linear, 3, NONE)            \
-    L(relu, relu, 1, RELU)                \
-    L(gelu, gelu, 1, GELU)                \
-    L(tanh, tanh, 1, TANH)                \
-    L(sigmoid, sigmoid, 1, SIGMOID)       \
-    L(softmax, softmax, 1, NONE)          \
-    L(log_softmax, log_softmax, 1, NONE)  \
-    L(dropout, none, 0, NONE)             \
-    L(flatten, none, 0, NONE)             \
+#define MPT__LAYERS(L) \
+    L(user, none, 0, NONE) \
+    L(sequential, none, 0, NONE) \
+    L(list, none, 0, NONE) \
+    L(linear, linear, 3, NONE) \
+    L(relu, relu, 1, RELU) \
+    L(gelu, gelu, 1, GELU) \
+    L(tanh, tanh, 1, TANH) \
+    L(sigmoid, sigmoid, 1, SIGMOID) \
+    L(softmax, softmax, 1, NONE) \
+    L(log_softmax, log_softmax, 1, NONE) \
+    L(dropout, none, 0, NONE) \
+    L(flatten, none, 0, NONE) \
     L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
-    L(silu, silu, 1, NONE)                \
-    L(leaky_relu, leaky_relu, 1, NONE)    \
-    L(elu, elu, 1, NONE)                  \
-    L(softplus, softplus, 1, NONE)        \
-    L(hardtanh, hardtanh, 1, NONE)        \
-    L(upsample, interpolate, 1, NONE)     \
+    L(silu, silu, 1, NONE) \
+    L(leaky_relu, leaky_relu, 1, NONE) \
+    L(elu, elu, 1, NONE) \
+    L(softplus, softplus, 1, NONE) \
+    L(hardtanh, hardtanh, 1, NONE) \
+    L(upsample, interpolate, 1, NONE) \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
-#define MPT__CONV_LAYERS(L)    \
+#define MPT__CONV_LAYERS(L) \
     L(conv2d, conv2d, 3, NONE) \
     L(conv1d, conv1d, 3, NONE) \
     L(conv_transpose2d, conv_transpose2d, 3, NONE)
-#define MPT__NORM_LAYERS(L)            \
+#define MPT__NORM_LAYERS(L) \
     L(layer_norm, layer_norm, 3, NONE) \
-    L(rms_norm, rms_norm, 3, NONE)     \
-    L(batch_norm1d, none, 0, NONE)     \
-    L(batch_norm2d, none, 0, NONE)     \
+    L(rms_norm, rms_norm, 3, NONE) \
+    L(batch_norm1d, none, 0, NONE) \
+    L(batch_norm2d, none, 0, NONE) \
     L(group_norm, group_norm, 3, NONE) \
     L(max_pool2d, max_pool2d, 1, NONE) \
     L(avg_pool2d, avg_pool2d, 1, NONE)
-#define MPT__ATTENTION_LAYERS(L)     \
+#define MPT__ATTENTION_LAYERS(L) \
     L(embedding, embedding, 2, NONE) \
     L(multi_head_attention, none, 0, NONE)
 
@@ -28351,9 +28351,9 @@ MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, i
 }
 
 /* Layers that nothing need be told. */
-#define MPT__DEFINE_LAYER(name)                                                              \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) {                             \
-        return mpt__layer_made(context,                                                      \
+#define MPT__DEFINE_LAYER(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) { \
+        return mpt__layer_made(context, \
                                mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
     }
 MPT__DEFINE_LAYER(relu)
@@ -28443,17 +28443,17 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
     return mpt__module_handle(context, NULL);
 }
 
-#define MPT__DEFINE_CONTAINER(name, layer)                                               \
+#define MPT__DEFINE_CONTAINER(name, layer) \
     MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
-                                        int count) {                                     \
-        return mpt__container_new(context, #name, layer, modules, count);                \
-    }                                                                                    \
-    MPTRAIN_API mpt_module name(mpt_context *context, ...) {                             \
-        va_list arguments;                                                               \
-        va_start(arguments, context);                                                    \
-        mpt_module made = mpt__gathered_new(context, #name, layer, arguments);           \
-        va_end(arguments);                                                               \
-        return made;                                                                     \
+                                        int count) { \
+        return mpt__container_new(context, #name, layer, modules, count); \
+    } \
+    MPTRAIN_API mpt_module name(mpt_context *context, ...) { \
+        va_list arguments; \
+        va_start(arguments, context); \
+        mpt_module made = mpt__gathered_new(context, #name, layer, arguments); \
+        va_end(arguments); \
+        return made; \
     }
 MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
 MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
@@ -29912,8 +29912,8 @@ static const mpt__rule mpt__sgd_rule = {
     {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
-#define MPT__ADAM_SETTINGS                                            \
-    {                                                                 \
+#define MPT__ADAM_SETTINGS \
+    { \
         {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
     }
 static const mpt__rule mpt__adam_rule = {
@@ -30269,10 +30269,10 @@ static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optim
 /* ==== The pending multiplier ==== */
 
 /* For each state of an optimizer that has gradients now. */
-#define MPT__EACH_STATE(state, optimizer)                                  \
-    for (mpt__optim_state *state = (optimizer)->states,                    \
+#define MPT__EACH_STATE(state, optimizer) \
+    for (mpt__optim_state *state = (optimizer)->states, \
                           *state##_end = state + (optimizer)->state_count; \
-         state < state##_end; state++)                                     \
+         state < state##_end; state++) \
         if (state->rows)
 
 /* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
@@ -32759,13 +32759,13 @@ static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
     return config ? *config : mpt_norm_config_default();
 }
 
-#define MPT__DEFINE_ROW_NORM(name)                                                               \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape,                  \
-                                         const mpt_norm_config *given) {                         \
-        mpt_norm_config config = mpt__norm_config_of(given);                                     \
-        return mpt__layer_made(context,                                                          \
+#define MPT__DEFINE_ROW_NORM(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
+                                         const mpt_norm_config *given) { \
+        mpt_norm_config config = mpt__norm_config_of(given); \
+        return mpt__layer_made(context, \
                                mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
-                                             shape.rank, &config, MPT__ROW_NORMS));              \
+                                             shape.rank, &config, MPT__ROW_NORMS)); \
     }
 MPT__DEFINE_ROW_NORM(layer_norm)
 MPT__DEFINE_ROW_NORM(rms_norm)
@@ -32782,20 +32782,20 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
     return mpt__layer_made(context, module);
 }
 
-#define MPT__DEFINE_BATCH_NORM(name)                                                              \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features,                  \
-                                         const mpt_norm_config *given) {                          \
-        mpt_norm_config config = mpt__norm_config_of(given);                                      \
-        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name,          \
+#define MPT__DEFINE_BATCH_NORM(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features, \
+                                         const mpt_norm_config *given) { \
+        mpt_norm_config config = mpt__norm_config_of(given); \
+        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, \
                                             MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS); \
-        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))                \
-            mpt__error(context, MPT_ERROR_ARGUMENT,                                               \
-                       "momentum %g: expected at most 1 (negative: the mean of all)",             \
-                       config.momentum);                                                          \
-        if (module) module->attributes.index[2] = config.relu;                                    \
-        if (module && context->base.status == MPT_OK && config.track)                             \
-            mpt__running_new(context, module, features, config.momentum);                         \
-        return mpt__layer_made(context, module);                                                  \
+        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0)) \
+            mpt__error(context, MPT_ERROR_ARGUMENT, \
+                       "momentum %g: expected at most 1 (negative: the mean of all)", \
+                       config.momentum); \
+        if (module) module->attributes.index[2] = config.relu; \
+        if (module && context->base.status == MPT_OK && config.track) \
+            mpt__running_new(context, module, features, config.momentum); \
+        return mpt__layer_made(context, module); \
     }
 MPT__DEFINE_BATCH_NORM(batch_norm1d)
 MPT__DEFINE_BATCH_NORM(batch_norm2d)
@@ -32907,24 +32907,24 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
 }
 
-#define MPT__DEFINE_POOL(kind)                                                                    \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) {     \
-        mpt__attributes attributes = mpt__pooling_attributes(config);                             \
-        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes);  \
-    }                                                                                             \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) {     \
-        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config);     \
-    }                                                                                             \
-    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,             \
-                                                        int64_t width) {                          \
-        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                     \
-        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,       \
-                           &attributes);                                                          \
-    }                                                                                             \
-    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                           \
-                                                  const mpt_pool_config *config) {                \
+#define MPT__DEFINE_POOL(kind) \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config); \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
+                                                        int64_t width) { \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
+                           &attributes); \
+    } \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, \
+                                                  const mpt_pool_config *config) { \
         return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
-                                  mpt__pooling_attributes(config));                               \
+                                  mpt__pooling_attributes(config)); \
     }
 
 static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,

@@ -341,7 +341,7 @@ unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
 }
 
 /* The loop of a kernel over `count` pieces of work. */
-#define MPT__EACH(i, count)                                                          \
+#define MPT__EACH(i, count) \
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < (count); \
          i += (long long)gridDim.x * blockDim.x)
 
@@ -726,90 +726,90 @@ __device__ __forceinline__ float mpt__pow_exponent(float a, float b) {
 }
 
 /* R(name, value): as in 30_cpu_ref.c; a the element, b the second one, c and d the constants. */
-#define MPT__UNARY_FUNCTIONS(R)                                 \
-    R(NEG, -a)                                                  \
-    R(EXP, expf(a))                                             \
-    R(LOG, logf(a))                                             \
-    R(SQRT, sqrtf(a))                                           \
-    R(RELU, a > 0 || a != a ? a : 0.0f)                         \
-    R(GELU, 0.5f * a * (1.0f + erff(a * MPT__SQRT_HALF)))       \
+#define MPT__UNARY_FUNCTIONS(R) \
+    R(NEG, -a) \
+    R(EXP, expf(a)) \
+    R(LOG, logf(a)) \
+    R(SQRT, sqrtf(a)) \
+    R(RELU, a > 0 || a != a ? a : 0.0f) \
+    R(GELU, 0.5f * a * (1.0f + erff(a * MPT__SQRT_HALF))) \
     R(GELU_TANH, 0.5f * a * (1.0f + tanhf(mpt__gelu_inner(a)))) \
-    R(TANH, tanhf(a))                                           \
-    R(SIGMOID, mpt__sigmoid(a))                                 \
-    R(ADD_SCALAR, a + c)                                        \
-    R(MUL_SCALAR, a *c)                                         \
-    R(MUL_SLOT, a *c)                                           \
-    R(ISNAN, a != a ? 1.0f : 0.0f)                              \
-    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f)                \
-    R(NOT, a == 0 ? 1.0f : 0.0f)                                \
-    R(LOG1P, log1pf(a))                                         \
-    R(RSQRT, 1.0f / sqrtf(a))                                   \
-    R(ABS, fabsf(a))                                            \
-    R(SIGN, mpt__sign(a))                                       \
-    R(SIN, mpt__sin(a))                                         \
-    R(COS, mpt__cos(a))                                         \
-    R(CLAMP, mpt__clamp(a, c, d))                               \
-    R(POW_SCALAR, mpt__pow(a, c))                               \
-    R(LEAKY_RELU, a > 0 ? a : a *c)                             \
-    R(ELU, a > 0 ? a : c *expm1f(a))                            \
-    R(SILU, a *mpt__sigmoid(a))                                 \
-    R(SOFTPLUS, mpt__softplus(a, c, d))                         \
-    R(FINITE, fabsf(a) == INFINITY ? 0.0f : a)                  \
+    R(TANH, tanhf(a)) \
+    R(SIGMOID, mpt__sigmoid(a)) \
+    R(ADD_SCALAR, a + c) \
+    R(MUL_SCALAR, a *c) \
+    R(MUL_SLOT, a *c) \
+    R(ISNAN, a != a ? 1.0f : 0.0f) \
+    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f) \
+    R(NOT, a == 0 ? 1.0f : 0.0f) \
+    R(LOG1P, log1pf(a)) \
+    R(RSQRT, 1.0f / sqrtf(a)) \
+    R(ABS, fabsf(a)) \
+    R(SIGN, mpt__sign(a)) \
+    R(SIN, mpt__sin(a)) \
+    R(COS, mpt__cos(a)) \
+    R(CLAMP, mpt__clamp(a, c, d)) \
+    R(POW_SCALAR, mpt__pow(a, c)) \
+    R(LEAKY_RELU, a > 0 ? a : a *c) \
+    R(ELU, a > 0 ? a : c *expm1f(a)) \
+    R(SILU, a *mpt__sigmoid(a)) \
+    R(SOFTPLUS, mpt__softplus(a, c, d)) \
+    R(FINITE, fabsf(a) == INFINITY ? 0.0f : a) \
     R(ONE_FOR_ZERO, a == 0 ? 1.0f : a)
 
-#define MPT__BINARY_FUNCTIONS(R)                      \
-    R(ADD, a + b)                                     \
-    R(SUB, a - b)                                     \
-    R(MUL, a *b)                                      \
-    R(DIV, a / b)                                     \
-    R(EQUAL, a == b ? 1.0f : 0.0f)                    \
-    R(NOT_EQUAL, a == b ? 0.0f : 1.0f)                \
-    R(LESS, a < b ? 1.0f : 0.0f)                      \
-    R(LESS_EQUAL, a <= b ? 1.0f : 0.0f)               \
-    R(GREATER, a > b ? 1.0f : 0.0f)                   \
-    R(GREATER_EQUAL, a >= b ? 1.0f : 0.0f)            \
-    R(AND, a != 0 && b != 0 ? 1.0f : 0.0f)            \
-    R(OR, a != 0 || b != 0 ? 1.0f : 0.0f)             \
-    R(MINIMUM, mpt__smaller(a, b))                    \
-    R(MAXIMUM, mpt__larger(a, b))                     \
-    R(POW, mpt__pow(a, b))                            \
-    R(KEEP, a == 0 ? -0.0f : a *b)                    \
-    R(DROP, a == 0 ? b : -0.0f)                       \
-    R(SHARE, a < b ? 0.0f : a == b ? 0.5f : 1.0f)     \
-    R(POW_SLOPE, mpt__pow_slope(a, b))                \
-    R(POW_EXPONENT, mpt__pow_exponent(a, b))          \
-    R(RELU_BACKWARD, a <= 0 ? 0.0f : b)               \
-    R(GELU_BACKWARD, b *mpt__gelu_slope(a))           \
+#define MPT__BINARY_FUNCTIONS(R) \
+    R(ADD, a + b) \
+    R(SUB, a - b) \
+    R(MUL, a *b) \
+    R(DIV, a / b) \
+    R(EQUAL, a == b ? 1.0f : 0.0f) \
+    R(NOT_EQUAL, a == b ? 0.0f : 1.0f) \
+    R(LESS, a < b ? 1.0f : 0.0f) \
+    R(LESS_EQUAL, a <= b ? 1.0f : 0.0f) \
+    R(GREATER, a > b ? 1.0f : 0.0f) \
+    R(GREATER_EQUAL, a >= b ? 1.0f : 0.0f) \
+    R(AND, a != 0 && b != 0 ? 1.0f : 0.0f) \
+    R(OR, a != 0 || b != 0 ? 1.0f : 0.0f) \
+    R(MINIMUM, mpt__smaller(a, b)) \
+    R(MAXIMUM, mpt__larger(a, b)) \
+    R(POW, mpt__pow(a, b)) \
+    R(KEEP, a == 0 ? -0.0f : a *b) \
+    R(DROP, a == 0 ? b : -0.0f) \
+    R(SHARE, a < b ? 0.0f : a == b ? 0.5f : 1.0f) \
+    R(POW_SLOPE, mpt__pow_slope(a, b)) \
+    R(POW_EXPONENT, mpt__pow_exponent(a, b)) \
+    R(RELU_BACKWARD, a <= 0 ? 0.0f : b) \
+    R(GELU_BACKWARD, b *mpt__gelu_slope(a)) \
     R(GELU_TANH_BACKWARD, b *mpt__gelu_tanh_slope(a)) \
-    R(TANH_BACKWARD, b *(1.0f - a * a))               \
-    R(SIGMOID_BACKWARD, b *a *(1.0f - a))             \
-    R(SQRT_BACKWARD, b / (2.0f * a))                  \
-    R(LOG1P_BACKWARD, b / (1.0f + a))                 \
-    R(RSQRT_BACKWARD, b * -0.5f * a * a * a)          \
-    R(ABS_BACKWARD, b *mpt__sign(a))                  \
-    R(SIN_BACKWARD, b *mpt__cos(a))                   \
-    R(COS_BACKWARD, -b * mpt__sin(a))                 \
-    R(CLAMP_BACKWARD, a > c && a < d ? b : 0.0f)    \
+    R(TANH_BACKWARD, b *(1.0f - a * a)) \
+    R(SIGMOID_BACKWARD, b *a *(1.0f - a)) \
+    R(SQRT_BACKWARD, b / (2.0f * a)) \
+    R(LOG1P_BACKWARD, b / (1.0f + a)) \
+    R(RSQRT_BACKWARD, b * -0.5f * a * a * a) \
+    R(ABS_BACKWARD, b *mpt__sign(a)) \
+    R(SIN_BACKWARD, b *mpt__cos(a)) \
+    R(COS_BACKWARD, -b * mpt__sin(a)) \
+    R(CLAMP_BACKWARD, a > c && a < d ? b : 0.0f) \
     R(HARDTANH_BACKWARD, a <= c || a >= d ? 0.0f : b) \
-    R(POW_SCALAR_BACKWARD, b *mpt__pow_slope(a, c))   \
-    R(LEAKY_RELU_BACKWARD, a > 0 ? b : b *c)          \
-    R(ELU_BACKWARD, a > 0 ? b : b *c *expf(a))        \
-    R(SILU_BACKWARD, b *mpt__silu_slope(a))           \
+    R(POW_SCALAR_BACKWARD, b *mpt__pow_slope(a, c)) \
+    R(LEAKY_RELU_BACKWARD, a > 0 ? b : b *c) \
+    R(ELU_BACKWARD, a > 0 ? b : b *c *expf(a)) \
+    R(SILU_BACKWARD, b *mpt__silu_slope(a)) \
     R(SOFTPLUS_BACKWARD, a *c > d ? b : b *mpt__sigmoid(a *c)) \
-    R(RATIO, a == 0 ? 0.0f : b / a)                   \
-    R(SQUARED_DIFFERENCE, (a - b) * (a - b))          \
-    R(EXP_DIFFERENCE, expf(a - b))                    \
+    R(RATIO, a == 0 ? 0.0f : b / a) \
+    R(SQUARED_DIFFERENCE, (a - b) * (a - b)) \
+    R(EXP_DIFFERENCE, expf(a - b)) \
     R(PROD_SHARE, b == 0 ? 1.0f / a : b == 1.0f && a == 0 ? 1.0f : 0.0f)
 
 template <int N>
 __device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c, float d) {
     switch (function) {
-#define MPT__ROW(id, value)           \
-    case MPT__FN_##id:                \
+#define MPT__ROW(id, value) \
+    case MPT__FN_##id: \
         for (int i = 0; i < N; i++) { \
-            const float a = x[i];     \
-            x[i] = value;             \
-        }                             \
+            const float a = x[i]; \
+            x[i] = value; \
+        } \
         break;
         MPT__UNARY_FUNCTIONS(MPT__ROW)
 #undef MPT__ROW
@@ -821,12 +821,12 @@ template <int N>
 __device__ __forceinline__ void mpt__binary_of(int function, float (&x)[N], const float (&y)[N],
                                                float c, float d) {
     switch (function) {
-#define MPT__ROW(id, value)                 \
-    case MPT__FN_##id:                      \
-        for (int i = 0; i < N; i++) {       \
+#define MPT__ROW(id, value) \
+    case MPT__FN_##id: \
+        for (int i = 0; i < N; i++) { \
             const float a = x[i], b = y[i]; \
-            x[i] = value;                   \
-        }                                   \
+            x[i] = value; \
+        } \
         break;
         MPT__BINARY_FUNCTIONS(MPT__ROW)
 #undef MPT__ROW
@@ -1743,8 +1743,8 @@ mpt_status mpt__cuda_find_nonfinite(const mpt__cuda_call *call) {
 #define MPT__LINE 1024 /* elements: longer lines get a block, shorter ones a warp */
 
 /* The loop of a kernel whose groups take `count` lines. */
-#define MPT__EACH_LINE(line, group, count)                                                    \
-    for (long long line = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / (group);       \
+#define MPT__EACH_LINE(line, group, count) \
+    for (long long line = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / (group); \
          line < (count); line += (long long)gridDim.x * blockDim.x / (group))
 
 /* Sum and maximum over the threads of a group; every thread gets the result. */
@@ -2523,13 +2523,13 @@ __device__ __forceinline__ float mpt__pair_of(const mpt__pair &w, float a, float
     const float s = a - b, p = w.p, r = w.r;
     switch (w.function) {
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    case MPT__FN_##id: {                                        \
-        const float e = MPT__PAIR_##word1((float)(of1));        \
-        const float l = MPT__PAIR_##word2((float)(of2));        \
-        (void)e, (void)l;                                       \
-        if (w.by < 0) return (float)(value);                    \
-        if (w.by == 0) return (float)(da);                      \
-        return (float)(w.by == 1 ? (db) : (dc));                \
+    case MPT__FN_##id: { \
+        const float e = MPT__PAIR_##word1((float)(of1)); \
+        const float l = MPT__PAIR_##word2((float)(of2)); \
+        (void)e, (void)l; \
+        if (w.by < 0) return (float)(value); \
+        if (w.by == 0) return (float)(da); \
+        return (float)(w.by == 1 ? (db) : (dc)); \
     }
         MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
@@ -3143,24 +3143,24 @@ mpt__product mpt__product_of(const mpt__launch *launch) {
 /* ---- Plans: what cuBLASLt needs for a product, made once per kind of product ---- */
 
 /* MPT__PLAN_FIELDS(F): F(ID, "name"), what makes two products the same. */
-#define MPT__PLAN_FIELDS(F)   \
-    F(M, "m")                 \
-    F(N, "n")                 \
-    F(K, "k")                 \
-    F(BATCH, "batch")         \
-    F(DTYPE, "dtype")         \
+#define MPT__PLAN_FIELDS(F) \
+    F(M, "m") \
+    F(N, "n") \
+    F(K, "k") \
+    F(BATCH, "batch") \
+    F(DTYPE, "dtype") \
     F(DTYPE_OUT, "dtype_out") \
-    F(TF32, "tf32")           \
-    F(EPILOGUE, "epilogue")   \
-    F(ADD, "add")             \
+    F(TF32, "tf32") \
+    F(EPILOGUE, "epilogue") \
+    F(ADD, "add") \
     F(CONTIGUOUS_A, "a_by_k") \
     F(CONTIGUOUS_B, "b_by_k") \
-    F(PITCH_A, "a_pitch")     \
-    F(PITCH_B, "b_pitch")     \
+    F(PITCH_A, "a_pitch") \
+    F(PITCH_B, "b_pitch") \
     F(PITCH_OUT, "out_pitch") \
-    F(STEP_A, "a_step")       \
-    F(STEP_B, "b_step")       \
-    F(STEP_OUT, "out_step")   \
+    F(STEP_A, "a_step") \
+    F(STEP_B, "b_step") \
+    F(STEP_OUT, "out_step") \
     F(ALIGNED, "aligned")
 
 typedef enum mpt__plan_field {
@@ -4799,7 +4799,7 @@ mpt_status mpt__cuda_conv(const mpt__cuda_call *call) {
 }
 
 /* In the order of MPT__CONV_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_CONV_KERNELS                                                      \
+#define MPT__CUDA_CONV_KERNELS \
     {mpt__cuda_conv, mpt__cuda_conv_workspace}, {mpt__cuda_conv, mpt__cuda_conv_workspace}, \
         {mpt__cuda_conv, mpt__cuda_conv_workspace},
 /* ==== Normalisation and pooling ==== */
@@ -5630,11 +5630,11 @@ mpt_status mpt__cuda_pool(const mpt__cuda_call *call) {
 }
 
 /* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_NORM_KERNELS                          \
-    {mpt__cuda_norm, mpt__cuda_norm_workspace},          \
+#define MPT__CUDA_NORM_KERNELS \
+    {mpt__cuda_norm, mpt__cuda_norm_workspace}, \
     {mpt__cuda_norm_backward, mpt__cuda_norm_workspace}, \
-    {mpt__cuda_running_stats, NULL},                     \
-    {mpt__cuda_pool, NULL},                              \
+    {mpt__cuda_running_stats, NULL}, \
+    {mpt__cuda_pool, NULL}, \
     {mpt__cuda_pool, NULL},
 /* ==== Embedding and attention ==== */
 
@@ -6107,9 +6107,9 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
 }
 
 /* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_ATTENTION_KERNELS                                    \
+#define MPT__CUDA_ATTENTION_KERNELS \
     {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL}, \
-        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL},   \
+        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL}, \
         {mpt__cuda_attention_dkv, NULL},
 /* ---------------------------------------------------------------------------------------------
  * 63_fp8.cu: scaled fp8.

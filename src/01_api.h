@@ -42,9 +42,9 @@ typedef struct mpt_context mpt_context;
 /* Handles are values. A stale one (its object is gone) or a foreign one (another context's) is an
    error in every build. Two misuses cannot be caught: a handle that was never initialised, and a
    handle used after mpt_destroy of its context. */
-#define MPT__HANDLE(name)          \
-    typedef struct name {          \
-        mpt_context *context;      \
+#define MPT__HANDLE(name) \
+    typedef struct name { \
+        mpt_context *context; \
         uint32_t slot, generation; \
     } name
 MPT__HANDLE(mpt_tensor);

@@ -861,23 +861,23 @@ static int mpt__thread_join(void *user, void *thread) {
     return 0;
 }
 
-#define MPT__DEFINE_SYNC(kind, KIND)                                                        \
-    static int mpt__##kind##_create(void *user, void **out) {                               \
-        mpt__sync_object *made = mpt__sync_new(user);                                       \
+#define MPT__DEFINE_SYNC(kind, KIND) \
+    static int mpt__##kind##_create(void *user, void **out) { \
+        mpt__sync_object *made = mpt__sync_new(user); \
         return mpt__sync_made(user, made, made && MPT__##KIND##_INIT(&made->is.kind), out); \
-    }                                                                                       \
-    static void mpt__##kind##_destroy(void *user, void *object) {                           \
-        MPT__##KIND##_END(&mpt__sync(object)->is.kind);                                     \
-        mpt__sync_free(user, object);                                                       \
+    } \
+    static void mpt__##kind##_destroy(void *user, void *object) { \
+        MPT__##KIND##_END(&mpt__sync(object)->is.kind); \
+        mpt__sync_free(user, object); \
     }
 MPT__DEFINE_SYNC(mutex, MUTEX)
 MPT__DEFINE_SYNC(condition, CONDITION)
 #undef MPT__DEFINE_SYNC
 
-#define MPT__DEFINE_SYNC(name, NAME, kind)              \
+#define MPT__DEFINE_SYNC(name, NAME, kind) \
     static void mpt__##name(void *user, void *object) { \
-        (void)user;                                     \
-        MPT__##NAME(&mpt__sync(object)->is.kind);       \
+        (void)user; \
+        MPT__##NAME(&mpt__sync(object)->is.kind); \
     }
 MPT__DEFINE_SYNC(mutex_lock, MUTEX_LOCK, mutex)
 MPT__DEFINE_SYNC(mutex_unlock, MUTEX_UNLOCK, mutex)

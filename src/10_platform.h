@@ -146,8 +146,8 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #elif defined(__GNUC__)
 #pragma GCC push_options
 #pragma GCC optimize("no-fast-math", "no-unsafe-math-optimizations", "no-finite-math-only", \
-                     "no-associative-math", "no-reciprocal-math", "signed-zeros",           \
-                     "no-cx-limited-range", "no-math-errno", "fp-contract=off",             \
+                     "no-associative-math", "no-reciprocal-math", "signed-zeros", \
+                     "no-cx-limited-range", "no-math-errno", "fp-contract=off", \
                      "excess-precision=fast")
 #ifdef __cplusplus /* g++ warns inside its own AVX-512 header (its bug 105593) */
 #pragma GCC diagnostic push
@@ -176,7 +176,7 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
     !defined(__OPTIMIZE_SIZE__)
 #define MPT__BEGIN_COLD _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
 #define MPT__BEGIN_DATA _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
-#define MPT__BEGIN_KERNELS                                                                    \
+#define MPT__BEGIN_KERNELS \
     MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
         _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
 #define MPT__END_LEVEL _Pragma("GCC pop_options")
@@ -205,12 +205,12 @@ MPT__REFUSE("mptrain: floats are computed with more precision here, so results w
 #define STB_IMAGE_IMPLEMENTATION
 #endif
 #if defined(__GNUC__) || defined(__clang__)
-#define MPT__FOREIGN_CODE_BEGIN                                                       \
+#define MPT__FOREIGN_CODE_BEGIN \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \
-        _Pragma("GCC diagnostic ignored \"-Wsign-conversion\"")                       \
-            _Pragma("GCC diagnostic ignored \"-Wshadow\"")                            \
-                _Pragma("GCC diagnostic ignored \"-Wcast-qual\"")                     \
-                    _Pragma("GCC diagnostic ignored \"-Wunused-function\"")           \
+        _Pragma("GCC diagnostic ignored \"-Wsign-conversion\"") \
+            _Pragma("GCC diagnostic ignored \"-Wshadow\"") \
+                _Pragma("GCC diagnostic ignored \"-Wcast-qual\"") \
+                    _Pragma("GCC diagnostic ignored \"-Wunused-function\"") \
                         _Pragma("GCC diagnostic ignored \"-Wextra\"")
 #define MPT__FOREIGN_CODE_END _Pragma("GCC diagnostic pop")
 #elif defined(_MSC_VER)
@@ -275,18 +275,18 @@ static uint32_t mpt__float_state_flush(uint32_t state, bool on);
     __atomic_compare_exchange_n(at, &(expected), desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 #endif
 
-#define MPT__ATOMICS(BITS, T, C, S)                                               \
-    static MPT__INLINE T mpt__atomic_load##BITS(const T *at) {                    \
-        return MPT__ATOMIC_LOAD(at, C, S);                                        \
-    }                                                                             \
-    static MPT__INLINE void mpt__atomic_store##BITS(T *at, T value) {             \
-        MPT__ATOMIC_STORE(at, value, C, S);                                       \
-    }                                                                             \
-    static MPT__INLINE T mpt__atomic_add##BITS(T *at, T value) {                  \
-        return MPT__ATOMIC_ADD(at, value, C, S);                                  \
-    }                                                                             \
+#define MPT__ATOMICS(BITS, T, C, S) \
+    static MPT__INLINE T mpt__atomic_load##BITS(const T *at) { \
+        return MPT__ATOMIC_LOAD(at, C, S); \
+    } \
+    static MPT__INLINE void mpt__atomic_store##BITS(T *at, T value) { \
+        MPT__ATOMIC_STORE(at, value, C, S); \
+    } \
+    static MPT__INLINE T mpt__atomic_add##BITS(T *at, T value) { \
+        return MPT__ATOMIC_ADD(at, value, C, S); \
+    } \
     static MPT__INLINE bool mpt__atomic_cas##BITS(T *at, T expected, T desired) { \
-        return MPT__ATOMIC_CAS(at, expected, desired, C, S);                      \
+        return MPT__ATOMIC_CAS(at, expected, desired, C, S); \
     }
 MPT__ATOMICS(32, int32_t, long, )
 MPT__ATOMICS(64, int64_t, __int64, 64)

@@ -165,11 +165,11 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
 /* ==== Bits ==== */
 
 /* mpt__f32_bits, mpt__f32_from_bits, and the same for f64. */
-#define MPT__REINTERPRET(NAME, TO, FROM)        \
-    static MPT__INLINE TO NAME(FROM value) {    \
-        TO result;                              \
+#define MPT__REINTERPRET(NAME, TO, FROM) \
+    static MPT__INLINE TO NAME(FROM value) { \
+        TO result; \
         memcpy(&result, &value, sizeof result); \
-        return result;                          \
+        return result; \
     }
 MPT__REINTERPRET(mpt__f32_bits, uint32_t, float)
 MPT__REINTERPRET(mpt__f32_from_bits, float, uint32_t)

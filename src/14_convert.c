@@ -42,7 +42,7 @@ typedef struct mpt__convert_table {
 #define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
 #endif
 
-#define MPT__ARITHMETIC(SPEC, V, P, S)                                              \
+#define MPT__ARITHMETIC(SPEC, V, P, S) \
     SPEC V##_f V##_add(V##_f a, V##_f b) { return MPT__LANES(a, +, b, P##add##S); } \
     SPEC V##_f V##_sub(V##_f a, V##_f b) { return MPT__LANES(a, -, b, P##sub##S); } \
     SPEC V##_f V##_mul(V##_f a, V##_f b) { return MPT__LANES(a, *, b, P##mul##S); } \
@@ -179,24 +179,24 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
 /* ==== Text of all levels ==== */
 
 /* One conversion of a level: W elements at a time by its step, the rest by that of REST. */
-#define MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, NAME, FROM, TO)                        \
-    SPEC void mpt__##LEVEL##_##NAME(const FROM *from, TO *to, size_t n) {              \
-        size_t i = 0;                                                                  \
+#define MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, NAME, FROM, TO) \
+    SPEC void mpt__##LEVEL##_##NAME(const FROM *from, TO *to, size_t n) { \
+        size_t i = 0; \
         for (; i + (W) <= n; i += (W)) mpt__##LEVEL##_##NAME##_step(from + i, to + i); \
-        if (i < n) mpt__##REST##_##NAME(from + i, to + i, n - i);                      \
+        if (i < n) mpt__##REST##_##NAME(from + i, to + i, n - i); \
     }
-#define MPT__CONVERT_LOOPS(SPEC, W, LEVEL, REST)                          \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f16_to_f32, uint16_t, float)  \
+#define MPT__CONVERT_LOOPS(SPEC, W, LEVEL, REST) \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f16_to_f32, uint16_t, float) \
     MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, bf16_to_f32, uint16_t, float) \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_f16, float, uint16_t)  \
+    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_f16, float, uint16_t) \
     MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_bf16, float, uint16_t)
 
 /* Eight, or W, fp32 patterns to bf16 in the low halves of words. */
-#define MPT__ROUND_BF16(SPEC, V, NAME)                                                            \
-    SPEC MPT__INLINE V##_i NAME(V##_i bits) {                                                     \
-        V##_m nan = V##_igt(V##_iand(bits, V##_iset(0x7fffffff)), V##_iset(0x7f800000));          \
-        V##_i odd = V##_iand(V##_shr16(bits), V##_iset(1));                                       \
-        V##_i sum = V##_iadd(bits, V##_iadd(odd, V##_iset(0x7fff)));                              \
+#define MPT__ROUND_BF16(SPEC, V, NAME) \
+    SPEC MPT__INLINE V##_i NAME(V##_i bits) { \
+        V##_m nan = V##_igt(V##_iand(bits, V##_iset(0x7fffffff)), V##_iset(0x7f800000)); \
+        V##_i odd = V##_iand(V##_shr16(bits), V##_iset(1)); \
+        V##_i sum = V##_iadd(bits, V##_iadd(odd, V##_iset(0x7fff))); \
         return V##_bits(V##_select(nan, V##_float(V##_iset(0x7fc0)), V##_float(V##_shr16(sum)))); \
     }
 
@@ -204,38 +204,38 @@ MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
    `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. Four
    runs are read side by side: one core gets more out of memory from several pages at once. */
 #define MPT__FINITE_OF(V, p) V##_iadd(V##_iand(V##_words(p), mask), carry)
-#define MPT__FINITE_FOUR(V, p, run)                                    \
+#define MPT__FINITE_FOUR(V, p, run) \
     V##_ior(V##_ior(MPT__FINITE_OF(V, p), MPT__FINITE_OF(V, p + run)), \
             V##_ior(MPT__FINITE_OF(V, p + 2 * run), MPT__FINITE_OF(V, p + 3 * run)))
-#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES)                                              \
-    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent,           \
-                                    int32_t one) {                                                \
-        const V##_i mask = V##_iset(exponent), carry = V##_iset(one);                             \
-        const size_t step = 4 * (W);                                                              \
-        const char *at = (const char *)values;                                                    \
-        V##_i sum = V##_iset(0);                                                                  \
-        uint32_t words[4 * (W)] = {0}, all = 0;                                                   \
-        const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run;                   \
-        for (size_t i = 0; i < run; i += step, at += step)                                        \
-            sum = V##_ior(sum, MPT__FINITE_FOUR(V, at, run));                                     \
-        if (rest > 0) memcpy(words, at + 3 * run, rest);                                          \
-        sum = V##_ior(sum, MPT__FINITE_FOUR(V, (const char *)words, step));                       \
-        memcpy(words, &sum, sizeof sum);                                                          \
-        for (int i = 0; i < (W); i++) all |= words[i];                                            \
-        return (all & 0x80008000u) == 0;                                                          \
-    }                                                                                             \
-    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) {                        \
-        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000);                      \
-    }                                                                                             \
-    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) {                     \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400);                      \
-    }                                                                                             \
-    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) {                    \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080);                      \
-    }                                                                                             \
-    static const mpt__convert_table mpt__convert_##LEVEL = {                                      \
-        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16,        \
-        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16,        \
+#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES) \
+    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent, \
+                                    int32_t one) { \
+        const V##_i mask = V##_iset(exponent), carry = V##_iset(one); \
+        const size_t step = 4 * (W); \
+        const char *at = (const char *)values; \
+        V##_i sum = V##_iset(0); \
+        uint32_t words[4 * (W)] = {0}, all = 0; \
+        const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run; \
+        for (size_t i = 0; i < run; i += step, at += step) \
+            sum = V##_ior(sum, MPT__FINITE_FOUR(V, at, run)); \
+        if (rest > 0) memcpy(words, at + 3 * run, rest); \
+        sum = V##_ior(sum, MPT__FINITE_FOUR(V, (const char *)words, step)); \
+        memcpy(words, &sum, sizeof sum); \
+        for (int i = 0; i < (W); i++) all |= words[i]; \
+        return (all & 0x80008000u) == 0; \
+    } \
+    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) { \
+        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000); \
+    } \
+    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) { \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400); \
+    } \
+    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) { \
+        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080); \
+    } \
+    static const mpt__convert_table mpt__convert_##LEVEL = { \
+        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16, \
+        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16, \
         mpt__##LEVEL##_finite_bf16, mpt__##BYTES##_u8_to_half};
 
 /* ==== Levels ==== */
@@ -253,16 +253,16 @@ static void mpt__portable_f32_to_bf16(const float *from, uint16_t *to, size_t n)
     for (size_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16(from[i]);
 }
 /* Eight a turn take less than half the instructions of one. */
-#define MPT__LOOK_UP(NAME, TYPE)                                                                   \
+#define MPT__LOOK_UP(NAME, TYPE) \
     static void mpt__portable_##NAME(const uint8_t *from, TYPE *to, size_t n, const TYPE *table) { \
-        size_t i = 0;                                                                              \
-        for (; i + 8 <= n; i += 8) {                                                               \
-            to[i] = table[from[i]], to[i + 1] = table[from[i + 1]];                                \
-            to[i + 2] = table[from[i + 2]], to[i + 3] = table[from[i + 3]];                        \
-            to[i + 4] = table[from[i + 4]], to[i + 5] = table[from[i + 5]];                        \
-            to[i + 6] = table[from[i + 6]], to[i + 7] = table[from[i + 7]];                        \
-        }                                                                                          \
-        for (; i < n; i++) to[i] = table[from[i]];                                                 \
+        size_t i = 0; \
+        for (; i + 8 <= n; i += 8) { \
+            to[i] = table[from[i]], to[i + 1] = table[from[i + 1]]; \
+            to[i + 2] = table[from[i + 2]], to[i + 3] = table[from[i + 3]]; \
+            to[i + 4] = table[from[i + 4]], to[i + 5] = table[from[i + 5]]; \
+            to[i + 6] = table[from[i + 6]], to[i + 7] = table[from[i + 7]]; \
+        } \
+        for (; i < n; i++) to[i] = table[from[i]]; \
     }
 MPT__LOOK_UP(u8_to_f32, float)
 MPT__LOOK_UP(u8_to_half, uint16_t)

@@ -55,13 +55,13 @@ static const float mpt__erf_large_coefficients[7] = {
 
 /* y 2^k, with k in the low bits of t = k + MPT__ROUND_MAGIC: in two factors, since k alone may lie
    outside the exponents of a float. */
-#define MPT__MATH_SCALE(SPEC, V)                                                          \
-    SPEC V##_f V##_scale(V##_f y, V##_f t) {                                              \
-        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS));                 \
-        V##_i half = V##_sar1(k);                                                         \
-        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127))));              \
+#define MPT__MATH_SCALE(SPEC, V) \
+    SPEC V##_f V##_scale(V##_f y, V##_f t) { \
+        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS)); \
+        V##_i half = V##_sar1(k); \
+        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127)))); \
         V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127)))); \
-        return V##_mul(V##_mul(y, factor1), factor2);                                     \
+        return V##_mul(V##_mul(y, factor1), factor2); \
     }
 
 /* Defines the float functions in the vocabulary V; SPEC goes before each, NAME(exp) is its name.
@@ -69,83 +69,83 @@ static const float mpt__erf_large_coefficients[7] = {
  *   log       natural; -infinity for zeros, NaN below
  *   sigmoid   1 / (1 + exp(-x)), without loss on either side
  *   tanh erf  odd; +-1 for large |x|; the sign of zero stays */
-#define MPT__MATH_FUNCTIONS(SPEC, NAME, V)                                                     \
-    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */   \
-    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) {                                \
-        V##_f sum = V##_set(c[n - 1]);                                                         \
-        MPT__HORNER(V, 7);                                                                     \
-        MPT__HORNER(V, 6);                                                                     \
-        MPT__HORNER(V, 5);                                                                     \
-        MPT__HORNER(V, 4);                                                                     \
-        MPT__HORNER(V, 3);                                                                     \
-        MPT__HORNER(V, 2);                                                                     \
-        MPT__HORNER(V, 1);                                                                     \
-        MPT__HORNER(V, 0);                                                                     \
-        return sum;                                                                            \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(exp)(V##_f x) {                                                            \
-        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */      \
-        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x));               \
-        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC));     \
-        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC));                                       \
-        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F)));                        \
-        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F)));                          \
-        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5);                                 \
-        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f));               \
-        return V##_scale(y, t);                                                                \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(log)(V##_f x) {                                                            \
-        V##_i bits = V##_bits(x);                                                              \
-        V##_m denormal = V##_igt(V##_iset(0x00800000), bits);                                  \
-        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x);              \
-        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f));                    \
-        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */                               \
-        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS)));        \
-        V##_f e = V##_add(V##_convert(k), shift);                                              \
+#define MPT__MATH_FUNCTIONS(SPEC, NAME, V) \
+    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */ \
+    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) { \
+        V##_f sum = V##_set(c[n - 1]); \
+        MPT__HORNER(V, 7); \
+        MPT__HORNER(V, 6); \
+        MPT__HORNER(V, 5); \
+        MPT__HORNER(V, 4); \
+        MPT__HORNER(V, 3); \
+        MPT__HORNER(V, 2); \
+        MPT__HORNER(V, 1); \
+        MPT__HORNER(V, 0); \
+        return sum; \
+    } \
+ \
+    SPEC V##_f NAME(exp)(V##_f x) { \
+        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */ \
+        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x)); \
+        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC)); \
+        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC)); \
+        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F))); \
+        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F))); \
+        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5); \
+        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f)); \
+        return V##_scale(y, t); \
+    } \
+ \
+    SPEC V##_f NAME(log)(V##_f x) { \
+        V##_i bits = V##_bits(x); \
+        V##_m denormal = V##_igt(V##_iset(0x00800000), bits); \
+        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x); \
+        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f)); \
+        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */ \
+        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS))); \
+        V##_f e = V##_add(V##_convert(k), shift); \
         V##_f f = V##_sub(V##_float(V##_isub(V##_bits(scaled), V##_shl23(k))), V##_set(1.0f)); \
-        V##_f square = V##_mul(f, f);                                                          \
-        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square);    \
-        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F)));                                   \
-        y = V##_sub(y, V##_mul(square, V##_set(0.5f)));                                        \
-        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F)));                      \
-        /* Infinity and NaN; then what is not above zero; then the zeros among that. */        \
-        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y);                 \
-        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y);        \
-        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))),          \
-                          V##_float(V##_iset(-0x00800000)), y);                                \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(sigmoid)(V##_f x) {                                                        \
-        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT))));         \
-        V##_m negative = V##_igt(V##_iset(0), V##_bits(x));                                    \
-        V##_f above = V##_select(negative, e, V##_set(1.0f));                                  \
-        return V##_div(above, V##_add(e, V##_set(1.0f)));                                      \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(tanh)(V##_f x) {                                                           \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                           \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                      \
-        V##_f square = V##_mul(a, a);                                                          \
-        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6);                           \
-        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p));                             \
-        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f));                            \
-        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e));                       \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS));                \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));        \
-    }                                                                                          \
-                                                                                               \
-    SPEC V##_f NAME(erf)(V##_f x) {                                                            \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT));                           \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff)));                      \
-        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7);               \
-        V##_f lesser = V##_add(a, V##_mul(a, p));                                              \
-        V##_f in = V##_smaller(V##_set(4.0f), a);                                              \
-        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7);                          \
-        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q));                                    \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS));                 \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign));        \
+        V##_f square = V##_mul(f, f); \
+        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square); \
+        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F))); \
+        y = V##_sub(y, V##_mul(square, V##_set(0.5f))); \
+        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F))); \
+        /* Infinity and NaN; then what is not above zero; then the zeros among that. */ \
+        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y); \
+        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y); \
+        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))), \
+                          V##_float(V##_iset(-0x00800000)), y); \
+    } \
+ \
+    SPEC V##_f NAME(sigmoid)(V##_f x) { \
+        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT)))); \
+        V##_m negative = V##_igt(V##_iset(0), V##_bits(x)); \
+        V##_f above = V##_select(negative, e, V##_set(1.0f)); \
+        return V##_div(above, V##_add(e, V##_set(1.0f))); \
+    } \
+ \
+    SPEC V##_f NAME(tanh)(V##_f x) { \
+        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
+        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
+        V##_f square = V##_mul(a, a); \
+        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6); \
+        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p)); \
+        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f)); \
+        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e)); \
+        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS)); \
+        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
+    } \
+ \
+    SPEC V##_f NAME(erf)(V##_f x) { \
+        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
+        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
+        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7); \
+        V##_f lesser = V##_add(a, V##_mul(a, p)); \
+        V##_f in = V##_smaller(V##_set(4.0f), a); \
+        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7); \
+        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q)); \
+        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS)); \
+        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
     }
 
 /* mpt__expf mpt__logf mpt__sigmoidf mpt__tanhf mpt__erff */

@@ -146,45 +146,45 @@ typedef struct mpt__operand {
  * INTERPOLATE_BACKWARD  o0 r dy -> o1 wa dx; index, imm as above. Each element of dx sums its
  *           shares in the order of dy's.
  */
-#define MPT__KERNELS(K)                                    \
-    K(FILL, "fill", 0)                                     \
-    K(COPY, "copy", 0)                                     \
-    K(UNARY, "unary", 0)                                   \
-    K(BINARY, "binary", 0)                                 \
-    K(REDUCE, "reduce", 0)                                 \
-    K(ARGMAX, "argmax", 0)                                 \
-    K(SCATTER_AXIS, "scatter_axis", 0)                     \
-    K(GEMM, "gemm", 0)                                     \
-    K(SOFTMAX, "softmax", 0)                               \
-    K(SOFTMAX_BACKWARD, "softmax_backward", 0)             \
-    K(DROPOUT, "dropout", 0)                               \
-    K(RANDOM, "random", 0)                                 \
-    K(NLL, "nll", 0)                                       \
-    K(NLL_BACKWARD, "nll_backward", 0)                     \
-    K(CROSS_ENTROPY, "cross_entropy", 0)                   \
+#define MPT__KERNELS(K) \
+    K(FILL, "fill", 0) \
+    K(COPY, "copy", 0) \
+    K(UNARY, "unary", 0) \
+    K(BINARY, "binary", 0) \
+    K(REDUCE, "reduce", 0) \
+    K(ARGMAX, "argmax", 0) \
+    K(SCATTER_AXIS, "scatter_axis", 0) \
+    K(GEMM, "gemm", 0) \
+    K(SOFTMAX, "softmax", 0) \
+    K(SOFTMAX_BACKWARD, "softmax_backward", 0) \
+    K(DROPOUT, "dropout", 0) \
+    K(RANDOM, "random", 0) \
+    K(NLL, "nll", 0) \
+    K(NLL_BACKWARD, "nll_backward", 0) \
+    K(CROSS_ENTROPY, "cross_entropy", 0) \
     K(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 0) \
-    K(GRAD_NORM, "grad_norm", 1)                           \
-    K(GRAD_SCALE, "grad_scale", 1)                         \
-    K(SGD, "sgd", 1)                                       \
-    K(ADAM, "adam", 1)                                     \
-    K(CLIP, "clip", 1)                                     \
-    K(SCALAR_SET, "scalar_set", 1)                         \
-    K(SCALAR_OR, "scalar_or", 1)                           \
-    K(SCALE_LOSS, "scale_loss", 1)                         \
-    K(SCALER_UPDATE, "scaler_update", 1)                   \
-    K(METRIC_ADD, "metric_add", 1)                         \
-    K(FIND_NONFINITE, "find_nonfinite", 0)                 \
-    K(MOMENTS, "moments", 1)                               \
-    K(AVERAGE, "average", 1)                               \
-    K(PAIR_LOSS, "pair_loss", 0)                           \
-    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0)         \
-    K(CUMSUM, "cumsum", 0)                                 \
-    K(GATHER, "gather", 0)                                 \
-    K(SCATTER_ADD, "scatter_add", 0)                       \
-    K(TRIANGLE, "triangle", 0)                             \
-    K(ARGSORT, "argsort", 0)                               \
-    K(INTERPOLATE, "interpolate", 0)                       \
-    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0)     \
+    K(GRAD_NORM, "grad_norm", 1) \
+    K(GRAD_SCALE, "grad_scale", 1) \
+    K(SGD, "sgd", 1) \
+    K(ADAM, "adam", 1) \
+    K(CLIP, "clip", 1) \
+    K(SCALAR_SET, "scalar_set", 1) \
+    K(SCALAR_OR, "scalar_or", 1) \
+    K(SCALE_LOSS, "scale_loss", 1) \
+    K(SCALER_UPDATE, "scaler_update", 1) \
+    K(METRIC_ADD, "metric_add", 1) \
+    K(FIND_NONFINITE, "find_nonfinite", 0) \
+    K(MOMENTS, "moments", 1) \
+    K(AVERAGE, "average", 1) \
+    K(PAIR_LOSS, "pair_loss", 0) \
+    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0) \
+    K(CUMSUM, "cumsum", 0) \
+    K(GATHER, "gather", 0) \
+    K(SCATTER_ADD, "scatter_add", 0) \
+    K(TRIANGLE, "triangle", 0) \
+    K(ARGSORT, "argsort", 0) \
+    K(INTERPOLATE, "interpolate", 0) \
+    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0) \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
 
 /* ---- Convolutions ----
@@ -202,8 +202,8 @@ typedef struct mpt__operand {
  * CONV_BACKWARD_INPUT   o0 wa = what y's gradient o2 r is to x by o1 r, + o3? r, a bias [C], with
  *                       o4 and act as above.
  * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
-#define MPT__CONV_KERNELS(K)                         \
-    K(CONV, "conv", 0)                               \
+#define MPT__CONV_KERNELS(K) \
+    K(CONV, "conv", 0) \
     K(CONV_BACKWARD_INPUT, "conv_backward_input", 0) \
     K(CONV_BACKWARD_WEIGHT, "conv_backward_weight", 0)
 #define MPT__TWO(lines, pixels) ((int64_t)(lines) << 32 | (int64_t)(pixels))
@@ -230,11 +230,11 @@ typedef struct mpt__operand {
  *           means; 2: element i begins at floor(i in / out) and ends at ceil((i + 1) in / out).
  * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
-#define MPT__NORM_KERNELS(K)             \
-    K(NORM, "norm", 0)                   \
+#define MPT__NORM_KERNELS(K) \
+    K(NORM, "norm", 0) \
     K(NORM_BACKWARD, "norm_backward", 0) \
     K(RUNNING_STATS, "running_stats", 1) \
-    K(POOL, "pool", 0)                   \
+    K(POOL, "pool", 0) \
     K(POOL_BACKWARD, "pool_backward", 0)
 
 /* ---- Embedding, attention ----
@@ -253,11 +253,11 @@ typedef struct mpt__operand {
  * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
  *           sums of dout out, o7? wa dq.
  * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq. */
-#define MPT__ATTENTION_KERNELS(K)                  \
-    K(EMBEDDING, "embedding", 0)                   \
+#define MPT__ATTENTION_KERNELS(K) \
+    K(EMBEDDING, "embedding", 0) \
     K(EMBEDDING_BACKWARD, "embedding_backward", 0) \
-    K(ATTENTION, "attention", 0)                   \
-    K(ATTENTION_DQ, "attention_dq", 0)             \
+    K(ATTENTION, "attention", 0) \
+    K(ATTENTION_DQ, "attention_dq", 0) \
     K(ATTENTION_DKV, "attention_dkv", 0)
 
 /* ---- fp8 ----
@@ -274,7 +274,7 @@ typedef struct mpt__operand {
  *             enters the history first, and the scale becomes 2^(floor(log2(limit / largest in the
  *             history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
  *             zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
-#define MPT__FP8_KERNELS(K)      \
+#define MPT__FP8_KERNELS(K) \
     K(FP8_SCALE, "fp8_scale", 0) \
     K(FP8_UPDATE, "fp8_update", 1)
 typedef enum mpt__fp8_way {
@@ -311,58 +311,58 @@ typedef enum mpt__kernel {
 #define MPT__PICK(condition, x, y) ((float)(condition) * (x) + (float)!(condition) * (y))
 /* log(1 + e) for e >= 0 from l = log of the rounded 1 + e (Higham, Accuracy and Stability 1.14) */
 #define MPT__LOG1P(e, l) (1 + (e) == 1 ? (e) : (l) * ((e) / (1 + (e)-1)))
-#define MPT__PAIRS(R)                                                                          \
-    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0)                                           \
-    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0)                       \
-    R(SMOOTH_L1, NONE, 0, NONE, 0,                                                             \
-      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)) / p,  \
-      MPT__FLOOR(MPT__CEILING(s, p), -p) / p, -MPT__FLOOR(MPT__CEILING(s, p), -p) / p, 0)      \
-    R(HUBER, NONE, 0, NONE, 0,                                                                 \
-      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)),      \
-      MPT__FLOOR(MPT__CEILING(s, p), -p), -MPT__FLOOR(MPT__CEILING(s, p), -p), 0)              \
-    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e,                                          \
-      c * (MPT__PRODUCT(1 - b, MPT__RAMP(a)) + MPT__PRODUCT(d * b, MPT__RAMP(-a)) +            \
-           (1 + (d - 1) * b) * MPT__LOG1P(e, l)),                                              \
-      c * ((1 - b) * MPT__PICK(a < 0, e, 1) - d * b * MPT__PICK(a < 0, 1, e)) / (1 + e),       \
-      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0)                               \
+#define MPT__PAIRS(R) \
+    R(MSE, NONE, 0, NONE, 0, s *s, 2 * s, -2 * s, 0) \
+    R(L1, NONE, 0, NONE, 0, MPT__ABS(s), MPT__SIGN(s), -MPT__SIGN(s), 0) \
+    R(SMOOTH_L1, NONE, 0, NONE, 0, \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)) / p, \
+      MPT__FLOOR(MPT__CEILING(s, p), -p) / p, -MPT__FLOOR(MPT__CEILING(s, p), -p) / p, 0) \
+    R(HUBER, NONE, 0, NONE, 0, \
+      MPT__CEILING(MPT__ABS(s), p) * (MPT__ABS(s) - 0.5f * MPT__CEILING(MPT__ABS(s), p)), \
+      MPT__FLOOR(MPT__CEILING(s, p), -p), -MPT__FLOOR(MPT__CEILING(s, p), -p), 0) \
+    R(BCE_WITH_LOGITS, EXP, -MPT__ABS(a), LOG, 1 + e, \
+      c * (MPT__PRODUCT(1 - b, MPT__RAMP(a)) + MPT__PRODUCT(d * b, MPT__RAMP(-a)) + \
+           (1 + (d - 1) * b) * MPT__LOG1P(e, l)), \
+      c * ((1 - b) * MPT__PICK(a < 0, e, 1) - d * b * MPT__PICK(a < 0, 1, e)) / (1 + e), \
+      c * ((d - 1) * (MPT__RAMP(-a) + MPT__LOG1P(e, l)) - a), 0) \
     R(BCE, LOG, a, LOG, 1 - a, -c * (b * MPT__FLOOR(e, -100) + (1 - b) * MPT__FLOOR(l, -100)), \
-      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f),                                           \
-      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0)                                      \
-    R(KL_DIV, LOG, b, NONE, 0, MPT__PRODUCT(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0)          \
-    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__PRODUCT(e, b - a), -e, MPT__PRODUCT(e, b - a + 1), 0)  \
+      c * (a - b) / MPT__FLOOR(a * (1 - a), 1e-12f), \
+      c * (MPT__FLOOR(l, -100) - MPT__FLOOR(e, -100)), 0) \
+    R(KL_DIV, LOG, b, NONE, 0, MPT__PRODUCT(b, e - a), -b, b == 0 ? 0 : e + 1 - a, 0) \
+    R(KL_DIV_LOG, EXP, b, NONE, 0, MPT__PRODUCT(e, b - a), -e, MPT__PRODUCT(e, b - a + 1), 0) \
     R(GAUSSIAN_NLL, LOG, MPT__FLOOR(c, p), NONE, 0, 0.5f * (e + s * s / MPT__FLOOR(c, p)) + r, \
-      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p),                                             \
-      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p))                                \
-    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l),     \
+      s / MPT__FLOOR(c, p), -s / MPT__FLOOR(c, p), \
+      0.5f * (1 - s * s / MPT__FLOOR(c, p)) / MPT__FLOOR(c, p)) \
+    R(SOFT_MARGIN, EXP, -MPT__ABS(a *b), LOG, 1 + e, MPT__RAMP(-a * b) + MPT__LOG1P(e, l), \
       -b * MPT__PICK(a * b > 0, e, 1) / (1 + e), -a * MPT__PICK(a * b > 0, e, 1) / (1 + e), 0) \
-    R(HINGE, NONE, 0, NONE, 0,                                                                 \
-      b == 1    ? a                                                                            \
-      : b == -1 ? MPT__RAMP(p - a)                                                             \
-                : a + MPT__RAMP(p - a),                                                        \
-      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0)                           \
-    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0,                 \
-      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s)                                  \
-    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l),                   \
-      p + e - l > 0 && e > 0 ? 0.5f / e : 0,                                                   \
-      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0,                            \
-      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0)                               \
-    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                     \
-      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)),                                               \
+    R(HINGE, NONE, 0, NONE, 0, \
+      b == 1    ? a \
+      : b == -1 ? MPT__RAMP(p - a) \
+                : a + MPT__RAMP(p - a), \
+      (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0) \
+    R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0, \
+      p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s) \
+    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l), \
+      p + e - l > 0 && e > 0 ? 0.5f / e : 0, \
+      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0, \
+      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0) \
+    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
+      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
       e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e), \
       l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l)) \
-    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0,                                      \
-      d == 1    ? 1 - a / e                                                                    \
-      : d == -1 ? MPT__RAMP(a / e - p)                                                         \
-                : 0,                                                                           \
-      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r),                      \
-      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r))                                            \
-    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a),                  \
-      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0)                                  \
-    R(POISSON, LOG, a + p, LOG, b, a - b * e + MPT__STIRLING, 1 - b / (a + p),                 \
-      MPT__STIRLING_DB - e, 0)                                                                 \
-    R(POISSON_LOG, EXP, a, LOG, b, e - b * a + MPT__STIRLING, e - b, MPT__STIRLING_DB - a, 0)  \
-    R(MULTI_MARGIN, NONE, 0, NONE, 0,                                                          \
-      b != 0 ? 0 : d * MPT__RAMP(p - c + a) * (r == 2 ? MPT__RAMP(p - c + a) : 1),             \
+    R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0, \
+      d == 1    ? 1 - a / e \
+      : d == -1 ? MPT__RAMP(a / e - p) \
+                : 0, \
+      MPT__COSINE_SIGN / e, MPT__COSINE_SIGN * -0.5f * (a / e) / (b + r), \
+      MPT__COSINE_SIGN * -0.5f * (a / e) / (c + r)) \
+    R(SOFT_TARGETS, NONE, 0, NONE, 0, MPT__PRODUCT(c *(b * (1 - p) + r), -a), \
+      -c *(b * (1 - p) + r), -MPT__PRODUCT(c *(1 - p), a), 0) \
+    R(POISSON, LOG, a + p, LOG, b, a - b * e + MPT__STIRLING, 1 - b / (a + p), \
+      MPT__STIRLING_DB - e, 0) \
+    R(POISSON_LOG, EXP, a, LOG, b, e - b * a + MPT__STIRLING, e - b, MPT__STIRLING_DB - a, 0) \
+    R(MULTI_MARGIN, NONE, 0, NONE, 0, \
+      b != 0 ? 0 : d * MPT__RAMP(p - c + a) * (r == 2 ? MPT__RAMP(p - c + a) : 1), \
       b != 0 ? 0 : MPT__MARGIN_SLOPE, 0, b != 0 ? 0 : -MPT__MARGIN_SLOPE)
 /* log b! as Stirling has it, where b > 1 */
 #define MPT__STIRLING (r != 0 && b > 1 ? b * l - b + 0.5f * (1.837877066f + l) : 0)

@@ -59,80 +59,80 @@ typedef MPT__REAL mpt__real;
 
 /* R(name, nanoseconds per element, value): a the element, b the second one, c and d the constants.
    Those of the launch stand in the order of mpt__function; behind them, what kernels need. */
-#define MPT__REF_UNARY(R)                                                               \
-    R(NEG, 2, -a)                                                                       \
-    R(EXP, 8, mpt__real_exp(a))                                                         \
-    R(LOG, 10, mpt__real_log(a))                                                        \
-    R(SQRT, 6, mpt__real_sqrt(a))                                                       \
-    R(RELU, 2, a > 0 || mpt__real_is_nan(a) ? a : 0)                                    \
-    R(GELU, 20, (mpt__real)0.5 * a * (1 + mpt__real_erf(a * MPT__SQRT_HALF)))           \
+#define MPT__REF_UNARY(R) \
+    R(NEG, 2, -a) \
+    R(EXP, 8, mpt__real_exp(a)) \
+    R(LOG, 10, mpt__real_log(a)) \
+    R(SQRT, 6, mpt__real_sqrt(a)) \
+    R(RELU, 2, a > 0 || mpt__real_is_nan(a) ? a : 0) \
+    R(GELU, 20, (mpt__real)0.5 * a * (1 + mpt__real_erf(a * MPT__SQRT_HALF))) \
     R(GELU_TANH, 15, (mpt__real)0.5 * a * (1 + mpt__real_tanh(mpt__ref_gelu_inner(a)))) \
-    R(TANH, 12, mpt__real_tanh(a))                                                      \
-    R(SIGMOID, 10, mpt__real_sigmoid(a))                                                \
-    R(ADD_SCALAR, 2, a + c)                                                             \
-    R(MUL_SCALAR, 2, a *c)                                                              \
-    R(MUL_SLOT, 2, a *c)                                                                \
-    R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0)                                            \
-    R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1)                  \
-    R(NOT, 2, a == 0 ? 1 : 0)                                                           \
-    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a))                                       \
-    R(RSQRT, 8, 1 / mpt__real_sqrt(a))                                                  \
-    R(ABS, 2, mpt__real_abs(a))                                                         \
-    R(SIGN, 2, mpt__real_sign(a))                                                       \
-    R(SIN, 25, mpt__real_wave(a, false))                                                \
-    R(COS, 25, mpt__real_wave(a, true))                                                 \
-    R(CLAMP, 2, mpt__real_clamp(a, c, d))                                               \
-    R(POW_SCALAR, 50, mpt__real_pow(a, c))                                              \
-    R(LEAKY_RELU, 2, a > 0 ? a : a * c)                                                 \
-    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a))                        \
-    R(SILU, 12, a *mpt__real_sigmoid(a))                                                \
-    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d))                                         \
-    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0)                 \
-    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a)                                                  \
+    R(TANH, 12, mpt__real_tanh(a)) \
+    R(SIGMOID, 10, mpt__real_sigmoid(a)) \
+    R(ADD_SCALAR, 2, a + c) \
+    R(MUL_SCALAR, 2, a *c) \
+    R(MUL_SLOT, 2, a *c) \
+    R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0) \
+    R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1) \
+    R(NOT, 2, a == 0 ? 1 : 0) \
+    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a)) \
+    R(RSQRT, 8, 1 / mpt__real_sqrt(a)) \
+    R(ABS, 2, mpt__real_abs(a)) \
+    R(SIGN, 2, mpt__real_sign(a)) \
+    R(SIN, 25, mpt__real_wave(a, false)) \
+    R(COS, 25, mpt__real_wave(a, true)) \
+    R(CLAMP, 2, mpt__real_clamp(a, c, d)) \
+    R(POW_SCALAR, 50, mpt__real_pow(a, c)) \
+    R(LEAKY_RELU, 2, a > 0 ? a : a * c) \
+    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a)) \
+    R(SILU, 12, a *mpt__real_sigmoid(a)) \
+    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d)) \
+    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0) \
+    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a) \
     R(SPLAT, 1, ((void)a, c))
 
-#define MPT__REF_BINARY(R)                                                \
-    R(ADD, 2, a + b)                                                      \
-    R(SUB, 2, a - b)                                                      \
-    R(MUL, 2, a *b)                                                       \
-    R(DIV, 3, a / b)                                                      \
-    R(EQUAL, 2, a == b ? 1 : 0)                                           \
-    R(NOT_EQUAL, 2, a == b ? 0 : 1)                                       \
-    R(LESS, 2, a < b ? 1 : 0)                                             \
-    R(LESS_EQUAL, 2, a <= b ? 1 : 0)                                      \
-    R(GREATER, 2, a > b ? 1 : 0)                                          \
-    R(GREATER_EQUAL, 2, a >= b ? 1 : 0)                                   \
-    R(AND, 2, a != 0 && b != 0 ? 1 : 0)                                   \
-    R(OR, 2, a != 0 || b != 0 ? 1 : 0)                                    \
-    R(MINIMUM, 2, mpt__real_min(a, b))                                    \
-    R(MAXIMUM, 2, mpt__real_max(a, b))                                    \
-    R(POW, 50, mpt__real_pow(a, b))                                       \
-    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b)                          \
-    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO)                              \
-    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1)                  \
-    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b))                            \
-    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b))                      \
-    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b)                                   \
-    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a))                       \
-    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a))             \
-    R(TANH_BACKWARD, 2, b *(1 - a * a))                                   \
-    R(SIGMOID_BACKWARD, 2, b *a *(1 - a))                                 \
-    R(SQRT_BACKWARD, 3, b / (2 * a))                                      \
-    R(LOG1P_BACKWARD, 3, b / (1 + a))                                     \
-    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a)                  \
-    R(ABS_BACKWARD, 2, b *mpt__real_sign(a))                              \
-    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true))                       \
-    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false))                     \
-    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0)                          \
-    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b)                     \
-    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c))               \
-    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c)                          \
-    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a))             \
-    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a))                       \
+#define MPT__REF_BINARY(R) \
+    R(ADD, 2, a + b) \
+    R(SUB, 2, a - b) \
+    R(MUL, 2, a *b) \
+    R(DIV, 3, a / b) \
+    R(EQUAL, 2, a == b ? 1 : 0) \
+    R(NOT_EQUAL, 2, a == b ? 0 : 1) \
+    R(LESS, 2, a < b ? 1 : 0) \
+    R(LESS_EQUAL, 2, a <= b ? 1 : 0) \
+    R(GREATER, 2, a > b ? 1 : 0) \
+    R(GREATER_EQUAL, 2, a >= b ? 1 : 0) \
+    R(AND, 2, a != 0 && b != 0 ? 1 : 0) \
+    R(OR, 2, a != 0 || b != 0 ? 1 : 0) \
+    R(MINIMUM, 2, mpt__real_min(a, b)) \
+    R(MAXIMUM, 2, mpt__real_max(a, b)) \
+    R(POW, 50, mpt__real_pow(a, b)) \
+    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b) \
+    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO) \
+    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1) \
+    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b)) \
+    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b)) \
+    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b) \
+    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a)) \
+    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
+    R(TANH_BACKWARD, 2, b *(1 - a * a)) \
+    R(SIGMOID_BACKWARD, 2, b *a *(1 - a)) \
+    R(SQRT_BACKWARD, 3, b / (2 * a)) \
+    R(LOG1P_BACKWARD, 3, b / (1 + a)) \
+    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a) \
+    R(ABS_BACKWARD, 2, b *mpt__real_sign(a)) \
+    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true)) \
+    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false)) \
+    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0) \
+    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b) \
+    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c)) \
+    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c) \
+    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a)) \
+    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a)) \
     R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c)) \
-    R(RATIO, 3, a == 0 ? 0 : b / a)                                       \
-    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b))                           \
-    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b))                            \
+    R(RATIO, 3, a == 0 ? 0 : b / a) \
+    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b)) \
+    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b)) \
     R(PROD_SHARE, 4, b == 0 ? 1 / a : b == 1 && a == 0 ? 1 : 0)
 
 /* Where a function stands in the tables of a level. */
@@ -272,9 +272,9 @@ static MPT__INLINE mpt__real mpt__real_infinity(void) {
 }
 
 /* The functions of 15_math.c for this type. Both sides compile; one is never called. */
-#define MPT__REAL_FUNCTION(name, of_float, of_double)                                \
-    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) {                     \
-        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x)    \
+#define MPT__REAL_FUNCTION(name, of_float, of_double) \
+    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
+        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
                                                   : (mpt__real)of_double((double)x); \
     }
 MPT__REAL_FUNCTION(exp, mpt__expf, mpt__exp)
@@ -331,37 +331,37 @@ static int64_t mpt__ref_truncate(double x, double low, double beyond) {
 #else
 #define MPT__OWN_LOOP(stride) ((stride) == 1)
 #endif
-#define MPT__LOAD_CASE(id, storage, expression)               \
-    case id: {                                                \
+#define MPT__LOAD_CASE(id, storage, expression) \
+    case id: { \
         const storage *from = (const storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) {                          \
-            for (int64_t i = 0; i < n; i++) {                 \
-                const storage v = from[i];                    \
-                to[i] = expression;                           \
-            }                                                 \
-        } else {                                              \
-            for (int64_t i = 0; i < n; i++) {                 \
-                const storage v = from[i * stride];           \
-                to[i] = expression;                           \
-            }                                                 \
-        }                                                     \
-        break;                                                \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i]; \
+                to[i] = expression; \
+            } \
+        } else { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i * stride]; \
+                to[i] = expression; \
+            } \
+        } \
+        break; \
     }
-#define MPT__STORE_CASE(id, storage, expression)                         \
-    case id: {                                                           \
-        storage *to = (storage *)data + offset;                          \
-        if (MPT__OWN_LOOP(stride)) {                                     \
-            for (int64_t i = 0; i < n; i++) to[i] = expression;          \
-        } else {                                                         \
+#define MPT__STORE_CASE(id, storage, expression) \
+    case id: { \
+        storage *to = (storage *)data + offset; \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) to[i] = expression; \
+        } else { \
             for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
-        }                                                                \
-        break;                                                           \
+        } \
+        break; \
     }
 #ifndef MPTRAIN_NO_FP8
-#define MPT__LOAD_F8(type)                                           \
+#define MPT__LOAD_F8(type) \
     MPT__LOAD_CASE(MPT_F8E4M3, uint8_t, (type)mpt__f8e4m3_to_f32(v)) \
     MPT__LOAD_CASE(MPT_F8E5M2, uint8_t, (type)mpt__f8e5m2_to_f32(v))
-#define MPT__STORE_F8                                                                           \
+#define MPT__STORE_F8 \
     MPT__STORE_CASE(MPT_F8E4M3, uint8_t, mpt__f32_to_f8e4m3((float)from[i], MPT__F8_SATFINITE)) \
     MPT__STORE_CASE(MPT_F8E5M2, uint8_t, mpt__f32_to_f8e5m2((float)from[i], MPT__F8_SATFINITE))
 #else
@@ -370,45 +370,45 @@ static int64_t mpt__ref_truncate(double x, double low, double beyond) {
 #endif
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
-#define MPT__DEFINE_LOAD(name, type)                                                            \
+#define MPT__DEFINE_LOAD(name, type) \
     static void name(type *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, \
-                     int64_t n) {                                                               \
-        switch (dtype) {                                                                        \
-            MPT__LOAD_CASE(MPT_F32, float, (type)v)                                             \
-            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v))                         \
-            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v))                       \
-            MPT__LOAD_F8(type)                                                                  \
-            MPT__LOAD_CASE(MPT_F64, double, (type)v)                                            \
-            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v)                                           \
-            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v)                                           \
-            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v)                                            \
-            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0))                                   \
-        default:                                                                                \
-            break;                                                                              \
-        }                                                                                       \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__LOAD_CASE(MPT_F32, float, (type)v) \
+            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v)) \
+            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v)) \
+            MPT__LOAD_F8(type) \
+            MPT__LOAD_CASE(MPT_F64, double, (type)v) \
+            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v) \
+            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v) \
+            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v) \
+            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0)) \
+        default: \
+            break; \
+        } \
     }
 /* Rounds (floats) or truncates (integers) once and stores. */
-#define MPT__DEFINE_STORE(name, type)                                                              \
-    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from,  \
-                     int64_t n) {                                                                  \
-        switch (dtype) {                                                                           \
-            MPT__STORE_CASE(MPT_F32, float, (float)from[i])                                        \
-            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i]))                    \
-            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i]))                  \
-            MPT__STORE_F8                                                                          \
-            MPT__STORE_CASE(MPT_F64, double, (double)from[i])                                      \
-            MPT__STORE_CASE(                                                                       \
-                MPT_I64, int64_t,                                                                  \
+#define MPT__DEFINE_STORE(name, type) \
+    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from, \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__STORE_CASE(MPT_F32, float, (float)from[i]) \
+            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i])) \
+            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i])) \
+            MPT__STORE_F8 \
+            MPT__STORE_CASE(MPT_F64, double, (double)from[i]) \
+            MPT__STORE_CASE( \
+                MPT_I64, int64_t, \
                 mpt__ref_truncate((double)from[i], -9223372036854775808.0, 9223372036854775808.0)) \
-            MPT__STORE_CASE(                                                                       \
-                MPT_I32, int32_t,                                                                  \
-                (int32_t)mpt__ref_truncate((double)from[i], -2147483648.0, 2147483648.0))          \
-            MPT__STORE_CASE(MPT_U8, uint8_t,                                                       \
-                            (uint8_t)mpt__ref_truncate((double)from[i], 0.0, 256.0))               \
-            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1))                    \
-        default:                                                                                   \
-            break;                                                                                 \
-        }                                                                                          \
+            MPT__STORE_CASE( \
+                MPT_I32, int32_t, \
+                (int32_t)mpt__ref_truncate((double)from[i], -2147483648.0, 2147483648.0)) \
+            MPT__STORE_CASE(MPT_U8, uint8_t, \
+                            (uint8_t)mpt__ref_truncate((double)from[i], 0.0, 256.0)) \
+            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1)) \
+        default: \
+            break; \
+        } \
     }
 
 MPT__DEFINE_LOAD(mpt__ref_load, mpt__real)
@@ -678,8 +678,8 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 #define MPT__FOLD_2(x, l, f) f(x[l], x[(l) + 8])
 #define MPT__FOLD_4(x, l, f) f(MPT__FOLD_2(x, l, f), MPT__FOLD_2(x, (l) + 4, f))
 #define MPT__FOLD_8(x, l, f) f(MPT__FOLD_4(x, l, f), MPT__FOLD_4(x, (l) + 2, f))
-#define MPT__DEFINE_FOLD(name, type, combine)                                         \
-    static type name(const type lane[MPT__SUM_LANES]) {                               \
+#define MPT__DEFINE_FOLD(name, type, combine) \
+    static type name(const type lane[MPT__SUM_LANES]) { \
         return combine(MPT__FOLD_8(lane, 0, combine), MPT__FOLD_8(lane, 1, combine)); \
     }
 #define MPT__PLUS(a, b) ((a) + (b))
@@ -833,21 +833,21 @@ static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int
 }
 
 /* The same through `type`. */
-#define MPT__DEFINE_COPY(name, type, load, store, sum)                                         \
+#define MPT__DEFINE_COPY(name, type, load, store, sum) \
     static void name(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first, int64_t n) { \
-        const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view;              \
-        int64_t step0 = mpt__ref_inner(&map->walk[0].loop);                                    \
-        int64_t step1 = mpt__ref_inner(&map->walk[1].loop);                                    \
-        type x[MPT__BLOCK], old[MPT__BLOCK];                                                   \
-        (void)first;                                                                           \
-        for (int64_t m; n > 0; n -= m) {                                                       \
-            m = mpt__ref_together(map, at, n);                                                 \
-            load(x, from->data, from->dtype, at[0].offset, step0, m);                          \
-            if (to->accumulate) load(old, to->data, to->dtype, at[1].offset, step1, m);        \
-            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = sum;                      \
-            store(to->data, to->dtype, at[1].offset, step1, x, m);                             \
-            mpt__ref_advance_all(map, at, m);                                                  \
-        }                                                                                      \
+        const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view; \
+        int64_t step0 = mpt__ref_inner(&map->walk[0].loop); \
+        int64_t step1 = mpt__ref_inner(&map->walk[1].loop); \
+        type x[MPT__BLOCK], old[MPT__BLOCK]; \
+        (void)first; \
+        for (int64_t m; n > 0; n -= m) { \
+            m = mpt__ref_together(map, at, n); \
+            load(x, from->data, from->dtype, at[0].offset, step0, m); \
+            if (to->accumulate) load(old, to->data, to->dtype, at[1].offset, step1, m); \
+            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = sum; \
+            store(to->data, to->dtype, at[1].offset, step1, x, m); \
+            mpt__ref_advance_all(map, at, m); \
+        } \
     }
 /* F64 on one side; integers on both: exact, sums modulo 2^64. */
 MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__ref_load_f64, mpt__ref_store_f64,
@@ -1033,25 +1033,25 @@ static mpt__real mpt__ref_pow_exponent(mpt__real a, mpt__real b) {
     return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
 }
 
-#define MPT__ROW(id, ns, value)                                                                 \
+#define MPT__ROW(id, ns, value) \
     static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, \
-                                    mpt__real d) {                                              \
-        (void)c, (void)d;                                                                       \
-        for (int64_t i = 0; i < n; i++) {                                                       \
-            const mpt__real a = x[i];                                                           \
-            out[i] = value;                                                                     \
-        }                                                                                       \
+                                    mpt__real d) { \
+        (void)c, (void)d; \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = x[i]; \
+            out[i] = value; \
+        } \
     }
 MPT__REF_UNARY(MPT__ROW)
 #undef MPT__ROW
-#define MPT__ROW(id, ns, value)                                                              \
+#define MPT__ROW(id, ns, value) \
     static void mpt__ref_binary_##id(mpt__real *out, const mpt__real *x, const mpt__real *y, \
-                                     int64_t n, mpt__real c, mpt__real d) {                  \
-        (void)c, (void)d;                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                    \
-            const mpt__real a = x[i], b = y[i];                                              \
-            out[i] = value;                                                                  \
-        }                                                                                    \
+                                     int64_t n, mpt__real c, mpt__real d) { \
+        (void)c, (void)d; \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = x[i], b = y[i]; \
+            out[i] = value; \
+        } \
     }
 MPT__REF_BINARY(MPT__ROW)
 #undef MPT__ROW

@@ -319,28 +319,28 @@ typedef void (*mpt__ref_pair_fn)(const mpt__words *words, const mpt__real *const
                                  int by, mpt__real p, mpt__real r, mpt__real *out);
 
 #define MPT__UNARY_NONE (-1)
-#define MPT__PAIR_WORD(word, to, expression)                                          \
-    if (MPT__UNARY_##word >= 0) {                                                     \
-        for (int64_t i = 0; i < n; i++) {                                             \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i];   \
-            (void)a, (void)b, (void)c, (void)e;                                       \
-            to[i] = expression;                                                       \
-        }                                                                             \
+#define MPT__PAIR_WORD(word, to, expression) \
+    if (MPT__UNARY_##word >= 0) { \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i]; \
+            (void)a, (void)b, (void)c, (void)e; \
+            to[i] = expression; \
+        } \
         words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0, 0); \
     }
-#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc)                                   \
-    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4],         \
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
+    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4], \
                                    int64_t n, int by, mpt__real p, mpt__real r, mpt__real *out) { \
-        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};                              \
-        (void)words, (void)p, (void)r;                                                            \
-        MPT__PAIR_WORD(word1, first, of1)                                                         \
-        MPT__PAIR_WORD(word2, second, of2)                                                        \
-        for (int64_t i = 0; i < n; i++) {                                                         \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b;    \
-            const mpt__real e = first[i], l = second[i];                                          \
-            (void)c, (void)d, (void)s, (void)e, (void)l;                                          \
-            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc;                           \
-        }                                                                                         \
+        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0}; \
+        (void)words, (void)p, (void)r; \
+        MPT__PAIR_WORD(word1, first, of1) \
+        MPT__PAIR_WORD(word2, second, of2) \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b; \
+            const mpt__real e = first[i], l = second[i]; \
+            (void)c, (void)d, (void)s, (void)e, (void)l; \
+            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc; \
+        } \
     }
 MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
@@ -351,7 +351,7 @@ static const struct {
     uint8_t ns;
 } mpt__ref_pairs[] = {
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    {mpt__ref_pair_##id,                                        \
+    {mpt__ref_pair_##id, \
      5 + (MPT__UNARY_##word1 >= 0 ? 12 : 0) + (MPT__UNARY_##word2 >= 0 ? 12 : 0)},
     MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW

@@ -818,42 +818,42 @@ static const mpt__words mpt__ref_words = {1.0,
 /* ==== The table ==== */
 
 /* R(ID, function, workspace): every kernel of MPT__KERNELS. */
-#define MPT__REF_KERNELS(R)                                  \
-    R(FILL, fill, NULL)                                      \
-    R(COPY, copy, NULL)                                      \
-    R(UNARY, unary_any, mpt__ref_lookup_bytes)               \
-    R(BINARY, binary_any, mpt__ref_lookup_bytes)             \
-    R(REDUCE, reduce, mpt__ref_reduce_workspace)             \
-    R(ARGMAX, argmax, NULL)                                  \
-    R(SCATTER_AXIS, scatter_axis, NULL)                      \
-    R(GEMM, gemm, NULL)                                      \
-    R(SOFTMAX, softmax, NULL)                                \
-    R(SOFTMAX_BACKWARD, softmax_backward, NULL)              \
-    R(DROPOUT, dropout, NULL)                                \
-    R(RANDOM, random, NULL)                                  \
-    R(NLL, nll, mpt__ref_loss_workspace)                     \
-    R(NLL_BACKWARD, nll_backward, NULL)                      \
+#define MPT__REF_KERNELS(R) \
+    R(FILL, fill, NULL) \
+    R(COPY, copy, NULL) \
+    R(UNARY, unary_any, mpt__ref_lookup_bytes) \
+    R(BINARY, binary_any, mpt__ref_lookup_bytes) \
+    R(REDUCE, reduce, mpt__ref_reduce_workspace) \
+    R(ARGMAX, argmax, NULL) \
+    R(SCATTER_AXIS, scatter_axis, NULL) \
+    R(GEMM, gemm, NULL) \
+    R(SOFTMAX, softmax, NULL) \
+    R(SOFTMAX_BACKWARD, softmax_backward, NULL) \
+    R(DROPOUT, dropout, NULL) \
+    R(RANDOM, random, NULL) \
+    R(NLL, nll, mpt__ref_loss_workspace) \
+    R(NLL_BACKWARD, nll_backward, NULL) \
     R(CROSS_ENTROPY, cross_entropy, mpt__ref_loss_workspace) \
-    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL)  \
-    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace)    \
-    R(GRAD_SCALE, grad_scale, NULL)                          \
-    R(SGD, sgd, NULL)                                        \
-    R(ADAM, adam, NULL)                                      \
-    R(CLIP, clip, NULL)                                      \
-    R(SCALAR_SET, scalar_set, NULL)                          \
-    R(SCALAR_OR, scalar_or, NULL)                            \
-    R(SCALE_LOSS, scale_loss, NULL)                          \
-    R(SCALER_UPDATE, scaler_update, NULL)                    \
-    R(METRIC_ADD, metric_add, NULL)                          \
-    R(FIND_NONFINITE, find_nonfinite, NULL)                  \
-    R(MOMENTS, moments, NULL)                                \
-    R(AVERAGE, average, NULL)                                \
-    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace)         \
-    R(PAIR_LOSS_BACKWARD, pair_loss, NULL)                   \
-    R(CUMSUM, cumsum, NULL)                                  \
-    R(GATHER, gather, NULL)                                  \
-    R(SCATTER_ADD, scatter_add, NULL)                        \
-    R(TRIANGLE, triangle, NULL)                              \
+    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL) \
+    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace) \
+    R(GRAD_SCALE, grad_scale, NULL) \
+    R(SGD, sgd, NULL) \
+    R(ADAM, adam, NULL) \
+    R(CLIP, clip, NULL) \
+    R(SCALAR_SET, scalar_set, NULL) \
+    R(SCALAR_OR, scalar_or, NULL) \
+    R(SCALE_LOSS, scale_loss, NULL) \
+    R(SCALER_UPDATE, scaler_update, NULL) \
+    R(METRIC_ADD, metric_add, NULL) \
+    R(FIND_NONFINITE, find_nonfinite, NULL) \
+    R(MOMENTS, moments, NULL) \
+    R(AVERAGE, average, NULL) \
+    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace) \
+    R(PAIR_LOSS_BACKWARD, pair_loss, NULL) \
+    R(CUMSUM, cumsum, NULL) \
+    R(GATHER, gather, NULL) \
+    R(SCATTER_ADD, scatter_add, NULL) \
+    R(TRIANGLE, triangle, NULL) \
     R(ARGSORT, argsort, mpt__ref_argsort_workspace)
 
 static void mpt__cpu_add_ref(mpt__cpu *cpu) {

@@ -101,14 +101,14 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
 }
 
 /* Transposes 4 rows of W: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-#define MPT__X86_TRANSPOSE4(OP, V, P)                                                \
-    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) {             \
+#define MPT__X86_TRANSPOSE4(OP, V, P) \
+    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) { \
         V##_f low01 = P##_unpacklo_ps(*r0, *r1), high01 = P##_unpackhi_ps(*r0, *r1); \
         V##_f low23 = P##_unpacklo_ps(*r2, *r3), high23 = P##_unpackhi_ps(*r2, *r3); \
-        *r0 = P##_shuffle_ps(low01, low23, 0x44);                                    \
-        *r1 = P##_shuffle_ps(low01, low23, 0xee);                                    \
-        *r2 = P##_shuffle_ps(high01, high23, 0x44);                                  \
-        *r3 = P##_shuffle_ps(high01, high23, 0xee);                                  \
+        *r0 = P##_shuffle_ps(low01, low23, 0x44); \
+        *r1 = P##_shuffle_ps(low01, low23, 0xee); \
+        *r2 = P##_shuffle_ps(high01, high23, 0x44); \
+        *r3 = P##_shuffle_ps(high01, high23, 0xee); \
     }
 MPT__X86_TRANSPOSE4(MPT__AVX2_OP, mpt__v8, _mm256)
 
@@ -126,11 +126,11 @@ MPT__AVX2_OP void mpt__v8_stream(float *p, mpt__v8_f v) { _mm256_stream_ps(p, v)
 MPT__AVX2_OP void mpt__v8_fence(void) { _mm_sfence(); }
 
 /* The largest lane, none being NaN; and the sum of the lanes, folded in halves. */
-#define MPT__AVX2_ACROSS(name, op)                                                        \
-    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) {                                      \
+#define MPT__AVX2_ACROSS(name, op) \
+    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) { \
         __m128 a = _mm_##op##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
-        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a));                                        \
-        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1)));                  \
+        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a)); \
+        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1))); \
     }
 MPT__AVX2_ACROSS(peak, max)
 MPT__AVX2_ACROSS(total, add)
@@ -203,15 +203,15 @@ MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, 
 
 MPT__SIMD_ROWS(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8)
 /* Values as in MPT__SIMD_UNARY and MPT__SIMD_BINARY. Wider vectors would gain nothing. */
-#define MPT__STREAM_CASE(id, value)                             \
-    case MPT__FN_##id:                                          \
-        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) {       \
+#define MPT__STREAM_CASE(id, value) \
+    case MPT__FN_##id: \
+        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) { \
             const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32); \
-            if (n >= 8)                                         \
-                mpt__v8_stream(out, value);                     \
-            else                                                \
-                mpt__v8_store_as(out, value, n, MPT_F32);       \
-        }                                                       \
+            if (n >= 8) \
+                mpt__v8_stream(out, value); \
+            else \
+                mpt__v8_store_as(out, value, n, MPT_F32); \
+        } \
         break;
 #define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
 MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,

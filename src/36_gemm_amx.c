@@ -185,8 +185,8 @@ MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *s
 MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
                                        int64_t outer, int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
-#define MPT__AMX_PACK(DTYPE, ROUND, PARTS)                                                    \
-    if (dtype == DTYPE && round == ROUND) {                                                   \
+#define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
+    if (dtype == DTYPE && round == ROUND) { \
         return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
     }
     MPT__AMX_PACK(MPT_BF16, 0, 1)
@@ -260,12 +260,12 @@ static void mpt__amx_multiply(int c, int a, int b) {
 }
 
 #define MPT__TILE_CLEAR(t) memset(mpt__amx_tiles[t], 0, MPT__AMX_TILE)
-#define MPT__TILE_LOAD(t, p, step)                                              \
-    for (int64_t r = 0; r < 16; r++) {                                          \
+#define MPT__TILE_LOAD(t, p, step) \
+    for (int64_t r = 0; r < 16; r++) { \
         memcpy(mpt__amx_tiles[t] + r * 16, (const char *)(p) + r * (step), 64); \
     }
-#define MPT__TILE_SAVE(t, p, step)                                        \
-    for (int64_t r = 0; r < 16; r++) {                                    \
+#define MPT__TILE_SAVE(t, p, step) \
+    for (int64_t r = 0; r < 16; r++) { \
         memcpy((char *)(p) + r * (step), mpt__amx_tiles[t] + r * 16, 64); \
     }
 #define MPT__TILE_MULTIPLY(c, a, b) mpt__amx_multiply(c, a, b)
@@ -299,30 +299,30 @@ static bool mpt__amx_request(void) {
 }
 
 #define MPT__TILE_CLEAR(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
-#define MPT__TILE_LOAD(t, p, step)                                                             \
+#define MPT__TILE_LOAD(t, p, step) \
     __asm__ volatile("{tileloadd (%0,%1), %%tmm" #t "|tileloadd tmm" #t ", [%0+%1]}" ::"r"(p), \
-                     "r"((int64_t)(step))                                                      \
+                     "r"((int64_t)(step)) \
                      : "memory")
-#define MPT__TILE_SAVE(t, p, step)                                                               \
+#define MPT__TILE_SAVE(t, p, step) \
     __asm__ volatile("{tilestored %%tmm" #t ", (%0,%1)|tilestored [%0+%1], tmm" #t "}" ::"r"(p), \
-                     "r"((int64_t)(step))                                                        \
+                     "r"((int64_t)(step)) \
                      : "memory")
-#define MPT__TILE_MULTIPLY(c, a, b)                                                      \
+#define MPT__TILE_MULTIPLY(c, a, b) \
     __asm__ volatile("{tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c "|tdpbf16ps tmm" #c \
-                     ", tmm" #a ", tmm" #b "}" ::                                        \
+                     ", tmm" #a ", tmm" #b "}" :: \
                          : "memory")
 #endif
 
 /* C += A B for the tiles of A and B that are loaded. */
-#define MPT__AMX_PRODUCT                     \
-    MPT__TILE_MULTIPLY(0, 4, 6);             \
+#define MPT__AMX_PRODUCT \
+    MPT__TILE_MULTIPLY(0, 4, 6); \
     if (across) MPT__TILE_MULTIPLY(1, 4, 7); \
-    if (down) MPT__TILE_MULTIPLY(2, 5, 6);   \
+    if (down) MPT__TILE_MULTIPLY(2, 5, 6); \
     if (across && down) MPT__TILE_MULTIPLY(3, 5, 7);
-#define MPT__AMX_LOAD_A(part)                            \
+#define MPT__AMX_LOAD_A(part) \
     MPT__TILE_LOAD(4, a + (part)*2 * MPT__AMX_TILE, 64); \
     if (down) MPT__TILE_LOAD(5, a + ((part)*2 + 1) * MPT__AMX_TILE, 64);
-#define MPT__AMX_LOAD_B(part)                            \
+#define MPT__AMX_LOAD_B(part) \
     MPT__TILE_LOAD(6, b + (part)*2 * MPT__AMX_TILE, 64); \
     if (across) MPT__TILE_LOAD(7, b + ((part)*2 + 1) * MPT__AMX_TILE, 64);
 
@@ -377,19 +377,19 @@ enum { MPT__AMX_RATE = 4 };
 enum { MPT__AMX_RATE = 400 };
 #endif
 
-#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE)                                        \
+#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE) \
     static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, int how) {         \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS);              \
-    }                                                                                     \
-    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,  \
-                         int64_t count, int64_t k, int64_t depth) {                       \
-        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth,                   \
-                                (PRODUCTS) > 1 ? 2 : 1);                                  \
-    }                                                                                     \
-    static const mpt__gemm_level N##_gemm_level = {                                       \
-        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL,  \
-        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish,          \
+                         float *c, int64_t ldc, int rows, int columns, int how) { \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS); \
+    } \
+    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
+                         int64_t count, int64_t k, int64_t depth) { \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, \
+                                (PRODUCTS) > 1 ? 2 : 1); \
+    } \
+    static const mpt__gemm_level N##_gemm_level = { \
+        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL, \
+        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish, \
         mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false, 0};
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);

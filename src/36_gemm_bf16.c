@@ -27,7 +27,7 @@
 #else
 #define MPT__PAIRS_BASE(name) mpt__avx512_gemm_##name
 #define MPT__PAIRS_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
-#define MPT__PAIRS_OP                                                     \
+#define MPT__PAIRS_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
     static MPT__FORCE_INLINE
 #endif
@@ -195,11 +195,11 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 /* ==== Tiles ==== */
 
 #define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
-#define MPT__PAIRS_LINES2(i, V, W)          \
-    {                                       \
+#define MPT__PAIRS_LINES2(i, V, W) \
+    { \
         V##_f s = V##_set(MPT__LINES_A##i); \
-        x##i = V##_pairs(x##i, s, b0);      \
-        y##i = V##_pairs(y##i, s, b1);      \
+        x##i = V##_pairs(x##i, s, b0); \
+        y##i = V##_pairs(y##i, s, b1); \
     }
 #define MPT__PAIRS_STORE(i, V, W) \
     V##_store(c + i * ldc, x##i); \
@@ -210,30 +210,30 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 #define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
 
 /* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
-#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS)                                                \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides,        \
-                 float *c, int64_t ldc, int how) {                                           \
+#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS) \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides, \
+                 float *c, int64_t ldc, int how) { \
         const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
-        MPT__TILE_LINES(a, true, 0)                                                          \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W);                                             \
-        for (; depth > 0; depth -= 2, b += 2 * W) {                                          \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W);                                    \
-            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W);                                       \
-            MPT__TILE_NEXT(true);                                                            \
-        }                                                                                    \
-        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {                           \
-            uint16_t *half = (uint16_t *)(void *)c;                                          \
-            if (bias != NULL) {                                                              \
-                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W);                    \
-                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W);                                     \
-            }                                                                                \
-            if (sides[1].inner != 0) {                                                       \
-                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W);                                     \
-            }                                                                                \
-            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W);                                   \
-            return;                                                                          \
-        }                                                                                    \
-        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W);                                            \
+        MPT__TILE_LINES(a, true, 0) \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W); \
+        for (; depth > 0; depth -= 2, b += 2 * W) { \
+            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
+            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W); \
+            MPT__TILE_NEXT(true); \
+        } \
+        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) { \
+            uint16_t *half = (uint16_t *)(void *)c; \
+            if (bias != NULL) { \
+                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W); \
+                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W); \
+            } \
+            if (sides[1].inner != 0) { \
+                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W); \
+            } \
+            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W); \
+            return; \
+        } \
+        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W); \
     }
 #ifdef MPTRAIN_EMULATE_AMX
 #define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v8, 8, ROWS)
@@ -269,43 +269,43 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
 #else
 /* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
    apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
-#define MPT__PAIRS_TAP(V, A, P, Q, R)                                              \
-    {                                                                              \
-        const V##_f s = V##_word(&MPT__LINES_A##A);                                \
+#define MPT__PAIRS_TAP(V, A, P, Q, R) \
+    { \
+        const V##_f s = V##_word(&MPT__LINES_A##A); \
         P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
     }
-#define MPT__PAIRS_TAPS(X, V)                                                             \
+#define MPT__PAIRS_TAPS(X, V) \
     X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1) \
     X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
 #define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
-#define MPT__PAIRS_TAPS_8(X, V)                                   \
+#define MPT__PAIRS_TAPS_8(X, V) \
     MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5) \
     X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
-#define MPT__PAIRS_CONV(FN, V, W, R)                                                              \
-    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)                                     \
-    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,      \
-                            float *c, int64_t ldc, int rows, int columns, int how) {              \
-        const bool add = (how & MPT__GEMM_ADD) != 0;                                              \
-        const int64_t o = a->outer, next = b->outer, b_step = b->inner;                           \
-        V##_f none = V##_zero();                                                                  \
-        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W);                                                     \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {                                       \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);             \
-            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;                     \
-            for (int64_t p = 0; p < depth; p++, from += b_step) {                                 \
-                const V##_f b0 = V##_load(from), b1 = V##_load(from + next);                      \
-                const V##_f b2 = V##_load(from + 2 * next);                                       \
-                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V)                                            \
-                a0++, a3++, a6++, a9++;                                                           \
-            }                                                                                     \
-            (void)a9;                                                                             \
-        }                                                                                         \
-        MPT__ROWS_##R(MPT__LINES_STORE1, V, W);                                                   \
-    }                                                                                             \
+#define MPT__PAIRS_CONV(FN, V, W, R) \
+    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES) \
+    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                            float *c, int64_t ldc, int rows, int columns, int how) { \
+        const bool add = (how & MPT__GEMM_ADD) != 0; \
+        const int64_t o = a->outer, next = b->outer, b_step = b->inner; \
+        V##_f none = V##_zero(); \
+        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W); \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) { \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a); \
+            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o; \
+            for (int64_t p = 0; p < depth; p++, from += b_step) { \
+                const V##_f b0 = V##_load(from), b1 = V##_load(from + next); \
+                const V##_f b2 = V##_load(from + 2 * next); \
+                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V) \
+                a0++, a3++, a6++, a9++; \
+            } \
+            (void)a9; \
+        } \
+        MPT__ROWS_##R(MPT__LINES_STORE1, V, W); \
+    } \
     static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                                 float *c, int64_t ldc, int rows, int columns, int how) {         \
-        (b->outer > 1 ? mpt__pairs_taps                                                           \
-                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how);          \
+                                 float *c, int64_t ldc, int rows, int columns, int how) { \
+        (b->outer > 1 ? mpt__pairs_taps \
+                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how); \
     }
 #endif
 #ifdef MPTRAIN_EMULATE_AMX

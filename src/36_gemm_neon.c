@@ -121,15 +121,15 @@ MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *si
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
 #define MPT__QUADS_ZERO(i, V, W) V##_f w##i = V##_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
-#define MPT__QUADS_STEP(i, V, W)                       \
-    {                                                  \
+#define MPT__QUADS_STEP(i, V, W) \
+    { \
         const uint16x8_t pair = vld1q_u16(of + 8 * i); \
-        w##i = mpt__quads_sum(w##i, pair, b0);         \
-        x##i = mpt__quads_sum(x##i, pair, b1);         \
-        y##i = mpt__quads_sum(y##i, pair, b2);         \
-        z##i = mpt__quads_sum(z##i, pair, b3);         \
+        w##i = mpt__quads_sum(w##i, pair, b0); \
+        x##i = mpt__quads_sum(x##i, pair, b1); \
+        y##i = mpt__quads_sum(y##i, pair, b2); \
+        z##i = mpt__quads_sum(z##i, pair, b3); \
     }
-#define MPT__QUADS_STORE(i, V, W)                           \
+#define MPT__QUADS_STORE(i, V, W) \
     mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
     mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
 
@@ -148,19 +148,19 @@ MPT__QUADS_OP void mpt__quads_store(float *to, int64_t ld, bool add, mpt__v4_f l
 }
 
 /* A whole tile of 2 PAIRS rows. */
-#define MPT__QUADS_TILE(PAIRS)                                                                   \
+#define MPT__QUADS_TILE(PAIRS) \
     MPT__QUADS_FN void mpt__quads##PAIRS(int64_t depth, const char *a, const char *b, float *to, \
-                                         int64_t ld, bool add) {                                 \
-        const uint16_t *of = (const uint16_t *)(const void *)a;                                  \
-        const uint16_t *from = (const uint16_t *)(const void *)b;                                \
-        MPT__ROWS_##PAIRS(MPT__QUADS_ZERO, mpt__v4, 4);                                          \
-        for (; depth > 0; depth -= 4) {                                                          \
-            const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8);                     \
-            const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24);               \
-            MPT__ROWS_##PAIRS(MPT__QUADS_STEP, mpt__v4, 4);                                      \
-            of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS;                           \
-        }                                                                                        \
-        MPT__ROWS_##PAIRS(MPT__QUADS_STORE, mpt__v4, 4)                                          \
+                                         int64_t ld, bool add) { \
+        const uint16_t *of = (const uint16_t *)(const void *)a; \
+        const uint16_t *from = (const uint16_t *)(const void *)b; \
+        MPT__ROWS_##PAIRS(MPT__QUADS_ZERO, mpt__v4, 4); \
+        for (; depth > 0; depth -= 4) { \
+            const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8); \
+            const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24); \
+            MPT__ROWS_##PAIRS(MPT__QUADS_STEP, mpt__v4, 4); \
+            of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS; \
+        } \
+        MPT__ROWS_##PAIRS(MPT__QUADS_STORE, mpt__v4, 4) \
     }
 MPT__QUADS_TILE(2)
 MPT__QUADS_TILE(4)

@@ -911,16 +911,16 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
 /* ==== Levels ==== */
 
 /* What a level adds to those below it: products, and (WORDS) its words. */
-#define MPT__CPU_LEVEL(ISA, WORDS)                                                       \
-    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) {                           \
-        mpt__gemm_run(&mpt__##ISA##_gemm_level, call);                                   \
-    }                                                                                    \
+#define MPT__CPU_LEVEL(ISA, WORDS) \
+    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) { \
+        mpt__gemm_run(&mpt__##ISA##_gemm_level, call); \
+    } \
     static int64_t mpt__##ISA##_gemm_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
-    }                                                                                    \
-    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) {                                      \
-        WORDS;                                                                           \
-        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace);  \
+        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
+    } \
+    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) { \
+        WORDS; \
+        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace); \
     }
 
 #ifdef MPT__HAS_AVX2

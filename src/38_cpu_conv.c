@@ -695,10 +695,10 @@ MPT__NEON_OP void mpt__halves_store(uint16_t *to, mpt__halves x) { vst1q_u16(to,
 #define MPT__HALVES_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define MPT__HALVES_LOAD(k) x##k = mpt__halves_load(from + k * step, step, round);
 #define MPT__HALVES_STORE(k) mpt__halves_store(to + k * to_step, y##k);
-#define MPT__HALVES_PAIR(x, y, k, next, low, high)                                            \
+#define MPT__HALVES_PAIR(x, y, k, next, low, high) \
     y##low = MPT__HALVES_LOW(x##k, x##next), y##high = MPT__HALVES_HIGH(x##k, x##next);
-#define MPT__HALVES_TURN(x, y)                                                                \
-    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3)                     \
+#define MPT__HALVES_TURN(x, y) \
+    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3) \
     MPT__HALVES_PAIR(x, y, 2, 6, 4, 5) MPT__HALVES_PAIR(x, y, 3, 7, 6, 7)
 
 /* n rows of m elements, `step` bytes apart; the last tiles of a side reach back over what is done.

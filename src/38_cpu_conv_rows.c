@@ -648,15 +648,15 @@ static int64_t mpt__conv_workspace(const mpt__gemm_level *level, const mpt__laun
 #endif
 
 /* One function per level, for the three kernels. */
-#define MPT__CONV_LEVEL(ISA)                                                             \
-    static void mpt__##ISA##_conv(const mpt__cpu_call *call) {                           \
-        mpt__conv_run(&mpt__##ISA##_gemm_level, call);                                   \
-    }                                                                                    \
+#define MPT__CONV_LEVEL(ISA) \
+    static void mpt__##ISA##_conv(const mpt__cpu_call *call) { \
+        mpt__conv_run(&mpt__##ISA##_gemm_level, call); \
+    } \
     static int64_t mpt__##ISA##_conv_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads);           \
+        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
     }
-#define MPT__CONV_ADD(ISA, LEVEL)                                                      \
-    if (cpu->isa == MPT_ISA_##LEVEL ||                                                 \
+#define MPT__CONV_ADD(ISA, LEVEL) \
+    if (cpu->isa == MPT_ISA_##LEVEL || \
         (cpu->isa > MPT_ISA_##LEVEL && mpt__isa_supported(MPT_ISA_##LEVEL, features))) \
         mpt__cpu_add(cpu, (mpt__kernel)k, mpt__##ISA##_conv, mpt__##ISA##_conv_workspace);
 #ifdef MPT__HAS_AVX2

@@ -1137,17 +1137,17 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
 /* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
    the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
    on an object, which ends where it gives NULL. */
-#define MPT__HANDLES(kind, KIND)                                                                   \
-    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) {      \
-        mpt_##kind handle = {context, 0, 0};                                                       \
-        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation;      \
-        return handle;                                                                             \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) {                \
-        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot,           \
-                                             handle.generation);                                   \
-    }                                                                                              \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) {                 \
+#define MPT__HANDLES(kind, KIND) \
+    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) { \
+        mpt_##kind handle = {context, 0, 0}; \
+        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation; \
+        return handle; \
+    } \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) { \
+        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot, \
+                                             handle.generation); \
+    } \
+    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) { \
         return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
     }
 

@@ -824,8 +824,8 @@ static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, 
     return MPT_OK;
 }
 
-#define MPT__DEFINE_NEST(name, depth, change)                                       \
-    MPTRAIN_API mpt_status name(mpt_context *context) {                             \
+#define MPT__DEFINE_NEST(name, depth, change) \
+    MPTRAIN_API mpt_status name(mpt_context *context) { \
         return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
     }
 MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)

@@ -16,13 +16,13 @@
 static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
     {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
-    {#id,                                                                     \
-     onnx,                                                                    \
-     MPT__POLICY_##policy,                                                    \
-     mpt__##shape##_shape,                                                    \
-     mpt__##forward##_forward,                                                \
-     mpt__##backward##_backward,                                              \
-     MPT__FN_##fn,                                                            \
+    {#id, \
+     onnx, \
+     MPT__POLICY_##policy, \
+     mpt__##shape##_shape, \
+     mpt__##forward##_forward, \
+     mpt__##backward##_backward, \
+     MPT__FN_##fn, \
      MPT__FN_##backward_fn},
     MPT__OPS(MPT__ROW)
 #undef MPT__ROW
@@ -46,9 +46,9 @@ MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
 
 /* ==== One input, no attributes; two inputs, no attributes ==== */
 
-#define MPT__DEFINE_UNARY(id)                                             \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) {                       \
-        mpt__attributes attributes = mpt__no_attributes;                  \
+#define MPT__DEFINE_UNARY(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) { \
+        mpt__attributes attributes = mpt__no_attributes; \
         return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
     }
 MPT__DEFINE_UNARY(neg)
@@ -80,9 +80,9 @@ static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor
     return mpt__apply1(name, op, in, 2, &attributes);
 }
 
-#define MPT__DEFINE_BINARY(id)                                    \
+#define MPT__DEFINE_BINARY(id) \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor a, mpt_tensor b) { \
-        return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b);       \
+        return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b); \
     }
 MPT__DEFINE_BINARY(add)
 MPT__DEFINE_BINARY(sub)
@@ -122,8 +122,8 @@ static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, do
     return out;
 }
 
-#define MPT__DEFINE_COMPARISON(id, op)                                            \
-    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) {        \
+#define MPT__DEFINE_COMPARISON(id, op) \
+    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) { \
         return mpt__compare_number("mpt_" #id "_scalar", MPT__OP_##op, x, value); \
     }
 MPT__DEFINE_COMPARISON(lt, lt)
@@ -209,9 +209,9 @@ static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim
     return mpt__apply_dim_number(name, op, x, dim, keep_dim, 0.0);
 }
 
-#define MPT__DEFINE_REDUCTION(id)                                           \
+#define MPT__DEFINE_REDUCTION(id) \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x, int dim, bool keep_dim) { \
-        return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim);  \
+        return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim); \
     }
 MPT__DEFINE_REDUCTION(sum)
 MPT__DEFINE_REDUCTION(mean)
@@ -797,12 +797,12 @@ MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
 
 /* ---- Pairs ---- */
 
-#define MPT__DEFINE_PAIR(id)                                                             \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target,                 \
-                                    mpt_reduction reduction) {                           \
-        mpt_tensor in[2];                                                                \
-        in[0] = input, in[1] = target;                                                   \
-        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);               \
+#define MPT__DEFINE_PAIR(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0); \
         return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
     }
 MPT__DEFINE_PAIR(mse_loss)
@@ -811,17 +811,17 @@ MPT__DEFINE_PAIR(soft_margin_loss)
 #undef MPT__DEFINE_PAIR
 
 /* With a number that must be `good`. A beta of 0 makes smooth_l1_loss l1_loss, 0 / 0 else. */
-#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good)                             \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number,  \
-                                    mpt_reduction reduction) {                           \
-        mpt_tensor in[2];                                                                \
-        in[0] = input, in[1] = target;                                                   \
-        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0);    \
-        mpt_context *context = mpt__context_of(in, 2);                                   \
-        if (!mpt__good_number(context, "mpt_" #id, #number, number, good))               \
-            return mpt__null(context);                                                   \
-        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0))                   \
-            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;              \
+#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0); \
+        mpt_context *context = mpt__context_of(in, 2); \
+        if (!mpt__good_number(context, "mpt_" #id, #number, number, good)) \
+            return mpt__null(context); \
+        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0)) \
+            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1; \
         return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
     }
 MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")

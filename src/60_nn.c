@@ -28,40 +28,40 @@ typedef struct mpt__module_parameter {
 /* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
    gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
    linear layer before it takes into its own call. A new layer is a row here and a constructor. */
-#define MPT__LAYERS(L)                    \
-    L(user, none, 0, NONE)                \
-    L(sequential, none, 0, NONE)          \
-    L(list, none, 0, NONE)                \
-    L(linear, linear, 3, NONE)            \
-    L(relu, relu, 1, RELU)                \
-    L(gelu, gelu, 1, GELU)                \
-    L(tanh, tanh, 1, TANH)                \
-    L(sigmoid, sigmoid, 1, SIGMOID)       \
-    L(softmax, softmax, 1, NONE)          \
-    L(log_softmax, log_softmax, 1, NONE)  \
-    L(dropout, none, 0, NONE)             \
-    L(flatten, none, 0, NONE)             \
+#define MPT__LAYERS(L) \
+    L(user, none, 0, NONE) \
+    L(sequential, none, 0, NONE) \
+    L(list, none, 0, NONE) \
+    L(linear, linear, 3, NONE) \
+    L(relu, relu, 1, RELU) \
+    L(gelu, gelu, 1, GELU) \
+    L(tanh, tanh, 1, TANH) \
+    L(sigmoid, sigmoid, 1, SIGMOID) \
+    L(softmax, softmax, 1, NONE) \
+    L(log_softmax, log_softmax, 1, NONE) \
+    L(dropout, none, 0, NONE) \
+    L(flatten, none, 0, NONE) \
     L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
-    L(silu, silu, 1, NONE)                \
-    L(leaky_relu, leaky_relu, 1, NONE)    \
-    L(elu, elu, 1, NONE)                  \
-    L(softplus, softplus, 1, NONE)        \
-    L(hardtanh, hardtanh, 1, NONE)        \
-    L(upsample, interpolate, 1, NONE)     \
+    L(silu, silu, 1, NONE) \
+    L(leaky_relu, leaky_relu, 1, NONE) \
+    L(elu, elu, 1, NONE) \
+    L(softplus, softplus, 1, NONE) \
+    L(hardtanh, hardtanh, 1, NONE) \
+    L(upsample, interpolate, 1, NONE) \
     MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
-#define MPT__CONV_LAYERS(L)    \
+#define MPT__CONV_LAYERS(L) \
     L(conv2d, conv2d, 3, NONE) \
     L(conv1d, conv1d, 3, NONE) \
     L(conv_transpose2d, conv_transpose2d, 3, NONE)
-#define MPT__NORM_LAYERS(L)            \
+#define MPT__NORM_LAYERS(L) \
     L(layer_norm, layer_norm, 3, NONE) \
-    L(rms_norm, rms_norm, 3, NONE)     \
-    L(batch_norm1d, none, 0, NONE)     \
-    L(batch_norm2d, none, 0, NONE)     \
+    L(rms_norm, rms_norm, 3, NONE) \
+    L(batch_norm1d, none, 0, NONE) \
+    L(batch_norm2d, none, 0, NONE) \
     L(group_norm, group_norm, 3, NONE) \
     L(max_pool2d, max_pool2d, 1, NONE) \
     L(avg_pool2d, avg_pool2d, 1, NONE)
-#define MPT__ATTENTION_LAYERS(L)     \
+#define MPT__ATTENTION_LAYERS(L) \
     L(embedding, embedding, 2, NONE) \
     L(multi_head_attention, none, 0, NONE)
 
@@ -513,9 +513,9 @@ MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, i
 }
 
 /* Layers that nothing need be told. */
-#define MPT__DEFINE_LAYER(name)                                                              \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) {                             \
-        return mpt__layer_made(context,                                                      \
+#define MPT__DEFINE_LAYER(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) { \
+        return mpt__layer_made(context, \
                                mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
     }
 MPT__DEFINE_LAYER(relu)
@@ -605,17 +605,17 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
     return mpt__module_handle(context, NULL);
 }
 
-#define MPT__DEFINE_CONTAINER(name, layer)                                               \
+#define MPT__DEFINE_CONTAINER(name, layer) \
     MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
-                                        int count) {                                     \
-        return mpt__container_new(context, #name, layer, modules, count);                \
-    }                                                                                    \
-    MPTRAIN_API mpt_module name(mpt_context *context, ...) {                             \
-        va_list arguments;                                                               \
-        va_start(arguments, context);                                                    \
-        mpt_module made = mpt__gathered_new(context, #name, layer, arguments);           \
-        va_end(arguments);                                                               \
-        return made;                                                                     \
+                                        int count) { \
+        return mpt__container_new(context, #name, layer, modules, count); \
+    } \
+    MPTRAIN_API mpt_module name(mpt_context *context, ...) { \
+        va_list arguments; \
+        va_start(arguments, context); \
+        mpt_module made = mpt__gathered_new(context, #name, layer, arguments); \
+        va_end(arguments); \
+        return made; \
     }
 MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
 MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)

@@ -525,8 +525,8 @@ static const mpt__rule mpt__sgd_rule = {
     {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
 
-#define MPT__ADAM_SETTINGS                                            \
-    {                                                                 \
+#define MPT__ADAM_SETTINGS \
+    { \
         {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
     }
 static const mpt__rule mpt__adam_rule = {

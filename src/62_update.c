@@ -112,10 +112,10 @@ static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optim
 /* ==== The pending multiplier ==== */
 
 /* For each state of an optimizer that has gradients now. */
-#define MPT__EACH_STATE(state, optimizer)                                  \
-    for (mpt__optim_state *state = (optimizer)->states,                    \
+#define MPT__EACH_STATE(state, optimizer) \
+    for (mpt__optim_state *state = (optimizer)->states, \
                           *state##_end = state + (optimizer)->state_count; \
-         state < state##_end; state++)                                     \
+         state < state##_end; state++) \
         if (state->rows)
 
 /* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */

@@ -277,13 +277,13 @@ static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
     return config ? *config : mpt_norm_config_default();
 }
 
-#define MPT__DEFINE_ROW_NORM(name)                                                               \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape,                  \
-                                         const mpt_norm_config *given) {                         \
-        mpt_norm_config config = mpt__norm_config_of(given);                                     \
-        return mpt__layer_made(context,                                                          \
+#define MPT__DEFINE_ROW_NORM(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
+                                         const mpt_norm_config *given) { \
+        mpt_norm_config config = mpt__norm_config_of(given); \
+        return mpt__layer_made(context, \
                                mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
-                                             shape.rank, &config, MPT__ROW_NORMS));              \
+                                             shape.rank, &config, MPT__ROW_NORMS)); \
     }
 MPT__DEFINE_ROW_NORM(layer_norm)
 MPT__DEFINE_ROW_NORM(rms_norm)
@@ -300,20 +300,20 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
     return mpt__layer_made(context, module);
 }
 
-#define MPT__DEFINE_BATCH_NORM(name)                                                              \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features,                  \
-                                         const mpt_norm_config *given) {                          \
-        mpt_norm_config config = mpt__norm_config_of(given);                                      \
-        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name,          \
+#define MPT__DEFINE_BATCH_NORM(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features, \
+                                         const mpt_norm_config *given) { \
+        mpt_norm_config config = mpt__norm_config_of(given); \
+        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, \
                                             MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS); \
-        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))                \
-            mpt__error(context, MPT_ERROR_ARGUMENT,                                               \
-                       "momentum %g: expected at most 1 (negative: the mean of all)",             \
-                       config.momentum);                                                          \
-        if (module) module->attributes.index[2] = config.relu;                                    \
-        if (module && context->base.status == MPT_OK && config.track)                             \
-            mpt__running_new(context, module, features, config.momentum);                         \
-        return mpt__layer_made(context, module);                                                  \
+        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0)) \
+            mpt__error(context, MPT_ERROR_ARGUMENT, \
+                       "momentum %g: expected at most 1 (negative: the mean of all)", \
+                       config.momentum); \
+        if (module) module->attributes.index[2] = config.relu; \
+        if (module && context->base.status == MPT_OK && config.track) \
+            mpt__running_new(context, module, features, config.momentum); \
+        return mpt__layer_made(context, module); \
     }
 MPT__DEFINE_BATCH_NORM(batch_norm1d)
 MPT__DEFINE_BATCH_NORM(batch_norm2d)
@@ -425,24 +425,24 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
 }
 
-#define MPT__DEFINE_POOL(kind)                                                                    \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) {     \
-        mpt__attributes attributes = mpt__pooling_attributes(config);                             \
-        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes);  \
-    }                                                                                             \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) {     \
-        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config);     \
-    }                                                                                             \
-    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height,             \
-                                                        int64_t width) {                          \
-        mpt__attributes attributes = mpt__adaptive_attributes(height, width);                     \
-        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1,       \
-                           &attributes);                                                          \
-    }                                                                                             \
-    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context,                           \
-                                                  const mpt_pool_config *config) {                \
+#define MPT__DEFINE_POOL(kind) \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config); \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
+                                                        int64_t width) { \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
+                           &attributes); \
+    } \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, \
+                                                  const mpt_pool_config *config) { \
         return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
-                                  mpt__pooling_attributes(config));                               \
+                                  mpt__pooling_attributes(config)); \
     }
 
 static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,

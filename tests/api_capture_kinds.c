@@ -49,12 +49,12 @@ static mpt_status whole_step(mpt_context *context, void *user, mpt_tensor x, mpt
     return mpt_step_end(context);
 }
 
-#define WITH(kind, setting)                                    \
-    {                                                          \
+#define WITH(kind, setting) \
+    { \
         mpt_##kind##_config k = mpt_##kind##_config_default(); \
-        k.stochastic_rounding = chance;                        \
-        setting;                                               \
-        return mpt_##kind(all, &k);                            \
+        k.stochastic_rounding = chance; \
+        setting; \
+        return mpt_##kind(all, &k); \
     }
 
 static mpt_optimizer optimizer_of(mpt_module all, int number, bool chance) {

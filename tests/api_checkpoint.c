@@ -66,10 +66,10 @@ static bool have_files(mpt_context *context) {
     return built;
 }
 
-#define NEED_FILES(context)     \
+#define NEED_FILES(context) \
     if (!have_files(context)) { \
-        mpt_destroy(context);   \
-        SKIP("files");          \
+        mpt_destroy(context); \
+        SKIP("files"); \
     }
 
 /* Fills the elements of a float parameter from the bits of its dtype. */

@@ -484,10 +484,10 @@ static bool have_threads(mpt_context *context) {
     return built;
 }
 
-#define NEEDS_THREADS(workers)                  \
+#define NEEDS_THREADS(workers) \
     if ((workers) && !have_threads(context)) { \
-        mpt_destroy(context);                   \
-        SKIP("threads");                        \
+        mpt_destroy(context); \
+        SKIP("threads"); \
     }
 
 TEST(same_bits_for_0_1_4_workers) {
@@ -706,9 +706,9 @@ TEST(misuse_is_named) {
     mpt_loader_config config;
     mpt_batch batch;
     memset(&empty, 0, sizeof empty);
-#define EXPECT(code, text)                       \
+#define EXPECT(code, text) \
     CHECK_EQ_INT(mpt_error_code(context), code); \
-    CHECK_CONTAINS(mpt_error(context), text);    \
+    CHECK_CONTAINS(mpt_error(context), text); \
     mpt_clear_error(context)
     config = mpt_loader_config_default(), config.batch = 0;
     mpt_loader_create(context, dataset, &config);
@@ -924,13 +924,13 @@ TEST(idx_damaged) {
         mpt_destroy(context);
         SKIP("files");
     }
-#define REFUSED(data, size, text)                            \
-    write_file(path, data, size);                            \
-    mpt_idx(context, path, NULL);                            \
+#define REFUSED(data, size, text) \
+    write_file(path, data, size); \
+    mpt_idx(context, path, NULL); \
     CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_FORMAT); \
-    CHECK_CONTAINS(mpt_error(context), text);                \
-    CHECK_CONTAINS(mpt_error(context), path);                \
-    mpt_clear_error(context);                                \
+    CHECK_CONTAINS(mpt_error(context), text); \
+    CHECK_CONTAINS(mpt_error(context), path); \
+    mpt_clear_error(context); \
     CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], 0)
     REFUSED(good, 0, "expected");
     REFUSED(good, 3, "expected");

@@ -568,12 +568,12 @@ TEST(transforms_that_make_no_sense) {
     mpt_dataset data = mpt_memory_dataset(c, &m);
     const double nan = (double)NAN, huge = (double)INFINITY;
     const int64_t side = (INT64_C(1) << 24) + 1;
-#define BAD_STEP(kind, field, value, text)                      \
-    do {                                                        \
+#define BAD_STEP(kind, field, value, text) \
+    do { \
         mpt_transform step = mpt_transform_default(kind, 2, 2); \
-        step.field = value;                                     \
-        CHECK_EQ_INT(mpt_transformed(data, &step, 1).slot, 0);  \
-        check_error(c, mpt_error_code(c), text);                \
+        step.field = value; \
+        CHECK_EQ_INT(mpt_transformed(data, &step, 1).slot, 0); \
+        check_error(c, mpt_error_code(c), text); \
     } while (0)
     BAD_STEP(MPT_RESIZE, height, side, "from 1 to 2^24");
     BAD_STEP(MPT_RESIZE, width, side, "from 1 to 2^24");
@@ -638,12 +638,12 @@ TEST(crops_of_parts_that_do_not_fit) {
 
 /* ==== Just beyond ==== */
 
-#define REFUSED(status, text, ...)                           \
-    do {                                                     \
-        (void)(__VA_ARGS__);                                 \
+#define REFUSED(status, text, ...) \
+    do { \
+        (void)(__VA_ARGS__); \
         CHECK_EQ_INT(mpt_error_code(c), MPT_ERROR_##status); \
-        CHECK_CONTAINS(mpt_error(c), text);                  \
-        mpt_clear_error(c);                                  \
+        CHECK_CONTAINS(mpt_error(c), text); \
+        mpt_clear_error(c); \
     } while (0)
 
 TEST(ops_refuse) {
@@ -1004,11 +1004,11 @@ TEST(data_refuses) {
     REFUSED(ARGUMENT, "fraction 0 is nan", mpt_random_split(data, fractions, 2, 1, parts));
 
     double weights[4] = {1, 2, 3, 0};
-#define LOADER(field, value, text)                               \
-    do {                                                         \
-        mpt_loader_config l = mpt_loader_config_default();       \
-        l.workers = l.prefetch; /* some, where that counts */    \
-        l.field = value;                                         \
+#define LOADER(field, value, text) \
+    do { \
+        mpt_loader_config l = mpt_loader_config_default(); \
+        l.workers = l.prefetch; /* some, where that counts */ \
+        l.field = value; \
         REFUSED(ARGUMENT, text, mpt_loader_create(c, data, &l)); \
     } while (0)
     LOADER(batch, 0, "batch is 0");

@@ -82,8 +82,8 @@ static const char *const optimizer_kinds[] = {"sgd",     "adam",     "adamw", "r
                                               "adagrad", "adadelta", "lion"};
 
 /* Sets what all configs have. */
-#define COMMON(config)                  \
-    config.lr = reals[LR];              \
+#define COMMON(config) \
+    config.lr = reals[LR]; \
     config.weight_decay = reals[DECAY]; \
     config.maximize = ints[MAXIMIZE] != 0
 

@@ -341,13 +341,13 @@ TEST(steps_that_make_no_sense) {
         CHECK_CONTAINS(mpt_error(context), rows[i].text);
         mpt_clear_error(context);
     }
-#define REFUSED(kind, field, value, text)                       \
-    do {                                                        \
+#define REFUSED(kind, field, value, text) \
+    do { \
         mpt_transform step = mpt_transform_default(kind, 2, 2); \
-        step.field = value;                                     \
-        CHECK_EQ_INT(mpt_transformed(data, &step, 1).slot, 0);  \
-        CHECK_CONTAINS(mpt_error(context), text);               \
-        mpt_clear_error(context);                               \
+        step.field = value; \
+        CHECK_EQ_INT(mpt_transformed(data, &step, 1).slot, 0); \
+        CHECK_CONTAINS(mpt_error(context), text); \
+        mpt_clear_error(context); \
     } while (0)
     REFUSED(MPT_RANDOM_CROP, padding, -1, "padding of 0 to 2^24");
     REFUSED(MPT_RANDOM_FLIP, p, 1.5, "a p outside [0, 1]");

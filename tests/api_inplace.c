@@ -34,9 +34,9 @@ static void check_values(int line, mpt_tensor x, const float *want, int n) {
             TEST_FAIL_("line %d: element %d is %g, expected %g", line, i, (double)got[i],
                        (double)want[i]);
 }
-#define VALUES(x, ...)                                                         \
-    do {                                                                       \
-        const float want_[] = {__VA_ARGS__};                                   \
+#define VALUES(x, ...) \
+    do { \
+        const float want_[] = {__VA_ARGS__}; \
         check_values(__LINE__, x, want_, (int)(sizeof want_ / sizeof *want_)); \
     } while (0)
 

@@ -101,155 +101,155 @@ static mpt_tensor entropy(const mpt_tensor *in) {
     return mpt_cross_entropy(in[0], classes(in[0]), &config);
 }
 
-#define ROWS(R)                                                                                    \
-    R(add, mpt_add(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME)                                   \
-    R(sub, mpt_sub(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME)                                   \
-    R(mul, mpt_mul(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME)                                   \
-    R(div, mpt_div(in[0], in[1]), 2, 0.5, 2, KEPT, KEPT, 0, SAME)                                  \
-    R(add_scalar, mpt_add_scalar(in[0], 1.5), 1, -2, 2, KEPT, KEPT, 0, SAME)                       \
-    R(mul_scalar, mpt_mul_scalar(in[0], 1.5), 1, -2, 2, KEPT, KEPT, 0, SAME)                       \
-    R(neg, mpt_neg(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                          \
-    R(exp, mpt_exp(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                          \
-    R(log, mpt_log(in[0]), 1, 0.5, 2, KEPT, KEPT, 0, SAME)                                         \
-    R(sqrt, mpt_sqrt(in[0]), 1, 0.5, 2, KEPT, KEPT, 0, SAME)                                       \
-    R(relu, mpt_relu(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                        \
-    R(gelu, mpt_gelu(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                        \
-    R(gelu_tanh, mpt_gelu_tanh(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                              \
-    R(tanh, mpt_tanh(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                        \
-    R(sigmoid, mpt_sigmoid(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                  \
-    R(isnan, mpt_isnan(in[0]), 1, -2, 2, KEPT, OTHER, 0, SAME)                                     \
-    R(isinf, mpt_isinf(in[0]), 1, -2, 2, KEPT, OTHER, 0, SAME)                                     \
-    R(equal, mpt_equal(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME)                              \
-    R(lt, mpt_lt(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME)                                    \
-    R(le, mpt_le(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME)                                    \
-    R(gt, mpt_gt(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME)                                    \
-    R(ge, mpt_ge(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME)                                    \
-    R(ne, mpt_ne(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME)                                    \
-    R(logical_and, mpt_logical_and(mpt_gt(in[0], in[1]), mpt_lt(in[0], in[1])), 2, -2, 2, KEPT,    \
-      OTHER, 0, SAME)                                                                              \
-    R(logical_or, mpt_logical_or(mpt_gt(in[0], in[1]), mpt_lt(in[0], in[1])), 2, -2, 2, KEPT,      \
-      OTHER, 0, SAME)                                                                              \
-    R(logical_not, mpt_logical_not(mpt_gt(in[0], in[1])), 2, -2, 2, KEPT, OTHER, 0, SAME)          \
-    R(log1p, mpt_log1p(in[0]), 1, 0, 2, KEPT, KEPT, 0, SAME)                                       \
-    R(rsqrt, mpt_rsqrt(in[0]), 1, 0.5, 2, KEPT, KEPT, 0, SAME)                                     \
-    R(pow, mpt_pow(in[0], in[1]), 2, 0.5, 2, KEPT, KEPT, 0, SAME)                                  \
-    R(pow_scalar, mpt_pow_scalar(in[0], 3), 1, 0.5, 2, KEPT, KEPT, 0, SAME)                        \
-    R(abs, mpt_abs(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                          \
-    R(sign, mpt_sign(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                        \
-    R(sin, mpt_sin(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                          \
-    R(cos, mpt_cos(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                          \
-    R(clamp, mpt_clamp(in[0], -1, 1), 1, -2, 2, KEPT, KEPT, 0, SAME)                               \
-    R(minimum, mpt_minimum(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME)                           \
-    R(maximum, mpt_maximum(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME)                           \
-    R(where, mpt_where(mpt_gt(in[0], in[1]), in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME)         \
-    R(leaky_relu, mpt_leaky_relu(in[0], 0.1), 1, -2, 2, KEPT, KEPT, 0, SAME)                       \
-    R(elu, mpt_elu(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SAME)                                       \
-    R(silu, mpt_silu(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                        \
-    R(softplus, mpt_softplus(in[0], 1, 20), 1, -2, 2, KEPT, KEPT, 0, SAME)                         \
-    R(hardtanh, mpt_hardtanh(in[0], -1, 1), 1, -2, 2, KEPT, KEPT, 0, SAME)                         \
-    R(dropout, mpt_dropout(in[0], 0.4), 1, -2, 2, KEPT, KEPT, 0, SAME)                             \
-    R(clone, mpt_clone(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME)                                      \
-    R(cast, mpt_cast(in[0], MPT_F16), 1, -2, 2, KEPT, KEPT, 0, SAME)                               \
-    R(matmul, mpt_matmul(in[0], matrix(in[0])), 1, -2, 2, PLAIN, PLAIN, 0, NEAR)                   \
-    R(linear, mpt_linear(in[0], mpt_transpose(matrix(in[0]), 0, 1), none(), MPT_ACTIVATION_NONE),  \
-      1, -2, 2, PLAIN, PLAIN, 2, SUMS)                                                             \
-    R(sum_0, mpt_sum(in[0], 0, true), 1, -2, 2, KEPT, KEPT, 0, SUMS)                               \
-    R(sum_1, mpt_sum(in[0], 1, true), 1, -2, 2, KEPT, KEPT, 0, SUMS)                               \
-    R(sum_all, mpt_sum(in[0], MPT_ALL_DIMS, false), 1, -2, 2, OTHER, KEPT, 0, SUMS)                \
-    R(mean_2, mpt_mean(in[0], 2, true), 1, -2, 2, KEPT, KEPT, 0, SUMS)                             \
-    R(mean_3, mpt_mean(in[0], 3, false), 1, -2, 2, OTHER, KEPT, 0, SUMS)                           \
-    R(max_0, mpt_max(in[0], 0, true), 1, -2, 2, KEPT, KEPT, 0, SAME)                               \
-    R(max_1, mpt_max(in[0], 1, false), 1, -2, 2, OTHER, KEPT, 0, SAME)                             \
-    R(max_all, mpt_max(in[0], MPT_ALL_DIMS, false), 1, -2, 2, OTHER, PLAIN, 1, SAME)               \
-    R(min, mpt_min(in[0], 3, true), 1, -2, 2, KEPT, KEPT, 0, SAME)                                 \
-    R(argmax, mpt_argmax(in[0], 2, true), 1, -2, 2, KEPT, OTHER, 0, SAME)                          \
-    R(argmin, mpt_argmin(in[0], 1, true), 1, -2, 2, KEPT, OTHER, 0, SAME)                          \
-    R(prod, mpt_prod(in[0], 2, true), 1, 0.8, 1.2, KEPT, KEPT, 0, SUMS)                            \
-    R(var, mpt_var(in[0], 1, true, 1), 1, -2, 2, KEPT, KEPT, 0, SUMS)                              \
-    R(std, mpt_std(in[0], 3, true, 1), 1, -2, 2, KEPT, KEPT, 0, SUMS)                              \
-    R(norm, mpt_norm(in[0], 2, 1, true), 1, -2, 2, KEPT, KEPT, 0, SUMS)                            \
-    R(logsumexp, mpt_logsumexp(in[0], 1, true), 1, -2, 2, KEPT, KEPT, 0, SUMS)                     \
-    R(cumsum_0, mpt_cumsum(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME)                               \
-    R(cumsum_1, mpt_cumsum(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SAME)                               \
-    R(cumsum_2, mpt_cumsum(in[0], 2), 1, -2, 2, KEPT, KEPT, 0, SAME)                               \
-    R(cumsum_3, mpt_cumsum(in[0], -1), 1, -2, 2, KEPT, KEPT, 0, SAME)                              \
-    R(softmax_0, mpt_softmax(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SUMS)                             \
-    R(softmax_1, mpt_softmax(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SUMS)                             \
-    R(softmax_2, mpt_softmax(in[0], 2), 1, -2, 2, KEPT, KEPT, 0, SUMS)                             \
-    R(softmax_3, mpt_softmax(in[0], 3), 1, -2, 2, KEPT, KEPT, 0, SUMS)                             \
-    R(log_softmax, mpt_log_softmax(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SUMS)                       \
-    R(reshape, mpt_reshape(in[0], MPT_SHAPE(-1)), 1, -2, 2, OTHER, KEPT, 1, SAME)                  \
-    R(permute, mpt_permute(in[0], MPT_SHAPE(0, 2, 3, 1)), 1, -2, 2, OTHER, KEPT, 0, SAME)          \
-    R(slice, mpt_slice(in[0], 1, 1, 3, 1), 1, -2, 2, OTHER, KEPT, 0, SAME)                         \
-    R(crop, mpt_relu(mpt_slice(mpt_slice(in[0], 2, 1, 4, 1), 3, 1, 4, 1)), 1, -2, 2, KEPT, KEPT,   \
-      0, SAME)                                                                                     \
-    R(chunk, mpt_mul(mpt_slice(in[0], 1, 1, 3, 1), mpt_slice(in[1], 1, 0, 2, 1)), 2, -2, 2, KEPT,  \
-      KEPT, 0, SAME)                                                                               \
+#define ROWS(R) \
+    R(add, mpt_add(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(sub, mpt_sub(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(mul, mpt_mul(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(div, mpt_div(in[0], in[1]), 2, 0.5, 2, KEPT, KEPT, 0, SAME) \
+    R(add_scalar, mpt_add_scalar(in[0], 1.5), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(mul_scalar, mpt_mul_scalar(in[0], 1.5), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(neg, mpt_neg(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(exp, mpt_exp(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(log, mpt_log(in[0]), 1, 0.5, 2, KEPT, KEPT, 0, SAME) \
+    R(sqrt, mpt_sqrt(in[0]), 1, 0.5, 2, KEPT, KEPT, 0, SAME) \
+    R(relu, mpt_relu(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(gelu, mpt_gelu(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(gelu_tanh, mpt_gelu_tanh(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(tanh, mpt_tanh(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(sigmoid, mpt_sigmoid(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(isnan, mpt_isnan(in[0]), 1, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(isinf, mpt_isinf(in[0]), 1, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(equal, mpt_equal(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(lt, mpt_lt(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(le, mpt_le(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(gt, mpt_gt(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(ge, mpt_ge(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(ne, mpt_ne(in[0], in[1]), 2, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(logical_and, mpt_logical_and(mpt_gt(in[0], in[1]), mpt_lt(in[0], in[1])), 2, -2, 2, KEPT, \
+      OTHER, 0, SAME) \
+    R(logical_or, mpt_logical_or(mpt_gt(in[0], in[1]), mpt_lt(in[0], in[1])), 2, -2, 2, KEPT, \
+      OTHER, 0, SAME) \
+    R(logical_not, mpt_logical_not(mpt_gt(in[0], in[1])), 2, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(log1p, mpt_log1p(in[0]), 1, 0, 2, KEPT, KEPT, 0, SAME) \
+    R(rsqrt, mpt_rsqrt(in[0]), 1, 0.5, 2, KEPT, KEPT, 0, SAME) \
+    R(pow, mpt_pow(in[0], in[1]), 2, 0.5, 2, KEPT, KEPT, 0, SAME) \
+    R(pow_scalar, mpt_pow_scalar(in[0], 3), 1, 0.5, 2, KEPT, KEPT, 0, SAME) \
+    R(abs, mpt_abs(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(sign, mpt_sign(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(sin, mpt_sin(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cos, mpt_cos(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(clamp, mpt_clamp(in[0], -1, 1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(minimum, mpt_minimum(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(maximum, mpt_maximum(in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(where, mpt_where(mpt_gt(in[0], in[1]), in[0], in[1]), 2, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(leaky_relu, mpt_leaky_relu(in[0], 0.1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(elu, mpt_elu(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(silu, mpt_silu(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(softplus, mpt_softplus(in[0], 1, 20), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(hardtanh, mpt_hardtanh(in[0], -1, 1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(dropout, mpt_dropout(in[0], 0.4), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(clone, mpt_clone(in[0]), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cast, mpt_cast(in[0], MPT_F16), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(matmul, mpt_matmul(in[0], matrix(in[0])), 1, -2, 2, PLAIN, PLAIN, 0, NEAR) \
+    R(linear, mpt_linear(in[0], mpt_transpose(matrix(in[0]), 0, 1), none(), MPT_ACTIVATION_NONE), \
+      1, -2, 2, PLAIN, PLAIN, 2, SUMS) \
+    R(sum_0, mpt_sum(in[0], 0, true), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(sum_1, mpt_sum(in[0], 1, true), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(sum_all, mpt_sum(in[0], MPT_ALL_DIMS, false), 1, -2, 2, OTHER, KEPT, 0, SUMS) \
+    R(mean_2, mpt_mean(in[0], 2, true), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(mean_3, mpt_mean(in[0], 3, false), 1, -2, 2, OTHER, KEPT, 0, SUMS) \
+    R(max_0, mpt_max(in[0], 0, true), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(max_1, mpt_max(in[0], 1, false), 1, -2, 2, OTHER, KEPT, 0, SAME) \
+    R(max_all, mpt_max(in[0], MPT_ALL_DIMS, false), 1, -2, 2, OTHER, PLAIN, 1, SAME) \
+    R(min, mpt_min(in[0], 3, true), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(argmax, mpt_argmax(in[0], 2, true), 1, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(argmin, mpt_argmin(in[0], 1, true), 1, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(prod, mpt_prod(in[0], 2, true), 1, 0.8, 1.2, KEPT, KEPT, 0, SUMS) \
+    R(var, mpt_var(in[0], 1, true, 1), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(std, mpt_std(in[0], 3, true, 1), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(norm, mpt_norm(in[0], 2, 1, true), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(logsumexp, mpt_logsumexp(in[0], 1, true), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(cumsum_0, mpt_cumsum(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cumsum_1, mpt_cumsum(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cumsum_2, mpt_cumsum(in[0], 2), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cumsum_3, mpt_cumsum(in[0], -1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(softmax_0, mpt_softmax(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(softmax_1, mpt_softmax(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(softmax_2, mpt_softmax(in[0], 2), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(softmax_3, mpt_softmax(in[0], 3), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(log_softmax, mpt_log_softmax(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(reshape, mpt_reshape(in[0], MPT_SHAPE(-1)), 1, -2, 2, OTHER, KEPT, 1, SAME) \
+    R(permute, mpt_permute(in[0], MPT_SHAPE(0, 2, 3, 1)), 1, -2, 2, OTHER, KEPT, 0, SAME) \
+    R(slice, mpt_slice(in[0], 1, 1, 3, 1), 1, -2, 2, OTHER, KEPT, 0, SAME) \
+    R(crop, mpt_relu(mpt_slice(mpt_slice(in[0], 2, 1, 4, 1), 3, 1, 4, 1)), 1, -2, 2, KEPT, KEPT, \
+      0, SAME) \
+    R(chunk, mpt_mul(mpt_slice(in[0], 1, 1, 3, 1), mpt_slice(in[1], 1, 0, 2, 1)), 2, -2, 2, KEPT, \
+      KEPT, 0, SAME) \
     R(expand, mpt_expand(mpt_sum(in[0], 1, true), mpt_get_shape(in[0])), 1, -2, 2, OTHER, KEPT, 0, \
-      SUMS)                                                                                        \
-    R(cat_0, mpt_cat(in, 3, 0), 3, -2, 2, KEPT, KEPT, 0, SAME)                                     \
-    R(cat_1, mpt_cat(in, 3, 1), 3, -2, 2, KEPT, KEPT, 0, SAME)                                     \
-    R(cat_2, mpt_cat(in, 3, 2), 3, -2, 2, KEPT, KEPT, 0, SAME)                                     \
-    R(cat_3, mpt_cat(in, 3, -1), 3, -2, 2, KEPT, KEPT, 0, SAME)                                    \
-    R(gather, mpt_gather(in[0], 1, indices(in[0], 1, 2)), 1, -2, 2, KEPT, KEPT, 0, SUMS)           \
-    R(index_select, mpt_index_select(in[0], 1, indices(in[0], 1, -5)), 1, -2, 2, KEPT, KEPT, 0,    \
-      SUMS)                                                                                        \
-    R(scatter_add,                                                                                 \
-      mpt_scatter_add(in[0], 1, indices(in[0], 1, mpt_get_shape(in[0]).dim[1]), in[1]), 2, -2, 2,  \
-      KEPT, KEPT, 0, SUMS)                                                                         \
-    R(flip_0, mpt_flip(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME)                                   \
-    R(flip_1, mpt_flip(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SAME)                                   \
-    R(flip_2, mpt_flip(in[0], 2), 1, -2, 2, KEPT, KEPT, 0, SAME)                                   \
-    R(flip_3, mpt_flip(in[0], -1), 1, -2, 2, KEPT, KEPT, 0, SAME)                                  \
-    R(tril, mpt_tril(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME)                                     \
-    R(triu, mpt_triu(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME)                                     \
-    R(pad, mpt_pad(in[0], MPT_SHAPE(1, 2, 3, 0, 1, 1), 3), 1, -2, 2, KEPT, KEPT, 0, SAME)          \
-    R(argsort, mpt_argsort(in[0], 2, true), 1, -2, 2, KEPT, OTHER, 0, SAME)                        \
-    R(sort, mpt_sort(in[0], 1, false, NULL), 1, -2, 2, KEPT, KEPT, 0, SAME)                        \
-    R(topk, mpt_topk(in[0], 2, 3, true, NULL), 1, -2, 2, KEPT, KEPT, 0, SAME)                      \
-    R(roll, mpt_roll(in[0], 1, 3), 1, -2, 2, KEPT, KEPT, 0, SAME)                                  \
-    R(nll_loss, mpt_nll_loss(in[0], classes(in[0]), NULL), 1, -2, 0, OTHER, KEPT, -1, SUMS)        \
-    R(cross_entropy, entropy(in), 1, -2, 2, OTHER, KEPT, -1, SUMS)                                 \
-    R(mse_loss, mpt_mse_loss(in[0], in[1], MPT_NONE), 2, -2, 2, KEPT, KEPT, 0, SAME)               \
-    R(l1_loss, mpt_l1_loss(in[0], in[1], MPT_MEAN), 2, -2, 2, OTHER, KEPT, 0, SUMS)                \
-    R(smooth_l1_loss, mpt_smooth_l1_loss(in[0], in[1], 1, MPT_NONE), 2, -2, 2, KEPT, KEPT, 0,      \
-      SAME)                                                                                        \
-    R(huber_loss, mpt_huber_loss(in[0], in[1], 1, MPT_SUM), 2, -2, 2, OTHER, KEPT, 0, SUMS)        \
-    R(binary_cross_entropy_with_logits,                                                            \
+      SUMS) \
+    R(cat_0, mpt_cat(in, 3, 0), 3, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cat_1, mpt_cat(in, 3, 1), 3, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cat_2, mpt_cat(in, 3, 2), 3, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(cat_3, mpt_cat(in, 3, -1), 3, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(gather, mpt_gather(in[0], 1, indices(in[0], 1, 2)), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(index_select, mpt_index_select(in[0], 1, indices(in[0], 1, -5)), 1, -2, 2, KEPT, KEPT, 0, \
+      SUMS) \
+    R(scatter_add, \
+      mpt_scatter_add(in[0], 1, indices(in[0], 1, mpt_get_shape(in[0]).dim[1]), in[1]), 2, -2, 2, \
+      KEPT, KEPT, 0, SUMS) \
+    R(flip_0, mpt_flip(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(flip_1, mpt_flip(in[0], 1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(flip_2, mpt_flip(in[0], 2), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(flip_3, mpt_flip(in[0], -1), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(tril, mpt_tril(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(triu, mpt_triu(in[0], 0), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(pad, mpt_pad(in[0], MPT_SHAPE(1, 2, 3, 0, 1, 1), 3), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(argsort, mpt_argsort(in[0], 2, true), 1, -2, 2, KEPT, OTHER, 0, SAME) \
+    R(sort, mpt_sort(in[0], 1, false, NULL), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(topk, mpt_topk(in[0], 2, 3, true, NULL), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(roll, mpt_roll(in[0], 1, 3), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(nll_loss, mpt_nll_loss(in[0], classes(in[0]), NULL), 1, -2, 0, OTHER, KEPT, -1, SUMS) \
+    R(cross_entropy, entropy(in), 1, -2, 2, OTHER, KEPT, -1, SUMS) \
+    R(mse_loss, mpt_mse_loss(in[0], in[1], MPT_NONE), 2, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(l1_loss, mpt_l1_loss(in[0], in[1], MPT_MEAN), 2, -2, 2, OTHER, KEPT, 0, SUMS) \
+    R(smooth_l1_loss, mpt_smooth_l1_loss(in[0], in[1], 1, MPT_NONE), 2, -2, 2, KEPT, KEPT, 0, \
+      SAME) \
+    R(huber_loss, mpt_huber_loss(in[0], in[1], 1, MPT_SUM), 2, -2, 2, OTHER, KEPT, 0, SUMS) \
+    R(binary_cross_entropy_with_logits, \
       mpt_binary_cross_entropy_with_logits(in[0], in[1], none(), none(), MPT_NONE), 2, 0, 1, KEPT, \
-      KEPT, 0, SAME)                                                                               \
+      KEPT, 0, SAME) \
     R(binary_cross_entropy, mpt_binary_cross_entropy(in[0], in[1], none(), MPT_NONE), 2, 0.1, 0.9, \
-      KEPT, KEPT, 0, SAME)                                                                         \
-    R(kl_div, mpt_kl_div(in[0], in[1], false, MPT_NONE), 2, 0.1, 0.9, KEPT, KEPT, 0, SAME)         \
-    R(gaussian_nll_loss, mpt_gaussian_nll_loss(in[0], in[1], in[2], false, 1e-6, MPT_NONE), 3,     \
-      0.5, 2, KEPT, KEPT, 0, SAME)                                                                 \
-    R(poisson_nll_loss, mpt_poisson_nll_loss(in[0], in[1], true, false, 1e-8, MPT_NONE), 2, 0.5,   \
-      2, KEPT, KEPT, 0, SAME)                                                                      \
-    R(soft_margin_loss, mpt_soft_margin_loss(in[0], in[1], MPT_NONE), 2, -2, 2, KEPT, KEPT, 0,     \
-      SAME)                                                                                        \
-    R(soft_targets, mpt_cross_entropy(in[0], mpt_softmax(in[1], 1), NULL), 2, -2, 2, OTHER, KEPT,  \
-      0, SUMS)                                                                                     \
-    R(cosine_similarity, mpt_cosine_similarity(in[0], in[1], 1, 1e-8), 2, -2, 2, OTHER, KEPT, 0,   \
-      SUMS)                                                                                        \
-    R(interpolate_nearest, mpt_interpolate(in[0], MPT_SCALAR, 1.7, MPT_NEAREST, false), 1, -2, 2,  \
-      KEPT, KEPT, 0, SAME)                                                                         \
-    R(interpolate, mpt_interpolate(in[0], MPT_SCALAR, 2, MPT_BILINEAR, false), 1, -2, 2, KEPT,     \
-      KEPT, 0, SAME)                                                                               \
-    R(interpolate_corners, mpt_interpolate(in[0], MPT_SHAPE(3, 9), 0, MPT_BILINEAR, true), 1, -2,  \
-      2, KEPT, KEPT, 0, SAME)                                                                      \
-    R(conv2d, same_conv(in), 1, -2, 2, KEPT, KEPT, -4, SUMS)                                       \
-    R(conv_transpose2d, wide_conv_transpose(in), 1, -2, 2, KEPT, KEPT, -4, SUMS)                   \
-    R(layer_norm, mpt_layer_norm(in[0], 1, like_vector(in[0], 3), none(), 1e-5), 1, -2, 2, PLAIN,  \
-      PLAIN, 3, SUMS)                                                                              \
-    R(rms_norm, mpt_rms_norm(in[0], 1, like_vector(in[0], 3), 1e-5), 1, -2, 2, PLAIN, PLAIN, 3,    \
-      SUMS)                                                                                        \
-    R(batch_norm, mpt_batch_norm(in[0], none(), none(), like_vector(in[0], 1), none(), 1e-5), 1,   \
-      -2, 2, KEPT, KEPT, 0, NEAR)                                                                  \
-    R(group_norm, mpt_group_norm(in[0], 1, like_vector(in[0], 1), none(), 1e-5), 1, -2, 2, KEPT,   \
-      KEPT, 0, NEAR)                                                                               \
-    R(max_pool2d, pool(in, true), 1, -2, 2, KEPT, KEPT, 0, SAME)                                   \
-    R(avg_pool2d, pool(in, false), 1, -2, 2, KEPT, KEPT, 0, SUMS)                                  \
-    R(adaptive_avg_pool2d, mpt_adaptive_avg_pool2d(in[0], 1, 1), 1, -2, 2, OTHER, KEPT, 0, SUMS)   \
+      KEPT, KEPT, 0, SAME) \
+    R(kl_div, mpt_kl_div(in[0], in[1], false, MPT_NONE), 2, 0.1, 0.9, KEPT, KEPT, 0, SAME) \
+    R(gaussian_nll_loss, mpt_gaussian_nll_loss(in[0], in[1], in[2], false, 1e-6, MPT_NONE), 3, \
+      0.5, 2, KEPT, KEPT, 0, SAME) \
+    R(poisson_nll_loss, mpt_poisson_nll_loss(in[0], in[1], true, false, 1e-8, MPT_NONE), 2, 0.5, \
+      2, KEPT, KEPT, 0, SAME) \
+    R(soft_margin_loss, mpt_soft_margin_loss(in[0], in[1], MPT_NONE), 2, -2, 2, KEPT, KEPT, 0, \
+      SAME) \
+    R(soft_targets, mpt_cross_entropy(in[0], mpt_softmax(in[1], 1), NULL), 2, -2, 2, OTHER, KEPT, \
+      0, SUMS) \
+    R(cosine_similarity, mpt_cosine_similarity(in[0], in[1], 1, 1e-8), 2, -2, 2, OTHER, KEPT, 0, \
+      SUMS) \
+    R(interpolate_nearest, mpt_interpolate(in[0], MPT_SCALAR, 1.7, MPT_NEAREST, false), 1, -2, 2, \
+      KEPT, KEPT, 0, SAME) \
+    R(interpolate, mpt_interpolate(in[0], MPT_SCALAR, 2, MPT_BILINEAR, false), 1, -2, 2, KEPT, \
+      KEPT, 0, SAME) \
+    R(interpolate_corners, mpt_interpolate(in[0], MPT_SHAPE(3, 9), 0, MPT_BILINEAR, true), 1, -2, \
+      2, KEPT, KEPT, 0, SAME) \
+    R(conv2d, same_conv(in), 1, -2, 2, KEPT, KEPT, -4, SUMS) \
+    R(conv_transpose2d, wide_conv_transpose(in), 1, -2, 2, KEPT, KEPT, -4, SUMS) \
+    R(layer_norm, mpt_layer_norm(in[0], 1, like_vector(in[0], 3), none(), 1e-5), 1, -2, 2, PLAIN, \
+      PLAIN, 3, SUMS) \
+    R(rms_norm, mpt_rms_norm(in[0], 1, like_vector(in[0], 3), 1e-5), 1, -2, 2, PLAIN, PLAIN, 3, \
+      SUMS) \
+    R(batch_norm, mpt_batch_norm(in[0], none(), none(), like_vector(in[0], 1), none(), 1e-5), 1, \
+      -2, 2, KEPT, KEPT, 0, NEAR) \
+    R(group_norm, mpt_group_norm(in[0], 1, like_vector(in[0], 1), none(), 1e-5), 1, -2, 2, KEPT, \
+      KEPT, 0, NEAR) \
+    R(max_pool2d, pool(in, true), 1, -2, 2, KEPT, KEPT, 0, SAME) \
+    R(avg_pool2d, pool(in, false), 1, -2, 2, KEPT, KEPT, 0, SUMS) \
+    R(adaptive_avg_pool2d, mpt_adaptive_avg_pool2d(in[0], 1, 1), 1, -2, 2, OTHER, KEPT, 0, SUMS) \
     R(scaled_dot_product_attention, attention(in), 3, -2, 2, PLAIN, PLAIN, 0, NEAR)
 
 #define CALL(name, expression, n, low, high, out, gradient, copies, values) \

@@ -35,10 +35,10 @@ static mpt_tensor classes(const golden_case *c, const mpt_tensor *in, int n) {
                                           : mpt_cross_entropy(in[0], in[1], &config);
 }
 
-#define CALL(name, expression)                                                  \
+#define CALL(name, expression) \
     static mpt_tensor name(const golden_case *c, const mpt_tensor *in, int n) { \
-        (void)n;                                                                \
-        return expression;                                                      \
+        (void)n; \
+        return expression; \
     }
 #define KIND reduction_of(c)
 CALL(mse, mpt_mse_loss(in[0], in[1], KIND))

@@ -79,35 +79,35 @@ static mpt_tensor pooled(mpt_tensor x) { /* [1, 1, rows, WIDTH] */
 }
 
 /* x: the rows, far apart or a copy of them. */
-#define ROWS(R)                                                             \
-    R(clone, mpt_clone(x))                                                  \
-    R(sum, mpt_sum(x, 0, false))                                            \
-    R(max, mpt_max(x, 0, false))                                            \
-    R(argmax, mpt_cast(mpt_argmax(x, 0, false), MPT_F32))                   \
-    R(softmax, mpt_softmax(x, 0))                                           \
-    R(log_softmax, mpt_log_softmax(x, 1))                                   \
-    R(cumsum, mpt_cumsum(x, 0))                                             \
-    R(flip, mpt_flip(x, 0))                                                 \
-    R(sort, mpt_sort(x, 0, true, NULL))                                     \
-    R(cat, joined(x, mpt_exp(x), 0))                                        \
-    R(mul, mpt_mul(x, mpt_transpose(matrix(WIDTH, PICKED), 0, 1)))          \
-    R(matmul, mpt_matmul(x, matrix(WIDTH, 5)))                              \
-    R(matmul_from_left, mpt_matmul(matrix(5, PICKED), x))                   \
-    R(matmul_by_itself, mpt_matmul(x, mpt_transpose(x, 0, 1)))              \
-    R(cross_entropy, mpt_cross_entropy(x, targets(), NULL))                 \
-    R(nll_loss, mpt_nll_loss(x, targets(), NULL))                           \
-    R(mse_loss, mpt_mse_loss(x, mpt_cos(x), MPT_SUM))                       \
-    R(index_select, mpt_index_select(x, 0, small_ids()))                    \
-    R(where, mpt_where(mpt_gt_scalar(x, 0.3), x, mpt_neg(x)))               \
-    R(pad, mpt_pad(x, MPT_SHAPE(1, 0, 0, 2), 1))                            \
-    R(tril, mpt_tril(x, 1))                                                 \
-    R(dropout, mpt_mul_scalar(mpt_dropout(x, 0), 2))                        \
-    R(var, mpt_var(x, 0, false, 1))                                         \
-    R(layer_norm, mpt_layer_norm(x, 1, none(), none(), 1e-5))               \
-    R(batch_norm, mpt_batch_norm(x, none(), none(), none(), none(), 1))     \
-    R(max_pool2d, pooled(x))                                                \
-    R(attention, attended(x))                                               \
-    R(embedding, mpt_embedding(small_ids(), x, -1))                         \
+#define ROWS(R) \
+    R(clone, mpt_clone(x)) \
+    R(sum, mpt_sum(x, 0, false)) \
+    R(max, mpt_max(x, 0, false)) \
+    R(argmax, mpt_cast(mpt_argmax(x, 0, false), MPT_F32)) \
+    R(softmax, mpt_softmax(x, 0)) \
+    R(log_softmax, mpt_log_softmax(x, 1)) \
+    R(cumsum, mpt_cumsum(x, 0)) \
+    R(flip, mpt_flip(x, 0)) \
+    R(sort, mpt_sort(x, 0, true, NULL)) \
+    R(cat, joined(x, mpt_exp(x), 0)) \
+    R(mul, mpt_mul(x, mpt_transpose(matrix(WIDTH, PICKED), 0, 1))) \
+    R(matmul, mpt_matmul(x, matrix(WIDTH, 5))) \
+    R(matmul_from_left, mpt_matmul(matrix(5, PICKED), x)) \
+    R(matmul_by_itself, mpt_matmul(x, mpt_transpose(x, 0, 1))) \
+    R(cross_entropy, mpt_cross_entropy(x, targets(), NULL)) \
+    R(nll_loss, mpt_nll_loss(x, targets(), NULL)) \
+    R(mse_loss, mpt_mse_loss(x, mpt_cos(x), MPT_SUM)) \
+    R(index_select, mpt_index_select(x, 0, small_ids())) \
+    R(where, mpt_where(mpt_gt_scalar(x, 0.3), x, mpt_neg(x))) \
+    R(pad, mpt_pad(x, MPT_SHAPE(1, 0, 0, 2), 1)) \
+    R(tril, mpt_tril(x, 1)) \
+    R(dropout, mpt_mul_scalar(mpt_dropout(x, 0), 2)) \
+    R(var, mpt_var(x, 0, false, 1)) \
+    R(layer_norm, mpt_layer_norm(x, 1, none(), none(), 1e-5)) \
+    R(batch_norm, mpt_batch_norm(x, none(), none(), none(), none(), 1)) \
+    R(max_pool2d, pooled(x)) \
+    R(attention, attended(x)) \
+    R(embedding, mpt_embedding(small_ids(), x, -1)) \
     R(linear, mpt_linear(matrix(2, WIDTH), x, none(), MPT_ACTIVATION_GELU)) \
     R(linear_cross_entropy, mpt_linear_cross_entropy(matrix(PICKED, WIDTH), x, small_ids(), NULL))
 #define CALL(name, expression) \

@@ -29,7 +29,7 @@ static const char *test_lacks;    /* what the running test was skipped for, or N
 #define T(name) { #name, test_##name }
 #define TEST_TABLE static const test_entry test_table[]
 
-#define TEST_FAIL_(...)                                                     \
+#define TEST_FAIL_(...) \
     (test_failures++, printf("\n  %s:%d: ", __FILE__, __LINE__), printf(__VA_ARGS__))
 #define CHECK(cond) ((void)((cond) || TEST_FAIL_("CHECK(%s)", #cond)))
 #define REQUIRE(cond) do { if (!(cond)) { TEST_FAIL_("REQUIRE(%s)", #cond); return; } } while (0)
@@ -37,16 +37,16 @@ static const char *test_lacks;    /* what the running test was skipped for, or N
 /* Where values are seen some steps late, as on a GPU. */
 #define NEEDS_PROMPT_DEVICE \
     if (mpt_device_count(MPT_DEVICE_CUDA) > 0) SKIP("a device that answers at once")
-#define CHECK_EQ_INT(got, want)                                             \
+#define CHECK_EQ_INT(got, want) \
     test_eq_int(__FILE__, __LINE__, #got, (long long)(got), (long long)(want))
 #define CHECK_EQ_STR(got, want) test_eq_str(__FILE__, __LINE__, #got, (got), (want), 0)
 #define CHECK_CONTAINS(got, part) test_eq_str(__FILE__, __LINE__, #got, (got), (part), 1)
 /* got and want point to `bytes` bytes each. */
-#define CHECK_EQ_BITS(got, want, bytes)                                     \
+#define CHECK_EQ_BITS(got, want, bytes) \
     test_eq_bits(__FILE__, __LINE__, #got, (got), (want), (size_t)(bytes))
 /* |got - want| <= atol, and |got - want| <= atol + rtol |want|; a NaN never passes. */
 #define CHECK_NEAR(got, want, atol) CHECK_CLOSE(got, want, 0.0, atol)
-#define CHECK_CLOSE(got, want, rtol, atol)                                  \
+#define CHECK_CLOSE(got, want, rtol, atol) \
     test_close(__FILE__, __LINE__, #got, (double)(got), (double)(want), (rtol), (atol))
 
 static inline void test_eq_int(const char *file, int line, const char *expr, long long got,
@@ -142,8 +142,8 @@ static inline int test_run(const test_entry *table, size_t count, int argc, char
     return failed != 0;
 }
 
-#define TEST_MAIN                                                                        \
-    int main(int argc, char **argv) {                                                    \
+#define TEST_MAIN \
+    int main(int argc, char **argv) { \
         return test_run(test_table, sizeof test_table / sizeof *test_table, argc, argv); \
     }
 

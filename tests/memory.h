@@ -51,15 +51,15 @@ static inline bool have_files(mpt_context *context) {
     return built;
 }
 
-#define NEEDS_FILES             \
+#define NEEDS_FILES \
     if (!have_files(context)) { \
-        mpt_destroy(context);   \
-        SKIP("files");          \
+        mpt_destroy(context); \
+        SKIP("files"); \
     }
 
-#define EXPECT(code, text)                       \
+#define EXPECT(code, text) \
     CHECK_EQ_INT(mpt_error_code(context), code); \
-    CHECK_CONTAINS(mpt_error(context), text);    \
+    CHECK_CONTAINS(mpt_error(context), text); \
     mpt_clear_error(context)
 
 /* Writes a scratch file and returns its path. */

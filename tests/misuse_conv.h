@@ -1,52 +1,52 @@
 /* misuse_conv.h: the cases of test_misuse.c for convolutions. */
 
 /* What all three take; x and w fit each other. */
-#define CONVOLUTION(function, x_, w_, fault)                                                       \
-    do {                                                                                           \
-        mpt_conv_config c_ = mpt_conv_config_default();                                            \
-        TENSOR(function, function(t_, t_, f.nil, NULL));                                           \
-        CASE(function, BAD_HANDLE, "argument 2 is a null", function(x_, f.nil, f.nil, NULL));      \
-        CASE(function, BAD_HANDLE, "argument 3", function(x_, w_, f.stale, NULL));                 \
-        CASE(function, SHAPE, fault, function(f.x, w_, f.nil, NULL));                              \
-        CASE(function, SHAPE, fault, function(x_, f.scalar, f.nil, NULL));                         \
-        CASE(function, SHAPE, "expected [2]", function(x_, w_, f.wide, NULL));                     \
-        CASE(function, DTYPE, "argument 1 is float16, argument 2 is float32",                      \
-             function(mpt_cast(x_, MPT_F16), w_, f.nil, NULL));                                    \
-        CASE(function, DTYPE, "argument 1 is int64",                                               \
-             function(mpt_cast(x_, MPT_I64), w_, f.nil, NULL));                                    \
-        c_.groups = 5;                                                                             \
-        CASE(function, SHAPE, "in 5 groups", function(x_, w_, f.nil, &c_));                        \
-        c_.groups = 0;                                                                             \
-        CASE(function, ARGUMENT, "groups: expected 1 to 2^31", function(x_, w_, f.nil, &c_));      \
-        c_ = mpt_conv_config_default();                                                            \
-        c_.stride[1] = 0;                                                                          \
+#define CONVOLUTION(function, x_, w_, fault) \
+    do { \
+        mpt_conv_config c_ = mpt_conv_config_default(); \
+        TENSOR(function, function(t_, t_, f.nil, NULL)); \
+        CASE(function, BAD_HANDLE, "argument 2 is a null", function(x_, f.nil, f.nil, NULL)); \
+        CASE(function, BAD_HANDLE, "argument 3", function(x_, w_, f.stale, NULL)); \
+        CASE(function, SHAPE, fault, function(f.x, w_, f.nil, NULL)); \
+        CASE(function, SHAPE, fault, function(x_, f.scalar, f.nil, NULL)); \
+        CASE(function, SHAPE, "expected [2]", function(x_, w_, f.wide, NULL)); \
+        CASE(function, DTYPE, "argument 1 is float16, argument 2 is float32", \
+             function(mpt_cast(x_, MPT_F16), w_, f.nil, NULL)); \
+        CASE(function, DTYPE, "argument 1 is int64", \
+             function(mpt_cast(x_, MPT_I64), w_, f.nil, NULL)); \
+        c_.groups = 5; \
+        CASE(function, SHAPE, "in 5 groups", function(x_, w_, f.nil, &c_)); \
+        c_.groups = 0; \
+        CASE(function, ARGUMENT, "groups: expected 1 to 2^31", function(x_, w_, f.nil, &c_)); \
+        c_ = mpt_conv_config_default(); \
+        c_.stride[1] = 0; \
         CASE(function, ARGUMENT, "stride and dilation: expected 1", function(x_, w_, f.nil, &c_)); \
-        c_.stride[1] = INT64_MAX;                                                                  \
+        c_.stride[1] = INT64_MAX; \
         CASE(function, ARGUMENT, "stride and dilation: expected 1", function(x_, w_, f.nil, &c_)); \
-        c_ = mpt_conv_config_default();                                                            \
-        c_.dilation[1] = -1;                                                                       \
+        c_ = mpt_conv_config_default(); \
+        c_.dilation[1] = -1; \
         CASE(function, ARGUMENT, "stride and dilation: expected 1", function(x_, w_, f.nil, &c_)); \
-        c_ = mpt_conv_config_default();                                                            \
-        c_.padding[1] = -1;                                                                        \
-        CASE(function, ARGUMENT, "padding: expected 0 to 2^31", function(x_, w_, f.nil, &c_));     \
-        c_ = mpt_conv_config_default();                                                            \
-        c_.output_padding[1] = 1;                                                                  \
-        CASE(function, ARGUMENT, "output_padding: ", function(x_, w_, f.nil, &c_));                \
-        c_ = mpt_conv_config_default();                                                            \
-        c_.same = true;                                                                            \
-        c_.stride[1] = 2;                                                                          \
-        CASE(function, ARGUMENT, "same: only with stride 1", function(x_, w_, f.nil, &c_));        \
+        c_ = mpt_conv_config_default(); \
+        c_.padding[1] = -1; \
+        CASE(function, ARGUMENT, "padding: expected 0 to 2^31", function(x_, w_, f.nil, &c_)); \
+        c_ = mpt_conv_config_default(); \
+        c_.output_padding[1] = 1; \
+        CASE(function, ARGUMENT, "output_padding: ", function(x_, w_, f.nil, &c_)); \
+        c_ = mpt_conv_config_default(); \
+        c_.same = true; \
+        c_.stride[1] = 2; \
+        CASE(function, ARGUMENT, "same: only with stride 1", function(x_, w_, f.nil, &c_)); \
     } while (0)
 
-#define CONVOLUTION_LAYER(function, made, none)                                     \
-    do {                                                                            \
-        mpt_conv_config *l_ = NULL, bad_ = mpt_conv_config_default();               \
-        LAYER(function, none);                                                      \
-        bad_.groups = 2;                                                            \
-        l_ = &bad_;                                                                 \
+#define CONVOLUTION_LAYER(function, made, none) \
+    do { \
+        mpt_conv_config *l_ = NULL, bad_ = mpt_conv_config_default(); \
+        LAYER(function, none); \
+        bad_.groups = 2; \
+        l_ = &bad_; \
         CASE(function, ARGUMENT, "in 2 groups: expected sizes of 1 or more", made); \
-        bad_.groups = -1;                                                           \
-        CASE(function, ARGUMENT, "groups: expected 1 to 2^31", made);               \
+        bad_.groups = -1; \
+        CASE(function, ARGUMENT, "groups: expected 1 to 2^31", made); \
     } while (0)
 
 TEST(convolutions) {

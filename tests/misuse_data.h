@@ -254,12 +254,12 @@ TEST(texts) {
     remove(path);
 }
 
-#define LOADER_SETTING(field, value, status, text)                          \
-    do {                                                                    \
-        mpt_loader_config c_ = mpt_loader_config_default();                 \
-        c_.workers = 1, c_.batch = 4;                                       \
-        c_.field = value;                                                   \
-        CASE(mpt_loader_create, status, text,                               \
+#define LOADER_SETTING(field, value, status, text) \
+    do { \
+        mpt_loader_config c_ = mpt_loader_config_default(); \
+        c_.workers = 1, c_.batch = 4; \
+        c_.field = value; \
+        CASE(mpt_loader_create, status, text, \
              CHECK(mpt_loader_create(f.context, f.t.data, &c_).slot == 0)); \
     } while (0)
 
@@ -303,12 +303,12 @@ TEST(loaders) {
     LOADER(mpt_loader_destroy, mpt_loader_destroy(h_));
 }
 
-#define LOAD_RULE(FROM, TO, PART, PARTS, TEXT)                                                  \
-    do {                                                                                        \
+#define LOAD_RULE(FROM, TO, PART, PARTS, TEXT) \
+    do { \
         const mpt_rename rules_[2] = {{"a", "b", false, 0, 0}, {FROM, TO, false, PART, PARTS}}; \
-        mpt_load_config named_ = mpt_load_config_default();                                     \
-        named_.renames = rules_, named_.rename_count = 2;                                       \
-        CASE(mpt_load, ARGUMENT, TEXT, mpt_load(f.net, "unused", &named_, NULL));               \
+        mpt_load_config named_ = mpt_load_config_default(); \
+        named_.renames = rules_, named_.rename_count = 2; \
+        CASE(mpt_load, ARGUMENT, TEXT, mpt_load(f.net, "unused", &named_, NULL)); \
     } while (0)
 
 TEST(files) {
@@ -465,10 +465,10 @@ TEST(captured_steps) {
 }
 
 #ifndef MPTRAIN_NO_FIT
-#define FIT_SETTING(field, value, code, text)                                                \
-    do {                                                                                     \
-        mpt_fit_config c_ = mpt_fit_config_default();                                        \
-        c_.field = value;                                                                    \
+#define FIT_SETTING(field, value, code, text) \
+    do { \
+        mpt_fit_config c_ = mpt_fit_config_default(); \
+        c_.field = value; \
         CASE(mpt_fit, code, text, CHECK(mpt_fit(f.net, own, loader, &c_).status != MPT_OK)); \
     } while (0)
 

@@ -2,13 +2,13 @@
    schedules and scalers. */
 
 /* The bad handles of an object argument; the statement uses h_. */
-#define OBJECT(function, type, null_handle, stale_handle, statement)          \
-    do {                                                                      \
-        type h_ = null_handle;                                                \
-        QUIET(function, ((void)(statement), true));                           \
-        h_.context = f.context;                                               \
-        CASE(function, BAD_HANDLE, "is a null handle", statement);            \
-        h_ = stale_handle;                                                    \
+#define OBJECT(function, type, null_handle, stale_handle, statement) \
+    do { \
+        type h_ = null_handle; \
+        QUIET(function, ((void)(statement), true)); \
+        h_.context = f.context; \
+        CASE(function, BAD_HANDLE, "is a null handle", statement); \
+        h_ = stale_handle; \
         CASE(function, BAD_HANDLE, "was destroyed or never made", statement); \
     } while (0)
 #define MODULE(function, statement) \
@@ -371,22 +371,22 @@ TEST(user_ops) {
 
 /* ==== Optimizers and schedules ==== */
 
-#define SETTING(function, type, field, value, text)                            \
-    do {                                                                       \
-        type c_ = function##_config_default();                                 \
-        c_.field = value;                                                      \
+#define SETTING(function, type, field, value, text) \
+    do { \
+        type c_ = function##_config_default(); \
+        c_.field = value; \
         CASE(function, ARGUMENT, text, CHECK(function(f.net, &c_).slot == 0)); \
     } while (0)
 
-#define RATE(text, rate)                      \
+#define RATE(text, rate) \
     CASE(mpt_schedule_create, ARGUMENT, text, \
          CHECK(mpt_schedule_create(second, rate, MPT_PER_STEP).slot == 0))
 
-#define PLATEAU_SETTING(field, value, text)                        \
-    do {                                                           \
-        mpt_plateau_config c_ = mpt_plateau_config_default();      \
-        c_.field = value;                                          \
-        CASE(mpt_reduce_on_plateau, ARGUMENT, text,                \
+#define PLATEAU_SETTING(field, value, text) \
+    do { \
+        mpt_plateau_config c_ = mpt_plateau_config_default(); \
+        c_.field = value; \
+        CASE(mpt_reduce_on_plateau, ARGUMENT, text, \
              CHECK(mpt_reduce_on_plateau(second, &c_).slot == 0)); \
     } while (0)
 
@@ -618,10 +618,10 @@ TEST(averages) {
 
 /* ==== Scalers ==== */
 
-#define SCALER_SETTING(field, value, text)                                                       \
-    do {                                                                                         \
-        mpt_scaler_config c_ = mpt_scaler_config_default();                                      \
-        c_.field = value;                                                                        \
+#define SCALER_SETTING(field, value, text) \
+    do { \
+        mpt_scaler_config c_ = mpt_scaler_config_default(); \
+        c_.field = value; \
         CASE(mpt_grad_scaler, ARGUMENT, text, CHECK(mpt_grad_scaler(f.context, &c_).slot == 0)); \
     } while (0)
 

@@ -88,25 +88,25 @@ TEST(pooling) {
     mpt_pool_config two = mpt_pool_config_make(2, 0, 0), bad = mpt_pool_config_make(0, 1, 0);
     mpt_tensor image = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 4, 3, 3));
     QUIET(mpt_pool_config_make, two.window[1] == 2 && two.count_padding);
-#define POOLS(kind)                                                                              \
-    TENSOR(mpt_##kind##_pool2d, mpt_##kind##_pool2d(t_, &two));                                  \
-    TENSOR(mpt_##kind##_pool1d, mpt_##kind##_pool1d(t_, &two));                                  \
-    TENSOR(mpt_adaptive_##kind##_pool2d, mpt_adaptive_##kind##_pool2d(t_, 1, 1));                \
-    CASE(mpt_##kind##_pool2d, SHAPE, "expected [N, C, H, W]", mpt_##kind##_pool2d(f.x, &two));   \
-    CASE(mpt_##kind##_pool1d, SHAPE, "expected [N, C, L]", mpt_##kind##_pool1d(f.x, &two));      \
+#define POOLS(kind) \
+    TENSOR(mpt_##kind##_pool2d, mpt_##kind##_pool2d(t_, &two)); \
+    TENSOR(mpt_##kind##_pool1d, mpt_##kind##_pool1d(t_, &two)); \
+    TENSOR(mpt_adaptive_##kind##_pool2d, mpt_adaptive_##kind##_pool2d(t_, 1, 1)); \
+    CASE(mpt_##kind##_pool2d, SHAPE, "expected [N, C, H, W]", mpt_##kind##_pool2d(f.x, &two)); \
+    CASE(mpt_##kind##_pool1d, SHAPE, "expected [N, C, L]", mpt_##kind##_pool1d(f.x, &two)); \
     CASE(mpt_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30", mpt_##kind##_pool2d(image, &bad)); \
-    CASE(mpt_adaptive_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30",                           \
-         mpt_adaptive_##kind##_pool2d(image, 0, 1));                                             \
-    CASE(mpt_##kind##_pool2d, ARGUMENT, "padding 2: expected 0 to half",                         \
-         mpt_pool_config wide = mpt_pool_config_make(3, 1, 2);                                   \
-         mpt_##kind##_pool2d(image, &wide));                                                     \
-    CASE(mpt_##kind##_pool2d, SHAPE, "no output",                                                \
-         mpt_pool_config wide = mpt_pool_config_make(4, 1, 0);                                   \
-         mpt_##kind##_pool2d(image, &wide));                                                     \
-    CASE(mpt_##kind##_pool2d, DTYPE, "argument 1 is",                                            \
-         mpt_##kind##_pool2d(mpt_cast(image, MPT_I64), &two));                                   \
-    LAYER(mpt_nn_##kind##_pool2d, mpt_nn_##kind##_pool2d(NULL, &two));                           \
-    CASE(mpt_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30",                                    \
+    CASE(mpt_adaptive_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30", \
+         mpt_adaptive_##kind##_pool2d(image, 0, 1)); \
+    CASE(mpt_##kind##_pool2d, ARGUMENT, "padding 2: expected 0 to half", \
+         mpt_pool_config wide = mpt_pool_config_make(3, 1, 2); \
+         mpt_##kind##_pool2d(image, &wide)); \
+    CASE(mpt_##kind##_pool2d, SHAPE, "no output", \
+         mpt_pool_config wide = mpt_pool_config_make(4, 1, 0); \
+         mpt_##kind##_pool2d(image, &wide)); \
+    CASE(mpt_##kind##_pool2d, DTYPE, "argument 1 is", \
+         mpt_##kind##_pool2d(mpt_cast(image, MPT_I64), &two)); \
+    LAYER(mpt_nn_##kind##_pool2d, mpt_nn_##kind##_pool2d(NULL, &two)); \
+    CASE(mpt_##kind##_pool2d, ARGUMENT, "expected 1 to 2^30", \
          mpt_forward(mpt_nn_##kind##_pool2d(c, &bad), image))
     POOLS(max);
     POOLS(avg);

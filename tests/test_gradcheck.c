@@ -44,10 +44,10 @@ static mpt_tensor none(void) {
     return null;
 }
 
-#define CALL(name, expression)                                   \
+#define CALL(name, expression) \
     static mpt_tensor call_##name(const mpt_tensor *in, int v) { \
-        (void)v;                                                 \
-        return expression;                                       \
+        (void)v; \
+        return expression; \
     }
 static const int dims[VARIANTS] = {0, 1, -1, MPT_ALL_DIMS, 1};
 static const int axes[VARIANTS] = {0, 1, -1, -2, 0};

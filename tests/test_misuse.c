@@ -192,48 +192,48 @@ static void case_end(int line, mpt_status status, const char *text, const char *
 }
 
 /* The statement must end in this error; once poisoned, it does nothing. */
-#define CASE(function, status, text, ...)                              \
-    do {                                                               \
-        char before_[1024];                                            \
-        case_begin(#function);                                         \
-        { __VA_ARGS__; }                                               \
+#define CASE(function, status, text, ...) \
+    do { \
+        char before_[1024]; \
+        case_begin(#function); \
+        { __VA_ARGS__; } \
         snprintf(before_, sizeof before_, "%s", mpt_error(f.context)); \
-        if (mpt_failed(f.context)) { __VA_ARGS__; }                    \
-        case_end(__LINE__, status, text, before_);                     \
+        if (mpt_failed(f.context)) { __VA_ARGS__; } \
+        case_end(__LINE__, status, text, before_); \
     } while (0)
 
 /* A call without a context to blame, or one that cannot fail: it only must hold. */
-#define QUIET(function, condition)                                                    \
-    do {                                                                              \
-        case_begin(#function);                                                        \
-        if (!(condition)) complain(__LINE__, #condition);                             \
+#define QUIET(function, condition) \
+    do { \
+        case_begin(#function); \
+        if (!(condition)) complain(__LINE__, #condition); \
         if (mpt_failed(f.context)) complain(__LINE__, "an error where none belongs"); \
-        case_train(__LINE__);                                                         \
+        case_train(__LINE__); \
     } while (0)
 
 /* The four bad handles of a tensor argument, called t_ in the expression, which makes a tensor. */
-#define TENSOR(function, expression)                                                     \
-    do {                                                                                 \
-        mpt_tensor t_ = f.none;                                                          \
-        CASE(function, MPT_ERROR_HANDLE, "null handle", CHECK((expression).slot == 0));  \
-        t_ = f.stale;                                                                    \
-        CASE(function, MPT_ERROR_HANDLE, "tensor made in step 1 used in",                \
-             CHECK((expression).slot == 0));                                             \
-        t_ = f.x, t_.slot = 123456789u;                                                  \
+#define TENSOR(function, expression) \
+    do { \
+        mpt_tensor t_ = f.none; \
+        CASE(function, MPT_ERROR_HANDLE, "null handle", CHECK((expression).slot == 0)); \
+        t_ = f.stale; \
+        CASE(function, MPT_ERROR_HANDLE, "tensor made in step 1 used in", \
+             CHECK((expression).slot == 0)); \
+        t_ = f.x, t_.slot = 123456789u; \
         CASE(function, MPT_ERROR_HANDLE, "stale handle", CHECK((expression).slot == 0)); \
-        t_ = f.nil;                                                                      \
-        QUIET(function, (expression).slot == 0);                                         \
+        t_ = f.nil; \
+        QUIET(function, (expression).slot == 0); \
     } while (0)
 
 /* The same for calls that give a status or a value. */
-#define HANDLE(function, null_handle, statement)                                      \
-    do {                                                                              \
-        mpt_tensor t_ = f.none;                                                       \
-        CASE(function, MPT_ERROR_HANDLE, null_handle, statement);                     \
-        t_ = f.stale;                                                                 \
+#define HANDLE(function, null_handle, statement) \
+    do { \
+        mpt_tensor t_ = f.none; \
+        CASE(function, MPT_ERROR_HANDLE, null_handle, statement); \
+        t_ = f.stale; \
         CASE(function, MPT_ERROR_HANDLE, "tensor made in step 1 used in", statement); \
-        t_ = f.nil;                                                                   \
-        QUIET(function, ((void)(statement), true));                                   \
+        t_ = f.nil; \
+        QUIET(function, ((void)(statement), true)); \
     } while (0)
 
 #define ARGUMENT MPT_ERROR_ARGUMENT
@@ -344,25 +344,25 @@ TEST(steps_and_scopes) {
 
 /* ==== Tensors ==== */
 
-#define MAKER(function, call)                                                                 \
-    do {                                                                                      \
-        mpt_context *c_ = NULL;                                                               \
-        mpt_dtype d_ = MPT_F32;                                                               \
-        mpt_shape s_ = MPT_SHAPE(2, 3);                                                       \
-        QUIET(function, (call).slot == 0);                                                    \
-        c_ = f.context, s_.dim[0] = -2;                                                       \
-        CASE(function, SHAPE, "negative dimension", CHECK((call).slot == 0));                 \
-        s_.dim[0] = INT64_MAX / 2;                                                            \
-        CASE(function, SHAPE, "elements", CHECK((call).slot == 0));                           \
-        s_.dim[0] = 2, s_.rank = 9;                                                           \
-        CASE(function, SHAPE, "rank 9 is not in 0..8", CHECK((call).slot == 0));              \
-        s_.rank = -1;                                                                         \
-        CASE(function, SHAPE, "rank -1", CHECK((call).slot == 0));                            \
-        s_.rank = 2, d_ = (mpt_dtype)55;                                                      \
-        CASE(function, mpt_error_code(f.context), "dtype", CHECK((call).slot == 0));          \
-        d_ = MPT_DTYPE_NONE;                                                                  \
-        CASE(function, mpt_error_code(f.context), "dtype", CHECK((call).slot == 0));          \
-        s_ = MPT_SHAPE(INT64_C(1) << 45), d_ = MPT_F32;                                       \
+#define MAKER(function, call) \
+    do { \
+        mpt_context *c_ = NULL; \
+        mpt_dtype d_ = MPT_F32; \
+        mpt_shape s_ = MPT_SHAPE(2, 3); \
+        QUIET(function, (call).slot == 0); \
+        c_ = f.context, s_.dim[0] = -2; \
+        CASE(function, SHAPE, "negative dimension", CHECK((call).slot == 0)); \
+        s_.dim[0] = INT64_MAX / 2; \
+        CASE(function, SHAPE, "elements", CHECK((call).slot == 0)); \
+        s_.dim[0] = 2, s_.rank = 9; \
+        CASE(function, SHAPE, "rank 9 is not in 0..8", CHECK((call).slot == 0)); \
+        s_.rank = -1; \
+        CASE(function, SHAPE, "rank -1", CHECK((call).slot == 0)); \
+        s_.rank = 2, d_ = (mpt_dtype)55; \
+        CASE(function, mpt_error_code(f.context), "dtype", CHECK((call).slot == 0)); \
+        d_ = MPT_DTYPE_NONE; \
+        CASE(function, mpt_error_code(f.context), "dtype", CHECK((call).slot == 0)); \
+        s_ = MPT_SHAPE(INT64_C(1) << 45), d_ = MPT_F32; \
         if (many) CASE(function, MPT_ERROR_MEMORY, "out of memory", CHECK((call).slot == 0)); \
     } while (0)
 
@@ -509,30 +509,30 @@ TEST(views) {
 
 /* ==== Ops ==== */
 
-#define UNARY(function)                                         \
-    do {                                                        \
-        TENSOR(function, function(t_));                         \
+#define UNARY(function) \
+    do { \
+        TENSOR(function, function(t_)); \
         CASE(function, DTYPE, "argument 1", function(f.longs)); \
     } while (0)
 
-#define BINARY(function)                                                                 \
-    do {                                                                                 \
-        TENSOR(function, function(t_, t_));                                              \
+#define BINARY(function) \
+    do { \
+        TENSOR(function, function(t_, t_)); \
         CASE(function, BAD_HANDLE, "argument 1 is a null handle", function(f.nil, f.x)); \
         CASE(function, BAD_HANDLE, "argument 2 is a null handle", function(f.x, f.nil)); \
-        CASE(function, BAD_HANDLE, "argument 2: tensor made", function(f.x, f.stale));   \
-        CASE(function, BAD_HANDLE, "another context", function(f.x, f.foreign));         \
-        CASE(function, SHAPE, "[4, 8] ", function(f.x, f.wide));                         \
-        CASE(function, DTYPE, "argument 1 is float32, argument 2 is float16",            \
-             function(f.x, f.half));                                                     \
+        CASE(function, BAD_HANDLE, "argument 2: tensor made", function(f.x, f.stale)); \
+        CASE(function, BAD_HANDLE, "another context", function(f.x, f.foreign)); \
+        CASE(function, SHAPE, "[4, 8] ", function(f.x, f.wide)); \
+        CASE(function, DTYPE, "argument 1 is float32, argument 2 is float16", \
+             function(f.x, f.half)); \
     } while (0)
 
-#define REDUCTION(function)                                                                \
-    do {                                                                                   \
-        TENSOR(function, function(t_, 0, false));                                          \
-        CASE(function, ARGUMENT, "dimension 2 is out of range", function(f.x, 2, false));  \
+#define REDUCTION(function) \
+    do { \
+        TENSOR(function, function(t_, 0, false)); \
+        CASE(function, ARGUMENT, "dimension 2 is out of range", function(f.x, 2, false)); \
         CASE(function, ARGUMENT, "dimension -3 is out of range", function(f.x, -3, true)); \
-        CASE(function, DTYPE, "argument 1", function(f.longs, 0, false));                  \
+        CASE(function, DTYPE, "argument 1", function(f.longs, 0, false)); \
     } while (0)
 
 TEST(ops) {
@@ -663,9 +663,9 @@ TEST(ops) {
     TENSOR(mpt_mul_scalar, mpt_mul_scalar(t_, 1));
     CASE(mpt_add_scalar, DTYPE, "mpt_cast it to f32", mpt_add_scalar(f.longs, 1));
     CASE(mpt_mul_scalar, DTYPE, "mpt_cast it to f32", mpt_mul_scalar(f.longs, 1));
-#define NUMBER(function, ...)                                                         \
-    do {                                                                              \
-        TENSOR(function, function(t_, __VA_ARGS__));                                  \
+#define NUMBER(function, ...) \
+    do { \
+        TENSOR(function, function(t_, __VA_ARGS__)); \
         CASE(function, DTYPE, "argument 1 is int64", function(f.longs, __VA_ARGS__)); \
     } while (0)
     NUMBER(mpt_pow_scalar, 2);
@@ -739,28 +739,28 @@ TEST(ops) {
          mpt_linear(f.x, w, f.nil, (mpt_activation)9));
 }
 
-#define CLASS_LOSS(function)                                                                 \
-    do {                                                                                     \
-        mpt_nll_config n_ = mpt_nll_config_default();                                        \
-        TENSOR(function, function(t_, t_, NULL));                                            \
+#define CLASS_LOSS(function) \
+    do { \
+        mpt_nll_config n_ = mpt_nll_config_default(); \
+        TENSOR(function, function(t_, t_, NULL)); \
         CASE(function, BAD_HANDLE, "argument 1 is a null", function(f.nil, f.labels, NULL)); \
-        CASE(function, BAD_HANDLE, "argument 2 is a null", function(f.x, f.nil, NULL));      \
-        CASE(function, BAD_HANDLE, "argument 2", function(f.x, f.stale, NULL));              \
-        CASE(function, DTYPE, "expected i64 class numbers", function(f.x, f.wide, NULL));    \
-        CASE(function, DTYPE, "expected a float", function(f.longs, f.labels, NULL));        \
-        CASE(function, SHAPE, "[N, C] and [N]", function(f.wide, f.labels, NULL));           \
-        n_.reduction = (mpt_reduction)9;                                                     \
-        CASE(function, ARGUMENT, "reduction", function(f.x, f.labels, &n_));                 \
-        n_.reduction = (mpt_reduction)256;                                                   \
-        CASE(function, ARGUMENT, "reduction", function(f.x, f.labels, &n_));                 \
-        n_.reduction = MPT_MEAN, n_.weight = f.wide;                                         \
-        CASE(function, SHAPE, "expected float32 [8]", function(f.x, f.labels, &n_));         \
-        n_.weight = f.foreign;                                                               \
-        CASE(function, BAD_HANDLE, "another context", function(f.x, f.labels, &n_));         \
-        int64_t bad_[4] = {0, 8, 1, 1};                                                      \
-        CASE(function, MPT_ERROR_INDEX, "sample 1",                                          \
-             function(f.x, mpt_from(f.context, MPT_I64, MPT_SHAPE(4), bad_), NULL);          \
-             mpt_synchronize(f.context));                                                    \
+        CASE(function, BAD_HANDLE, "argument 2 is a null", function(f.x, f.nil, NULL)); \
+        CASE(function, BAD_HANDLE, "argument 2", function(f.x, f.stale, NULL)); \
+        CASE(function, DTYPE, "expected i64 class numbers", function(f.x, f.wide, NULL)); \
+        CASE(function, DTYPE, "expected a float", function(f.longs, f.labels, NULL)); \
+        CASE(function, SHAPE, "[N, C] and [N]", function(f.wide, f.labels, NULL)); \
+        n_.reduction = (mpt_reduction)9; \
+        CASE(function, ARGUMENT, "reduction", function(f.x, f.labels, &n_)); \
+        n_.reduction = (mpt_reduction)256; \
+        CASE(function, ARGUMENT, "reduction", function(f.x, f.labels, &n_)); \
+        n_.reduction = MPT_MEAN, n_.weight = f.wide; \
+        CASE(function, SHAPE, "expected float32 [8]", function(f.x, f.labels, &n_)); \
+        n_.weight = f.foreign; \
+        CASE(function, BAD_HANDLE, "another context", function(f.x, f.labels, &n_)); \
+        int64_t bad_[4] = {0, 8, 1, 1}; \
+        CASE(function, MPT_ERROR_INDEX, "sample 1", \
+             function(f.x, mpt_from(f.context, MPT_I64, MPT_SHAPE(4), bad_), NULL); \
+             mpt_synchronize(f.context)); \
     } while (0)
 
 /* In place: f.x and its like stay as they are, for every case ends in an error. */
@@ -769,13 +769,13 @@ TEST(ops_in_place) {
     mpt_tensor thin = mpt_expand(f.scalar, MPT_SHAPE(4, 8));
     mpt_tensor turned = mpt_transpose(f.square, 0, 1);
     mpt_requires_grad(leaf, true);
-#define IN_PLACE(function, ...)                                                \
-    do {                                                                       \
-        mpt_tensor x_ = leaf;                                                  \
+#define IN_PLACE(function, ...) \
+    do { \
+        mpt_tensor x_ = leaf; \
         CASE(function, STATE, "a leaf that collects a gradient", __VA_ARGS__); \
-        x_ = thin;                                                             \
-        CASE(function, STATE, "an expanded tensor", __VA_ARGS__);              \
-        TENSOR(function, (x_ = t_, __VA_ARGS__));                              \
+        x_ = thin; \
+        CASE(function, STATE, "an expanded tensor", __VA_ARGS__); \
+        TENSOR(function, (x_ = t_, __VA_ARGS__)); \
     } while (0)
     IN_PLACE(mpt_relu_, mpt_relu_(x_));
     IN_PLACE(mpt_add_, mpt_add_(x_, x_));
@@ -800,21 +800,21 @@ TEST(ops_in_place) {
 }
 
 /* A call of a_ and b_ with reduction r_. */
-#define PAIR_LOSS(function, ...)                                          \
-    do {                                                                  \
-        mpt_tensor a_ = f.x, b_ = f.nil;                                  \
-        mpt_reduction r_ = MPT_MEAN;                                      \
-        CASE(function, BAD_HANDLE, "argument 2", __VA_ARGS__);            \
-        b_ = f.wide;                                                      \
-        CASE(function, SHAPE, "expected equal shapes", __VA_ARGS__);      \
-        b_ = f.longs;                                                     \
+#define PAIR_LOSS(function, ...) \
+    do { \
+        mpt_tensor a_ = f.x, b_ = f.nil; \
+        mpt_reduction r_ = MPT_MEAN; \
+        CASE(function, BAD_HANDLE, "argument 2", __VA_ARGS__); \
+        b_ = f.wide; \
+        CASE(function, SHAPE, "expected equal shapes", __VA_ARGS__); \
+        b_ = f.longs; \
         CASE(function, DTYPE, "argument 2 has dtype int64", __VA_ARGS__); \
-        b_ = f.x, r_ = (mpt_reduction)9;                                  \
-        CASE(function, ARGUMENT, "reduction 9", __VA_ARGS__);             \
-        r_ = (mpt_reduction)259;                                          \
-        CASE(function, ARGUMENT, "reduction 259", __VA_ARGS__);           \
-        r_ = MPT_MEAN;                                                    \
-        TENSOR(function, (a_ = t_, b_ = t_, __VA_ARGS__));                \
+        b_ = f.x, r_ = (mpt_reduction)9; \
+        CASE(function, ARGUMENT, "reduction 9", __VA_ARGS__); \
+        r_ = (mpt_reduction)259; \
+        CASE(function, ARGUMENT, "reduction 259", __VA_ARGS__); \
+        r_ = MPT_MEAN; \
+        TENSOR(function, (a_ = t_, b_ = t_, __VA_ARGS__)); \
     } while (0)
 
 TEST(attention) {

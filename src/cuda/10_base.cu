@@ -304,7 +304,7 @@ unsigned int mpt__blocks(const mpt__cuda_call *call, long long count) {
 }
 
 /* The loop of a kernel over `count` pieces of work. */
-#define MPT__EACH(i, count)                                                          \
+#define MPT__EACH(i, count) \
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < (count); \
          i += (long long)gridDim.x * blockDim.x)
 

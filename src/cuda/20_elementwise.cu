@@ -379,90 +379,90 @@ __device__ __forceinline__ float mpt__pow_exponent(float a, float b) {
 }
 
 /* R(name, value): as in 30_cpu_ref.c; a the element, b the second one, c and d the constants. */
-#define MPT__UNARY_FUNCTIONS(R)                                 \
-    R(NEG, -a)                                                  \
-    R(EXP, expf(a))                                             \
-    R(LOG, logf(a))                                             \
-    R(SQRT, sqrtf(a))                                           \
-    R(RELU, a > 0 || a != a ? a : 0.0f)                         \
-    R(GELU, 0.5f * a * (1.0f + erff(a * MPT__SQRT_HALF)))       \
+#define MPT__UNARY_FUNCTIONS(R) \
+    R(NEG, -a) \
+    R(EXP, expf(a)) \
+    R(LOG, logf(a)) \
+    R(SQRT, sqrtf(a)) \
+    R(RELU, a > 0 || a != a ? a : 0.0f) \
+    R(GELU, 0.5f * a * (1.0f + erff(a * MPT__SQRT_HALF))) \
     R(GELU_TANH, 0.5f * a * (1.0f + tanhf(mpt__gelu_inner(a)))) \
-    R(TANH, tanhf(a))                                           \
-    R(SIGMOID, mpt__sigmoid(a))                                 \
-    R(ADD_SCALAR, a + c)                                        \
-    R(MUL_SCALAR, a *c)                                         \
-    R(MUL_SLOT, a *c)                                           \
-    R(ISNAN, a != a ? 1.0f : 0.0f)                              \
-    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f)                \
-    R(NOT, a == 0 ? 1.0f : 0.0f)                                \
-    R(LOG1P, log1pf(a))                                         \
-    R(RSQRT, 1.0f / sqrtf(a))                                   \
-    R(ABS, fabsf(a))                                            \
-    R(SIGN, mpt__sign(a))                                       \
-    R(SIN, mpt__sin(a))                                         \
-    R(COS, mpt__cos(a))                                         \
-    R(CLAMP, mpt__clamp(a, c, d))                               \
-    R(POW_SCALAR, mpt__pow(a, c))                               \
-    R(LEAKY_RELU, a > 0 ? a : a *c)                             \
-    R(ELU, a > 0 ? a : c *expm1f(a))                            \
-    R(SILU, a *mpt__sigmoid(a))                                 \
-    R(SOFTPLUS, mpt__softplus(a, c, d))                         \
-    R(FINITE, fabsf(a) == INFINITY ? 0.0f : a)                  \
+    R(TANH, tanhf(a)) \
+    R(SIGMOID, mpt__sigmoid(a)) \
+    R(ADD_SCALAR, a + c) \
+    R(MUL_SCALAR, a *c) \
+    R(MUL_SLOT, a *c) \
+    R(ISNAN, a != a ? 1.0f : 0.0f) \
+    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f) \
+    R(NOT, a == 0 ? 1.0f : 0.0f) \
+    R(LOG1P, log1pf(a)) \
+    R(RSQRT, 1.0f / sqrtf(a)) \
+    R(ABS, fabsf(a)) \
+    R(SIGN, mpt__sign(a)) \
+    R(SIN, mpt__sin(a)) \
+    R(COS, mpt__cos(a)) \
+    R(CLAMP, mpt__clamp(a, c, d)) \
+    R(POW_SCALAR, mpt__pow(a, c)) \
+    R(LEAKY_RELU, a > 0 ? a : a *c) \
+    R(ELU, a > 0 ? a : c *expm1f(a)) \
+    R(SILU, a *mpt__sigmoid(a)) \
+    R(SOFTPLUS, mpt__softplus(a, c, d)) \
+    R(FINITE, fabsf(a) == INFINITY ? 0.0f : a) \
     R(ONE_FOR_ZERO, a == 0 ? 1.0f : a)
 
-#define MPT__BINARY_FUNCTIONS(R)                      \
-    R(ADD, a + b)                                     \
-    R(SUB, a - b)                                     \
-    R(MUL, a *b)                                      \
-    R(DIV, a / b)                                     \
-    R(EQUAL, a == b ? 1.0f : 0.0f)                    \
-    R(NOT_EQUAL, a == b ? 0.0f : 1.0f)                \
-    R(LESS, a < b ? 1.0f : 0.0f)                      \
-    R(LESS_EQUAL, a <= b ? 1.0f : 0.0f)               \
-    R(GREATER, a > b ? 1.0f : 0.0f)                   \
-    R(GREATER_EQUAL, a >= b ? 1.0f : 0.0f)            \
-    R(AND, a != 0 && b != 0 ? 1.0f : 0.0f)            \
-    R(OR, a != 0 || b != 0 ? 1.0f : 0.0f)             \
-    R(MINIMUM, mpt__smaller(a, b))                    \
-    R(MAXIMUM, mpt__larger(a, b))                     \
-    R(POW, mpt__pow(a, b))                            \
-    R(KEEP, a == 0 ? -0.0f : a *b)                    \
-    R(DROP, a == 0 ? b : -0.0f)                       \
-    R(SHARE, a < b ? 0.0f : a == b ? 0.5f : 1.0f)     \
-    R(POW_SLOPE, mpt__pow_slope(a, b))                \
-    R(POW_EXPONENT, mpt__pow_exponent(a, b))          \
-    R(RELU_BACKWARD, a <= 0 ? 0.0f : b)               \
-    R(GELU_BACKWARD, b *mpt__gelu_slope(a))           \
+#define MPT__BINARY_FUNCTIONS(R) \
+    R(ADD, a + b) \
+    R(SUB, a - b) \
+    R(MUL, a *b) \
+    R(DIV, a / b) \
+    R(EQUAL, a == b ? 1.0f : 0.0f) \
+    R(NOT_EQUAL, a == b ? 0.0f : 1.0f) \
+    R(LESS, a < b ? 1.0f : 0.0f) \
+    R(LESS_EQUAL, a <= b ? 1.0f : 0.0f) \
+    R(GREATER, a > b ? 1.0f : 0.0f) \
+    R(GREATER_EQUAL, a >= b ? 1.0f : 0.0f) \
+    R(AND, a != 0 && b != 0 ? 1.0f : 0.0f) \
+    R(OR, a != 0 || b != 0 ? 1.0f : 0.0f) \
+    R(MINIMUM, mpt__smaller(a, b)) \
+    R(MAXIMUM, mpt__larger(a, b)) \
+    R(POW, mpt__pow(a, b)) \
+    R(KEEP, a == 0 ? -0.0f : a *b) \
+    R(DROP, a == 0 ? b : -0.0f) \
+    R(SHARE, a < b ? 0.0f : a == b ? 0.5f : 1.0f) \
+    R(POW_SLOPE, mpt__pow_slope(a, b)) \
+    R(POW_EXPONENT, mpt__pow_exponent(a, b)) \
+    R(RELU_BACKWARD, a <= 0 ? 0.0f : b) \
+    R(GELU_BACKWARD, b *mpt__gelu_slope(a)) \
     R(GELU_TANH_BACKWARD, b *mpt__gelu_tanh_slope(a)) \
-    R(TANH_BACKWARD, b *(1.0f - a * a))               \
-    R(SIGMOID_BACKWARD, b *a *(1.0f - a))             \
-    R(SQRT_BACKWARD, b / (2.0f * a))                  \
-    R(LOG1P_BACKWARD, b / (1.0f + a))                 \
-    R(RSQRT_BACKWARD, b * -0.5f * a * a * a)          \
-    R(ABS_BACKWARD, b *mpt__sign(a))                  \
-    R(SIN_BACKWARD, b *mpt__cos(a))                   \
-    R(COS_BACKWARD, -b * mpt__sin(a))                 \
-    R(CLAMP_BACKWARD, a > c && a < d ? b : 0.0f)    \
+    R(TANH_BACKWARD, b *(1.0f - a * a)) \
+    R(SIGMOID_BACKWARD, b *a *(1.0f - a)) \
+    R(SQRT_BACKWARD, b / (2.0f * a)) \
+    R(LOG1P_BACKWARD, b / (1.0f + a)) \
+    R(RSQRT_BACKWARD, b * -0.5f * a * a * a) \
+    R(ABS_BACKWARD, b *mpt__sign(a)) \
+    R(SIN_BACKWARD, b *mpt__cos(a)) \
+    R(COS_BACKWARD, -b * mpt__sin(a)) \
+    R(CLAMP_BACKWARD, a > c && a < d ? b : 0.0f) \
     R(HARDTANH_BACKWARD, a <= c || a >= d ? 0.0f : b) \
-    R(POW_SCALAR_BACKWARD, b *mpt__pow_slope(a, c))   \
-    R(LEAKY_RELU_BACKWARD, a > 0 ? b : b *c)          \
-    R(ELU_BACKWARD, a > 0 ? b : b *c *expf(a))        \
-    R(SILU_BACKWARD, b *mpt__silu_slope(a))           \
+    R(POW_SCALAR_BACKWARD, b *mpt__pow_slope(a, c)) \
+    R(LEAKY_RELU_BACKWARD, a > 0 ? b : b *c) \
+    R(ELU_BACKWARD, a > 0 ? b : b *c *expf(a)) \
+    R(SILU_BACKWARD, b *mpt__silu_slope(a)) \
     R(SOFTPLUS_BACKWARD, a *c > d ? b : b *mpt__sigmoid(a *c)) \
-    R(RATIO, a == 0 ? 0.0f : b / a)                   \
-    R(SQUARED_DIFFERENCE, (a - b) * (a - b))          \
-    R(EXP_DIFFERENCE, expf(a - b))                    \
+    R(RATIO, a == 0 ? 0.0f : b / a) \
+    R(SQUARED_DIFFERENCE, (a - b) * (a - b)) \
+    R(EXP_DIFFERENCE, expf(a - b)) \
     R(PROD_SHARE, b == 0 ? 1.0f / a : b == 1.0f && a == 0 ? 1.0f : 0.0f)
 
 template <int N>
 __device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c, float d) {
     switch (function) {
-#define MPT__ROW(id, value)           \
-    case MPT__FN_##id:                \
+#define MPT__ROW(id, value) \
+    case MPT__FN_##id: \
         for (int i = 0; i < N; i++) { \
-            const float a = x[i];     \
-            x[i] = value;             \
-        }                             \
+            const float a = x[i]; \
+            x[i] = value; \
+        } \
         break;
         MPT__UNARY_FUNCTIONS(MPT__ROW)
 #undef MPT__ROW
@@ -474,12 +474,12 @@ template <int N>
 __device__ __forceinline__ void mpt__binary_of(int function, float (&x)[N], const float (&y)[N],
                                                float c, float d) {
     switch (function) {
-#define MPT__ROW(id, value)                 \
-    case MPT__FN_##id:                      \
-        for (int i = 0; i < N; i++) {       \
+#define MPT__ROW(id, value) \
+    case MPT__FN_##id: \
+        for (int i = 0; i < N; i++) { \
             const float a = x[i], b = y[i]; \
-            x[i] = value;                   \
-        }                                   \
+            x[i] = value; \
+        } \
         break;
         MPT__BINARY_FUNCTIONS(MPT__ROW)
 #undef MPT__ROW

@@ -553,8 +553,8 @@ mpt_status mpt__cuda_find_nonfinite(const mpt__cuda_call *call) {
 #define MPT__LINE 1024 /* elements: longer lines get a block, shorter ones a warp */
 
 /* The loop of a kernel whose groups take `count` lines. */
-#define MPT__EACH_LINE(line, group, count)                                                    \
-    for (long long line = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / (group);       \
+#define MPT__EACH_LINE(line, group, count) \
+    for (long long line = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / (group); \
          line < (count); line += (long long)gridDim.x * blockDim.x / (group))
 
 /* Sum and maximum over the threads of a group; every thread gets the result. */

@@ -276,13 +276,13 @@ __device__ __forceinline__ float mpt__pair_of(const mpt__pair &w, float a, float
     const float s = a - b, p = w.p, r = w.r;
     switch (w.function) {
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    case MPT__FN_##id: {                                        \
-        const float e = MPT__PAIR_##word1((float)(of1));        \
-        const float l = MPT__PAIR_##word2((float)(of2));        \
-        (void)e, (void)l;                                       \
-        if (w.by < 0) return (float)(value);                    \
-        if (w.by == 0) return (float)(da);                      \
-        return (float)(w.by == 1 ? (db) : (dc));                \
+    case MPT__FN_##id: { \
+        const float e = MPT__PAIR_##word1((float)(of1)); \
+        const float l = MPT__PAIR_##word2((float)(of2)); \
+        (void)e, (void)l; \
+        if (w.by < 0) return (float)(value); \
+        if (w.by == 0) return (float)(da); \
+        return (float)(w.by == 1 ? (db) : (dc)); \
     }
         MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW

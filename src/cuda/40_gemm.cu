@@ -372,24 +372,24 @@ mpt__product mpt__product_of(const mpt__launch *launch) {
 /* ---- Plans: what cuBLASLt needs for a product, made once per kind of product ---- */
 
 /* MPT__PLAN_FIELDS(F): F(ID, "name"), what makes two products the same. */
-#define MPT__PLAN_FIELDS(F)   \
-    F(M, "m")                 \
-    F(N, "n")                 \
-    F(K, "k")                 \
-    F(BATCH, "batch")         \
-    F(DTYPE, "dtype")         \
+#define MPT__PLAN_FIELDS(F) \
+    F(M, "m") \
+    F(N, "n") \
+    F(K, "k") \
+    F(BATCH, "batch") \
+    F(DTYPE, "dtype") \
     F(DTYPE_OUT, "dtype_out") \
-    F(TF32, "tf32")           \
-    F(EPILOGUE, "epilogue")   \
-    F(ADD, "add")             \
+    F(TF32, "tf32") \
+    F(EPILOGUE, "epilogue") \
+    F(ADD, "add") \
     F(CONTIGUOUS_A, "a_by_k") \
     F(CONTIGUOUS_B, "b_by_k") \
-    F(PITCH_A, "a_pitch")     \
-    F(PITCH_B, "b_pitch")     \
+    F(PITCH_A, "a_pitch") \
+    F(PITCH_B, "b_pitch") \
     F(PITCH_OUT, "out_pitch") \
-    F(STEP_A, "a_step")       \
-    F(STEP_B, "b_step")       \
-    F(STEP_OUT, "out_step")   \
+    F(STEP_A, "a_step") \
+    F(STEP_B, "b_step") \
+    F(STEP_OUT, "out_step") \
     F(ALIGNED, "aligned")
 
 typedef enum mpt__plan_field {

@@ -469,7 +469,7 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
 }
 
 /* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_ATTENTION_KERNELS                                    \
+#define MPT__CUDA_ATTENTION_KERNELS \
     {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL}, \
-        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL},   \
+        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL}, \
         {mpt__cuda_attention_dkv, NULL},

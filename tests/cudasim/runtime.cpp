@@ -460,12 +460,12 @@ size_t cudasim_locked(void) {
 
 // ---- The API ------------------------------------------------------------------------------------
 
-#define BEGIN                   \
+#define BEGIN \
     const call entry(__func__); \
     if (entry.error) return entry.error
 // For calls that must not come while a stream is captured.
 #define BEGIN_UNCAPTURED \
-    BEGIN;               \
+    BEGIN; \
     if (breaks_capture()) return result(cudaErrorStreamCaptureUnsupported)
 
 extern "C" {

@@ -26,12 +26,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* A promise of the library that must hold for every input. */
-#define PROMISE(condition)                                                            \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
-            fprintf(stderr, "%s:%d: broken: %s\n", __FILE__, __LINE__, #condition);   \
-            abort();                                                                  \
-        }                                                                             \
+#define PROMISE(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: broken: %s\n", __FILE__, __LINE__, #condition); \
+            abort(); \
+        } \
     } while (0)
 
 /* ==== Memory: exact blocks, so that the sanitizer sees a byte too far ==== */

@@ -25,12 +25,12 @@ static long counts[COUNTED];
 
 /* Linked with -Wl,--wrap=NAME for each, as the Makefile does with CUDA; else nothing is counted. */
 #if defined(MPTRAIN_CUDA) && defined(__GNUC__)
-#define COUNT(index, name, parameters, arguments)       \
+#define COUNT(index, name, parameters, arguments) \
     int __real_##name parameters __attribute__((weak)); \
-    int __wrap_##name parameters;                       \
-    int __wrap_##name parameters {                      \
-        counts[index]++;                                \
-        return __real_##name arguments;                 \
+    int __wrap_##name parameters; \
+    int __wrap_##name parameters { \
+        counts[index]++; \
+        return __real_##name arguments; \
     }
 COUNT(0, cudaStreamSynchronize, (void *stream), (stream))
 COUNT(1, cudaDeviceSynchronize, (void), ())

@@ -38,12 +38,12 @@ static double report(const char *name, double seconds, double work, const char *
 /* ==== Kernels on long arrays ==== */
 
 /* The result lives for one step only, so that the pool gives the same memory again. */
-#define RUN(name, expression)            \
+#define RUN(name, expression) \
     static void run_##name(void *self) { \
-        (void)self;                      \
-        mpt_step_begin(context);         \
-        expression;                      \
-        mpt_step_end(context);           \
+        (void)self; \
+        mpt_step_begin(context); \
+        expression; \
+        mpt_step_end(context); \
     }
 RUN(clone, mpt_cat(&array, 1, 0))
 RUN(relu, mpt_relu(array))

@@ -126,17 +126,17 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, CUDASIM_HERE) {
     ::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::sync, mask, 0, 0, 32);
 }
 
-#define CUDASIM_SHUFFLE(name, op, argument_type)                                                \
-    template <class T>                                                                          \
-    static inline T name(unsigned mask, T value, argument_type argument, int width = 32,        \
-                         CUDASIM_HERE) {                                                        \
-        static_assert(sizeof(T) <= 8, "at most 8 bytes");                                       \
-        uint64_t bits = 0;                                                                      \
-        std::memcpy(&bits, &value, sizeof value);                                               \
+#define CUDASIM_SHUFFLE(name, op, argument_type) \
+    template <class T> \
+    static inline T name(unsigned mask, T value, argument_type argument, int width = 32, \
+                         CUDASIM_HERE) { \
+        static_assert(sizeof(T) <= 8, "at most 8 bytes"); \
+        uint64_t bits = 0; \
+        std::memcpy(&bits, &value, sizeof value); \
         bits = ::cudasim::warp(CUDASIM_SITE, ::cudasim::warp_op::op, mask, bits, (int)argument, \
-                               width);                                                          \
-        std::memcpy((void *)&value, &bits, sizeof value);                                       \
-        return value;                                                                           \
+                               width); \
+        std::memcpy((void *)&value, &bits, sizeof value); \
+        return value; \
     }
 CUDASIM_SHUFFLE(__shfl_sync, shuffle, int)
 CUDASIM_SHUFFLE(__shfl_xor_sync, exchange, int)
@@ -181,12 +181,12 @@ template <class T, class F> inline T update(T *at, F change) {
 }
 } // namespace cudasim
 
-#define CUDASIM_ATOMIC(name, result)                                           \
+#define CUDASIM_ATOMIC(name, result) \
     template <class T> static inline T name(T *at, ::cudasim::same<T> value) { \
-        return ::cudasim::update(at, [value](T old) -> T {                     \
-            (void)old;                                                         \
-            return (T)(result);                                                \
-        });                                                                    \
+        return ::cudasim::update(at, [value](T old) -> T { \
+            (void)old; \
+            return (T)(result); \
+        }); \
     }
 CUDASIM_ATOMIC(atomicAdd, old + value)
 CUDASIM_ATOMIC(atomicSub, old - value)
@@ -318,18 +318,18 @@ template <class To, class From> inline To to_integer(From a) {
 }
 } // namespace cudasim
 
-#define CUDASIM_TO_INTEGER(to, part, from, from_part)        \
-    static inline to __##from_part##2##part##_rn(from a) {   \
+#define CUDASIM_TO_INTEGER(to, part, from, from_part) \
+    static inline to __##from_part##2##part##_rn(from a) { \
         return ::cudasim::to_integer<to>(std::nearbyint(a)); \
-    }                                                        \
-    static inline to __##from_part##2##part##_rz(from a) {   \
-        return ::cudasim::to_integer<to>(std::trunc(a));     \
-    }                                                        \
-    static inline to __##from_part##2##part##_rd(from a) {   \
-        return ::cudasim::to_integer<to>(std::floor(a));     \
-    }                                                        \
-    static inline to __##from_part##2##part##_ru(from a) {   \
-        return ::cudasim::to_integer<to>(std::ceil(a));      \
+    } \
+    static inline to __##from_part##2##part##_rz(from a) { \
+        return ::cudasim::to_integer<to>(std::trunc(a)); \
+    } \
+    static inline to __##from_part##2##part##_rd(from a) { \
+        return ::cudasim::to_integer<to>(std::floor(a)); \
+    } \
+    static inline to __##from_part##2##part##_ru(from a) { \
+        return ::cudasim::to_integer<to>(std::ceil(a)); \
     }
 CUDASIM_TO_INTEGER(int, int, float, float)
 CUDASIM_TO_INTEGER(unsigned, uint, float, float)
@@ -352,7 +352,7 @@ CUDASIM_TO_FLOAT(double, __uint2double_rn, unsigned)
 CUDASIM_TO_FLOAT(double, __ll2double_rn, long long)
 CUDASIM_TO_FLOAT(double, __ull2double_rn, unsigned long long)
 
-#define CUDASIM_MIN_MAX(type)           \
+#define CUDASIM_MIN_MAX(type) \
     CUDASIM_2(type, min, b < a ? b : a) \
     CUDASIM_2(type, max, a < b ? b : a)
 CUDASIM_MIN_MAX(int)
