@@ -19,6 +19,8 @@
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build mnist models"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
 #   make coverage      the branches of src/ that the suite takes, by room;  ROOM=18_idx.c lists the rest
+#   make mutate        breaks the library in N small places, one by one: does a test notice?  N=20
+#                      SEED=1  ONLY="src/11_parallel.c"
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
@@ -170,6 +172,10 @@ coverage:
 	    $(if $(filter command environment,$(origin TESTS)),TESTS='$(TESTS)') \
 	    sh tools/coverage.sh '$(BUILD)/coverage'
 
+mutate: $(BUILD)/mutate
+	@CC='$(CC)' ONLY='$(ONLY)' FIRST='$(FIRST)' sh tools/mutate.sh '$(BUILD)/mutants' '$<' \
+	    '$(or $(N),20)' '$(or $(SEED),1)'
+
 VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $$3; dot = "." } \
     END { print v }' mptrain.h)
 
@@ -191,7 +197,8 @@ $(BUILD)/flags: FORCE
 	    cmp -s - $@ || \
 	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_ARCH)))' > $@
 
-$(BUILD)/amalgamate $(BUILD)/lint $(BUILD)/reference: $(BUILD)/%: tools/%.c tools/read_file.h
+TOOLS := $(patsubst %,$(BUILD)/%,amalgamate lint reference mutate)
+$(TOOLS): $(BUILD)/%: tools/%.c tools/read_file.h tools/source_text.h
 	@mkdir -p $(BUILD)
 	@echo "  CC    $@"
 	$(Q)$(HOSTCC) -std=c11 -O1 -Wall -Wextra -o $@ $<
@@ -246,6 +253,6 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 
 FORCE:
 .PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers compare tables gpu-check \
-    check-instructions coverage install clean FORCE
+    check-instructions coverage mutate install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "read_file.h"
+#include "source_text.h"
 
 enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
 enum { NO_ROOM = -1, LAUNCH_ROOM = 20 };
@@ -114,44 +115,6 @@ static int allowed(int where, int room) {
            : where == BASE_AND_SIMD ? simd || room == 10
                                     : 0;
 }
-
-/* Overwrites comments and the inside of literals with spaces. The names in #include lines stay. */
-static void blank_comments_and_literals(char *text) {
-    enum { CODE, LINE_COMMENT, BLOCK_COMMENT, LITERAL } state = CODE;
-    char quote = 0;
-    int in_include = 0;
-    char *p;
-    for (p = text; *p; p++) {
-        if (*p == '\n') {
-            in_include = 0;
-            if (state == LINE_COMMENT) state = CODE;
-        } else if (state == CODE) {
-            if (*p == '#') {
-                char *word = p + 1 + strspn(p + 1, " \t");
-                in_include = strncmp(word, "include", 7) == 0;
-            }
-            if (*p == '/' && (p[1] == '/' || p[1] == '*')) {
-                state = p[1] == '/' ? LINE_COMMENT : BLOCK_COMMENT;
-                p[0] = p[1] = ' ';
-                p++;
-            } else if ((*p == '"' || *p == '\'') && !in_include) {
-                state = LITERAL;
-                quote = *p;
-            }
-        } else if (state == LITERAL && *p == quote) {
-            state = CODE;
-        } else if (state == BLOCK_COMMENT && *p == '*' && p[1] == '/') {
-            p[0] = p[1] = ' ';
-            p++;
-            state = CODE;
-        } else {
-            if (state == LITERAL && *p == '\\' && p[1] && p[1] != '\n') *p++ = ' ';
-            if (*p != '\n') *p = ' ';
-        }
-    }
-}
-
-static int is_name(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
 /* Whether the list of words holds the identifier, or a start of it when `prefix` is set. */
 static int listed(const char *words, const char *name, size_t length, int prefix) {

@@ -1,0 +1,98 @@
+#!/bin/sh
+# `make mutate`: would a test notice? Breaks the library in one small place at a time (mutate.c says
+# how) and runs the suite, the tests that are about the broken room first, until one fails.
+#   mutate.sh BUILD MUTATE N SEED   N mutants, drawn from SEED, in a copy of the project in BUILD
+#   ONLY='src/11_parallel.c'        breaks only these      FIRST=40  begins with mutant 40
+#   JOBS=2  CC=cc
+# A mutant that does not compile, or whose object is the same to the byte, is none: the next is
+# taken. The last line is "N of M noticed"; before it stands each survivor with its edit, and
+# `MUTATE SEED NUMBER out.c FILE...` makes it again. A mutant takes half a minute to three.
+set -u
+export LC_ALL=C
+build=$1 mutate=$2 wanted=$3 seed=$4
+jobs=${JOBS:-2} cc=${CC:-cc} number=${FIRST:-1}
+tree=$build/tree
+export MPTRAIN_TEST_SECONDS=${MPTRAIN_TEST_SECONDS:-150}
+
+# A broken library may write where it should not: root gives its rights away first.
+as_nobody=
+if [ "$(id -u)" -eq 0 ] && setpriv --reuid=65534 --regid=65534 --clear-groups true 2>/dev/null; then
+    as_nobody='setpriv --reuid=65534 --regid=65534 --clear-groups'
+fi
+
+in_tree() { # in_tree ARGUMENT...: of make, in the copy
+    # shellcheck disable=SC2086  # a command and its options
+    (cd "$tree" && MAKEFLAGS='' MPTRAIN_TEST_TMP='' $as_nobody nice \
+        make -k -j"$jobs" CC="$cc" CFLAGS=-O1 TEST_CFLAGS=-O1 "$@") >"$build/log" 2>&1
+}
+
+# Tests that hold the implementation are compiled anew for each mutant, so they come last.
+holds() { (cd "$tree" && grep -lE '^.define MPTRAIN_IMPLEMENTATION' $1); }
+lacks() { (cd "$tree" && grep -LE '^.define MPTRAIN_IMPLEMENTATION' $1); }
+
+# The tests that are about a room: those that share a word with its name, and a few more.
+related() {
+    for word in $(basename "$1" | sed 's/\.[a-z]*$//' | tr '_' ' '); do
+        case $word in
+            rows | halves | simd | ref | avx2 | avx512) echo test_cpu_ref api_golden_ops ;;
+            train | update | average) echo api_optim api_golden_train ;;
+            tensor | context | values | base) echo test_lifetime api_edges ;;
+            autograd | shape | ops) echo test_gradients api_golden_ops ;;
+            nn | module | init | fuse) echo api_modules api_fold ;;
+            loader | idx | array) echo api_data ;;
+            image | transform) echo api_images ;;
+            text) echo api_text ;;
+            table) echo api_tables ;;
+            compile) echo api_capture ;;
+            inspect) echo api_edges ;;
+            schedule) echo api_scaling api_optim ;;
+            pool) echo api_conv ;;
+        esac
+        (cd "$tree/tests" && ls | sed -n "s/^\(test_.*$word.*\|api_.*$word.*\)\.c\$/\1/p")
+    done | tr ' ' '\n' | awk '!seen[$1]++ { print "tests/" $1 ".c" }'
+}
+
+notices() { # notices TESTS: whether one of these fails
+    [ -n "$1" ] || return 1
+    in_tree test EXAMPLES= TESTS="$(echo $1)" && return 1
+    by=$(sed -n 's/^\([a-z_0-9]*\): .*, [1-9][0-9]* failed.*/\1/p' "$build/log" | tr '\n' ' ')
+    return 0
+}
+
+mkdir -p "$tree"
+git ls-files -co --exclude-standard -z | xargs -0 tar -cf - | tar -xf - -C "$tree"
+[ -z "$as_nobody" ] || chown -R 65534:65534 "$tree"
+in_tree build/mptrain.o || { cat "$build/log"; exit 1; }
+cp "$tree/build/mptrain.o" "$build/unbroken.o"
+heavy=$(cd "$tree" && grep -l 'heavy test' tests/test_*.c tests/api_*.c)
+everything=$(cd "$tree" && ls tests/test_*.c tests/api_*.c | grep -vF "$heavy")
+if ! in_tree test TESTS="$(echo $everything)"; then
+    echo 'the suite fails before anything is broken:'
+    tail -n 30 "$build/log"
+    exit 1
+fi
+
+rooms=${ONLY:-$(ls src/*/*.c src/*/*.inl src/[1-9]*.c 2>/dev/null)}
+made=0 noticed=0
+: >"$build/survivors"
+while [ "$made" -lt "$wanted" ]; do
+    # shellcheck disable=SC2086  # a list of files
+    what=$("$mutate" "$seed" "$number" "$build/mutant" $rooms) || exit 1
+    id=$number number=$((number + 1)) room=${what%%:*} by=
+    cat "$build/mutant" >"$tree/$room"
+    if in_tree build/mptrain.o && ! cmp -s "$tree/build/mptrain.o" "$build/unbroken.o"; then
+        made=$((made + 1))
+        first=$(related "$room")
+        rest=$(echo "$everything" | grep -vxF "${first:-none}")
+        if notices "$(lacks "$first")" || notices "$(holds "$first")" ||
+            notices "$(lacks "$rest")" || notices "$(holds "$rest")"; then
+            noticed=$((noticed + 1))
+            echo "$id noticed by ${by:-the build of a test} $what"
+        else
+            echo "$id SURVIVED $what" | tee -a "$build/survivors"
+        fi
+    fi
+    cat "$room" >"$tree/$room"
+done
+[ ! -s "$build/survivors" ] || { echo 'survivors:'; cat "$build/survivors"; }
+echo "$noticed of $made noticed"
