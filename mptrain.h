@@ -1187,7 +1187,8 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path);
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path);
 MPTRAIN_API int mpt_parameter_count(mpt_module module);     /* tensors; shared ones count once */
 MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
-/* Parameter number `index` in tree order; its path goes to `path` (truncated, terminated). */
+/* Parameter number `index` in tree order; its path goes to `path`, cut to path_size bytes, the last
+   one 0; no path takes more than 1280. */
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
 
 /* Runs a module on one input for one output, or on n_in for n_out, in an array of its own. */
@@ -1606,10 +1607,23 @@ MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t c
 /* Deals all samples out by a seeded permutation; fractions sum to 1; parts[] gets n datasets. */
 MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
                                         uint64_t seed, mpt_dataset *parts);
-/* One sample, converted as a loader would: `input` gets its elements as fp32, `target` its class
-   number; either may be NULL. */
+/* One sample, converted as a loader would: `input` gets its elements as fp32, as many as
+   mpt_dataset_shape says, `target` its class number; either may be NULL. A target of another dtype,
+   or more than one, is an error; mpt_sample_into has room for those. */
 MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
                                   int64_t *target);
+typedef struct mpt_sample_sizes {
+    mpt_dtype dtype, target_dtype; /* MPT_F32, or the whole numbers that a loader does not convert;
+                                      MPT_DTYPE_NONE: there are no targets */
+    mpt_shape shape, target_shape;
+    size_t bytes, target_bytes;
+} mpt_sample_sizes;
+/* The same with targets of any kind, into rooms of so many bytes, aligned for their dtypes, which
+   *sizes (may be NULL) tells, also where a room is too small: that is an error, and nothing is
+   written. NULL for both rooms makes no sample: it asks for the sizes alone. */
+MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input,
+                                       size_t input_bytes, void *target, size_t target_bytes,
+                                       mpt_sample_sizes *sizes);
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
 
 /* A batch that has been made, as a loader's `collate` finds it. `x` [size, shape..], of the dtype
@@ -2015,7 +2029,8 @@ MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t feature
    calls come between the two runs unfused. The result of a fused convolution is gone after the
    norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
    -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
-   not. Another call begins anew; mpt_unfuse ends it. arXiv:1712.05877, 3.2. */
+   not; it is cut to `size` bytes, the last one 0. Another call begins anew; mpt_unfuse ends it.
+   arXiv:1712.05877, 3.2. */
 MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
 MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
 /* A buffer by its path ("1.running_mean"); it lives as long as its module. */
@@ -34365,7 +34380,8 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     made.references = 1;
     made.count = config->count;
     made.dtype = dtype, made.target_dtype = target;
-    made.shape = config->shape, made.target_shape = config->target_shape;
+    made.shape = config->shape;
+    if (target != MPT_DTYPE_NONE) made.target_shape = config->target_shape;
     made.sample = config->sample, made.user = config->user;
     mpt__dataset *dataset = (mpt__dataset *)mpt__host_new(context, sizeof *dataset);
     if (dataset) *dataset = made;
@@ -34791,28 +34807,60 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
-                                  int64_t *target) {
-    mpt_context *context = dataset.context;
+/* Sample `index`, its input as `to`, into what is not NULL. */
+static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *found, int64_t index,
+                                  mpt_dtype to, void *input, void *target) {
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
-    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
-    if (!found) return mpt__status_of(context);
     if (index < 0 || index >= found->count)
         return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
                           found->count);
-    if (target && found->target_dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE,
-                          "the targets are %s, not class numbers; pass NULL for target",
-                          mpt_dtype_name(found->target_dtype));
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
-    mpt__delivery_begin(context, &delivery, found, MPT_F32);
+    mpt__delivery_begin(context, &delivery, found, to);
     uint32_t state = mpt__flush_denormals(false);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
     mpt__restore_denormals(state);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
     return good ? MPT_OK : mpt__error(context, MPT_ERROR_IO, "sample %lld: %s", index, error);
+}
+
+MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
+                                  int64_t *target) {
+    mpt_context *context = dataset.context;
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
+    if (!found) return mpt__status_of(context);
+    if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
+        return mpt__error(
+            context, found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
+            "%lld targets (%s %S), room for one class number; mpt_sample_into gives them, NULL for "
+            "target none",
+            found->target_numel, mpt_dtype_name(found->target_dtype), &found->target_shape);
+    return mpt__sample_out(context, found, index, MPT_F32, input, target);
+}
+
+MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input,
+                                       size_t input_bytes, void *target, size_t target_bytes,
+                                       mpt_sample_sizes *sizes) {
+    mpt_context *context = dataset.context;
+    mpt_sample_sizes need;
+    if (!sizes) sizes = &need;
+    memset(sizes, 0, sizeof *sizes);
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample_into");
+    if (!found) return mpt__status_of(context);
+    sizes->dtype = mpt__dataset_whole(found) ? found->dtype : MPT_F32;
+    sizes->target_dtype = found->target_dtype;
+    sizes->shape = found->shape, sizes->target_shape = found->target_shape;
+    const int64_t width = mpt__dtype_info[sizes->dtype].bytes;
+    sizes->bytes = found->numel > PTRDIFF_MAX / width ? SIZE_MAX : (size_t)(found->numel * width);
+    sizes->target_bytes = found->target_bytes;
+    if ((input && input_bytes < sizes->bytes) || (target && target_bytes < sizes->target_bytes))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "room for %llu bytes of input, %llu of targets; they take %llu and %llu",
+                          (uint64_t)input_bytes, (uint64_t)target_bytes, (uint64_t)sizes->bytes,
+                          (uint64_t)sizes->target_bytes);
+    if (!input && !target) return MPT_OK;
+    return mpt__sample_out(context, found, index, sizes->dtype, input, target);
 }
 
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset) {

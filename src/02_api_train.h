@@ -100,7 +100,8 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path);
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path);
 MPTRAIN_API int mpt_parameter_count(mpt_module module);     /* tensors; shared ones count once */
 MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module); /* elements */
-/* Parameter number `index` in tree order; its path goes to `path` (truncated, terminated). */
+/* Parameter number `index` in tree order; its path goes to `path`, cut to path_size bytes, the last
+   one 0; no path takes more than 1280. */
 MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size);
 
 /* Runs a module on one input for one output, or on n_in for n_out, in an array of its own. */
@@ -519,10 +520,23 @@ MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t c
 /* Deals all samples out by a seeded permutation; fractions sum to 1; parts[] gets n datasets. */
 MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
                                         uint64_t seed, mpt_dataset *parts);
-/* One sample, converted as a loader would: `input` gets its elements as fp32, `target` its class
-   number; either may be NULL. */
+/* One sample, converted as a loader would: `input` gets its elements as fp32, as many as
+   mpt_dataset_shape says, `target` its class number; either may be NULL. A target of another dtype,
+   or more than one, is an error; mpt_sample_into has room for those. */
 MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
                                   int64_t *target);
+typedef struct mpt_sample_sizes {
+    mpt_dtype dtype, target_dtype; /* MPT_F32, or the whole numbers that a loader does not convert;
+                                      MPT_DTYPE_NONE: there are no targets */
+    mpt_shape shape, target_shape;
+    size_t bytes, target_bytes;
+} mpt_sample_sizes;
+/* The same with targets of any kind, into rooms of so many bytes, aligned for their dtypes, which
+   *sizes (may be NULL) tells, also where a room is too small: that is an error, and nothing is
+   written. NULL for both rooms makes no sample: it asks for the sizes alone. */
+MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input,
+                                       size_t input_bytes, void *target, size_t target_bytes,
+                                       mpt_sample_sizes *sizes);
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset);
 
 /* A batch that has been made, as a loader's `collate` finds it. `x` [size, shape..], of the dtype

@@ -129,7 +129,8 @@ MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t feature
    calls come between the two runs unfused. The result of a fused convolution is gone after the
    norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
    -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
-   not. Another call begins anew; mpt_unfuse ends it. arXiv:1712.05877, 3.2. */
+   not; it is cut to `size` bytes, the last one 0. Another call begins anew; mpt_unfuse ends it.
+   arXiv:1712.05877, 3.2. */
 MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
 MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
 /* A buffer by its path ("1.running_mean"); it lives as long as its module. */

@@ -223,7 +223,8 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     made.references = 1;
     made.count = config->count;
     made.dtype = dtype, made.target_dtype = target;
-    made.shape = config->shape, made.target_shape = config->target_shape;
+    made.shape = config->shape;
+    if (target != MPT_DTYPE_NONE) made.target_shape = config->target_shape;
     made.sample = config->sample, made.user = config->user;
     mpt__dataset *dataset = (mpt__dataset *)mpt__host_new(context, sizeof *dataset);
     if (dataset) *dataset = made;
@@ -649,28 +650,60 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
-                                  int64_t *target) {
-    mpt_context *context = dataset.context;
+/* Sample `index`, its input as `to`, into what is not NULL. */
+static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *found, int64_t index,
+                                  mpt_dtype to, void *input, void *target) {
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
-    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
-    if (!found) return mpt__status_of(context);
     if (index < 0 || index >= found->count)
         return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
                           found->count);
-    if (target && found->target_dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE,
-                          "the targets are %s, not class numbers; pass NULL for target",
-                          mpt_dtype_name(found->target_dtype));
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
-    mpt__delivery_begin(context, &delivery, found, MPT_F32);
+    mpt__delivery_begin(context, &delivery, found, to);
     uint32_t state = mpt__flush_denormals(false);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
     mpt__restore_denormals(state);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
     return good ? MPT_OK : mpt__error(context, MPT_ERROR_IO, "sample %lld: %s", index, error);
+}
+
+MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
+                                  int64_t *target) {
+    mpt_context *context = dataset.context;
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
+    if (!found) return mpt__status_of(context);
+    if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
+        return mpt__error(
+            context, found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
+            "%lld targets (%s %S), room for one class number; mpt_sample_into gives them, NULL for "
+            "target none",
+            found->target_numel, mpt_dtype_name(found->target_dtype), &found->target_shape);
+    return mpt__sample_out(context, found, index, MPT_F32, input, target);
+}
+
+MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input,
+                                       size_t input_bytes, void *target, size_t target_bytes,
+                                       mpt_sample_sizes *sizes) {
+    mpt_context *context = dataset.context;
+    mpt_sample_sizes need;
+    if (!sizes) sizes = &need;
+    memset(sizes, 0, sizeof *sizes);
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample_into");
+    if (!found) return mpt__status_of(context);
+    sizes->dtype = mpt__dataset_whole(found) ? found->dtype : MPT_F32;
+    sizes->target_dtype = found->target_dtype;
+    sizes->shape = found->shape, sizes->target_shape = found->target_shape;
+    const int64_t width = mpt__dtype_info[sizes->dtype].bytes;
+    sizes->bytes = found->numel > PTRDIFF_MAX / width ? SIZE_MAX : (size_t)(found->numel * width);
+    sizes->target_bytes = found->target_bytes;
+    if ((input && input_bytes < sizes->bytes) || (target && target_bytes < sizes->target_bytes))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "room for %llu bytes of input, %llu of targets; they take %llu and %llu",
+                          (uint64_t)input_bytes, (uint64_t)target_bytes, (uint64_t)sizes->bytes,
+                          (uint64_t)sizes->target_bytes);
+    if (!input && !target) return MPT_OK;
+    return mpt__sample_out(context, found, index, sizes->dtype, input, target);
 }
 
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset) {

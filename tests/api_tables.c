@@ -133,7 +133,7 @@ TEST(codes_and_tables_alike) {
     CHECK_EQ_STR(mpt_column_name(table, 1), "1");
     config.like = table;
     mpt_dataset other = csv(context, "1;c;x\n2;b;\"\"\"\"", &config);
-    CHECK_EQ_INT(mpt_sample(other, 0, NULL, classes), MPT_OK);
+    CHECK_EQ_INT(mpt_sample_into(other, 0, NULL, 0, classes, sizeof classes, NULL), MPT_OK);
     CHECK_EQ_INT(classes[0], 1);
     CHECK_EQ_STR(mpt_class_name(other, 2), "x;\r\n1");
     CHECK_EQ_STR(mpt_error(context), "");

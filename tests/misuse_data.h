@@ -76,6 +76,16 @@ TEST(datasets) {
     CASE(mpt_sample, MPT_ERROR_INDEX, "sample -1", mpt_sample(mine, -1, sample, &target));
     CASE(mpt_sample, MPT_ERROR_IO, "sample 2: torn page", mpt_sample(torn, 2, sample, NULL));
     QUIET(mpt_sample, mpt_sample(mine, 0, NULL, NULL) == MPT_OK);
+    CASE(mpt_sample, DTYPE, "0 targets (none [])", mpt_sample(torn, 0, NULL, &target));
+    DATASET(mpt_sample_into, mpt_sample_into(h_, 0, sample, sizeof sample, NULL, 0, NULL));
+    CASE(mpt_sample_into, MPT_ERROR_INDEX, "sample 40 of a dataset of 40",
+         mpt_sample_into(mine, 40, NULL, 0, &target, sizeof target, NULL));
+    CASE(mpt_sample_into, ARGUMENT, "room for 4 bytes of input",
+         mpt_sample_into(mine, 0, sample, 4, NULL, 0, NULL));
+    CASE(mpt_sample_into, ARGUMENT, "7 of targets; they take 32 and 8",
+         mpt_sample_into(mine, 0, NULL, 0, &target, 7, NULL));
+    CASE(mpt_sample_into, MPT_ERROR_IO, "sample 2: torn page",
+         mpt_sample_into(torn, 2, sample, sizeof sample, NULL, 0, NULL));
     DATASET(mpt_dataset_destroy, mpt_dataset_destroy(h_));
 }
 

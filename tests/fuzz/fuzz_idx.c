@@ -48,14 +48,14 @@ typedef struct outcome {
 /* Every way that data goes out: samples, statistics, batches. */
 static void deliver(mpt_context *context, mpt_dataset data, bool targets, outcome *out) {
     static float input[MAX_SIZE * DEFLATE_RATIO];
-    int64_t target[64];
+    static int64_t target[MAX_SIZE * DEFLATE_RATIO];
     out->count = mpt_dataset_size(data);
     PROMISE(out->count >= 1);
     PROMISE(mpt_sample(data, 0, input, NULL) == MPT_OK);
     PROMISE(mpt_sample(data, out->count - 1, input, NULL) == MPT_OK);
     PROMISE(mpt_dataset_statistics(data, &out->mean, &out->deviation) == MPT_OK);
     PROMISE(out->mean >= 0.0 && out->mean <= 1.0 && out->deviation >= 0.0);
-    mpt_sample(data, out->count - 1, NULL, targets ? target : NULL);
+    mpt_sample_into(data, out->count - 1, NULL, 0, targets ? target : NULL, sizeof target, NULL);
     PROMISE(!mpt_failed(context));
     PROMISE(mpt_sample(data, out->count, input, NULL) == MPT_ERROR_INDEX);
     mpt_clear_error(context);
