@@ -419,6 +419,16 @@ TEST(clip_by_norm) {
     mpt_zero_grad(optimizer);
     mpt_backward(loss_of(net, all_paths, 4, 2));
     CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, 1)), norm, 1e-6, 0);
+    /* the factor is max_norm / (norm + 1e-6), as in PyTorch: also where all of it is small, or 0 */
+    static const double small[][3] = {{1e-6, 1e-6, 0.5}, {2e-6, 1e-6, 1.0 / 3}, {0, 0, 0}};
+    for (int i = 0; i < 3; i++) {
+        const double each = 2 * small[i][0] / norm; /* gradient of each element */
+        mpt_zero_grad(optimizer);
+        mpt_backward(mpt_mul_scalar(loss_of(net, all_paths, 4, 2), each / 2));
+        CHECK_CLOSE(mpt_item(mpt_clip_grad_norm(optimizer, small[i][1])), small[i][0], 1e-5, 0);
+        mpt_read_f32(mpt_grad(mpt_parameter(net, "0.bias")), g, OUT);
+        CHECK_CLOSE(g[0], each * small[i][2], 1e-5, 0);
+    }
     mpt_step_end(context);
     check_ok(context);
     mpt_clip_grad_norm(optimizer, -1);

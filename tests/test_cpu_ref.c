@@ -2166,6 +2166,18 @@ TEST(rates_from_a_table_and_clip) {
         CHECK_CLOSE(scalars[MULTIPLIER].f, norm > 2 ? 0.5 * 2 / norm : 0.5, 1e-6, 0.0);
         if (i != 1) CHECK(at(0, 0) == norm);
     }
+    /* PyTorch's 1e-6 beside the norm is half of it here, and all of it where there is none. */
+    static const double small[][3] = {{1e-6, 1e-6, 0.5}, {2e-6, 1e-6, 1.0 / 3}, {0, 0, 0}};
+    for (int i = 0; i < 3; i++) {
+        begin(MPT__K_CLIP);
+        launch.imm[0] = small[i][1];
+        launch.slot[0] = MULTIPLIER;
+        launch.slot[1] = NORM;
+        scalars[MULTIPLIER].f = 1;
+        scalars[NORM].f = small[i][0];
+        run();
+        CHECK_CLOSE(scalars[MULTIPLIER].f, small[i][2], 1e-6, 0.0);
+    }
 }
 
 /* ==== Scaler and scalars ==== */
