@@ -2,6 +2,7 @@
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER
 #include "harness.h"
+#include "watch.h"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/wait.h>
@@ -350,6 +351,119 @@ TEST(pool_clamps_threads) {
     CHECK_EQ_INT(base.memory.held, 0);
 }
 
+/* ==== Locks ==== */
+
+static int guarded_by_pool(const void *object, int64_t out[WATCHED]) {
+    const mpt__pool *pool = (const mpt__pool *)object;
+    out[0] = mpt__atomic_load32(&pool->sleepers);
+    out[1] = mpt__atomic_load32(&pool->caller_waits);
+    out[2] = mpt__atomic_load32(&pool->stop);
+    return 3;
+}
+
+/* Threads that sleep are woken, the caller waits asleep, and all that is told by the lock changes
+   under it: else somebody may fall asleep just after the call that should have woken it. Without
+   the lock that is rare, and others do the work; here it is told. */
+TEST(the_pool_keeps_its_lock) {
+    watch w;
+    mpt__base base;
+    slow_work work;
+    NEEDS_THREADS;
+    mpt__base_init(&base, NULL);
+    watch_use(&w, &base.thread, guarded_by_pool);
+    mpt__pool *pool = mpt__pool_create(&base, 3);
+    REQUIRE(pool != NULL);
+    watch_object(&w, pool, pool->opened);
+    work.base = &base, work.done = 0;
+    const double start = mpt__system_now(NULL);
+    while ((mpt__atomic_load32(&w.loose_wakes) < 10 || mpt__atomic_load32(&w.wakes) < 10) &&
+           mpt__system_now(NULL) - start < 20) {
+        pool->alone = 0;
+        mpt__parallel(pool, 8, ALWAYS, slow_chunk, &work);
+        rest(&base, 300e-6); /* until they sleep */
+    }
+    CHECK(mpt__atomic_load32(&w.loose_wakes) >= 10 && mpt__atomic_load32(&w.wakes) >= 10);
+    mpt__pool_destroy(pool);
+    CHECK_EQ_INT(w.faults, 0);
+}
+
+static int guarded_by_loader(const void *object, int64_t out[WATCHED]) {
+    const mpt__loader *loader = (const mpt__loader *)object;
+    int n = 0;
+    out[n++] = loader->claimed, out[n++] = loader->limit;
+    out[n++] = loader->busy, out[n++] = loader->stop;
+    for (int64_t i = 0; i < loader->slot_count; i++) out[n++] = loader->slots[i].ready;
+    for (int i = 0; i < MPT__MAX_WORKERS; i++) out[n++] = loader->workers[i].samples;
+    return n;
+}
+
+/* How many samples are being made; those of the first batch take long. */
+static bool slow_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
+                        char *error, size_t error_size) {
+    int32_t *inside = (int32_t *)user;
+    const double start = mpt__system_now(NULL);
+    (void)seed, (void)target, (void)error, (void)error_size;
+    mpt__atomic_add32(inside, 1);
+    while (index < 2 && mpt__system_now(NULL) - start < 4e-3) mpt__yield();
+    *(float *)input = (float)index;
+    mpt__atomic_add32(inside, -1);
+    return true;
+}
+
+/* One batch. The owner gives the last one back and takes this one, each under the lock. */
+static bool next_under_lock(mpt_loader loader) {
+    mpt_batch batch;
+    float values[2];
+    const int32_t before = watch_locks;
+    const bool more = mpt_loader_next(loader, &batch);
+    CHECK(watch_locks - before >= 2);
+    if (!more) return false;
+    CHECK_EQ_INT(mpt_read_f32(batch.x, values, 2), MPT_OK);
+    CHECK(values[0] == (float)(2 * batch.index) && values[1] == values[0] + 1);
+    return true;
+}
+
+TEST(a_loader_keeps_its_lock) {
+    watch w;
+    mpt__base base;
+    int32_t inside = 0;
+    mpt_user_dataset_config data;
+    mpt_loader_config config = mpt_loader_config_default();
+    mpt_config where = mpt_config_default();
+    NEEDS_THREADS;
+    mpt__base_init(&base, NULL);
+    where.threads = 1, where.thread = base.thread;
+    watch_use(&w, &where.thread, guarded_by_loader);
+    mpt_context *context = mpt_create(&where);
+    REQUIRE(context != NULL);
+    memset(&data, 0, sizeof data);
+    data.count = 24, data.dtype = MPT_F32, data.shape = MPT_SCALAR;
+    data.sample = slow_sample, data.user = &inside;
+    config.batch = 2, config.workers = 2;
+    mpt_loader loader = mpt_loader_create(context, mpt_user_dataset(context, &data), &config);
+    REQUIRE(!mpt_failed(context));
+    watch_object(&w, mpt__loader_at(context, loader), NULL);
+    for (int epoch = 0; epoch < 4; epoch++) {
+        for (int i = 0; i < 12; i++) CHECK(next_under_lock(loader));
+        CHECK(!next_under_lock(loader)); /* gives back, ends the epoch */
+        const int32_t before = watch_locks;
+        CHECK_EQ_INT(mpt_loader_statistics(loader).batches, 12 * (epoch + 1) + epoch);
+        CHECK_EQ_INT(watch_locks, before + 1);
+        CHECK(next_under_lock(loader));
+        CHECK_EQ_INT(mpt_loader_seek(loader, 2 * epoch + 1, 0), MPT_OK);
+        CHECK(watch_locks - before >= 6);
+        const double start = mpt__system_now(NULL);
+        while (!mpt__atomic_load32(&inside) && mpt__system_now(NULL) - start < 10) mpt__yield();
+        CHECK_EQ_INT(mpt_loader_reset(loader), MPT_OK); /* returns when nobody makes a sample */
+        CHECK_EQ_INT(mpt__atomic_load32(&inside), 0);
+    }
+    mpt_loader_destroy(loader);
+    CHECK_EQ_INT(mpt__atomic_load32(&inside), 0);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+    CHECK_EQ_INT(w.faults, 0);
+}
+
 /* ==== Failing callbacks ==== */
 
 static mpt_threads real;
@@ -493,5 +607,7 @@ TEST_TABLE = {T(every_chunk_runs_once),
               T(failing_threads_are_an_error),
               T(pool_without_memory_is_an_error),
               T(pool_ends_in_a_forked_child),
+              T(the_pool_keeps_its_lock),
+              T(a_loader_keeps_its_lock),
               T(atomics_lose_nothing)};
 TEST_MAIN
