@@ -257,7 +257,8 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
     loader->next = 0;
 }
 
-/* Samples with replacement, each as likely as its weight. */
+/* Samples with replacement, each as likely as its weight. What falls on the edge between two is the
+   second one's, as in numpy's choice: the first one's share does not hold its upper end. */
 static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch) {
     const mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
     const double *sums = loader->weight_sums;

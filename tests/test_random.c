@@ -207,6 +207,54 @@ TEST(permutations) {
     for (int i = 0; i < 6; i++) CHECK_NEAR(orders[i], 1000, 144);
 }
 
+/* The first `count` samples that weights draw in epoch 0 of a loader with seed 5. */
+static void draw(const double *weights, int samples, int count, int64_t *drawn) {
+    static const float nothing[3] = {0, 0, 0};
+    static const int64_t numbers[3] = {0, 1, 2};
+    mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
+    mpt_loader_config config = mpt_loader_config_default();
+    mpt_config one = mpt_config_default();
+    mpt_batch batch;
+    one.threads = 1;
+    mpt_context *context = mpt_create(&one);
+    data.count = samples, data.inputs = nothing, data.targets = numbers;
+    config.weights = weights, config.seed = 5, config.batch = config.samples = count;
+    mpt_dataset dataset = mpt_memory_dataset(context, &data);
+    CHECK(mpt_loader_next(mpt_loader_create(context, dataset, &config), &batch));
+    mpt_read(batch.y, drawn, (size_t)count * sizeof *drawn);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* numpy.random.choice looks up cdf.searchsorted(draw, side="right"): a draw on an edge is the next
+   sample's, and never one of weight 0. */
+TEST(weighted_draws_at_edges) {
+    enum { DRAWS = 20 };
+    const uint64_t all = UINT64_C(1) << 53;
+    int64_t drawn[DRAWS], below = 0;
+    for (int i = 0; i < DRAWS; i++) {
+        const uint64_t word = mpt__random_below(key_of(5, MPT__WEIGHT_STREAM, 0), (uint64_t)i, all);
+        const double on[3] = {(double)word, 0, (double)(all - word)};
+        const double over[3] = {(double)(word + 1), 0, (double)(all - word - 1)};
+        draw(on, 3, DRAWS, drawn);
+        CHECK_EQ_INT(drawn[i], 2);
+        draw(over, 3, DRAWS, drawn);
+        CHECK_EQ_INT(drawn[i], 0);
+    }
+    /* Multiples of the smallest number: the product with a draw is rounded to 0, 1 or 2 of them,
+       the last of which is all of it. */
+    const double least = mpt__f64_from_bits(1), small[3] = {least, least, 0};
+    const uint32_t state = mpt__flush_denormals(false);
+    draw(small, 3, DRAWS, drawn);
+    mpt__restore_denormals(state);
+    for (int i = 0; i < DRAWS; i++) {
+        const uint64_t word = mpt__random_below(key_of(5, MPT__WEIGHT_STREAM, 0), (uint64_t)i, all);
+        CHECK_EQ_INT(drawn[i], word > all / 4);
+        below += word <= all / 4;
+    }
+    CHECK(below > 0 && below < DRAWS);
+}
+
 TEST_TABLE = {T(philox_known_answers),
               T(keys_map_to_counters_as_documented),
               T(seed_stream_call_and_index_all_matter),
@@ -215,5 +263,6 @@ TEST_TABLE = {T(philox_known_answers),
               T(normal_floats),
               T(the_tails_of_the_normal),
               T(integers_below_a_bound),
-              T(permutations)};
+              T(permutations),
+              T(weighted_draws_at_edges)};
 TEST_MAIN
