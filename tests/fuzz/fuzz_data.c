@@ -48,11 +48,21 @@ static int64_t shape_count(mpt_shape shape) {
     return n;
 }
 
+/* In rooms of exactly the size that is told. */
 static void every_sample(mpt_context *context, mpt_dataset data) {
     static float input[1 << 21]; /* a one-hot input per byte of a table, and more */
+    mpt_sample_sizes sizes;
     if (shape_count(mpt_dataset_shape(data)) > 1 << 21) return;
-    for (int64_t i = 0; i < mpt_dataset_size(data) && i < 300; i++)
+    mpt_sample_into(data, 0, NULL, 0, NULL, 0, &sizes);
+    void *room = malloc(sizes.bytes ? sizes.bytes : 1);
+    void *target = malloc(sizes.target_bytes ? sizes.target_bytes : 1);
+    PROMISE(room && target);
+    for (int64_t i = 0; i < mpt_dataset_size(data) && i < 300; i++) {
         mpt_sample(data, i, input, NULL);
+        mpt_sample_into(data, i, room, sizes.bytes, target, sizes.target_bytes, NULL);
+    }
+    free(room);
+    free(target);
     mpt_clear_error(context); /* tokens beyond a vocabulary */
 }
 
