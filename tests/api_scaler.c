@@ -284,27 +284,44 @@ TEST(set_scale_and_state) {
     mpt_destroy(net.context);
 }
 
-TEST(bad_configurations) {
+/* The first value that is refused, on each side, and the last that is not. */
+TEST(bounds_of_configurations) {
+    static const struct {
+        size_t field;
+        double value;
+        const char *error; /* NULL: good */
+    } rows[] = {{offsetof(mpt_scaler_config, growth_factor), 1, "growth_factor = 1"},
+                {offsetof(mpt_scaler_config, growth_factor), 3.4e38, "growth_factor"},
+                {offsetof(mpt_scaler_config, growth_factor), 1.0001, NULL},
+                {offsetof(mpt_scaler_config, backoff_factor), 1, "backoff_factor = 1"},
+                {offsetof(mpt_scaler_config, backoff_factor), 0, "backoff_factor = 0"},
+                {offsetof(mpt_scaler_config, backoff_factor), 0.9999, NULL},
+                {offsetof(mpt_scaler_config, init_scale), 0, "init_scale = 0"},
+                {offsetof(mpt_scaler_config, init_scale), 1e-60, "init_scale"}, /* 0 in fp32 */
+                {offsetof(mpt_scaler_config, init_scale), 1e39, "init_scale"},
+                {offsetof(mpt_scaler_config, min_scale), -1, "min_scale = -1"},
+                {offsetof(mpt_scaler_config, min_scale), 0, NULL},
+                {offsetof(mpt_scaler_config, max_scale), 0.5, "max_scale = 0.5 is below"},
+                {offsetof(mpt_scaler_config, max_scale), 1, NULL},  /* min_scale */
+                {offsetof(mpt_scaler_config, max_scale), 0, NULL}}; /* none */
     scaled_net net = new_net(NULL);
-    mpt_scaler_config good = mpt_scaler_config_default(), c = good;
-    c.growth_factor = 1;
-    mpt_grad_scaler(net.context, &c);
-    check_error(net.context, MPT_ERROR_ARGUMENT, "growth_factor");
-    c = good, c.backoff_factor = 1;
-    mpt_grad_scaler(net.context, &c);
-    check_error(net.context, MPT_ERROR_ARGUMENT, "backoff_factor");
-    c = good, c.growth_interval = 0;
+    mpt_scaler_config c = mpt_scaler_config_default();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        c = mpt_scaler_config_default();
+        memcpy((char *)&c + rows[i].field, &rows[i].value, sizeof(double));
+        mpt_grad_scaler(net.context, &c);
+        if (rows[i].error) check_error(net.context, MPT_ERROR_ARGUMENT, rows[i].error);
+        check_ok(net.context);
+    }
+    c = mpt_scaler_config_default(), c.growth_interval = 0;
     mpt_grad_scaler(net.context, &c);
     check_error(net.context, MPT_ERROR_ARGUMENT, "growth_interval");
-    c = good, c.init_scale = 0;
-    mpt_grad_scaler(net.context, &c);
-    check_error(net.context, MPT_ERROR_ARGUMENT, "init_scale");
-    c = good, c.max_scale = 0.5;
-    mpt_grad_scaler(net.context, &c);
-    check_error(net.context, MPT_ERROR_ARGUMENT, "max_scale");
-    c = good, c.patience = -1;
+    c = mpt_scaler_config_default(), c.patience = -1;
     mpt_grad_scaler(net.context, &c);
     check_error(net.context, MPT_ERROR_ARGUMENT, "patience");
+    c = mpt_scaler_config_default(), c.growth_interval = 1, c.patience = c.window = 0;
+    mpt_grad_scaler(net.context, &c);
+    check_ok(net.context);
     mpt_destroy(net.context);
 }
 
@@ -489,8 +506,23 @@ TEST(patience_ends_in_a_diagnosis) {
     CHECK_CONTAINS(mpt_error(net.context), "first non-finite value"); /* what the tracer saw */
     check_error(net.context, MPT_ERROR_NUMERIC, "learning rate");
     CHECK(mpt_module_hash(net.module) == weights);
-    train(&net, 1);
     train(&net, NAN); /* a run of skips starts again */
+    train(&net, NAN);
+    check_ok(net.context);
+    mpt_item(mpt_parameter(net.module, "0.weight")); /* another error leaves the run as it is */
+    check_error(net.context, MPT_ERROR_SHAPE, "one element");
+    CHECK_EQ_INT(mpt_scaler_statistics(net.scaler).skipped_in_a_row, 2);
+    mpt_destroy(net.context);
+}
+
+/* Patience 0 waits for ever. */
+TEST(no_patience_no_end) {
+    NEEDS_PROMPT_DEVICE;
+    mpt_scaler_config config = mpt_scaler_config_default();
+    config.patience = 0;
+    scaled_net net = new_net(&config);
+    for (int i = 0; i < 5; i++) train(&net, NAN);
+    CHECK_EQ_INT(mpt_scaler_statistics(net.scaler).skipped_in_a_row, 5);
     check_ok(net.context);
     mpt_destroy(net.context);
 }
@@ -530,6 +562,30 @@ TEST(rising_skip_rate_warns) {
     log_text[0] = '\0';
     for (int i = 0; i < 10; i++) train(&net, i % 3 == 0 ? INFINITY : 1);
     CHECK(strstr(log_text, "rose") == NULL); /* not rising any more */
+    check_ok(net.context);
+    mpt_destroy(net.context);
+}
+
+/* The smallest rise that is told: from none to two, of a hundred; and to twice as many. One skip is
+   no rate. */
+TEST(the_least_rise_that_warns) {
+    static const struct {
+        int skips;
+        const char *text; /* NULL: nothing */
+    } windows[] = {{0, NULL}, {1, NULL},
+                   {0, NULL}, {2, "from 0 to 2 per 100"},
+                   {3, NULL}, {6, "from 3 to 6 per 100"}};
+    mpt_scaler_config config = mpt_scaler_config_default();
+    config.window = 100;
+    scaled_net net = new_net(&config);
+    for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
+        log_text[0] = '\0';
+        for (int i = 0; i < 100; i++) train(&net, i < windows[w].skips ? INFINITY : 1);
+        if (windows[w].text)
+            CHECK_CONTAINS(log_text, windows[w].text);
+        else
+            CHECK(strstr(log_text, "rose") == NULL);
+    }
     check_ok(net.context);
     mpt_destroy(net.context);
 }
@@ -693,7 +749,7 @@ TEST_TABLE = {
     T(overflow_after_the_multiplication),
     T(fixed_scale),
     T(set_scale_and_state),
-    T(bad_configurations),
+    T(bounds_of_configurations),
     T(disabled),
     T(misuse_is_named),
     T(no_gradients),
@@ -701,8 +757,10 @@ TEST_TABLE = {
     T(two_optimizers_in_one_tree),
     T(accumulation_keeps_the_scale),
     T(patience_ends_in_a_diagnosis),
+    T(no_patience_no_end),
     T(diagnosis_names_the_layer),
     T(rising_skip_rate_warns),
+    T(the_least_rise_that_warns),
     T(tracer_after_an_overflow),
     T(tracer_tells_what_was_read),
     T(notes_on_precision),

@@ -30,6 +30,11 @@ TEST(datasets) {
     CASE(mpt_memory_dataset, SHAPE, "at least 1", mpt_memory_dataset(c, &m));
     m.shape.rank = 12;
     CASE(mpt_memory_dataset, SHAPE, "rank", mpt_memory_dataset(c, &m));
+    m.shape = MPT_SHAPE(1, 1, 1, 1, 1, 1, 1, 1); /* a batch would have one more */
+    CASE(mpt_memory_dataset, SHAPE, "input shape of rank 8", mpt_memory_dataset(c, &m));
+    m.shape = MPT_SHAPE(1), m.targets = values, m.target_shape.rank = 8;
+    CASE(mpt_memory_dataset, SHAPE, "target shape of rank 8", mpt_memory_dataset(c, &m));
+    m.targets = NULL;
     m.shape = MPT_SHAPE(1), m.dtype = (mpt_dtype)90;
     CASE(mpt_memory_dataset, DTYPE, "dtype", mpt_memory_dataset(c, &m));
     m.dtype = MPT_F32, m.count = INT64_MAX;
