@@ -162,8 +162,17 @@ typedef struct mpt_clock {
 /* Files. `open` returns NULL on failure; mode is 'r' (read) or 'w' (create or truncate). `read` and
    `write` return the bytes moved, fewer only at the end or on error. `size` is -1 if unknown.
    `commit` makes the file durable and moves it from `temporary` to `path` in one step. `list` hands
-   the names in a folder, in any order and without "." and "..", to `entry`. Paths are UTF-8
-   everywhere. May be called from loader workers (read side only). */
+   the names in a folder, in any order and without "." and "..", to `entry`; is_folder is true of
+   folders and of what may be one, as a folder that cannot be opened now: left out, it would be a
+   class less. False from `list`: not all could be told. Paths are UTF-8 everywhere. May be called
+   from loader workers (read side only).
+   What fails may say why by errno, which is 0 before each call: messages then name that, and an
+   `open` that fails with another errno than ENOENT is an error even where the library looks for
+   files of several names.
+   The built-in functions save to a file beside the target, or beside what a link leads to, created
+   with no more rights than the target has; the target's owner, group and mode are kept as far as
+   the system allows (access lists are not). Next to it, files that killed processes of this
+   machine left from saving are removed. */
 typedef void (*mpt_list_entry)(void *to, const char *name, bool is_folder);
 typedef struct mpt_io {
     void *(*open)(void *user, const char *path, char mode);

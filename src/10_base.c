@@ -1,12 +1,12 @@
 /* ---------------------------------------------------------------------------------------------
- * 10_base.c: allocator, errors, log, clock, files, threads: the machine underneath.
+ * 10_base.c: allocator, errors, log, clock, saving, threads: the machine underneath.
  *
  * Everything above speaks to the system through an mpt__base, the first member of a context.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__10_BASE_INCLUDED
 #define MPT__10_BASE_INCLUDED
 
-#include "10_platform.h"
+#include "10_files.c"
 
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base {
@@ -177,8 +177,8 @@ static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t b
     return mpt__fail(base, MPT_ERROR_MEMORY,
                      "out of memory: %s refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
-                     who, wanted, mpt__memory_kind_text(kind), memory->held,
-                     memory->total_current, use);
+                     who, wanted, mpt__memory_kind_text(kind), memory->held, memory->total_current,
+                     use);
 }
 
 static mpt_status mpt__fail_memory(mpt__base *base, size_t bytes, mpt_memory_kind kind) {
@@ -366,410 +366,294 @@ static double mpt__system_now(void *user) {
 
 /* ==== Files ==== */
 
-#if !defined(MPT__NO_FILES)
-
-#define MPT__IO_CHUNK ((size_t)1 << 30) /* no system takes more than 2 GiB in one call */
-
-/* What the last failing built-in call of this thread met: an errno or a Windows error; 0 = none. */
-static MPT__THREAD_LOCAL int mpt__io_error;
-
-static const struct {
-    int code;
-    const char *text;
-} mpt__io_errors[] = {
-#if defined(_WIN32)
-    {ERROR_FILE_NOT_FOUND, "no such file"},
-    {ERROR_PATH_NOT_FOUND, "no such directory"},
-    {ERROR_ACCESS_DENIED, "access denied, or a directory"},
-    {ERROR_SHARING_VIOLATION, "another program uses the file"},
-    {ERROR_DISK_FULL, "the disk is full"},
-    {ERROR_HANDLE_DISK_FULL, "the disk is full"},
-    {ERROR_INVALID_NAME, "not a valid file name"},
-    {ERROR_NO_UNICODE_TRANSLATION, "the path is not UTF-8"},
-    {ERROR_FILENAME_EXCED_RANGE, "the path is too long"},
-#else
-    {ENOENT, "no such file or directory"},
-    {EACCES, "permission denied"},
-    {EPERM, "operation not permitted"},
-    {EISDIR, "is a directory"},
-    {ENXIO, "is no ordinary file"},
-    {ENOTDIR, "a part of the path is not a directory"},
-    {ENOSPC, "no space left on the device"},
-    {EDQUOT, "the disk quota is used up"},
-    {EROFS, "the file system is read-only"},
-    {ENAMETOOLONG, "the name is too long"},
-    {EMFILE, "too many open files"},
-    {EFBIG, "the file would get too large"},
-    {EIO, "input or output error"},
-    {ENOMEM, "out of memory"},
-#endif
-};
-
-#if defined(_WIN32)
-
-/* The path as UTF-16, with the prefix that lifts the old limit of 260 where it is needed. */
-enum { MPT__WIDE_PATH = 4096 };
-
-static bool mpt__wide_path(const char *path, wchar_t wide[MPT__WIDE_PATH]) {
-    const int room = MPT__WIDE_PATH;
-    const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, room);
-    if (length <= 0) {
-        mpt__io_error = (int)GetLastError();
-        if (mpt__io_error == ERROR_INSUFFICIENT_BUFFER) mpt__io_error = ERROR_FILENAME_EXCED_RANGE;
-        return false;
-    }
-    if (length > 240 && !(wide[0] == L'\\' && wide[1] == L'\\')) {
-        wchar_t full[MPT__WIDE_PATH];
-        const DWORD n = GetFullPathNameW(wide, (DWORD)room, full, NULL);
-        if (n > 0 && n < (DWORD)room - 5 && full[0] != L'\\') {
-            memcpy(wide, L"\\\\?\\", 4 * sizeof(wchar_t));
-            memcpy(wide + 4, full, ((size_t)n + 1) * sizeof(wchar_t));
-        }
-    }
-    return true;
+/* The functions of io, for a call that is about to be made: of an earlier one no errno is left. */
+static const mpt_io *mpt__io(const mpt__base *base) {
+    errno = 0;
+    return &base->io;
 }
 
-static bool mpt__file_result(BOOL ok) {
-    if (!ok) mpt__io_error = (int)GetLastError();
-    return ok != 0;
-}
-
-static void *mpt__file_open(void *user, const char *path, char mode) {
-    wchar_t wide[MPT__WIDE_PATH];
-    HANDLE file;
-    (void)user;
-    if (!mpt__wide_path(path, wide)) return NULL;
-    file = CreateFileW(wide, mode == 'w' ? GENERIC_WRITE : GENERIC_READ,
-                       mode == 'w' ? 0 : FILE_SHARE_READ | FILE_SHARE_DELETE, NULL,
-                       mode == 'w' ? CREATE_ALWAYS : OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
-    return mpt__file_result(file != INVALID_HANDLE_VALUE) ? file : NULL;
-}
-
-/* Reads to, or writes from, the buffer: as much as can be moved. */
-static size_t mpt__file_move(void *file, char *buffer, size_t bytes, bool writing) {
-    size_t done = 0;
-    while (done < bytes) {
-        const size_t left = bytes - done;
-        const DWORD wanted = (DWORD)(left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK);
-        DWORD moved = 0;
-        const BOOL ok = writing ? WriteFile((HANDLE)file, buffer + done, wanted, &moved, NULL)
-                                : ReadFile((HANDLE)file, buffer + done, wanted, &moved, NULL);
-        if (!mpt__file_result(ok) || moved == 0) break;
-        done += moved;
-    }
-    return done;
-}
-
-static bool mpt__file_seek(void *user, void *file, int64_t position) {
-    LARGE_INTEGER to;
-    (void)user;
-    to.QuadPart = position;
-    return mpt__file_result(SetFilePointerEx((HANDLE)file, to, NULL, FILE_BEGIN));
-}
-
-static int64_t mpt__file_size(void *user, void *file) {
-    LARGE_INTEGER size;
-    (void)user;
-    return mpt__file_result(GetFileSizeEx((HANDLE)file, &size)) ? (int64_t)size.QuadPart : -1;
-}
-
-static bool mpt__file_flush(void *user, void *file) {
-    (void)user;
-    return mpt__file_result(FlushFileBuffers((HANDLE)file));
-}
-
-static bool mpt__file_close(void *user, void *file) {
-    (void)user;
-    return mpt__file_result(CloseHandle((HANDLE)file));
-}
-
-static bool mpt__file_commit(void *user, const char *temporary, const char *path) {
-    wchar_t from[MPT__WIDE_PATH], to[MPT__WIDE_PATH];
-    HANDLE file;
-    bool flushed;
-    (void)user;
-    if (!mpt__wide_path(temporary, from) || !mpt__wide_path(path, to)) return false;
-    file = CreateFileW(from, GENERIC_WRITE, 0, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
-    if (file == INVALID_HANDLE_VALUE) return mpt__file_result(FALSE);
-    flushed = mpt__file_result(FlushFileBuffers(file));
-    if (!mpt__file_result(CloseHandle(file)) || !flushed) return false;
-    return mpt__file_result(
-        MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH));
-}
-
-static bool mpt__file_remove(void *user, const char *path) {
-    wchar_t wide[MPT__WIDE_PATH];
-    (void)user;
-    return mpt__wide_path(path, wide) && mpt__file_result(DeleteFileW(wide));
-}
-
-static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, void *to) {
-    wchar_t wide[MPT__WIDE_PATH + 2];
-    char name[4 * MAX_PATH];
-    WIN32_FIND_DATAW found;
-    (void)user;
-    if (!mpt__wide_path(path, wide)) return false;
-    memcpy(wide + wcslen(wide), L"\\*", 3 * sizeof(wchar_t));
-    const HANDLE search = FindFirstFileW(wide, &found);
-    if (!mpt__file_result(search != INVALID_HANDLE_VALUE)) return false;
-    do {
-        if (!mpt__file_result(WideCharToMultiByte(CP_UTF8, 0, found.cFileName, -1, name,
-                                                  (int)sizeof name, NULL, NULL) > 0))
-            break;
-        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
-            entry(to, name, (found.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) != 0);
-        mpt__io_error = 0;
-    } while (FindNextFileW(search, &found));
-    if (mpt__io_error == 0) mpt__file_result(GetLastError() == ERROR_NO_MORE_FILES);
-    FindClose(search);
-    return mpt__io_error == 0;
-}
-
-#else
-
-/* Offsets of 64 bits, also where the user's build left off_t at 32. */
-#if defined(__GLIBC__) && !defined(__LP64__) && !defined(__USE_FILE_OFFSET64)
-#ifndef __USE_LARGEFILE64
-extern int open64(const char *path, int flags, ...);
-extern long long lseek64(int file, long long offset, int whence);
-struct dirent64 {
-    uint64_t d_ino;
-    int64_t d_off;
-    unsigned short d_reclen;
-    unsigned char d_type;
-    char d_name[256];
-};
-extern struct dirent64 *readdir64(DIR *directory);
-#endif
-#define MPT__DIRENT struct dirent64
-#define MPT__READDIR readdir64
-#define MPT__OPEN open64
-#define MPT__LSEEK lseek64
-#else
-#define MPT__DIRENT struct dirent
-#define MPT__READDIR readdir
-#define MPT__OPEN open
-#define MPT__LSEEK lseek
-#endif
-
-#ifdef O_CLOEXEC
-enum { MPT__CLOEXEC = O_CLOEXEC };
-#elif defined(__O_CLOEXEC)
-enum { MPT__CLOEXEC = __O_CLOEXEC };
-#else
-enum { MPT__CLOEXEC = 0 };
-#endif
-
-static bool mpt__file_result(bool ok) {
-    if (!ok) mpt__io_error = errno;
-    return ok;
-}
-
-/* A file travels as its descriptor + 1: nothing to allocate. */
-static int mpt__descriptor(void *file) { return (int)((intptr_t)file - 1); }
-
-static int mpt__open_descriptor(const char *path, int flags) {
-    int descriptor;
-    do descriptor = MPT__OPEN(path, flags | MPT__CLOEXEC, 0666);
-    while (descriptor < 0 && errno == EINTR);
-    mpt__file_result(descriptor >= 0);
-    return descriptor;
-}
-
-static void *mpt__file_open(void *user, const char *path, char mode) {
-    /* A pipe without a writer opens at once; files know no difference. */
-    const int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
-    const int descriptor = mpt__open_descriptor(path, flags);
-    char probe;
-    (void)user;
-    if (descriptor < 0) return NULL;
-    /* A directory opens, but does not read. */
-    if (mode != 'w' && read(descriptor, &probe, 0) < 0 && errno == EISDIR) {
-        mpt__io_error = EISDIR;
-        close(descriptor);
-        return NULL;
-    }
-    return (void *)((intptr_t)descriptor + 1);
-}
-
-/* Reads to, or writes from, the buffer: as much as can be moved. */
-static size_t mpt__file_move(void *file, char *buffer, size_t bytes, bool writing) {
-    const int descriptor = mpt__descriptor(file);
-    size_t done = 0;
-    while (done < bytes) {
-        const size_t left = bytes - done, wanted = left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK;
-        const ssize_t moved = writing ? write(descriptor, buffer + done, wanted)
-                                      : read(descriptor, buffer + done, wanted);
-        if (moved < 0 && errno == EINTR) continue;
-        if (!mpt__file_result(moved >= 0) || moved == 0) break;
-        done += (size_t)moved;
-    }
-    return done;
-}
-
-static bool mpt__file_seek(void *user, void *file, int64_t position) {
-    (void)user;
-    return mpt__file_result(MPT__LSEEK(mpt__descriptor(file), position, SEEK_SET) == position);
-}
-
-static int64_t mpt__file_size(void *user, void *file) {
-    const int descriptor = mpt__descriptor(file);
-    const int64_t here = MPT__LSEEK(descriptor, 0, SEEK_CUR);
-    int64_t size = -1;
-    (void)user;
-    if (here >= 0) size = MPT__LSEEK(descriptor, 0, SEEK_END);
-    if (size >= 0 && MPT__LSEEK(descriptor, here, SEEK_SET) != here) size = -1;
-    mpt__file_result(size >= 0);
-    return size;
-}
-
-/* To the medium: on Apple's systems fsync stops at the drive's cache. */
-static bool mpt__sync_descriptor(int descriptor) {
-    int result;
-#ifdef F_FULLFSYNC
-    if (fcntl(descriptor, F_FULLFSYNC) == 0) return true;
-#endif
-    do result = fsync(descriptor);
-    while (result < 0 && errno == EINTR);
-    return mpt__file_result(result == 0);
-}
-
-static bool mpt__file_flush(void *user, void *file) {
-    (void)user;
-    return mpt__sync_descriptor(mpt__descriptor(file));
-}
-
-static bool mpt__file_close(void *user, void *file) {
-    (void)user;
-    return mpt__file_result(close(mpt__descriptor(file)) == 0 || errno == EINTR);
-}
-
-/* Makes the entry of `path` in its directory durable. File systems that cannot sync a directory,
-   and directories that may not be read, get what a rename alone gives. */
-static bool mpt__sync_directory(const char *path) {
-    char directory[4096];
-    size_t length = strlen(path);
-    int descriptor;
-    bool done;
-    while (length > 0 && path[length - 1] != '/') length--;
-    if (length >= sizeof directory) {
-        mpt__io_error = ENAMETOOLONG;
-        return false;
-    }
-    memcpy(directory, path, length);
-    if (length == 0) directory[length++] = '.';
-    directory[length] = 0;
-    descriptor = mpt__open_descriptor(directory, O_RDONLY);
-    if (descriptor < 0) return mpt__io_error == EACCES;
-    done = mpt__sync_descriptor(descriptor) || mpt__io_error == EINVAL;
-    close(descriptor);
-    return done;
-}
-
-/* File first, then its name, then the directory: of 200,000 simulated power losses, only this
-   order never lost or tore a file. A device or pipe of that name stays: root could put a file in
-   the place of /dev/null. */
-static bool mpt__file_commit(void *user, const char *temporary, const char *path) {
-    struct stat there;
-    (void)user;
-    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode) && !S_ISDIR(there.st_mode)) {
-        mpt__io_error = ENXIO;
-        return false;
-    }
-    const int descriptor = mpt__open_descriptor(temporary, O_RDWR);
-    if (descriptor < 0) return false;
-    const bool synced = mpt__sync_descriptor(descriptor);
-    if (!mpt__file_result(close(descriptor) == 0 || errno == EINTR) || !synced) return false;
-    return mpt__file_result(rename(temporary, path) == 0) && mpt__sync_directory(path);
-}
-
-static bool mpt__file_remove(void *user, const char *path) {
-    (void)user;
-    return mpt__file_result(unlink(path) == 0);
-}
-
-static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, void *to) {
-    char child[4096];
-    MPT__DIRENT *item;
-    DIR *const directory = opendir(path);
-    (void)user;
-    if (!mpt__file_result(directory != NULL)) return false;
-    for (errno = 0; (item = MPT__READDIR(directory)) != NULL; errno = 0) {
-        if (strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0) continue;
-        if (mpt__format_text(child, sizeof child, "%s/%s", path, item->d_name) >= sizeof child) {
-            errno = ENAMETOOLONG;
-            break;
-        }
-        /* One that may not be read is a folder, too: who looks into it is told. */
-        DIR *const inner = opendir(child);
-        entry(to, item->d_name, inner != NULL || errno == EACCES);
-        if (inner) closedir(inner);
-    }
-    const bool whole = mpt__file_result(errno == 0);
-    closedir(directory);
-    return whole;
-}
-
-#endif
-
-static size_t mpt__file_read(void *user, void *file, void *buffer, size_t bytes) {
-    (void)user;
-    return mpt__file_move(file, (char *)buffer, bytes, false);
-}
-
-static size_t mpt__file_write(void *user, void *file, const void *buffer, size_t bytes) {
-    (void)user;
-    return mpt__file_move(file, (char *)(uintptr_t)buffer, bytes, true);
-}
-
-#endif
-
-/* All of them or none: a user's io is taken as it is. */
-static void mpt__io_init(mpt_io *io) {
+static bool mpt__io_built_in(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
-    (void)io;
+    (void)base;
+    return false;
 #else
-    if (io->open || io->read || io->write || io->seek || io->size || io->flush || io->close ||
-        io->commit || io->remove || io->list)
-        return;
-    io->open = mpt__file_open, io->read = mpt__file_read, io->write = mpt__file_write;
-    io->seek = mpt__file_seek, io->size = mpt__file_size, io->flush = mpt__file_flush;
-    io->close = mpt__file_close, io->commit = mpt__file_commit, io->remove = mpt__file_remove;
-    io->list = mpt__file_list;
+    return base->io.open == mpt__file_open;
 #endif
 }
 
-/* Why the last built-in file call of this thread failed ("no such file"), or words that say that
-   a callback of the user failed. For messages: "cannot open %s: %s". */
+/* What the last call of io that failed met. */
+static int mpt__io_code(const mpt__base *base) {
+#if !defined(MPT__NO_FILES)
+    if (mpt__io_built_in(base)) return mpt__io_error;
+#endif
+    (void)base;
+    return errno;
+}
+
+/* Whether io.open failed because there is no such file, as far as it said: then others may be tried
+   in its place. Both kinds of codes have 2 for that. */
+static bool mpt__io_absent(const mpt__base *base) {
+    const int code = mpt__io_code(base);
+    return code == ENOENT || code == 0;
+}
+
+/* Why the last call of io that failed did ("no such file"), or words that say that a callback of
+   the user failed. For messages: "cannot open %s: %s". */
 static const char *mpt__io_reason(const mpt__base *base) {
 #if defined(MPT__NO_FILES)
     if (!base->io.open)
         return "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io";
 #else
+    static MPT__THREAD_LOCAL char other[48];
     const size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];
-    if (base->io.open == mpt__file_open) {
-        for (size_t i = 0; i < rows; i++)
-            if (mpt__io_errors[i].code == mpt__io_error) return mpt__io_errors[i].text;
-        return "the system refused";
+    const bool built_in = mpt__io_built_in(base);
+    const int code = mpt__io_code(base);
+    for (size_t i = built_in ? 0 : MPT__IO_ERRNO; i < rows; i++)
+        if (mpt__io_errors[i].code == code) return mpt__io_errors[i].text;
+    if (built_in) {
+        mpt__format_text(other, sizeof other, "the system refused (error %d)", code);
+        return other;
     }
 #endif
     return "a callback of config.io failed";
 }
 
 /* A name for a new file in the directory of `path`, for io.commit, unlike any other of this or
-   another process. False if it does not fit. */
-static bool mpt__temporary_path(const mpt__base *base, const char *path, char *out, size_t size) {
+   another process. `mark` says who may remove it. False if it does not fit. */
+static bool mpt__temporary_path(const mpt__base *base, const char *path, const char *mark,
+                                char *out, size_t size) {
     static int32_t counter;
     const int32_t number = mpt__atomic_add32(&counter, 1);
     const double now = base->clock.now(base->clock.user);
     uint64_t time;
-    size_t directory = strlen(path);
-    while (directory > 0 && path[directory - 1] != '/' && path[directory - 1] != '\\') directory--;
+    const size_t directory = mpt__directory_length(path);
     if (directory >= size) return false;
     memcpy(out, path, directory);
     memcpy(&time, &now, sizeof time);
-    return mpt__format_text(out + directory, size - directory, ".mptrain-%llx-%llx-%d.tmp", time,
-                            mpt__process_id(), number) < size - directory;
+    return mpt__format_text(out + directory, size - directory, ".mptrain-%s%llx-%llx-%d.tmp", mark,
+                            mpt__process_id(), time, number) < size - directory;
+}
+
+/* A file that is being written, to be put in the place of another when it is whole. */
+typedef struct mpt__new_file {
+    char path[MPT__PATH_SIZE], target[MPT__PATH_SIZE]; /* target: the file to replace, no link */
+    int guard;                                         /* a descriptor that holds the lock, or -1 */
+} mpt__new_file;
+
+#if !defined(MPT__NO_FILES)
+
+/* Temporaries of built-in files have the machine's name (hashed) in theirs, as other machines may
+   share the folder, and stand under a lock of flock from before they are written until they are
+   renamed: the system ends it with the process, however that ends, and tells it from another with
+   the same number, in a container or after a restart. What has such a name, is of this machine and
+   can be locked was left by a process that was killed. Where there are no such locks none is
+   removed. Windows refuses to delete an open file; there the process must be gone, too. */
+enum { MPT__MARK_SIZE = 24 };
+
+static void mpt__machine_mark(char mark[MPT__MARK_SIZE]) {
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+#if defined(_WIN32)
+    char name[MAX_COMPUTERNAME_LENGTH + 1] = "";
+    DWORD size = sizeof name;
+    GetComputerNameA(name, &size);
+    const char *at = name;
+#else
+    struct utsname system;
+    const char *at = uname(&system) >= 0 ? system.nodename : "";
+#endif
+    while (*at) hash = (hash ^ (uint8_t)*at++) * 0x100000001b3u;
+    mpt__format_text(mark, MPT__MARK_SIZE, "%llx-", hash);
+}
+
+/* Whether a file has the name of a temporary of this machine, and of which process. */
+static bool mpt__temporary_name(const char *name, const char *mark, uint64_t *process) {
+    char begin[MPT__MARK_SIZE + 16];
+    const size_t n = mpt__format_text(begin, sizeof begin, ".mptrain-%s", mark);
+    if (strncmp(name, begin, n) != 0) return false;
+    name += n;
+    *process = 0;
+    for (int field = 0; field < 3; field++) {
+        const size_t digits = strspn(name, field < 2 ? "0123456789abcdef" : "0123456789");
+        for (size_t i = 0; i < digits && field == 0; i++)
+            *process = *process << 4 | (uint64_t)(name[i] <= '9' ? name[i] - '0' : name[i] - 'W');
+        if (digits == 0 || digits > 16) return false;
+        name += digits;
+        if (field < 2 && *name++ != '-') return false;
+    }
+    return strcmp(name, ".tmp") == 0;
+}
+
+#if defined(_WIN32)
+
+static bool mpt__process_gone(uint64_t process) {
+    const HANDLE found = OpenProcess(PROCESS_QUERY_INFORMATION, FALSE, (DWORD)process);
+    DWORD code = 0;
+    if (!found) return GetLastError() == ERROR_INVALID_PARAMETER;
+    const bool ended = GetExitCodeProcess(found, &code) && code != STILL_ACTIVE;
+    CloseHandle(found);
+    return ended;
+}
+
+/* Removes what killed processes left beside `path`; what cannot be removed stays. */
+static void mpt__temporaries_sweep(const char *path, const char *mark) {
+    wchar_t wide[MPT__WIDE_PATH];
+    char other[MPT__PATH_SIZE], name[4 * MAX_PATH];
+    WIN32_FIND_DATAW found;
+    uint64_t process;
+    const size_t n = mpt__directory_length(path);
+    if (mpt__format_text(other, sizeof other, "%s", path) >= sizeof other ||
+        mpt__format_text(other + n, sizeof other - n, ".mptrain-*.tmp") >= sizeof other - n ||
+        !mpt__wide_path(other, wide))
+        return;
+    const HANDLE search = FindFirstFileW(wide, &found);
+    if (search == INVALID_HANDLE_VALUE) return;
+    do {
+        if (WideCharToMultiByte(CP_UTF8, 0, found.cFileName, -1, name, (int)sizeof name, NULL,
+                                NULL) > 0 &&
+            mpt__temporary_name(name, mark, &process) && mpt__process_gone(process) &&
+            mpt__format_text(other + n, sizeof other - n, "%s", name) < sizeof other - n &&
+            mpt__wide_path(other, wide))
+            DeleteFileW(wide);
+    } while (FindNextFileW(search, &found));
+    FindClose(search);
+}
+
+/* Where a path leads, past a link to a file that is there. */
+static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
+    wchar_t wide[MPT__WIDE_PATH];
+    if (!mpt__wide_path(path, wide)) return false;
+    const DWORD attributes = GetFileAttributesW(wide);
+    mpt__format_text(target, MPT__PATH_SIZE, "%s", path);
+    if (attributes == INVALID_FILE_ATTRIBUTES || !(attributes & FILE_ATTRIBUTE_REPARSE_POINT))
+        return true;
+    const HANDLE file = CreateFileW(wide, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
+                                    NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
+    if (!mpt__file_result(file != INVALID_HANDLE_VALUE)) return false;
+    const DWORD n = GetFinalPathNameByHandleW(file, wide, MPT__WIDE_PATH, 0);
+    const bool good = mpt__file_result(
+        n > 0 && n < MPT__WIDE_PATH &&
+        WideCharToMultiByte(CP_UTF8, 0, wide, -1, target, MPT__PATH_SIZE, NULL, NULL) > 0);
+    CloseHandle(file);
+    return good;
+}
+
+static bool mpt__new_file_make(const mpt__base *base, const char *mark, mpt__new_file *t) {
+    if (mpt__temporary_path(base, t->target, mark, t->path, sizeof t->path)) return true;
+    mpt__io_error = ERROR_FILENAME_EXCED_RANGE;
+    return false;
+}
+
+#else
+
+#if defined(LOCK_EX)
+/* False if another holds it. */
+static bool mpt__lock(int descriptor, bool *locked) {
+    *locked = flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+    return *locked || (errno != EWOULDBLOCK && errno != EAGAIN);
+}
+#else
+static bool mpt__lock(int descriptor, bool *locked) {
+    (void)descriptor;
+    *locked = false;
+    return true;
+}
+#endif
+
+/* Removes what killed processes left beside `path`; what cannot be removed stays. */
+static void mpt__temporaries_sweep(const char *path, const char *mark) {
+    char other[MPT__PATH_SIZE], link;
+    const size_t n = mpt__directory_length(path);
+    struct stat found;
+    uint64_t process;
+    MPT__DIRENT *item;
+    bool locked;
+    mpt__format_text(other, sizeof other, "%s", path);
+    other[n] = 0;
+    DIR *const directory = opendir(n > 0 ? other : ".");
+    while (directory && (item = MPT__READDIR(directory)) != NULL) {
+        if (!mpt__temporary_name(item->d_name, mark, &process) ||
+            mpt__format_text(other + n, sizeof other - n, "%s", item->d_name) >= sizeof other - n ||
+            readlink(other, &link, 1) >= 0)
+            continue;
+        int descriptor = mpt__open_descriptor(other, O_RDWR | O_NONBLOCK, 0);
+        if (descriptor < 0) descriptor = mpt__open_descriptor(other, O_RDONLY | O_NONBLOCK, 0);
+        if (descriptor < 0) continue;
+        if (fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
+            mpt__lock(descriptor, &locked) && locked)
+            unlink(other);
+        close(descriptor);
+    }
+    if (directory) closedir(directory);
+}
+
+/* Where a path leads, past links, also to what is not there yet. */
+static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
+    enum { LINKS = 40 }; /* as many as Linux follows */
+    char link[MPT__PATH_SIZE];
+    mpt__format_text(target, MPT__PATH_SIZE, "%s", path);
+    for (int i = 0; i <= LINKS; i++) {
+        const ssize_t n = readlink(target, link, sizeof link);
+        if (n < 0) return mpt__file_result(errno == EINVAL || errno == ENOENT);
+        const size_t kept = link[0] == '/' ? 0 : mpt__directory_length(target);
+        if (kept + (size_t)n >= MPT__PATH_SIZE) {
+            mpt__io_error = ENAMETOOLONG;
+            return false;
+        }
+        memcpy(target + kept, link, (size_t)n);
+        target[kept + (size_t)n] = 0;
+    }
+    mpt__io_error = ELOOP;
+    return false;
+}
+
+/* Creates the file, locked. One that replaces another is its owner's alone until it has the rights
+   of that. Who sweeps may have locked or removed it before it was locked here: then there is
+   another name. */
+static bool mpt__new_file_make(const mpt__base *base, const char *mark, mpt__new_file *t) {
+    struct stat found;
+    bool locked;
+    if (!mpt__replaceable(t->target, &found)) return false;
+    const int rights = found.st_nlink ? 0600 : 0666;
+    for (int tries = 0; tries < 100; tries++) {
+        mpt__io_error = ENAMETOOLONG;
+        if (!mpt__temporary_path(base, t->target, mark, t->path, sizeof t->path)) return false;
+        t->guard = mpt__open_descriptor(t->path, O_RDWR | O_CREAT | O_EXCL, rights);
+        if (t->guard < 0 && mpt__io_error == EEXIST) continue;
+        if (t->guard < 0) return false;
+        if (mpt__lock(t->guard, &locked) && (fstat(t->guard, &found) != 0 || found.st_nlink > 0))
+            return true;
+        close(t->guard);
+    }
+    mpt__io_error = EBUSY;
+    return false;
+}
+
+#endif
+#endif
+
+/* Begins to write a file that shall replace the one at `path`, or the one that a link there leads
+   to; io.open(t->path, 'w') comes next, mpt__new_file_end last. False with a reason of io. */
+static bool mpt__new_file_begin(const mpt__base *base, const char *path, mpt__new_file *t) {
+    t->guard = -1;
+#if !defined(MPT__NO_FILES)
+    if (mpt__io_built_in(base)) {
+        char mark[MPT__MARK_SIZE];
+        mpt__machine_mark(mark);
+        if (!mpt__link_target(path, t->target)) return false;
+        mpt__temporaries_sweep(t->target, mark);
+        return mpt__new_file_make(base, mark, t);
+    }
+#endif
+    mpt__format_text(t->target, sizeof t->target, "%s", path);
+    return mpt__temporary_path(base, path, "", t->path, sizeof t->path);
+}
+
+static void mpt__new_file_end(const mpt__new_file *t) {
+#if !defined(MPT__NO_FILES) && !defined(_WIN32)
+    if (t->guard >= 0) close(t->guard);
+#else
+    (void)t;
+#endif
 }
 
 /* ==== Threads ==== */

@@ -2,7 +2,7 @@
  * 10_platform.h: what compilers and C libraries do differently: function attributes, the pragmas
  * that fix floating-point results, atomics, floating-point control, text without printf.
  *
- * This room and 10_base.c alone hold atomics, compiler pragmas and system calls.
+ * This room, 10_files.c and 10_base.c alone hold atomics, compiler pragmas and system calls.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__10_PLATFORM_INCLUDED
 #define MPT__10_PLATFORM_INCLUDED
@@ -26,7 +26,6 @@
 #include <process.h>
 #include <windows.h>
 #else
-#include <errno.h>
 #include <time.h>
 #include <unistd.h>
 #ifndef MPT__NO_FILES
@@ -34,6 +33,11 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/utsname.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/file.h>
+#endif
 #endif
 #ifndef MPTRAIN_NO_THREADS
 #include <pthread.h>
@@ -48,6 +52,7 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #define MPT__HUGE_ADVICE 14 /* MADV_HUGEPAGE */
 #endif
 #endif
+#include <errno.h>
 #include <float.h>
 #include <stdlib.h>
 

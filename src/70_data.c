@@ -733,7 +733,7 @@ static void mpt__reader_close(mpt__reader *file) {
 /* A file of `most` bytes or less. */
 static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *context, const char *path,
                                    int64_t most) {
-    const mpt_io *io = &context->base.io;
+    const mpt_io *io = mpt__io(&context->base);
     file->context = context;
     file->path = path;
     file->position = 0;
@@ -741,12 +741,13 @@ static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *context, cons
     if (!file->handle)
         return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
                            mpt__io_reason(&context->base));
-    file->size = io->size ? io->size(io->user, file->handle) : -1;
+    file->size = mpt__io(&context->base)->size ? io->size(io->user, file->handle) : -1;
     if ((uint64_t)file->size <= (uint64_t)most) return true;
+    mpt__error(context, MPT_ERROR_IO, "%s: its size is %s, so nothing can be allocated for it%s%s",
+               path, file->size < 0 ? "not known" : "more than memory holds",
+               file->size < 0 ? ": " : "", file->size < 0 ? mpt__io_reason(&context->base) : "");
     mpt__reader_close(file);
-    return mpt__reject(context, MPT_ERROR_IO,
-                       "%s: its size is %s, so nothing can be allocated for it", path,
-                       file->size < 0 ? "not known" : "more than memory holds");
+    return false;
 }
 
 /* One that may be read as a whole. */
@@ -757,7 +758,8 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
 /* All of the bytes, or an error. */
 static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
     const mpt__base *base = &file->context->base;
-    size_t got = base->io.read ? base->io.read(base->io.user, file->handle, to, bytes) : 0;
+    const mpt_io *io = mpt__io(base);
+    size_t got = io->read ? io->read(io->user, file->handle, to, bytes) : 0;
     int64_t at = file->position;
     file->position += (int64_t)got;
     if (got == bytes) return true;
@@ -781,15 +783,15 @@ static uint8_t *mpt__reader_rest(mpt__reader *file, const uint8_t *head, size_t 
 /* Part of a file, from any thread; false with a sentence in `error`. */
 static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
                            void *to, char *error) {
-    const mpt_io *io = &base->io;
+    const mpt_io *io = mpt__io(base);
     void *file = io->open && io->seek && io->read ? io->open(io->user, path, 'r') : NULL;
     if (!file) {
         mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path,
                          mpt__io_reason(base));
         return false;
     }
-    const bool good =
-        io->seek(io->user, file, position) && io->read(io->user, file, to, bytes) == bytes;
+    const bool good = mpt__io(base)->seek(io->user, file, position) &&
+                      io->read(io->user, file, to, bytes) == bytes;
     if (!good)
         mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
                          path, (int64_t)bytes, position, mpt__io_reason(base));
@@ -955,10 +957,10 @@ MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
 /* ==== MNIST ==== */
 
 #define MPT__MNIST_SIDE 28
-#define MPT__PATH_SIZE 1024
 
-/* The first of the names in use, plain or .gz, that can be opened: as published, and with a dot, as
-   some mirrors spell them. False with an error recorded. */
+/* The first of the names in use, plain or .gz, that is there: as published, and with a dot, as some
+   mirrors spell them. One that cannot be opened is an error and no reason to take another. False
+   with an error recorded. */
 static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_split split,
                             bool labels, char path[MPT__PATH_SIZE]) {
     const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
@@ -969,10 +971,12 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
             return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "the path of the directory is too long");
-        void *handle = io->open(io->user, path, 'r');
-        if (!handle) continue;
-        if (io->close) io->close(io->user, handle);
-        return true;
+        void *handle = mpt__io(&context->base)->open(io->user, path, 'r');
+        if (handle && io->close) io->close(io->user, handle);
+        if (handle) return true;
+        if (!mpt__io_absent(&context->base))
+            return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
+                               mpt__io_reason(&context->base));
     }
     return mpt__reject(context, MPT_ERROR_IO,
                        "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "

@@ -125,13 +125,13 @@ static bool mpt__image_name(const char *name) {
     return false;
 }
 
-/* What io.list reports: a folder where folders are looked for, else an image file. */
+/* What io.list reports: a folder where folders are looked for, else an image file. What has the
+   name of one counts if it is a folder, too, or may be: who opens it is told why it is none. */
 static void mpt__files_entry(void *to, const char *name, bool is_folder) {
     mpt__files *files = (mpt__files *)to;
     mpt__base *base = &files->context->base;
     const int64_t prefix = (int64_t)strlen(files->prefix), n = (int64_t)strlen(name) + 1;
-    if (name[0] == '.' || is_folder != (prefix == 0) || (prefix > 0 && !mpt__image_name(name)))
-        return;
+    if (name[0] == '.' || !(prefix ? mpt__image_name(name) : is_folder)) return;
     if (prefix + n > MPT__PATH_SIZE) files->too_long = true;
     if (files->too_long ||
         !mpt__grow(base, &files->text, &files->room, files->length + prefix + n, 1,
@@ -147,7 +147,7 @@ static void mpt__files_entry(void *to, const char *name, bool is_folder) {
 
 static bool mpt__files_list(mpt__files *files, const char *path) {
     mpt_context *context = files->context;
-    const mpt_io *io = &context->base.io;
+    const mpt_io *io = mpt__io(&context->base);
     if (!io->list)
         return mpt__reject(context, MPT_ERROR_IO, "cannot list %s: config.io has no `list`", path);
     if (!io->list(io->user, path, mpt__files_entry, files))
@@ -276,11 +276,12 @@ enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
 
 /* A file on its way to the decoder. */
 typedef struct mpt__image_file {
-    const mpt_io *io;
+    const mpt__base *base;
     void *handle;
     int64_t size, position; /* position: of what comes after the buffer */
     bool starved;           /* it was asked for bytes past its end */
     bool torn;              /* it gave fewer bytes than it has */
+    const char *why;        /* of that: a reason of io */
     bool hashed;
     int format;
     /* PNG: what the next chunk still has; `fault` names the first whose checksum is wrong. */
@@ -339,9 +340,9 @@ static bool mpt__image_refill(mpt__image_file *file) {
     const size_t wanted = left < (int64_t)sizeof file->buffer ? (size_t)left : sizeof file->buffer;
     const size_t signature = file->position == 0 ? 8 : 0;
     file->begin = 0;
-    file->end = wanted && !file->torn
-                    ? file->io->read(file->io->user, file->handle, file->buffer, wanted)
-                    : 0;
+    const mpt_io *io = mpt__io(file->base);
+    file->end = wanted && !file->torn ? io->read(io->user, file->handle, file->buffer, wanted) : 0;
+    if (file->end < wanted && !file->torn) file->why = mpt__io_reason(file->base);
     if (file->end < wanted) file->torn = true;
     file->position += (int64_t)file->end;
     if (file->hashed) mpt__sha256_add(&file->sha, file->buffer, file->end);
@@ -382,7 +383,8 @@ static bool mpt__image_rewind(mpt__image_file *file, int format, bool hashed) {
     file->format = format, file->hashed = hashed;
     file->fault = -1;
     mpt__sha256_begin(&file->sha);
-    return file->io->seek && file->io->seek(file->io->user, file->handle, 0);
+    const mpt_io *io = mpt__io(file->base);
+    return io->seek && io->seek(io->user, file->handle, 0);
 }
 
 /* By the first bytes. */
@@ -408,17 +410,21 @@ static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file, 
                               const uint8_t *digest, bool measure, mpt__decoded *out, char *error) {
     static const stbi_io_callbacks callbacks = {mpt__image_read, mpt__image_skip, mpt__image_end};
     const char *torn = "%s: the file ends too early: the decoder asked for more than %lld bytes";
+    const char *unread = "%s: not all of it could be read: %s";
+    const char *unmoved = "%s: cannot go back to its beginning: %s";
     uint8_t sum[32];
     int channels = 0;
     const int format = mpt__image_format(file);
+    if (file->torn) return MPT__IMAGE_FAULT(unread, path, file->why);
     if (format == MPT__NO_IMAGE)
         return MPT__IMAGE_FAULT("%s: neither PNG nor JPEG nor BMP (first bytes %llx %llx)", path,
                                 (uint64_t)file->buffer[0], (uint64_t)file->buffer[1]);
     if (!mpt__image_rewind(file, MPT__NO_IMAGE, false))
-        return MPT__IMAGE_FAULT("%s: cannot go back to its beginning", path);
+        return MPT__IMAGE_FAULT(unmoved, path, mpt__io_reason(file->base));
     if (!stbi_info_from_callbacks(&callbacks, file, &out->width, &out->height, &channels))
-        return file->starved ? MPT__IMAGE_FAULT(torn, path, file->size)
-                             : MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
+        return file->torn      ? MPT__IMAGE_FAULT(unread, path, file->why)
+               : file->starved ? MPT__IMAGE_FAULT(torn, path, file->size)
+                               : MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
     if (out->height < 0 && out->height >= -INT32_MAX)
         out->height = -out->height; /* a BMP from top */
     if (out->width < 1 || out->height < 1 ||
@@ -428,14 +434,14 @@ static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file, 
     if (measure) return true;
     const int width = out->width, height = out->height;
     if (!mpt__image_rewind(file, format, digest != NULL))
-        return MPT__IMAGE_FAULT("%s: cannot go back to its beginning", path);
+        return MPT__IMAGE_FAULT(unmoved, path, mpt__io_reason(file->base));
     file->chunk_at = 8;
     mpt__image_refill(file);
     out->pixels = stbi_load_from_callbacks(&callbacks, file, &out->width, &out->height, &channels,
                                            folder->config.channels);
     const bool starved = file->starved;
     while ((digest || format == MPT__PNG) && mpt__image_refill(file)) continue;
-    if (file->torn) return MPT__IMAGE_FAULT("%s: not all of it could be read", path);
+    if (file->torn) return MPT__IMAGE_FAULT(unread, path, file->why);
     mpt__sha256_end(&file->sha, sum);
     if (digest && memcmp(sum, digest, sizeof sum) != 0)
         return MPT__IMAGE_FAULT("%s: its SHA-256 is not that of the manifest", path);
@@ -453,17 +459,20 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
                             bool measure, mpt__image_file *file, mpt__decoded *out, char *error) {
     char path[2 * MPT__PATH_SIZE];
     const char *name = folder->text + folder->at[index];
-    const mpt_io *io = &base->io;
+    const mpt_io *io = mpt__io(base);
     mpt__format_text(path, sizeof path, "%s/%s", folder->root, name);
     memset(file, 0, offsetof(mpt__image_file, buffer));
     memset(out, 0, sizeof *out);
-    file->io = io;
+    file->base = base;
     file->fault = -1;
     file->handle = io->open && io->read ? io->open(io->user, path, 'r') : NULL;
     if (!file->handle) return MPT__IMAGE_FAULT("cannot open %s: %s", path, mpt__io_reason(base));
-    file->size = io->size ? io->size(io->user, file->handle) : -1;
-    const bool good = mpt__image_decode(
-        folder, file, name, folder->digests ? folder->digests[index] : NULL, measure, out, error);
+    file->size = mpt__io(base)->size ? io->size(io->user, file->handle) : -1;
+    const bool good =
+        file->size < 0
+            ? MPT__IMAGE_FAULT("%s: its size is not known: %s", name, mpt__io_reason(base))
+            : mpt__image_decode(folder, file, name, folder->digests ? folder->digests[index] : NULL,
+                                measure, out, error);
     if (io->close) io->close(io->user, file->handle);
     return good;
 }

@@ -556,7 +556,7 @@ typedef struct mpt__writer {
 } mpt__writer;
 
 static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
-    const mpt_io *io = &writer->context->base.io;
+    const mpt_io *io = mpt__io(&writer->context->base);
     size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
     if (written != n)
         return mpt__reject(writer->context, MPT_ERROR_IO,
@@ -592,7 +592,7 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
         return false;
     for (int64_t i = 0; i < weights->count; i++)
         if (!mpt__write_weight(writer, &weights->rows[i])) return false;
-    const mpt_io *io = &context->base.io;
+    const mpt_io *io = mpt__io(&context->base);
     return (io->flush && io->flush(io->user, writer->file)) ||
            mpt__reject(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
                        writer->path, mpt__io_reason(&context->base));
@@ -602,24 +602,30 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
 static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
                            const mpt__text *header) {
     mpt_context *context = writer->context;
-    const mpt_io *io = &context->base.io;
+    const mpt__base *base = &context->base;
+    const mpt_io *io = mpt__io(base);
     const char *path = writer->path;
-    char temporary[MPT__PATH_SIZE];
-    if (!mpt__temporary_path(&context->base, path, temporary, sizeof temporary))
+    mpt__new_file t;
+    if (strlen(path) >= MPT__PATH_SIZE - 64)
         return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
                            MPT__PATH_SIZE - 64);
-    writer->file = io->open ? io->open(io->user, temporary, 'w') : NULL;
-    if (!writer->file)
-        return mpt__reject(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path,
-                           temporary, mpt__io_reason(&context->base));
-    bool good = mpt__save_content(writer, weights, header);
-    if (!(io->close && io->close(io->user, writer->file)) && good)
+    if (!mpt__new_file_begin(base, path, &t))
+        return mpt__reject(context, MPT_ERROR_IO, "cannot write %s: %s", path,
+                           mpt__io_reason(base));
+    writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
+    bool good = writer->file || mpt__reject(context, MPT_ERROR_IO,
+                                            "cannot write %s by way of %s: "
+                                            "%s",
+                                            path, t.path, mpt__io_reason(base));
+    good = good && mpt__save_content(writer, weights, header);
+    if (writer->file && !(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
         good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
-                           mpt__io_reason(&context->base));
-    if (good && !(io->commit && io->commit(io->user, temporary, path)))
+                           mpt__io_reason(base));
+    if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
         good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
-                           mpt__io_reason(&context->base));
-    if (!good && io->remove) io->remove(io->user, temporary);
+                           mpt__io_reason(base));
+    if (!good && io->remove && (writer->file || t.guard >= 0)) io->remove(io->user, t.path);
+    mpt__new_file_end(&t);
     return good;
 }
 

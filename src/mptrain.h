@@ -12,6 +12,7 @@
 #if defined(MPTRAIN_IMPLEMENTATION) && !defined(MPT__IMPLEMENTED)
 #define MPT__IMPLEMENTED
 #include "10_platform.h"
+#include "10_files.c"
 #include "10_base.c"
 MPT__BEGIN_KERNELS
 #include "11_parallel.c"

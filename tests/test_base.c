@@ -466,7 +466,10 @@ TEST(failed_files_have_reasons) {
     mpt__base_init(&base, &config);
     CHECK(base.io.read && !base.io.open && !base.io.size && !base.io.commit && !base.io.close);
 #if !defined(MPT__NO_FILES)
+    mpt__io(&base);
     CHECK_CONTAINS(mpt__io_reason(&base), "callback");
+    errno = EIO;
+    CHECK_EQ_STR(mpt__io_reason(&base), "input or output error");
 #endif
 }
 
@@ -520,7 +523,7 @@ TEST(calls_on_no_file_fail) {
     CHECK_EQ_INT(base.io.size(NULL, nothing), -1);
     CHECK(!base.io.flush(NULL, nothing));
     CHECK(!base.io.close(NULL, nothing));
-    CHECK_EQ_STR(mpt__io_reason(&base), "the system refused");
+    CHECK_EQ_STR(mpt__io_reason(&base), "no open file");
     CHECK_EQ_INT(c, 'x');
 }
 
@@ -540,7 +543,7 @@ TEST(commit_needs_a_durable_file) {
     alarm(0);
     CHECK(unwritten && base.io.size(NULL, unwritten) == -1 && base.io.close(NULL, unwritten));
     REQUIRE(write_file(&base, path, "kept"));
-    const int descriptor = mpt__open_descriptor(pipe_path, O_RDWR);
+    const int descriptor = mpt__open_descriptor(pipe_path, O_RDWR, 0);
     if (descriptor < 0 || fsync(descriptor) == 0) SKIP("a pipe that refuses to be made durable");
     CHECK_EQ_INT(base.io.size(NULL, (void *)((intptr_t)descriptor + 1)), -1);
     close(descriptor);
@@ -586,10 +589,10 @@ TEST(commit_replaces_or_leaves) {
     NEEDS_FILES;
     mpt__base_init(&base, NULL);
     REQUIRE(write_file(&base, path, "old"));
-    REQUIRE(mpt__temporary_path(&base, path, temporary, sizeof temporary));
-    REQUIRE(mpt__temporary_path(&base, path, other, sizeof other));
+    REQUIRE(mpt__temporary_path(&base, path, "", temporary, sizeof temporary));
+    REQUIRE(mpt__temporary_path(&base, path, "", other, sizeof other));
     CHECK(strcmp(temporary, other) != 0);
-    CHECK(!mpt__temporary_path(&base, path, other, strlen(temporary)));
+    CHECK(!mpt__temporary_path(&base, path, "", other, strlen(temporary)));
     file = base.io.open(NULL, temporary, 'w');
     REQUIRE(file != NULL);
     CHECK_EQ_INT(base.io.write(NULL, file, "new", 3), 3);
@@ -608,11 +611,11 @@ TEST(temporary_path_without_directory) {
     mpt__base base;
     char path[64];
     mpt__base_init(&base, NULL);
-    REQUIRE(mpt__temporary_path(&base, "net.safetensors", path, sizeof path));
+    REQUIRE(mpt__temporary_path(&base, "net.safetensors", "", path, sizeof path));
     CHECK_EQ_BITS(path, ".mptrain-", 9);
-    REQUIRE(mpt__temporary_path(&base, "C:\\runs\\net.bin", path, sizeof path));
+    REQUIRE(mpt__temporary_path(&base, "C:\\runs\\net.bin", "", path, sizeof path));
     CHECK_EQ_BITS(path, "C:\\runs\\.mptrain-", 17);
-    CHECK(!mpt__temporary_path(&base, "/a/folder/net.bin", path, 10));
+    CHECK(!mpt__temporary_path(&base, "/a/folder/net.bin", "", path, 10));
 }
 
 /* ==== Clock, process, floating-point state ==== */

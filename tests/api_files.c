@@ -1,0 +1,613 @@
+/* api_files.c: what is not there against what cannot be read; saving: rights, links, what killed
+   processes left; every call of the system fails in turn. The implementation is in this file, so
+   that it has stb_image where the machine does. */
+#include "faulty_system.h"
+#if defined(__has_include)
+#if __has_include(<stb_image.h>) || __has_include(<stb/stb_image.h>)
+#define MPTRAIN_STB_IMAGE
+#define MPTRAIN_STB_IMAGE_IMPLEMENTATION
+#endif
+#endif
+#define MPTRAIN_IMPLEMENTATION
+#include MPTRAIN_HEADER_FILE
+
+#include "harness.h"
+#include "memory.h"
+
+#if defined(__unix__) && !defined(MPT__NO_FILES)
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#define HAVE_UNIX 1
+#endif
+
+#ifdef HAVE_UNIX
+
+/* ==== A folder for each test ==== */
+
+static char root[400];
+
+static const char *in_root(const char *name) {
+    static char paths[4][512];
+    static int next;
+    char *path = paths[next++ & 3];
+    snprintf(path, sizeof paths[0], "%s/%s", root, name);
+    return path;
+}
+
+/* The names in a folder that contain `part`. */
+static int names_in(const char *path, const char *part) {
+    int n = 0;
+    DIR *const directory = opendir(path);
+    for (const struct dirent *item; directory && (item = readdir(directory)) != NULL;)
+        n += item->d_name[0] != '.' || item->d_name[1] == 'm' ? strstr(item->d_name, part) != NULL
+                                                              : 0;
+    if (directory) closedir(directory);
+    return n;
+}
+
+static void empty_folder(const char *path) {
+    char child[1024];
+    DIR *const directory = opendir(path);
+    for (const struct dirent *item; directory && (item = readdir(directory)) != NULL;) {
+        if (strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0) continue;
+        snprintf(child, sizeof child, "%s/%s", path, item->d_name);
+        if (unlink(child) == 0) continue;
+        chmod(child, 0700);
+        empty_folder(child);
+        rmdir(child);
+    }
+    if (directory) closedir(directory);
+}
+
+static bool begin(const char *name) {
+    snprintf(root, sizeof root, "%s", test_tmp_path(name));
+    empty_folder(root);
+    umask(022);
+    return mkdir(root, 0755) == 0 || errno == EEXIST;
+}
+
+static void end(mpt_context *context) {
+    mpt_destroy(context);
+    empty_folder(root);
+    rmdir(root);
+}
+
+static int mode_of(const char *path) {
+    struct stat found;
+    return stat(path, &found) == 0 ? (int)(found.st_mode & 07777) : -1;
+}
+
+static bool is_link(const char *path) {
+    char target;
+    return readlink(path, &target, 1) >= 0;
+}
+
+static mpt_module net_of(mpt_context *context, float value) {
+    mpt_module net = mpt_nn_linear(context, 3, 2);
+    mpt_no_grad_begin(context);
+    mpt_fill_(mpt_parameter_at(net, 0, NULL, 0), value);
+    mpt_no_grad_end(context);
+    return net;
+}
+
+/* The value that all weights of a saved net have. */
+static float saved_value(mpt_context *context, const char *path) {
+    float values[6] = {0};
+    mpt_module net = net_of(context, -1.0f);
+    if (mpt_load(net, path, NULL, NULL) != MPT_OK) return -2.0f;
+    mpt_read_f32(mpt_parameter_at(net, 0, NULL, 0), values, 6);
+    mpt_module_destroy(net);
+    return values[5];
+}
+
+#define CHECK_SAVED(path, value) CHECK(saved_value(context, path) == (value))
+
+/* ==== Saving ==== */
+
+TEST(saving_keeps_the_mode) {
+    static const int modes[] = {0600, 0640, 0644, 0666, 0444, 0400, 0755, 0660, 0200};
+    mpt_context *context = make_context();
+    REQUIRE(begin("modes"));
+    mpt_module net = net_of(context, 1.0f);
+    const char *path = in_root("net");
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        put_file_at(path, "old", 3);
+        chmod(path, (mode_t)modes[i]);
+        CHECK_EQ_INT(mpt_save(net, path), MPT_OK);
+        CHECK_EQ_INT(mode_of(path), modes[i]);
+        chmod(path, 0600);
+        CHECK_SAVED(path, 1.0f);
+        unlink(path);
+    }
+    umask(027);
+    CHECK_EQ_INT(mpt_save(net, path), MPT_OK);
+    CHECK_EQ_INT(mode_of(path), 0640);
+    umask(022);
+    CHECK_EQ_INT(names_in(root, ".mptrain-"), 0);
+    CHECK_EQ_STR(mpt_error(context), "");
+    end(context);
+}
+
+/* What is written has no more rights than what it replaces, from the start. */
+TEST(temporary_files_are_private) {
+    struct stat found;
+    mpt__new_file t;
+    mpt_context *context = make_context();
+    REQUIRE(begin("private"));
+    const char *path = in_root("net");
+    for (int there = 0; there < 2; there++) {
+        if (there) put_file_at(path, "old", 3);
+        REQUIRE(mpt__new_file_begin(&context->base, path, &t));
+        CHECK_EQ_STR(t.target, path);
+        CHECK(stat(t.path, &found) == 0 && found.st_size == 0);
+        CHECK_EQ_INT(mode_of(t.path), there ? 0600 : 0644);
+        unlink(t.path);
+        mpt__new_file_end(&t);
+    }
+    end(context);
+}
+
+TEST(saving_follows_links) {
+    mpt_context *context = make_context();
+    REQUIRE(begin("links"));
+    mpt_module net = net_of(context, 2.0f);
+    char absolute[1024], here[512];
+    REQUIRE(getcwd(here, sizeof here) != NULL);
+    mkdir(in_root("far"), 0755);
+    put_file_at(in_root("far/net"), "old", 3);
+    chmod(in_root("far/net"), 0640);
+    snprintf(absolute, sizeof absolute, "%s/%s", root[0] == '/' ? "" : here, in_root("b"));
+    REQUIRE(symlink("far/net", in_root("b")) == 0 && symlink(absolute, in_root("a")) == 0);
+    REQUIRE(symlink("../new", in_root("far/dangling")) == 0);
+    REQUIRE(symlink("y", in_root("x")) == 0 && symlink("x", in_root("y")) == 0);
+    REQUIRE(symlink("far", in_root("folder")) == 0);
+
+    CHECK_EQ_INT(mpt_save(net, in_root("a")), MPT_OK);
+    CHECK(is_link(in_root("a")) && is_link(in_root("b")) && !is_link(in_root("far/net")));
+    CHECK_EQ_INT(mode_of(in_root("far/net")), 0640);
+    CHECK_SAVED(in_root("far/net"), 2.0f);
+
+    CHECK_EQ_INT(mpt_save(net, in_root("far/dangling")), MPT_OK);
+    CHECK(is_link(in_root("far/dangling")) && !is_link(in_root("new")));
+    CHECK_SAVED(in_root("new"), 2.0f);
+    CHECK_EQ_INT(mode_of(in_root("new")), 0644);
+
+    CHECK_EQ_INT(mpt_save(net, in_root("x")), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(context), "links/x: its symbolic links go round in a circle");
+    mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_save(net, in_root("folder")), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(context), "is a directory");
+    mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_save(net, "/dev/null"), MPT_ERROR_IO);
+    CHECK_CONTAINS(mpt_error(context), "is no ordinary file");
+    mpt_clear_error(context);
+    CHECK_EQ_INT(names_in(root, ".mptrain-") + names_in(in_root("far"), ".mptrain-"), 0);
+    end(context);
+}
+
+/* A child that begins to save and is killed while it does, or waits until it is. */
+static pid_t saving_child(const char *path, bool killed) {
+    int ready[2];
+    char c;
+    if (pipe(ready) != 0) return -1;
+    const pid_t child = fork();
+    if (child == 0) {
+        mpt_context *context = make_context();
+        mpt__new_file t;
+        const bool begun = context && mpt__new_file_begin(&context->base, path, &t);
+        if (write(ready[1], begun ? "y" : "n", 1) != 1 || killed) raise(SIGKILL);
+        for (;;) pause();
+    }
+    close(ready[1]);
+    if (read(ready[0], &c, 1) != 1 || c != 'y') printf("\n  the child could not begin");
+    close(ready[0]);
+    if (killed) waitpid(child, NULL, 0);
+    return child;
+}
+
+TEST(leftovers_of_killed_processes_go) {
+    static const char *const not_ours[] = {".mptrain-1-2-3.tmp",
+                                           ".mptrain-0-1-2-3.tmp",
+                                           ".mptrain-.tmp",
+                                           ".mptrain-%s1-2-3.tmp.gz",
+                                           ".mptrain-%s1-2-.tmp",
+                                           ".mptrain-%s1-2.tmp",
+                                           ".mptrain-%s1-2-3-4.tmp",
+                                           "x.mptrain-%s1-2-3.tmp",
+                                           ".mptrain-%s1-2-3x.tmp",
+                                           ".mptrain-%s1-2-3a.tmp",
+                                           ".mptrain-%sG-2-3.tmp",
+                                           "net.tmp",
+                                           ".mptrain-%s12345678901234567-2-3.tmp"};
+    enum { OTHERS = sizeof not_ours / sizeof *not_ours };
+    char mark[MPT__MARK_SIZE], name[128];
+    mpt_context *context = make_context();
+    REQUIRE(begin("killed"));
+    mpt_module net = net_of(context, 3.0f);
+    mpt__machine_mark(mark);
+    for (int i = 0; i < OTHERS; i++) {
+        snprintf(name, sizeof name, not_ours[i], mark);
+        put_file_at(in_root(name), "keep", 4);
+    }
+    snprintf(name, sizeof name, ".mptrain-%s1-5-6.tmp", mark); /* not even a file */
+    mkdir(in_root(name), 0755);
+    snprintf(name, sizeof name, ".mptrain-%s1-5-7.tmp", mark);
+    put_file_at(in_root("precious"), "keep", 4);
+    REQUIRE(symlink("precious", in_root(name)) == 0);
+    const int kept = names_in(root, "");
+
+    for (int i = 0; i < 3; i++) saving_child(in_root("net"), true);
+    CHECK(names_in(root, "") > kept);
+    const pid_t live = saving_child(in_root("net"), false);
+    CHECK_EQ_INT(names_in(root, ""), kept + 1);
+    CHECK_EQ_INT(mpt_save(net, in_root("net")), MPT_OK);
+    CHECK_EQ_INT(names_in(root, ""), kept + 2); /* the live one's and net */
+    kill(live, SIGKILL);
+    waitpid(live, NULL, 0);
+    CHECK_EQ_INT(mpt_save(net, in_root("net")), MPT_OK);
+    CHECK_EQ_INT(names_in(root, ""), kept + 1);
+    CHECK_SAVED(in_root("net"), 3.0f);
+
+    /* Those of this process: of a save under way it stays, too. */
+    mpt__new_file t;
+    REQUIRE(mpt__new_file_begin(&context->base, in_root("net"), &t));
+    CHECK_EQ_INT(mpt_save(net, in_root("net")), MPT_OK);
+    CHECK_EQ_INT(mode_of(t.path), 0600);
+    mpt__new_file_end(&t);
+    CHECK_EQ_INT(mpt_save(net, in_root("net")), MPT_OK);
+    CHECK_EQ_INT(mode_of(t.path), -1);
+    end(context);
+}
+
+/* ==== Every call of the system fails ==== */
+
+#ifdef HAVE_FAULTY_SYSTEM
+
+static const struct {
+    int code;
+    const char *text;
+} codes[] = {{ENOENT, "no such file or directory"},
+             {EIO, "input or output error"},
+             {EMFILE, "too many open files"},
+             {ENOMEM, "out of memory"},
+             {ESTALE, "stale file handle"},
+             {EACCES, "permission denied"},
+             {EINTR, "interrupted by a signal"},
+             {121, "the system refused (error 121)"},
+             {0, "the file ends there"}};
+enum { CODES = sizeof codes / sizeof *codes };
+
+/* What a scenario gives, 0 for an error, which it leaves in the context. */
+typedef uint64_t (*scenario)(mpt_context *context);
+
+/* Each call of each kind fails with each errno: then there is an error that says so, or all is as
+   if nothing had been. Returns how many calls were errors. */
+static int every_call_fails(scenario run) {
+    mpt_context *context = make_context();
+    int errors = 0;
+    system_arm(0, 0, 0, 0);
+    const uint64_t right = run(context);
+    system_disarm();
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK(right != 0);
+    int calls[SYSTEM_CALLS];
+    memcpy(calls, system_fault.calls, sizeof calls);
+    for (int call = 0; call < SYSTEM_CALLS && test_failures == 0; call++)
+        for (int at = 1; at <= calls[call]; at++)
+            for (int k = 0; k < 2 * CODES; k++) {
+                const int before = test_failures, code = codes[k / 2].code, onwards = k % 2;
+                if (code == 0 && call != CALL_READ && call != CALL_WRITE) continue;
+                if (code == EINTR && onwards) continue; /* tried again for ever */
+                if (code == ENOENT && call == CALL_READDIR) continue;
+                system_arm(call, at, code, onwards);
+                const uint64_t got = run(context);
+                system_disarm();
+                if (got == 0 && system_fault.failed > 0) {
+                    errors++;
+                    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_IO);
+                    CHECK_CONTAINS(mpt_error(context), codes[k / 2].text);
+                    /* pictures are named from their class on */
+                    CHECK(strstr(mpt_error(context), root) || strstr(mpt_error(context), ".bmp"));
+                } else {
+                    CHECK(got == right);
+                    CHECK_EQ_STR(mpt_error(context), "");
+                }
+                mpt_clear_error(context);
+                if (test_failures > before)
+                    printf("\n  %s number %d, errno %d%s: %llx: %s", system_call_names[call], at,
+                           code, onwards ? " and onwards" : "", (unsigned long long)got,
+                           mpt_error(context));
+            }
+    mpt_destroy(context);
+    return errors;
+}
+
+static uint64_t hash_dataset(mpt_dataset data) {
+    const bool classes = mpt_class_name(data, 0) != NULL;
+    float x[64];
+    int64_t y = 0;
+    uint64_t hash = 1;
+    for (int64_t i = 0; i < mpt_dataset_size(data); i++) {
+        if (mpt_sample(data, i, x, classes ? &y : NULL) != MPT_OK) return 0;
+        hash = mpt__hash_bytes(hash, x, 4) ^ (uint64_t)y << 40;
+        const char *name = mpt_class_name(data, y);
+        if (name) hash = mpt__hash_bytes(hash, name, strlen(name));
+    }
+    return mpt_failed(data.context) ? 0 : hash;
+}
+
+static uint64_t hash_and_end(mpt_dataset data) {
+    const uint64_t hash = data.slot ? hash_dataset(data) : 0;
+    if (data.slot && hash) mpt_dataset_destroy(data);
+    return hash;
+}
+
+/* Both names of each: taking the other one gives other samples. */
+static void put_idx(const char *name, int rank, int value) {
+    uint8_t bytes[16 + 784] = {0, 0, 8, (uint8_t)rank, 0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28};
+    const size_t n = rank == 1 ? 9 : sizeof bytes;
+    memset(bytes + (rank == 1 ? 8 : 16), value, rank == 1 ? 1 : 784);
+    put_file_at(in_root(name), bytes, n);
+}
+
+static uint64_t read_mnist(mpt_context *context) {
+    static float x[784];
+    int64_t y = -1;
+    mpt_dataset data = mpt_mnist(context, root, MPT_TRAIN);
+    if (!data.slot || mpt_sample(data, 0, x, &y) != MPT_OK) return 0;
+    mpt_dataset_destroy(data);
+    return 1 + (uint64_t)(x[5] * 255.0f + 0.5f) * 16 + (uint64_t)y;
+}
+
+TEST(other_names_are_for_files_that_are_not_there) {
+    REQUIRE(begin("mnist"));
+    put_idx("train-images-idx3-ubyte", 3, 7), put_idx("train-images.idx3-ubyte", 3, 9);
+    put_idx("train-labels-idx1-ubyte", 1, 1), put_idx("train-labels.idx1-ubyte", 1, 2);
+    /* ENOENT of an open is absence: the test of that is another name's being found. */
+    mpt_context *context = make_context();
+    CHECK_EQ_INT(read_mnist(context), 1 + 7 * 16 + 1);
+    system_arm(CALL_OPEN, 1, ENOENT, 0);
+    CHECK_EQ_INT(read_mnist(context), 1 + 9 * 16 + 1);
+    for (int k = 1; k < 6; k++) {
+        for (int at = 1; at <= 4; at++) {
+            system_arm(CALL_OPEN, at, codes[k].code, 0);
+            CHECK_EQ_INT(read_mnist(context), 0);
+            CHECK_CONTAINS(mpt_error(context), codes[k].text);
+            mpt_clear_error(context);
+        }
+    }
+    system_arm(CALL_OPEN, 1, EINTR, 0);
+    CHECK_EQ_INT(read_mnist(context), 1 + 7 * 16 + 1);
+    system_disarm();
+    end(context);
+}
+
+static uint64_t read_npy(mpt_context *context) {
+    return hash_and_end(mpt_npy(context, in_root("x.npy"), in_root("x.npy")));
+}
+
+static uint64_t read_csv(mpt_context *context) {
+    return hash_and_end(mpt_csv(context, in_root("x.csv"), NULL));
+}
+
+static uint64_t read_tokens(mpt_context *context) {
+    mpt_window_config config = mpt_window_config_default();
+    config.block = 2;
+    mpt_dataset data = mpt_token_file(context, in_root("x.csv"), 2, &config);
+    int64_t x[2], y[2];
+    if (!data.slot || mpt_sample(data, 0, (float *)(void *)x, y) != MPT_OK) return 0;
+    mpt_dataset_destroy(data);
+    return (uint64_t)y[0] + 1;
+}
+
+static uint64_t read_raw(mpt_context *context) {
+    mpt_raw_config config = mpt_raw_config_default();
+    const char *path = in_root("x.npy");
+    config.inputs = path;
+    return hash_and_end(mpt_raw_files(context, &config));
+}
+
+static uint64_t read_text(mpt_context *context) {
+    mpt_tokenizer made = mpt_char_tokenizer(context, in_root("x.csv"));
+    const uint64_t size = made.slot ? (uint64_t)mpt_vocabulary_size(made) : 0;
+    if (made.slot) mpt_tokenizer_destroy(made);
+    return size;
+}
+
+static uint64_t read_weights(mpt_context *context) {
+    mpt_module net = mpt_nn_linear(context, 3, 2);
+    uint64_t hash = mpt_load(net, in_root("net"), NULL, NULL) == MPT_OK ? mpt_module_hash(net) : 0;
+    if (hash) mpt_module_destroy(net);
+    return hash;
+}
+
+TEST(reading_tells_why_not) {
+    static const scenario rows[] = {read_npy, read_csv,  read_tokens,
+                                    read_raw, read_text, read_weights};
+    static const char npy[] = "\x93NUMPY\x01\x00\x40\x00{'descr': '<f4', 'fortran_order': False, "
+                              "'shape': (2,), }      \n\0\0\x80?\0\0\0@";
+    REQUIRE(begin("reading"));
+    mpt_context *context = make_context();
+    put_file_at(in_root("x.npy"), npy, sizeof npy - 1);
+    put_file_at(in_root("x.csv"), "a,b\n1,2\n3,4\n", 12);
+    CHECK_EQ_INT(mpt_save(net_of(context, 1.0f), in_root("net")), MPT_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && test_failures == 0; i++)
+        CHECK(every_call_fails(rows[i]) > 20);
+    end(context);
+}
+
+/* Old or new, whole, of its mode, and nothing beside it. */
+static uint64_t save_over(mpt_context *context) {
+    mpt_context *other = make_context();
+    const bool armed = system_fault.armed;
+    system_fault.armed = 0;
+    const char *path = in_root("net");
+    mpt_module old = net_of(other, 1.0f), fresh = net_of(context, 2.0f);
+    unlink(path);
+    CHECK_EQ_INT(mpt_save(old, path), MPT_OK);
+    chmod(path, 0640);
+    system_fault.armed = armed;
+    const mpt_status status = mpt_save(fresh, path);
+    system_fault.armed = 0;
+    const float value = saved_value(other, path);
+    CHECK(value == 2.0f || (value == 1.0f && status != MPT_OK));
+    const int call = system_fault.call; /* where the mode cannot be known or set it is private */
+    const bool absent = call == CALL_STAT && system_fault.code == ENOENT;
+    CHECK(mode_of(path) == 0640 || absent ||
+          (mode_of(path) == 0600 && (call == CALL_FCHMOD || call == CALL_FSTAT)));
+    if (system_fault.call != CALL_UNLINK) CHECK_EQ_INT(names_in(root, ".mptrain-"), 0);
+    CHECK_EQ_STR(mpt_error(other), "");
+    mpt_destroy(other);
+    return status == MPT_OK;
+}
+
+TEST(saving_is_whole_or_an_error) {
+    REQUIRE(begin("saving"));
+    CHECK(every_call_fails(save_over) > 50);
+    end(NULL);
+}
+
+/* Whom a file cannot be given to gets no rights by it. */
+TEST(rights_are_not_lent) {
+    static const struct {
+        int mode, owner_fails, group_fails, want;
+    } rows[] = {{06755, 0, 0, 06755}, {06755, 1, 0, 0755}, {0664, 1, 0, 0664},  {0640, 1, 1, 0600},
+                {0664, 1, 1, 0644},   {0604, 1, 1, 0600},  {02770, 1, 1, 0700}, {0666, 1, 1, 0666}};
+    struct stat old;
+    REQUIRE(begin("rights"));
+    const char *path = in_root("net");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        unlink(path);
+        put_file_at(path, "x", 1);
+        REQUIRE(stat(path, &old) == 0);
+        chmod(path, 0600);
+        const int file = open(path, O_RDWR);
+        old.st_mode = S_IFREG | (mode_t)rows[i].mode;
+        if (rows[i].owner_fails) old.st_uid++;
+        if (rows[i].group_fails) old.st_gid++;
+        system_arm(CALL_FCHOWN, 1, EPERM, rows[i].group_fails);
+        mpt__copy_rights(file, &old);
+        system_disarm();
+        close(file);
+        CHECK_EQ_INT(mode_of(path), rows[i].want);
+    }
+    end(NULL);
+}
+
+#ifdef MPTRAIN_STB_IMAGE
+static uint64_t read_folder(mpt_context *context) {
+    return hash_and_end(mpt_image_folder(context, in_root("pictures"), NULL));
+}
+
+static void put_picture(const char *name, int value) {
+    uint8_t bmp[58] = {'B', 'M', 58, 0, 0, 0, 0, 0, 0, 0, 54, 0, 0, 0,  40,
+                       0,   0,   0,  1, 0, 0, 0, 1, 0, 0, 0,  1, 0, 24, 0};
+    memset(bmp + 54, value, 3);
+    put_file_at(in_root(name), bmp, sizeof bmp);
+}
+
+TEST(classes_do_not_vanish) {
+    REQUIRE(begin("folder"));
+    mpt_context *context = make_context();
+    mkdir(in_root("pictures"), 0755);
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "pictures/%c", 'a' + i);
+        mkdir(in_root(name), 0755);
+        snprintf(name, sizeof name, "pictures/%c/x.bmp", 'a' + i);
+        put_picture(name, 50 * i + 20);
+    }
+    put_picture("pictures/c/y.bmp", 200);
+    put_file_at(in_root("pictures/notes.txt"), "no class", 8);
+    mkdir(in_root("pictures/.hidden"), 0);
+    CHECK(every_call_fails(read_folder) > 100);
+
+    /* What is there and leads nowhere is named, among classes and among pictures. */
+    REQUIRE(symlink("unmounted", in_root("pictures/b2")) == 0);
+    CHECK_EQ_INT(mpt_image_folder(context, in_root("pictures"), NULL).slot, 0);
+    CHECK_CONTAINS(mpt_error(context), "pictures/b2: no such file or directory");
+    mpt_clear_error(context);
+    unlink(in_root("pictures/b2"));
+    REQUIRE(symlink("gone.bmp", in_root("pictures/b/y.bmp")) == 0);
+    mpt_dataset data = mpt_image_folder(context, in_root("pictures"), NULL);
+    CHECK_EQ_INT(mpt_dataset_size(data), 5);
+    CHECK_EQ_INT(hash_dataset(data), 0);
+    CHECK_CONTAINS(mpt_error(context), "pictures/b/y.bmp: no such file or directory");
+    mpt_clear_error(context);
+    end(context);
+}
+#endif
+#endif
+#endif
+
+/* ==== The same through callbacks that set errno, or do not ==== */
+
+typedef struct told {
+    int code;
+    const char *fails; /* the end of the path whose open or list fails */
+    int opened, closed;
+} told;
+
+static bool ends_with(const char *text, const char *end_of) {
+    const size_t n = strlen(text), k = strlen(end_of);
+    return n >= k && strcmp(text + n - k, end_of) == 0;
+}
+
+static void *told_open(void *user, const char *path, char mode) {
+    told *t = (told *)user;
+    (void)mode;
+    if (t->fails && ends_with(path, t->fails)) {
+        if (t->code) errno = t->code;
+        return NULL;
+    }
+    return NULL;
+}
+
+TEST(callbacks_may_set_errno) {
+    static const struct {
+        int code;
+        const char *text;
+    } rows[] = {{0, "train.idx3-ubyte.gz, nor one of them unpacked, that can be opened: a callback "
+                    "of config.io failed"},
+                {ENOENT, "train.idx3-ubyte.gz, nor one of them"},
+                {EIO, "cannot open d/train-images-idx3-ubyte"},
+                {ENOMEM, "cannot open d/train-images-idx3-ubyte"}};
+    told t;
+    mpt_config config = mpt_config_default();
+    memset(&t, 0, sizeof t);
+    t.fails = "ubyte";
+    config.threads = 1;
+    config.io.open = told_open, config.io.user = &t;
+    mpt_context *context = mpt_create(&config);
+    NEEDS_FILES;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        t.code = rows[i].code;
+        CHECK_EQ_INT(mpt_mnist(context, "d", MPT_TRAIN).slot, 0);
+        if (i < 2)
+            CHECK_CONTAINS(mpt_error(context), "d has no train-images-idx3-ubyte.gz");
+        else
+            CHECK_CONTAINS(mpt_error(context), rows[i].text);
+        mpt_clear_error(context);
+    }
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {
+#ifdef HAVE_UNIX
+    T(saving_keeps_the_mode),
+    T(temporary_files_are_private),
+    T(saving_follows_links),
+    T(leftovers_of_killed_processes_go),
+#ifdef HAVE_FAULTY_SYSTEM
+    T(other_names_are_for_files_that_are_not_there),
+    T(reading_tells_why_not),
+    T(saving_is_whole_or_an_error),
+    T(rights_are_not_lent),
+#ifdef MPTRAIN_STB_IMAGE
+    T(classes_do_not_vanish),
+#endif
+#endif
+#endif
+    T(callbacks_may_set_errno)};
+TEST_MAIN
