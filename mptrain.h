@@ -4372,7 +4372,9 @@ static double mpt__system_now(void *user) {
 
 /* The functions of io, for a call that is about to be made: of an earlier one no errno is left. */
 static const mpt_io *mpt__io(const mpt__base *base) {
+#if !defined(MPT__NO_FILES) /* nor is it asked for there, but for what is absent */
     errno = 0;
+#endif
     return &base->io;
 }
 
@@ -4440,8 +4442,12 @@ static bool mpt__temporary_path(const mpt__base *base, const char *path, const c
 
 /* A file that is being written, to be put in the place of another when it is whole. */
 typedef struct mpt__new_file {
-    char path[MPT__PATH_SIZE], target[MPT__PATH_SIZE]; /* target: the file to replace, no link */
-    int guard;                                         /* a descriptor that holds the lock, or -1 */
+    char path[MPT__PATH_SIZE];
+    const char *target; /* the file to replace, no link */
+#if !defined(MPT__NO_FILES)
+    char resolved[MPT__PATH_SIZE];
+    int guard; /* a descriptor that holds the lock, or -1 */
+#endif
 } mpt__new_file;
 
 #if !defined(MPT__NO_FILES)
@@ -4638,26 +4644,30 @@ static bool mpt__new_file_make(const mpt__base *base, const char *mark, mpt__new
 /* Begins to write a file that shall replace the one at `path`, or the one that a link there leads
    to; io.open(t->path, 'w') comes next, mpt__new_file_end last. False with a reason of io. */
 static bool mpt__new_file_begin(const mpt__base *base, const char *path, mpt__new_file *t) {
-    t->guard = -1;
+    t->target = path;
 #if !defined(MPT__NO_FILES)
+    t->guard = -1;
     if (mpt__io_built_in(base)) {
         char mark[MPT__MARK_SIZE];
         mpt__machine_mark(mark);
-        if (!mpt__link_target(path, t->target)) return false;
+        t->target = t->resolved;
+        if (!mpt__link_target(path, t->resolved)) return false;
         mpt__temporaries_sweep(t->target, mark);
         return mpt__new_file_make(base, mark, t);
     }
 #endif
-    mpt__format_text(t->target, sizeof t->target, "%s", path);
     return mpt__temporary_path(base, path, "", t->path, sizeof t->path);
 }
 
-static void mpt__new_file_end(const mpt__new_file *t) {
+/* Lets it go, after io.commit or io.remove; returns `good`. */
+static bool mpt__new_file_end(const mpt__new_file *t, bool good) {
 #if !defined(MPT__NO_FILES) && !defined(_WIN32)
+    if (t->guard >= 0 && !good) unlink(t->path);
     if (t->guard >= 0) close(t->guard);
 #else
     (void)t;
 #endif
+    return good;
 }
 
 /* ==== Threads ==== */
@@ -35490,7 +35500,8 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
             return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "the path of the directory is too long");
-        void *handle = mpt__io(&context->base)->open(io->user, path, 'r');
+        errno = 0;
+        void *handle = io->open(io->user, path, 'r');
         if (handle && io->close) io->close(io->user, handle);
         if (handle) return true;
         if (!mpt__io_absent(&context->base))
@@ -40509,20 +40520,20 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
         return mpt__reject(context, MPT_ERROR_IO, "cannot write %s: %s", path,
                            mpt__io_reason(base));
     writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
-    bool good = writer->file || mpt__reject(context, MPT_ERROR_IO,
-                                            "cannot write %s by way of %s: "
-                                            "%s",
-                                            path, t.path, mpt__io_reason(base));
-    good = good && mpt__save_content(writer, weights, header);
-    if (writer->file && !(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
+    if (!writer->file) {
+        mpt__error(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path, t.path,
+                   mpt__io_reason(base));
+        return mpt__new_file_end(&t, false);
+    }
+    bool good = mpt__save_content(writer, weights, header);
+    if (!(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
         good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
                            mpt__io_reason(base));
     if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
         good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
                            mpt__io_reason(base));
-    if (!good && io->remove && (writer->file || t.guard >= 0)) io->remove(io->user, t.path);
-    mpt__new_file_end(&t);
-    return good;
+    if (!good && io->remove) io->remove(io->user, t.path);
+    return mpt__new_file_end(&t, good);
 }
 
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {

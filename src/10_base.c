@@ -368,7 +368,9 @@ static double mpt__system_now(void *user) {
 
 /* The functions of io, for a call that is about to be made: of an earlier one no errno is left. */
 static const mpt_io *mpt__io(const mpt__base *base) {
+#if !defined(MPT__NO_FILES) /* nor is it asked for there, but for what is absent */
     errno = 0;
+#endif
     return &base->io;
 }
 
@@ -436,8 +438,12 @@ static bool mpt__temporary_path(const mpt__base *base, const char *path, const c
 
 /* A file that is being written, to be put in the place of another when it is whole. */
 typedef struct mpt__new_file {
-    char path[MPT__PATH_SIZE], target[MPT__PATH_SIZE]; /* target: the file to replace, no link */
-    int guard;                                         /* a descriptor that holds the lock, or -1 */
+    char path[MPT__PATH_SIZE];
+    const char *target; /* the file to replace, no link */
+#if !defined(MPT__NO_FILES)
+    char resolved[MPT__PATH_SIZE];
+    int guard; /* a descriptor that holds the lock, or -1 */
+#endif
 } mpt__new_file;
 
 #if !defined(MPT__NO_FILES)
@@ -634,26 +640,30 @@ static bool mpt__new_file_make(const mpt__base *base, const char *mark, mpt__new
 /* Begins to write a file that shall replace the one at `path`, or the one that a link there leads
    to; io.open(t->path, 'w') comes next, mpt__new_file_end last. False with a reason of io. */
 static bool mpt__new_file_begin(const mpt__base *base, const char *path, mpt__new_file *t) {
-    t->guard = -1;
+    t->target = path;
 #if !defined(MPT__NO_FILES)
+    t->guard = -1;
     if (mpt__io_built_in(base)) {
         char mark[MPT__MARK_SIZE];
         mpt__machine_mark(mark);
-        if (!mpt__link_target(path, t->target)) return false;
+        t->target = t->resolved;
+        if (!mpt__link_target(path, t->resolved)) return false;
         mpt__temporaries_sweep(t->target, mark);
         return mpt__new_file_make(base, mark, t);
     }
 #endif
-    mpt__format_text(t->target, sizeof t->target, "%s", path);
     return mpt__temporary_path(base, path, "", t->path, sizeof t->path);
 }
 
-static void mpt__new_file_end(const mpt__new_file *t) {
+/* Lets it go, after io.commit or io.remove; returns `good`. */
+static bool mpt__new_file_end(const mpt__new_file *t, bool good) {
 #if !defined(MPT__NO_FILES) && !defined(_WIN32)
+    if (t->guard >= 0 && !good) unlink(t->path);
     if (t->guard >= 0) close(t->guard);
 #else
     (void)t;
 #endif
+    return good;
 }
 
 /* ==== Threads ==== */

@@ -971,7 +971,8 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
             return mpt__reject(context, MPT_ERROR_ARGUMENT,
                                "the path of the directory is too long");
-        void *handle = mpt__io(&context->base)->open(io->user, path, 'r');
+        errno = 0;
+        void *handle = io->open(io->user, path, 'r');
         if (handle && io->close) io->close(io->user, handle);
         if (handle) return true;
         if (!mpt__io_absent(&context->base))

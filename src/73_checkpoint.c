@@ -613,20 +613,20 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
         return mpt__reject(context, MPT_ERROR_IO, "cannot write %s: %s", path,
                            mpt__io_reason(base));
     writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
-    bool good = writer->file || mpt__reject(context, MPT_ERROR_IO,
-                                            "cannot write %s by way of %s: "
-                                            "%s",
-                                            path, t.path, mpt__io_reason(base));
-    good = good && mpt__save_content(writer, weights, header);
-    if (writer->file && !(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
+    if (!writer->file) {
+        mpt__error(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path, t.path,
+                   mpt__io_reason(base));
+        return mpt__new_file_end(&t, false);
+    }
+    bool good = mpt__save_content(writer, weights, header);
+    if (!(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
         good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
                            mpt__io_reason(base));
     if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
         good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
                            mpt__io_reason(base));
-    if (!good && io->remove && (writer->file || t.guard >= 0)) io->remove(io->user, t.path);
-    mpt__new_file_end(&t);
-    return good;
+    if (!good && io->remove) io->remove(io->user, t.path);
+    return mpt__new_file_end(&t, good);
 }
 
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {

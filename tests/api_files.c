@@ -142,8 +142,8 @@ TEST(temporary_files_are_private) {
         CHECK_EQ_STR(t.target, path);
         CHECK(stat(t.path, &found) == 0 && found.st_size == 0);
         CHECK_EQ_INT(mode_of(t.path), there ? 0600 : 0644);
-        unlink(t.path);
-        mpt__new_file_end(&t);
+        mpt__new_file_end(&t, false);
+        CHECK_EQ_INT(mode_of(t.path), -1);
     }
     end(context);
 }
@@ -254,7 +254,7 @@ TEST(leftovers_of_killed_processes_go) {
     REQUIRE(mpt__new_file_begin(&context->base, in_root("net"), &t));
     CHECK_EQ_INT(mpt_save(net, in_root("net")), MPT_OK);
     CHECK_EQ_INT(mode_of(t.path), 0600);
-    mpt__new_file_end(&t);
+    mpt__new_file_end(&t, true);
     CHECK_EQ_INT(mpt_save(net, in_root("net")), MPT_OK);
     CHECK_EQ_INT(mode_of(t.path), -1);
     end(context);
