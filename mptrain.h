@@ -6880,13 +6880,21 @@ static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void
     z->size = size;
 }
 
-/* Decodes a whole gzip file of n bytes into out[size]; z->written bytes have come of it. False when
- * z->error says what is wrong with it, and with that still NULL when there is more than `size`. */
+/* Whether only zeros are left: files are padded with them to whole blocks. */
+static bool mpt__inflate_ended(const mpt__inflate *z) {
+    const uint8_t *next = z->in.next;
+    while (next < z->in.end && *next == 0) next++;
+    return next == z->in.end;
+}
+
+/* Decodes a whole gzip file of n bytes, of one member or many, into out[size]; z->written bytes
+ * have come of it. False when z->error says what is wrong with it, and with that still NULL when
+ * there is more than `size`. */
 static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
     mpt__inflate_begin(z, data, n, out, size);
     do
         if (!mpt__inflate_member(z)) return false;
-    while (z->in.next < z->in.end);
+    while (!mpt__inflate_ended(z));
     return true;
 }
 
@@ -35328,6 +35336,97 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
     return good;
 }
 
+/* ==== What a file is instead ==== */
+
+/* The bytes that the first character takes, or 0 if they are no UTF-8. */
+static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    if (n == 0) return 0;
+    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (size == 0 || size > n || p[0] > 0xf4) return 0;
+    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
+    for (size_t i = 1; i < size; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        *code = *code << 6 | (p[i] & 0x3fu);
+    }
+    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
+                                                                                          : size;
+}
+
+/* A code point as UTF-8; returns its 1 to 4 bytes. */
+static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
+    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
+    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
+    return size;
+}
+
+/* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
+enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };
+
+#if defined(MPT__NO_FILES)
+#define mpt__refuse_known(context, path, bytes, n, rows) ((void)(bytes), (void)(n), true)
+#define mpt__reader_plain(file, rows) true
+#else
+static const struct {
+    uint8_t bytes;
+    const char *begin, *what;
+} mpt__known_files[MPT__KNOWN_ALL] = {
+    {23, "version https://git-lfs", "a Git LFS pointer; git lfs pull gets the file it stands for"},
+    {9, "<!doctype", "a web page, as a download gives that was refused"},
+    {5, "<html", "a web page, as a download gives that was refused"},
+    {5, "<?xml", "an XML document, as a download gives that was refused"},
+    {2, "\xff\xfe", "text in UTF-16; convert it to UTF-8"},
+    {2, "\xfe\xff", "text in UTF-16; convert it to UTF-8"},
+    {2, "\x1f\x8b", "compressed by gzip; unpack it first"},
+    {4, "PK\x03\x04", "a zip archive, as .zip, .npz, .xlsx and PyTorch's .pt are"},
+    {6, "\x93NUMPY", "a NumPy array (.npy)"},
+    {4, "\x28\xb5\x2f\xfd", "compressed by zstd; unpack it first"},
+    {5, "\xfd\x37zXZ", "compressed by xz; unpack it first"},
+    {3, "BZh", "compressed by bzip2; unpack it first"},
+    {4, "\x89HDF", "an HDF5 file"},
+    {4, "PAR1", "a Parquet file"},
+    {4, "GGUF", "a GGUF file"},
+    {2, "\x80\x02", "a Python pickle, as older .pt files are"}};
+
+/* What n bytes are the beginning of, by the first `rows` rows; NULL if it is none of them. Of a
+   longer beginning eight bytes are enough. */
+static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
+    if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;
+    for (int row = 0; row < rows; row++) {
+        const char *begin = mpt__known_files[row].begin;
+        const size_t length = mpt__known_files[row].bytes;
+        size_t i = 0, at = 0;
+        while (row < MPT__KNOWN_TEXT && at < n && (p[at] == ' ' || (p[at] >= 9 && p[at] <= 13)))
+            at++;
+        for (; i < length && at < n; i++, at++) {
+            const uint8_t c = p[at] >= 'A' && p[at] <= 'Z' && row < MPT__KNOWN_TEXT
+                                  ? (uint8_t)(p[at] + 32)
+                                  : p[at];
+            if (c != (uint8_t)begin[i]) break;
+        }
+        if (i == length || (i >= 8 && at == n)) return mpt__known_files[row].what;
+    }
+    return NULL;
+}
+
+/* False with an error recorded if n bytes, with which a file begins, say that it is something else;
+   for a format's own refusals, which then need not guess. */
+static bool mpt__refuse_known(mpt_context *context, const char *path, const uint8_t *p, size_t n,
+                              int rows) {
+    const char *what = mpt__what_this_is(p, n, rows);
+    return !what || mpt__reject(context, MPT_ERROR_FORMAT, "%s: this is %s", path, what);
+}
+
+/* The same for a file that was just opened, of a format without a beginning of its own. */
+static bool mpt__reader_plain(mpt__reader *file, int rows) {
+    uint8_t head[32];
+    const size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
+    return mpt__reader_read(file, head, n) &&
+           mpt__refuse_known(file->context, file->path, head, n, rows);
+}
+#endif
+
 /* ==== idx files ==== */
 
 #define MPT__GZIP_LEAST 18 /* bytes of a header and a trailer */
@@ -35341,21 +35440,22 @@ typedef struct mpt__idx_file {
     size_t size;
 } mpt__idx_file;
 
-static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx) {
-    return mpt__reject(file->context, MPT_ERROR_FORMAT,
+static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx, const uint8_t *head,
+                            size_t n) {
+    return mpt__refuse_known(file->context, file->path, head, n, MPT__KNOWN_ALL) &&
+           mpt__reject(file->context, MPT_ERROR_FORMAT,
                        "%s: %s: expected %lld, got %lld (header, bytes 0 to %d)", file->path,
                        idx->error, idx->expected, idx->got, MPT__IDX_MAX_HEADER - 1);
 }
 
 static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) {
     return mpt__reject(file->context, MPT_ERROR_FORMAT, "%s: %s (compressed byte %lld)", file->path,
-                       z->error ? z->error
-                                : "not the amount of data that its idx header stands for",
-                       z->error ? (int64_t)z->error_offset : file->size);
+                       z->error, (int64_t)z->error_offset);
 }
 
-/* Decompresses the whole file. Before that is allocated, its header must agree with the size that
-   the file ends with, and with what its compressed bytes can hold. */
+/* Decompresses the whole file, whose header must agree with what its compressed bytes can hold
+   before anything is allocated for it. The size at the end is of no use for that: it is that of
+   the last of perhaps many members. */
 static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt__inflate *z,
                             mpt__idx_file *out) {
     uint8_t head[MPT__IDX_MAX_HEADER];
@@ -35363,14 +35463,8 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
     bool whole = mpt__inflate_run(z, packed, n, head, sizeof head);
     if (z->error) return mpt__inflate_refuse(file, z);
     if (!mpt__idx_header(&out->idx, head, z->written, whole ? (int64_t)z->written : -1))
-        return mpt__idx_refuse(file, &out->idx);
+        return mpt__idx_refuse(file, &out->idx, head, z->written);
     const int64_t size = out->idx.header_bytes + out->idx.data_bytes;
-    const uint32_t announced = mpt__load_u32(packed + n - 4);
-    if ((uint32_t)((uint64_t)size & 0xffffffffu) != announced)
-        return mpt__reject(file->context, MPT_ERROR_FORMAT,
-                           "%s: its idx header stands for %lld bytes, its gzip trailer (byte %lld) "
-                           "for %lld",
-                           file->path, size, file->size - 4, (int64_t)announced);
     if (size / MPT__DEFLATE_RATIO > file->size)
         return mpt__reject(file->context, MPT_ERROR_FORMAT,
                            "%s: its idx header stands for %lld bytes, more than %lld compressed "
@@ -35379,8 +35473,12 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
     out->size = (size_t)size;
     out->bytes = (uint8_t *)mpt__allocate(&file->context->base, out->size, MPT_MEMORY_DATA);
     if (!out->bytes) return false;
-    return (mpt__inflate_run(z, packed, n, out->bytes, out->size) && z->written == out->size) ||
-           mpt__inflate_refuse(file, z);
+    whole = mpt__inflate_run(z, packed, n, out->bytes, out->size);
+    if (z->error) return mpt__inflate_refuse(file, z);
+    return (whole && z->written == out->size) ||
+           mpt__reject(file->context, MPT_ERROR_FORMAT,
+                       "%s: it unpacks to %s%lld bytes, its idx header stands for %lld", file->path,
+                       whole ? "" : "more than ", (int64_t)z->written, size);
 }
 
 /* Reads the rest of a file that is open, plain or gzip by its first two bytes. */
@@ -35391,7 +35489,7 @@ static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
     if (!mpt__reader_read(file, head, n)) return false;
     if (head[0] != 0x1f || head[1] != 0x8b) {
         if (!mpt__idx_header(&out->idx, head, n, file->size))
-            return mpt__idx_refuse(file, &out->idx);
+            return mpt__idx_refuse(file, &out->idx, head, n);
         out->size = (size_t)file->size;
         out->bytes = mpt__reader_rest(file, head, n, MPT_MEMORY_DATA);
         return out->bytes != NULL;
@@ -36284,11 +36382,22 @@ static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
     char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
     while (p < end && mpt__csv_blank(csv, *p)) p++;
     const bool quoted = p < end && *p == '"';
+    const char *read = p; /* up to where the characters are known to be UTF-8 */
+    uint32_t code;
     csv->field = out = p += quoted;
     for (; p < end && (quoted || (*p != csv->delimiter && *p != '\n')); p++, out++) {
         if (quoted && *p == '"' && (p + 1 == end || p[1] != '"')) break;
         p += quoted && *p == '"';
         csv->line += *p == '\n';
+        if ((uint8_t)*p >= 0x80 && p >= read && !csv->write) {
+            const size_t size = mpt__utf8_read((const uint8_t *)p, (size_t)(end - p), &code);
+            if (size == 0)
+                return mpt__csv_fault(csv, column, NULL,
+                                      "is followed by a byte that is not UTF-8 (Latin-1 or "
+                                      "Windows-1252?); convert the file to UTF-8",
+                                      csv->field, (size_t)(p - csv->field));
+            read = p + size;
+        }
         if (csv->write) *out = *p;
         if (*p == 0)
             return mpt__csv_fault(csv, column, NULL, "ends in a zero byte; tables are UTF-8 text",
@@ -36764,9 +36873,11 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
     rows -= config->header;
     if (rows < 1) {
         mpt__error(context, MPT_ERROR_FORMAT,
-                   "%s: no samples: %lld lines with fields, of which %d "
-                   "is the header",
-                   r->csv.path, rows + config->header, (int)config->header);
+                   "%s: no samples: %lld lines with fields, of which %d is the header%s",
+                   r->csv.path, rows + config->header, (int)config->header,
+                   memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
+                       ? "; its lines end with CR alone, not with LF"
+                       : "");
         return NULL;
     }
     /* Every field has a byte of its own in the file, so that these products cannot overflow where
@@ -36822,7 +36933,8 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
     reader.csv.text = text, reader.csv.size = size;
     reader.csv.delimiter = config->delimiter;
     reader.missing = config->missing;
-    if (!text || context->base.status != MPT_OK) {
+    if (!text || context->base.status != MPT_OK ||
+        !mpt__refuse_known(context, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
@@ -37001,17 +37113,23 @@ static bool mpt__npy_take(mpt__npy_text *text, const char *word) {
     return true;
 }
 
-static bool mpt__npy_shape(mpt__npy *npy, mpt__npy_text *text) {
+static const char mpt__npy_large[] = "its shape has a product of 2^63 or more";
+
+/* False with what is wrong in `fault` if it is more than the spelling. */
+static bool mpt__npy_shape(mpt__npy *npy, mpt__npy_text *text, const char **fault) {
     npy->shape.rank = 0;
     if (!mpt__npy_take(text, "(")) return false;
     while (!mpt__npy_take(text, ")")) {
         int64_t value = 0;
         const char *const begin = text->at;
         for (; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++) {
-            if (value > PTRDIFF_MAX / 16) return false;
-            value = value * 10 + (*text->at - '0');
+            const int digit = *text->at - '0';
+            if (value > (INT64_MAX - digit) / 10) *fault = mpt__npy_large;
+            if (!*fault) value = value * 10 + digit;
         }
-        if (text->at == begin || npy->shape.rank == MPT_MAX_RANK) return false;
+        if (text->at > begin && npy->shape.rank == MPT_MAX_RANK)
+            *fault = "it has more than 8 dimensions";
+        if (text->at == begin || *fault) return false;
         npy->shape.dim[npy->shape.rank++] = value;
         mpt__npy_take(text, "L");
         if (!mpt__npy_take(text, ",")) return mpt__npy_take(text, ")");
@@ -37031,9 +37149,12 @@ static const struct {
 static bool mpt__npy_header(mpt__npy *npy) {
     const uint8_t *p = npy->bytes;
     const size_t lead = npy->size > 6 && p[6] > 1 ? 12 : 10;
+    const char *fault = NULL;
     int seen = 0;
     if (npy->size < lead || memcmp(p, "\x93NUMPY", 6) != 0 || p[6] < 1 || p[6] > 3)
-        return mpt__npy_fault(npy, "no .npy data of version 1 to 3");
+        return ((npy->size > 6 && p[0] == 0x93) ||
+                mpt__refuse_known(npy->context, npy->path, p, npy->size, MPT__KNOWN_ALL)) &&
+               mpt__npy_fault(npy, "no .npy data of version 1 to 3");
     const uint64_t length = mpt__load_little_endian(p + 8, lead - 8);
     if (length > npy->size - lead) return mpt__npy_fault(npy, "it ends inside its header");
     mpt__npy_text text = {(const char *)p + lead, (const char *)p + lead + length};
@@ -37053,11 +37174,13 @@ static bool mpt__npy_header(mpt__npy *npy) {
             good = npy->transposed || mpt__npy_take(&text, "False");
         } else {
             seen |= 4;
-            good = mpt__npy_take(&text, "'shape': ") && mpt__npy_shape(npy, &text);
+            good = mpt__npy_take(&text, "'shape': ") && mpt__npy_shape(npy, &text, &fault);
         }
         mpt__npy_take(&text, ",");
     }
-    if (!good || seen != 7)
+    mpt__npy_take(&text, "");
+    if (fault) return mpt__npy_fault(npy, fault);
+    if (!good || seen != 7 || text.at < text.end)
         return mpt__npy_fault(npy,
                               "its header is not one of plain numbers in at most 8 dimensions");
     npy->dtype = MPT_DTYPE_NONE;
@@ -37068,7 +37191,7 @@ static bool mpt__npy_header(mpt__npy *npy) {
         return mpt__npy_fault(npy, "its elements are no float, integer or bool of 1 to 8 bytes");
     const size_t left = npy->size - lead - (size_t)length;
     const int64_t numel = mpt__shape_numel(&npy->shape);
-    if (numel < 1) return mpt__npy_fault(npy, "it holds nothing");
+    if (numel < 1) return mpt__npy_fault(npy, numel < 0 ? mpt__npy_large : "it holds nothing");
     if (left % (size_t)npy->width != 0 || (uint64_t)numel != left / (size_t)npy->width)
         return mpt__reject(npy->context, MPT_ERROR_FORMAT,
                            "%s%s%s: %lld elements of %d bytes by its header, %lld bytes follow it",
@@ -37167,7 +37290,10 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
     const size_t n = file->size, length = strlen(npy->name);
     size_t end = n < MPT__ZIP_END ? 0 : n - MPT__ZIP_END + 1, at, count;
     while (end > 0 && mpt__load_u32(p + end - 1) != 0x06054b50u) end--;
-    if (end-- == 0) return mpt__npy_fault(npy, "this is no .npz: it has no directory");
+    if (end-- == 0)
+        return (mpt__load_u32(p) == 0x04034b50u ||
+                mpt__refuse_known(npy->context, npy->path, p, n, MPT__KNOWN_ALL)) &&
+               mpt__npy_fault(npy, "this is no .npz: it has no directory");
     count = (size_t)mpt__load_little_endian(p + end + 10, 2);
     at = mpt__load_u32(p + end + 16);
     for (; count > 0; count--) {
@@ -37196,11 +37322,11 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
         return mpt__npy_fault(npy, "its place in the .npz is damaged, or it is zip64");
     at += MPT__ZIP_LOCAL + (size_t)mpt__load_little_endian(p + at + 26, 2) +
           (size_t)mpt__load_little_endian(p + at + 28, 2);
+    if ((method != 0 && method != 8) || (entry[8] & 1))
+        return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");
     if (at > n || packed > n - at || (method == 0 && packed != size) ||
         (method == 8 && (size == 0 || size / MPT__DEFLATE_RATIO > packed)))
         return mpt__npy_fault(npy, "its size in the .npz is not possible");
-    if ((method != 0 && method != 8) || (entry[8] & 1))
-        return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");
     npy->bytes = p + at, npy->size = size;
     if (method == 8) {
         mpt__host_free(file->context, file->unpacked, file->unpacked_size);
@@ -37367,7 +37493,9 @@ static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t of
                               int64_t *stride, size_t bytes) {
     mpt__reader file;
     if (!mpt__reader_open_up_to(&file, context, path, INT64_MAX)) return -1;
+    const bool good = mpt__reader_plain(&file, MPT__KNOWN_TEXT);
     mpt__reader_close(&file);
+    if (!good) return -1;
     if (*stride == 0) *stride = (int64_t)bytes;
     if (offset >= 0 && *stride > 0 && offset <= file.size &&
         file.size - offset >= (int64_t)bytes) /* the last one need not be followed by a gap */
@@ -38225,28 +38353,6 @@ MPT__BEGIN_DATA
 
 /* ==== Characters ==== */
 
-/* The bytes that the first character takes, or 0 if they are no UTF-8. */
-static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    if (n == 0) return 0;
-    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
-    if (size == 0 || size > n || p[0] > 0xf4) return 0;
-    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
-    for (size_t i = 1; i < size; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-        *code = *code << 6 | (p[i] & 0x3fu);
-    }
-    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
-                                                                                          : size;
-}
-
-static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
-    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
-    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
-    return size;
-}
-
 /* Letters, numbers, white space: made by tools/unicode_classes.py, which says how to read it. */
 enum { MPT__MARK, MPT__LETTER, MPT__NUMBER, MPT__SPACE };
 static const char mpt__unicode_classes[] =
@@ -38393,7 +38499,12 @@ static uint8_t *mpt__text_read(mpt_context *context, const char *path, int64_t m
     else
         bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&file);
-    return bytes;
+    /* Text may be that of a web page; a vocabulary is none. */
+    if (!bytes || mpt__refuse_known(context, path, bytes, *size,
+                                    most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1))
+        return bytes;
+    mpt__host_free(context, bytes, *size);
+    return NULL;
 }
 
 /* ==== Characters as tokens ==== */
@@ -38405,7 +38516,8 @@ static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, cons
     for (size_t at = 0, size; at < n; at += size) {
         size = mpt__utf8_read(text + at, n - at, &code);
         if (size == 0)
-            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld begins no UTF-8 character",
+            return mpt__refuse_known(context, path, text, n, MPT__KNOWN_ALL) &&
+                   mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld begins no UTF-8 character",
                                path, (int64_t)at);
         count += !(seen[code / 8] >> code % 8 & 1);
         bytes += !(seen[code / 8] >> code % 8 & 1) ? (int64_t)size : 0;
@@ -39070,9 +39182,12 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
         mpt__error(context, MPT_ERROR_ARGUMENT, "bytes_per_token is %d; 1, 2 or 4",
                    bytes_per_token);
     } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
+        /* A byte per token may well be a web page. */
+        const bool good = mpt__reader_plain(&file, bytes_per_token == 1 ? 1 : MPT__KNOWN_TEXT);
         mpt__reader_close(&file);
         memcpy(tokens.path, path, strlen(path));
         tokens.count = file.size / bytes_per_token;
+        if (!good) return mpt__dataset_publish(context, NULL);
         if (file.size % bytes_per_token != 0)
             mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes are not tokens of %d", path,
                        file.size, bytes_per_token);
@@ -40074,30 +40189,11 @@ static bool mpt__json_escape(mpt__archive *a, uint32_t *code) {
     return true;
 }
 
-/* A code point as UTF-8; returns its 1 to 4 bytes. */
-static size_t mpt__utf8_encode(uint32_t code, uint8_t out[4]) {
-    static const uint8_t lead[4] = {0, 0xc0, 0xe0, 0xf0};
-    size_t more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    out[0] = (uint8_t)(lead[more] | code >> (6 * more));
-    for (size_t i = 1; i <= more; i++) out[i] = (uint8_t)(0x80 | (code >> (6 * (more - i)) & 0x3f));
-    return more + 1;
-}
-
-/* The code point at the place, which is none if it is a surrogate, overlong or too large. */
+/* The code point at the place. */
 static bool mpt__utf8_decode(mpt__archive *a, uint32_t *code) {
-    uint8_t first = a->header[a->at], again[4];
-    size_t length = first < 0x80 ? 1 : first < 0xc0 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-    bool good = length > 0 && first < 0xf8 && length <= a->header_bytes - a->at;
-    *code = length < 2 ? first : first & (0x7fu >> length);
-    for (size_t i = 1; good && i < length; i++) {
-        good = (a->header[a->at + i] & 0xc0) == 0x80;
-        *code = *code << 6 | (a->header[a->at + i] & 0x3fu);
-    }
-    if (!good || *code > 0x10ffff || (*code >= 0xd800 && *code <= 0xdfff) ||
-        mpt__utf8_encode(*code, again) != length)
-        return mpt__json_refuse(a, "a string is not valid UTF-8");
+    const size_t length = mpt__utf8_read(a->header + a->at, a->header_bytes - a->at, code);
     a->at += length;
-    return true;
+    return length > 0 || mpt__json_refuse(a, "a string is not valid UTF-8");
 }
 
 /* A string, decoded in place: no character is longer than its spelling. */
@@ -40115,7 +40211,7 @@ static bool mpt__json_string(mpt__archive *a, mpt__span *string) {
         if (c < 0x20) return mpt__json_refuse(a, "a control character in a string");
         if (c == '\\') a->at++;
         if (!(c == '\\' ? mpt__json_escape(a, &code) : mpt__utf8_decode(a, &code))) return false;
-        size_t length = mpt__utf8_encode(code, out);
+        size_t length = mpt__utf8_write(code, out);
         memcpy(string->text + string->length, out, length);
         string->length += length;
     }
@@ -40669,7 +40765,8 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
         total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
     uint64_t size = mpt__load_little_endian(first, 8);
     if (size < 2 || size > (uint64_t)most)
-        return mpt__reject(a->context, MPT_ERROR_FORMAT,
+        return mpt__refuse_known(a->context, a->name, first, 8, MPT__KNOWN_ALL) &&
+               mpt__reject(a->context, MPT_ERROR_FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
                            a->name, most, size);

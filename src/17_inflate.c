@@ -394,13 +394,21 @@ static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void
     z->size = size;
 }
 
-/* Decodes a whole gzip file of n bytes into out[size]; z->written bytes have come of it. False when
- * z->error says what is wrong with it, and with that still NULL when there is more than `size`. */
+/* Whether only zeros are left: files are padded with them to whole blocks. */
+static bool mpt__inflate_ended(const mpt__inflate *z) {
+    const uint8_t *next = z->in.next;
+    while (next < z->in.end && *next == 0) next++;
+    return next == z->in.end;
+}
+
+/* Decodes a whole gzip file of n bytes, of one member or many, into out[size]; z->written bytes
+ * have come of it. False when z->error says what is wrong with it, and with that still NULL when
+ * there is more than `size`. */
 static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
     mpt__inflate_begin(z, data, n, out, size);
     do
         if (!mpt__inflate_member(z)) return false;
-    while (z->in.next < z->in.end);
+    while (!mpt__inflate_ended(z));
     return true;
 }
 

@@ -799,6 +799,97 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
     return good;
 }
 
+/* ==== What a file is instead ==== */
+
+/* The bytes that the first character takes, or 0 if they are no UTF-8. */
+static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    if (n == 0) return 0;
+    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (size == 0 || size > n || p[0] > 0xf4) return 0;
+    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
+    for (size_t i = 1; i < size; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        *code = *code << 6 | (p[i] & 0x3fu);
+    }
+    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
+                                                                                          : size;
+}
+
+/* A code point as UTF-8; returns its 1 to 4 bytes. */
+static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
+    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
+    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
+    return size;
+}
+
+/* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
+enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };
+
+#if defined(MPT__NO_FILES)
+#define mpt__refuse_known(context, path, bytes, n, rows) ((void)(bytes), (void)(n), true)
+#define mpt__reader_plain(file, rows) true
+#else
+static const struct {
+    uint8_t bytes;
+    const char *begin, *what;
+} mpt__known_files[MPT__KNOWN_ALL] = {
+    {23, "version https://git-lfs", "a Git LFS pointer; git lfs pull gets the file it stands for"},
+    {9, "<!doctype", "a web page, as a download gives that was refused"},
+    {5, "<html", "a web page, as a download gives that was refused"},
+    {5, "<?xml", "an XML document, as a download gives that was refused"},
+    {2, "\xff\xfe", "text in UTF-16; convert it to UTF-8"},
+    {2, "\xfe\xff", "text in UTF-16; convert it to UTF-8"},
+    {2, "\x1f\x8b", "compressed by gzip; unpack it first"},
+    {4, "PK\x03\x04", "a zip archive, as .zip, .npz, .xlsx and PyTorch's .pt are"},
+    {6, "\x93NUMPY", "a NumPy array (.npy)"},
+    {4, "\x28\xb5\x2f\xfd", "compressed by zstd; unpack it first"},
+    {5, "\xfd\x37zXZ", "compressed by xz; unpack it first"},
+    {3, "BZh", "compressed by bzip2; unpack it first"},
+    {4, "\x89HDF", "an HDF5 file"},
+    {4, "PAR1", "a Parquet file"},
+    {4, "GGUF", "a GGUF file"},
+    {2, "\x80\x02", "a Python pickle, as older .pt files are"}};
+
+/* What n bytes are the beginning of, by the first `rows` rows; NULL if it is none of them. Of a
+   longer beginning eight bytes are enough. */
+static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
+    if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;
+    for (int row = 0; row < rows; row++) {
+        const char *begin = mpt__known_files[row].begin;
+        const size_t length = mpt__known_files[row].bytes;
+        size_t i = 0, at = 0;
+        while (row < MPT__KNOWN_TEXT && at < n && (p[at] == ' ' || (p[at] >= 9 && p[at] <= 13)))
+            at++;
+        for (; i < length && at < n; i++, at++) {
+            const uint8_t c = p[at] >= 'A' && p[at] <= 'Z' && row < MPT__KNOWN_TEXT
+                                  ? (uint8_t)(p[at] + 32)
+                                  : p[at];
+            if (c != (uint8_t)begin[i]) break;
+        }
+        if (i == length || (i >= 8 && at == n)) return mpt__known_files[row].what;
+    }
+    return NULL;
+}
+
+/* False with an error recorded if n bytes, with which a file begins, say that it is something else;
+   for a format's own refusals, which then need not guess. */
+static bool mpt__refuse_known(mpt_context *context, const char *path, const uint8_t *p, size_t n,
+                              int rows) {
+    const char *what = mpt__what_this_is(p, n, rows);
+    return !what || mpt__reject(context, MPT_ERROR_FORMAT, "%s: this is %s", path, what);
+}
+
+/* The same for a file that was just opened, of a format without a beginning of its own. */
+static bool mpt__reader_plain(mpt__reader *file, int rows) {
+    uint8_t head[32];
+    const size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
+    return mpt__reader_read(file, head, n) &&
+           mpt__refuse_known(file->context, file->path, head, n, rows);
+}
+#endif
+
 /* ==== idx files ==== */
 
 #define MPT__GZIP_LEAST 18 /* bytes of a header and a trailer */
@@ -812,21 +903,22 @@ typedef struct mpt__idx_file {
     size_t size;
 } mpt__idx_file;
 
-static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx) {
-    return mpt__reject(file->context, MPT_ERROR_FORMAT,
+static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx, const uint8_t *head,
+                            size_t n) {
+    return mpt__refuse_known(file->context, file->path, head, n, MPT__KNOWN_ALL) &&
+           mpt__reject(file->context, MPT_ERROR_FORMAT,
                        "%s: %s: expected %lld, got %lld (header, bytes 0 to %d)", file->path,
                        idx->error, idx->expected, idx->got, MPT__IDX_MAX_HEADER - 1);
 }
 
 static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) {
     return mpt__reject(file->context, MPT_ERROR_FORMAT, "%s: %s (compressed byte %lld)", file->path,
-                       z->error ? z->error
-                                : "not the amount of data that its idx header stands for",
-                       z->error ? (int64_t)z->error_offset : file->size);
+                       z->error, (int64_t)z->error_offset);
 }
 
-/* Decompresses the whole file. Before that is allocated, its header must agree with the size that
-   the file ends with, and with what its compressed bytes can hold. */
+/* Decompresses the whole file, whose header must agree with what its compressed bytes can hold
+   before anything is allocated for it. The size at the end is of no use for that: it is that of
+   the last of perhaps many members. */
 static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt__inflate *z,
                             mpt__idx_file *out) {
     uint8_t head[MPT__IDX_MAX_HEADER];
@@ -834,14 +926,8 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
     bool whole = mpt__inflate_run(z, packed, n, head, sizeof head);
     if (z->error) return mpt__inflate_refuse(file, z);
     if (!mpt__idx_header(&out->idx, head, z->written, whole ? (int64_t)z->written : -1))
-        return mpt__idx_refuse(file, &out->idx);
+        return mpt__idx_refuse(file, &out->idx, head, z->written);
     const int64_t size = out->idx.header_bytes + out->idx.data_bytes;
-    const uint32_t announced = mpt__load_u32(packed + n - 4);
-    if ((uint32_t)((uint64_t)size & 0xffffffffu) != announced)
-        return mpt__reject(file->context, MPT_ERROR_FORMAT,
-                           "%s: its idx header stands for %lld bytes, its gzip trailer (byte %lld) "
-                           "for %lld",
-                           file->path, size, file->size - 4, (int64_t)announced);
     if (size / MPT__DEFLATE_RATIO > file->size)
         return mpt__reject(file->context, MPT_ERROR_FORMAT,
                            "%s: its idx header stands for %lld bytes, more than %lld compressed "
@@ -850,8 +936,12 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
     out->size = (size_t)size;
     out->bytes = (uint8_t *)mpt__allocate(&file->context->base, out->size, MPT_MEMORY_DATA);
     if (!out->bytes) return false;
-    return (mpt__inflate_run(z, packed, n, out->bytes, out->size) && z->written == out->size) ||
-           mpt__inflate_refuse(file, z);
+    whole = mpt__inflate_run(z, packed, n, out->bytes, out->size);
+    if (z->error) return mpt__inflate_refuse(file, z);
+    return (whole && z->written == out->size) ||
+           mpt__reject(file->context, MPT_ERROR_FORMAT,
+                       "%s: it unpacks to %s%lld bytes, its idx header stands for %lld", file->path,
+                       whole ? "" : "more than ", (int64_t)z->written, size);
 }
 
 /* Reads the rest of a file that is open, plain or gzip by its first two bytes. */
@@ -862,7 +952,7 @@ static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
     if (!mpt__reader_read(file, head, n)) return false;
     if (head[0] != 0x1f || head[1] != 0x8b) {
         if (!mpt__idx_header(&out->idx, head, n, file->size))
-            return mpt__idx_refuse(file, &out->idx);
+            return mpt__idx_refuse(file, &out->idx, head, n);
         out->size = (size_t)file->size;
         out->bytes = mpt__reader_rest(file, head, n, MPT_MEMORY_DATA);
         return out->bytes != NULL;

@@ -45,17 +45,23 @@ static bool mpt__npy_take(mpt__npy_text *text, const char *word) {
     return true;
 }
 
-static bool mpt__npy_shape(mpt__npy *npy, mpt__npy_text *text) {
+static const char mpt__npy_large[] = "its shape has a product of 2^63 or more";
+
+/* False with what is wrong in `fault` if it is more than the spelling. */
+static bool mpt__npy_shape(mpt__npy *npy, mpt__npy_text *text, const char **fault) {
     npy->shape.rank = 0;
     if (!mpt__npy_take(text, "(")) return false;
     while (!mpt__npy_take(text, ")")) {
         int64_t value = 0;
         const char *const begin = text->at;
         for (; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++) {
-            if (value > PTRDIFF_MAX / 16) return false;
-            value = value * 10 + (*text->at - '0');
+            const int digit = *text->at - '0';
+            if (value > (INT64_MAX - digit) / 10) *fault = mpt__npy_large;
+            if (!*fault) value = value * 10 + digit;
         }
-        if (text->at == begin || npy->shape.rank == MPT_MAX_RANK) return false;
+        if (text->at > begin && npy->shape.rank == MPT_MAX_RANK)
+            *fault = "it has more than 8 dimensions";
+        if (text->at == begin || *fault) return false;
         npy->shape.dim[npy->shape.rank++] = value;
         mpt__npy_take(text, "L");
         if (!mpt__npy_take(text, ",")) return mpt__npy_take(text, ")");
@@ -75,9 +81,12 @@ static const struct {
 static bool mpt__npy_header(mpt__npy *npy) {
     const uint8_t *p = npy->bytes;
     const size_t lead = npy->size > 6 && p[6] > 1 ? 12 : 10;
+    const char *fault = NULL;
     int seen = 0;
     if (npy->size < lead || memcmp(p, "\x93NUMPY", 6) != 0 || p[6] < 1 || p[6] > 3)
-        return mpt__npy_fault(npy, "no .npy data of version 1 to 3");
+        return ((npy->size > 6 && p[0] == 0x93) ||
+                mpt__refuse_known(npy->context, npy->path, p, npy->size, MPT__KNOWN_ALL)) &&
+               mpt__npy_fault(npy, "no .npy data of version 1 to 3");
     const uint64_t length = mpt__load_little_endian(p + 8, lead - 8);
     if (length > npy->size - lead) return mpt__npy_fault(npy, "it ends inside its header");
     mpt__npy_text text = {(const char *)p + lead, (const char *)p + lead + length};
@@ -97,11 +106,13 @@ static bool mpt__npy_header(mpt__npy *npy) {
             good = npy->transposed || mpt__npy_take(&text, "False");
         } else {
             seen |= 4;
-            good = mpt__npy_take(&text, "'shape': ") && mpt__npy_shape(npy, &text);
+            good = mpt__npy_take(&text, "'shape': ") && mpt__npy_shape(npy, &text, &fault);
         }
         mpt__npy_take(&text, ",");
     }
-    if (!good || seen != 7)
+    mpt__npy_take(&text, "");
+    if (fault) return mpt__npy_fault(npy, fault);
+    if (!good || seen != 7 || text.at < text.end)
         return mpt__npy_fault(npy,
                               "its header is not one of plain numbers in at most 8 dimensions");
     npy->dtype = MPT_DTYPE_NONE;
@@ -112,7 +123,7 @@ static bool mpt__npy_header(mpt__npy *npy) {
         return mpt__npy_fault(npy, "its elements are no float, integer or bool of 1 to 8 bytes");
     const size_t left = npy->size - lead - (size_t)length;
     const int64_t numel = mpt__shape_numel(&npy->shape);
-    if (numel < 1) return mpt__npy_fault(npy, "it holds nothing");
+    if (numel < 1) return mpt__npy_fault(npy, numel < 0 ? mpt__npy_large : "it holds nothing");
     if (left % (size_t)npy->width != 0 || (uint64_t)numel != left / (size_t)npy->width)
         return mpt__reject(npy->context, MPT_ERROR_FORMAT,
                            "%s%s%s: %lld elements of %d bytes by its header, %lld bytes follow it",
@@ -211,7 +222,10 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
     const size_t n = file->size, length = strlen(npy->name);
     size_t end = n < MPT__ZIP_END ? 0 : n - MPT__ZIP_END + 1, at, count;
     while (end > 0 && mpt__load_u32(p + end - 1) != 0x06054b50u) end--;
-    if (end-- == 0) return mpt__npy_fault(npy, "this is no .npz: it has no directory");
+    if (end-- == 0)
+        return (mpt__load_u32(p) == 0x04034b50u ||
+                mpt__refuse_known(npy->context, npy->path, p, n, MPT__KNOWN_ALL)) &&
+               mpt__npy_fault(npy, "this is no .npz: it has no directory");
     count = (size_t)mpt__load_little_endian(p + end + 10, 2);
     at = mpt__load_u32(p + end + 16);
     for (; count > 0; count--) {
@@ -240,11 +254,11 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
         return mpt__npy_fault(npy, "its place in the .npz is damaged, or it is zip64");
     at += MPT__ZIP_LOCAL + (size_t)mpt__load_little_endian(p + at + 26, 2) +
           (size_t)mpt__load_little_endian(p + at + 28, 2);
+    if ((method != 0 && method != 8) || (entry[8] & 1))
+        return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");
     if (at > n || packed > n - at || (method == 0 && packed != size) ||
         (method == 8 && (size == 0 || size / MPT__DEFLATE_RATIO > packed)))
         return mpt__npy_fault(npy, "its size in the .npz is not possible");
-    if ((method != 0 && method != 8) || (entry[8] & 1))
-        return mpt__npy_fault(npy, "it is encrypted, or compressed in a way other than deflate");
     npy->bytes = p + at, npy->size = size;
     if (method == 8) {
         mpt__host_free(file->context, file->unpacked, file->unpacked_size);
@@ -411,7 +425,9 @@ static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t of
                               int64_t *stride, size_t bytes) {
     mpt__reader file;
     if (!mpt__reader_open_up_to(&file, context, path, INT64_MAX)) return -1;
+    const bool good = mpt__reader_plain(&file, MPT__KNOWN_TEXT);
     mpt__reader_close(&file);
+    if (!good) return -1;
     if (*stride == 0) *stride = (int64_t)bytes;
     if (offset >= 0 && *stride > 0 && offset <= file.size &&
         file.size - offset >= (int64_t)bytes) /* the last one need not be followed by a gap */

@@ -154,11 +154,22 @@ static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
     char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
     while (p < end && mpt__csv_blank(csv, *p)) p++;
     const bool quoted = p < end && *p == '"';
+    const char *read = p; /* up to where the characters are known to be UTF-8 */
+    uint32_t code;
     csv->field = out = p += quoted;
     for (; p < end && (quoted || (*p != csv->delimiter && *p != '\n')); p++, out++) {
         if (quoted && *p == '"' && (p + 1 == end || p[1] != '"')) break;
         p += quoted && *p == '"';
         csv->line += *p == '\n';
+        if ((uint8_t)*p >= 0x80 && p >= read && !csv->write) {
+            const size_t size = mpt__utf8_read((const uint8_t *)p, (size_t)(end - p), &code);
+            if (size == 0)
+                return mpt__csv_fault(csv, column, NULL,
+                                      "is followed by a byte that is not UTF-8 (Latin-1 or "
+                                      "Windows-1252?); convert the file to UTF-8",
+                                      csv->field, (size_t)(p - csv->field));
+            read = p + size;
+        }
         if (csv->write) *out = *p;
         if (*p == 0)
             return mpt__csv_fault(csv, column, NULL, "ends in a zero byte; tables are UTF-8 text",
@@ -634,9 +645,11 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
     rows -= config->header;
     if (rows < 1) {
         mpt__error(context, MPT_ERROR_FORMAT,
-                   "%s: no samples: %lld lines with fields, of which %d "
-                   "is the header",
-                   r->csv.path, rows + config->header, (int)config->header);
+                   "%s: no samples: %lld lines with fields, of which %d is the header%s",
+                   r->csv.path, rows + config->header, (int)config->header,
+                   memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
+                       ? "; its lines end with CR alone, not with LF"
+                       : "");
         return NULL;
     }
     /* Every field has a byte of its own in the file, so that these products cannot overflow where
@@ -692,7 +705,8 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
     reader.csv.text = text, reader.csv.size = size;
     reader.csv.delimiter = config->delimiter;
     reader.missing = config->missing;
-    if (!text || context->base.status != MPT_OK) {
+    if (!text || context->base.status != MPT_OK ||
+        !mpt__refuse_known(context, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "delimiter is byte %d", (int)config->delimiter);

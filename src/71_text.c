@@ -14,28 +14,6 @@
 
 /* ==== Characters ==== */
 
-/* The bytes that the first character takes, or 0 if they are no UTF-8. */
-static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    if (n == 0) return 0;
-    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
-    if (size == 0 || size > n || p[0] > 0xf4) return 0;
-    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
-    for (size_t i = 1; i < size; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-        *code = *code << 6 | (p[i] & 0x3fu);
-    }
-    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
-                                                                                          : size;
-}
-
-static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
-    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
-    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
-    return size;
-}
-
 /* Letters, numbers, white space: made by tools/unicode_classes.py, which says how to read it. */
 enum { MPT__MARK, MPT__LETTER, MPT__NUMBER, MPT__SPACE };
 static const char mpt__unicode_classes[] =
@@ -182,7 +160,12 @@ static uint8_t *mpt__text_read(mpt_context *context, const char *path, int64_t m
     else
         bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&file);
-    return bytes;
+    /* Text may be that of a web page; a vocabulary is none. */
+    if (!bytes || mpt__refuse_known(context, path, bytes, *size,
+                                    most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1))
+        return bytes;
+    mpt__host_free(context, bytes, *size);
+    return NULL;
 }
 
 /* ==== Characters as tokens ==== */
@@ -194,7 +177,8 @@ static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, cons
     for (size_t at = 0, size; at < n; at += size) {
         size = mpt__utf8_read(text + at, n - at, &code);
         if (size == 0)
-            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld begins no UTF-8 character",
+            return mpt__refuse_known(context, path, text, n, MPT__KNOWN_ALL) &&
+                   mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld begins no UTF-8 character",
                                path, (int64_t)at);
         count += !(seen[code / 8] >> code % 8 & 1);
         bytes += !(seen[code / 8] >> code % 8 & 1) ? (int64_t)size : 0;
@@ -859,9 +843,12 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
         mpt__error(context, MPT_ERROR_ARGUMENT, "bytes_per_token is %d; 1, 2 or 4",
                    bytes_per_token);
     } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
+        /* A byte per token may well be a web page. */
+        const bool good = mpt__reader_plain(&file, bytes_per_token == 1 ? 1 : MPT__KNOWN_TEXT);
         mpt__reader_close(&file);
         memcpy(tokens.path, path, strlen(path));
         tokens.count = file.size / bytes_per_token;
+        if (!good) return mpt__dataset_publish(context, NULL);
         if (file.size % bytes_per_token != 0)
             mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes are not tokens of %d", path,
                        file.size, bytes_per_token);

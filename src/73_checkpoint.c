@@ -167,30 +167,11 @@ static bool mpt__json_escape(mpt__archive *a, uint32_t *code) {
     return true;
 }
 
-/* A code point as UTF-8; returns its 1 to 4 bytes. */
-static size_t mpt__utf8_encode(uint32_t code, uint8_t out[4]) {
-    static const uint8_t lead[4] = {0, 0xc0, 0xe0, 0xf0};
-    size_t more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    out[0] = (uint8_t)(lead[more] | code >> (6 * more));
-    for (size_t i = 1; i <= more; i++) out[i] = (uint8_t)(0x80 | (code >> (6 * (more - i)) & 0x3f));
-    return more + 1;
-}
-
-/* The code point at the place, which is none if it is a surrogate, overlong or too large. */
+/* The code point at the place. */
 static bool mpt__utf8_decode(mpt__archive *a, uint32_t *code) {
-    uint8_t first = a->header[a->at], again[4];
-    size_t length = first < 0x80 ? 1 : first < 0xc0 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-    bool good = length > 0 && first < 0xf8 && length <= a->header_bytes - a->at;
-    *code = length < 2 ? first : first & (0x7fu >> length);
-    for (size_t i = 1; good && i < length; i++) {
-        good = (a->header[a->at + i] & 0xc0) == 0x80;
-        *code = *code << 6 | (a->header[a->at + i] & 0x3fu);
-    }
-    if (!good || *code > 0x10ffff || (*code >= 0xd800 && *code <= 0xdfff) ||
-        mpt__utf8_encode(*code, again) != length)
-        return mpt__json_refuse(a, "a string is not valid UTF-8");
+    const size_t length = mpt__utf8_read(a->header + a->at, a->header_bytes - a->at, code);
     a->at += length;
-    return true;
+    return length > 0 || mpt__json_refuse(a, "a string is not valid UTF-8");
 }
 
 /* A string, decoded in place: no character is longer than its spelling. */
@@ -208,7 +189,7 @@ static bool mpt__json_string(mpt__archive *a, mpt__span *string) {
         if (c < 0x20) return mpt__json_refuse(a, "a control character in a string");
         if (c == '\\') a->at++;
         if (!(c == '\\' ? mpt__json_escape(a, &code) : mpt__utf8_decode(a, &code))) return false;
-        size_t length = mpt__utf8_encode(code, out);
+        size_t length = mpt__utf8_write(code, out);
         memcpy(string->text + string->length, out, length);
         string->length += length;
     }
@@ -762,7 +743,8 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
         total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
     uint64_t size = mpt__load_little_endian(first, 8);
     if (size < 2 || size > (uint64_t)most)
-        return mpt__reject(a->context, MPT_ERROR_FORMAT,
+        return mpt__refuse_known(a->context, a->name, first, 8, MPT__KNOWN_ALL) &&
+               mpt__reject(a->context, MPT_ERROR_FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
                            a->name, most, size);

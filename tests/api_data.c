@@ -899,8 +899,14 @@ TEST(idx_plain_and_gzip) {
         CHECK_EQ_INT(y, 9 - i);
         for (int k = 0; k < 6; k++) CHECK(x[k] == byte_value(pixel(i, k)));
     }
-    write_file(gz, packed, put_gzip(packed, images, n_images));
+    /* Two members, as of files that were joined, one of nothing, and zeros up to a whole block. */
+    size_t size = put_gzip(packed, images, 20);
+    size += put_gzip(packed + size, images, 0);
+    size += put_gzip(packed + size, images + 20, n_images - 20);
+    memset(packed + size, 0, 7);
+    write_file(gz, packed, size + 7);
     mpt_dataset inputs_only = mpt_idx(context, gz, NULL);
+    CHECK_EQ_STR(mpt_error(context), "");
     mpt_batch batch;
     REQUIRE(mpt_loader_next(make_loader(context, inputs_only, 3, false, 0), &batch));
     CHECK_EQ_INT(mpt_get_shape(batch.x).dim[2], 3);
@@ -943,8 +949,18 @@ TEST(idx_damaged) {
     memcpy(bytes, good, n), bytes[4] = 0x7f; /* two billion images */
     REFUSED(bytes, n, "expected");
     size_t size = put_gzip(packed, bytes, n);
-    REFUSED(packed, size, "gzip trailer");
+    REFUSED(packed, size, "compressed ones hold");
+    memcpy(bytes, good, n), bytes[7] = 6; /* one more than there are */
+    size = put_gzip(packed, bytes, n);
+    REFUSED(packed, size, "it unpacks to 46 bytes, its idx header stands for 52");
+    bytes[7] = 4;
+    size = put_gzip(packed, bytes, n);
+    REFUSED(packed, size, "it unpacks to more than 40 bytes, its idx header stands for 40");
+    size = put_gzip(packed, (const uint8_t *)"<html>an error page</html>", 26);
+    REFUSED(packed, size, "this is a web page");
     size = put_gzip(packed, good, n);
+    packed[size] = 'x';
+    REFUSED(packed, size + 1, "something that is not gzip follows the data");
     for (size_t cut = 2; cut < size; cut++) {
         write_file(path, packed, cut);
         mpt_idx(context, path, NULL);

@@ -46,6 +46,8 @@ TEST(headers_of_weights) {
     static const struct {
         const char *header, *text;
     } rows[] = {
+        {" " WEIGHT("[1]", "[0,4]"), "the header does not begin with '{'"},
+        {"\n" WEIGHT("[1]", "[0,4]"), "the header does not begin with '{'"},
         {WEIGHT("[1e3]", "[0,4]"), "a whole number expected"},
         {WEIGHT("[1E3]", "[0,4]"), "a whole number expected"},
         {WEIGHT("[1.]", "[0,4]"), "a whole number expected"},
@@ -216,8 +218,12 @@ TEST(headers_of_arrays) {
         {1, ARRAY("<f4", "False", "2"), 8, header},
         {1, ARRAY("<f4", "False", "(2"), 8, header},
         {1, ARRAY("<f4", "False", "(2, x)"), 8, header},
-        {1, ARRAY("<f4", "False", "(1,1,1,1,1,1,1,1,2)"), 8, header},
-        {1, ARRAY("<f4", "False", "(99999999999999999999,)"), 8, header},
+        {1, ARRAY("<f4", "False", "(1,1,1,1,1,1,1,1,2)"), 8, "more than 8 dimensions"},
+        {1, ARRAY("<f4", "False", "(99999999999999999999,)"), 8, "a product of 2^63 or more"},
+        {1, ARRAY("<f4", "False", "(9223372036854775807,)"), 8, "9223372036854775807 elements"},
+        {1, ARRAY("<f4", "False", "(9223372036854775808,)"), 8, "a product of 2^63 or more"},
+        {1, ARRAY("<f4", "False", "(2,)") " x", 8, header},
+        {1, ARRAY("<f4", "False", "(2,)") "}", 8, header},
         {1, "{'descr': '<f4', 'fortran_order': False, }", 8, header},
         {1, "{'shape': (2,), 'fortran_order': False, }", 8, header},
         {1, "{'descr': '<f4', 'shape': (2,)}", 8, header},
@@ -225,7 +231,7 @@ TEST(headers_of_arrays) {
         {1, ARRAY("<f3", "False", "(2,)"), 6, "no float, integer or bool"},
         {1, ARRAY("<f:", "False", "(2,)"), 6, "no float, integer or bool"},
         {1, ARRAY("<f4", "False", "(0,)"), 0, "it holds nothing"},
-        {1, ARRAY("<f4", "False", "(4611686018427387904, 8)"), 8, "it holds nothing"},
+        {1, ARRAY("<f4", "False", "(4611686018427387904, 8)"), 8, "a product of 2^63 or more"},
         {1, ARRAY("<f4", "False", "(3,)"), 8, "3 elements of 4 bytes by its header, 8 bytes"},
         {1, ARRAY("<f4", "False", "(2,)"), 9, "2 elements of 4 bytes by its header, 9"}};
     mpt_context *c = make_context();
@@ -256,5 +262,120 @@ TEST(headers_of_arrays) {
     end(c);
 }
 
-TEST_TABLE = {T(headers_of_weights), T(vocabularies_and_merges), T(headers_of_arrays)};
+/* ==== Files of other kinds ==== */
+
+static int64_t open_as(mpt_context *c, int reader) {
+    mpt_window_config windows = mpt_window_config_default();
+    mpt_raw_config raw = mpt_raw_config_default();
+    mpt_module net;
+    windows.block = 2;
+    raw.inputs = "file";
+    switch (reader) {
+    case 0:
+        return mpt_csv(c, "file", NULL).slot;
+    case 1:
+        return mpt_numpy_tensor(c, "file", NULL).slot;
+    case 2:
+        return mpt_npz(c, "file", "x", NULL).slot;
+    case 3:
+        return mpt_idx(c, "file", NULL).slot;
+    case 4:
+        return mpt_bpe_tokenizer(c, "file", "file").slot;
+    case 5:
+        return mpt_token_file(c, "file", 2, &windows).slot;
+    case 6:
+        return mpt_raw_files(c, &raw).slot;
+    case 7:
+        return mpt_char_tokenizer(c, "file").slot;
+    case 8:
+        return mpt_token_file(c, "file", 1, &windows).slot;
+    default:
+        net = mpt_nn_linear(c, 2, 1);
+        return mpt_load(net, "file", NULL, NULL) == MPT_OK;
+    }
+}
+
+/* Each reader, by its letter, names what it was given instead. */
+TEST(files_of_other_kinds) {
+    static const char readers[] = "cnzibtrokw"; /* csv, npy, npz, idx, bpe, 2-byte tokens, raw,
+                                                   characters, 1-byte tokens, weights */
+    static const struct {
+        const char *bytes;
+        size_t n;
+        const char *by, *text;
+    } rows[] = {{"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n", 66,
+                 readers, "file: this is a Git LFS pointer"},
+                {"<!DOCTYPE html>\n<html><head></head><body>404</body></html>\n", 60, "cnzibtrw",
+                 "file: this is a web page"},
+                {"\xef\xbb\xbf\n <HTML><head></head><body>404, 404, 404</body></HTML>", 60,
+                 "cnzibtr", "file: this is a web page"},
+                {"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>", 60, "cnzibtrw",
+                 "file: this is an XML document"},
+                {"\xff\xfe"
+                 "a\0,\0b\0\n\0"
+                 "1\0,\0"
+                 "2\0\n\0",
+                 18, "cnzibow", "text in UTF-16"},
+                {"\xfe\xff\0a\0,\0b\0\n\0"
+                 "1\0,\0"
+                 "2\0\n",
+                 18, "cnzibow", "text in UTF-16"},
+                {"\x1f\x8b\x08\0\1\2\3\4\0\3zip, zip", 20, "cnzbow", "compressed by gzip"},
+                {"PK\3\4\x14\0\0\0\x08\0archive/data.pkl", 24, "cniw", "a zip archive"},
+                {"\x93NUMPY\1\0\x46\0{'descr': '<f4'", 24, "cziw", "a NumPy array"},
+                {"\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19.", 16, "cniw", "a Python pickle"},
+                {"GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16, "cniw", "a GGUF file"}};
+    mpt_context *c = make_context();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        put("file", rows[i].bytes, rows[i].n);
+        for (int k = 0; k < 10; k++) {
+            if (!strchr(rows[i].by, readers[k])) continue;
+            CHECK_EQ_INT(open_as(c, k), 0);
+            if (unbuilt(c)) goto done;
+            const int before = test_failures;
+            refused(c, (int)i, rows[i].text);
+            if (test_failures > before) printf(", reader %c", readers[k]);
+        }
+    }
+    put("file", "<?xml?><html>bytes as tokens</html>", 35); /* what a model may well be made of */
+    CHECK(open_as(c, 8) != 0);
+    CHECK(open_as(c, 7) != 0);
+    check_ok(c);
+done:
+    mpt_clear_error(c);
+    end(c);
+}
+
+/* A byte that is not UTF-8 is named with its place; what is none may stand before. */
+TEST(tables_are_utf8) {
+    static const struct {
+        const char *text, *fault;
+    } rows[] = {{"name,y\n\xc3\xa9t\xc3\xa9,1\nM\xfcnchen,2\n",
+                 "line 3, column 0: \"M\" is followed by a byte that is not UTF-8 (Latin-1 or"},
+                {"name,gr\xf6\xdf"
+                 "e\nx,1\n",
+                 "line 1, column 1: \"gr\" is followed by"},
+                {"name,y\n\"a \xe9\",1\n", "line 2, column 0: \"a \" is followed by"},
+                {"name,y\nab\xc3", "line 2, column 0: \"ab\" is followed by"},
+                {"name,y\n\xed\xa0\x80,1\n", "line 2, column 0: \"\" is followed by"},
+                {"name,y\n\xc0\xaf,1\n", "line 2, column 0: \"\" is followed by"},
+                {"name,y\ra,1\rb,2\r", "its lines end with CR alone"},
+                {"name,y\n\xc3\xa9,1\n\xf0\x9f\x98\x80,2\n\"\xe2\x82\xac\",3\n", NULL}};
+    mpt_context *c = make_context();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        mpt_dataset made = mpt_csv_memory(c, rows[i].text, strlen(rows[i].text), NULL);
+        if (unbuilt(c)) break;
+        if (rows[i].fault) {
+            refused(c, (int)i, rows[i].fault);
+            continue;
+        }
+        check_ok(c);
+        CHECK_EQ_STR(mpt_category_name(made, 1, 0), "\xe2\x82\xac");
+    }
+    mpt_clear_error(c);
+    end(c);
+}
+
+TEST_TABLE = {T(headers_of_weights), T(vocabularies_and_merges), T(headers_of_arrays),
+              T(files_of_other_kinds), T(tables_are_utf8)};
 TEST_MAIN

@@ -363,7 +363,7 @@ TEST(npz_files_of_numpy) {
         mpt_numpy_tensor(context, path, "x");
         EXPECT(MPT_ERROR_FORMAT, "arrays.npz, x: the .npz has no array of this name");
         mpt_numpy_tensor(context, path, NULL);
-        EXPECT(MPT_ERROR_FORMAT, "arrays.npz: no .npy data of version 1 to 3");
+        EXPECT(MPT_ERROR_FORMAT, "arrays.npz: this is a zip archive");
         /* Every byte once, torn at every place once: an error or, in what is not read, the same. */
         for (size_t i = 0; i < 2 * n; i += 7) {
             memcpy(torn, bytes->data, n);
@@ -415,8 +415,8 @@ TEST(odd_arrays) {
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", 7, "2 elements of 4 bytes"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", 12, "12 bytes follow it"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (0,), }", 0, "it holds nothing"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999,99999999999)}", 8, ""},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}", 8, "plain"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999,9999999999)}", 8, "2^63"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}", 8, "2^63"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,2)}", 8, "8 dimens"},
         {"{'descr': '<c8', 'fortran_order': False, 'shape': (1,)}", 8, "no float, integer or bool"},
         {"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", 8, "plain numbers"},

@@ -289,10 +289,13 @@ TEST(what_follows_a_member) {
     put_stored(&w, plain, 3, 1);
     put_trailer(&w, 3);
     size_t size = w.bits / 8;
-    for (size_t extra = 1; extra < 30; extra++) { /* zeros, as tapes pad with */
+    for (size_t extra = 1; extra < 30; extra++) { /* zeros, as tapes pad with, and what is none */
+        CHECK_EQ_INT(inflate_all(stream, size + extra), 3);
+        stream[size + extra - 1] = 'x';
         CHECK_EQ_INT(inflate_all(stream, size + extra), -1);
         CHECK_EQ_STR(inflater.error, "something that is not gzip follows the data");
         CHECK_EQ_INT(inflater.error_offset, size + 1);
+        stream[size + extra - 1] = 0;
     }
     put_header(&w); /* a match may not reach into the member before */
     put_words(&w, "1:1 1:2 64:7 0:5");
