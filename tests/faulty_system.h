@@ -30,6 +30,15 @@ enum system_call {
     CALL_FLOCK,
     CALL_OPENDIR,
     CALL_READDIR,
+    IO_OPEN, /* from here on: callbacks of a test, which ask system_fails themselves */
+    IO_READ,
+    IO_WRITE,
+    IO_SEEK,
+    IO_SIZE,
+    IO_FLUSH,
+    IO_CLOSE,
+    IO_COMMIT,
+    IO_LIST,
     SYSTEM_CALLS
 };
 #if defined(__linux__) && defined(__LP64__)
@@ -49,8 +58,10 @@ enum system_call {
 #ifdef HAVE_FAULTY_SYSTEM
 
 static const char *const system_call_names[SYSTEM_CALLS] = {
-    "open",     "read", "write", "lseek",  "close",  "fsync", "rename",  "unlink",
-    "readlink", "stat", "fstat", "fchmod", "fchown", "flock", "opendir", "readdir"};
+    "open",     "read",     "write",     "lseek",   "close",    "fsync",   "rename",
+    "unlink",   "readlink", "stat",      "fstat",   "fchmod",   "fchown",  "flock",
+    "opendir",  "readdir",  "io.open",   "io.read", "io.write", "io.seek", "io.size",
+    "io.flush", "io.close", "io.commit", "io.list"};
 
 /* Call number `at` (from 1) of one kind fails with `code`; so does every later one, if `onwards`.
    Code 0: it moves half of the bytes, or none. */
