@@ -339,7 +339,7 @@ allowed_ms() { # allowed_ms TIME: of compiling the implementation, where stb tak
 least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1; }
 # What users feel is bounded below: time to compile, size of objects. Bytes stand here so that growth
 # is decided; how many of them are code and not comments is printed.
-at_most 'size of mptrain.h' "$(wc -c <"$header")" 2050000 bytes
+at_most 'size of mptrain.h' "$(wc -c <"$header")" 2108000 bytes
 echo "mptrain.h without comments: $($cc -fpreprocessed -dD -E -P -x c "$header" 2>/dev/null | wc -c) bytes"
 core_lines=$($cc -E -C -fdirectives-only $include $core_options implementation.c 2>/dev/null |
     awk '/^# [0-9]+ "/ { ours = $3 ~ /mptrain\.h"$/; next } ours && NF { n++ } END { print n + 0 }')
