@@ -622,7 +622,8 @@ typedef struct mpt_load_config {
     int ignore_count;
 } mpt_load_config;
 MPTRAIN_API mpt_load_config mpt_load_config_default(void);
-/* All parameters as safetensors. The file appears whole or not at all. */
+/* All parameters as safetensors. The file appears whole or not at all; rights of one that is there,
+   and links to it, stay. */
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
 /* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
    dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. Two tensors for one

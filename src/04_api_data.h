@@ -145,8 +145,8 @@ typedef struct mpt_table_config {
                          of the training data; it has the same columns */
 } mpt_table_config;
 MPTRAIN_API mpt_table_config mpt_table_config_default(void);
-/* One sample per line of a CSV file: fields in "quotes" may hold delimiters, line ends and doubled
-   quotes; blanks around fields and empty lines do not count. Without a value are the fields that
+/* One sample per line of a CSV file, UTF-8: fields in "quotes" may hold delimiters, line ends and
+   doubled quotes; blanks around fields and empty lines do not count. Without a value are those that
    are empty or NA, N/A, NaN, nan, NULL, null, None, ?. Numbers are rounded correctly, to double and
    then to the inputs' dtype. Targets always have a value. Errors name file, line and column. */
 MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
