@@ -172,6 +172,7 @@ cublasStatus_t check(const problem &p) {
     // The bias belongs to the rows of D; whether it may lie across its storage is not documented.
     const bool by_row_with_bias =
         (p.op.epilogue & CUBLASLT_EPILOGUE_BIAS) && p.d.order == CUBLASLT_ORDER_ROW;
+    if (current_capability() < 80 && p.a.type == CUDA_R_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!types_agree(p) || (p.op.epilogue & ~known) || by_row_with_bias)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
@@ -320,7 +321,15 @@ cublasStatus_t check_pointers(const product &g, size_t workspace_size) {
 #define BEGIN \
     if (const int error = planned_failure(__func__)) return (cublasStatus_t)error
 
-struct cublasLtContext {};
+struct cublasLtContext {
+    int device;
+};
+
+static void require_own(const char *who, cublasLtHandle_t handle) {
+    if (handle->device != current_device())
+        die("%s: the handle is of device %d, the current device is %d", who, handle->device,
+            current_device());
+}
 
 extern "C" {
 
@@ -337,7 +346,7 @@ const char *cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetS
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     BEGIN;
-    *handle = new cublasLtContext;
+    *handle = new cublasLtContext{current_device()};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -402,13 +411,14 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t d
     return set(d, preference_attributes, id, value, size);
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t wish, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int *found) {
     BEGIN;
+    require_own(__func__, handle);
     const problem p{mine(op), mine(a), mine(b), mine(c), mine(d)};
     const preference &w = mine(wish);
     *found = 0;
@@ -427,12 +437,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t op,
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
                                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t *algo,
                                        cublasLtMatmulHeuristicResult_t *result) {
     BEGIN;
+    require_own(__func__, handle);
     const problem p{mine(op), mine(a), mine(b), mine(c), mine(d)};
     const algorithm *how = algorithm_of(algo);
     if (!algo || !how) return CUBLAS_STATUS_INVALID_VALUE;
@@ -456,6 +467,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     const algorithm *how = algorithm_of(algo);
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!how) return CUBLAS_STATUS_INVALID_VALUE;
+    require_device_of(__func__, stream, handle->device);
     product g{};
     g.p = problem{mine(op), mine(a), mine(b), mine(c), mine(d)};
     if (const cublasStatus_t status = check(g.p)) return status;

@@ -490,6 +490,8 @@ void run_block(bool first, bool last) {
 
 } // namespace
 
+static unsigned long long all_switches;
+
 void run_grid(const config &c, const char *name, const std::function<void()> &thread) {
     if (block.running) die("a kernel was launched from inside kernel %s", block.name);
     find_host_stack();
@@ -514,12 +516,15 @@ void run_grid(const config &c, const char *name, const std::function<void()> &th
         fill(block.dynamic, c.shared);
         run_block(i == 0, i + 1 == count);
     }
+    all_switches += block.switches;
     static const bool log = environment("CUDASIM_LOG", 0) != 0;
     if (log)
         fprintf(stderr, "cudasim: %s: %zu blocks of %u threads, %lu switches\n", name, count,
                 block.size, block.switches);
     block.running = false;
 }
+
+unsigned long long switches() { return all_switches; }
 
 void fill(void *at, size_t size) {
     asm volatile("rep stosb" : "+D"(at), "+c"(size) : "a"(0xff) : "memory");

@@ -278,6 +278,48 @@ int host_overwrite() { // reuses a pinned buffer that is still being read
     cudaStreamSynchronize(stream);
     return check(out, false, 0);
 }
+int host_write_in_flight() { // writes where a copy is on its way to
+    float *out = device(), *pinned;
+    cudaStream_t stream = new_stream();
+    cudaMallocHost(&pinned, N * sizeof(float));
+    cudaMemcpyAsync(pinned, out, N * sizeof(float), cudaMemcpyDeviceToHost, stream);
+    pinned[3] = 1;
+    return (int)cudaStreamSynchronize(stream);
+}
+
+// ---- Two devices: what is of one is used with the other
+
+int stream_of_other() {
+    cudaStream_t stream = new_stream();
+    cudaSetDevice(1);
+    fill<<<1, N, 0, stream>>>(device(), 1);
+    return (int)cudaStreamSynchronize(stream);
+}
+int memory_of_other() {
+    float *out = device();
+    cudaSetDevice(1);
+    fill<<<1, N, 0, new_stream()>>>(out, 1);
+    return (int)cudaDeviceSynchronize();
+}
+int event_of_other() {
+    cudaEvent_t event;
+    cudaEventCreate(&event);
+    cudaSetDevice(1);
+    return (int)cudaEventRecord(event, new_stream());
+}
+int copy_of_other() {
+    float host[N], *out = device();
+    cudaSetDevice(1);
+    return (int)cudaMemcpyAsync(host, out, sizeof host, cudaMemcpyDeviceToHost, new_stream());
+}
+int handle_of_other() {
+    cublasLtHandle_t handle;
+    cublasLtCreate(&handle);
+    cudaSetDevice(1);
+    return (int)cublasLtMatmulAlgoCheck(handle, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                        nullptr, nullptr);
+}
+
 int stream_sync() { // the second stream does not wait for the first
     float *out = device(false);
     cudaStream_t a = new_stream(), b = new_stream();
@@ -371,6 +413,12 @@ const struct {
     F(copy_too_long),
     F(host_sync),
     F(host_overwrite),
+    F(host_write_in_flight),
+    F(stream_of_other),
+    F(memory_of_other),
+    F(event_of_other),
+    F(copy_of_other),
+    F(handle_of_other),
     F(stream_sync),
     F(graph_edge),
     F(block_order),

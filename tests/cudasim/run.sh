@@ -67,6 +67,12 @@ copy_direction           plain -                is not host memory
 copy_too_long            plain -                not device memory
 host_sync                plain CUDASIM_ASYNC=1 the result is not there yet
 host_overwrite           plain CUDASIM_ASYNC=1 wrong: element 0 is 1
+host_write_in_flight     plain CUDASIM_ASYNC=1 the host wrote to .*, byte 12, while a copy was on its way
+stream_of_other          plain CUDASIM_DEVICES=2 the stream is of device 0, the current device is 1
+memory_of_other          plain CUDASIM_DEVICES=2 memory is of device 0, the stream's device is 1
+event_of_other           plain CUDASIM_DEVICES=2 the event is of device 0, the stream's device is 1
+copy_of_other            plain CUDASIM_DEVICES=2 memory is of device 0, the stream's device is 1
+handle_of_other          plain CUDASIM_DEVICES=2 the handle is of device 0, the current device is 1
 stream_sync              plain CUDASIM_ASYNC=1 wrong: element 0
 graph_edge               plain CUDASIM_ORDER=1 wrong: element 0
 block_order              plain CUDASIM_ORDER=1 wrong: the last block

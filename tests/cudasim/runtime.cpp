@@ -43,9 +43,11 @@ namespace {
 
 enum { OPEN, BY_KEY, BY_PAGES }; // how device memory is closed to the host
 
-const int device_count = environment("CUDASIM_DEVICES", 1);
-const int capability = environment("CUDASIM_CAPABILITY", 90);
-const bool deferred = environment("CUDASIM_ASYNC", 0) != 0;
+const int MOST_DEVICES = 8;
+int device_count = environment("CUDASIM_DEVICES", 1);
+int capability = environment("CUDASIM_CAPABILITY", 90);
+bool deferred = environment("CUDASIM_ASYNC", 0) != 0;
+thread_local int current; // the device that this thread has chosen
 const int protect = environment("CUDASIM_PROTECT", BY_KEY);
 const int order = environment("CUDASIM_ORDER", 0);
 size_t memory_limit = (size_t)environment("CUDASIM_MEMORY", 4096) << 20;
@@ -59,8 +61,12 @@ const size_t LARGE = 1 << 20; // from here on freed memory goes back to the syst
 
 char *arena, *arena_top;
 int openings;
-size_t bytes_in_use;
-std::map<const char *, size_t> device_blocks, pinned_blocks;
+size_t bytes_in_use[MOST_DEVICES];
+struct memory {
+    size_t size;
+    int device;
+};
+std::map<const char *, memory> device_blocks, pinned_blocks;
 
 // Opens and closes device memory: by a protection key, which is quick and touches this thread
 // alone, or, where the CPU has none, by the rights of its pages. That takes as long as there are
@@ -88,11 +94,23 @@ void set_protection(bool open) {
     }
 }
 
-bool find(const std::map<const char *, size_t> &blocks, const void *at, size_t size) {
+// The block that these bytes lie in.
+const memory *find(const std::map<const char *, memory> &blocks, const void *at, size_t size) {
     auto block = blocks.upper_bound((const char *)at);
-    if (block == blocks.begin()) return false;
+    if (block == blocks.begin()) return nullptr;
     --block;
-    return (const char *)at + size <= block->first + block->second;
+    const bool inside = (const char *)at + size <= block->first + block->second.size;
+    return inside ? &block->second : nullptr;
+}
+
+// What belongs to one device is not for another. CUDA gives an error, or what is wrong.
+void require_same(const char *who, const char *what, int device, const char *other, int wanted) {
+    if (device != wanted)
+        die("%s: %s is of device %d, %s is %d", who, what, device, other, wanted);
+}
+void require_memory_of(const char *who, const void *at, int device) {
+    const memory *m = find(device_blocks, at, 0);
+    if (m) require_same(who, "memory", m->device, "the stream's device", device);
 }
 
 bool in_arena(const void *at) { return arena && (const char *)at >= arena && at < arena + ARENA; }
@@ -131,7 +149,8 @@ void create_arena() {
 void *allocate(size_t size) {
     create_arena();
     const size_t room = (size + RED_ZONE + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
-    if (size > memory_limit - std::min(memory_limit, bytes_in_use)) return nullptr;
+    size_t &in_use = bytes_in_use[current];
+    if (size > memory_limit - std::min(memory_limit, in_use)) return nullptr;
     if (room > (size_t)(arena + ARENA - arena_top)) die("all device addresses are used up");
     char *at = arena_top;
     arena_top += room;
@@ -139,17 +158,17 @@ void *allocate(size_t size) {
     device_access access;
     fill(at, size);
     ASAN_POISON_MEMORY_REGION(at + size, room - size);
-    device_blocks[at] = size;
-    bytes_in_use += size;
+    device_blocks[at] = memory{size, current};
+    in_use += size;
     return at;
 }
 
 bool release(void *at) {
     const auto block = device_blocks.find((char *)at);
     if (block == device_blocks.end()) return false;
-    const size_t size = block->second;
+    const size_t size = block->second.size;
+    bytes_in_use[block->second.device] -= size;
     device_blocks.erase(block);
-    bytes_in_use -= size;
     device_access access;
     fill(at, size);
     ASAN_POISON_MEMORY_REGION(at, size);
@@ -176,6 +195,22 @@ cudaError_t result(cudaError_t error) {
     return error;
 }
 
+bool capturing();
+bool breaks_capture();
+
+// The error that this call gives by the plan of a test. One of a capture makes the graph invalid.
+cudaError_t planned_error(const char *function) {
+    if (planned.function != function && (planned.function != "captured" || !capturing()))
+        return cudaSuccess;
+    if (planned.after-- > 0) return cudaSuccess;
+    planned.function.clear();
+    if (planned.sticky) sticky_error = planned.error;
+    if (planned.error >= cudaErrorStreamCaptureUnsupported &&
+        planned.error <= cudaErrorStreamCaptureWrongThread)
+        breaks_capture();
+    return planned.error;
+}
+
 // What every call begins with: one caller at a time, and the error that a test has planned.
 struct call {
     std::lock_guard<std::recursive_mutex> hold{one_caller};
@@ -185,11 +220,8 @@ struct call {
             error = cudaErrorNoDevice;
         else if (sticky_error)
             error = sticky_error;
-        else if (planned.function == function && planned.after-- == 0) {
-            error = planned.error;
-            if (planned.sticky) sticky_error = error;
-            planned.function.clear();
-        }
+        else
+            error = planned_error(function);
         result(error);
     }
 };
@@ -211,6 +243,7 @@ struct moment {
 struct CUevent_st {
     std::shared_ptr<moment> last;
     bool timed = true;
+    int device = 0;
 };
 
 struct graph_node {
@@ -221,12 +254,14 @@ struct graph_node {
 struct CUgraph_st {
     std::vector<graph_node> nodes;
     CUstream_st *origin = nullptr;
+    int device = 0;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     bool invalid = false;
 };
 
 struct CUgraphExec_st {
     std::shared_ptr<const std::vector<graph_node>> nodes;
+    int device;
 };
 
 struct queued {
@@ -237,6 +272,7 @@ struct queued {
 struct CUstream_st {
     std::deque<queued> queue;
     bool nonblocking = false;
+    int device = 0;
     CUgraph_st *graph = nullptr; // being captured
     std::vector<size_t> tail;    // the nodes that the next one follows
 };
@@ -249,6 +285,15 @@ std::vector<CUstream_st *> streams{&null_stream};
 
 CUstream_st *stream_of(cudaStream_t s) {
     return s && s != cudaStreamLegacy && s != cudaStreamPerThread ? s : &null_stream;
+}
+
+int device_of(const CUstream_st *s) { return s == &null_stream ? current : s->device; }
+
+// Launches go to a stream of the device that the thread has chosen.
+CUstream_st *own_stream(const char *who, cudaStream_t stream) {
+    CUstream_st *s = stream_of(stream);
+    require_same(who, "the stream", device_of(s), "the current device", current);
+    return s;
 }
 
 bool step(CUstream_st *s) {
@@ -279,6 +324,10 @@ void drain(CUstream_st *s) {
 
 void drain_all() {
     for (CUstream_st *s : streams) drain(s);
+}
+
+bool capturing() {
+    return std::any_of(streams.begin(), streams.end(), [](CUstream_st *s) { return s->graph; });
 }
 
 // The capture that forbids calls which are unsafe inside one; it becomes invalid.
@@ -371,7 +420,7 @@ bool is_mapped(uintptr_t at) {
 }
 
 // Kernels take device and pinned pointers only, by themselves or in structs.
-void check_parameter(const char *name, size_t index, const parameter &p) {
+void check_parameter(const char *name, size_t index, const parameter &p, int device) {
     // Programs, heaps and stacks lie here. Below there are only sizes, pairs of small numbers, and
     // the shadow of the sanitizers.
     const uintptr_t LOWEST = 0x500000000000, HIGHEST = 0x800000000000;
@@ -383,6 +432,7 @@ void check_parameter(const char *name, size_t index, const parameter &p) {
         // would not: its seven neighbours may be those of an old pointer. So structs have ints.)
         if ((uint32_t)(word + 4096) < 8192) continue;
         const void *at = (const void *)word;
+        require_memory_of(name, at, device);
         if (find(device_blocks, at, 0) || find(pinned_blocks, at, 0)) continue;
         if (in_arena(at))
             die("%s: parameter %zu holds a pointer to freed device memory, %p", name, index, at);
@@ -395,11 +445,19 @@ void check_parameter(const char *name, size_t index, const parameter &p) {
 } // namespace
 
 int planned_failure(const char *function) {
+    const int execution_failed = 13; // of cublasStatus_t, for plans that name no function of it
+    const bool named = planned.function == function;
     if (sticky_error) return sticky_error;
-    if (planned.function != function || planned.after-- > 0) return cudaSuccess;
-    planned.function.clear();
-    if (planned.sticky) sticky_error = planned.error;
-    return planned.error;
+    const cudaError_t error = planned_error(function);
+    return error && !named ? execution_failed : error;
+}
+
+int current_device() { return current; }
+int current_capability() { return capability; }
+
+void require_device_of(const char *who, cudaStream_t stream, int device) {
+    CUstream_st *s = own_stream(who, stream);
+    require_same(who, "the handle", device, "the stream's device", device_of(s));
 }
 
 device_access::device_access() {
@@ -409,8 +467,8 @@ device_access::~device_access() {
     if (--openings == 0) set_protection(false);
 }
 
-bool is_device(const void *at, size_t size) { return find(device_blocks, at, size); }
-bool is_pinned(const void *at, size_t size) { return find(pinned_blocks, at, size); }
+bool is_device(const void *at, size_t size) { return find(device_blocks, at, size) != nullptr; }
+bool is_pinned(const void *at, size_t size) { return find(pinned_blocks, at, size) != nullptr; }
 
 void require_device(const char *who, const char *what, const void *at, size_t size) {
     if (!is_device(at, size))
@@ -430,7 +488,8 @@ void enqueue_kernel(const config &c, const char *name, const void *kernel,
         result(cudaErrorInvalidConfiguration);
         return;
     }
-    for (size_t i = 0; i < count; i++) check_parameter(name, i, parameters[i]);
+    const int device = device_of(own_stream(name, c.stream));
+    for (size_t i = 0; i < count; i++) check_parameter(name, i, parameters[i], device);
     enqueue(c.stream, [c, name, thread] {
         device_access access;
         run_grid(c, name, thread);
@@ -450,11 +509,24 @@ void cudasim_fail(const char *function, int after, int error, int sticky) {
     last_error = cudaSuccess;
 }
 
+int cudasim_failed(void) { return planned.function.empty(); }
+
 void cudasim_set_memory(size_t bytes) { memory_limit = bytes; }
+
+void cudasim_set_devices(int count) { device_count = std::min(count, MOST_DEVICES); }
+
+void cudasim_set_capability(int number) { capability = number; }
+
+void cudasim_set_deferred(int late) {
+    deferred = late != 0;
+    if (!deferred) drain_all();
+}
+
+unsigned long long cudasim_switches(void) { return switches(); }
 
 size_t cudasim_locked(void) {
     size_t sum = 0;
-    for (const auto &block : pinned_blocks) sum += block.second;
+    for (const auto &block : pinned_blocks) sum += block.second.size;
     return sum;
 }
 
@@ -478,12 +550,14 @@ cudaError_t cudaGetDeviceCount(int *count) {
 
 cudaError_t cudaSetDevice(int device) {
     BEGIN;
-    return result(device >= 0 && device < device_count ? cudaSuccess : cudaErrorInvalidDevice);
+    if (device < 0 || device >= device_count) return result(cudaErrorInvalidDevice);
+    current = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device) {
     BEGIN;
-    *device = 0;
+    *device = current;
     return cudaSuccess;
 }
 
@@ -559,7 +633,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) 
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
     BEGIN;
     *total = memory_limit;
-    *free = memory_limit - std::min(memory_limit, bytes_in_use);
+    *free = memory_limit - std::min(memory_limit, bytes_in_use[current]);
     return cudaSuccess;
 }
 
@@ -579,7 +653,7 @@ cudaError_t cudaHostAlloc(void **at, size_t size, unsigned) {
     BEGIN_UNCAPTURED;
     if (posix_memalign(at, PAGE, size ? size : 1)) return result(cudaErrorMemoryAllocation);
     fill(*at, size);
-    pinned_blocks[(char *)*at] = size;
+    pinned_blocks[(char *)*at] = memory{size, current};
     return cudaSuccess;
 }
 
@@ -594,20 +668,47 @@ cudaError_t cudaFreeHost(void *at) {
     return cudaSuccess;
 }
 
-static void check_copy(const void *to, const void *from, size_t size, cudaMemcpyKind kind) {
+static void check_copy(const void *to, const void *from, size_t size, cudaMemcpyKind kind,
+                       int device) {
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    require_memory_of("cudaMemcpy", to, device);
+    require_memory_of("cudaMemcpy", from, device);
     if (kind == cudaMemcpyDefault) return;
     if (is_device(to, size) != to_device || is_device(from, size) != from_device)
         die("cudaMemcpy, kind %d, of %zu bytes: %p is not %s memory, or %p not %s memory", kind,
             size, to, to_device ? "device" : "host", from, from_device ? "device" : "host");
 }
 
+// Page-locked memory that a copy is on its way to holds nothing that the host could read, and what it
+// writes there is lost. How many copies are under way to each place, and have been since there was
+// none. Where one that is under way has yet to read, all that can be done is to let it.
+static std::map<void *, std::pair<int, int>> landings;
+static std::multimap<const char *, size_t> takeoffs;
+
+static bool may_land(void *to, size_t size) {
+    for (const auto &t : takeoffs)
+        if (t.first < (char *)to + size && (char *)to < t.first + t.second) return false;
+    return is_pinned(to, size);
+}
+
+static void begin_landing(void *to, size_t size) {
+    landings[to].first++, landings[to].second++;
+    fill(to, size);
+}
+
+static void end_landing(void *to, size_t size) {
+    for (size_t i = 0; i < size && landings[to].second == 1; i++)
+        if (((unsigned char *)to)[i] != 0xff)
+            die("the host wrote to %p, byte %zu, while a copy was on its way there", to, i);
+    if (--landings[to].first == 0) landings.erase(to);
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
     BEGIN;
     if (size == 0) return cudaSuccess;
-    check_copy(to, from, size, kind);
+    check_copy(to, from, size, kind, device_of(stream_of(stream)));
     const bool pageable_from = !is_device(from, size) && !is_pinned(from, size);
     const bool pageable_to = !is_device(to, size) && !is_pinned(to, size);
     if ((pageable_from || pageable_to) && stream_of(stream)->graph) {
@@ -617,9 +718,15 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyK
     std::shared_ptr<std::vector<char>> staged; // a pageable source is read during the call
     if (pageable_from)
         staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + size);
+    const bool direct = !stream_of(stream)->graph, lands = direct && may_land(to, size);
+    const bool takes_off = direct && is_pinned(from, size);
+    if (lands) begin_landing(to, size);
+    if (takes_off) takeoffs.emplace((const char *)from, size);
     const cudaError_t error = submit(stream, [=] {
         device_access access;
+        if (lands) end_landing(to, size);
         memcpy(to, staged ? staged->data() : from, size);
+        if (takes_off) takeoffs.erase(takeoffs.find((const char *)from));
     });
     if (pageable_to) drain(stream_of(stream)); // and a pageable target written during it
     return result(error);
@@ -636,6 +743,7 @@ cudaError_t cudaMemsetAsync(void *at, int value, size_t size, cudaStream_t strea
     BEGIN;
     if (size == 0) return cudaSuccess;
     require_device("cudaMemsetAsync", "the target", at, size);
+    require_memory_of("cudaMemsetAsync", at, device_of(stream_of(stream)));
     return result(submit(stream, [=] {
         device_access access;
         memset(at, value, size);
@@ -652,6 +760,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     BEGIN;
     *stream = new CUstream_st;
     (*stream)->nonblocking = flags & cudaStreamNonBlocking;
+    (*stream)->device = current;
     streams.push_back(*stream);
     return cudaSuccess;
 }
@@ -698,6 +807,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     BEGIN;
     *event = new CUevent_st;
     (*event)->timed = !(flags & cudaEventDisableTiming);
+    (*event)->device = current;
     return cudaSuccess;
 }
 
@@ -714,6 +824,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     const auto at = std::make_shared<moment>();
     event->last = at;
     CUstream_st *s = stream_of(stream);
+    require_same("cudaEventRecord", "the event", event->device, "the stream's device",
+                 device_of(s));
     if (s->graph) {
         at->graph = s->graph;
         at->nodes = s->tail;
@@ -780,6 +892,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     if (s->graph) return result(cudaErrorIllegalState);
     s->graph = new CUgraph_st;
     s->graph->origin = s;
+    s->graph->device = device_of(s);
     s->graph->mode = mode;
     s->tail.clear();
     return cudaSuccess;
@@ -818,7 +931,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     BEGIN;
-    *exec = new CUgraphExec_st{std::make_shared<std::vector<graph_node>>(graph->nodes)};
+    *exec = new CUgraphExec_st{std::make_shared<std::vector<graph_node>>(graph->nodes),
+                               graph->device};
     return cudaSuccess;
 }
 
@@ -832,6 +946,8 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     BEGIN;
     const auto nodes = exec->nodes;
+    require_same("cudaGraphLaunch", "the graph", exec->device, "the stream's device",
+                 device_of(stream_of(stream)));
     return result(submit(stream, [nodes] { run_graph(*nodes); }));
 }
 

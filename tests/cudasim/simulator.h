@@ -46,8 +46,17 @@ bool is_device(const void *at, size_t size);
 bool is_pinned(const void *at, size_t size);
 void require_device(const char *who, const char *what, const void *at, size_t size);
 
+// The device that this thread has chosen, and what it can do. The handle of a library is for the
+// device that it was made on.
+int current_device();
+int current_capability();
+void require_device_of(const char *who, cudaStream_t stream, int device);
+
 // Runs `work` when the stream comes to it.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+
+// How often a thread of a kernel began or went on, so far.
+unsigned long long switches();
 
 // Runs all blocks of a kernel. Called with device_access.
 void run_grid(const config &c, const char *name, const std::function<void()> &thread);

@@ -441,6 +441,51 @@ TEST(failures_on_demand) {
     OK(cudaGetLastError());
 }
 
+TEST(any_call_of_a_capture_fails) {
+    device_array<float> out(1);
+    for (int after = 0; after < 4; after++) {
+        cudaStream_t stream;
+        cudaGraph_t graph = nullptr;
+        OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        cudasim_fail("captured", after, cudaErrorStreamCaptureUnsupported, 0);
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        fill_from<<<1, 1, 0, stream>>>(out.at, 1, 0);
+        const cudaError_t launched = cudaGetLastError();
+        CHECK_EQ_INT(launched, after == 0 ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+        CHECK_EQ_INT(cudaSetDevice(0),
+                     after == 1 ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+        const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+        CHECK_EQ_INT(ended, after < 2    ? cudaErrorStreamCaptureInvalidated
+                            : after == 2 ? cudaErrorStreamCaptureUnsupported
+                                         : cudaSuccess);
+        CHECK_EQ_INT(cudasim_failed(), after < 3);
+        cudasim_fail("", 0, 0, 0);
+        if (graph) OK(cudaGraphDestroy(graph));
+        OK(cudaStreamDestroy(stream));
+    }
+}
+
+TEST(devices_have_their_own_memory) {
+    size_t before[2], after[2], total;
+    void *at;
+    int device;
+    cudasim_set_devices(2);
+    for (int i = 0; i < 2; i++) OK(cudaSetDevice(i)), OK(cudaMemGetInfo(&before[i], &total));
+    OK(cudaMalloc(&at, 1 << 20));
+    for (int i = 0; i < 2; i++) OK(cudaSetDevice(i)), OK(cudaMemGetInfo(&after[i], &total));
+    CHECK_EQ_INT(after[0], before[0]);
+    CHECK_EQ_INT(after[1], before[1] - (1 << 20));
+    CHECK_EQ_INT(cudaSetDevice(2), cudaErrorInvalidDevice);
+    OK(cudaGetDevice(&device));
+    CHECK_EQ_INT(device, 1);
+    OK(cudaSetDevice(0));
+    OK(cudaFree(at)); /* from whatever device */
+    OK(cudaSetDevice(1)), OK(cudaMemGetInfo(&after[1], &total)), OK(cudaSetDevice(0));
+    CHECK_EQ_INT(after[1], before[1]);
+    cudaGetLastError();
+    cudasim_set_devices(1);
+}
+
 // ---- Streams and graphs -------------------------------------------------------------------------
 
 struct two_streams {
@@ -827,6 +872,8 @@ TEST_TABLE = {T(elementwise_with_wide_loads),
               T(memory_is_counted_and_limited),
               T(fresh_memory_holds_nan),
               T(failures_on_demand),
+              T(any_call_of_a_capture_fails),
+              T(devices_have_their_own_memory),
               T(streams_wait_for_events),
               T(events_are_timed_and_queried),
               T(pageable_copies_are_taken_at_the_call),
