@@ -2947,6 +2947,9 @@ typedef struct mpt__backend {
        from another card or other libraries; nothing of it is used. MPT_ERROR_FORMAT: what stands
        before the bad line is kept. */
     mpt_status (*benchmark_read)(void *self, const char *text);
+    /* Set by the context: hears what the user should know of a call that succeeds. */
+    void (*warn)(void *listener, const char *text);
+    void *listener;
     void (*counts)(void *self, int64_t *parallel_runs, int64_t by_thread[64]);
     void (*destroy)(void *self);
 } mpt__backend;
@@ -42207,6 +42210,13 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
     return base->status == MPT_OK;
 }
 
+#if defined(MPTRAIN_CUDA)
+static void mpt__backend_warns(void *context, const char *text) {
+    mpt__base *base = &((mpt_context *)context)->base;
+    mpt__log(base, MPT_LOG_WARNING, "%s: %s", base->op ? base->op : "mptrain", text);
+}
+#endif
+
 /* The backend that the configuration asks for. */
 static bool mpt__backend_create(mpt_context *context) {
     const mpt_config *config = &context->config;
@@ -42225,6 +42235,8 @@ static bool mpt__backend_create(mpt_context *context) {
             else
                 status = mpt__cuda_backend_create(backend, MPTRAIN_VERSION, config->device_index,
                                                   config->debug);
+            backend->warn = mpt__backend_warns;
+            backend->listener = context;
             if (status == MPT_OK)
                 context->config.device = MPT_DEVICE_CUDA;
             else

@@ -80,11 +80,67 @@ struct mpt__cuda_kernel {
     mpt__cuda_workspace workspace; /* NULL: none */
 };
 
+/* ==== Errors ==== */
+
 /* Records why a launch cannot be done. */
 mpt_status mpt__cuda_refuse(mpt__cuda *cuda, mpt_status status, const char *what,
                             const char *detail) {
     snprintf(cuda->backend->error, sizeof cuda->backend->error, "%s: %s", what, detail);
     return status;
+}
+
+/* Tells the user of something that does not end the call. */
+void mpt__cuda_warn(mpt__cuda *cuda, const char *text) {
+    if (cuda->backend->warn) cuda->backend->warn(cuda->backend->listener, text);
+}
+
+/* Forgets an error, and tells whether the driver will repeat it for ever, because a kernel crashed.
+   A stream that is captured cannot be asked: the question itself is an error of the capture, which
+   ends with the graph. */
+bool mpt__cuda_lasts(mpt__cuda *cuda, cudaError_t error) {
+    const bool of_capture = error >= cudaErrorStreamCaptureUnsupported &&
+                            error <= cudaErrorStreamCaptureWrongThread;
+    cudaGetLastError();
+    bool lasts = cudaPeekAtLastError() != cudaSuccess;
+    if (!lasts && !of_capture && !cuda->capturing) lasts = cudaStreamQuery(cuda->stream) == error;
+    cudaGetLastError();
+    return lasts && !of_capture;
+}
+
+/* OK, or the status and the words of an error. One that lasts ends the use of this backend. */
+mpt_status mpt__cuda_check(mpt__cuda *cuda, cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return MPT_OK;
+    if (!cuda->dead) mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, what, cudaGetErrorString(error));
+    cuda->dead |= mpt__cuda_lasts(cuda, error);
+    return MPT_ERROR_DEVICE;
+}
+
+/* For calls whose failure changes nothing that the caller does. */
+void mpt__cuda_note(mpt__cuda *cuda, cudaError_t error, const char *what) {
+    if (mpt__cuda_check(cuda, error, what) != MPT_OK) mpt__cuda_warn(cuda, cuda->backend->error);
+}
+
+/* Before a launch, whose own errors are fetched after it. What stands here nobody fetched: another
+   part of the program left it in this thread, which must hear of it, and no kernel be blamed. */
+mpt_status mpt__cuda_left_over(mpt__cuda *cuda) {
+    char text[200];
+    const cudaError_t error = cudaPeekAtLastError();
+    if (error == cudaSuccess) return MPT_OK;
+    if (mpt__cuda_lasts(cuda, error)) return mpt__cuda_check(cuda, error, "work on the GPU");
+    snprintf(text, sizeof text,
+             "other CUDA code of this thread left an error before a launch: %s; it is forgotten",
+             cudaGetErrorString(error));
+    mpt__cuda_warn(cuda, text);
+    return MPT_OK;
+}
+
+/* The backend, its device being that of this thread from now on; NULL, with the reason in the
+   backend's error, if it is dead or cannot be chosen. */
+mpt__cuda *mpt__cuda_enter(void *self) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    if (cuda->dead) return NULL;
+    const cudaError_t error = cudaSetDevice(cuda->device);
+    return mpt__cuda_check(cuda, error, "choosing the GPU") == MPT_OK ? cuda : NULL;
 }
 
 /* ==== Arrays in device code ==== */
@@ -6198,20 +6254,6 @@ mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {
 }
 
 #define MPT__CUDA_FP8_KERNELS {mpt__cuda_fp8_scale, NULL}, {mpt__cuda_fp8_update, NULL},
-/* ==== Errors ==== */
-
-/* OK, or the status and the words of an error. One that the driver will repeat for ever, because a
-   kernel crashed, ends the use of this backend. */
-mpt_status mpt__cuda_check(mpt__cuda *cuda, cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return MPT_OK;
-    if (!cuda->dead) mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, what, cudaGetErrorString(error));
-    cudaGetLastError(); /* forgets it, unless it is of the lasting kind */
-    if (cudaPeekAtLastError() != cudaSuccess || cudaStreamQuery(cuda->stream) == error)
-        cuda->dead = true;
-    cudaGetLastError();
-    return MPT_ERROR_DEVICE;
-}
-
 /* ==== Memory and transfers ==== */
 
 #define MPT__STAGES 4 /* uploads under way at once */
@@ -6289,14 +6331,6 @@ cudaError_t mpt__cuda_upload_piece(mpt__cuda *cuda, char *destination, const cha
     return error;
 }
 
-/* The backend, its device being that of this thread from now on; NULL if it is dead. */
-mpt__cuda *mpt__cuda_enter(void *self) {
-    mpt__cuda *cuda = (mpt__cuda *)self;
-    if (cuda->dead) return NULL;
-    cudaSetDevice(cuda->device);
-    return cuda;
-}
-
 /* Where the stage that holds this place hangs; NULL hangs there if none does. */
 mpt__cuda_stage **mpt__cuda_stage_of(mpt__cuda *cuda, const void *place) {
     mpt__cuda_stage **at = &cuda->transfers->stages;
@@ -6363,22 +6397,25 @@ void *mpt__cuda_allocate(void *self, size_t bytes) {
 
 /* Waits for the launches that may still use it. */
 void mpt__cuda_release(void *self, void *pointer, size_t bytes) {
-    (void)self;
     (void)bytes;
-    cudaFree(pointer);
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (cuda) mpt__cuda_note(cuda, cudaFree(pointer), "giving memory of the GPU back");
 }
 
 void *mpt__cuda_allocate_host(void *self, size_t bytes) {
     void *pointer = NULL;
-    (void)self;
+    if (!mpt__cuda_enter(self)) return NULL;
     if (cudaMallocHost(&pointer, bytes) == cudaSuccess) return pointer;
     cudaGetLastError();
     return NULL;
 }
 
+/* Of a dead device, too: it is memory of the host. */
 void mpt__cuda_release_host(void *self, void *pointer) {
-    (void)self;
-    cudaFreeHost(pointer);
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    mpt__cuda_enter(self);
+    const cudaError_t error = cudaFreeHost(pointer);
+    if (!cuda->dead) mpt__cuda_note(cuda, error, "giving page-locked memory back");
 }
 
 /* Waits until an upload from it, if there is one under way, has been read. */
@@ -6386,10 +6423,10 @@ void mpt__cuda_stage_free(void *self, void *pointer) {
     mpt__cuda_stage **at = mpt__cuda_stage_of((mpt__cuda *)self, pointer), *stage = *at;
     if (!stage) return;
     *at = stage->next;
+    mpt__cuda_enter(self);
     if (stage->read) cudaEventSynchronize(stage->read), cudaEventDestroy(stage->read);
     if (stage->unused) cudaEventDestroy(stage->unused);
-    cudaFreeHost(stage->host);
-    cudaGetLastError();
+    mpt__cuda_release_host(self, stage->host);
     free(stage);
 }
 
@@ -6511,7 +6548,8 @@ mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
         char *base = (char *)execution->data[o.storage]; /* storage 0 is NULL */
         if (base) call.data[i] = base + o.offset * (int64_t)mpt__bytes_of(o.dtype);
     }
-    mpt_status status = mpt__cuda_kernels[launch->kernel].run(&call);
+    mpt_status status = mpt__cuda_left_over(cuda);
+    if (status == MPT_OK) status = mpt__cuda_kernels[launch->kernel].run(&call);
     if (status != MPT_OK) return status;
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess && cuda->debug && !cuda->capturing)
@@ -6534,21 +6572,24 @@ mpt_status mpt__cuda_graph_begin(void *self) {
     return status;
 }
 
-/* A capture that went wrong is ended all the same, so that the stream works again. */
+/* A capture that went wrong is ended all the same, so that the stream works again; only then can be
+   asked whether the device still does. */
 mpt_status mpt__cuda_graph_end(void *self, void **graph) {
-    mpt__cuda *cuda = mpt__cuda_enter(self);
+    mpt__cuda *cuda = (mpt__cuda *)self;
     cudaGraph_t captured = NULL;
     cudaGraphExec_t executable = NULL;
-    if (!cuda) return MPT_ERROR_DEVICE;
     if (!cuda->capturing) return MPT_ERROR_DEVICE;
-    cuda->capturing = false;
     cudaError_t error = cudaStreamEndCapture(cuda->stream, &captured);
-    if (error == cudaSuccess && graph) error = cudaGraphInstantiate(&executable, captured, 0);
-    if (captured) cudaGraphDestroy(captured);
+    cuda->capturing = false;
     if (!graph) {
-        cudaGetLastError();
-        return MPT_OK;
+        error = cudaStreamQuery(cuda->stream);
+        if (error != cudaSuccess && error != cudaErrorNotReady)
+            cuda->dead |= mpt__cuda_lasts(cuda, error);
+    } else if (error == cudaSuccess) {
+        error = cudaGraphInstantiate(&executable, captured, 0);
     }
+    if (captured) mpt__cuda_note(cuda, cudaGraphDestroy(captured), "dropping a graph");
+    if (!graph) return MPT_OK;
     *graph = executable;
     return mpt__cuda_check(cuda, error, "ending a graph");
 }
@@ -6562,7 +6603,8 @@ mpt_status mpt__cuda_graph_run(void *self, void *graph) {
 }
 
 void mpt__cuda_graph_destroy(void *self, void *graph) {
-    if (mpt__cuda_enter(self)) cudaGraphExecDestroy((cudaGraphExec_t)graph);
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (cuda) mpt__cuda_note(cuda, cudaGraphExecDestroy((cudaGraphExec_t)graph), "ending a graph");
 }
 
 /* ==== Making and ending ==== */
@@ -6570,7 +6612,10 @@ void mpt__cuda_graph_destroy(void *self, void *graph) {
 void mpt__cuda_describe(void *self, mpt_device_info *info) {
     const mpt__cuda *cuda = (const mpt__cuda *)self;
     size_t free_bytes = 0, bytes = 0;
-    if (!cuda->dead && cudaMemGetInfo(&free_bytes, &bytes) != cudaSuccess) cudaGetLastError();
+    if (mpt__cuda_enter(self) && cudaMemGetInfo(&free_bytes, &bytes) != cudaSuccess) {
+        free_bytes = 0;
+        cudaGetLastError();
+    }
     info->memory = cuda->memory;
     info->memory_free = (int64_t)free_bytes;
     info->major = cuda->capability / 10;
@@ -6580,6 +6625,7 @@ void mpt__cuda_describe(void *self, mpt_device_info *info) {
 
 void mpt__cuda_destroy(void *self) {
     mpt__cuda *cuda = (mpt__cuda *)self;
+    mpt__cuda_enter(self);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     mpt__cuda_products_destroy(cuda->products);
     mpt__cuda_transfers_destroy(cuda->transfers);

@@ -602,6 +602,9 @@ typedef struct mpt__backend {
        from another card or other libraries; nothing of it is used. MPT_ERROR_FORMAT: what stands
        before the bad line is kept. */
     mpt_status (*benchmark_read)(void *self, const char *text);
+    /* Set by the context: hears what the user should know of a call that succeeds. */
+    void (*warn)(void *listener, const char *text);
+    void *listener;
     void (*counts)(void *self, int64_t *parallel_runs, int64_t by_thread[64]);
     void (*destroy)(void *self);
 } mpt__backend;

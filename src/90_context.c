@@ -75,6 +75,13 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
     return base->status == MPT_OK;
 }
 
+#if defined(MPTRAIN_CUDA)
+static void mpt__backend_warns(void *context, const char *text) {
+    mpt__base *base = &((mpt_context *)context)->base;
+    mpt__log(base, MPT_LOG_WARNING, "%s: %s", base->op ? base->op : "mptrain", text);
+}
+#endif
+
 /* The backend that the configuration asks for. */
 static bool mpt__backend_create(mpt_context *context) {
     const mpt_config *config = &context->config;
@@ -93,6 +100,8 @@ static bool mpt__backend_create(mpt_context *context) {
             else
                 status = mpt__cuda_backend_create(backend, MPTRAIN_VERSION, config->device_index,
                                                   config->debug);
+            backend->warn = mpt__backend_warns;
+            backend->listener = context;
             if (status == MPT_OK)
                 context->config.device = MPT_DEVICE_CUDA;
             else

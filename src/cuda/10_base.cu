@@ -43,11 +43,67 @@ struct mpt__cuda_kernel {
     mpt__cuda_workspace workspace; /* NULL: none */
 };
 
+/* ==== Errors ==== */
+
 /* Records why a launch cannot be done. */
 mpt_status mpt__cuda_refuse(mpt__cuda *cuda, mpt_status status, const char *what,
                             const char *detail) {
     snprintf(cuda->backend->error, sizeof cuda->backend->error, "%s: %s", what, detail);
     return status;
+}
+
+/* Tells the user of something that does not end the call. */
+void mpt__cuda_warn(mpt__cuda *cuda, const char *text) {
+    if (cuda->backend->warn) cuda->backend->warn(cuda->backend->listener, text);
+}
+
+/* Forgets an error, and tells whether the driver will repeat it for ever, because a kernel crashed.
+   A stream that is captured cannot be asked: the question itself is an error of the capture, which
+   ends with the graph. */
+bool mpt__cuda_lasts(mpt__cuda *cuda, cudaError_t error) {
+    const bool of_capture = error >= cudaErrorStreamCaptureUnsupported &&
+                            error <= cudaErrorStreamCaptureWrongThread;
+    cudaGetLastError();
+    bool lasts = cudaPeekAtLastError() != cudaSuccess;
+    if (!lasts && !of_capture && !cuda->capturing) lasts = cudaStreamQuery(cuda->stream) == error;
+    cudaGetLastError();
+    return lasts && !of_capture;
+}
+
+/* OK, or the status and the words of an error. One that lasts ends the use of this backend. */
+mpt_status mpt__cuda_check(mpt__cuda *cuda, cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return MPT_OK;
+    if (!cuda->dead) mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, what, cudaGetErrorString(error));
+    cuda->dead |= mpt__cuda_lasts(cuda, error);
+    return MPT_ERROR_DEVICE;
+}
+
+/* For calls whose failure changes nothing that the caller does. */
+void mpt__cuda_note(mpt__cuda *cuda, cudaError_t error, const char *what) {
+    if (mpt__cuda_check(cuda, error, what) != MPT_OK) mpt__cuda_warn(cuda, cuda->backend->error);
+}
+
+/* Before a launch, whose own errors are fetched after it. What stands here nobody fetched: another
+   part of the program left it in this thread, which must hear of it, and no kernel be blamed. */
+mpt_status mpt__cuda_left_over(mpt__cuda *cuda) {
+    char text[200];
+    const cudaError_t error = cudaPeekAtLastError();
+    if (error == cudaSuccess) return MPT_OK;
+    if (mpt__cuda_lasts(cuda, error)) return mpt__cuda_check(cuda, error, "work on the GPU");
+    snprintf(text, sizeof text,
+             "other CUDA code of this thread left an error before a launch: %s; it is forgotten",
+             cudaGetErrorString(error));
+    mpt__cuda_warn(cuda, text);
+    return MPT_OK;
+}
+
+/* The backend, its device being that of this thread from now on; NULL, with the reason in the
+   backend's error, if it is dead or cannot be chosen. */
+mpt__cuda *mpt__cuda_enter(void *self) {
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    if (cuda->dead) return NULL;
+    const cudaError_t error = cudaSetDevice(cuda->device);
+    return mpt__cuda_check(cuda, error, "choosing the GPU") == MPT_OK ? cuda : NULL;
 }
 
 /* ==== Arrays in device code ==== */

@@ -1,17 +1,3 @@
-/* ==== Errors ==== */
-
-/* OK, or the status and the words of an error. One that the driver will repeat for ever, because a
-   kernel crashed, ends the use of this backend. */
-mpt_status mpt__cuda_check(mpt__cuda *cuda, cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return MPT_OK;
-    if (!cuda->dead) mpt__cuda_refuse(cuda, MPT_ERROR_DEVICE, what, cudaGetErrorString(error));
-    cudaGetLastError(); /* forgets it, unless it is of the lasting kind */
-    if (cudaPeekAtLastError() != cudaSuccess || cudaStreamQuery(cuda->stream) == error)
-        cuda->dead = true;
-    cudaGetLastError();
-    return MPT_ERROR_DEVICE;
-}
-
 /* ==== Memory and transfers ==== */
 
 #define MPT__STAGES 4 /* uploads under way at once */
@@ -89,14 +75,6 @@ cudaError_t mpt__cuda_upload_piece(mpt__cuda *cuda, char *destination, const cha
     return error;
 }
 
-/* The backend, its device being that of this thread from now on; NULL if it is dead. */
-mpt__cuda *mpt__cuda_enter(void *self) {
-    mpt__cuda *cuda = (mpt__cuda *)self;
-    if (cuda->dead) return NULL;
-    cudaSetDevice(cuda->device);
-    return cuda;
-}
-
 /* Where the stage that holds this place hangs; NULL hangs there if none does. */
 mpt__cuda_stage **mpt__cuda_stage_of(mpt__cuda *cuda, const void *place) {
     mpt__cuda_stage **at = &cuda->transfers->stages;
@@ -163,22 +141,25 @@ void *mpt__cuda_allocate(void *self, size_t bytes) {
 
 /* Waits for the launches that may still use it. */
 void mpt__cuda_release(void *self, void *pointer, size_t bytes) {
-    (void)self;
     (void)bytes;
-    cudaFree(pointer);
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (cuda) mpt__cuda_note(cuda, cudaFree(pointer), "giving memory of the GPU back");
 }
 
 void *mpt__cuda_allocate_host(void *self, size_t bytes) {
     void *pointer = NULL;
-    (void)self;
+    if (!mpt__cuda_enter(self)) return NULL;
     if (cudaMallocHost(&pointer, bytes) == cudaSuccess) return pointer;
     cudaGetLastError();
     return NULL;
 }
 
+/* Of a dead device, too: it is memory of the host. */
 void mpt__cuda_release_host(void *self, void *pointer) {
-    (void)self;
-    cudaFreeHost(pointer);
+    mpt__cuda *cuda = (mpt__cuda *)self;
+    mpt__cuda_enter(self);
+    const cudaError_t error = cudaFreeHost(pointer);
+    if (!cuda->dead) mpt__cuda_note(cuda, error, "giving page-locked memory back");
 }
 
 /* Waits until an upload from it, if there is one under way, has been read. */
@@ -186,10 +167,10 @@ void mpt__cuda_stage_free(void *self, void *pointer) {
     mpt__cuda_stage **at = mpt__cuda_stage_of((mpt__cuda *)self, pointer), *stage = *at;
     if (!stage) return;
     *at = stage->next;
+    mpt__cuda_enter(self);
     if (stage->read) cudaEventSynchronize(stage->read), cudaEventDestroy(stage->read);
     if (stage->unused) cudaEventDestroy(stage->unused);
-    cudaFreeHost(stage->host);
-    cudaGetLastError();
+    mpt__cuda_release_host(self, stage->host);
     free(stage);
 }
 
@@ -311,7 +292,8 @@ mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
         char *base = (char *)execution->data[o.storage]; /* storage 0 is NULL */
         if (base) call.data[i] = base + o.offset * (int64_t)mpt__bytes_of(o.dtype);
     }
-    mpt_status status = mpt__cuda_kernels[launch->kernel].run(&call);
+    mpt_status status = mpt__cuda_left_over(cuda);
+    if (status == MPT_OK) status = mpt__cuda_kernels[launch->kernel].run(&call);
     if (status != MPT_OK) return status;
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess && cuda->debug && !cuda->capturing)
@@ -334,21 +316,24 @@ mpt_status mpt__cuda_graph_begin(void *self) {
     return status;
 }
 
-/* A capture that went wrong is ended all the same, so that the stream works again. */
+/* A capture that went wrong is ended all the same, so that the stream works again; only then can be
+   asked whether the device still does. */
 mpt_status mpt__cuda_graph_end(void *self, void **graph) {
-    mpt__cuda *cuda = mpt__cuda_enter(self);
+    mpt__cuda *cuda = (mpt__cuda *)self;
     cudaGraph_t captured = NULL;
     cudaGraphExec_t executable = NULL;
-    if (!cuda) return MPT_ERROR_DEVICE;
     if (!cuda->capturing) return MPT_ERROR_DEVICE;
-    cuda->capturing = false;
     cudaError_t error = cudaStreamEndCapture(cuda->stream, &captured);
-    if (error == cudaSuccess && graph) error = cudaGraphInstantiate(&executable, captured, 0);
-    if (captured) cudaGraphDestroy(captured);
+    cuda->capturing = false;
     if (!graph) {
-        cudaGetLastError();
-        return MPT_OK;
+        error = cudaStreamQuery(cuda->stream);
+        if (error != cudaSuccess && error != cudaErrorNotReady)
+            cuda->dead |= mpt__cuda_lasts(cuda, error);
+    } else if (error == cudaSuccess) {
+        error = cudaGraphInstantiate(&executable, captured, 0);
     }
+    if (captured) mpt__cuda_note(cuda, cudaGraphDestroy(captured), "dropping a graph");
+    if (!graph) return MPT_OK;
     *graph = executable;
     return mpt__cuda_check(cuda, error, "ending a graph");
 }
@@ -362,7 +347,8 @@ mpt_status mpt__cuda_graph_run(void *self, void *graph) {
 }
 
 void mpt__cuda_graph_destroy(void *self, void *graph) {
-    if (mpt__cuda_enter(self)) cudaGraphExecDestroy((cudaGraphExec_t)graph);
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (cuda) mpt__cuda_note(cuda, cudaGraphExecDestroy((cudaGraphExec_t)graph), "ending a graph");
 }
 
 /* ==== Making and ending ==== */
@@ -370,7 +356,10 @@ void mpt__cuda_graph_destroy(void *self, void *graph) {
 void mpt__cuda_describe(void *self, mpt_device_info *info) {
     const mpt__cuda *cuda = (const mpt__cuda *)self;
     size_t free_bytes = 0, bytes = 0;
-    if (!cuda->dead && cudaMemGetInfo(&free_bytes, &bytes) != cudaSuccess) cudaGetLastError();
+    if (mpt__cuda_enter(self) && cudaMemGetInfo(&free_bytes, &bytes) != cudaSuccess) {
+        free_bytes = 0;
+        cudaGetLastError();
+    }
     info->memory = cuda->memory;
     info->memory_free = (int64_t)free_bytes;
     info->major = cuda->capability / 10;
@@ -380,6 +369,7 @@ void mpt__cuda_describe(void *self, mpt_device_info *info) {
 
 void mpt__cuda_destroy(void *self) {
     mpt__cuda *cuda = (mpt__cuda *)self;
+    mpt__cuda_enter(self);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     mpt__cuda_products_destroy(cuda->products);
     mpt__cuda_transfers_destroy(cuda->transfers);

@@ -8,7 +8,14 @@
 #include "control.h"
 
 /* Of cudaError_t. */
-enum { NO_MEMORY = 2, NO_KERNEL = 209, BAD_ADDRESS = 700, NOT_CAPTURABLE = 900 };
+enum {
+    NO_MEMORY = 2,
+    NO_KERNEL = 209,
+    NOT_A_HANDLE = 400,
+    BAD_ADDRESS = 700,
+    NOT_CAPTURABLE = 900,
+    INVALIDATED = 901
+};
 
 static char log_text[4096];
 
@@ -18,14 +25,22 @@ static void keep_log(void *user, mpt_log_level level, const char *message) {
     snprintf(log_text + length, sizeof log_text - length, "%s\n", message);
 }
 
-static mpt_context *make_context(bool debug) {
+/* Of the CUDA runtime, as other code of a program would call it. */
+extern int cudaFree(void *pointer);
+extern int cudaSetDevice(int device);
+extern int cudaPeekAtLastError(void);
+
+static mpt_context *make_context_on(int device, bool debug) {
     mpt_config config = mpt_config_default();
     config.device = MPT_DEVICE_CUDA;
+    config.device_index = device;
     config.debug = debug;
     config.log.write = keep_log;
     log_text[0] = '\0';
     return mpt_create(&config);
 }
+
+static mpt_context *make_context(bool debug) { return make_context_on(0, debug); }
 
 /* The end of a test: the device is sound again. */
 static void end(mpt_context *context) {
@@ -75,13 +90,13 @@ TEST(the_device_is_described) {
     cudasim_fail("", 0, 0, 0);
 }
 
-/* ==== Memory ==== */
-
 /* Memory of the device, all of its programs together. */
 static int64_t in_use(mpt_context *context) {
     mpt_device_info device = mpt_get_device_info(context);
     return device.memory - device.memory_free;
 }
+
+/* ==== Memory ==== */
 
 static void limit_memory(int64_t bytes) { cudasim_set_memory((size_t)bytes); }
 static void lift_limit(void) { cudasim_set_memory((size_t)4096 << 20); }
@@ -241,6 +256,23 @@ TEST(without_a_graph_launches_go_one_by_one) {
     }
 }
 
+/* A crash inside a capture is found at its end. */
+TEST(a_crash_inside_a_capture) {
+    training t;
+    mpt_batch b;
+    mpt_context *context = make_context(false);
+    make_training(&t, context, MPT_F16, 0);
+    mpt_captured captured = mpt_capture(context, step_of, &t);
+    CHECK(next_batch(t.loader, &b));
+    CHECK_EQ_INT(mpt_captured_step(captured, b.x, b.y), MPT_OK);
+    cudasim_fail("captured", 20, BAD_ADDRESS, 1);
+    mpt_captured_step(captured, b.x, b.y);
+    CHECK_CONTAINS(log_text, "no graph (");
+    CHECK_EQ_INT(mpt_captured_step(captured, b.x, b.y), MPT_ERROR_DEVICE);
+    CHECK_CONTAINS(mpt_error(context), "illegal");
+    end(context);
+}
+
 /* ==== A device that dies ==== */
 
 /* After a crashed kernel the driver repeats its error for ever. What the host knows stays readable,
@@ -293,6 +325,36 @@ TEST(debug_names_the_launch) {
     }
 }
 
+/* An error that the program's own CUDA code left is told of and blamed on no kernel; one that ours
+   left is its own message, and none stays. */
+TEST(errors_of_others) {
+    static char of_the_host[8];
+    for (int debug = 0; debug < 2; debug++) {
+        training t;
+        mpt_context *context = make_context(debug != 0);
+        make_training(&t, context, MPT_F32, 0);
+        for (int i = 0; i < 3; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+        CHECK(cudaFree(of_the_host) != 0);
+        CHECK_EQ_INT(train_step(&t), MPT_OK);
+        CHECK_CONTAINS(log_text, "other CUDA code of this thread left an error before a launch: "
+                                 "invalid argument; it is forgotten");
+        log_text[0] = '\0';
+        cudasim_fail("cudaFree", 0, NOT_A_HANDLE, 0);
+        mpt_memory_trim(context);
+        CHECK(cudasim_failed());
+        CHECK_CONTAINS(log_text, "giving memory of the GPU back: invalid resource handle");
+        log_text[0] = '\0';
+        CHECK_EQ_INT(cudaPeekAtLastError(), 0);
+        for (int i = 0; i < 3; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+        cudasim_fail("cudaSetDevice", 3, NOT_A_HANDLE, 0);
+        CHECK_EQ_INT(train_step(&t), MPT_ERROR_DEVICE);
+        CHECK_CONTAINS(mpt_error(context), "choosing the GPU: invalid resource handle");
+        mpt_clear_error(context);
+        CHECK_EQ_INT(train_step(&t), MPT_OK);
+        end(context);
+    }
+}
+
 TEST_TABLE = {T(every_kernel_is_there),
               T(files_of_one_release),
               T(the_device_is_described),
@@ -301,6 +363,8 @@ TEST_TABLE = {T(every_kernel_is_there),
               T(steps_do_not_wait),
               T(batches_lie_in_locked_memory),
               T(without_a_graph_launches_go_one_by_one),
+              T(a_crash_inside_a_capture),
               T(a_dead_device),
-              T(debug_names_the_launch)};
+              T(debug_names_the_launch),
+              T(errors_of_others)};
 TEST_MAIN
