@@ -3255,6 +3255,7 @@ struct mpt__cuda_products {
     cudaEvent_t begin, end;
     mpt__plan *plans; /* a hash table, at most half full */
     long long capacity, count;
+    unsigned int said; /* a bit for each dtype of which a refusal was logged */
 };
 
 /* A call of a plan. */
@@ -3308,7 +3309,7 @@ mpt__plan *mpt__plan_enter(mpt__cuda_products *products, const long long *field)
 }
 
 /* cuBLASLt counts columns first: our rows are its columns, so that B comes before A. */
-bool mpt__plan_describe(mpt__plan *plan) {
+cublasStatus_t mpt__plan_describe(mpt__plan *plan) {
     const long long *f = plan->field;
     const long long outer[] = {f[MPT__PLAN_M], f[MPT__PLAN_N], f[MPT__PLAN_M]};
     const long long inner[] = {f[MPT__PLAN_K], f[MPT__PLAN_K], f[MPT__PLAN_N]};
@@ -3316,10 +3317,10 @@ bool mpt__plan_describe(mpt__plan *plan) {
     const cudaDataType_t dtype = mpt__cuda_dtype(f[MPT__PLAN_DTYPE]);
     const cudaDataType_t dtype_out = mpt__cuda_dtype(f[MPT__PLAN_DTYPE_OUT]);
     const int batch = (int)f[MPT__PLAN_BATCH];
-    if (batch != f[MPT__PLAN_BATCH]) return false;
+    if (batch != f[MPT__PLAN_BATCH]) return CUBLAS_STATUS_NOT_SUPPORTED;
     const cublasComputeType_t compute =
         f[MPT__PLAN_TF32] ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    int failed = cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F);
+    cublasStatus_t failed = cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F);
     const struct {
         cublasLtMatmulDescAttributes_t id;
         int32_t value;
@@ -3339,25 +3340,37 @@ bool mpt__plan_describe(mpt__plan *plan) {
         cublasLtMatrixLayout_t *layout = &plan->layout[s];
         failed = cublasLtMatrixLayoutCreate(layout, s == MPT__SIDE_OUT ? dtype_out : dtype, rows,
                                             columns, pitch);
-        if (failed) break;
-        failed |= cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                                   &batch, sizeof batch);
-        failed |= cublasLtMatrixLayoutSetAttribute(
-            *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
+        if (!failed)
+            failed = cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                      &batch, sizeof batch);
+        if (!failed)
+            failed = cublasLtMatrixLayoutSetAttribute(
+                *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
     }
-    return !failed;
+    return failed;
 }
 
-void mpt__plan_set_bias(const mpt__plan *plan, const void *bias) {
-    if (bias == NULL) return;
-    cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
-                                   sizeof bias);
+/* What mpt__plan_describe made, or began to. */
+void mpt__plan_forget(mpt__plan *plan) {
+    for (int s = 0; s < MPT__SIDES; s++) {
+        if (plan->layout[s] != NULL) cublasLtMatrixLayoutDestroy(plan->layout[s]);
+        plan->layout[s] = NULL;
+    }
+    if (plan->operation != NULL) cublasLtMatmulDescDestroy(plan->operation);
+    plan->operation = NULL;
+}
+
+cublasStatus_t mpt__plan_set_bias(const mpt__plan *plan, const void *bias) {
+    if (bias == NULL) return CUBLAS_STATUS_SUCCESS;
+    return cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                          sizeof bias);
 }
 
 cublasStatus_t mpt__plan_run(const mpt__cuda_products *products, const mpt__plan *plan,
                              const cublasLtMatmulAlgo_t *algorithm, const mpt__plan_call *call) {
     const cublasLtMatrixLayout_t *layout = plan->layout;
-    mpt__plan_set_bias(plan, call->bias);
+    const cublasStatus_t status = mpt__plan_set_bias(plan, call->bias);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     return cublasLtMatmul(products->handle, plan->operation, &call->alpha, call->b,
                           layout[MPT__SIDE_B], call->a, layout[MPT__SIDE_A], &call->beta, call->out,
                           layout[MPT__SIDE_OUT], call->out, layout[MPT__SIDE_OUT], algorithm,
@@ -3412,34 +3425,37 @@ void mpt__plan_pin(mpt__cuda_products *products, mpt__plan *plan,
         best = time;
         plan->algorithm = found[i].algo;
     }
-    cudaFree(trial.out);
+    mpt__cuda_note(products->cuda, cudaFree(trial.out), "giving memory of a trial back");
+    cudaGetLastError(); /* what a candidate failed with is not the launch's */
     plan->nanoseconds = (long long)fminf(best, 1e15f);
 }
 
 /* Finds an algorithm: the first that the heuristic names or, where `timed`, the fastest. */
-void mpt__plan_choose(mpt__cuda_products *products, mpt__plan *plan, bool timed,
-                      const mpt__plan_call *call) {
+cublasStatus_t mpt__plan_choose(mpt__cuda_products *products, mpt__plan *plan, bool timed,
+                                const mpt__plan_call *call) {
     static const cublasLtMatmulPreferenceAttributes_t alignment[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     const uint32_t bytes = (uint32_t)plan->field[MPT__PLAN_ALIGNED];
     cublasLtMatmulHeuristicResult_t found[MPT__CANDIDATES];
     int n = 0;
-    for (int i = 0; i < 4; i++) {
-        cublasLtMatmulPreferenceSetAttribute(products->preference, alignment[i], &bytes,
-                                             sizeof bytes);
+    cublasStatus_t status = mpt__plan_set_bias(plan, call->bias);
+    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++) {
+        status = cublasLtMatmulPreferenceSetAttribute(products->preference, alignment[i], &bytes,
+                                                      sizeof bytes);
     }
-    mpt__plan_set_bias(plan, call->bias);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     const cublasLtMatrixLayout_t *layout = plan->layout;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+    status = cublasLtMatmulAlgoGetHeuristic(
         products->handle, plan->operation, layout[MPT__SIDE_B], layout[MPT__SIDE_A],
         layout[MPT__SIDE_OUT], layout[MPT__SIDE_OUT], products->preference,
         timed ? MPT__CANDIDATES : 1, found, &n);
-    plan->usable =
-        status == CUBLAS_STATUS_SUCCESS && n > 0 && found[0].state == CUBLAS_STATUS_SUCCESS;
-    if (!plan->usable) return;
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = n > 0 ? found[0].state : CUBLAS_STATUS_NOT_SUPPORTED;
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     plan->algorithm = found[0].algo;
     if (timed) mpt__plan_pin(products, plan, found, n, call);
+    return status;
 }
 
 /* Whether the algorithm that a file named can do the product, in our workspace. */
@@ -3453,23 +3469,23 @@ bool mpt__plan_check(const mpt__cuda_products *products, const mpt__plan *plan) 
            result.workspaceSize <= products->workspace_bytes;
 }
 
-/* The plan for these fields, ready to run; NULL without memory. Nothing is timed while the stream
-   is captured: that is made up for at the next call outside. */
-mpt__plan *mpt__plan_get(mpt__cuda_products *products, const long long *field,
-                         const mpt__plan_call *call) {
-    mpt__plan *plan = mpt__plan_enter(products, field);
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (plan == NULL) return NULL;
-    const bool made = plan->operation != NULL;
+/* Makes of the plan what is missing to run it. Nothing is timed while the stream is captured: that
+   is made up for at the next call outside. */
+cublasStatus_t mpt__plan_ready(mpt__cuda_products *products, mpt__plan *plan,
+                               const mpt__plan_call *call) {
+    const bool made = plan->operation != NULL, timed = products->cuda->benchmark;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (!made) {
-        plan->usable = mpt__plan_describe(plan);
+        status = mpt__plan_describe(plan);
+        plan->usable = status == CUBLAS_STATUS_SUCCESS;
         plan->pinned = plan->usable && plan->pinned && mpt__plan_check(products, plan);
     }
-    if (!plan->usable || plan->pinned || (made && !products->cuda->benchmark)) return plan;
-    cudaStreamIsCapturing(products->cuda->stream, &capture);
-    const bool timed = products->cuda->benchmark && capture == cudaStreamCaptureStatusNone;
-    if (timed || !made) mpt__plan_choose(products, plan, timed, call);
-    return plan;
+    if (!plan->usable || plan->pinned) return status;
+    if (made && (!timed || products->cuda->capturing)) return status;
+    status = mpt__plan_choose(products, plan, timed && !products->cuda->capturing, call);
+    if (made) return CUBLAS_STATUS_SUCCESS; /* it keeps what it had */
+    plan->usable = status == CUBLAS_STATUS_SUCCESS;
+    return status;
 }
 
 /* ---- Running a launch ---- */
@@ -3587,9 +3603,9 @@ mpt__plan_call mpt__product_call(const mpt__cuda_call *call, const mpt__product 
     return run;
 }
 
-/* One call of the plan for each batch that could not be merged; false if cuBLASLt refused. */
-bool mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
-                      const mpt__plan *plan, const mpt__plan_call *first) {
+/* One call of the plan for each batch that could not be merged. */
+cublasStatus_t mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
+                                const mpt__plan *plan, const mpt__plan_call *first) {
     const mpt__space &loop = product->loop;
     for (long long i = 0; i < loop.count; i++) {
         long long at[MPT__SIDES];
@@ -3603,11 +3619,54 @@ bool mpt__product_run(const mpt__cuda_call *call, const mpt__product *product,
         run.a = (const char *)run.a + at[MPT__SIDE_A];
         run.b = (const char *)run.b + at[MPT__SIDE_B];
         run.out = (char *)run.out + at[MPT__SIDE_OUT];
-        if (mpt__plan_run(call->cuda->products, plan, &plan->algorithm, &run) !=
-            CUBLAS_STATUS_SUCCESS)
-            return false;
+        const cublasStatus_t status =
+            mpt__plan_run(call->cuda->products, plan, &plan->algorithm, &run);
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
-    return true;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* The product for a message. */
+void mpt__product_name(const mpt__launch *launch, char *text, size_t size) {
+    const mpt__operand &a = launch->operand[0], &out = launch->operand[3];
+    const int dtype = mpt__product_dtype(launch);
+    long long batch = 1;
+    for (int d = 0; d < out.rank - 2; d++) batch *= out.shape[d];
+    snprintf(text, size, "%s product of %lld x [%lld, %lld] and [%lld, %lld]",
+             dtype == MPT_F16 ? "float16" : dtype == MPT_BF16 ? "bfloat16" : "float32", batch,
+             (long long)out.shape[out.rank - 2], (long long)a.shape[a.rank - 1],
+             (long long)a.shape[a.rank - 1], (long long)out.shape[out.rank - 1]);
+}
+
+/* What cuBLASLt has no way for is done by the plain kernel, as long as the plan lives. That is slow,
+   which is said once for each dtype. */
+mpt_status mpt__product_refused(const mpt__cuda_call *call, mpt__plan *plan,
+                                cublasStatus_t status) {
+    mpt__cuda *cuda = call->cuda;
+    const unsigned int dtype = 1u << mpt__product_dtype(call->launch);
+    char name[128], text[320];
+    plan->usable = plan->pinned = false;
+    if (cuda->products->said & dtype) return mpt__product_plain(call);
+    cuda->products->said |= dtype;
+    mpt__product_name(call->launch, name, sizeof name);
+    snprintf(text, sizeof text,
+             "cuBLASLt refused a %s on compute capability %d.%d (%s): a plain kernel computes it "
+             "and others like it, many times slower",
+             name, cuda->capability / 10, cuda->capability % 10, cublasLtGetStatusName(status));
+    mpt__cuda_warn(cuda, text);
+    return mpt__product_plain(call);
+}
+
+/* Any other failure is none of the product: the next launch tries again. */
+mpt_status mpt__product_failed(const mpt__cuda_call *call, mpt__plan *plan, cublasStatus_t status) {
+    const bool memory = status == CUBLAS_STATUS_ALLOC_FAILED;
+    const cudaError_t error = cudaPeekAtLastError();
+    char name[128], text[240];
+    if (!plan->usable) mpt__plan_forget(plan);
+    mpt__product_name(call->launch, name, sizeof name);
+    snprintf(text, sizeof text, "%s: cuBLASLt: %s", name, cublasLtGetStatusName(status));
+    if (error != cudaSuccess) return mpt__cuda_check(call->cuda, error, text);
+    return mpt__cuda_refuse(call->cuda, memory ? MPT_ERROR_MEMORY : MPT_ERROR_DEVICE, "gemm", text);
 }
 
 /* The output from the sums in workspace, which lie in the order of its elements. */
@@ -3638,14 +3697,22 @@ mpt_status mpt__product_launch(const mpt__cuda_call *call) {
     long long field[MPT__PLAN_FIELD_COUNT];
     mpt__product_copies(call, &product);
     mpt__product_fields(call, &product, &run, field);
-    mpt__plan *plan = mpt__plan_get(call->cuda->products, field, &run);
+    mpt__plan *plan = mpt__plan_enter(call->cuda->products, field);
     if (plan == NULL)
         return mpt__cuda_refuse(call->cuda, MPT_ERROR_MEMORY, "gemm", "no memory for its plan");
+    if (plan->operation != NULL && !plan->usable) return mpt__product_plain(call);
+    cublasStatus_t status = mpt__plan_ready(call->cuda->products, plan, &run);
     /* Every call of a plan does the same, so that only the first can be refused. */
-    plan->usable = plan->usable && mpt__product_run(call, &product, plan, &run);
-    if (!plan->usable) return mpt__product_plain(call);
-    if (product.finish) mpt__product_finish(call, run.out);
-    return MPT_OK;
+    if (status == CUBLAS_STATUS_SUCCESS) status = mpt__product_run(call, &product, plan, &run);
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+        if (product.finish) mpt__product_finish(call, run.out);
+        return MPT_OK;
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+    case CUBLAS_STATUS_INVALID_VALUE:
+    case CUBLAS_STATUS_ARCH_MISMATCH: return mpt__product_refused(call, plan, status);
+    default: return mpt__product_failed(call, plan, status);
+    }
 }
 
 /* How much of dimension 0 of the output to do at a time, so that sums in workspace stay few. */
@@ -3797,9 +3864,10 @@ size_t mpt__cuda_benchmark_text(void *self, char *text, size_t capacity) {
 }
 
 mpt_status mpt__cuda_benchmark_read(void *self, const char *text) {
-    mpt__cuda *cuda = (mpt__cuda *)self;
+    mpt__cuda *cuda = mpt__cuda_enter(self);
     char title[512];
     mpt__text own = {title, sizeof title, 0};
+    if (!cuda) return MPT_ERROR_DEVICE;
     mpt__products_title(cuda->products, &own);
     if (strncmp(text, title, strlen(title)) != 0) {
         return mpt__cuda_refuse(cuda, MPT_ERROR_UNSUPPORTED, "benchmark results ignored",
@@ -3826,12 +3894,7 @@ mpt_status mpt__cuda_benchmark_read(void *self, const char *text) {
 
 void mpt__cuda_products_destroy(mpt__cuda_products *products) {
     if (products == NULL) return;
-    for (long long i = 0; i < products->capacity; i++) {
-        const mpt__plan *plan = &products->plans[i];
-        for (int s = 0; s < MPT__SIDES; s++)
-            if (plan->layout[s] != NULL) cublasLtMatrixLayoutDestroy(plan->layout[s]);
-        if (plan->operation != NULL) cublasLtMatmulDescDestroy(plan->operation);
-    }
+    for (long long i = 0; i < products->capacity; i++) mpt__plan_forget(&products->plans[i]);
     if (products->preference != NULL) cublasLtMatmulPreferenceDestroy(products->preference);
     if (products->handle != NULL) cublasLtDestroy(products->handle);
     if (products->begin != NULL) cudaEventDestroy(products->begin);

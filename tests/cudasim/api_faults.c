@@ -16,6 +16,8 @@ enum {
     NOT_CAPTURABLE = 900,
     INVALIDATED = 901
 };
+/* Of cublasStatus_t. */
+enum { NO_CUBLAS_MEMORY = 3, NOT_EXECUTED = 13 };
 
 static char log_text[4096];
 
@@ -94,6 +96,61 @@ TEST(the_device_is_described) {
 static int64_t in_use(mpt_context *context) {
     mpt_device_info device = mpt_get_device_info(context);
     return device.memory - device.memory_free;
+}
+
+/* Each call works on the device of its context, whatever was chosen before: the simulator ends a
+   program that uses what is another device's. Eager and captured steps, the choices of benchmark
+   mode, models that move, ends in another order. */
+TEST(two_devices) {
+    const int64_t large = 64 << 20;
+    training t[2];
+    mpt_context *context[2];
+    mpt_captured captured[2];
+    cudasim_set_devices(2);
+    for (int i = 0; i < 2; i++) {
+        context[i] = make_context_on(i, false);
+        make_training(&t[i], context[i], MPT_F16, 0);
+        captured[i] = mpt_capture(context[i], step_of, &t[i]);
+    }
+    CHECK_EQ_INT(mpt_device_count(MPT_DEVICE_CUDA), 2);
+    const int64_t before[] = {in_use(context[0]), in_use(context[1])};
+    mpt_tensor x = mpt_zeros(context[1], MPT_U8, MPT_SHAPE(large));
+    CHECK_EQ_INT(in_use(context[0]), before[0]);
+    CHECK_EQ_INT(in_use(context[1]), before[1] + large);
+    cudaSetDevice(0);
+    CHECK_EQ_INT(mpt_get_device_info(context[1]).memory_free + in_use(context[1]),
+                 mpt_get_device_info(context[1]).memory);
+    CHECK_EQ_INT(in_use(context[1]), before[1] + large);
+    mpt_release(x);
+    for (int step = 0; step < 8; step++) {
+        for (int i = 0; i < 2; i++) {
+            mpt_batch b;
+            CHECK(next_batch(t[i].loader, &b));
+            cudaSetDevice(step % 2);
+            CHECK_EQ_INT(step < 4 ? train_on(&t[i], b) : mpt_captured_step(captured[i], b.x, b.y),
+                         MPT_OK);
+        }
+    }
+    CHECK(training_hash(&t[0]) == training_hash(&t[1]));
+    CHECK_EQ_INT(mpt_copy_module(t[0].net, t[1].net), MPT_OK);
+    for (int i = 0; i < 2; i++) {
+        cudaSetDevice(1 - i);
+        mpt_memory_trim(context[i]);
+        CHECK_EQ_STR(mpt_error(context[i]), "");
+    }
+    CHECK_EQ_STR(log_text, "");
+    char choices[8192];
+    mpt_benchmark(context[1], true, false);
+    CHECK_EQ_INT(train_step(&t[1]), MPT_OK);
+    CHECK(mpt_benchmark_text(context[1], choices, sizeof choices) < sizeof choices);
+    cudaSetDevice(1);
+    CHECK_EQ_INT(mpt_benchmark_read(context[0], choices), MPT_OK);
+    cudaSetDevice(0);
+    mpt_destroy(context[1]);
+    cudaSetDevice(1);
+    mpt_destroy(context[0]);
+    cudaSetDevice(0);
+    cudasim_set_devices(1);
 }
 
 /* ==== Memory ==== */
@@ -221,6 +278,8 @@ TEST(batches_lie_in_locked_memory) {
 
 /* ==== Graphs ==== */
 
+static bool last_fault_happened;
+
 /* Six steps, the second of which cannot become a graph if `call` fails. */
 static uint64_t captured_run(const char *call, int after, int error) {
     training t;
@@ -236,6 +295,7 @@ static uint64_t captured_run(const char *call, int after, int error) {
     CHECK_EQ_STR(mpt_error(context), "");
     CHECK_EQ_INT(mpt_captured_count(captured), 4);
     uint64_t hash = training_hash(&t);
+    last_fault_happened = cudasim_failed();
     end(context);
     return hash;
 }
@@ -254,6 +314,22 @@ TEST(without_a_graph_launches_go_one_by_one) {
         CHECK_CONTAINS(log_text, "mpt_captured_step: no graph (");
         CHECK_CONTAINS(log_text, "launches go one by one");
     }
+}
+
+/* Whatever fails while launches become a graph, training goes on with the same bits. */
+TEST(any_call_inside_a_capture_may_fail) {
+    static const int errors[] = {NOT_CAPTURABLE, NO_MEMORY, INVALIDATED, NOT_A_HANDLE};
+    uint64_t with_graph = captured_run("", 0, 0);
+    int calls = 0;
+    for (int i = 0;; i++) {
+        uint64_t hash = captured_run("captured", i, errors[i % 4]);
+        if (!last_fault_happened) break;
+        CHECK(hash == with_graph);
+        CHECK_CONTAINS(log_text, "mpt_captured_step: no graph (");
+        calls++;
+    }
+    CHECK(calls > 40);
+    printf("\n  %d calls", calls);
 }
 
 /* A crash inside a capture is found at its end. */
@@ -355,16 +431,66 @@ TEST(errors_of_others) {
     }
 }
 
+/* ==== Products ==== */
+
+/* Turing has no bf16 in its matrix units: what cuBLASLt refuses takes the plain kernel, which users
+   hear of once. */
+TEST(a_refused_dtype_is_said_once) {
+    training t;
+    cudasim_set_capability(75);
+    mpt_context *context = make_context(false);
+    make_training(&t, context, MPT_BF16, 0);
+    for (int i = 0; i < 3; i++) CHECK_EQ_INT(train_step(&t), MPT_OK);
+    printf("\n  %s", log_text);
+    CHECK_CONTAINS(log_text, "mpt_linear: cuBLASLt refused a bfloat16 product of 1 x [8, ");
+    CHECK_CONTAINS(log_text, " on compute capability 7.5 (CUBLAS_STATUS_NOT_SUPPORTED): a plain");
+    const char *said = strstr(log_text, "cuBLASLt refused");
+    CHECK(said && !strstr(said + 1, "cuBLASLt refused"));
+    end(context);
+    cudasim_set_capability(90);
+}
+
+/* A failure that is none of the product's is an error, not a slow kernel with other bits. */
+TEST(a_product_that_fails_is_tried_again) {
+    static const char *const calls[] = {"cublasLtMatmul", "cublasLtMatmulDescCreate",
+                                        "cublasLtMatrixLayoutSetAttribute",
+                                        "cublasLtMatmulPreferenceSetAttribute",
+                                        "cublasLtMatmulAlgoGetHeuristic"};
+    uint64_t hash[6];
+    for (int i = 0; i < 6; i++) {
+        training t;
+        mpt_batch b;
+        mpt_context *context = make_context(false);
+        make_training(&t, context, MPT_F16, 0);
+        CHECK(next_batch(t.loader, &b));
+        if (i < 5) {
+            cudasim_fail(calls[i], 0, i == 1 ? NO_CUBLAS_MEMORY : NOT_EXECUTED, 0);
+            CHECK_EQ_INT(train_on(&t, b), i == 1 ? MPT_ERROR_MEMORY : MPT_ERROR_DEVICE);
+            CHECK_CONTAINS(mpt_error(context), "cuBLASLt: CUBLAS_STATUS_");
+            mpt_clear_error(context);
+        }
+        for (int k = 0; k < 3; k++) CHECK_EQ_INT(train_on(&t, b), MPT_OK);
+        CHECK(strstr(log_text, "plain") == NULL);
+        hash[i] = training_hash(&t);
+        end(context);
+    }
+    for (int i = 0; i < 5; i++) CHECK(hash[i] == hash[5]);
+}
+
 TEST_TABLE = {T(every_kernel_is_there),
               T(files_of_one_release),
               T(the_device_is_described),
+              T(two_devices),
               T(out_of_memory_is_survived),
               T(idle_memory_makes_room),
               T(steps_do_not_wait),
               T(batches_lie_in_locked_memory),
               T(without_a_graph_launches_go_one_by_one),
+              T(any_call_inside_a_capture_may_fail),
               T(a_crash_inside_a_capture),
               T(a_dead_device),
               T(debug_names_the_launch),
-              T(errors_of_others)};
+              T(errors_of_others),
+              T(a_refused_dtype_is_said_once),
+              T(a_product_that_fails_is_tried_again)};
 TEST_MAIN

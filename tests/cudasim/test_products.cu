@@ -647,15 +647,14 @@ TEST(nothing_is_timed_in_a_capture) {
     accumulate_once();
     REQUIRE(begin_anew());
     const mpt__cuda_call call = prepared();
-    cudaGraph_t graph;
+    void *graph = NULL;
     backend.benchmark(backend.self, true, false);
-    CHECK_EQ_INT(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
-                 cudaSuccess);
+    CHECK_EQ_INT(backend.graph_begin(backend.self), MPT_OK);
     CHECK_EQ_INT(mpt__cuda_gemm(&call), MPT_OK);
-    CHECK_EQ_INT(cudaStreamEndCapture(cuda->stream, &graph), cudaSuccess);
+    CHECK_EQ_INT(backend.graph_end(backend.self, &graph), MPT_OK);
     REQUIRE(only_plan() != NULL);
     CHECK(only_plan()->usable && !only_plan()->pinned);
-    cudaGraphDestroy(graph);
+    backend.graph_destroy(backend.self, graph);
     accumulate_once();
     REQUIRE(only_plan() != NULL);
     CHECK(only_plan()->pinned);
