@@ -2919,7 +2919,9 @@ typedef struct mpt__backend {
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
     /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into
-       it that is done some time later, at the latest by the next `synchronize`. */
+       it that is done some time later, at the latest by the next `synchronize`; nobody may touch it
+       until then. `place` 0 or 1 tells two such downloads apart, and `landed` whether the last one
+       to that place is done. */
     void *(*allocate_host)(void *self, size_t bytes);
     void (*release_host)(void *self, void *pointer);
     /* NULL: none. Page-locked host memory for uploads, NULL where no more is to be had. An upload
@@ -2928,7 +2930,9 @@ typedef struct mpt__backend {
     void *(*stage_new)(void *self, size_t bytes);
     mpt_status (*stage_settle)(void *self, void *stage);
     void (*stage_free)(void *self, void *stage);
-    mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
+    mpt_status (*snapshot)(void *self, int place, void *destination, const void *source,
+                           size_t bytes);
+    bool (*landed)(void *self, int place);
     /* Launches between begin and end are not executed but put into a graph, which runs them as
        often as wanted on the memory that they had then. NULL: no graphs; end with NULL drops it. */
     mpt_status (*graph_begin)(void *self);
@@ -19787,7 +19791,11 @@ struct mpt_context {
     void *workspace; /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;
     uint32_t scalar_storage;
-    mpt__scalar *scalars; /* host view; valid after synchronize on asynchronous backends */
+    /* Host view; valid after synchronize on asynchronous backends. There two places for snapshots
+       lie behind it, then for each slot the number of the last snapshot asked for before the host
+       set it. */
+    mpt__scalar *scalars;
+    int64_t snapshots, landing[2]; /* asked for; the number of that under way to a place, or 0 */
     uint8_t slot_used[MPT__SLOT_COUNT];
 
     mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
@@ -20505,21 +20513,19 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     return id;
 }
 
-/* The host view of the device scalars, sooner or later. */
-static mpt_status mpt__scalars_fetch(mpt_context *context,
-                                     mpt_status (*fetch)(void *self, void *destination,
-                                                         const void *source, size_t bytes)) {
-    mpt__backend *backend = &context->backend;
-    mpt_status status = fetch(backend->self, context->scalars, mpt__device_scalars(context),
-                              MPT__SLOT_COUNT * sizeof(mpt__scalar));
-    return status == MPT_OK ? status : mpt__error(context, status, "%s", backend->error);
-}
-
 /* Waits for the device and turns its error word into the sticky error. */
 static void mpt__wait(mpt_context *context) {
-    if (context->backend.synchronous) return;
-    if (mpt__scalars_fetch(context, context->backend.download) == MPT_OK)
-        mpt__check_device(context);
+    mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    mpt_status status =
+        backend->download(backend->self, context->scalars, mpt__device_scalars(context),
+                          MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    if (status != MPT_OK) {
+        mpt__error(context, status, "%s", backend->error);
+        return;
+    }
+    context->landing[0] = context->landing[1] = 0; /* what is newer is there */
+    mpt__check_device(context);
 }
 
 /* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
@@ -20911,6 +20917,7 @@ static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, d
     launch->index[1] = count;
     if (mpt__submit(context, launch) != MPT_OK || context->backend.synchronous) return;
     mpt__scalar *seen = &context->scalars[slot]; /* until the next look at the device */
+    seen[3 * MPT__SLOT_COUNT].i = context->snapshots;
     if (integer)
         seen->i = count;
     else
@@ -22514,6 +22521,47 @@ MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context) {
     return counters;
 }
 
+/* ==== Looking at the device without waiting ==== */
+
+#if defined(MPTRAIN_CUDA)
+
+/* Brings the host view of the device scalars up to the last snapshot that is there. */
+static void mpt__scalars_look(mpt_context *context) {
+    const mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    const mpt__scalar *set = context->scalars + 3 * MPT__SLOT_COUNT;
+    for (int i = 0; i < 2; i++) {
+        const int place = i ^ (context->landing[0] > context->landing[1]); /* the older first */
+        const int64_t number = context->landing[place];
+        if (!number || !backend->landed(backend->self, place)) continue;
+        const mpt__scalar *from = context->scalars + (1 + place) * MPT__SLOT_COUNT;
+        for (int slot = 0; slot < MPT__SLOT_COUNT; slot++)
+            if (set[slot].i < number) context->scalars[slot] = from[slot];
+        context->landing[place] = 0;
+    }
+}
+
+/* Asks for a snapshot. Of two under way the older one is left alone, so that it arrives. */
+static void mpt__scalars_ask(mpt_context *context) {
+    mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    mpt__scalars_look(context);
+    const int64_t *under_way = context->landing;
+    const int place = under_way[0] && (!under_way[1] || under_way[1] > under_way[0]);
+    mpt_status status = backend->snapshot(
+        backend->self, place, context->scalars + (1 + place) * MPT__SLOT_COUNT,
+        mpt__device_scalars(context), MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    context->landing[place] = status == MPT_OK ? ++context->snapshots : 0;
+    if (status != MPT_OK) mpt__error(context, status, "%s", backend->error);
+}
+
+#else
+
+static MPT__INLINE void mpt__scalars_look(mpt_context *context) { (void)context; }
+static MPT__INLINE void mpt__scalars_ask(mpt_context *context) { (void)context; }
+
+#endif
+
 /* ==== Metrics ==== */
 
 static mpt__metric *mpt__metric_find(mpt_context *context, const char *name) {
@@ -22567,7 +22615,11 @@ MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool 
     if (!mpt__enter(context, "mpt_metric_mean") || !name) return none;
     const mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) return none;
-    if (wait) mpt__wait(context);
+    if (wait) {
+        mpt__wait(context);
+    } else {
+        mpt__scalars_look(context);
+    }
     int64_t count = context->scalars[metric->count_slot].i;
     return count > 0 ? context->scalars[metric->sum_slot].f / (double)count : none;
 }
@@ -22662,8 +22714,8 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     context->step_depth = 0;
     if (context->anomaly) mpt__anomaly_stop(context);
     if (!context->backend.synchronous && context->base.status == MPT_OK) {
+        mpt__scalars_ask(context);
         mpt__check_device(context); /* what an earlier step left */
-        mpt__scalars_fetch(context, context->backend.snapshot);
     }
     return context->base.status;
 }
@@ -41937,7 +41989,7 @@ static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured)
     if (context->now.updates > captured->updates) context->committed = context->now;
     mpt__gradients_set(context, &captured->ends);
     captured->count++;
-    if (!context->backend.synchronous) mpt__scalars_fetch(context, context->backend.snapshot);
+    mpt__scalars_ask(context);
     return mpt__host_work(context, captured->recording, MPT__SCALER);
 }
 
@@ -42267,14 +42319,14 @@ static bool mpt__scalars_start(mpt_context *context) {
     if (!storage) return false;
     mpt__scalar *scalars = (mpt__scalar *)context->data[storage];
     if (!backend->synchronous)
-        scalars = (mpt__scalar *)backend->allocate_host(backend->self, (size_t)bytes);
+        scalars = (mpt__scalar *)backend->allocate_host(backend->self, 4 * (size_t)bytes);
     if (!scalars) {
         mpt__fail_memory(&context->base, (size_t)bytes, MPT_MEMORY_HOST);
         return false;
     }
     context->scalar_storage = storage;
     context->scalars = scalars;
-    memset(scalars, 0, (size_t)bytes);
+    memset(scalars, 0, (backend->synchronous ? 1 : 4) * (size_t)bytes);
     scalars[MPT__SLOT_ONE].f = 1.0;
     const float one = 1.0f;
     memcpy(&scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
@@ -42522,10 +42574,12 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     context->base.message[0] = '\0';
     mpt__wait(context);
     context->scalars[MPT__SLOT_ERROR].i = 0;
-    if (!context->backend.synchronous)
+    if (!context->backend.synchronous) {
+        context->scalars[MPT__SLOT_ERROR + 3 * MPT__SLOT_COUNT].i = context->snapshots;
         mpt__upload(context, context->scalar_storage,
                     MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
                     &context->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
+    }
     mpt__slice_end(context);
     context->base.status = MPT_OK;
     mpt__discard_history(context);

@@ -49,6 +49,7 @@ struct mpt__cuda {
     bool capturing; /* launches go into a graph */
     bool benchmark; /* times the candidates of each matrix product */
     cudaStream_t stream;
+    cudaEvent_t landed[2]; /* the last snapshot to each place */
     char name[256];
     int processors;      /* streaming multiprocessors */
     int capability;      /* 90 for 9.0 */
@@ -6430,12 +6431,25 @@ mpt_status mpt__cuda_upload(void *self, void *destination, const void *source, s
     return mpt__cuda_check(cuda, error, "upload to the GPU");
 }
 
-mpt_status mpt__cuda_snapshot(void *self, void *destination, const void *source, size_t bytes) {
+cudaError_t mpt__cuda_queue_download(mpt__cuda *cuda, void *destination, const void *source,
+                                     size_t bytes) {
+    return cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, cuda->stream);
+}
+
+mpt_status mpt__cuda_snapshot(void *self, int place, void *destination, const void *source,
+                              size_t bytes) {
     mpt__cuda *cuda = mpt__cuda_enter(self);
     if (!cuda) return MPT_ERROR_DEVICE;
-    return mpt__cuda_check(
-        cuda, cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, cuda->stream),
-        "download from the GPU");
+    cudaError_t error = mpt__cuda_queue_download(cuda, destination, source, bytes);
+    if (error == cudaSuccess) error = cudaEventRecord(cuda->landed[place], cuda->stream);
+    return mpt__cuda_check(cuda, error, "snapshot of the GPU's scalars");
+}
+
+bool mpt__cuda_landed(void *self, int place) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    const cudaError_t error = cuda ? cudaEventQuery(cuda->landed[place]) : cudaErrorNotReady;
+    if (error != cudaErrorNotReady) mpt__cuda_check(cuda, error, "snapshot of the GPU's scalars");
+    return error == cudaSuccess;
 }
 
 mpt_status mpt__cuda_synchronize(void *self) {
@@ -6445,7 +6459,10 @@ mpt_status mpt__cuda_synchronize(void *self) {
 }
 
 mpt_status mpt__cuda_download(void *self, void *destination, const void *source, size_t bytes) {
-    mpt_status status = mpt__cuda_snapshot(self, destination, source, bytes);
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return MPT_ERROR_DEVICE;
+    const cudaError_t error = mpt__cuda_queue_download(cuda, destination, source, bytes);
+    const mpt_status status = mpt__cuda_check(cuda, error, "download from the GPU");
     return status == MPT_OK ? mpt__cuda_synchronize(self) : status;
 }
 
@@ -6692,6 +6709,8 @@ void mpt__cuda_destroy(void *self) {
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     mpt__cuda_products_destroy(cuda->products);
     mpt__cuda_transfers_destroy(cuda->transfers);
+    for (int i = 0; i < 2; i++)
+        if (cuda->landed[i]) cudaEventDestroy(cuda->landed[i]);
     cudaFree(cuda->ticket);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     cudaGetLastError();
@@ -6715,6 +6734,8 @@ mpt_status mpt__cuda_start(mpt__cuda *cuda) {
     }
     if (error == cudaSuccess)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    for (int i = 0; i < 2 && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&cuda->landed[i], cudaEventDisableTiming);
     if (error == cudaSuccess) error = cudaMalloc((void **)&cuda->ticket, sizeof *cuda->ticket);
     if (error == cudaSuccess)
         error = cudaMemsetAsync(cuda->ticket, 0, sizeof *cuda->ticket, cuda->stream);
@@ -6780,6 +6801,7 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->stage_settle = mpt__cuda_stage_settle;
     backend->stage_free = mpt__cuda_stage_free;
     backend->snapshot = mpt__cuda_snapshot;
+    backend->landed = mpt__cuda_landed;
     backend->graph_begin = mpt__cuda_graph_begin;
     backend->graph_end = mpt__cuda_graph_end;
     backend->graph_run = mpt__cuda_graph_run;

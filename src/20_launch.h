@@ -574,7 +574,9 @@ typedef struct mpt__backend {
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
     /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into
-       it that is done some time later, at the latest by the next `synchronize`. */
+       it that is done some time later, at the latest by the next `synchronize`; nobody may touch it
+       until then. `place` 0 or 1 tells two such downloads apart, and `landed` whether the last one
+       to that place is done. */
     void *(*allocate_host)(void *self, size_t bytes);
     void (*release_host)(void *self, void *pointer);
     /* NULL: none. Page-locked host memory for uploads, NULL where no more is to be had. An upload
@@ -583,7 +585,9 @@ typedef struct mpt__backend {
     void *(*stage_new)(void *self, size_t bytes);
     mpt_status (*stage_settle)(void *self, void *stage);
     void (*stage_free)(void *self, void *stage);
-    mpt_status (*snapshot)(void *self, void *destination, const void *source, size_t bytes);
+    mpt_status (*snapshot)(void *self, int place, void *destination, const void *source,
+                           size_t bytes);
+    bool (*landed)(void *self, int place);
     /* Launches between begin and end are not executed but put into a graph, which runs them as
        often as wanted on the memory that they had then. NULL: no graphs; end with NULL drops it. */
     mpt_status (*graph_begin)(void *self);

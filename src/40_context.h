@@ -253,7 +253,11 @@ struct mpt_context {
     void *workspace; /* scratch of launches, one at a time; grows */
     int64_t workspace_bytes;
     uint32_t scalar_storage;
-    mpt__scalar *scalars; /* host view; valid after synchronize on asynchronous backends */
+    /* Host view; valid after synchronize on asynchronous backends. There two places for snapshots
+       lie behind it, then for each slot the number of the last snapshot asked for before the host
+       set it. */
+    mpt__scalar *scalars;
+    int64_t snapshots, landing[2]; /* asked for; the number of that under way to a place, or 0 */
     uint8_t slot_used[MPT__SLOT_COUNT];
 
     mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */

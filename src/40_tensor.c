@@ -612,21 +612,19 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     return id;
 }
 
-/* The host view of the device scalars, sooner or later. */
-static mpt_status mpt__scalars_fetch(mpt_context *context,
-                                     mpt_status (*fetch)(void *self, void *destination,
-                                                         const void *source, size_t bytes)) {
-    mpt__backend *backend = &context->backend;
-    mpt_status status = fetch(backend->self, context->scalars, mpt__device_scalars(context),
-                              MPT__SLOT_COUNT * sizeof(mpt__scalar));
-    return status == MPT_OK ? status : mpt__error(context, status, "%s", backend->error);
-}
-
 /* Waits for the device and turns its error word into the sticky error. */
 static void mpt__wait(mpt_context *context) {
-    if (context->backend.synchronous) return;
-    if (mpt__scalars_fetch(context, context->backend.download) == MPT_OK)
-        mpt__check_device(context);
+    mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    mpt_status status =
+        backend->download(backend->self, context->scalars, mpt__device_scalars(context),
+                          MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    if (status != MPT_OK) {
+        mpt__error(context, status, "%s", backend->error);
+        return;
+    }
+    context->landing[0] = context->landing[1] = 0; /* what is newer is there */
+    mpt__check_device(context);
 }
 
 /* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
@@ -1018,6 +1016,7 @@ static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, d
     launch->index[1] = count;
     if (mpt__submit(context, launch) != MPT_OK || context->backend.synchronous) return;
     mpt__scalar *seen = &context->scalars[slot]; /* until the next look at the device */
+    seen[3 * MPT__SLOT_COUNT].i = context->snapshots;
     if (integer)
         seen->i = count;
     else

@@ -420,6 +420,47 @@ MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context) {
     return counters;
 }
 
+/* ==== Looking at the device without waiting ==== */
+
+#if defined(MPTRAIN_CUDA)
+
+/* Brings the host view of the device scalars up to the last snapshot that is there. */
+static void mpt__scalars_look(mpt_context *context) {
+    const mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    const mpt__scalar *set = context->scalars + 3 * MPT__SLOT_COUNT;
+    for (int i = 0; i < 2; i++) {
+        const int place = i ^ (context->landing[0] > context->landing[1]); /* the older first */
+        const int64_t number = context->landing[place];
+        if (!number || !backend->landed(backend->self, place)) continue;
+        const mpt__scalar *from = context->scalars + (1 + place) * MPT__SLOT_COUNT;
+        for (int slot = 0; slot < MPT__SLOT_COUNT; slot++)
+            if (set[slot].i < number) context->scalars[slot] = from[slot];
+        context->landing[place] = 0;
+    }
+}
+
+/* Asks for a snapshot. Of two under way the older one is left alone, so that it arrives. */
+static void mpt__scalars_ask(mpt_context *context) {
+    mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    mpt__scalars_look(context);
+    const int64_t *under_way = context->landing;
+    const int place = under_way[0] && (!under_way[1] || under_way[1] > under_way[0]);
+    mpt_status status = backend->snapshot(
+        backend->self, place, context->scalars + (1 + place) * MPT__SLOT_COUNT,
+        mpt__device_scalars(context), MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    context->landing[place] = status == MPT_OK ? ++context->snapshots : 0;
+    if (status != MPT_OK) mpt__error(context, status, "%s", backend->error);
+}
+
+#else
+
+static MPT__INLINE void mpt__scalars_look(mpt_context *context) { (void)context; }
+static MPT__INLINE void mpt__scalars_ask(mpt_context *context) { (void)context; }
+
+#endif
+
 /* ==== Metrics ==== */
 
 static mpt__metric *mpt__metric_find(mpt_context *context, const char *name) {
@@ -473,7 +514,11 @@ MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool 
     if (!mpt__enter(context, "mpt_metric_mean") || !name) return none;
     const mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) return none;
-    if (wait) mpt__wait(context);
+    if (wait) {
+        mpt__wait(context);
+    } else {
+        mpt__scalars_look(context);
+    }
     int64_t count = context->scalars[metric->count_slot].i;
     return count > 0 ? context->scalars[metric->sum_slot].f / (double)count : none;
 }

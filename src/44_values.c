@@ -82,8 +82,8 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     context->step_depth = 0;
     if (context->anomaly) mpt__anomaly_stop(context);
     if (!context->backend.synchronous && context->base.status == MPT_OK) {
+        mpt__scalars_ask(context);
         mpt__check_device(context); /* what an earlier step left */
-        mpt__scalars_fetch(context, context->backend.snapshot);
     }
     return context->base.status;
 }

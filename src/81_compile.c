@@ -420,7 +420,7 @@ static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured)
     if (context->now.updates > captured->updates) context->committed = context->now;
     mpt__gradients_set(context, &captured->ends);
     captured->count++;
-    if (!context->backend.synchronous) mpt__scalars_fetch(context, context->backend.snapshot);
+    mpt__scalars_ask(context);
     return mpt__host_work(context, captured->recording, MPT__SCALER);
 }
 

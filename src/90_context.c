@@ -132,14 +132,14 @@ static bool mpt__scalars_start(mpt_context *context) {
     if (!storage) return false;
     mpt__scalar *scalars = (mpt__scalar *)context->data[storage];
     if (!backend->synchronous)
-        scalars = (mpt__scalar *)backend->allocate_host(backend->self, (size_t)bytes);
+        scalars = (mpt__scalar *)backend->allocate_host(backend->self, 4 * (size_t)bytes);
     if (!scalars) {
         mpt__fail_memory(&context->base, (size_t)bytes, MPT_MEMORY_HOST);
         return false;
     }
     context->scalar_storage = storage;
     context->scalars = scalars;
-    memset(scalars, 0, (size_t)bytes);
+    memset(scalars, 0, (backend->synchronous ? 1 : 4) * (size_t)bytes);
     scalars[MPT__SLOT_ONE].f = 1.0;
     const float one = 1.0f;
     memcpy(&scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
@@ -387,10 +387,12 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     context->base.message[0] = '\0';
     mpt__wait(context);
     context->scalars[MPT__SLOT_ERROR].i = 0;
-    if (!context->backend.synchronous)
+    if (!context->backend.synchronous) {
+        context->scalars[MPT__SLOT_ERROR + 3 * MPT__SLOT_COUNT].i = context->snapshots;
         mpt__upload(context, context->scalar_storage,
                     MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
                     &context->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
+    }
     mpt__slice_end(context);
     context->base.status = MPT_OK;
     mpt__discard_history(context);

@@ -64,6 +64,7 @@ static struct {
         char *memory;
         size_t bytes;
     } stages[TOY_STAGES]; /* memory of which uploads are read late, too */
+    const void *place[2]; /* of the last snapshots */
     int64_t live, graphs, runs, staged;
     int64_t calls[TOY_CALLS], fail_at[TOY_CALLS], failures; /* one more than those */
     int devices;                                            /* how many there are */
@@ -155,11 +156,20 @@ static mpt_status toy_download(void *self, void *to, const void *source, size_t 
     return MPT_OK;
 }
 
-static mpt_status toy_snapshot(void *self, void *to, const void *source, size_t bytes) {
+static mpt_status toy_snapshot(void *self, int place, void *to, const void *source, size_t bytes) {
     (void)self;
     if (toy_call(TOY_SNAPSHOT) != MPT_OK) return MPT_ERROR_DEVICE;
     toy_copy(to, toy_real(source), NULL, bytes);
+    memset(to, 0xff, bytes); /* garbage until it is there */
+    toy.place[place] = to;
     return MPT_OK;
+}
+
+static bool toy_landed(void *self, int place) {
+    (void)self;
+    for (int i = 0; i < toy.queue.count; i++)
+        if (toy.queue.work[i].to == toy.place[place]) return false;
+    return true;
 }
 
 static mpt_status toy_synchronize(void *self) {
@@ -322,7 +332,8 @@ mpt_status toy_create(mpt__backend *backend, int version, int device, bool debug
     backend->workspace = toy_workspace, backend->launch = toy_launch;
     backend->allocate = toy_allocate, backend->release = toy_release;
     backend->upload = toy_upload, backend->download = toy_download;
-    backend->synchronize = toy_synchronize, backend->snapshot = toy_snapshot;
+    backend->synchronize = toy_synchronize;
+    backend->snapshot = toy_snapshot, backend->landed = toy_landed;
     backend->allocate_host = toy_allocate_host, backend->release_host = toy_release_host;
     backend->stage_new = toy_stage_new, backend->stage_settle = toy_stage_settle;
     backend->stage_free = toy_stage_free;

@@ -12,6 +12,7 @@ struct mpt__cuda {
     bool capturing; /* launches go into a graph */
     bool benchmark; /* times the candidates of each matrix product */
     cudaStream_t stream;
+    cudaEvent_t landed[2]; /* the last snapshot to each place */
     char name[256];
     int processors;      /* streaming multiprocessors */
     int capability;      /* 90 for 9.0 */

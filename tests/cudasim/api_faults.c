@@ -245,6 +245,47 @@ TEST(steps_do_not_wait) {
     end(context);
 }
 
+/* What the host sees of the device's scalars is whole at any time: a snapshot that is there, and
+   what the host wrote after it. While a copy is on its way the simulator fills its place with
+   garbage. */
+TEST(the_host_reads_while_snapshots_land) {
+    uint64_t hash[2];
+    for (int late = 0; late < 2; late++) {
+        training t;
+        mpt_context *context = make_context(false);
+        make_training(&t, context, MPT_F16, 0);
+        mpt_tensor one = mpt_ones(context, MPT_F32, MPT_SHAPE(1));
+        mpt_synchronize(context);
+        cudasim_set_deferred(late);
+        double most = 0;
+        for (int i = 0; i < 12; i++) {
+            mpt_metric_push(context, "one", one);
+            CHECK_EQ_INT(train_step(&t), MPT_OK);
+            double mean = mpt_metric_mean(context, "one", false);
+            CHECK(mean != mean || mean == 1);
+            if (mean == 1) most++;
+            CHECK_EQ_STR(mpt_error(context), "");
+        }
+        CHECK(late || most == 12);
+        CHECK(mpt_metric_mean(context, "one", true) == 1);
+        /* A snapshot from before the reset does not bring the old values back. */
+        mpt_metric_push(context, "one", one);
+        CHECK_EQ_INT(train_step(&t), MPT_OK);
+        mpt_metric_reset(context, "one");
+        cudasim_set_deferred(false);
+        cudasim_set_deferred(late);
+        CHECK(!(mpt_metric_mean(context, "one", false) == 1));
+        mpt_metric_push(context, "one", one);
+        CHECK_EQ_INT(train_step(&t), MPT_OK);
+        CHECK(!late || !(mpt_metric_mean(context, "one", false) == 1));
+        cudasim_set_deferred(false);
+        CHECK(mpt_metric_mean(context, "one", false) == 1);
+        hash[late] = training_hash(&t);
+        end(context);
+    }
+    CHECK(hash[0] == hash[1]);
+}
+
 /* Batches lie in page-locked memory, all of it given back, or where there is none in memory that
    uploads copy first: the same bits. */
 TEST(batches_lie_in_locked_memory) {
@@ -484,6 +525,7 @@ TEST_TABLE = {T(every_kernel_is_there),
               T(out_of_memory_is_survived),
               T(idle_memory_makes_room),
               T(steps_do_not_wait),
+              T(the_host_reads_while_snapshots_land),
               T(batches_lie_in_locked_memory),
               T(without_a_graph_launches_go_one_by_one),
               T(any_call_inside_a_capture_may_fail),
