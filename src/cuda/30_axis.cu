@@ -189,105 +189,6 @@ mpt_status mpt__cuda_gather(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
-struct mpt__scatter_add {
-    mpt__space lines;
-    mpt__array index, from, to; /* strides over the lines */
-    long long n, size, index_stride, from_stride, to_stride;
-    long long parts; /* a power of 2 */
-};
-
-/* Adds element j of a line to element k of it. */
-__device__ __forceinline__ void mpt__scatter_one(const mpt__scatter_add &w, long long from,
-                                                 long long to, long long j, long long k) {
-    const float x = mpt__load(w.from.data, w.from.dtype, from + j * w.from_stride);
-    const long long at = to + k * w.to_stride;
-    mpt__store(w.to.data, w.to.dtype, at, mpt__load(w.to.data, w.to.dtype, at) + x);
-}
-
-/* A thread owns one part of a line, the elements whose number is that of the part, modulo the parts:
-   it looks at all the line's indices, and what meets in one element adds up in order. So the number
-   of parts changes no bit. */
-__global__ void mpt__scatter_add_kernel(const mpt__scatter_add w) {
-    MPT__EACH(i, w.lines.count * w.parts) {
-        const long long line = i % w.lines.count, part = i / w.lines.count;
-        const long long index = mpt__locate(w.lines, w.index.stride, line);
-        const long long from = mpt__locate(w.lines, w.from.stride, line);
-        const long long to = mpt__locate(w.lines, w.to.stride, line);
-        for (long long j = 0; j < w.n; j++) {
-            const long long k =
-                mpt__load_i64(w.index.data, w.index.dtype, index + j * w.index_stride);
-            if (k >= 0 && k < w.size && (k & (w.parts - 1)) == part)
-                mpt__scatter_one(w, from, to, j, k);
-        }
-    }
-}
-
-/* The same where all lines share their indices, as the columns of an embedding do: a warp owns a
-   part of 32 lines and looks at 32 indices at a time. */
-__global__ void mpt__scatter_add_shared_kernel(const mpt__scatter_add w) {
-    const int lane = (int)(threadIdx.x % MPT__WARP);
-    const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
-    const long long step = (long long)gridDim.x * blockDim.x / MPT__WARP;
-    long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / MPT__WARP;
-    for (; i < bundles * w.parts; i += step) {
-        const long long line = i % bundles * MPT__WARP + lane, part = i / bundles;
-        const bool is_line = line < w.lines.count;
-        const long long from = is_line ? mpt__locate(w.lines, w.from.stride, line) : 0;
-        const long long to = is_line ? mpt__locate(w.lines, w.to.stride, line) : 0;
-        for (long long first = 0; first < w.n; first += MPT__WARP) {
-            long long k = -1;
-            if (first + lane < w.n)
-                k = mpt__load_i64(w.index.data, w.index.dtype, (first + lane) * w.index_stride);
-            const bool ours = k >= 0 && k < w.size && (k & (w.parts - 1)) == part;
-            for (unsigned int left = __ballot_sync(MPT__ALL, ours); left != 0; left &= left - 1) {
-                const int next = __ffs((int)left) - 1;
-                const long long at = __shfl_sync(MPT__ALL, k, next);
-                if (is_line) mpt__scatter_one(w, from, to, first + next, at);
-            }
-        }
-    }
-}
-
-/* To look at an index of another part is a small part of an addition, which waits for memory twice;
-   in 256 parts it is the larger share of a thread's time. */
-#define MPT__MOST_PARTS 256
-
-mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
-    const mpt__operand *o = call->launch->operand;
-    const int axis = (int)call->launch->index[0];
-    int64_t shape[MPT_MAX_RANK];
-    mpt__scatter_add w;
-    mpt__array *arrays[3] = {&w.index, &w.from, &w.to};
-    memset(&w, 0, sizeof w);
-    w.index = mpt__array_of(call, 0);
-    w.from = mpt__array_of(call, 1);
-    w.to = mpt__array_of(call, 2);
-    w.n = o[1].shape[axis];
-    w.size = o[2].shape[axis];
-    w.index_stride = o[0].stride[axis];
-    w.from_stride = o[1].stride[axis];
-    w.to_stride = o[2].stride[axis];
-    for (int d = 0; d < o[1].rank; d++) shape[d] = d == axis ? 1 : o[1].shape[d];
-    mpt__check_indices(call, 0, w.size);
-    w.lines = mpt__merge(o[1].rank, shape, arrays, 3);
-    if (w.n == 0 || w.lines.count == 0) return MPT_OK;
-    bool shared = w.lines.count >= MPT__WARP;
-    for (int d = 0; d < w.lines.rank; d++) shared &= w.index.stride[d] == 0;
-    const long long most = w.n < w.size ? w.n : w.size;
-    const long long room = (long long)mpt__blocks(call, LLONG_MAX / 2) * MPT__THREADS;
-    for (w.parts = 1; w.parts < most && w.parts < MPT__MOST_PARTS; w.parts *= 2)
-        if (w.lines.count * w.parts >= room) break;
-    if (shared) {
-        const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
-        const unsigned int blocks = mpt__blocks(call, bundles * w.parts * MPT__WARP);
-        mpt__scatter_add_shared_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
-    } else {
-        const unsigned int blocks = mpt__blocks(call, w.lines.count * w.parts);
-        mpt__scatter_add_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
-    }
-    return MPT_OK;
-}
-
 struct mpt__triangle {
     mpt__walk walk;
     long long rows, columns, diagonal;
@@ -375,7 +276,7 @@ mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
-/* ---- ARGSORT ----
+/* ---- ARGSORT, and sorted ids ----
  *
  * An element is a word: its value as an integer that orders alike, and behind it its index. All
  * words of a line differ, so that there is one order, whatever sorts them. Blocks sort tiles of a
@@ -383,32 +284,41 @@ mpt_status mpt__cuda_cumsum(const mpt__cuda_call *call) {
 
 #define MPT__SORT_TILE (4 * MPT__THREADS) /* words: 8 KB of shared memory */
 
-struct mpt__argsort {
+struct mpt__sort {
     mpt__space lines;
-    mpt__array from, to; /* strides over the lines */
+    mpt__array from, to; /* strides over the lines; to NULL: the words are wanted */
     long long n, k, from_stride, to_stride, tiles;
     unsigned long long *words; /* [lines, n], twice; NULL: a line is one tile */
     int descending;
+    int bits;                /* of a word that hold the index */
+    long long size, padding; /* of ids, all of 0 .. size-1 but the padding; size 0: of numbers */
 };
 
-__device__ __forceinline__ unsigned long long mpt__sort_word(const mpt__argsort &w, float x,
+/* Ids that count for nothing come behind all others. */
+__device__ __forceinline__ unsigned long long mpt__sort_word(const mpt__sort &w, long long at,
                                                              long long index) {
+    if (w.size > 0) {
+        const long long id = mpt__load_i64(w.from.data, w.from.dtype, at);
+        const bool counts = id >= 0 && id < w.size && id != w.padding;
+        return (unsigned long long)(counts ? id : w.size) << w.bits | (unsigned long long)index;
+    }
+    const float x = mpt__load(w.from.data, w.from.dtype, at);
     const unsigned int bits = __float_as_uint(x == 0 ? 0.0f : x);
     unsigned int key = bits >> 31 ? ~bits : bits | 0x80000000u;
     if (x != x) key = 0xffffffffu;
     if (w.descending) key = ~key;
-    return (unsigned long long)key << 32 | (unsigned long long)index;
+    return (unsigned long long)key << w.bits | (unsigned long long)index;
 }
 
-__device__ __forceinline__ void mpt__sort_put(const mpt__argsort &w, long long line,
+__device__ __forceinline__ void mpt__sort_put(const mpt__sort &w, long long line,
                                               long long place, unsigned long long word) {
     if (place >= w.k) return;
     mpt__store_i64(w.to.data, w.to.dtype,
                    mpt__locate(w.lines, w.to.stride, line) + place * w.to_stride,
-                   (long long)(word & 0xffffffffu));
+                   (long long)(word & ((1ull << w.bits) - 1)));
 }
 
-__global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
+__global__ void mpt__sort_tiles_kernel(const mpt__sort w) {
     __shared__ unsigned long long word[MPT__SORT_TILE];
     const int thread = (int)threadIdx.x;
     for (long long tile = blockIdx.x; tile < w.lines.count * w.tiles; tile += gridDim.x) {
@@ -417,9 +327,7 @@ __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
         for (int i = thread; i < MPT__SORT_TILE; i += MPT__THREADS) {
             word[i] = ~0ull; /* behind all others */
             if (begin + i < w.n)
-                word[i] = mpt__sort_word(
-                    w, mpt__load(w.from.data, w.from.dtype, from + (begin + i) * w.from_stride),
-                    begin + i);
+                word[i] = mpt__sort_word(w, from + (begin + i) * w.from_stride, begin + i);
         }
         __syncthreads();
         for (int size = 2; size <= MPT__SORT_TILE; size *= 2) { /* Batcher's bitonic network */
@@ -444,7 +352,7 @@ __global__ void mpt__sort_tiles_kernel(const mpt__argsort w) {
 
 /* Runs of `run` words: an element's place in the merged run is its own place and the number of
    those before it in the neighbouring run. The last merge writes the result. */
-__global__ void mpt__sort_merge_kernel(const mpt__argsort w, long long run,
+__global__ void mpt__sort_merge_kernel(const mpt__sort w, long long run,
                                        const unsigned long long *from, unsigned long long *to) {
     MPT__EACH(at, w.lines.count * w.n) {
         const long long line = at / w.n, i = at % w.n, pair = i / (2 * run) * (2 * run);
@@ -461,11 +369,28 @@ __global__ void mpt__sort_merge_kernel(const mpt__argsort w, long long run,
                 high = half;
         }
         const long long place = i < middle ? i + (low - first) : i - middle + low;
-        if (2 * run >= w.n)
+        if (2 * run >= w.n && w.to.data != NULL)
             mpt__sort_put(w, line, place, word);
         else
             to[line * w.n + place] = word;
     }
+}
+
+/* Returns where the words lie at the end, in order if they are what is wanted. */
+const unsigned long long *mpt__sort_run(const mpt__cuda_call *call, mpt__sort *w) {
+    const long long count = w->lines.count * w->n;
+    w->tiles = (w->n + MPT__SORT_TILE - 1) / MPT__SORT_TILE;
+    if (w->tiles > 1) w->words = (unsigned long long *)call->workspace;
+    mpt__sort_tiles_kernel<<<mpt__blocks(call, w->lines.count * w->tiles * MPT__THREADS),
+                             MPT__THREADS, 0, call->stream>>>(*w);
+    unsigned long long *from = w->words, *to = w->tiles > 1 ? w->words + count : NULL;
+    for (long long run = MPT__SORT_TILE; run < w->n; run *= 2) {
+        mpt__sort_merge_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
+            *w, run, from, to);
+        unsigned long long *kept = from;
+        from = to, to = kept;
+    }
+    return from;
 }
 
 int64_t mpt__cuda_argsort_workspace(const mpt__launch *launch) {
@@ -479,7 +404,7 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     const mpt__operand *o = call->launch->operand;
     const int axis = (int)call->launch->index[0];
     int64_t shape[MPT_MAX_RANK];
-    mpt__argsort w;
+    mpt__sort w;
     mpt__array *arrays[2] = {&w.from, &w.to};
     memset(&w, 0, sizeof w);
     w.from = mpt__array_of(call, 0);
@@ -488,7 +413,7 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     w.k = o[1].shape[axis];
     w.from_stride = o[0].stride[axis];
     w.to_stride = o[1].stride[axis];
-    w.tiles = (w.n + MPT__SORT_TILE - 1) / MPT__SORT_TILE;
+    w.bits = 32;
     w.descending = call->launch->function == MPT__FN_MAX;
     for (int d = 0; d < o[0].rank; d++) shape[d] = d == axis ? 1 : o[0].shape[d];
     w.lines = mpt__merge(o[0].rank, shape, arrays, 2);
@@ -496,18 +421,218 @@ mpt_status mpt__cuda_argsort(const mpt__cuda_call *call) {
     if (w.n >> 32)
         return mpt__cuda_refuse(call->cuda, MPT_ERROR_UNSUPPORTED, "argsort",
                                 "lines of 2^32 elements or more");
-    const long long count = w.lines.count * w.n;
-    if (w.tiles > 1) w.words = (unsigned long long *)call->workspace;
-    mpt__sort_tiles_kernel<<<mpt__blocks(call, w.lines.count * w.tiles * MPT__THREADS),
-                             MPT__THREADS, 0, call->stream>>>(w);
-    unsigned long long *from = w.words, *to = w.tiles > 1 ? w.words + count : NULL;
-    for (long long run = MPT__SORT_TILE; run < w.n; run *= 2) {
-        mpt__sort_merge_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(
-            w, run, from, to);
-        unsigned long long *kept = from;
-        from = to, to = kept;
+    mpt__sort_run(call, &w);
+    return MPT_OK;
+}
+
+/* ---- SCATTER_ADD, EMBEDDING_BACKWARD ---- */
+
+struct mpt__scatter_add {
+    mpt__space lines;
+    mpt__array index, from, to; /* strides over the lines */
+    long long n, size, index_stride, from_stride, to_stride;
+    long long padding; /* an index that adds nothing */
+    int one;           /* all lines share their indices */
+    int sorts;
+    long long parts;                 /* a power of 2, where nothing is sorted */
+    const unsigned long long *words; /* the line's indices, sorted (mpt__sort_word) */
+    long long word_step;             /* from line to line */
+    int bits;
+};
+
+/* Adds element j of a line to element k of it. */
+__device__ __forceinline__ void mpt__scatter_one(const mpt__scatter_add &w, long long from,
+                                                 long long to, long long j, long long k) {
+    const float x = mpt__load(w.from.data, w.from.dtype, from + j * w.from_stride);
+    const long long at = to + k * w.to_stride;
+    mpt__store(w.to.data, w.to.dtype, at, mpt__load(w.to.data, w.to.dtype, at) + x);
+}
+
+/* A thread owns one part of a line, the elements whose number is that of the part, modulo the parts:
+   it looks at all the line's indices, and what meets in one element adds up in order. So the number
+   of parts changes no bit. */
+__global__ void mpt__scatter_add_kernel(const mpt__scatter_add w) {
+    MPT__EACH(i, w.lines.count * w.parts) {
+        const long long line = i % w.lines.count, part = i / w.lines.count;
+        const long long index = mpt__locate(w.lines, w.index.stride, line);
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        const long long to = mpt__locate(w.lines, w.to.stride, line);
+        for (long long j = 0; j < w.n; j++) {
+            const long long k =
+                mpt__load_i64(w.index.data, w.index.dtype, index + j * w.index_stride);
+            if (k >= 0 && k < w.size && k != w.padding && (k & (w.parts - 1)) == part)
+                mpt__scatter_one(w, from, to, j, k);
+        }
+    }
+}
+
+/* The same where all lines share their indices, as the columns of an embedding do: a warp owns a
+   part of 32 lines and looks at 32 indices at a time. */
+__global__ void mpt__scatter_add_shared_kernel(const mpt__scatter_add w) {
+    const int lane = (int)(threadIdx.x % MPT__WARP);
+    const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
+    const long long step = (long long)gridDim.x * blockDim.x / MPT__WARP;
+    long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / MPT__WARP;
+    for (; i < bundles * w.parts; i += step) {
+        const long long line = i % bundles * MPT__WARP + lane, part = i / bundles;
+        const bool is_line = line < w.lines.count;
+        const long long from = is_line ? mpt__locate(w.lines, w.from.stride, line) : 0;
+        const long long to = is_line ? mpt__locate(w.lines, w.to.stride, line) : 0;
+        for (long long first = 0; first < w.n; first += MPT__WARP) {
+            long long k = -1;
+            if (first + lane < w.n)
+                k = mpt__load_i64(w.index.data, w.index.dtype, (first + lane) * w.index_stride);
+            const bool ours =
+                k >= 0 && k < w.size && k != w.padding && (k & (w.parts - 1)) == part;
+            for (unsigned int left = __ballot_sync(MPT__ALL, ours); left != 0; left &= left - 1) {
+                const int next = __ffs((int)left) - 1;
+                const long long at = __shfl_sync(MPT__ALL, k, next);
+                if (is_line) mpt__scatter_one(w, from, to, first + next, at);
+            }
+        }
+    }
+}
+
+/* To look at an index of another part is a small part of an addition, which waits for memory twice;
+   in 256 parts it is the larger share of a thread's time. */
+#define MPT__MOST_PARTS 256
+
+/* Adds the elements from place p of the sorted words on whose index is that at p, in their order,
+   which sorting kept: the bits are those of the kernels above. Loads do not wait for each other. */
+__device__ void mpt__add_segment(const mpt__scatter_add &w, const unsigned long long *words,
+                                 long long p, long long from, long long to) {
+    const unsigned long long index = words[p] >> w.bits, within = (1ull << w.bits) - 1;
+    const long long at = to + (long long)index * w.to_stride;
+    if (w.to.dtype != MPT_F32) { /* each sum is rounded */
+        for (; p < w.n && words[p] >> w.bits == index; p++)
+            mpt__scatter_one(w, from, to, (long long)(words[p] & within), (long long)index);
+        return;
+    }
+    float sum = ((const float *)w.to.data)[at];
+    for (bool more = true; more; p += 8) {
+        float x[8];
+        bool ours[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const unsigned long long word = p + i < w.n ? words[p + i] : ~0ull;
+            ours[i] = word >> w.bits == index;
+            x[i] = 0;
+            if (ours[i])
+                x[i] = mpt__load(w.from.data, w.from.dtype,
+                                 from + (long long)(word & within) * w.from_stride);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (ours[i]) sum += x[i];
+        more = ours[7];
+    }
+    ((float *)w.to.data)[at] = sum;
+}
+
+/* Neighbouring threads have `lanes` neighbouring lines of a place among the sorted words. The one of
+   the first place of an index adds up all of that index. */
+__global__ void mpt__add_segments_kernel(const mpt__scatter_add w, int lanes) {
+    const int places = (int)blockDim.x / lanes, lane = (int)threadIdx.x % lanes;
+    const long long first = (long long)blockIdx.x * places + (int)threadIdx.x / lanes;
+    long long line = (long long)blockIdx.y * lanes + lane;
+    for (; line < w.lines.count; line += (long long)gridDim.y * lanes) {
+        const unsigned long long *words = w.words + line * w.word_step;
+        const long long from = mpt__locate(w.lines, w.from.stride, line);
+        const long long to = mpt__locate(w.lines, w.to.stride, line);
+        for (long long p = first; p < w.n; p += (long long)gridDim.x * places) {
+            const unsigned long long index = words[p] >> w.bits;
+            if (index >= (unsigned long long)w.size) break; /* those that count for nothing */
+            if (p == 0 || words[p - 1] >> w.bits != index) mpt__add_segment(w, words, p, from, to);
+        }
+    }
+}
+
+/* What adds to what along dimension `axis`. Lines of more than a tile are sorted where that costs
+   little memory; where lines are many a thread has one, or a part of one, and looks at its indices
+   once. */
+mpt__scatter_add mpt__scatter_add_of(const mpt__cuda_call *call, int axis, long long padding) {
+    const mpt__operand *o = call->launch->operand;
+    int64_t shape[MPT_MAX_RANK];
+    mpt__scatter_add w;
+    mpt__array *arrays[3] = {&w.index, &w.from, &w.to};
+    memset(&w, 0, sizeof w);
+    w.index = mpt__array_of(call, 0);
+    w.from = mpt__array_of(call, 1);
+    w.to = mpt__array_of(call, 2);
+    w.n = o[1].shape[axis];
+    w.size = o[2].shape[axis];
+    w.index_stride = o[0].stride[axis];
+    w.from_stride = o[1].stride[axis];
+    w.to_stride = o[2].stride[axis];
+    w.padding = padding;
+    for (int d = 0; d < o[1].rank; d++) shape[d] = d == axis ? 1 : o[1].shape[d];
+    w.lines = mpt__merge(o[1].rank, shape, arrays, 3);
+    w.one = 1;
+    for (int d = 0; d < w.lines.rank; d++) w.one &= w.index.stride[d] == 0;
+    for (w.bits = 0; w.n > 1ll << w.bits;) w.bits++;
+    w.sorts = w.n > MPT__SORT_TILE && (w.one || w.lines.count < MPT__WARP) && w.lines.count > 0 &&
+              w.size < 1ll << (62 - w.bits);
+    return w;
+}
+
+int64_t mpt__scatter_workspace(const mpt__launch *launch, int axis) {
+    mpt__cuda_call call;
+    memset(&call, 0, sizeof call);
+    call.launch = launch;
+    const mpt__scatter_add w = mpt__scatter_add_of(&call, axis, -1);
+    return w.sorts ? 2 * 8 * w.n * (w.one ? 1 : w.lines.count) : 0;
+}
+
+void mpt__scatter_sorted(const mpt__cuda_call *call, mpt__scatter_add *w) {
+    mpt__sort sort;
+    memset(&sort, 0, sizeof sort);
+    sort.lines = w->lines;
+    if (w->one) sort.lines.rank = 0, sort.lines.count = 1;
+    sort.from = w->index;
+    sort.from_stride = w->index_stride;
+    sort.n = w->n;
+    sort.bits = w->bits;
+    sort.size = w->size;
+    sort.padding = w->padding;
+    w->words = mpt__sort_run(call, &sort);
+    w->word_step = w->one ? 0 : w->n;
+    int lanes = 1;
+    while (lanes < MPT__THREADS && lanes < w->lines.count) lanes *= 2;
+    const long long tiles = (w->lines.count + lanes - 1) / lanes;
+    const unsigned int down = (unsigned int)(tiles < 65535 ? tiles : 65535);
+    const dim3 blocks(mpt__blocks(call, w->n * lanes), down);
+    mpt__add_segments_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(*w, lanes);
+}
+
+mpt_status mpt__scatter_run(const mpt__cuda_call *call, int axis, long long padding) {
+    mpt__scatter_add w = mpt__scatter_add_of(call, axis, padding);
+    mpt__check_indices(call, 0, w.size);
+    if (w.n == 0 || w.lines.count == 0 || w.size == 0) return MPT_OK;
+    if (w.sorts) {
+        mpt__scatter_sorted(call, &w);
+        return MPT_OK;
+    }
+    const long long most = w.n < w.size ? w.n : w.size;
+    const long long room = (long long)mpt__blocks(call, LLONG_MAX / 2) * MPT__THREADS;
+    for (w.parts = 1; w.parts < most && w.parts < MPT__MOST_PARTS; w.parts *= 2)
+        if (w.lines.count * w.parts >= room) break;
+    if (w.one && w.lines.count >= MPT__WARP) {
+        const long long bundles = (w.lines.count + MPT__WARP - 1) / MPT__WARP;
+        const unsigned int blocks = mpt__blocks(call, bundles * w.parts * MPT__WARP);
+        mpt__scatter_add_shared_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
+    } else {
+        const unsigned int blocks = mpt__blocks(call, w.lines.count * w.parts);
+        mpt__scatter_add_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
     }
     return MPT_OK;
+}
+
+int64_t mpt__cuda_scatter_add_workspace(const mpt__launch *launch) {
+    return mpt__scatter_workspace(launch, (int)launch->index[0]);
+}
+
+mpt_status mpt__cuda_scatter_add(const mpt__cuda_call *call) {
+    return mpt__scatter_run(call, (int)call->launch->index[0], -1);
 }
 
 /* `first` begins as -1, which is the largest of the unsigned. */

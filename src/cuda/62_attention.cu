@@ -23,32 +23,6 @@ template <int V> __global__ void mpt__embedding_kernel(const mpt__embedding w) {
     }
 }
 
-/* A block for an element whose id did not come before: it adds up all the rows of that id, in their
-   order. */
-__global__ void mpt__embedding_backward_kernel(const mpt__embedding w) {
-    const long long threads = (long long)blockDim.x;
-    for (long long j = blockIdx.x; j < w.n; j += gridDim.x) {
-        const long long id = mpt__id_at(w, j);
-        if (id < 0 || id == w.padding) continue;
-        int before = 0; /* the nearest first: frequent ids end soon */
-        for (long long end = j; end > 0 && !before; end -= threads) {
-            const long long i = end - 1 - (long long)threadIdx.x;
-            before = __syncthreads_or(i >= 0 && mpt__id_at(w, i) == id);
-        }
-        if (before) continue;
-        for (long long c = threadIdx.x; c < w.columns; c += threads) {
-            const long long to = id * w.table.stride[0] + c * w.table.stride[1];
-            float sum = mpt__load(w.table.data, w.table.dtype, to);
-            for (long long i = j; i < w.n; i++) {
-                if (mpt__id_at(w, i) != id) continue;
-                sum += mpt__load(w.rows.data, w.rows.dtype,
-                                 i * w.rows.stride[0] + c * w.rows.stride[1]);
-            }
-            mpt__store(w.table.data, w.table.dtype, to, sum);
-        }
-    }
-}
-
 mpt__embedding mpt__embedding_of(const mpt__cuda_call *call, int table, int ids, int rows) {
     const mpt__operand *o = call->launch->operand;
     mpt__embedding w;
@@ -76,15 +50,17 @@ mpt_status mpt__cuda_embedding(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+int64_t mpt__cuda_embedding_backward_workspace(const mpt__launch *launch) {
+    return mpt__scatter_workspace(launch, 0);
+}
+
+/* Rows are scattered to those of the gradient that their ids name. */
 mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
-    const mpt__embedding w = mpt__embedding_of(call, 2, 0, 1);
-    if (!w.table.accumulate && w.size * w.columns > 0)
-        cudaMemsetAsync(w.table.data, 0,
-                        (size_t)(w.size * w.columns) * mpt__bytes_of(w.table.dtype), call->stream);
-    if (w.n == 0 || w.columns == 0) return MPT_OK;
-    const unsigned int blocks = (unsigned int)(w.n < (1 << 20) ? w.n : 1 << 20);
-    mpt__embedding_backward_kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(w);
-    return MPT_OK;
+    const mpt__operand &table = call->launch->operand[2];
+    const size_t bytes = (size_t)mpt__numel(table) * mpt__bytes_of(table.dtype);
+    if (table.access != MPT__ACCUMULATE && bytes > 0)
+        cudaMemsetAsync(call->data[2], 0, bytes, call->stream);
+    return mpt__scatter_run(call, 0, call->launch->index[0]);
 }
 
 /* ---- Attention ----
@@ -470,6 +446,7 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
 
 /* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
 #define MPT__CUDA_ATTENTION_KERNELS \
-    {mpt__cuda_embedding, NULL}, {mpt__cuda_embedding_backward, NULL}, \
+    {mpt__cuda_embedding, NULL}, \
+        {mpt__cuda_embedding_backward, mpt__cuda_embedding_backward_workspace}, \
         {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL}, \
         {mpt__cuda_attention_dkv, NULL},

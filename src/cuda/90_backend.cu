@@ -258,7 +258,7 @@ const mpt__cuda_kernel mpt__cuda_kernels[] = {
     {mpt__cuda_pair_loss, NULL},
     {mpt__cuda_cumsum, NULL},
     {mpt__cuda_gather, NULL},
-    {mpt__cuda_scatter_add, NULL},
+    {mpt__cuda_scatter_add, mpt__cuda_scatter_add_workspace},
     {mpt__cuda_triangle, NULL},
     {mpt__cuda_argsort, mpt__cuda_argsort_workspace},
     {mpt__cuda_interpolate, NULL},

@@ -213,6 +213,43 @@ TEST(idle_memory_makes_room) {
     end(context);
 }
 
+/* ==== Work ==== */
+
+/* The switches of threads that the gradient of a table takes, and its seconds. */
+static double embedding_work(int64_t n, int64_t size, int kinds) {
+    mpt_context *context = make_context(false);
+    int64_t *ids = (int64_t *)malloc((size_t)n * sizeof *ids);
+    for (int64_t i = 0; i < n; i++) ids[i] = kinds == 1 ? size / 2 : i * 7919 % size;
+    mpt_tensor table = mpt_ones(context, MPT_F32, MPT_SHAPE(size, 4));
+    mpt_requires_grad(table, true);
+    mpt_tensor loss =
+        mpt_sum(mpt_embedding(mpt_from(context, MPT_I64, MPT_SHAPE(n), ids), table, -1),
+                MPT_ALL_DIMS, false);
+    const unsigned long long before = cudasim_switches();
+    mpt_backward(loss);
+    mpt_synchronize(context);
+    const double work = (double)(cudasim_switches() - before);
+    CHECK(mpt_item(mpt_sum(mpt_grad(table), MPT_ALL_DIMS, false)) == (double)(4 * n));
+    CHECK(mpt_item(mpt_max(mpt_grad(table), MPT_ALL_DIMS, false)) ==
+          (kinds == 1 ? (double)n : (double)((n + size - 1) / size)));
+    free(ids);
+    end(context);
+    return work;
+}
+
+/* Many ids cost little more each than few do, all different or all the same. */
+TEST(work_of_an_embedding) {
+    double each[2];
+    for (int kinds = 0; kinds < 2; kinds++) {
+        for (int i = 0; i < 2; i++) {
+            const int64_t n = i ? 65536 : 4096;
+            each[i] = embedding_work(n, 50257, kinds) / (double)n;
+        }
+        CHECK(each[1] < 1.5 * each[0]);
+        printf("\n  switches of each id: %.0f of 4,096, %.0f of 65,536", each[0], each[1]);
+    }
+}
+
 /* ==== Waiting ==== */
 
 /* Once it has seen its shapes a step neither waits nor asks for memory: these calls would fail. */
@@ -524,6 +561,7 @@ TEST_TABLE = {T(every_kernel_is_there),
               T(two_devices),
               T(out_of_memory_is_survived),
               T(idle_memory_makes_room),
+              T(work_of_an_embedding),
               T(steps_do_not_wait),
               T(the_host_reads_while_snapshots_land),
               T(batches_lie_in_locked_memory),
