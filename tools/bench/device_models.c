@@ -1,21 +1,31 @@
 /* device_models.c: whole training steps of the MLP of examples/mnist.c, GPT-2 124M, ViT-B/16 and
    ResNet-18 on a device, and how much of them is lost.
-       device_models cuda|cpu full|tiny PART...    PART: one of
+       device_models cuda|cpu full|tiny [batch=N] [model=NAME] PART...    PART: one of
            steps     captured and one by one in each precision, memory, what a step waits for
            limit     ViT-B/16 in the memory that a batch of 64 takes in fp32: the largest batches
            worst     launches by the time lost to their floors of bytes and of arithmetic
        device_models --serve    subjects for a driver: model MODEL PRECISION LAYOUT
            THREADS [cuda] [captured] [recompute] [batch=N]
+   batch=N instead of the models' own, model=NAME: those whose name begins so, for steps and worst.
    A line per row; behind a tab what a program reads: words and numbers. tiny: for dry runs. */
 #include "models.h"
 
 static mpt_config config;
 static mpt_context *alone; /* to ask the device */
 static bool tiny;
+static int64_t wanted_batch; /* 0: that of each model */
+static const char *wanted_model = "";
 
 /* The i-th of the kinds that are measured here. */
 static const model_kind *device_kind(int i) {
     return &kinds[CPU_KINDS + (tiny ? DEVICE_KINDS : 0) + i];
+}
+
+/* The same as the command line wants it; false: not at all. */
+static bool wanted_kind(int i, model_kind *kind) {
+    *kind = *device_kind(i);
+    if (wanted_batch > 0) kind->batch = wanted_batch;
+    return strncmp(kind->name, wanted_model, strlen(wanted_model)) == 0;
 }
 
 /* ==== What the host asks of the driver ==== */
@@ -128,6 +138,7 @@ static double median_seconds(model *m, void (*run)(void *), double seconds) {
 
 /* Items per second; 0 after an error. */
 static double report_steps(const model_kind *wanted, const char *precision_name) {
+    const double slow = 0.1; /* 50 steps of this many seconds or more take too long to count */
     model_kind kind = *wanted;
     const double before = memory_free();
     model *m = fitting_model(&kind, precision_name);
@@ -143,7 +154,7 @@ static double report_steps(const model_kind *wanted, const char *precision_name)
            kind.text ? "tokens" : "pictures", eager * 1e3, memory.peak, memory.held, memory.driver);
     printf("\tsteps %s %s %lld %.9g %.9g %.9g %.9g %.9g %.9g\n", kind.name, precision_name,
            (long long)kind.batch, captured, rate, eager, memory.peak, memory.held, memory.driver);
-    report_calls(m, tiny ? 3 : 50);
+    report_calls(m, tiny ? 3 : captured < slow ? 50 : 5);
     if (mpt_failed(m->context)) printf("error: %s\n", mpt_error(m->context));
     const bool failed = mpt_failed(m->context);
     model_end(m);
@@ -155,15 +166,16 @@ static bool part_steps(void) {
     static const char *const names[] = {"fp32", "tf32", "bf16", "fp16"};
     bool good = true;
     for (int k = 0; k < DEVICE_KINDS; k++) {
-        const model_kind *kind = device_kind(k);
+        model_kind kind;
         double rate[4];
+        if (!wanted_kind(k, &kind)) continue;
         for (int p = 0; p < 4; p++) {
-            rate[p] = report_steps(kind, names[p]);
+            rate[p] = report_steps(&kind, names[p]);
             good = good && rate[p] > 0;
         }
         for (int p = 2; p < 4 && good; p++)
             printf("%-13s %s is %.2f times own fp32, %.2f times own tf32\tratio %s %s %.4g %.4g\n",
-                   kind->name, names[p], rate[p] / rate[0], rate[p] / rate[1], kind->name, names[p],
+                   kind.name, names[p], rate[p] / rate[0], rate[p] / rate[1], kind.name, names[p],
                    rate[p] / rate[0], rate[p] / rate[1]);
     }
     return good;
@@ -418,7 +430,8 @@ static bool part_worst(void) {
     static const char *const names[DEVICE_KINDS] = {"fp16", "bf16", "bf16", "fp16"};
     bool good = true;
     for (int k = 0; k < DEVICE_KINDS; k++) {
-        model_kind kind = *device_kind(k);
+        model_kind kind;
+        if (!wanted_kind(k, &kind)) continue;
         const ceilings most = measure_ceilings(find_precision(names[k]));
         printf("ceilings: copy %.0f GB/s, product %s %.1f Tflop/s; the smallest launch %.1f us"
                "\tceilings %s %.9g %.9g %.9g\n",
@@ -448,9 +461,16 @@ int main(int argc, char **argv) {
     alone = mpt_create(&config);
     if (!alone) return printf("%s\n", mpt_error(NULL)), 1;
     printf("device: %s\n", mpt_device_name(alone));
-    for (int i = 3; i < argc; i++)
+    for (int i = 3; i < argc; i++) {
+        model_kind kind;
+        int found = 0;
+        if (strncmp(argv[i], "batch=", 6) == 0) wanted_batch = atoll(argv[i] + 6);
+        if (strncmp(argv[i], "model=", 6) == 0) wanted_model = argv[i] + 6;
+        for (int k = 0; k < DEVICE_KINDS; k++) found += wanted_kind(k, &kind);
+        good = good && found && wanted_batch >= 0;
         for (int k = 0; k < 3; k++)
             if (strcmp(parts[k].name, argv[i]) == 0) good = parts[k].run() && good;
+    }
     mpt_destroy(alone);
     return !good;
 }
