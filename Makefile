@@ -2,7 +2,7 @@
 #   make               the library object, the examples
 #   make mnist         trains the MNIST classifier;  ARGS="--precision bf16 --epochs 2"  OFFLINE=1
 #   make examples      the other examples, in build/
-#   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native  NVCC=nvcc
+#   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native, all, sm_90
 #   make test          everything the suite has;  RELEASE=1 tests mptrain.h instead of src/
 #   make tests         builds the suite without running it
 #   make amalgamate    writes mptrain.h from src/
@@ -86,15 +86,23 @@ examples: $(EXAMPLE_PROGRAMS)
 
 NVCC ?= nvcc
 CUDA_ARCH ?= native
+CUDA_FLAGS ?= -arch=$(CUDA_ARCH)
+CUDA_ARCHS = 75 80 86 89 90 100 120
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(shell command -v $(NVCC) 2>/dev/null))
 cuda:
 	@command -v $(NVCC) >/dev/null 2>&1 || { echo "make cuda: there is no $(NVCC) on the path;" \
 	    "install the CUDA toolkit, or name it: NVCC=/usr/local/cuda/bin/nvcc"; exit 2; }
 	@arch='$(CUDA_ARCH)'; if [ "$$arch" = native ] && $(NVCC) -arch=native --dryrun -x cu -c \
-	    /dev/null -o /dev/null 2>&1 | grep -q 'valid GPU'; then arch=sm_75; \
-	    echo "make cuda: there is no GPU here to ask, so this is for sm_75; newer GPUs translate it" \
-	    "when a program starts. CUDA_ARCH=sm_90, say, is for yours."; fi; \
-	$(MAKE) CUDA_ARCH="$$arch" BUILD='$(BUILD)/cuda' CPPFLAGS='$(CPPFLAGS) -DMPTRAIN_CUDA' \
+	    /dev/null -o /dev/null 2>&1 | grep -q 'valid GPU'; then arch=all; \
+	    echo "make cuda: there is no GPU here to ask, so this is for all of them, which takes a" \
+	    "while. CUDA_ARCH=sm_90, say, is for yours."; fi; \
+	flags="-arch=$$arch"; [ "$$arch" != all ] || { flags='--threads 0'; last=; \
+	    known=$$($(NVCC) --list-gpu-code); \
+	    for n in $(CUDA_ARCHS); do \
+	        case " "$$known" " in *sm_$$n[!0-9]*) last=$$n; \
+	            flags="$$flags -gencode arch=compute_$$n,code=sm_$$n";; esac; done; \
+	    flags="$$flags -gencode arch=compute_$$last,code=compute_$$last"; }; \
+	$(MAKE) CUDA_FLAGS="$$flags" BUILD='$(BUILD)/cuda' CPPFLAGS='$(CPPFLAGS) -DMPTRAIN_CUDA' \
 	    EXTRA='$(BUILD)/cuda/mptrain_cuda.o' LDLIBS='-L$(CUDA_HOME)/lib64 \
 	    -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lstdc++ -ldl -lrt $(LDLIBS)' all
 
@@ -193,9 +201,9 @@ clean:
 # A change of compiler or flags rebuilds.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(BUILD)/tests/tmp $(BUILD)/bench
-	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_ARCH)))' | \
+	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_FLAGS)))' | \
 	    cmp -s - $@ || \
-	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_ARCH)))' > $@
+	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_FLAGS)))' > $@
 
 TOOLS := $(patsubst %,$(BUILD)/%,amalgamate lint reference mutate)
 $(TOOLS): $(BUILD)/%: tools/%.c tools/read_file.h tools/source_text.h
@@ -215,7 +223,7 @@ $(BUILD)/mptrain_cuda.cu: $(BUILD)/amalgamate $(wildcard src/cuda/*.cu)
 
 $(BUILD)/mptrain_cuda.o: $(BUILD)/mptrain_cuda.cu $(wildcard src/*.h) $(BUILD)/flags
 	@echo "  NVCC  $@"
-	$(Q)$(NVCC) -std=c++17 -O2 -arch=$(CUDA_ARCH) $(INCLUDES) -c -o $@ $<
+	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_FLAGS) $(INCLUDES) -c -o $@ $<
 
 define program_rules
 $(2).o: $(1) $$(BUILD)/flags
