@@ -290,7 +290,45 @@ TEST(subsets_and_splits) {
     mpt_subset(parts[0], 20, 6);
     CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_INDEX);
     mpt_clear_error(context);
+    CHECK_EQ_INT(mpt_dataset_size(mpt_subset(parts[0], 24, 1)), 1); /* the last, and all of it */
+    CHECK_EQ_INT(mpt_dataset_size(mpt_subset(parts[0], 0, 25)), 25);
     CHECK_EQ_INT(mpt_sample(whole, 0, NULL, &target), MPT_ERROR_HANDLE);
+    mpt_destroy(context);
+}
+
+/* From one part to 64; a fraction of 0 is told as such. */
+TEST(bounds_of_splits) {
+    mpt_context *context = make_context();
+    mpt_dataset whole = make_bytes(context, 64), parts[65];
+    double fractions[65];
+    for (int n = 1; n <= 65; n += n == 1 ? 63 : 1) {
+        for (int i = 0; i < n; i++) fractions[i] = 1.0 / n;
+        CHECK_EQ_INT(mpt_random_split(whole, fractions, n, 1, parts), n > 64);
+        if (n <= 64) CHECK_EQ_INT(mpt_dataset_size(parts[n - 1]), 64 / n);
+    }
+    CHECK_CONTAINS(mpt_error(context), "n from 1 to 64; n is 65");
+    mpt_clear_error(context);
+    fractions[0] = 1, fractions[1] = 0;
+    CHECK_EQ_INT(mpt_random_split(whole, fractions, 2, 1, parts), MPT_ERROR_ARGUMENT);
+    CHECK_CONTAINS(mpt_error(context), "fraction 1 is 0");
+    mpt_destroy(context);
+}
+
+/* A loader holds the values of what it delivers, not those of subsets made later. */
+TEST(a_subset_has_its_own_normalisation) {
+    mpt_context *context = make_context();
+    mpt_dataset whole = make_bytes(context, COUNT);
+    const float value = normalised(pixel(3, 0), 0.5f, 0.25f);
+    float input[PIXELS];
+    mpt_loader loader = make_loader(context, whole, 4, false, 0);
+    mpt_dataset one = mpt_subset(whole, 3, 1);
+    CHECK_EQ_INT(mpt_normalize(one, 0.5, 0.25), MPT_OK);
+    CHECK_EQ_INT(mpt_sample(one, 0, input, NULL), MPT_OK);
+    CHECK_EQ_BITS(input, &value, sizeof value);
+    CHECK_EQ_INT(mpt_normalize(whole, 0.5, 0.25), MPT_ERROR_STATE);
+    mpt_clear_error(context);
+    mpt_loader_destroy(loader);
+    CHECK_EQ_INT(mpt_normalize(whole, 0.5, 0.25), MPT_OK);
     mpt_destroy(context);
 }
 
@@ -565,33 +603,141 @@ TEST(worker_errors_at_their_place) {
 }
 
 /* With skip_bad they are left out, a batch of nothing else is an error, and it is counted. */
+static void check_left_out(int fails, int workers) {
+    mpt_context *context = make_context();
+    user_source source = {fails, 0, 0};
+    mpt_loader_config config = mpt_loader_config_default();
+    config.batch = 5, config.workers = workers, config.skip_bad = true;
+    mpt_loader loader = mpt_loader_create(context, make_user(context, &source), &config);
+    mpt_batch batch;
+    char text[64];
+    int64_t samples = 0, y[5];
+    while (mpt_loader_next(loader, &batch)) {
+        CHECK_EQ_INT(batch.size, batch.index == fails / 5 ? 4 : 5);
+        CHECK_EQ_INT(mpt_get_shape(batch.x).dim[0], batch.size);
+        mpt_read(batch.y, y, (size_t)batch.size * sizeof *y);
+        for (int64_t i = 0; i < batch.size; i++, samples++)
+            CHECK_EQ_INT(y[i], samples + (samples >= fails));
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(samples, COUNT - 1);
+    CHECK_EQ_INT(mpt_loader_statistics(loader).skipped, 1);
+    CHECK_EQ_INT(mpt_loader_statistics(loader).samples, COUNT - 1);
+    config.batch = 1;
+    loader = mpt_loader_create(context, make_user(context, &source), &config);
+    while (mpt_loader_next(loader, &batch)) {}
+    snprintf(text, sizeof text, "sample %d (batch %d of epoch 0): image %d is torn", fails, fails,
+             fails);
+    CHECK_CONTAINS(mpt_error(context), text);
+    mpt_destroy(context);
+}
+
 TEST(bad_samples_left_out) {
     for (int workers = 0; workers <= 3; workers += 3) {
         mpt_context *context = make_context();
         NEEDS_THREADS(workers)
-        user_source source = {22, 0, 0};
-        mpt_loader_config config = mpt_loader_config_default();
-        config.batch = 5, config.workers = workers, config.skip_bad = true;
-        mpt_loader loader = mpt_loader_create(context, make_user(context, &source), &config);
-        mpt_batch batch;
-        int64_t samples = 0, y[5];
-        while (mpt_loader_next(loader, &batch)) {
-            CHECK_EQ_INT(batch.size, batch.index == 4 ? 4 : 5);
-            CHECK_EQ_INT(mpt_get_shape(batch.x).dim[0], batch.size);
-            mpt_read(batch.y, y, (size_t)batch.size * sizeof *y);
-            for (int64_t i = 0; i < batch.size; i++, samples++)
-                CHECK_EQ_INT(y[i], samples + (samples >= 22));
-        }
-        CHECK_EQ_STR(mpt_error(context), "");
-        CHECK_EQ_INT(samples, COUNT - 1);
-        CHECK_EQ_INT(mpt_loader_statistics(loader).skipped, 1);
-        CHECK_EQ_INT(mpt_loader_statistics(loader).samples, COUNT - 1);
-        config.batch = 1;
-        loader = mpt_loader_create(context, make_user(context, &source), &config);
-        while (mpt_loader_next(loader, &batch)) {}
-        CHECK_CONTAINS(mpt_error(context), "sample 22 (batch 22 of epoch 0): image 22 is torn");
         mpt_destroy(context);
+        check_left_out(22, workers);
+        check_left_out(0, workers); /* number 0 is a number, too */
+        check_left_out(COUNT - 1, workers);
     }
+}
+
+typedef struct collations {
+    int64_t calls, least; /* samples of one */
+    bool full;            /* fails, with a message that fills its room */
+} collations;
+
+static bool count_collations(void *user, const mpt_collation *batch, char *error, size_t size) {
+    collations *c = (collations *)user;
+    c->calls++;
+    if (batch->size < c->least) c->least = batch->size;
+    if (c->full) memset(error, 'x', size);
+    return !c->full;
+}
+
+/* collate gets no batch of nothing, and none that is an error already. */
+TEST(collate_of_bad_batches) {
+    mpt_context *context = make_context();
+    user_source source = {0, 0, 0};
+    collations seen = {0, COUNT, false};
+    mpt_loader_config config = mpt_loader_config_default();
+    mpt_batch batch;
+    config.batch = 1, config.skip_bad = true;
+    config.collate = count_collations, config.collate_user = &seen;
+    mpt_dataset dataset = make_user(context, &source);
+    mpt_loader loader = mpt_loader_create(context, dataset, &config);
+    CHECK(!mpt_loader_next(loader, &batch));
+    mpt_clear_error(context);
+    while (mpt_loader_next(loader, &batch)) {}
+    CHECK_EQ_INT(seen.calls, COUNT - 1);
+    CHECK_EQ_INT(seen.least, 1);
+    config.batch = COUNT, config.skip_bad = false, config.shuffle = true;
+    seen.calls = 0;
+    CHECK(!mpt_loader_next(mpt_loader_create(context, dataset, &config), &batch));
+    CHECK_CONTAINS(mpt_error(context), "image 0 is torn");
+    CHECK_EQ_INT(seen.calls, 0);
+    mpt_destroy(context);
+}
+
+static bool full_sample(void *user, int64_t index, uint64_t seed, void *input, void *target,
+                        char *error, size_t error_size) {
+    (void)user, (void)index, (void)seed, (void)input, (void)target;
+    memset(error, 'x', error_size);
+    return false;
+}
+
+/* A callback's message that fills all of its room, without a 0 at the end. */
+static void check_full(mpt_context *context) {
+    int64_t length = 0;
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_IO);
+    for (const char *p = strstr(mpt_error(context), "xxx"); p && *p == 'x'; p++) length++;
+    CHECK_EQ_INT(length, 511);
+    mpt_clear_error(context);
+}
+
+TEST(messages_without_an_end) {
+    mpt_context *context = make_context();
+    mpt_user_dataset_config config;
+    mpt_loader_config loading = mpt_loader_config_default();
+    mpt_batch batch;
+    float input;
+    memset(&config, 0, sizeof config);
+    config.count = 1, config.dtype = MPT_F32, config.sample = full_sample;
+    mpt_dataset dataset = mpt_user_dataset(context, &config);
+    mpt_sample(dataset, 0, &input, NULL);
+    check_full(context);
+    mpt_sample_into(dataset, 0, &input, sizeof input, NULL, 0, NULL);
+    check_full(context);
+    CHECK(!mpt_loader_next(mpt_loader_create(context, dataset, &loading), &batch));
+    check_full(context);
+    collations seen = {0, COUNT, true};
+    loading.collate = count_collations, loading.collate_user = &seen;
+    dataset = make_bytes(context, COUNT);
+    CHECK(!mpt_loader_next(mpt_loader_create(context, dataset, &loading), &batch));
+    check_full(context);
+    mpt_destroy(context);
+}
+
+/* The first and the last settings that are allowed. */
+TEST(bounds_of_loaders) {
+    mpt_context *context = make_context();
+    mpt_dataset dataset = make_bytes(context, COUNT);
+    const bool threads = have_threads(context);
+    mpt_loader_config config = mpt_loader_config_default();
+    config.prefetch = 0;                           /* there are no workers */
+    config.batch = COUNT, config.drop_last = true; /* nothing is left over */
+    mpt_loader all = mpt_loader_create(context, dataset, &config);
+    CHECK_EQ_INT(mpt_loader_batches(all), 1);
+    CHECK_EQ_INT(mpt_loader_seek(all, INT64_C(1) << 59, 1), MPT_OK);
+    for (int i = 0; i < 2 && threads; i++) {
+        config.workers = i == 0 ? 64 : 1, config.prefetch = i == 0 ? 1 : 1024;
+        mpt_loader loader = mpt_loader_create(context, dataset, &config);
+        CHECK(epoch_hash(loader, NULL) != HASH_START);
+        mpt_loader_destroy(loader);
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
 }
 
 /* A loader put somewhere goes on as one that has come there. */
@@ -810,6 +956,11 @@ TEST(out_of_memory_while_creating) {
         else
             CHECK_EQ_INT(samples, COUNT / 2);
         c.fails = 0;
+        mpt_clear_error(context);
+        if (failed && mpt_dataset_size(dataset) == COUNT && parts[1].slot == 0) {
+            CHECK_EQ_INT(parts[0].slot, 0); /* all parts or none */
+            CHECK_EQ_INT(mpt_memory(context).current[MPT_MEMORY_DATA], COUNT * (PIXELS + 8));
+        }
         mpt_clear_error(context);
         samples = 0;
         dataset = make_bytes(context, COUNT);
@@ -1116,6 +1267,8 @@ TEST_TABLE = {T(memory_samples),
               T(statistics),
               T(input_dtypes),
               T(subsets_and_splits),
+              T(bounds_of_splits),
+              T(a_subset_has_its_own_normalisation),
               T(batches_in_order),
               T(shuffle_by_seed_and_epoch),
               T(half_batches),
@@ -1124,6 +1277,9 @@ TEST_TABLE = {T(memory_samples),
               T(same_bits_for_0_1_4_workers),
               T(worker_errors_at_their_place),
               T(bad_samples_left_out),
+              T(collate_of_bad_batches),
+              T(messages_without_an_end),
+              T(bounds_of_loaders),
               T(resume_anywhere),
               T(weighted_samples),
               T(statistics_and_samples_of_user_data),

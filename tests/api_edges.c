@@ -151,6 +151,66 @@ TEST(long_tensors_are_shortened) {
 
 /* ==== Layers ==== */
 
+/* All of a text, at the lengths where it is cut and where it is not. */
+TEST(texts_of_tensors) {
+    static const float values[4] = {1, 2.5f, 3, -3.14159265f};
+    static const struct {
+        int64_t count;
+        const char *text;
+    } rows[] = {{1, "[0] int64 [1]"},
+                {6, "[0, 1, 2, 3, 4, 5] int64 [6]"},
+                {7, "[0, 1, 2, ..., 4, 5, 6] int64 [7]"}};
+    mpt_context *c = mpt_create(NULL);
+    mpt_print_config config = mpt_print_config_default();
+    char text[200];
+    mpt_tensor x = mpt_from(c, MPT_F32, MPT_SHAPE(2, 2), values);
+    mpt_format(x, NULL, text, sizeof text);
+    CHECK_EQ_STR(text, "[[1, 2.5],\n [3, -3.142]] float32 [2, 2]");
+    config.digits = 1;
+    mpt_format(x, &config, text, sizeof text);
+    CHECK_CONTAINS(text, "[3, -3]]");
+    config.digits = 17;
+    CHECK(mpt_format(x, &config, text, sizeof text) > 40);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        mpt_format(mpt_arange(c, MPT_I64, rows[i].count), NULL, text, sizeof text);
+        CHECK_EQ_STR(text, rows[i].text);
+    }
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
+/* Values of what is strided go through a copy that ends, and count as changed. */
+TEST(values_of_strided_tensors) {
+    mpt_context *c = mpt_create(NULL);
+    float values[6] = {0, 1, 2, 3, 4, 5}, got[6];
+    mpt_tensor x = mpt_from(c, MPT_F32, MPT_SHAPE(2, 3), values), turned = mpt_transpose(x, 0, 1);
+    const int64_t before = mpt_memory(c).total_current;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ_INT(mpt_read_f32(turned, got, 6), MPT_OK);
+        CHECK(got[1] == 3 && got[2] == 1);
+        CHECK_EQ_INT(mpt_write(turned, got, sizeof got), MPT_OK);
+        mpt_release(mpt_arange(c, MPT_F32, 3));
+    }
+    CHECK_EQ_INT(mpt_memory(c).total_current, before);
+    /* a new dimension of size 1 shows no element twice */
+    mpt_tensor row = mpt_from(c, MPT_F32, MPT_SHAPE(3), values);
+    CHECK_EQ_INT(mpt_write(mpt_expand(row, MPT_SHAPE(1, 3)), values + 3, 12), MPT_OK);
+    CHECK_EQ_INT(mpt_read_f32(row, got, 3), MPT_OK);
+    CHECK(got[0] == 3 && got[2] == 5);
+    mpt_requires_grad(x, true);
+    mpt_tensor square = mpt_sum(mpt_mul(x, x), MPT_ALL_DIMS, false);
+    CHECK_EQ_INT(mpt_write(mpt_detach(turned), got, sizeof got), MPT_OK);
+    CHECK(mpt_backward(square) != MPT_OK);
+    CHECK_CONTAINS(mpt_error(c), "in place");
+    mpt_clear_error(c);
+    CHECK_EQ_INT(mpt_expect_shape(mpt_zeros(c, MPT_F32, MPT_SCALAR), MPT_SCALAR, "s"), MPT_OK);
+    mpt_expect_shape(x, MPT_SCALAR, "x");
+    check_error(c, MPT_ERROR_SHAPE, "x has shape [2, 3], expected []");
+    mpt_expect_shape(x, MPT_SHAPE(1, 1, 1, 1, 1, 1, 1, 1), "x");
+    check_error(c, MPT_ERROR_SHAPE, "expected [1, 1, 1, 1, 1, 1, 1, 1]");
+    mpt_destroy(c);
+}
+
 #ifndef MPTRAIN_NO_ATTENTION
 /* Query, key and value given apart are what the layer makes of the one x; a mask of zeros and minus
    infinities is the causal one. */
@@ -1085,6 +1145,21 @@ TEST(scalars_run_out) {
     mpt_destroy(c);
 }
 
+/* The longest name of a metric, and one that is longer by a byte; it is not cut in silence. */
+TEST(names_of_metrics) {
+    mpt_context *c = mpt_create(NULL);
+    mpt_tensor one = mpt_ones(c, MPT_F32, MPT_SCALAR);
+    char name[49];
+    memset(name, 'n', sizeof name);
+    name[48] = '\0';
+    REFUSED(ARGUMENT, "names of at most 47 characters", mpt_metric_push(c, name, one));
+    name[47] = '\0';
+    CHECK_EQ_INT(mpt_metric_push(c, name, one), MPT_OK);
+    CHECK(mpt_metric_mean(c, name, true) == 1);
+    check_ok(c);
+    mpt_destroy(c);
+}
+
 static mpt_status pass_on(mpt_module self, void *user, const mpt_tensor *in, int n_in,
                           mpt_tensor *out, int n_out) {
     (void)self, (void)n_in, (void)n_out;
@@ -1161,8 +1236,12 @@ TEST(modules_at_their_limits) {
 }
 
 TEST_TABLE = {
-    T(tensors_of_nothing), T(arange_is_the_same_in_a_scope), T(flips_of_long_lines),
+    T(tensors_of_nothing),
+    T(arange_is_the_same_in_a_scope),
+    T(flips_of_long_lines),
     T(long_tensors_are_shortened),
+    T(texts_of_tensors),
+    T(values_of_strided_tensors),
 #ifndef MPTRAIN_NO_ATTENTION
     T(attention_in_all_its_forms),
     T(attention_refuses),
@@ -1189,6 +1268,7 @@ TEST_TABLE = {
     T(initial_values),
     T(data_refuses),
     T(scalars_run_out),
+    T(names_of_metrics),
     T(modules_at_their_limits),
 };
 TEST_MAIN
