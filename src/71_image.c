@@ -9,7 +9,7 @@
 #ifndef MPT__71_IMAGE_INCLUDED
 #define MPT__71_IMAGE_INCLUDED
 
-#include "71_transform.c"
+#include "71_picture.c"
 
 MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
     mpt_image_config config;
@@ -20,76 +20,6 @@ MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
 }
 
 #ifdef MPTRAIN_STB_IMAGE
-
-/* ==== SHA-256 (FIPS 180-4) ==== */
-
-typedef struct mpt__sha256 {
-    uint32_t state[8];
-    uint64_t bytes;
-    uint8_t block[64];
-} mpt__sha256;
-
-static void mpt__sha256_begin(mpt__sha256 *sha) {
-    static const uint32_t start[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
-                                      0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
-    memcpy(sha->state, start, sizeof start);
-    sha->bytes = 0;
-}
-
-static MPT__INLINE uint32_t mpt__rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
-
-static void mpt__sha256_block(uint32_t state[8], const uint8_t *p) {
-    static const uint32_t k[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
-        0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
-        0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
-        0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
-        0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
-        0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-        0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
-        0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
-        0xc67178f2};
-    uint32_t w[64], s[8];
-    memcpy(s, state, sizeof s);
-    for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
-               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
-    for (int i = 16; i < 64; i++)
-        w[i] = w[i - 16] + w[i - 7] +
-               (mpt__rotate(w[i - 15], 7) ^ mpt__rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
-               (mpt__rotate(w[i - 2], 17) ^ mpt__rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
-    for (int i = 0; i < 64; i++) {
-        const uint32_t e = s[4], a = s[0];
-        const uint32_t first = s[7] +
-                               (mpt__rotate(e, 6) ^ mpt__rotate(e, 11) ^ mpt__rotate(e, 25)) +
-                               ((e & s[5]) ^ (~e & s[6])) + k[i] + w[i];
-        const uint32_t second = (mpt__rotate(a, 2) ^ mpt__rotate(a, 13) ^ mpt__rotate(a, 22)) +
-                                ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
-        memmove(s + 1, s, 7 * sizeof *s);
-        s[4] += first, s[0] = first + second;
-    }
-    for (int i = 0; i < 8; i++) state[i] += s[i];
-}
-
-static void mpt__sha256_add(mpt__sha256 *sha, const uint8_t *p, size_t n) {
-    while (n > 0) {
-        const size_t held = (size_t)(sha->bytes % 64), take = 64 - held < n ? 64 - held : n;
-        memcpy(sha->block + held, p, take);
-        sha->bytes += take, p += take, n -= take;
-        if (held + take == 64) mpt__sha256_block(sha->state, sha->block);
-    }
-}
-
-static void mpt__sha256_end(mpt__sha256 *sha, uint8_t digest[32]) {
-    static const uint8_t padding[64] = {0x80};
-    const uint64_t bits = sha->bytes * 8;
-    uint8_t tail[8];
-    mpt__sha256_add(sha, padding, (size_t)((119 - sha->bytes % 64) % 64 + 1));
-    for (int i = 0; i < 8; i++) tail[i] = (uint8_t)(bits >> (56 - 8 * i));
-    mpt__sha256_add(sha, tail, 8);
-    for (int i = 0; i < 32; i++) digest[i] = (uint8_t)(sha->state[i / 4] >> (24 - 8 * (i % 4)));
-}
 
 /* ==== Lists of files ==== */
 
@@ -249,18 +179,6 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 
 /* ==== Image folders ==== */
 
-MPT__FOREIGN_CODE_BEGIN
-#if defined(__has_include)
-#if __has_include(<stb_image.h>)
-#include <stb_image.h>
-#else
-#include <stb/stb_image.h>
-#endif
-#else
-#include <stb_image.h>
-#endif
-MPT__FOREIGN_CODE_END
-
 /* What the samples of a folder are made of; all of it one allocation. */
 typedef struct mpt__folder {
     mpt__pipeline plan;
@@ -272,186 +190,55 @@ typedef struct mpt__folder {
     const uint8_t (*digests)[32]; /* NULL: no manifest */
 } mpt__folder;
 
-enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
-
-/* A file on its way to the decoder. */
-typedef struct mpt__image_file {
-    const mpt__base *base;
-    void *handle;
-    int64_t size, position; /* position: of what comes after the buffer */
-    bool starved;           /* it was asked for bytes past its end */
-    bool torn;              /* it gave fewer bytes than it has */
-    const char *why;        /* of that: a reason of io */
-    bool hashed;
-    int format;
-    /* PNG: what the next chunk still has; `fault` names the first whose checksum is wrong. */
-    int64_t chunk_left, chunk_size, chunk_at;
-    uint32_t chunk_crc;
-    uint8_t chunk[8]; /* length and type, then the checksum */
-    int chunk_filled;
-    bool chunk_body, chunks_end;
-    int64_t fault;
-    mpt__sha256 sha;
-    size_t begin, end; /* of what is left in the buffer */
-    uint8_t buffer[8192];
-} mpt__image_file;
-
-static uint32_t mpt__png_crc(uint32_t crc, const uint8_t *p, size_t n) {
-    static const uint32_t nibble[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac,
-                                        0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
-                                        0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
-                                        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
-    for (size_t i = 0; i < n; i++) {
-        crc = crc >> 4 ^ nibble[(crc ^ p[i]) & 15];
-        crc = crc >> 4 ^ nibble[(crc ^ (uint32_t)p[i] >> 4) & 15];
-    }
-    return crc;
-}
-
-/* Follows the chunks of a PNG file, without its signature. */
-static void mpt__png_chunks(mpt__image_file *file, const uint8_t *p, size_t n) {
-    while (n > 0 && !file->chunks_end && file->fault < 0) {
-        if (file->chunk_body && file->chunk_left > 0) {
-            const size_t take = file->chunk_left < (int64_t)n ? (size_t)file->chunk_left : n;
-            file->chunk_crc = mpt__png_crc(file->chunk_crc, p, take);
-            file->chunk_left -= (int64_t)take, p += take, n -= take;
-            continue;
-        }
-        file->chunk[file->chunk_filled++] = *p++, n--;
-        const uint8_t *c = file->chunk;
-        const uint32_t word =
-            (uint32_t)c[0] << 24 | (uint32_t)c[1] << 16 | (uint32_t)c[2] << 8 | c[3];
-        if (file->chunk_body && file->chunk_filled == 4) {
-            if (word != (file->chunk_crc ^ 0xffffffffu)) file->fault = file->chunk_at;
-            file->chunk_body = false, file->chunk_filled = 0;
-            file->chunk_at += 12 + file->chunk_size;
-        } else if (!file->chunk_body && file->chunk_filled == 8) {
-            file->chunk_left = file->chunk_size = word;
-            file->chunks_end = memcmp(c + 4, "IEND", 4) == 0; /* its own checksum means nothing */
-            file->chunk_crc = mpt__png_crc(0xffffffffu, c + 4, 4);
-            file->chunk_body = true, file->chunk_filled = 0;
-        }
-    }
-}
-
-/* Fills the buffer; false at the end. */
-static bool mpt__image_refill(mpt__image_file *file) {
-    const int64_t left = file->size - file->position;
-    const size_t wanted = left < (int64_t)sizeof file->buffer ? (size_t)left : sizeof file->buffer;
-    const size_t signature = file->position == 0 ? 8 : 0;
-    file->begin = 0;
-    const mpt_io *io = mpt__io(file->base);
-    file->end = wanted && !file->torn ? io->read(io->user, file->handle, file->buffer, wanted) : 0;
-    if (file->end < wanted && !file->torn) file->why = mpt__io_reason(file->base);
-    if (file->end < wanted) file->torn = true;
-    file->position += (int64_t)file->end;
-    if (file->hashed) mpt__sha256_add(&file->sha, file->buffer, file->end);
-    if (file->format == MPT__PNG && file->end > signature)
-        mpt__png_chunks(file, file->buffer + signature, file->end - signature);
-    return file->end > 0;
-}
-
-static int mpt__image_read(void *user, char *data, int size) {
-    mpt__image_file *file = (mpt__image_file *)user;
-    size_t done = 0;
-    while (size > 0 && done < (size_t)size) {
-        if (file->begin == file->end && !mpt__image_refill(file)) break;
-        size_t take = file->end - file->begin, left = (size_t)size - done;
-        if (take > left) take = left;
-        if (data) memcpy(data + done, file->buffer + file->begin, take);
-        file->begin += take, done += take;
-    }
-    if (size > 0 && done == 0) file->starved = true;
-    return (int)done;
-}
-
-static void mpt__image_skip(void *user, int n) {
-    mpt__image_file *file = (mpt__image_file *)user;
-    if (n > 0 && mpt__image_read(user, NULL, n) < n) file->starved = true;
-}
-
-static int mpt__image_end(void *user) {
-    const mpt__image_file *file = (const mpt__image_file *)user;
-    return file->begin == file->end && (file->torn || file->position >= file->size);
-}
-
-/* Back to the first byte; from here on all bytes are watched. */
-static bool mpt__image_rewind(mpt__image_file *file, int format, bool hashed) {
-    file->position = 0;
-    file->begin = file->end = 0;
-    file->starved = file->torn = false;
-    file->format = format, file->hashed = hashed;
-    file->fault = -1;
-    mpt__sha256_begin(&file->sha);
-    const mpt_io *io = mpt__io(file->base);
-    return io->seek && io->seek(io->user, file->handle, 0);
-}
-
-/* By the first bytes. */
-static int mpt__image_format(mpt__image_file *file) {
-    static const uint8_t png[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
-    mpt__image_refill(file);
-    const uint8_t *p = file->buffer;
-    if (file->end >= 8 && memcmp(p, png, 8) == 0) return MPT__PNG;
-    if (file->end >= 3 && p[0] == 0xff && p[1] == 0xd8 && p[2] == 0xff) return MPT__JPEG;
-    return file->end >= 2 && p[0] == 'B' && p[1] == 'M' ? MPT__BMP : MPT__NO_IMAGE;
-}
-
 typedef struct mpt__decoded {
     uint8_t *pixels; /* of stbi */
     int width, height;
 } mpt__decoded;
 
-/* Says what is wrong with a file: false. */
-#define MPT__IMAGE_FAULT(...) (mpt__format_text(error, MPT__SAMPLE_ERROR, __VA_ARGS__), false)
+/* Says that a picture is too large, for its folder or for stb_image at all. */
+static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *config) {
+    const int64_t pixels = (int64_t)file->width * file->height;
+    const int values = config->channels > file->values ? config->channels : file->values;
+    if (file->width < 1 || file->height < 1 || pixels > config->max_pixels)
+        return MPT__PICTURE_FAULT(file, "%d x %d pixels; max_pixels is %lld", file->height,
+                                  file->width, config->max_pixels);
+    if (pixels <= (INT64_C(1) << 30) / values && file->width <= MPT__STB_SIDE &&
+        file->height <= MPT__STB_SIDE)
+        return true;
+    return MPT__PICTURE_FAULT(file, "%d x %d pixels of %d values; stb_image decodes up to 2^30 "
+                                    "values and sides of %d",
+                              file->height, file->width, values, (int)MPT__STB_SIDE);
+}
 
-/* Decodes a file that is open, or only measures it; false with a sentence in `error`. */
-static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file, const char *path,
-                              const uint8_t *digest, bool measure, mpt__decoded *out, char *error) {
+/* Decodes a file that is open, or only measures it; false with a sentence in file->error. */
+static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
+                              const uint8_t *digest, bool measure, mpt__decoded *out) {
     static const stbi_io_callbacks callbacks = {mpt__image_read, mpt__image_skip, mpt__image_end};
-    const char *torn = "%s: the file ends too early: the decoder asked for more than %lld bytes";
-    const char *unread = "%s: not all of it could be read: %s";
-    const char *unmoved = "%s: cannot go back to its beginning: %s";
     uint8_t sum[32];
     int channels = 0;
-    const int format = mpt__image_format(file);
-    if (file->torn) return MPT__IMAGE_FAULT(unread, path, file->why);
-    if (format == MPT__NO_IMAGE)
-        return MPT__IMAGE_FAULT("%s: neither PNG nor JPEG nor BMP (first bytes %llx %llx)", path,
-                                (uint64_t)file->buffer[0], (uint64_t)file->buffer[1]);
-    if (!mpt__image_rewind(file, MPT__NO_IMAGE, false))
-        return MPT__IMAGE_FAULT(unmoved, path, mpt__io_reason(file->base));
-    if (!stbi_info_from_callbacks(&callbacks, file, &out->width, &out->height, &channels))
-        return file->torn      ? MPT__IMAGE_FAULT(unread, path, file->why)
-               : file->starved ? MPT__IMAGE_FAULT(torn, path, file->size)
-                               : MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
-    if (out->height < 0 && out->height >= -INT32_MAX)
-        out->height = -out->height; /* a BMP from top */
-    if (out->width < 1 || out->height < 1 ||
-        (int64_t)out->width * out->height > folder->config.max_pixels)
-        return MPT__IMAGE_FAULT("%s: %d x %d pixels; max_pixels is %lld", path, out->height,
-                                out->width, folder->config.max_pixels);
+    if (!mpt__picture_walk(file) || !mpt__picture_fits(file, &folder->config)) return false;
+    out->width = file->width, out->height = file->height;
     if (measure) return true;
-    const int width = out->width, height = out->height;
-    if (!mpt__image_rewind(file, format, digest != NULL))
-        return MPT__IMAGE_FAULT(unmoved, path, mpt__io_reason(file->base));
+    if (!mpt__image_rewind(file, file->format, digest != NULL))
+        return MPT__PICTURE_FAULT(file, "cannot go back to its beginning: %s",
+                                  mpt__io_reason(file->base));
     file->chunk_at = 8;
     mpt__image_refill(file);
     out->pixels = stbi_load_from_callbacks(&callbacks, file, &out->width, &out->height, &channels,
                                            folder->config.channels);
     const bool starved = file->starved;
-    while ((digest || format == MPT__PNG) && mpt__image_refill(file)) continue;
-    if (file->torn) return MPT__IMAGE_FAULT(unread, path, file->why);
+    while ((digest || file->format == MPT__PNG) && mpt__image_refill(file)) continue;
+    if (file->torn) return mpt__picture_unread(file);
     mpt__sha256_end(&file->sha, sum);
     if (digest && memcmp(sum, digest, sizeof sum) != 0)
-        return MPT__IMAGE_FAULT("%s: its SHA-256 is not that of the manifest", path);
-    if (starved) return MPT__IMAGE_FAULT(torn, path, file->size);
+        return MPT__PICTURE_FAULT(file, "its SHA-256 is not that of the manifest");
+    if (starved) return mpt__picture_short(file);
     if (file->fault >= 0)
-        return MPT__IMAGE_FAULT("%s: a PNG chunk has a wrong checksum (at byte %lld)", path,
-                                file->fault);
-    if (!out->pixels) return MPT__IMAGE_FAULT("%s: %s", path, stbi_failure_reason());
-    if (out->width != width || out->height != height)
-        return MPT__IMAGE_FAULT("%s: decoded to another size than its header says", path);
+        return MPT__PICTURE_FAULT(file, "a PNG chunk has a wrong checksum (at byte %lld)",
+                                  file->fault);
+    if (!out->pixels) return MPT__PICTURE_FAULT(file, "%s", stbi_failure_reason());
+    if (out->width != file->width || out->height != file->height)
+        return MPT__PICTURE_FAULT(file, "decoded to another size than its header says");
     return true;
 }
 
@@ -461,18 +248,23 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
     const char *name = folder->text + folder->at[index];
     const mpt_io *io = mpt__io(base);
     mpt__format_text(path, sizeof path, "%s/%s", folder->root, name);
-    memset(file, 0, offsetof(mpt__image_file, buffer));
+    memset(file, 0, offsetof(mpt__image_file, detours));
     memset(out, 0, sizeof *out);
     file->base = base;
+    file->path = name, file->error = error;
     file->fault = -1;
     file->handle = io->open && io->read ? io->open(io->user, path, 'r') : NULL;
-    if (!file->handle) return MPT__IMAGE_FAULT("cannot open %s: %s", path, mpt__io_reason(base));
+    if (!file->handle) {
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path,
+                         mpt__io_reason(base));
+        return false;
+    }
     file->size = mpt__io(base)->size ? io->size(io->user, file->handle) : -1;
     const bool good =
         file->size < 0
-            ? MPT__IMAGE_FAULT("%s: its size is not known: %s", name, mpt__io_reason(base))
-            : mpt__image_decode(folder, file, name, folder->digests ? folder->digests[index] : NULL,
-                                measure, out, error);
+            ? MPT__PICTURE_FAULT(file, "its size is not known: %s", mpt__io_reason(base))
+            : mpt__image_decode(folder, file, folder->digests ? folder->digests[index] : NULL,
+                                measure, out);
     if (io->close) io->close(io->user, file->handle);
     return good;
 }

@@ -98,6 +98,7 @@ MPT__BEGIN_DATA
 MPT__END_LEVEL
 MPT__BEGIN_COLD
 #include "71_array.c"
+#include "71_picture.c"
 #include "71_image.c"
 MPT__END_LEVEL
 MPT__BEGIN_DATA
