@@ -99,7 +99,9 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
-    MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too
+    MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
+                         its assertions do nothing. stb_image.h 2.30 is the one to take; with 2.27
+                         and later the fuzzer found nothing behind our checks of each file
 
     environment
     MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon, neonbf16: the default of
@@ -3186,6 +3188,18 @@ MPT__REFUSE("mptrain: floats are computed with more precision here, so results w
 #if defined(MPTRAIN_STB_IMAGE_IMPLEMENTATION) && !defined(STB_IMAGE_IMPLEMENTATION)
 #define STB_IMAGE_IMPLEMENTATION
 #endif
+#if defined(STB_IMAGE_IMPLEMENTATION) && defined(MPTRAIN_STB_IMAGE)
+#ifndef STBI_ASSERT
+#define STBI_ASSERT(condition) ((void)0) /* a library does not end its program */
+#endif
+#ifndef STBI_MALLOC
+/* What the decoder does not write is zero, not what the picture before it left. */
+#define MPT__STB_ZEROED
+#define STBI_MALLOC(bytes) calloc(1, bytes)
+#define STBI_REALLOC_SIZED(old, before, bytes) mpt__stb_resize(old, before, bytes)
+#define STBI_FREE(block) free(block)
+#endif
+#endif
 #if defined(__GNUC__) || defined(__clang__)
 #define MPT__FOREIGN_CODE_BEGIN \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \
@@ -4147,6 +4161,14 @@ static void mpt__libc_release(void *user, void *pointer, size_t bytes, size_t al
     memcpy(&block, (char *)pointer - sizeof block, sizeof block);
     free(block);
 }
+
+#ifdef MPT__STB_ZEROED
+static void *mpt__stb_resize(void *old, size_t before, size_t bytes) {
+    uint8_t *block = (uint8_t *)realloc(old, bytes);
+    if (block && bytes > before) memset(block + before, 0, bytes - before);
+    return block;
+}
+#endif
 
 static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "parameter",  "master", "form",  "gradient",  "moment",
@@ -19858,6 +19880,7 @@ struct mpt_context {
     uint64_t module_creations;
     uint32_t module_mark; /* of the last walk over modules */
     mpt__waiting waiting;
+    bool warned_decoder;  /* that stb_image is an old one */
     int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 
@@ -37623,24 +37646,6 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 #ifdef MPTRAIN_STB_IMAGE
 
 MPT__FOREIGN_CODE_BEGIN
-#ifdef STB_IMAGE_IMPLEMENTATION
-#ifndef STBI_ASSERT
-#define STBI_ASSERT(condition) ((void)0) /* a library does not end its program */
-#endif
-#ifndef STBI_MALLOC
-#include <stdlib.h>
-#define MPT__STB_ZEROED
-/* What the decoder does not write is zero, not what the picture before it left. */
-static void *mpt__stb_resize(void *old, size_t before, size_t after) {
-    uint8_t *block = (uint8_t *)realloc(old, after);
-    if (block && after > before) memset(block + before, 0, after - before);
-    return block;
-}
-#define STBI_MALLOC(size) calloc(1, size)
-#define STBI_REALLOC_SIZED(old, before, after) mpt__stb_resize(old, before, after)
-#define STBI_FREE(block) free(block)
-#endif
-#endif
 #if defined(__has_include)
 #if __has_include(<stb_image.h>)
 #include <stb_image.h>
@@ -37657,6 +37662,24 @@ MPT__FOREIGN_CODE_END
 #else
 #define MPT__STB_SIDE (1 << 24)
 #endif
+
+/* No version of stb_image says which it is. From 2.29 on its state of inflate has a member more
+   before this one, which can be seen where it is implemented here. */
+#if defined(STB_IMAGE_IMPLEMENTATION) && !defined(STBI_NO_ZLIB)
+enum {
+    MPT__STB_OLD = offsetof(stbi__zbuf, zout) - offsetof(stbi__zbuf, num_bits) <= 2 * sizeof(int)
+};
+#else
+enum { MPT__STB_OLD = 0 };
+#endif
+
+static void mpt__decoder_warn(mpt_context *context) {
+    if (!MPT__STB_OLD || context->warned_decoder) return;
+    context->warned_decoder = true;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "stb_image.h is older than 2.29, which does not check all that a file says; what is "
+             "known of that is checked before it, but take 2.30 for files of unknown origin");
+}
 
 /* ==== SHA-256 (FIPS 180-4) ==== */
 
@@ -37748,8 +37771,8 @@ enum {
 typedef struct mpt__image_file {
     const mpt__base *base;
     void *handle;
-    const char *path; /* for messages */
-    char *error;      /* [MPT__SAMPLE_ERROR] */
+    const char *path;       /* for messages */
+    char *error;            /* [MPT__SAMPLE_ERROR] */
     int64_t size, position; /* position: of what comes after the buffer */
     bool starved;           /* it was asked for bytes past its end */
     bool torn;              /* it gave fewer bytes than it has */
@@ -37862,18 +37885,18 @@ static int64_t mpt__image_place(const mpt__image_file *file) {
     return file->position - (int64_t)(file->end - file->begin);
 }
 
-/* Begins the next detour if its place has come; false if the decoder has to ask again first: what
-   it was given ends where a scan of a JPEG file begins, so that its question whether the file ends
+/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again first: what it
+   was given ends where a scan of a JPEG file begins, so that its question whether the file ends
    (mpt__image_end) tells on which side of that it is. */
-static bool mpt__image_detour(mpt__image_file *file, size_t given) {
+static int mpt__image_detour(mpt__image_file *file, size_t given) {
     const mpt__detour *next = &file->detours[file->detour];
-    if (file->detour == file->detour_count || next->at != mpt__image_place(file)) return true;
-    if (given > 0 && next->zeros == 0 && next->to == next->at) return false;
+    if (file->detour == file->detour_count || next->at != mpt__image_place(file)) return 0;
+    if (given > 0 && next->zeros == 0 && next->to == next->at) return -1;
     file->jump = next->to - next->at;
     file->zeros = next->zeros == MPT__ZEROS && file->scan_over ? 0 : next->zeros;
     file->scan_over = false;
     file->detour++;
-    return true;
+    return 1;
 }
 
 static int mpt__image_read(void *user, char *data, int size) {
@@ -37881,10 +37904,12 @@ static int mpt__image_read(void *user, char *data, int size) {
     size_t done = 0;
     while (size > 0 && done < (size_t)size) {
         const size_t left = (size_t)size - done;
-        if (!file->zeros && !file->jump && !mpt__image_detour(file, done)) break;
+        const int turn = file->zeros || file->jump ? 0 : mpt__image_detour(file, done);
+        if (turn < 0) break;
+        if (turn > 0) continue;
         if (file->zeros) {
-            const size_t n = file->zeros < 0 || (size_t)file->zeros > left ? left
-                                                                         : (size_t)file->zeros;
+            const size_t n =
+                file->zeros < 0 || (size_t)file->zeros > left ? left : (size_t)file->zeros;
             if (data) memset(data + done, 0, n);
             if (file->zeros > 0) file->zeros -= (int)n;
             done += n;
@@ -38076,8 +38101,9 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     }
     for (int i = 0; i < n; i++)
         if (jpeg->across % jpeg->part[i].across || jpeg->down % jpeg->part[i].down)
-            return MPT__PICTURE_FAULT(file, "sampling %d x %d beside %d x %d, which stb_image does "
-                                            "not read",
+            return MPT__PICTURE_FAULT(file,
+                                      "sampling %d x %d beside %d x %d, which stb_image does "
+                                      "not read",
                                       jpeg->part[i].across, jpeg->part[i].down, jpeg->across,
                                       jpeg->down);
     jpeg->components = n, file->values = n;
@@ -38116,8 +38142,9 @@ static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, 
         for (int k = 0; k < i; k++)
             if (part[k] == part[i]) part[i] = jpeg->components;
         if (part[i] == jpeg->components)
-            return MPT__PICTURE_FAULT(file, "a scan (SOS) of component %lld, which is not in the "
-                                            "frame or twice in the scan",
+            return MPT__PICTURE_FAULT(file,
+                                      "a scan (SOS) of component %lld, which is not in the "
+                                      "frame or twice in the scan",
                                       (int64_t)id);
     }
     return true;
@@ -38152,27 +38179,31 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     if (jpeg->progressive ? first > last || last > 63 || high > 13 || low > 13 ||
                                 (first == 0 ? last != 0 : n != 1)
                           : first != 0 || bits != 0)
-        return MPT__PICTURE_FAULT(file, "a scan (SOS) of coefficients %lld to %lld, bits %llx, at "
-                                        "byte %lld",
+        return MPT__PICTURE_FAULT(file,
+                                  "a scan (SOS) of coefficients %lld to %lld, bits %llx, at "
+                                  "byte %lld",
                                   (int64_t)first, (int64_t)last, (uint64_t)bits, at);
     for (int i = 0; i < n; i++) {
         const bool dc = first == 0 && high == 0, ac = first > 0 || !jpeg->progressive;
         const uint32_t *known = jpeg->huffman, has_dc = tables[i] >> 4, has_ac = tables[i] & 15;
         if (has_dc > 3 || has_ac > 3 || (dc && !(known[0] >> has_dc & 1)) ||
             (ac && !(known[1] >> has_ac & 1)))
-            return MPT__PICTURE_FAULT(file, "the scan at byte %lld needs Huffman tables DC %lld and "
-                                            "AC %lld, which are not defined before it",
+            return MPT__PICTURE_FAULT(file,
+                                      "the scan at byte %lld needs Huffman tables DC %lld and "
+                                      "AC %lld, which are not defined before it",
                                       at, (int64_t)has_dc, (int64_t)has_ac);
         if (!(jpeg->quantisation >> jpeg->part[part[i]].table & 1))
-            return MPT__PICTURE_FAULT(file, "the scan at byte %lld needs quantisation table %lld, "
-                                            "which is not defined before it",
+            return MPT__PICTURE_FAULT(file,
+                                      "the scan at byte %lld needs quantisation table %lld, "
+                                      "which is not defined before it",
                                       at, (int64_t)jpeg->part[part[i]].table);
         jpeg->part[part[i]].seen = true;
         if (dc) jpeg->part[part[i]].drawn = true;
 #ifndef MPT__STB_ZEROED
         if (!jpeg->part[part[i]].drawn)
-            return MPT__PICTURE_FAULT(file, "the scan at byte %lld refines what no scan before it "
-                                            "has drawn",
+            return MPT__PICTURE_FAULT(file,
+                                      "the scan at byte %lld refines what no scan before it "
+                                      "has drawn",
                                       at);
 #endif
     }
@@ -38214,10 +38245,10 @@ typedef struct mpt__jpeg_segment {
 } mpt__jpeg_segment;
 
 static const mpt__jpeg_segment mpt__jpeg_segments[] = {
-    {0xc0, 0xc2, 0, mpt__jpeg_frame},   {0xc4, 0xc4, 0, mpt__jpeg_huffman},
-    {0xda, 0xda, 1, mpt__jpeg_scan},    {0xdb, 0xdb, 0, mpt__jpeg_quantisation},
-    {0xdc, 0xdc, 1, mpt__jpeg_height},  {0xdd, 0xdd, 0, mpt__jpeg_restart},
-    {0xe0, 0xef, 0, mpt__jpeg_other},   {0xfe, 0xfe, 0, mpt__jpeg_other}};
+    {0xc0, 0xc2, 0, mpt__jpeg_frame},  {0xc4, 0xc4, 0, mpt__jpeg_huffman},
+    {0xda, 0xda, 1, mpt__jpeg_scan},   {0xdb, 0xdb, 0, mpt__jpeg_quantisation},
+    {0xdc, 0xdc, 1, mpt__jpeg_height}, {0xdd, 0xdd, 0, mpt__jpeg_restart},
+    {0xe0, 0xef, 0, mpt__jpeg_other},  {0xfe, 0xfe, 0, mpt__jpeg_other}};
 
 /* Reads the segment behind a marker. */
 static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int marker) {
@@ -38226,8 +38257,9 @@ static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int m
     while (row < end && (marker < row->first || marker > row->last)) row++;
     if (row == end && marker > 0xc2 && marker < 0xd0 && marker != 0xc8 && marker != 0xcc)
         return MPT__PICTURE_FAULT(file, "a %s JPEG (SOF%d), which stb_image does not read",
-                                  marker > 0xc8 ? "arithmetic coded"
-                                  : marker == 0xc3 ? "lossless" : "hierarchical",
+                                  marker > 0xc8    ? "arithmetic coded"
+                                  : marker == 0xc3 ? "lossless"
+                                                   : "hierarchical",
                                   marker - 0xc0);
     if (row == end || (row->frame && !jpeg->components))
         return MPT__PICTURE_FAULT(file, "%s %llx at byte %lld",
@@ -38273,8 +38305,8 @@ typedef struct mpt__png {
 } mpt__png;
 
 static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length) {
-    static const uint8_t depths[7] = {1 | 2 | 4 | 8 | 16, 0, 8 | 16, 1 | 2 | 4 | 8, 8 | 16, 0,
-                                      8 | 16};
+    static const uint8_t depths[7] = {
+        1 | 2 | 4 | 8 | 16, 0, 8 | 16, 1 | 2 | 4 | 8, 8 | 16, 0, 8 | 16};
     static const uint8_t values[7] = {1, 0, 3, 4, 2, 0, 4};
     const uint32_t width = mpt__walk_big(file, 4), height = mpt__walk_big(file, 4);
     png->depth = (int)mpt__walk_byte(file), png->color = (int)mpt__walk_byte(file);
@@ -38311,8 +38343,9 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
                       : png->color == 0 ? length == 2
                                         : png->color == 2 && length == 6;
     if (fits && !png->images) return true;
-    return MPT__PICTURE_FAULT(file, "transparency (tRNS) of %lld bytes for colour %d, %d in the "
-                                    "palette%s",
+    return MPT__PICTURE_FAULT(file,
+                              "transparency (tRNS) of %lld bytes for colour %d, %d in the "
+                              "palette%s",
                               length, png->color, png->palette,
                               png->images ? ", behind the pixels" : "");
 }
@@ -38357,8 +38390,9 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
         return MPT__PICTURE_FAULT(file, "an Apple CgBI file, which only looks like a PNG (as Xcode "
                                         "packs them for iOS); convert it back to PNG");
     if (length > file->size - at - 4)
-        return MPT__PICTURE_FAULT(file, "the file ends too early: its chunk %s at byte %lld has "
-                                        "%lld bytes, of which %lld are there",
+        return MPT__PICTURE_FAULT(file,
+                                  "the file ends too early: its chunk %s at byte %lld has "
+                                  "%lld bytes, of which %lld are there",
                                   type, at - 8, length, file->size - at);
     while (row < end && strcmp(row->type, type) != 0) row++;
     if ((png->chunks++ == 0) != (row == mpt__png_kinds))
@@ -38368,8 +38402,8 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
         return MPT__PICTURE_FAULT(file, "chunk %s behind the pixels", type);
     if (png->images && (row == end || row->read != mpt__png_image)) png->over = true;
     if (row == end && !(type[0] & 32) && strcmp(type, "IEND") != 0)
-        return MPT__PICTURE_FAULT(file, "an unknown chunk %s, which says that it must be understood",
-                                  type);
+        return MPT__PICTURE_FAULT(
+            file, "an unknown chunk %s, which says that it must be understood", type);
     if (row < end && !row->read(file, png, length)) return false;
     mpt__walk_skip(file, at + length + 4 - mpt__image_place(file));
     return true;
@@ -38438,8 +38472,9 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     bmp.offset = mpt__walk_little(file, 4), bmp.header = mpt__walk_little(file, 4);
     const bool core = bmp.header == 12;
     if (!core && bmp.header != 40 && bmp.header != 56 && bmp.header != 108 && bmp.header != 124)
-        return MPT__PICTURE_FAULT(file, "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
-                                        "108 and 124",
+        return MPT__PICTURE_FAULT(file,
+                                  "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
+                                  "108 and 124",
                                   bmp.header);
     const int bytes = core ? 2 : 4;
     const uint32_t width = mpt__walk_little(file, bytes), height = mpt__walk_little(file, bytes);
@@ -38454,8 +38489,9 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
         (bmp.bits & (bmp.bits - 1) && bmp.bits != 24) ||
         (core && bmp.bits >= 16 && bmp.bits != 24) || planes != 1 || bmp.packing > 3 ||
         (bmp.packing == 3 && bmp.bits != 16 && bmp.bits != 32))
-        return MPT__PICTURE_FAULT(file, "a BMP of %d bits, %lld planes, packing %lld, which stb_image "
-                                        "does not read",
+        return MPT__PICTURE_FAULT(file,
+                                  "a BMP of %d bits, %lld planes, packing %lld, which stb_image "
+                                  "does not read",
                                   bmp.bits, (int64_t)planes, bmp.packing);
     if (bmp.packing == 3 && bmp.header == 56)
         return MPT__PICTURE_FAULT(file, "a BMP with bit masks in a header of 56 bytes, where "
@@ -38466,8 +38502,9 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     if (file->width < 1 || file->height < 1) return true;
     const int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
     if (file->size < bmp.offset + rows)
-        return MPT__PICTURE_FAULT(file, "the file ends too early: %lld bytes of the %lld of a %d x "
-                                        "%d BMP",
+        return MPT__PICTURE_FAULT(file,
+                                  "the file ends too early: %lld bytes of the %lld of a %d x "
+                                  "%d BMP",
                                   file->size, bmp.offset + rows, file->height, file->width);
     return mpt__bmp_detours(file, &bmp);
 }
@@ -38487,8 +38524,8 @@ static const mpt__picture_kind mpt__picture_kinds[] = {
     {"\x89PNG\r\n\x1a\n", 8, 0, NULL, MPT__PNG, mpt__walk_png},
     {"\xff\xd8\xff", 3, 0, NULL, MPT__JPEG, mpt__walk_jpeg},
     {"BM", 2, 0, NULL, MPT__BMP, mpt__walk_bmp},
-    {"PNG", 3, 1, "a PNG whose first bytes were changed, as by a transfer as text", 0, NULL},
     {"\x89PNG", 4, 0, "a PNG whose line ends were changed, as by a transfer as text", 0, NULL},
+    {"PNG", 3, 1, "a PNG whose first bytes were changed, as by a transfer as text", 0, NULL},
     {"GIF8", 4, 0, "a GIF, which is not read", 0, NULL},
     {"WEBP", 4, 8, "a WebP, which is not read", 0, NULL},
     {"II*\0", 4, 0, "a TIFF, which is not read", 0, NULL},
@@ -38515,8 +38552,8 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     while (blank + n < file->end && n < 40 && p[blank + n] >= ' ' && p[blank + n] < 127)
         text[n] = (char)p[blank + n], n++;
     text[n] = 0;
-    const bool ends = blank + n == file->end || n == 40 || p[blank + n] == '\n' ||
-                      p[blank + n] == '\r';
+    const bool ends =
+        blank + n == file->end || n == 40 || p[blank + n] == '\n' || p[blank + n] == '\r';
     if (n > 7 && ends)
         return MPT__PICTURE_FAULT(file, "%s, no picture; it begins: %s",
                                   text[0] == '<' ? "a page of HTML or XML" : "a text", text);
@@ -38749,8 +38786,9 @@ static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *con
     if (pixels <= (INT64_C(1) << 30) / values && file->width <= MPT__STB_SIDE &&
         file->height <= MPT__STB_SIDE)
         return true;
-    return MPT__PICTURE_FAULT(file, "%d x %d pixels of %d values; stb_image decodes up to 2^30 "
-                                    "values and sides of %d",
+    return MPT__PICTURE_FAULT(file,
+                              "%d x %d pixels of %d values; stb_image decodes up to 2^30 "
+                              "values and sides of %d",
                               file->height, file->width, values, (int)MPT__STB_SIDE);
 }
 
@@ -39007,6 +39045,7 @@ MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folde
                    config->max_pixels);
     } else {
 #ifdef MPTRAIN_STB_IMAGE
+        mpt__decoder_warn(context);
         dataset = mpt__folder_open(context, folder, config);
 #else
         mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");

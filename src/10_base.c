@@ -136,6 +136,14 @@ static void mpt__libc_release(void *user, void *pointer, size_t bytes, size_t al
     free(block);
 }
 
+#ifdef MPT__STB_ZEROED
+static void *mpt__stb_resize(void *old, size_t before, size_t bytes) {
+    uint8_t *block = (uint8_t *)realloc(old, bytes);
+    if (block && bytes > before) memset(block + before, 0, bytes - before);
+    return block;
+}
+#endif
+
 static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "parameter",  "master", "form",  "gradient",  "moment",
     "activation", "data",   "batch", "workspace", "host"};

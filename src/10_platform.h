@@ -209,6 +209,18 @@ MPT__REFUSE("mptrain: floats are computed with more precision here, so results w
 #if defined(MPTRAIN_STB_IMAGE_IMPLEMENTATION) && !defined(STB_IMAGE_IMPLEMENTATION)
 #define STB_IMAGE_IMPLEMENTATION
 #endif
+#if defined(STB_IMAGE_IMPLEMENTATION) && defined(MPTRAIN_STB_IMAGE)
+#ifndef STBI_ASSERT
+#define STBI_ASSERT(condition) ((void)0) /* a library does not end its program */
+#endif
+#ifndef STBI_MALLOC
+/* What the decoder does not write is zero, not what the picture before it left. */
+#define MPT__STB_ZEROED
+#define STBI_MALLOC(bytes) calloc(1, bytes)
+#define STBI_REALLOC_SIZED(old, before, bytes) mpt__stb_resize(old, before, bytes)
+#define STBI_FREE(block) free(block)
+#endif
+#endif
 #if defined(__GNUC__) || defined(__clang__)
 #define MPT__FOREIGN_CODE_BEGIN \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wconversion\"") \

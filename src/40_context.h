@@ -320,6 +320,7 @@ struct mpt_context {
     uint64_t module_creations;
     uint32_t module_mark; /* of the last walk over modules */
     mpt__waiting waiting;
+    bool warned_decoder;  /* that stb_image is an old one */
     int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 

@@ -205,8 +205,9 @@ static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *con
     if (pixels <= (INT64_C(1) << 30) / values && file->width <= MPT__STB_SIDE &&
         file->height <= MPT__STB_SIDE)
         return true;
-    return MPT__PICTURE_FAULT(file, "%d x %d pixels of %d values; stb_image decodes up to 2^30 "
-                                    "values and sides of %d",
+    return MPT__PICTURE_FAULT(file,
+                              "%d x %d pixels of %d values; stb_image decodes up to 2^30 "
+                              "values and sides of %d",
                               file->height, file->width, values, (int)MPT__STB_SIDE);
 }
 
@@ -463,6 +464,7 @@ MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folde
                    config->max_pixels);
     } else {
 #ifdef MPTRAIN_STB_IMAGE
+        mpt__decoder_warn(context);
         dataset = mpt__folder_open(context, folder, config);
 #else
         mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");

@@ -16,24 +16,6 @@
 #ifdef MPTRAIN_STB_IMAGE
 
 MPT__FOREIGN_CODE_BEGIN
-#ifdef STB_IMAGE_IMPLEMENTATION
-#ifndef STBI_ASSERT
-#define STBI_ASSERT(condition) ((void)0) /* a library does not end its program */
-#endif
-#ifndef STBI_MALLOC
-#include <stdlib.h>
-#define MPT__STB_ZEROED
-/* What the decoder does not write is zero, not what the picture before it left. */
-static void *mpt__stb_resize(void *old, size_t before, size_t after) {
-    uint8_t *block = (uint8_t *)realloc(old, after);
-    if (block && after > before) memset(block + before, 0, after - before);
-    return block;
-}
-#define STBI_MALLOC(size) calloc(1, size)
-#define STBI_REALLOC_SIZED(old, before, after) mpt__stb_resize(old, before, after)
-#define STBI_FREE(block) free(block)
-#endif
-#endif
 #if defined(__has_include)
 #if __has_include(<stb_image.h>)
 #include <stb_image.h>
@@ -50,6 +32,24 @@ MPT__FOREIGN_CODE_END
 #else
 #define MPT__STB_SIDE (1 << 24)
 #endif
+
+/* No version of stb_image says which it is. From 2.29 on its state of inflate has a member more
+   before this one, which can be seen where it is implemented here. */
+#if defined(STB_IMAGE_IMPLEMENTATION) && !defined(STBI_NO_ZLIB)
+enum {
+    MPT__STB_OLD = offsetof(stbi__zbuf, zout) - offsetof(stbi__zbuf, num_bits) <= 2 * sizeof(int)
+};
+#else
+enum { MPT__STB_OLD = 0 };
+#endif
+
+static void mpt__decoder_warn(mpt_context *context) {
+    if (!MPT__STB_OLD || context->warned_decoder) return;
+    context->warned_decoder = true;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "stb_image.h is older than 2.29, which does not check all that a file says; what is "
+             "known of that is checked before it, but take 2.30 for files of unknown origin");
+}
 
 /* ==== SHA-256 (FIPS 180-4) ==== */
 
@@ -141,8 +141,8 @@ enum {
 typedef struct mpt__image_file {
     const mpt__base *base;
     void *handle;
-    const char *path; /* for messages */
-    char *error;      /* [MPT__SAMPLE_ERROR] */
+    const char *path;       /* for messages */
+    char *error;            /* [MPT__SAMPLE_ERROR] */
     int64_t size, position; /* position: of what comes after the buffer */
     bool starved;           /* it was asked for bytes past its end */
     bool torn;              /* it gave fewer bytes than it has */
@@ -255,18 +255,18 @@ static int64_t mpt__image_place(const mpt__image_file *file) {
     return file->position - (int64_t)(file->end - file->begin);
 }
 
-/* Begins the next detour if its place has come; false if the decoder has to ask again first: what
-   it was given ends where a scan of a JPEG file begins, so that its question whether the file ends
+/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again first: what it
+   was given ends where a scan of a JPEG file begins, so that its question whether the file ends
    (mpt__image_end) tells on which side of that it is. */
-static bool mpt__image_detour(mpt__image_file *file, size_t given) {
+static int mpt__image_detour(mpt__image_file *file, size_t given) {
     const mpt__detour *next = &file->detours[file->detour];
-    if (file->detour == file->detour_count || next->at != mpt__image_place(file)) return true;
-    if (given > 0 && next->zeros == 0 && next->to == next->at) return false;
+    if (file->detour == file->detour_count || next->at != mpt__image_place(file)) return 0;
+    if (given > 0 && next->zeros == 0 && next->to == next->at) return -1;
     file->jump = next->to - next->at;
     file->zeros = next->zeros == MPT__ZEROS && file->scan_over ? 0 : next->zeros;
     file->scan_over = false;
     file->detour++;
-    return true;
+    return 1;
 }
 
 static int mpt__image_read(void *user, char *data, int size) {
@@ -274,10 +274,12 @@ static int mpt__image_read(void *user, char *data, int size) {
     size_t done = 0;
     while (size > 0 && done < (size_t)size) {
         const size_t left = (size_t)size - done;
-        if (!file->zeros && !file->jump && !mpt__image_detour(file, done)) break;
+        const int turn = file->zeros || file->jump ? 0 : mpt__image_detour(file, done);
+        if (turn < 0) break;
+        if (turn > 0) continue;
         if (file->zeros) {
-            const size_t n = file->zeros < 0 || (size_t)file->zeros > left ? left
-                                                                         : (size_t)file->zeros;
+            const size_t n =
+                file->zeros < 0 || (size_t)file->zeros > left ? left : (size_t)file->zeros;
             if (data) memset(data + done, 0, n);
             if (file->zeros > 0) file->zeros -= (int)n;
             done += n;
@@ -469,8 +471,9 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     }
     for (int i = 0; i < n; i++)
         if (jpeg->across % jpeg->part[i].across || jpeg->down % jpeg->part[i].down)
-            return MPT__PICTURE_FAULT(file, "sampling %d x %d beside %d x %d, which stb_image does "
-                                            "not read",
+            return MPT__PICTURE_FAULT(file,
+                                      "sampling %d x %d beside %d x %d, which stb_image does "
+                                      "not read",
                                       jpeg->part[i].across, jpeg->part[i].down, jpeg->across,
                                       jpeg->down);
     jpeg->components = n, file->values = n;
@@ -509,8 +512,9 @@ static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, 
         for (int k = 0; k < i; k++)
             if (part[k] == part[i]) part[i] = jpeg->components;
         if (part[i] == jpeg->components)
-            return MPT__PICTURE_FAULT(file, "a scan (SOS) of component %lld, which is not in the "
-                                            "frame or twice in the scan",
+            return MPT__PICTURE_FAULT(file,
+                                      "a scan (SOS) of component %lld, which is not in the "
+                                      "frame or twice in the scan",
                                       (int64_t)id);
     }
     return true;
@@ -545,27 +549,31 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     if (jpeg->progressive ? first > last || last > 63 || high > 13 || low > 13 ||
                                 (first == 0 ? last != 0 : n != 1)
                           : first != 0 || bits != 0)
-        return MPT__PICTURE_FAULT(file, "a scan (SOS) of coefficients %lld to %lld, bits %llx, at "
-                                        "byte %lld",
+        return MPT__PICTURE_FAULT(file,
+                                  "a scan (SOS) of coefficients %lld to %lld, bits %llx, at "
+                                  "byte %lld",
                                   (int64_t)first, (int64_t)last, (uint64_t)bits, at);
     for (int i = 0; i < n; i++) {
         const bool dc = first == 0 && high == 0, ac = first > 0 || !jpeg->progressive;
         const uint32_t *known = jpeg->huffman, has_dc = tables[i] >> 4, has_ac = tables[i] & 15;
         if (has_dc > 3 || has_ac > 3 || (dc && !(known[0] >> has_dc & 1)) ||
             (ac && !(known[1] >> has_ac & 1)))
-            return MPT__PICTURE_FAULT(file, "the scan at byte %lld needs Huffman tables DC %lld and "
-                                            "AC %lld, which are not defined before it",
+            return MPT__PICTURE_FAULT(file,
+                                      "the scan at byte %lld needs Huffman tables DC %lld and "
+                                      "AC %lld, which are not defined before it",
                                       at, (int64_t)has_dc, (int64_t)has_ac);
         if (!(jpeg->quantisation >> jpeg->part[part[i]].table & 1))
-            return MPT__PICTURE_FAULT(file, "the scan at byte %lld needs quantisation table %lld, "
-                                            "which is not defined before it",
+            return MPT__PICTURE_FAULT(file,
+                                      "the scan at byte %lld needs quantisation table %lld, "
+                                      "which is not defined before it",
                                       at, (int64_t)jpeg->part[part[i]].table);
         jpeg->part[part[i]].seen = true;
         if (dc) jpeg->part[part[i]].drawn = true;
 #ifndef MPT__STB_ZEROED
         if (!jpeg->part[part[i]].drawn)
-            return MPT__PICTURE_FAULT(file, "the scan at byte %lld refines what no scan before it "
-                                            "has drawn",
+            return MPT__PICTURE_FAULT(file,
+                                      "the scan at byte %lld refines what no scan before it "
+                                      "has drawn",
                                       at);
 #endif
     }
@@ -607,10 +615,10 @@ typedef struct mpt__jpeg_segment {
 } mpt__jpeg_segment;
 
 static const mpt__jpeg_segment mpt__jpeg_segments[] = {
-    {0xc0, 0xc2, 0, mpt__jpeg_frame},   {0xc4, 0xc4, 0, mpt__jpeg_huffman},
-    {0xda, 0xda, 1, mpt__jpeg_scan},    {0xdb, 0xdb, 0, mpt__jpeg_quantisation},
-    {0xdc, 0xdc, 1, mpt__jpeg_height},  {0xdd, 0xdd, 0, mpt__jpeg_restart},
-    {0xe0, 0xef, 0, mpt__jpeg_other},   {0xfe, 0xfe, 0, mpt__jpeg_other}};
+    {0xc0, 0xc2, 0, mpt__jpeg_frame},  {0xc4, 0xc4, 0, mpt__jpeg_huffman},
+    {0xda, 0xda, 1, mpt__jpeg_scan},   {0xdb, 0xdb, 0, mpt__jpeg_quantisation},
+    {0xdc, 0xdc, 1, mpt__jpeg_height}, {0xdd, 0xdd, 0, mpt__jpeg_restart},
+    {0xe0, 0xef, 0, mpt__jpeg_other},  {0xfe, 0xfe, 0, mpt__jpeg_other}};
 
 /* Reads the segment behind a marker. */
 static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int marker) {
@@ -619,8 +627,9 @@ static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int m
     while (row < end && (marker < row->first || marker > row->last)) row++;
     if (row == end && marker > 0xc2 && marker < 0xd0 && marker != 0xc8 && marker != 0xcc)
         return MPT__PICTURE_FAULT(file, "a %s JPEG (SOF%d), which stb_image does not read",
-                                  marker > 0xc8 ? "arithmetic coded"
-                                  : marker == 0xc3 ? "lossless" : "hierarchical",
+                                  marker > 0xc8    ? "arithmetic coded"
+                                  : marker == 0xc3 ? "lossless"
+                                                   : "hierarchical",
                                   marker - 0xc0);
     if (row == end || (row->frame && !jpeg->components))
         return MPT__PICTURE_FAULT(file, "%s %llx at byte %lld",
@@ -666,8 +675,8 @@ typedef struct mpt__png {
 } mpt__png;
 
 static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length) {
-    static const uint8_t depths[7] = {1 | 2 | 4 | 8 | 16, 0, 8 | 16, 1 | 2 | 4 | 8, 8 | 16, 0,
-                                      8 | 16};
+    static const uint8_t depths[7] = {
+        1 | 2 | 4 | 8 | 16, 0, 8 | 16, 1 | 2 | 4 | 8, 8 | 16, 0, 8 | 16};
     static const uint8_t values[7] = {1, 0, 3, 4, 2, 0, 4};
     const uint32_t width = mpt__walk_big(file, 4), height = mpt__walk_big(file, 4);
     png->depth = (int)mpt__walk_byte(file), png->color = (int)mpt__walk_byte(file);
@@ -704,8 +713,9 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
                       : png->color == 0 ? length == 2
                                         : png->color == 2 && length == 6;
     if (fits && !png->images) return true;
-    return MPT__PICTURE_FAULT(file, "transparency (tRNS) of %lld bytes for colour %d, %d in the "
-                                    "palette%s",
+    return MPT__PICTURE_FAULT(file,
+                              "transparency (tRNS) of %lld bytes for colour %d, %d in the "
+                              "palette%s",
                               length, png->color, png->palette,
                               png->images ? ", behind the pixels" : "");
 }
@@ -750,8 +760,9 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
         return MPT__PICTURE_FAULT(file, "an Apple CgBI file, which only looks like a PNG (as Xcode "
                                         "packs them for iOS); convert it back to PNG");
     if (length > file->size - at - 4)
-        return MPT__PICTURE_FAULT(file, "the file ends too early: its chunk %s at byte %lld has "
-                                        "%lld bytes, of which %lld are there",
+        return MPT__PICTURE_FAULT(file,
+                                  "the file ends too early: its chunk %s at byte %lld has "
+                                  "%lld bytes, of which %lld are there",
                                   type, at - 8, length, file->size - at);
     while (row < end && strcmp(row->type, type) != 0) row++;
     if ((png->chunks++ == 0) != (row == mpt__png_kinds))
@@ -761,8 +772,8 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
         return MPT__PICTURE_FAULT(file, "chunk %s behind the pixels", type);
     if (png->images && (row == end || row->read != mpt__png_image)) png->over = true;
     if (row == end && !(type[0] & 32) && strcmp(type, "IEND") != 0)
-        return MPT__PICTURE_FAULT(file, "an unknown chunk %s, which says that it must be understood",
-                                  type);
+        return MPT__PICTURE_FAULT(
+            file, "an unknown chunk %s, which says that it must be understood", type);
     if (row < end && !row->read(file, png, length)) return false;
     mpt__walk_skip(file, at + length + 4 - mpt__image_place(file));
     return true;
@@ -831,8 +842,9 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     bmp.offset = mpt__walk_little(file, 4), bmp.header = mpt__walk_little(file, 4);
     const bool core = bmp.header == 12;
     if (!core && bmp.header != 40 && bmp.header != 56 && bmp.header != 108 && bmp.header != 124)
-        return MPT__PICTURE_FAULT(file, "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
-                                        "108 and 124",
+        return MPT__PICTURE_FAULT(file,
+                                  "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
+                                  "108 and 124",
                                   bmp.header);
     const int bytes = core ? 2 : 4;
     const uint32_t width = mpt__walk_little(file, bytes), height = mpt__walk_little(file, bytes);
@@ -847,8 +859,9 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
         (bmp.bits & (bmp.bits - 1) && bmp.bits != 24) ||
         (core && bmp.bits >= 16 && bmp.bits != 24) || planes != 1 || bmp.packing > 3 ||
         (bmp.packing == 3 && bmp.bits != 16 && bmp.bits != 32))
-        return MPT__PICTURE_FAULT(file, "a BMP of %d bits, %lld planes, packing %lld, which stb_image "
-                                        "does not read",
+        return MPT__PICTURE_FAULT(file,
+                                  "a BMP of %d bits, %lld planes, packing %lld, which stb_image "
+                                  "does not read",
                                   bmp.bits, (int64_t)planes, bmp.packing);
     if (bmp.packing == 3 && bmp.header == 56)
         return MPT__PICTURE_FAULT(file, "a BMP with bit masks in a header of 56 bytes, where "
@@ -859,8 +872,9 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     if (file->width < 1 || file->height < 1) return true;
     const int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
     if (file->size < bmp.offset + rows)
-        return MPT__PICTURE_FAULT(file, "the file ends too early: %lld bytes of the %lld of a %d x "
-                                        "%d BMP",
+        return MPT__PICTURE_FAULT(file,
+                                  "the file ends too early: %lld bytes of the %lld of a %d x "
+                                  "%d BMP",
                                   file->size, bmp.offset + rows, file->height, file->width);
     return mpt__bmp_detours(file, &bmp);
 }
@@ -880,8 +894,8 @@ static const mpt__picture_kind mpt__picture_kinds[] = {
     {"\x89PNG\r\n\x1a\n", 8, 0, NULL, MPT__PNG, mpt__walk_png},
     {"\xff\xd8\xff", 3, 0, NULL, MPT__JPEG, mpt__walk_jpeg},
     {"BM", 2, 0, NULL, MPT__BMP, mpt__walk_bmp},
-    {"PNG", 3, 1, "a PNG whose first bytes were changed, as by a transfer as text", 0, NULL},
     {"\x89PNG", 4, 0, "a PNG whose line ends were changed, as by a transfer as text", 0, NULL},
+    {"PNG", 3, 1, "a PNG whose first bytes were changed, as by a transfer as text", 0, NULL},
     {"GIF8", 4, 0, "a GIF, which is not read", 0, NULL},
     {"WEBP", 4, 8, "a WebP, which is not read", 0, NULL},
     {"II*\0", 4, 0, "a TIFF, which is not read", 0, NULL},
@@ -908,8 +922,8 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     while (blank + n < file->end && n < 40 && p[blank + n] >= ' ' && p[blank + n] < 127)
         text[n] = (char)p[blank + n], n++;
     text[n] = 0;
-    const bool ends = blank + n == file->end || n == 40 || p[blank + n] == '\n' ||
-                      p[blank + n] == '\r';
+    const bool ends =
+        blank + n == file->end || n == 40 || p[blank + n] == '\n' || p[blank + n] == '\r';
     if (n > 7 && ends)
         return MPT__PICTURE_FAULT(file, "%s, no picture; it begins: %s",
                                   text[0] == '<' ? "a page of HTML or XML" : "a text", text);

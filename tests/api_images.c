@@ -14,6 +14,7 @@
 #include "../examples/resnet.h"
 #include "golden.h"
 #include "harness.h"
+#include "made_pictures.h"
 #include "memory.h"
 
 #ifdef MPTRAIN_STB_IMAGE
@@ -829,8 +830,7 @@ TEST(photos_of_the_example) {
     data_sets sets;
     mpt_loader_config lc = mpt_loader_config_default();
     float seen[2][2][3 * 64 * 64];
-    const int64_t classes =
-        pictures_photos(context, test_data_path("hymenoptera"), 64, &sets);
+    const int64_t classes = pictures_photos(context, test_data_path("hymenoptera"), 64, &sets);
     if (mpt_failed(context)) {
         CHECK_CONTAINS(mpt_error(context), "hymenoptera/train: no such file or directory");
         mpt_destroy(context);
@@ -867,6 +867,337 @@ TEST(photos_of_the_example) {
     mpt_loader_reset(loader[1]);
     CHECK_EQ_INT(mpt_evaluate(net, loader[1], MPT_F32).samples, 40);
     CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* ==== Pictures that are not what they say ==== */
+
+enum { MADE_SIDE = 8 };
+
+/* The one file of a folder, at most 8 x 8 of it, in `x`; the loader's sentence in `said`, or "". */
+static void look_at(const void *bytes, size_t n, float x[3 * MADE_SIDE * MADE_SIDE],
+                    char said[512]) {
+    shelf s;
+    mpt_transform step = mpt_transform_default(MPT_CENTER_CROP, MADE_SIDE, MADE_SIDE);
+    memset(&s, 0, sizeof s);
+    shelf_add(&s, "r/a/1.png", bytes, n);
+    mpt_context *context = shelf_context(&s);
+    mpt_sample(folder_of(context, "r", &step, 1, NULL), 0, x, NULL);
+    snprintf(said, 512, "%s", mpt_error(context));
+    CHECK_EQ_INT(mpt_error_code(context), said[0] ? MPT_ERROR_IO : MPT_OK);
+    mpt_destroy(context);
+}
+
+static void check_refused(int line, const made *m, const char *words) {
+    static float x[3 * MADE_SIDE * MADE_SIDE];
+    char said[512];
+    look_at(m->bytes, m->n, x, said);
+    if (!strstr(said, words) || !strstr(said, "a/1.png: "))
+        TEST_FAIL_("line %d: \"%s\" instead of \"%s\"", line, said, words);
+}
+#define REFUSED(m, words) check_refused(__LINE__, &(m), words)
+
+/* The value in steps of a byte that all pixels of a channel have. */
+static void check_flat(int line, const made *m, const int want[3]) {
+    static float x[3 * MADE_SIDE * MADE_SIDE];
+    char said[512];
+    look_at(m->bytes, m->n, x, said);
+    if (said[0]) TEST_FAIL_("line %d: %s", line, said);
+    for (int i = 0; i < 3 * MADE_SIDE * MADE_SIDE; i++)
+        if (fabs((double)x[i] * 255.0 - want[i / (MADE_SIDE * MADE_SIDE)]) > 1e-3)
+            TEST_FAIL_("line %d: value %d is %g", line, i, (double)x[i] * 255.0);
+}
+
+static const int grey[3] = {128, 128, 128};
+
+/* A frame of one component and a Huffman table of `counts` and as many symbols `symbol`. */
+static void made_table(made *m, int class_and_number, const char *counts, int symbol, int n) {
+    uint8_t body[400];
+    memset(body, symbol, sizeof body);
+    body[0] = (uint8_t)class_and_number;
+    memcpy(body + 1, counts, 16);
+    made_baseline(m, 8, 1, 0x11, false, 0, "\0", 1);
+    m->n -= 2;
+    made_segment(m, 0xc4, body, (size_t)(17 + n));
+}
+
+/* Without table `leave_out`: 0, 1 Huffman DC and AC, 2 quantisation, 3 the frame; 4: all there. */
+static void made_lacking(made *m, int leave_out) {
+    m->n = 0;
+    made_number(m, 0xffd8, 2);
+    if (leave_out != 2) made_quantisation(m, 0);
+    if (leave_out != 3) made_frame(m, 0xc0, 8, 8, 1, 0x11);
+    for (int i = 0; i < 2; i++) made_huffman(m, i, leave_out == i ? 1 : 0);
+    made_scan(m, 1, 1, 0, 0x003f00, "\0", 1);
+    made_number(m, 0xffd9, 2);
+}
+
+TEST(jpegs_with_bad_tables) {
+    made m;
+    made_table(&m, 0, "\0\0\0\0\0\0\0\0\0\0\0\0\0\377\2\0", 1, 257);
+    REFUSED(m, "has too many codes");
+    made_table(&m, 0x10, "\0\0\0\0\0\0\0\1\377\0\0\0\0\0\0\0", 1, 256);
+    REFUSED(m, "has too many codes"); /* the last one of 9 bits has a number with a meaning */
+    made_table(&m, 0x10, "\1\2\1\0\0\0\0\0\0\0\0\0\0\0\0\0", 1, 4);
+    REFUSED(m, "has more codes than fit their lengths");
+    made_table(&m, 0, "\0\3\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 16, 3);
+    REFUSED(m, "has a bad symbol");
+    made_table(&m, 4, "\0\3\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 1, 3);
+    REFUSED(m, "has a class or number that there is not");
+    made_table(&m, 0x20, "\0\3\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 1, 3);
+    REFUSED(m, "has a class or number that there is not");
+    made_table(&m, 0, "\0\3\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 1, 2);
+    REFUSED(m, "is longer than its segment");
+    static const char *const lacking[4] = {"needs Huffman tables DC 0 and AC 0",
+                                           "needs Huffman tables DC 0 and AC 0",
+                                           "needs quantisation table 0", "no frame header (SOF)"};
+    for (int i = 0; i < 4; i++) {
+        made_lacking(&m, i);
+        REFUSED(m, lacking[i]);
+    }
+    made_lacking(&m, 4);
+    check_flat(__LINE__, &m, grey);
+    made_jpeg_begin(&m);
+    made_segment(&m, 0xdb, "\4", 65);
+    REFUSED(m, "a bad quantisation table (DQT)");
+    made_jpeg_begin(&m);
+    made_segment(&m, 0xdd, "\0\1\2", 3);
+    REFUSED(m, "a restart interval (DRI) of 3 bytes");
+}
+
+TEST(jpegs_with_bad_frames) {
+    static const struct {
+        int marker, height, components, first;
+        const char *words;
+    } rows[] = {{0xc0, 8, 2, 0x11, "(SOF) of 2 components"},
+                {0xc0, 0, 1, 0x11, "its height comes behind its pixels"},
+                {0xc0, 8, 3, 0x01, "component 0 has sampling 0 x 1"},
+                {0xc1, 8, 3, 0x15, "component 0 has sampling 1 x 5"},
+                {0xc3, 8, 1, 0x11, "a lossless JPEG (SOF3)"},
+                {0xc9, 8, 1, 0x11, "arithmetic coded JPEG (SOF9)"},
+                {0xc5, 8, 1, 0x11, "a hierarchical JPEG (SOF5)"},
+                {0xd8, 8, 1, 0x11, "begins with marker d8"}};
+    made m;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        made_jpeg_begin(&m);
+        made_frame(&m, rows[i].marker, 8, rows[i].height, rows[i].components, rows[i].first);
+        REFUSED(m, rows[i].words);
+    }
+    made_jpeg_begin(&m);
+    made_frame(&m, 0xc0, 8, 8, 3, 0x31);
+    m.bytes[m.n - 5] = 0x21;
+    REFUSED(m, "sampling 2 x 1 beside 3 x 1");
+    made_jpeg_begin(&m);
+    made_frame(&m, 0xc0, 8, 8, 1, 0x11);
+    m.bytes[m.n - 9] = 12;
+    REFUSED(m, "a JPEG of 12 bits");
+    made_jpeg_begin(&m);
+    for (int i = 0; i < 2; i++) made_frame(&m, 0xc0, 8, 8, 1, 0x11);
+    REFUSED(m, "a second frame header");
+    made_jpeg_begin(&m);
+    made_frame(&m, 0xc0, 30000, 30000, 3, 0x11);
+    made_number(&m, 0xffd9, 2);
+    REFUSED(m, "component 0 of 3 is in no scan");
+    made_baseline(&m, 30000, 1, 0x11, false, 0, "\0", 1);
+    REFUSED(m, "30000 x 30000 pixels; max_pixels is 33554432");
+}
+
+TEST(jpegs_with_bad_scans) {
+    static const struct {
+        int marker, part, count, tables;
+        uint32_t spectral;
+        const char *words;
+    } rows[] = {{0xc0, 1, 1, 0x40, 0x003f00, "needs Huffman tables DC 4"},
+                {0xc0, 1, 4, 0, 0x003f00, "a scan (SOS) of 4 components"},
+                {0xc0, 3, 2, 0, 0x003f00, "of component 4, which is not in the frame"},
+                {0xc0, 1, 1, 0, 0x013f00, "coefficients 1 to 63, bits 0"},
+                {0xc0, 1, 1, 0, 0x003f01, "coefficients 0 to 63, bits 1"},
+                {0xc2, 1, 1, 0, 0x000500, "coefficients 0 to 5"},
+                {0xc2, 1, 1, 0, 0x050100, "coefficients 5 to 1"},
+                {0xc2, 1, 1, 0, 0x014000, "coefficients 1 to 64"},
+                {0xc2, 1, 1, 0, 0x00000e, "bits e"},
+                {0xc2, 1, 2, 0, 0x010500, "coefficients 1 to 5"},
+                {0xc0, 1, 2, 0, 0x003f00, "component 2 of 3 is in no scan"}};
+    made m;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        made_jpeg_begin(&m);
+        made_frame(&m, rows[i].marker, 8, 8, 3, 0x11);
+        made_jpeg_tables(&m);
+        made_scan(&m, rows[i].part, rows[i].count, rows[i].tables, rows[i].spectral, "\0", 1);
+        made_number(&m, 0xffd9, 2);
+        REFUSED(m, rows[i].words);
+    }
+    made_lacking(&m, 4);
+    m.bytes[m.n - 9] = 2; /* two components in a scan of one's size */
+    REFUSED(m, "a scan (SOS) of 2 components in 6 bytes");
+    made_baseline(&m, 24, 1, 0x11, false, 3, "\0\0\xff\xd0\0\0", 6);
+    REFUSED(m, "has 1 restart markers of 2");
+    made_baseline(&m, 24, 1, 0x11, false, 3, "\0\0\xff\xd0\0\0\xff\xd1\0\0", 10);
+    check_flat(__LINE__, &m, grey);
+    m.n -= 2;
+    REFUSED(m, "the file ends too early");
+    m.bytes[m.n++] = 0xff, m.bytes[m.n++] = 1;
+    REFUSED(m, "begins with marker 1 at byte");
+    made_jpeg_begin(&m);
+    made_frame(&m, 0xc0, 8, 8, 1, 0x11);
+    made_jpeg_tables(&m);
+    for (int i = 0; i < 129; i++) made_scan(&m, 1, 1, 0, 0x003f00, "\0", 1);
+    made_number(&m, 0xffd9, 2);
+    REFUSED(m, "more than 128 scans");
+}
+
+/* Pixels that a picture does not draw are those of no other picture: grey, or black. */
+TEST(decoders_forget) {
+    static float x[3][3 * MADE_SIDE * MADE_SIDE];
+    char said[512];
+    made bright, lacking;
+    made_progressive(&bright, 8, 3, "\x5b\x6d\xb6\xdb\x5b\x6d\xb6\xdb", 8);
+    made_jpeg_begin(&lacking);
+    made_frame(&lacking, 0xc2, 8, 8, 1, 0x11);
+    made_huffman(&lacking, 1, 0);
+    made_scan(&lacking, 1, 1, 0, 0x013f00, "\x10", 1); /* no scan of DC */
+    made_number(&lacking, 0xffd9, 2);
+    look_at(lacking.bytes, lacking.n, x[0], said);
+    CHECK_EQ_STR(said, "");
+    for (int i = 0; i < 2; i++) look_at(bright.bytes, bright.n, x[2], said);
+    look_at(lacking.bytes, lacking.n, x[1], said);
+    CHECK_EQ_BITS(x[0], x[1], sizeof x[0]);
+    /* Bits that are not there are zeros. */
+    made_baseline(&bright, 24, 3, 0x22, true, 0, "", 0);
+    check_flat(__LINE__, &bright, grey);
+    made_progressive(&bright, 24, 3, "\xff\0", 0);
+    check_flat(__LINE__, &bright, grey);
+    made_baseline(&bright, 8, 1, 0x11, false, 0, "\0\xff\xff\xff", 4); /* fill bytes */
+    check_flat(__LINE__, &bright, grey);
+    made_baseline(&bright, 8, 1, 0x11, false, 0, "\0\0\0\x55\x55", 5); /* more than its blocks */
+    check_flat(__LINE__, &bright, grey);
+}
+
+TEST(pngs_with_bad_chunks) {
+    static const uint8_t rows[72] = {0};
+    static const int black[3] = {0, 0, 0}, red[3] = {200, 7, 9};
+    uint8_t indices[72];
+    made m;
+    made_png_begin(&m, 30000, 30000, 8, 2, 0);
+    made_png_end(&m, rows, 1);
+    REFUSED(m, "30000 x 30000 pixels; max_pixels is 33554432");
+    /* Indices beyond a short palette are black; one within it is what it says. */
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < 72; i++) indices[i] = (uint8_t)(i % 9 ? k * 77 : 0);
+        made_png_begin(&m, 8, 8, 8, 3, 0);
+        made_chunk(&m, "PLTE", "\xc8\7\x9", 3);
+        for (int empty = 0; empty < 3 * k; empty++) made_chunk(&m, "IDAT", "", 0);
+        made_png_end(&m, indices, 72);
+        check_flat(__LINE__, &m, k ? black : red);
+    }
+    m.n -= 30;
+    REFUSED(m, "the file ends too early: its chunk IDAT at byte");
+    made_png_begin(&m, 8, 8, 8, 3, 0);
+    made_png_end(&m, rows, 72);
+    REFUSED(m, "pixels without a palette");
+    made_png_begin(&m, 8, 8, 8, 3, 0);
+    made_chunk(&m, "tRNS", "\0", 1);
+    REFUSED(m, "transparency (tRNS) of 1 bytes for colour 3, 0 in the palette");
+    made_png_begin(&m, 8, 8, 8, 6, 0);
+    made_chunk(&m, "tRNS", "\0\0", 2);
+    REFUSED(m, "transparency (tRNS) of 2 bytes for colour 6");
+    made_png_begin(&m, 8, 8, 2, 2, 0);
+    REFUSED(m, "a PNG header (IHDR) of depth 2, colour 2");
+    made_png_begin(&m, 8, 8, 8, 0, 0);
+    made_chunk(&m, "IHDR", rows, 13);
+    REFUSED(m, "its header (IHDR) is not the first chunk, or there are two");
+    made_png_begin(&m, 8, 8, 8, 0, 0);
+    made_chunk(&m, "ABCD", rows, 13);
+    REFUSED(m, "an unknown chunk ABCD");
+    made_png_begin(&m, 8, 8, 8, 0, 0);
+    made_chunk(&m, "IDAT", rows, 13);
+    made_chunk(&m, "tEXt", rows, 13);
+    made_png_end(&m, rows, 72);
+    REFUSED(m, "IDAT chunks that do not follow each other");
+    made_png_begin(&m, 8, 8, 8, 3, 0);
+    for (int i = 0; i < 2; i++) made_chunk(&m, "PLTE", rows, 3);
+    REFUSED(m, "a palette (PLTE) of 3 bytes that is the second");
+    made_png_begin(&m, 8, 8, 8, 3, 0);
+    made_chunk(&m, "PLTE", rows, 4);
+    REFUSED(m, "not of 1 to 256 colours");
+    m.n = 0;
+    made_put(&m, "\x89PNG\r\n\x1a\n", 8);
+    made_chunk(&m, "CgBI", "P\0 \6", 4);
+    REFUSED(m, "an Apple CgBI file");
+}
+
+TEST(bmps_with_bad_headers) {
+    static const int last[3] = {7 * 15, 3 * 15, 15}, black[3] = {0, 0, 0}, same[3] = {77, 77, 77};
+    made m;
+    made_bmp(&m, 12, 4, 8, 8, 16, 0xff); /* the last of an OS/2 palette */
+    check_flat(__LINE__, &m, last);
+    made_bmp(&m, 12, 1, 8, 8, 2, 0);
+    check_flat(__LINE__, &m, black);
+    made_bmp(&m, 40, 8, 8, 8, 20, 200); /* behind a short palette */
+    check_flat(__LINE__, &m, black);
+    made_bmp(&m, 40, 24, 8, 8, 3, 77); /* a palette that 24 bits do not need */
+    check_flat(__LINE__, &m, same);
+    m.n--;
+    REFUSED(m, "the file ends too early: 257 bytes of the 258 of a 8 x 8 BMP");
+    m.n++, m.bytes[10] = 50;
+    REFUSED(m, "pixels at byte 50, within a header of 54 bytes");
+    made_bmp(&m, 40, 8, 8, 8, 0, 0);
+    m.bytes[10] = 40;
+    REFUSED(m, "a palette of");
+    made_bmp(&m, 40, 8, 8, 8, 4, 0);
+    m.bytes[30] = 1;
+    REFUSED(m, "a BMP of RLE inside");
+    m.bytes[14] = 64;
+    REFUSED(m, "a BMP header of 64 bytes; stb_image reads");
+    made_bmp(&m, 40, 2, 8, 8, 4, 0);
+    REFUSED(m, "a BMP of 2 bits");
+    made_bmp(&m, 40, 24, 30000, 30000, 0, 0);
+    REFUSED(m, "the file ends too early");
+}
+
+TEST(files_that_are_no_pictures) {
+    static const struct {
+        const char *bytes;
+        size_t n;
+        const char *words;
+    } rows[] = {
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0", 54, "of Git LFS"},
+        {"\n <!DOCTYPE html><html>", 23, "a page of HTML or XML, no picture; it begins: <!"},
+        {"{\"error\": \"not found\"}\n", 23, "a text, no picture; it begins: {\"error\""},
+        {"GIF89a", 6, "a GIF, which is not read"},
+        {"RIFF\1\0\0\0WEBPVP8 ", 16, "a WebP"},
+        {"\0\0\0\x18"
+         "ftypheic",
+         12, "a HEIC"},
+        {"\x89PNG\n\x1a\n\0", 8, "a PNG whose line ends were changed"},
+        {"\xff\xd8", 2, "neither PNG nor JPEG nor BMP (first bytes ff d8)"},
+        {"\x89PNG\r\n\x1a\n", 8, "the file ends too early"},
+        {"B", 1, "neither PNG nor JPEG nor BMP (first bytes 42 0)"}};
+    made m;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        m.n = 0;
+        made_put(&m, rows[i].bytes, rows[i].n);
+        REFUSED(m, rows[i].words);
+    }
+    m.n = 0;
+    REFUSED(m, "an empty file");
+}
+
+static void count_warnings(void *user, mpt_log_level level, const char *message) {
+    if (level == MPT_LOG_WARNING && strstr(message, "stb_image.h is older")) ++*(int *)user;
+}
+
+TEST(an_old_decoder_is_told_once) {
+    static uint8_t bmp[256];
+    mpt_config config = mpt_config_default();
+    shelf s;
+    int warnings = 0;
+    memset(&s, 0, sizeof s);
+    shelf_add(&s, "r/a/1.bmp", bmp, put_bmp(bmp, 5, 4, 1));
+    config.log.write = count_warnings, config.log.user = &warnings;
+    mpt_context *context = shelf_context_of(config, &s);
+    for (int i = 0; i < 2; i++) mpt_image_folder(context, "r", NULL);
+    CHECK_EQ_INT(warnings, (int)MPT__STB_OLD);
     mpt_destroy(context);
 }
 
@@ -1112,6 +1443,14 @@ TEST_TABLE = {T(resize_as_pytorch),
               T(torn_and_flipped_photos),
               T(photos_with_augmentation),
               T(photos_of_the_example),
+              T(jpegs_with_bad_tables),
+              T(jpegs_with_bad_frames),
+              T(jpegs_with_bad_scans),
+              T(decoders_forget),
+              T(pngs_with_bad_chunks),
+              T(bmps_with_bad_headers),
+              T(files_that_are_no_pictures),
+              T(an_old_decoder_is_told_once),
               T(odd_files_are_refused_or_decoded),
               T(pngsuite_against_its_reference),
               T(jpegs_against_their_references)

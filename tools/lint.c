@@ -64,7 +64,8 @@ static const char *const api_headers[] = {"stdbool.h", "stddef.h", "stdint.h"};
 /* Macros of the platform that 10_base.c may set. All others begin with MPT. */
 static const char *const platform_macros[] = {"_POSIX_C_SOURCE", "_DEFAULT_SOURCE",
     "_DARWIN_C_SOURCE", "_GNU_SOURCE", "_FILE_OFFSET_BITS", "WIN32_LEAN_AND_MEAN", "NOMINMAX",
-    "_CRT_SECURE_NO_WARNINGS", "_WIN32_WINNT", "STB_IMAGE_IMPLEMENTATION"};
+    "_CRT_SECURE_NO_WARNINGS", "_WIN32_WINNT", "STB_IMAGE_IMPLEMENTATION",
+    "STBI_ASSERT", "STBI_MALLOC", "STBI_REALLOC_SIZED", "STBI_FREE"};
 
 /* Written in halves so that this file does not find itself. */
 static const char *const markers[] = {"TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK"};
