@@ -308,8 +308,9 @@ Workers decode and augment while the step runs, for a GPU into page-locked memor
 where no more can be locked), from which it fetches batches beside its launches. What is random
 depends on the loader's seed, the epoch and the sample alone. mpt_loader_statistics and mpt_fit tell
 how long a training waited. Workers take no memory from the context: stb_image takes its own from
-libc. mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an
-error that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
+libc. mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. What a file says of
+itself is checked before the decoder relies on it. A torn or malformed file is an error that names
+it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
 mpt_loader_seek goes on where mpt_loader_statistics said that a training was.
 
 Text becomes tokens by its characters or by GPT-2's pairs, and windows of them with the same window
@@ -37885,8 +37886,8 @@ static int64_t mpt__image_place(const mpt__image_file *file) {
     return file->position - (int64_t)(file->end - file->begin);
 }
 
-/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again first: what it
-   was given ends where a scan of a JPEG file begins, so that its question whether the file ends
+/* Begins the next detour if its place has come: 1. -1 if the decoder has to ask again first: what
+   it was given ends where a scan of a JPEG file begins, so that its question whether the file ends
    (mpt__image_end) tells on which side of that it is. */
 static int mpt__image_detour(mpt__image_file *file, size_t given) {
     const mpt__detour *next = &file->detours[file->detour];
@@ -38250,21 +38251,28 @@ static const mpt__jpeg_segment mpt__jpeg_segments[] = {
     {0xdc, 0xdc, 1, mpt__jpeg_height}, {0xdd, 0xdd, 0, mpt__jpeg_restart},
     {0xe0, 0xef, 0, mpt__jpeg_other},  {0xfe, 0xfe, 0, mpt__jpeg_other}};
 
+/* NULL: stb_image does not know the marker. */
+static const mpt__jpeg_segment *mpt__jpeg_segment_of(int marker) {
+    for (size_t i = 0; i < sizeof mpt__jpeg_segments / sizeof *mpt__jpeg_segments; i++)
+        if (marker >= mpt__jpeg_segments[i].first && marker <= mpt__jpeg_segments[i].last)
+            return &mpt__jpeg_segments[i];
+    return NULL;
+}
+
 /* Reads the segment behind a marker. */
 static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int marker) {
     const int64_t at = mpt__image_place(file) - 2;
-    const mpt__jpeg_segment *row = mpt__jpeg_segments, *end = row + 8;
-    while (row < end && (marker < row->first || marker > row->last)) row++;
-    if (row == end && marker > 0xc2 && marker < 0xd0 && marker != 0xc8 && marker != 0xcc)
+    const mpt__jpeg_segment *row = mpt__jpeg_segment_of(marker);
+    if (!row && marker > 0xc2 && marker < 0xd0 && marker != 0xc8 && marker != 0xcc)
         return MPT__PICTURE_FAULT(file, "a %s JPEG (SOF%d), which stb_image does not read",
                                   marker > 0xc8    ? "arithmetic coded"
                                   : marker == 0xc3 ? "lossless"
                                                    : "hierarchical",
                                   marker - 0xc0);
-    if (row == end || (row->frame && !jpeg->components))
+    if (!row || (row->frame && !jpeg->components))
         return MPT__PICTURE_FAULT(file, "%s %llx at byte %lld",
-                                  row == end ? "no segment of a JPEG begins with marker"
-                                             : "no frame header (SOF) before marker",
+                                  !row ? "no segment of a JPEG begins with marker"
+                                       : "no frame header (SOF) before marker",
                                   (uint64_t)marker, at);
     if (marker <= 0xc2) jpeg->progressive = marker == 0xc2;
     const int length = (int)mpt__walk_big(file, 2);
@@ -38286,6 +38294,8 @@ static bool mpt__walk_jpeg(mpt__image_file *file) {
         if (file->starved) return false;
         if (marker == 0xd9 && jpeg.components) break;
         if (marker < 0 && !jpeg.components) continue; /* padding, which the decoder reads over */
+        /* Here stb_image stops: up to 2.27 it refuses the picture, later it is done. */
+        if (jpeg.scans && !mpt__jpeg_segment_of(marker)) break;
         if (marker < 0) return MPT__PICTURE_FAULT(file, "no marker at byte %lld", at);
         if (!mpt__jpeg_segment_read(file, &jpeg, marker) || file->starved) return false;
     }

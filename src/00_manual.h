@@ -306,8 +306,9 @@ Workers decode and augment while the step runs, for a GPU into page-locked memor
 where no more can be locked), from which it fetches batches beside its launches. What is random
 depends on the loader's seed, the epoch and the sample alone. mpt_loader_statistics and mpt_fit tell
 how long a training waited. Workers take no memory from the context: stb_image takes its own from
-libc. mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. A torn file is an
-error that names it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
+libc. mpt_transformed does the same to CIFAR-10, MNIST and pictures in memory. What a file says of
+itself is checked before the decoder relies on it. A torn or malformed file is an error that names
+it, or with skip_bad is left out; a manifest of SHA-256 finds every change.
 mpt_loader_seek goes on where mpt_loader_statistics said that a training was.
 
 Text becomes tokens by its characters or by GPT-2's pairs, and windows of them with the same window

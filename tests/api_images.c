@@ -1037,7 +1037,7 @@ TEST(jpegs_with_bad_scans) {
     m.n -= 2;
     REFUSED(m, "the file ends too early");
     m.bytes[m.n++] = 0xff, m.bytes[m.n++] = 1;
-    REFUSED(m, "begins with marker 1 at byte");
+    if (MPT__STB_OLD) REFUSED(m, "unknown marker");
     made_jpeg_begin(&m);
     made_frame(&m, 0xc0, 8, 8, 1, 0x11);
     made_jpeg_tables(&m);
