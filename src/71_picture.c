@@ -934,8 +934,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     const bool ends =
         blank + n == file->end || n == 40 || p[blank + n] == '\n' || p[blank + n] == '\r';
     if (n > 7 && ends)
-        return MPT__PICTURE_FAULT(file, "%s, no picture; it begins: %s",
-                                  text[0] == '<' ? "a page of HTML or XML" : "a text", text);
+        return MPT__PICTURE_FAULT(file, "a text, no picture; it begins: %s", text);
     return MPT__PICTURE_FAULT(file, "neither PNG nor JPEG nor BMP (first bytes %llx %llx)",
                               (uint64_t)p[0], (uint64_t)(file->end > 1 ? p[1] : 0));
 }

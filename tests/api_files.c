@@ -457,7 +457,7 @@ static uint64_t read_tokens(mpt_context *context) {
     config.block = 2;
     mpt_dataset data = mpt_token_file(context, in_root("x.csv"), 2, &config);
     int64_t x[2], y[2];
-    if (!data.slot || mpt_sample(data, 0, (float *)(void *)x, y) != MPT_OK) return 0;
+    if (!data.slot || mpt_sample_into(data, 0, x, sizeof x, y, sizeof y, NULL) != MPT_OK) return 0;
     mpt_dataset_destroy(data);
     return (uint64_t)y[0] + 1;
 }
