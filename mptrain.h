@@ -155,7 +155,8 @@ handles used after mpt_destroy of their context.
 ==== MANUAL 5: threads and determinism =========================================================
 
 One thread uses a context at a time; several contexts may run side by side. A context used in a
-child after fork is an error. mpt_config.threads counts the threads that compute, the caller
+child after fork is an error, each call of it; mpt_destroy leaves it alone there, and mpt_create
+makes a new one. (Without threads, calls that begin something tell.) mpt_config.threads counts the threads that compute, the caller
 included; mpt_loader_config.workers are threads of a loader. Both can be made by your own callbacks
 (mpt_config.thread).
 
@@ -629,7 +630,8 @@ MPTRAIN_API mpt_config mpt_config_default(void); /* as above; the environment is
 /* Makes a context; NULL config means defaults. Returns NULL on failure; mpt_error(NULL) says why.
    One thread uses a context at a time; several contexts run side by side. */
 MPTRAIN_API mpt_context *mpt_create(const mpt_config *config);
-/* Frees everything that the context ever made. NULL is allowed. */
+/* Frees everything that the context ever made. NULL is allowed. Does nothing in a child after
+   fork. */
 MPTRAIN_API void mpt_destroy(mpt_context *context);
 
 MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the implementation */
@@ -4057,8 +4059,13 @@ typedef struct mpt__base {
 
 /* Cores that this process may run on, at least 1. */
 static int mpt__core_count(void);
-/* Cheap enough for every public call: one load, except after a fork. */
+/* One load, except after a fork. */
 static int64_t mpt__process_id(void);
+/* Whether this is a child of the process that made the context: false where threads are left out,
+   since mpt__process_id is a system call there. What fork did not make, as by a bare clone, goes
+   unseen. The fast half, for every public call, is false or has to be asked again. */
+static bool mpt__forked_fast(const mpt__base *base);
+static bool mpt__forked(const mpt__base *base);
 
 /* ==== Errors and log ==== */
 
@@ -4310,6 +4317,7 @@ static const char *mpt__environment(const char *name) {
 #if defined(_WIN32)
 
 static int64_t mpt__process_id(void) { return (int64_t)GetCurrentProcessId(); }
+static bool mpt__forked_fast(const mpt__base *base) { return (void)base, false; }
 
 static int mpt__core_count(void) {
     SYSTEM_INFO system;
@@ -4320,6 +4328,7 @@ static int mpt__core_count(void) {
 #elif defined(MPTRAIN_NO_THREADS)
 
 static int64_t mpt__process_id(void) { return (int64_t)getpid(); }
+static bool mpt__forked_fast(const mpt__base *base) { return (void)base, false; }
 
 static int mpt__core_count(void) { return 1; }
 
@@ -4337,6 +4346,10 @@ static int64_t mpt__process_id(void) {
         pthread_atfork(NULL, NULL, mpt__after_fork) != 0)
         mpt__atomic_store64(&mpt__known_process, 0);
     return (int64_t)getpid();
+}
+
+static MPT__FORCE_INLINE bool mpt__forked_fast(const mpt__base *base) {
+    return base->process != mpt__atomic_load64(&mpt__known_process);
 }
 
 #if defined(_SC_NPROCESSORS_ONLN)
@@ -4368,6 +4381,10 @@ static int mpt__core_count(void) {
 }
 
 #endif
+
+static bool mpt__forked(const mpt__base *base) {
+    return mpt__forked_fast(base) && base->process != mpt__process_id();
+}
 
 /* ==== Clock ==== */
 
@@ -19933,23 +19950,33 @@ static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_
 
 /* ==== Calls ==== */
 
-/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
-   error). */
-static bool mpt__enter(mpt_context *context, const char *op) {
-    if (!context) return false;
-    context->base.call++;
-    if (context->base.status != MPT_OK) return false;
-    context->base.op = op;
-    return true;
-}
-
-/* The slow part of mpt__enter, for calls that begin something: a system call is too dear per op. */
-static bool mpt__enter_checked(mpt_context *context, const char *op) {
-    if (!mpt__enter(context, op)) return false;
+/* Whether the context is this process's, else an error. */
+static MPT__COLD bool mpt__not_forked(mpt_context *context) {
     if (context->base.process == mpt__process_id()) return true;
     return mpt__reject(
         context, MPT_ERROR_THREAD,
         "this context was made before fork; make a new one in the child with mpt_create");
+}
+
+/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
+   error). */
+static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
+    if (!context) return false;
+    context->base.call++;
+    if (context->base.status != MPT_OK) return false;
+    context->base.op = op;
+    return !MPT__UNLIKELY(mpt__forked_fast(&context->base)) || mpt__not_forked(context);
+}
+
+/* The same for what gives something back, which an error of before does not keep it from. */
+static bool mpt__enter_anyway(mpt_context *context, const char *op) {
+    mpt__enter(context, op);
+    return context && !mpt__forked(&context->base);
+}
+
+/* The same for calls that begin something: there a build without threads asks the system, too. */
+static bool mpt__enter_checked(mpt_context *context, const char *op) {
+    return mpt__enter(context, op) && mpt__not_forked(context);
 }
 
 /* Whether no step stands between two of its launches, else an error. */
@@ -22912,6 +22939,10 @@ MPTRAIN_API void mpt_release(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     mpt__tensor *found = context ? mpt__live(context, tensor) : NULL;
     if (!found || !found->storage) return;
+    if (mpt__forked(&context->base)) {
+        mpt__enter(context, "mpt_release");
+        return;
+    }
     if (found->parameter || (found->flags & MPT__GRADIENT)) {
         if (mpt__enter(context, "mpt_release"))
             mpt__error(context, MPT_ERROR_STATE, "%s",
@@ -35325,9 +35356,8 @@ MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void 
 
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
     mpt_context *context = dataset.context;
-    if (!context) return MPT_ERROR_HANDLE;
-    mpt__enter(context, "mpt_dataset_destroy");
-    if (!mpt__dataset_at(context, dataset)) return context->base.status;
+    if (!mpt__enter_anyway(context, "mpt_dataset_destroy") || !mpt__dataset_at(context, dataset))
+        return mpt__status_of(context);
     mpt__object_free(context, MPT__DATASET, dataset.slot);
     return MPT_OK;
 }
@@ -39875,9 +39905,8 @@ MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, i
 
 MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     mpt_context *context = tokenizer.context;
-    if (!context) return MPT_ERROR_HANDLE;
-    mpt__enter(context, "mpt_tokenizer_destroy");
-    if (!mpt__tokenizer_at(context, tokenizer)) return context->base.status;
+    if (!mpt__enter_anyway(context, "mpt_tokenizer_destroy") || !mpt__tokenizer_at(context, tokenizer))
+        return mpt__status_of(context);
     mpt__object_free(context, MPT__TOKENIZER, tokenizer.slot);
     return MPT_OK;
 }
@@ -40524,24 +40553,13 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
 
 MPT__HANDLES(loader, MPT__LOADER)
 
-/* mpt__loader_enter, unless fork left the workers, and maybe a lock of theirs, behind. */
-static mpt__loader *mpt__loader_here(mpt_loader handle, const char *op) {
-    mpt__loader *loader = mpt__loader_enter(handle, op);
-    if (!loader || !mpt__loader_works(loader) || loader->base->process == mpt__process_id())
-        return loader;
-    mpt__error(handle.context, MPT_ERROR_THREAD,
-               "this loader's workers stayed behind in the parent process; make a new context "
-               "after fork");
-    return NULL;
-}
-
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt_context *context = handle.context;
     if (batch) {
         memset(batch, 0, sizeof *batch);
         batch->x.context = batch->y.context = context;
     }
-    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_next");
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
     if (!batch) return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is NULL");
     return mpt__loader_advance(context, loader, batch);
@@ -40807,7 +40825,7 @@ MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
 }
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
-    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_reset");
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
     if (!loader) return mpt__status_of(handle.context);
     mpt__loader_take_back(handle.context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
@@ -40818,7 +40836,7 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
 
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     mpt_context *context = handle.context;
-    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_seek");
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
     if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
         return mpt__error(context, MPT_ERROR_INDEX,
@@ -40835,7 +40853,7 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
 MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     mpt_loader_stats stats;
     memset(&stats, 0, sizeof stats);
-    const mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_statistics");
+    const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
     if (!loader) return stats;
     stats.batches = loader->delivered;
     stats.samples = loader->delivered_samples;
@@ -40851,9 +40869,8 @@ MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
 
 MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader handle) {
     mpt_context *context = handle.context;
-    if (!context) return MPT_ERROR_HANDLE;
-    mpt__enter(context, "mpt_loader_destroy");
-    if (!mpt__loader_at(context, handle)) return context->base.status;
+    if (!mpt__enter_anyway(context, "mpt_loader_destroy") || !mpt__loader_at(context, handle))
+        return mpt__status_of(context);
     mpt__object_free(context, MPT__LOADER, handle.slot);
     return MPT_OK;
 }
@@ -43204,7 +43221,7 @@ static void mpt__destroy_tables(mpt_context *context) {
 }
 
 MPTRAIN_API void mpt_destroy(mpt_context *context) {
-    if (!context) return;
+    if (!context || mpt__forked(&context->base)) return; /* its memory may be amid a change */
     mpt__anomaly_free(context);
     mpt__recorder_stop(context);
     for (int64_t i = 0; i < context->block_count; i++) /* nobody reads gradients any more */
@@ -43326,22 +43343,29 @@ MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context) {
 }
 
 MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
-    if (context) mpt__pool_trim(context);
+    if (mpt__enter_anyway(context, "mpt_memory_trim")) mpt__pool_trim(context);
 }
 
 /* ==== Errors ==== */
 
+/* The status, of a child after fork an error. */
+static mpt_status mpt__status_now(mpt_context *context) {
+    if (context->base.status == MPT_OK && mpt__forked_fast(&context->base))
+        mpt__not_forked(context);
+    return context->base.status;
+}
+
 MPTRAIN_API bool mpt_failed(mpt_context *context) {
-    return !context || context->base.status != MPT_OK;
+    return !context || mpt__status_now(context) != MPT_OK;
 }
 
 MPTRAIN_API const char *mpt_error(mpt_context *context) {
     if (!context) return mpt__create_error();
-    return context->base.status != MPT_OK ? context->base.message : "";
+    return mpt__status_now(context) != MPT_OK ? context->base.message : "";
 }
 
 MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
+    return context ? mpt__status_now(context) : MPT_ERROR_HANDLE;
 }
 
 MPTRAIN_API void mpt_clear_error(mpt_context *context) {
@@ -43349,6 +43373,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     if (context->base.in_log) return;
     context->base.status = MPT_OK;
     context->base.message[0] = '\0';
+    if (mpt__forked(&context->base)) return; /* the next call fails again */
     mpt__wait(context);
     context->scalars[MPT__SLOT_ERROR].i = 0;
     if (!context->backend.synchronous) {

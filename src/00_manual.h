@@ -153,7 +153,8 @@ handles used after mpt_destroy of their context.
 ==== MANUAL 5: threads and determinism =========================================================
 
 One thread uses a context at a time; several contexts may run side by side. A context used in a
-child after fork is an error. mpt_config.threads counts the threads that compute, the caller
+child after fork is an error, each call of it; mpt_destroy leaves it alone there, and mpt_create
+makes a new one. (Without threads, calls that begin something tell.) mpt_config.threads counts the threads that compute, the caller
 included; mpt_loader_config.workers are threads of a loader. Both can be made by your own callbacks
 (mpt_config.thread).
 

@@ -227,7 +227,8 @@ MPTRAIN_API mpt_config mpt_config_default(void); /* as above; the environment is
 /* Makes a context; NULL config means defaults. Returns NULL on failure; mpt_error(NULL) says why.
    One thread uses a context at a time; several contexts run side by side. */
 MPTRAIN_API mpt_context *mpt_create(const mpt_config *config);
-/* Frees everything that the context ever made. NULL is allowed. */
+/* Frees everything that the context ever made. NULL is allowed. Does nothing in a child after
+   fork. */
 MPTRAIN_API void mpt_destroy(mpt_context *context);
 
 MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the implementation */

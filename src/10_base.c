@@ -30,8 +30,13 @@ typedef struct mpt__base {
 
 /* Cores that this process may run on, at least 1. */
 static int mpt__core_count(void);
-/* Cheap enough for every public call: one load, except after a fork. */
+/* One load, except after a fork. */
 static int64_t mpt__process_id(void);
+/* Whether this is a child of the process that made the context: false where threads are left out,
+   since mpt__process_id is a system call there. What fork did not make, as by a bare clone, goes
+   unseen. The fast half, for every public call, is false or has to be asked again. */
+static bool mpt__forked_fast(const mpt__base *base);
+static bool mpt__forked(const mpt__base *base);
 
 /* ==== Errors and log ==== */
 
@@ -283,6 +288,7 @@ static const char *mpt__environment(const char *name) {
 #if defined(_WIN32)
 
 static int64_t mpt__process_id(void) { return (int64_t)GetCurrentProcessId(); }
+static bool mpt__forked_fast(const mpt__base *base) { return (void)base, false; }
 
 static int mpt__core_count(void) {
     SYSTEM_INFO system;
@@ -293,6 +299,7 @@ static int mpt__core_count(void) {
 #elif defined(MPTRAIN_NO_THREADS)
 
 static int64_t mpt__process_id(void) { return (int64_t)getpid(); }
+static bool mpt__forked_fast(const mpt__base *base) { return (void)base, false; }
 
 static int mpt__core_count(void) { return 1; }
 
@@ -310,6 +317,10 @@ static int64_t mpt__process_id(void) {
         pthread_atfork(NULL, NULL, mpt__after_fork) != 0)
         mpt__atomic_store64(&mpt__known_process, 0);
     return (int64_t)getpid();
+}
+
+static MPT__FORCE_INLINE bool mpt__forked_fast(const mpt__base *base) {
+    return base->process != mpt__atomic_load64(&mpt__known_process);
 }
 
 #if defined(_SC_NPROCESSORS_ONLN)
@@ -341,6 +352,10 @@ static int mpt__core_count(void) {
 }
 
 #endif
+
+static bool mpt__forked(const mpt__base *base) {
+    return mpt__forked_fast(base) && base->process != mpt__process_id();
+}
 
 /* ==== Clock ==== */
 

@@ -8,23 +8,33 @@
 
 /* ==== Calls ==== */
 
-/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
-   error). */
-static bool mpt__enter(mpt_context *context, const char *op) {
-    if (!context) return false;
-    context->base.call++;
-    if (context->base.status != MPT_OK) return false;
-    context->base.op = op;
-    return true;
-}
-
-/* The slow part of mpt__enter, for calls that begin something: a system call is too dear per op. */
-static bool mpt__enter_checked(mpt_context *context, const char *op) {
-    if (!mpt__enter(context, op)) return false;
+/* Whether the context is this process's, else an error. */
+static MPT__COLD bool mpt__not_forked(mpt_context *context) {
     if (context->base.process == mpt__process_id()) return true;
     return mpt__reject(
         context, MPT_ERROR_THREAD,
         "this context was made before fork; make a new one in the child with mpt_create");
+}
+
+/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
+   error). */
+static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
+    if (!context) return false;
+    context->base.call++;
+    if (context->base.status != MPT_OK) return false;
+    context->base.op = op;
+    return !MPT__UNLIKELY(mpt__forked_fast(&context->base)) || mpt__not_forked(context);
+}
+
+/* The same for what gives something back, which an error of before does not keep it from. */
+static bool mpt__enter_anyway(mpt_context *context, const char *op) {
+    mpt__enter(context, op);
+    return context && !mpt__forked(&context->base);
+}
+
+/* The same for calls that begin something: there a build without threads asks the system, too. */
+static bool mpt__enter_checked(mpt_context *context, const char *op) {
+    return mpt__enter(context, op) && mpt__not_forked(context);
 }
 
 /* Whether no step stands between two of its launches, else an error. */

@@ -256,6 +256,10 @@ MPTRAIN_API void mpt_release(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     mpt__tensor *found = context ? mpt__live(context, tensor) : NULL;
     if (!found || !found->storage) return;
+    if (mpt__forked(&context->base)) {
+        mpt__enter(context, "mpt_release");
+        return;
+    }
     if (found->parameter || (found->flags & MPT__GRADIENT)) {
         if (mpt__enter(context, "mpt_release"))
             mpt__error(context, MPT_ERROR_STATE, "%s",

@@ -708,9 +708,8 @@ MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void 
 
 MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
     mpt_context *context = dataset.context;
-    if (!context) return MPT_ERROR_HANDLE;
-    mpt__enter(context, "mpt_dataset_destroy");
-    if (!mpt__dataset_at(context, dataset)) return context->base.status;
+    if (!mpt__enter_anyway(context, "mpt_dataset_destroy") || !mpt__dataset_at(context, dataset))
+        return mpt__status_of(context);
     mpt__object_free(context, MPT__DATASET, dataset.slot);
     return MPT_OK;
 }

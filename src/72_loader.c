@@ -464,24 +464,13 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
 
 MPT__HANDLES(loader, MPT__LOADER)
 
-/* mpt__loader_enter, unless fork left the workers, and maybe a lock of theirs, behind. */
-static mpt__loader *mpt__loader_here(mpt_loader handle, const char *op) {
-    mpt__loader *loader = mpt__loader_enter(handle, op);
-    if (!loader || !mpt__loader_works(loader) || loader->base->process == mpt__process_id())
-        return loader;
-    mpt__error(handle.context, MPT_ERROR_THREAD,
-               "this loader's workers stayed behind in the parent process; make a new context "
-               "after fork");
-    return NULL;
-}
-
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     mpt_context *context = handle.context;
     if (batch) {
         memset(batch, 0, sizeof *batch);
         batch->x.context = batch->y.context = context;
     }
-    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_next");
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
     if (!batch) return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is NULL");
     return mpt__loader_advance(context, loader, batch);
@@ -747,7 +736,7 @@ MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
 }
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
-    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_reset");
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
     if (!loader) return mpt__status_of(handle.context);
     mpt__loader_take_back(handle.context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
@@ -758,7 +747,7 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
 
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     mpt_context *context = handle.context;
-    mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_seek");
+    mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
     if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
         return mpt__error(context, MPT_ERROR_INDEX,
@@ -775,7 +764,7 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
 MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     mpt_loader_stats stats;
     memset(&stats, 0, sizeof stats);
-    const mpt__loader *loader = mpt__loader_here(handle, "mpt_loader_statistics");
+    const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
     if (!loader) return stats;
     stats.batches = loader->delivered;
     stats.samples = loader->delivered_samples;
@@ -791,9 +780,8 @@ MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
 
 MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader handle) {
     mpt_context *context = handle.context;
-    if (!context) return MPT_ERROR_HANDLE;
-    mpt__enter(context, "mpt_loader_destroy");
-    if (!mpt__loader_at(context, handle)) return context->base.status;
+    if (!mpt__enter_anyway(context, "mpt_loader_destroy") || !mpt__loader_at(context, handle))
+        return mpt__status_of(context);
     mpt__object_free(context, MPT__LOADER, handle.slot);
     return MPT_OK;
 }

@@ -240,7 +240,7 @@ static void mpt__destroy_tables(mpt_context *context) {
 }
 
 MPTRAIN_API void mpt_destroy(mpt_context *context) {
-    if (!context) return;
+    if (!context || mpt__forked(&context->base)) return; /* its memory may be amid a change */
     mpt__anomaly_free(context);
     mpt__recorder_stop(context);
     for (int64_t i = 0; i < context->block_count; i++) /* nobody reads gradients any more */
@@ -362,22 +362,29 @@ MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context) {
 }
 
 MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
-    if (context) mpt__pool_trim(context);
+    if (mpt__enter_anyway(context, "mpt_memory_trim")) mpt__pool_trim(context);
 }
 
 /* ==== Errors ==== */
 
+/* The status, of a child after fork an error. */
+static mpt_status mpt__status_now(mpt_context *context) {
+    if (context->base.status == MPT_OK && mpt__forked_fast(&context->base))
+        mpt__not_forked(context);
+    return context->base.status;
+}
+
 MPTRAIN_API bool mpt_failed(mpt_context *context) {
-    return !context || context->base.status != MPT_OK;
+    return !context || mpt__status_now(context) != MPT_OK;
 }
 
 MPTRAIN_API const char *mpt_error(mpt_context *context) {
     if (!context) return mpt__create_error();
-    return context->base.status != MPT_OK ? context->base.message : "";
+    return mpt__status_now(context) != MPT_OK ? context->base.message : "";
 }
 
 MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
+    return context ? mpt__status_now(context) : MPT_ERROR_HANDLE;
 }
 
 MPTRAIN_API void mpt_clear_error(mpt_context *context) {
@@ -385,6 +392,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     if (context->base.in_log) return;
     context->base.status = MPT_OK;
     context->base.message[0] = '\0';
+    if (mpt__forked(&context->base)) return; /* the next call fails again */
     mpt__wait(context);
     context->scalars[MPT__SLOT_ERROR].i = 0;
     if (!context->backend.synchronous) {

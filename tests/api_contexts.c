@@ -14,6 +14,8 @@
 
 enum { CONTEXTS = 2, STEPS = 60 };
 
+static mpt_context *volatile busiest; /* the last one that began to work */
+
 /* One thread's work: its own context, made and destroyed there. */
 typedef struct work {
     uint64_t seed, hash;
@@ -27,7 +29,7 @@ static void do_work(work *w) {
     mpt_config config = mpt_config_default();
     config.seed = w->seed;
     config.threads = w->threads;
-    mpt_context *context = mpt_create(&config);
+    mpt_context *context = busiest = mpt_create(&config);
     make_training(&t, context, w->precision, 0);
     for (int i = 0; i < STEPS; i++) {
         if (i == STEPS / 2) mpt_set_scale(t.scaler, 1e30); /* a step that overflows */
@@ -95,6 +97,7 @@ TEST(two_contexts_with_pools_of_threads) {
 }
 
 #if !defined(_WIN32) && !defined(MPTRAIN_NO_THREADS) && !defined(__SANITIZE_THREAD__)
+#define HAVE_FORK
 /* Whether that was refused since the context is the parent's. */
 static bool refused(mpt_context *context) {
     const bool right = mpt_error_code(context) == MPT_ERROR_THREAD;
@@ -116,13 +119,74 @@ static int child_main(mpt_loader loader, mpt_dataset data) {
     bad += mpt_loader_statistics(loader).batches != 0 || !refused(context);
     make_loader_of(context, data, 8, 2, MPT_F32);
     bad += !refused(context);
-    bad += mpt_loader_destroy(loader) != MPT_OK;
+    bad += mpt_loader_destroy(loader) != MPT_ERROR_THREAD || !refused(context);
     mpt_destroy(context);
     return bad;
 }
 
-TEST(loaders_in_a_forked_child) {
+/* Whether the child comes to its end, as it must however deep in a call its copy of the parent is:
+   its memory is left alone, no thread of the parent's is joined. */
+static int ends_well(pid_t child) {
     int status = 1;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Another thread forks while this one trains with threads of its own. */
+TEST(fork_while_another_thread_trains) {
+    work w;
+    memset(&w, 0, sizeof w);
+    w.threads = 2, w.precision = MPT_F16;
+    do_work(&w);
+    const uint64_t alone = w.hash;
+    worker thread = begin(&w);
+    for (int i = 0; i < 40; i++) {
+        mpt_context *busy = busiest;
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(60);
+            if (busy && !refused(busy)) _exit(1);
+            mpt_destroy(busy);
+            _exit(0);
+        }
+        CHECK(ends_well(child));
+    }
+    end(thread);
+    CHECK_EQ_STR(w.error, "");
+    CHECK(w.hash == alone);
+}
+
+/* A child that goes on where its parent's callback forked: the fit ends with the error. */
+static pid_t fitting_child;
+static bool fork_in_fit(void *user, const mpt_progress *progress) {
+    (void)user;
+    if (progress->batch == 2 && fitting_child < 0) fitting_child = fork();
+    if (fitting_child == 0) alarm(60);
+    return true;
+}
+
+TEST(fork_in_the_progress_of_a_fit) {
+    training t;
+    mpt_config config = mpt_config_default();
+    config.threads = 2;
+    mpt_context *context = mpt_create(&config);
+    mpt_fit_config fit = mpt_fit_config_default();
+    make_training(&t, context, MPT_F32, 2);
+    fit.epochs = 2, fit.progress = fork_in_fit;
+    fitting_child = -1;
+    fflush(stdout);
+    const mpt_fit_result result = mpt_fit(t.net, t.optimizer, t.loader, &fit);
+    if (fitting_child == 0) {
+        const bool told = result.status == MPT_ERROR_THREAD && refused(context);
+        mpt_destroy(context);
+        _exit(told ? 0 : 1);
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK(fitting_child > 0 && ends_well(fitting_child));
+    mpt_destroy(context);
+}
+
+TEST(loaders_in_a_forked_child) {
     training t;
     mpt_batch batch;
     mpt_context *context = mpt_create(NULL);
@@ -131,16 +195,18 @@ TEST(loaders_in_a_forked_child) {
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) _exit(child_main(t.loader, t.data));
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-    CHECK_EQ_INT(WEXITSTATUS(status), 0);
+    CHECK(ends_well(child));
     CHECK(mpt_loader_next(t.loader, &batch));
     CHECK_EQ_STR(mpt_error(context), "");
     mpt_destroy(context);
 }
 #else
 TEST(loaders_in_a_forked_child) { SKIP("fork, threads"); }
+TEST(fork_while_another_thread_trains) { SKIP("fork, threads"); }
+TEST(fork_in_the_progress_of_a_fit) { SKIP("fork, threads"); }
 #endif
 
 TEST_TABLE = {T(two_contexts_on_two_threads), T(two_contexts_with_pools_of_threads),
-              T(loaders_in_a_forked_child)};
+              T(loaders_in_a_forked_child), T(fork_while_another_thread_trains),
+              T(fork_in_the_progress_of_a_fit)};
 TEST_MAIN

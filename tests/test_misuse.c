@@ -1,9 +1,18 @@
 /* test_misuse.c: every function of the API called wrongly. The list of functions is read from the
    header's declarations: one without a case fails. After each case the context holds one error that
    names the function and what was expected, further calls change nothing, and after mpt_clear_error
-   training goes on with the bits of a twin that nobody misused. */
+   training goes on with the bits of a twin that nobody misused. A child made by fork runs them all
+   once more: there every call on its parent's contexts is an error. */
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L /* fork under -std=c11 */
+#endif
 #include MPTRAIN_HEADER_FILE
 #include <math.h>
+#if !defined(_WIN32) && !defined(MPTRAIN_NO_THREADS) && !defined(__SANITIZE_THREAD__)
+#define HAVE_FORK
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 #include "harness.h"
 #include "training.h"
 
@@ -98,8 +107,16 @@ static void make_objects(void) {
     f.foreign_loader = f.twin.loader;
 }
 
+static char last_error[1024]; /* the last error that a log was told */
+
+static void hear_error(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    if (level == MPT_LOG_ERROR) snprintf(last_error, sizeof last_error, "%s", message);
+}
+
 static void make_fixture(void) {
     mpt_config config = mpt_config_default();
+    config.log.write = hear_error;
     config.threads = 1;
     config.memory_limit = 64 << 20;
     memset(&f, 0, sizeof f);
@@ -120,6 +137,8 @@ static void make_fixture(void) {
 enum { MAX_NAMES = 600 };
 static char covered[MAX_NAMES][48];
 static int covered_errors[MAX_NAMES]; /* of their cases, those that end in an error */
+static bool covered_in_child[MAX_NAMES]; /* refused there in its own name */
+static bool in_child;
 static int covered_count;
 static const char *case_function;
 static int64_t case_count;
@@ -163,6 +182,8 @@ static void case_begin(const char *function) {
     cover(function);
     case_function = function;
     case_count++;
+    if (in_child) mpt_clear_error(f.context), mpt_clear_error(f.other);
+    last_error[0] = '\0';
 }
 
 /* The message starts with the function, or with a shorter name that its family goes by. */
@@ -170,6 +191,15 @@ static bool names_function(const char *message, const char *function) {
     size_t n = 0;
     while (message[n] && message[n] != ' ') n++;
     return n >= 6 && strncmp(message, function, n) == 0;
+}
+
+/* In a child: whatever the case is about, the first call fails since the context is the parent's. */
+static void case_end_in_child(int line) {
+    if (!strstr(last_error, "this context was made before fork")) {
+        test_failures++;
+        printf("\n  line %d, %s: in a child: \"%s\"", line, case_function, last_error);
+    }
+    if (names_function(last_error, case_function)) covered_in_child[cover(case_function)] = true;
 }
 
 static void case_end(int line, mpt_status status, const char *text, const char *before) {
@@ -197,6 +227,10 @@ static void case_end(int line, mpt_status status, const char *text, const char *
         char before_[1024]; \
         case_begin(#function); \
         { __VA_ARGS__; } \
+        if (in_child) { \
+            case_end_in_child(__LINE__); \
+            break; \
+        } \
         snprintf(before_, sizeof before_, "%s", mpt_error(f.context)); \
         if (mpt_failed(f.context)) { __VA_ARGS__; } \
         case_end(__LINE__, status, text, before_); \
@@ -206,6 +240,7 @@ static void case_end(int line, mpt_status status, const char *text, const char *
 #define QUIET(function, condition) \
     do { \
         case_begin(#function); \
+        if (in_child) break; \
         if (!(condition)) complain(__LINE__, #condition); \
         if (mpt_failed(f.context)) complain(__LINE__, "an error where none belongs"); \
         case_train(__LINE__); \
@@ -1063,6 +1098,7 @@ TEST(autograd) {
 #include "misuse_conv.h"
 #include "misuse_norm.h"
 #include "misuse_data.h"
+#include "misuse_fork.h"
 
 /* ==== The list ==== */
 
@@ -1112,33 +1148,6 @@ TEST(every_function_has_a_case) {
     mpt_destroy(f.other);
 }
 
-TEST_TABLE = {T(contexts),
-              T(steps_and_scopes),
-              T(making_tensors),
-              T(reading_tensors),
-              T(views),
-              T(ops),
-              T(ops_in_place),
-              T(attention),
-              T(losses),
-              T(losses_of_more),
-              T(autograd),
-              T(modules),
-              T(norms),
-              T(pooling),
-              T(module_trees),
-              T(user_ops),
-              T(convolutions),
-              T(optimizers),
-              T(averages),
-              T(scalers),
-              T(datasets), T(tables), T(arrays),
-              T(pictures),
-              T(texts),
-              T(loaders),
-              T(files),
-              T(inspection),
-              T(captured_steps),
-              T(fits),
+TEST_TABLE = {T(contexts), ALL_CASES, T(a_forked_child_is_refused_everything),
               T(every_function_has_a_case)};
 TEST_MAIN
