@@ -156,16 +156,19 @@ handles used after mpt_destroy of their context.
 
 One thread uses a context at a time; several contexts may run side by side. A context used in a
 child after fork is an error, each call of it; mpt_destroy leaves it alone there, and mpt_create
-makes a new one. (Without threads, calls that begin something tell.) mpt_config.threads counts the threads that compute, the caller
-included; mpt_loader_config.workers are threads of a loader. Both can be made by your own callbacks
-(mpt_config.thread).
+makes a new one. (With MPTRAIN_NO_THREADS the calls that begin something tell.) mpt_config.threads
+counts the threads that compute, the caller included; mpt_loader_config.workers are threads of a
+loader. Both can be made by your own callbacks (mpt_config.thread).
 
 Results depend on mpt_config.seed and on the calls made, not on the number of threads or workers,
-not on timing, not on compiler or flags. Initial weights depend on (seed, number of the tree in its
-context or its label, path such as "0.weight") and are the same everywhere; a creation that failed
-does not count. With isa = MPT_ISA_REF
-(or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD levels give the same bits for
-any thread count and every run, but differ from one another in the last places.
+not on timing, not on compiler or flags. On x86-64 and AArch64 they do not depend on how your
+program rounds, flushes denormals or traps either (fesetround, -ffast-math, feenableexcept): what
+computes, your functions that it calls among it, has the usual mode, and yours is back when a call
+returns. (MSVC: kernels alone.) Initial weights depend on (seed, number of the tree in its context
+or its label, path such as "0.weight") and are the same everywhere; a creation that failed does not
+count. With isa = MPT_ISA_REF (or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD
+levels give the same bits for any thread count and every run, but differ from one another in the
+last places.
 
 Because C evaluates arguments in any order, nothing depends on the order in which the arguments of
 mpt_sequential are made.
@@ -3326,14 +3329,17 @@ static MPT__INLINE void mpt__yield(void) {
 /* The registers; on MSVC what the C library makes of them. */
 #if defined(_MSC_VER) && !defined(__clang__)
 enum { MPT__FLUSH_BITS = _DN_FLUSH, MPT__FLOAT_STATE_BITS = _MCW_DN | _MCW_RC };
+enum { MPT__FLOAT_PLAIN = 0 };
 #define MPT__GET_FLOAT_STATE() _controlfp(0, 0)
 #define MPT__SET_FLOAT_STATE(state) _controlfp(state, MPT__FLOAT_STATE_BITS)
 #elif defined(MPT__X86)
 enum { MPT__FLUSH_BITS = 0x8040, MPT__FLOAT_STATE_BITS = ~0x3f }; /* without the sticky flags */
+enum { MPT__FLOAT_PLAIN = 0x1f80 };
 #define MPT__GET_FLOAT_STATE() __builtin_ia32_stmxcsr()
 #define MPT__SET_FLOAT_STATE(state) __builtin_ia32_ldmxcsr(state)
 #elif defined(MPT__ARM64)
 enum { MPT__FLUSH_BITS = 1 << 24, MPT__FLOAT_STATE_BITS = -1 };
+enum { MPT__FLOAT_PLAIN = 0 };
 #if defined(__clang__)
 #define MPT__GET_FLOAT_STATE() __builtin_arm_rsr64("fpcr")
 #define MPT__SET_FLOAT_STATE(state) __builtin_arm_wsr64("fpcr", state)
@@ -3343,6 +3349,7 @@ enum { MPT__FLUSH_BITS = 1 << 24, MPT__FLOAT_STATE_BITS = -1 };
 #endif
 #else
 enum { MPT__FLUSH_BITS = 0, MPT__FLOAT_STATE_BITS = 0 };
+enum { MPT__FLOAT_PLAIN = 0 };
 #define MPT__GET_FLOAT_STATE() 0
 #define MPT__SET_FLOAT_STATE(state) (void)(state)
 #endif
@@ -4927,9 +4934,31 @@ static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chu
 /* Runs that used more than one thread, and chunks done by each thread so far. */
 static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int64_t by_thread[64]);
 
-/* Flush-to-zero and denormals-are-zero for SIMD compute kernels: returns what was set before. */
+/* The state of floats that results are made in, whatever the program has set: to nearest even, no
+   traps, denormals as IEEE has them or, for SIMD compute kernels, flushed to zero. Returns what was
+   set before. */
 static uint32_t mpt__flush_denormals(bool on);
 static void mpt__restore_denormals(uint32_t state);
+static void mpt__floats_end(const uint32_t *before);
+/* In a kernel, which is launched with denormals as IEEE has them and leaves them so: reading the
+   state anew would wait for all arithmetic under way. */
+static void mpt__kernel_flushes(bool on);
+static void mpt__kernel_flushed(bool on);
+
+/* Whether the state is that, denormals as IEEE has them. */
+static bool mpt__floats_plain(void);
+
+/* A declaration: to the end of its block floats are as mpt__flush_denormals(false) has them, then
+   again as before. It stands in public functions that compute, or above all that they compute, so
+   that results do not depend on what the program has set. MSVC's C has nothing like it: there
+   kernels alone are sure of it. */
+#if defined(__GNUC__) && (defined(MPT__X86) || defined(MPT__ARM64))
+#define MPT__PLAIN_FLOATS \
+    const uint32_t floats_before __attribute__((cleanup(mpt__floats_end), unused)) = \
+        mpt__flush_denormals(false)
+#else
+#define MPT__PLAIN_FLOATS (void)0
+#endif
 
 /* ==== Implementation ==== */
 
@@ -5071,6 +5100,7 @@ static bool mpt__pool_await_run(mpt__pool_thread *self) {
 }
 
 static void mpt__pool_main(void *argument) {
+    MPT__PLAIN_FLOATS; /* a new thread has its maker's */
     mpt__pool_thread *self = (mpt__pool_thread *)argument;
     mpt__pool *pool = self->pool;
     while (mpt__pool_await_run(self)) {
@@ -5240,12 +5270,29 @@ static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int6
 
 static uint32_t mpt__flush_denormals(bool on) {
     const uint32_t before = mpt__float_state();
-    const uint32_t after = mpt__float_state_flush(before, on);
+    const uint32_t after = mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, on);
     if (after != before) mpt__set_float_state(after);
     return before;
 }
 
 static void mpt__restore_denormals(uint32_t state) { mpt__set_float_state(state); }
+
+static MPT__FORCE_INLINE bool mpt__floats_plain(void) {
+    const uint32_t state = (uint32_t)MPT__GET_FLOAT_STATE();
+    return (state & (uint32_t)MPT__FLOAT_STATE_BITS) == (uint32_t)MPT__FLOAT_PLAIN;
+}
+
+static void mpt__kernel_flushes(bool on) {
+    if (on) mpt__set_float_state(mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, true));
+}
+
+static void mpt__kernel_flushed(bool on) {
+    if (on) mpt__set_float_state((uint32_t)MPT__FLOAT_PLAIN);
+}
+
+static MPT__INLINE void mpt__floats_end(const uint32_t *before) {
+    if (MPT__UNLIKELY(*before != (uint32_t)MPT__FLOAT_PLAIN)) mpt__set_float_state(*before);
+}
 
 /* ---------------------------------------------------------------------------------------------
  * 12_random.c: counter-based random numbers and 64-bit hashes.
@@ -7152,12 +7199,10 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     return bytes;
 }
 
-/* Whether this thread flushes denormals to zero, found by adding two: reading the control word
-   waits for all arithmetic under way. */
-static MPT__NOINLINE bool mpt__flushes_denormals(void) {
-    static const volatile float tiny = 1e-40f;
-    volatile float sum = tiny + tiny;
-    return sum == 0.0f;
+static MPT__COLD void mpt__cpu_run_plainly(const mpt__cpu_call *call) {
+    const uint32_t before = mpt__flush_denormals(false);
+    call->kernel->run(call);
+    mpt__restore_denormals(before);
 }
 
 static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
@@ -7184,10 +7229,10 @@ static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
     }
     /* Kernels start with denormals as IEEE has them, whatever the program set; those that flush
        them say so themselves. */
-    bool flushes = mpt__flushes_denormals();
-    uint32_t denormals = flushes ? mpt__flush_denormals(false) : 0;
-    call.kernel->run(&call);
-    if (flushes) mpt__restore_denormals(denormals);
+    if (MPT__LIKELY(mpt__floats_plain()))
+        call.kernel->run(&call);
+    else
+        mpt__cpu_run_plainly(&call);
     return MPT_OK;
 }
 
@@ -10566,7 +10611,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
     double lr = mpt__ref_scheduled(call, 0, call->scalars[launch->slot[0]].f);
-    uint32_t denormals = mpt__flush_denormals(call->words->flushes);
+    mpt__kernel_flushes(call->words->flushes);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
     w->gradient = mpt__ref_view_of(call, 2);
@@ -10588,7 +10633,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
                       mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);
     }
-    mpt__restore_denormals(denormals);
+    mpt__kernel_flushed(call->words->flushes);
     mpt__ref_commit(call);
 }
 
@@ -15499,13 +15544,13 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
-    uint32_t state = mpt__flush_denormals(true);
+    mpt__kernel_flushes(true);
     if (mpt__gemm_tiny(level, call->launch, call->data)) {
-        mpt__restore_denormals(state);
+        mpt__kernel_flushed(true);
         return;
     }
     if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
-        mpt__restore_denormals(state);
+        mpt__kernel_flushed(true);
         mpt__cpu_fall_back(call);
         return;
     }
@@ -15518,7 +15563,7 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
         watch.dry = false;
         mpt__gemm_run_batch(&g, call->pool, &batch);
     }
-    mpt__restore_denormals(state);
+    mpt__kernel_flushed(true);
     if (watch.refused) mpt__cpu_fall_back(call);
 }
 
@@ -16968,7 +17013,7 @@ static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
         mpt__cpu_fall_back(call);
         return;
     }
-    uint32_t state = mpt__flush_denormals(true);
+    mpt__kernel_flushes(true);
     w.data = call->data;
     w.pool = call->pool;
     w.words = call->words;
@@ -16980,7 +17025,7 @@ static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
         w.watch.dry = false;
         mpt__conv_products(&w);
     }
-    mpt__restore_denormals(state);
+    mpt__kernel_flushed(true);
     if (w.watch.refused) mpt__cpu_fall_back(call);
 }
 
@@ -19052,7 +19097,7 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
 #ifdef MPT__HAS_GEMM
     w.level = mpt__attention_level(call->words);
 #endif
-    uint32_t state = mpt__flush_denormals(w.words->flushes);
+    mpt__kernel_flushes(w.words->flushes);
     w.dkv = false, w.dq = 0;
     if (kernel == MPT__K_ATTENTION) mpt__attention_run(&w, mpt__attention_forward_chunk, 1.0);
     if (kernel == MPT__K_ATTENTION_DQ) mpt__attention_run(&w, mpt__attention_delta_chunk, 0.01);
@@ -19063,7 +19108,7 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     }
     w.dkv = kernel == MPT__K_ATTENTION_DKV;
     if (w.dkv) mpt__attention_run(&w, mpt__attention_back_chunk, w.dq ? 2.5 : 2.0);
-    mpt__restore_denormals(state);
+    mpt__kernel_flushed(w.words->flushes);
 }
 static void mpt__ref_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
 #ifdef MPT__HAS_PAIRS
@@ -20434,6 +20479,14 @@ static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
     }
 }
 
+/* The host's share of a launch computes as the CPU's kernels do, which see to that themselves. */
+static MPT__NOINLINE mpt_status mpt__launch_plainly(const mpt__backend *backend,
+                                                    const mpt__execution *execution,
+                                                    const mpt__launch *launch) {
+    MPT__PLAIN_FLOATS;
+    return backend->launch(backend->self, execution, launch);
+}
+
 /* Runs a launch, its operands set. */
 static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
@@ -20452,7 +20505,9 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *l
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return context->base.status;
     }
-    mpt_status status = backend->launch(backend->self, &execution, launch);
+    mpt_status status = backend->synchronous
+                            ? backend->launch(backend->self, &execution, launch)
+                            : mpt__launch_plainly(backend, &execution, launch);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
     if (MPT__UNLIKELY(context->hook_count)) mpt__launch_hooks(context, launch);
     const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
@@ -22259,7 +22314,7 @@ static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
     execution.data = data;
     execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
-    if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return -1;
+    if (mpt__launch_plainly(&context->backend, &execution, &probe) != MPT_OK) return -1;
     return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
 }
 
@@ -22662,6 +22717,7 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
 }
 
 MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait) {
+    MPT__PLAIN_FLOATS;
     double none = MPT__NAN_F64;
     if (!mpt__enter(context, "mpt_metric_mean") || !name) return none;
     const mpt__metric *metric = mpt__metric_find(context, name);
@@ -23003,6 +23059,7 @@ MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64
 }
 
 MPTRAIN_API double mpt_item(mpt_tensor tensor) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
@@ -23057,6 +23114,7 @@ MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t b
 }
 
 MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = a.context ? a.context : b.context;
     if (!mpt__enter(context, "mpt_allclose")) return false;
     const mpt__tensor *ta = mpt__at(context, a, "argument 1");
@@ -23286,7 +23344,7 @@ static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launc
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return false;
     }
-    mpt_status status = backend->launch(backend->self, &execution, launch);
+    mpt_status status = mpt__launch_plainly(backend, &execution, launch);
     return status == MPT_OK || mpt__reject(context, status, "%s", backend->error);
 }
 
@@ -24389,6 +24447,12 @@ static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
+/* 1 / n, rounded to nearest whatever the program has set. */
+static MPT__NOINLINE double mpt__one_of(int64_t n) {
+    MPT__PLAIN_FLOATS;
+    return 1.0 / (double)n;
+}
+
 /* Every element of x gets dy (mean: dy / n) of its output. */
 static mpt_status mpt__reduce_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
@@ -24396,7 +24460,7 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
     bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
     launch->function = sum ? MPT__FN_NONE : MPT__FN_MUL_SCALAR;
-    launch->imm[0] = sum ? 0.0 : 1.0 / (double)frame->attributes->index[3];
+    launch->imm[0] = sum ? 0.0 : mpt__one_of(frame->attributes->index[3]);
     mpt__operand_spread(launch, 0, &dy, frame->dx);
     mpt__operand_of(launch, 1, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
@@ -24508,6 +24572,7 @@ static mpt_status mpt__logsumexp_backward(mpt__frame *frame) {
 
 /* imm[0], the correction, becomes 1 / (n - correction). */
 static mpt_status mpt__var_shape(mpt__frame *frame) {
+    MPT__PLAIN_FLOATS;
     mpt_status status = mpt__reduce_shape(frame);
     double rest = (double)frame->attributes->index[3] - frame->attributes->imm[0];
     frame->attributes->imm[0] = rest > 0.0 ? 1.0 / rest : (double)INFINITY;
@@ -26069,6 +26134,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (variance) mpt__operand_of(launch, 8, variance, MPT__WRITE);
     mpt_status status = mpt__submit(context, launch);
     if (status != MPT_OK || !variance) return status;
+    MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
     return mpt__running_update(context, (uint32_t)frame->attributes->index[1], mean, variance,
                                n / (n - 1.0));
@@ -26255,7 +26321,7 @@ static mpt_status mpt__pooling_backward(mpt__frame *frame) {
     if (mpt__pools_all(frame)) {
         mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
         launch->function = MPT__FN_MUL_SCALAR;
-        launch->imm[0] = 1.0 / (double)(x->shape.dim[2] * x->shape.dim[3]);
+        launch->imm[0] = mpt__one_of(x->shape.dim[2] * x->shape.dim[3]);
         mpt__operand_spread(launch, 0, dy, frame->dx);
         mpt__operand_of(launch, 1, frame->dx, frame->access);
         return mpt__submit(frame->context, launch);
@@ -26443,6 +26509,7 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
 /* Operands 0 to 3 and what else the three kernels share. */
 static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
                                           const mpt__attention_views *at, const mpt__tensor *mask) {
+    MPT__PLAIN_FLOATS;
     const mpt__attributes *a = frame->attributes;
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->imm[0] = a->imm[0];
@@ -26749,6 +26816,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 /* index[0], index[1]: height and width, or 0 where the scale imm[0] counts; index[2]: the way. The
    numbers become steps of rows and columns, computed as PyTorch does. */
 static mpt_status mpt__interpolate_shape(mpt__frame *frame) {
+    MPT__PLAIN_FLOATS;
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
@@ -26938,6 +27006,7 @@ static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, cons
 }
 
 static mpt_status mpt__user_backward(mpt__frame *frame) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = frame->context;
     mpt__op *op =
         (mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)frame->attributes->index[0]);
@@ -26999,6 +27068,7 @@ static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
 
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = frame->context;
     if (!mpt__user_forward_begin(context, op->cls.name)) return context->base.status;
     for (int i = 0; i < frame->n_in; i++)
@@ -27245,6 +27315,7 @@ static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, dou
 }
 
 MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
+    MPT__PLAIN_FLOATS;
     return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
@@ -27751,6 +27822,7 @@ static mpt_tensor mpt__widened(mpt__spares *spares, mpt_tensor x) {
    0 of a single sample. */
 static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
                                           const mpt_shape shape, const mpt_nll_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = logits.context;
     int dim = shape.rank > 1 ? 1 : 0;
     const mpt__tensor *weight = mpt__live(context, config->weight);
@@ -29226,6 +29298,7 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
 static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
                                          const mpt_tensor *in, int n_in, mpt_tensor *out,
                                          int n_out) {
+    MPT__PLAIN_FLOATS;
     const mpt_module_class *cls = &module->cls;
     if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
         return mpt__error(context, MPT_ERROR_ARGUMENT,
@@ -30378,6 +30451,7 @@ typedef struct mpt__plan {
 /* An optimizer over all parameters of a tree. */
 static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
                                         const mpt__plan *plan) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     bool ok =
         mpt__enter_checked(context, name) && mpt__check_rate(context, plan->lr, plan->weight_decay);
@@ -30926,6 +31000,7 @@ MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
 }
 
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
     if (!optimizer) return mpt__status_of(context);
@@ -31287,6 +31362,7 @@ static mpt_status mpt__put_scale(mpt_context *context, mpt__scaler *scaler, doub
 }
 
 MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
     if (!mpt__enter_checked(context, "mpt_grad_scaler") ||
         (c.enabled && !mpt__check_scaler_config(context, &c)))
@@ -31648,6 +31724,7 @@ MPTRAIN_API double mpt_get_scale(mpt_scaler handle) {
 }
 
 MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_set_scale");
     if (!scaler) return mpt__status_of(context);
@@ -31686,6 +31763,7 @@ MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
 }
 
 MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
     if (!scaler) return mpt__status_of(context);
@@ -31923,6 +32001,7 @@ static int64_t mpt__schedule_time(mpt_context *context, const mpt__schedule *sch
 
 static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
                                const mpt__group *group) {
+    MPT__PLAIN_FLOATS;
     const mpt__schedule *schedule = optimizer->schedule;
     if (!schedule) return group->lr;
     return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
@@ -31931,6 +32010,7 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
 /* Uploads the window that begins at the steps applied so far; the one place that reads them. Per
    epoch it is the same number throughout. */
 static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
+    MPT__PLAIN_FLOATS;
     mpt__optimizer *optimizer = schedule->optimizer;
     const bool moves = schedule->unit == MPT_PER_STEP;
     int64_t first = mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
@@ -32112,6 +32192,7 @@ static bool mpt__check_plan(mpt_context *context, const mpt__optimizer *optimize
 /* Makes an object of `plan` for an optimizer that has none yet. */
 static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
                                       const mpt__schedule *plan, const char *count_name) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     mpt__schedule *schedule = NULL;
@@ -32190,6 +32271,7 @@ MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t
 
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
                                     int64_t t_max, double eta_min, mpt_schedule_unit unit) {
+    MPT__PLAIN_FLOATS;
     bool falls = warmup >= 0 && t_max > warmup;
     mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup),
                          mpt_cosine_lr(falls ? t_max - warmup : 1, eta_min)};
@@ -32204,6 +32286,7 @@ MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void) {
 
 MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
                                        mpt_schedule_unit unit) {
+    MPT__PLAIN_FLOATS;
     mpt_one_cycle_config c = config ? *config : mpt_one_cycle_config_default();
     int64_t shape =
         (c.linear ? MPT__CYCLE_LINEAR : 0) | (int64_t)(c.three_phase ? MPT__CYCLE_THREE : 0);
@@ -32257,6 +32340,7 @@ static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name)
 }
 
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
     if (!schedule) return mpt__status_of(context);
@@ -32284,6 +32368,7 @@ static bool mpt__plateau_better(const mpt__schedule *schedule, double value) {
 }
 
 MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
     if (!schedule) return mpt__status_of(context);
@@ -32328,6 +32413,7 @@ MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
 
 MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
                                               const mpt_schedule_state *state) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
     if (!schedule) return mpt__status_of(context);
@@ -32417,6 +32503,7 @@ static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double 
 }
 
 static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i) {
+    MPT__PLAIN_FLOATS;
     const mpt__module_parameter *row = &module->parameters[i];
     const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
     size_t count = (size_t)parameter->numel;
@@ -33240,6 +33327,7 @@ MPTRAIN_API mpt_norm_config mpt_norm_config_default(void) {
 static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__layer layer,
                                   mpt_shape shape, int64_t count, const mpt_norm_config *config,
                                   const char *missing) {
+    MPT__PLAIN_FLOATS;
     mpt__module *module = mpt__layer_new(context, call, layer);
     if (!module) return NULL;
     module->attributes = mpt__norm_attributes(count, config->eps);
@@ -33717,6 +33805,7 @@ MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight,
 static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
                                         mpt_interpolation mode, bool align_corners,
                                         mpt__attributes *attributes) {
+    MPT__PLAIN_FLOATS;
     bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
     *attributes = mpt__no_attributes;
 #ifdef MPTRAIN_NO_CONV
@@ -34129,6 +34218,7 @@ static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor
 }
 
 MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
+    MPT__PLAIN_FLOATS;
     mpt_tensor_stats stats;
     memset(&stats, 0, sizeof stats);
     stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
@@ -34139,6 +34229,7 @@ MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
 
 MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
                                      int bins) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = tensor.context;
     size_t bytes;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
@@ -34215,6 +34306,7 @@ static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_st
 }
 
 MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
     static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
                                          "% zero", "% lost", "2^-40 .. 2^23"};
     mpt_context *context = module.context;
@@ -34354,6 +34446,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
 MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
                                      const mpt_tensor *in, int n_in,
                                      const mpt_gradcheck_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt__gradcheck check;
     if (!mpt__enter(context, "mpt_gradcheck")) return mpt__status_of(context);
     check.context = context, check.fn = fn, check.user = user, check.n_in = n_in;
@@ -34683,7 +34776,7 @@ static void mpt__say_no_files(mpt_context *context) {
 
 /* ==== Elements ====
  *
- * Conversions run with the floating-point state of mpt__flush_denormals(false). */
+ * Conversions run with MPT__PLAIN_FLOATS. */
 
 #define MPT__ELEMENT_BLOCK 256 /* elements converted at a time through the stack */
 
@@ -35003,7 +35096,7 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
 }
 
 /* One sample, converted, into a batch; input and target may be NULL. Any thread; the floating-point
-   state must be that of mpt__flush_denormals(false). */
+   state must be that of MPT__PLAIN_FLOATS. */
 static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery *delivery,
                                int64_t index, uint64_t seed, uint8_t *scratch, void *input,
                                void *target, char error[MPT__SAMPLE_ERROR]) {
@@ -35162,6 +35255,7 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
 
 MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
                                         uint64_t seed, mpt_dataset *parts) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
     int64_t sizes[MPT__SPLIT_PARTS], at = 0;
@@ -35213,6 +35307,7 @@ MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
 }
 
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
     if (!found) return mpt__status_of(context);
@@ -35276,6 +35371,7 @@ static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, u
 
 MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
                                               double *deviation) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
@@ -35284,12 +35380,10 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
-    uint32_t state = mpt__flush_denormals(false);
     if (mpt__tally_pass(context, found, scratch, &tally) && !bytes) {
         tally.center = tally.sum / n;
         mpt__tally_pass(context, found, scratch, &tally);
     }
-    mpt__restore_denormals(state);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
     const double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
@@ -35301,6 +35395,7 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
 /* Sample `index`, its input as `to`, into what is not NULL. */
 static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *found, int64_t index,
                                   mpt_dtype to, void *input, void *target) {
+    MPT__PLAIN_FLOATS;
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
     if (index < 0 || index >= found->count)
@@ -35309,9 +35404,7 @@ static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *foun
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
     mpt__delivery_begin(context, &delivery, found, to);
-    uint32_t state = mpt__flush_denormals(false);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
-    mpt__restore_denormals(state);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
     return good ? MPT_OK : mpt__error(context, MPT_ERROR_IO, "sample %lld: %s", index, error);
 }
@@ -36334,6 +36427,7 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
 
 MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps,
                                         int count) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__dataset *source = mpt__dataset_enter(dataset, "mpt_transformed");
     if (!source) return mpt__dataset_handle(context, NULL);
@@ -36421,7 +36515,7 @@ static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
 }
 
 /* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
-   floating-point state of mpt__flush_denormals(false). */
+   floating-point state of MPT__PLAIN_FLOATS. */
 static bool mpt__parse_double(const char *p, size_t n, double *value) {
     static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                     1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
@@ -37031,6 +37125,7 @@ static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *datas
 
 static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char *text, size_t size,
                                    const mpt_table_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_table_config usual = mpt_table_config_default();
     mpt__table_reader reader;
     mpt__dataset *dataset = NULL, *other = NULL;
@@ -37055,9 +37150,7 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
         mpt__error(context, MPT_ERROR_ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");
     } else {
-        const uint32_t state = mpt__flush_denormals(false);
         dataset = mpt__table_read(&reader, config, like);
-        mpt__restore_denormals(state);
     }
     mpt__host_free(context, text, size);
     return mpt__dataset_publish(context, dataset);
@@ -37129,6 +37222,7 @@ static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *pa
 }
 
 MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     const mpt__dataset *part = mpt__dataset_enter(handle, "mpt_table_fit");
     mpt__table *table = part ? mpt__table_at(context, part) : NULL;
@@ -37139,11 +37233,9 @@ MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
                           "mpt_loader_create");
     if (table->dtype == MPT_I64)
         return mpt__error(context, MPT_ERROR_DTYPE, "the inputs are int64, which have no mean");
-    const uint32_t state = mpt__flush_denormals(false);
     for (int64_t c = 0; c < table->count; c++)
         if (table->columns[c].use == MPT_COLUMN_NUMBER && !table->columns[c].is_target)
             mpt__column_fit(table, c, part, standardise);
-    mpt__restore_denormals(state);
     table->filled = true;
     return MPT_OK;
 }
@@ -37471,6 +37563,7 @@ static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
 }
 
 MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name) {
+    MPT__PLAIN_FLOATS;
     mpt__npz file;
     mpt__npy npy;
     size_t bytes = 0;
@@ -37548,6 +37641,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
 
 MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
+    MPT__PLAIN_FLOATS;
     const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
     if (!mpt__enter(context, "mpt_npy") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
@@ -37556,6 +37650,7 @@ MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
 
 MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
                                 const char *targets) {
+    MPT__PLAIN_FLOATS;
     const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
     if (!mpt__enter(context, "mpt_npz") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
@@ -40240,10 +40335,10 @@ static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
 /* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
+    MPT__PLAIN_FLOATS;
     const mpt_loader_config *config = &loader->config;
     const int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
     mpt__pool *pool = MPT__HAS_WORKERS ? loader->pool : NULL;
-    uint32_t state = mpt__flush_denormals(false);
     char error[MPT__SAMPLE_ERROR];
     void *x = slot->memory[MPT__BATCH_X], *y = slot->memory[MPT__BATCH_Y];
     if (loader->remakes)
@@ -40284,12 +40379,12 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
             mpt__format_text(slot->error, MPT__SAMPLE_ERROR, "%s",
                              error[0] ? error : "it gave no message");
     }
-    mpt__restore_denormals(state);
 }
 
 /* ==== Workers ==== */
 
 static void mpt__worker_run(void *argument) {
+    MPT__PLAIN_FLOATS; /* a new thread has its maker's */
     mpt__worker *worker = (mpt__worker *)argument;
     mpt__loader *loader = worker->loader;
     const mpt_threads *thread = &loader->base->thread;
@@ -40554,6 +40649,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
 MPT__HANDLES(loader, MPT__LOADER)
 
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     if (batch) {
         memset(batch, 0, sizeof *batch);
@@ -40802,6 +40898,7 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
 
 MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
                                          const mpt_loader_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_loader_config defaults = mpt_loader_config_default();
     if (!config) config = &defaults;
     mpt__dataset *source =
@@ -40825,6 +40922,7 @@ MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
 }
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
+    MPT__PLAIN_FLOATS;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
     if (!loader) return mpt__status_of(handle.context);
     mpt__loader_take_back(handle.context, loader);
@@ -40835,6 +40933,7 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
 #define MPT__LAST_EPOCH (INT64_C(1) << 59) /* so that counting on cannot overflow */
 
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
@@ -41483,6 +41582,7 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
 }
 
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
@@ -41884,14 +41984,13 @@ static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
 /* The part of a load that follows once the archive was read, or was not. */
 static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
                                 const mpt_load_config *config, int *loaded) {
+    MPT__PLAIN_FLOATS;
     mpt_load_config defaults = mpt_load_config_default();
     mpt__weights weights = {NULL, 0};
-    uint32_t state = mpt__flush_denormals(false);
     if (good && mpt__weights_make(module, &weights)) {
         int found = mpt__load_weights(&weights, a, config ? config : &defaults);
         if (loaded) *loaded = found;
     }
-    mpt__restore_denormals(state);
     mpt__weights_free(a->context, &weights);
     mpt__archive_free(a);
     return a->context->base.status;
@@ -42071,6 +42170,7 @@ static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
 }
 
 MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
     mpt_fit_config config = mpt_fit_config_default();
     config.precision = precision;
@@ -42348,6 +42448,7 @@ static void mpt__fit_run(mpt__fit *fit) {
 
 MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                                    const mpt_fit_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_fit_config chosen = config ? *config : mpt_fit_config_default();
     mpt__fit fit;
     memset(&fit, 0, sizeof fit);
@@ -42683,7 +42784,7 @@ static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
     execution.workspace = context->data[captured->workspace];
     mpt_status status = backend->graph_begin(backend->self);
     for (int64_t i = 0; i < recording->count && status == MPT_OK; i++)
-        status = backend->launch(backend->self, &execution, &recording->launches[i]);
+        status = mpt__launch_plainly(backend, &execution, &recording->launches[i]);
     const bool all = status == MPT_OK;
     status = backend->graph_end(backend->self, all ? &captured->graph : NULL);
     if (all && status == MPT_OK) return true;

@@ -154,16 +154,19 @@ handles used after mpt_destroy of their context.
 
 One thread uses a context at a time; several contexts may run side by side. A context used in a
 child after fork is an error, each call of it; mpt_destroy leaves it alone there, and mpt_create
-makes a new one. (Without threads, calls that begin something tell.) mpt_config.threads counts the threads that compute, the caller
-included; mpt_loader_config.workers are threads of a loader. Both can be made by your own callbacks
-(mpt_config.thread).
+makes a new one. (With MPTRAIN_NO_THREADS the calls that begin something tell.) mpt_config.threads
+counts the threads that compute, the caller included; mpt_loader_config.workers are threads of a
+loader. Both can be made by your own callbacks (mpt_config.thread).
 
 Results depend on mpt_config.seed and on the calls made, not on the number of threads or workers,
-not on timing, not on compiler or flags. Initial weights depend on (seed, number of the tree in its
-context or its label, path such as "0.weight") and are the same everywhere; a creation that failed
-does not count. With isa = MPT_ISA_REF
-(or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD levels give the same bits for
-any thread count and every run, but differ from one another in the last places.
+not on timing, not on compiler or flags. On x86-64 and AArch64 they do not depend on how your
+program rounds, flushes denormals or traps either (fesetround, -ffast-math, feenableexcept): what
+computes, your functions that it calls among it, has the usual mode, and yours is back when a call
+returns. (MSVC: kernels alone.) Initial weights depend on (seed, number of the tree in its context
+or its label, path such as "0.weight") and are the same everywhere; a creation that failed does not
+count. With isa = MPT_ISA_REF (or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD
+levels give the same bits for any thread count and every run, but differ from one another in the
+last places.
 
 Because C evaluates arguments in any order, nothing depends on the order in which the arguments of
 mpt_sequential are made.

@@ -344,14 +344,17 @@ static MPT__INLINE void mpt__yield(void) {
 /* The registers; on MSVC what the C library makes of them. */
 #if defined(_MSC_VER) && !defined(__clang__)
 enum { MPT__FLUSH_BITS = _DN_FLUSH, MPT__FLOAT_STATE_BITS = _MCW_DN | _MCW_RC };
+enum { MPT__FLOAT_PLAIN = 0 };
 #define MPT__GET_FLOAT_STATE() _controlfp(0, 0)
 #define MPT__SET_FLOAT_STATE(state) _controlfp(state, MPT__FLOAT_STATE_BITS)
 #elif defined(MPT__X86)
 enum { MPT__FLUSH_BITS = 0x8040, MPT__FLOAT_STATE_BITS = ~0x3f }; /* without the sticky flags */
+enum { MPT__FLOAT_PLAIN = 0x1f80 };
 #define MPT__GET_FLOAT_STATE() __builtin_ia32_stmxcsr()
 #define MPT__SET_FLOAT_STATE(state) __builtin_ia32_ldmxcsr(state)
 #elif defined(MPT__ARM64)
 enum { MPT__FLUSH_BITS = 1 << 24, MPT__FLOAT_STATE_BITS = -1 };
+enum { MPT__FLOAT_PLAIN = 0 };
 #if defined(__clang__)
 #define MPT__GET_FLOAT_STATE() __builtin_arm_rsr64("fpcr")
 #define MPT__SET_FLOAT_STATE(state) __builtin_arm_wsr64("fpcr", state)
@@ -361,6 +364,7 @@ enum { MPT__FLUSH_BITS = 1 << 24, MPT__FLOAT_STATE_BITS = -1 };
 #endif
 #else
 enum { MPT__FLUSH_BITS = 0, MPT__FLOAT_STATE_BITS = 0 };
+enum { MPT__FLOAT_PLAIN = 0 };
 #define MPT__GET_FLOAT_STATE() 0
 #define MPT__SET_FLOAT_STATE(state) (void)(state)
 #endif

@@ -33,9 +33,31 @@ static void mpt__parallel(mpt__pool *pool, int64_t count, int64_t cost, mpt__chu
 /* Runs that used more than one thread, and chunks done by each thread so far. */
 static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int64_t by_thread[64]);
 
-/* Flush-to-zero and denormals-are-zero for SIMD compute kernels: returns what was set before. */
+/* The state of floats that results are made in, whatever the program has set: to nearest even, no
+   traps, denormals as IEEE has them or, for SIMD compute kernels, flushed to zero. Returns what was
+   set before. */
 static uint32_t mpt__flush_denormals(bool on);
 static void mpt__restore_denormals(uint32_t state);
+static void mpt__floats_end(const uint32_t *before);
+/* In a kernel, which is launched with denormals as IEEE has them and leaves them so: reading the
+   state anew would wait for all arithmetic under way. */
+static void mpt__kernel_flushes(bool on);
+static void mpt__kernel_flushed(bool on);
+
+/* Whether the state is that, denormals as IEEE has them. */
+static bool mpt__floats_plain(void);
+
+/* A declaration: to the end of its block floats are as mpt__flush_denormals(false) has them, then
+   again as before. It stands in public functions that compute, or above all that they compute, so
+   that results do not depend on what the program has set. MSVC's C has nothing like it: there
+   kernels alone are sure of it. */
+#if defined(__GNUC__) && (defined(MPT__X86) || defined(MPT__ARM64))
+#define MPT__PLAIN_FLOATS \
+    const uint32_t floats_before __attribute__((cleanup(mpt__floats_end), unused)) = \
+        mpt__flush_denormals(false)
+#else
+#define MPT__PLAIN_FLOATS (void)0
+#endif
 
 /* ==== Implementation ==== */
 
@@ -177,6 +199,7 @@ static bool mpt__pool_await_run(mpt__pool_thread *self) {
 }
 
 static void mpt__pool_main(void *argument) {
+    MPT__PLAIN_FLOATS; /* a new thread has its maker's */
     mpt__pool_thread *self = (mpt__pool_thread *)argument;
     mpt__pool *pool = self->pool;
     while (mpt__pool_await_run(self)) {
@@ -346,11 +369,28 @@ static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int6
 
 static uint32_t mpt__flush_denormals(bool on) {
     const uint32_t before = mpt__float_state();
-    const uint32_t after = mpt__float_state_flush(before, on);
+    const uint32_t after = mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, on);
     if (after != before) mpt__set_float_state(after);
     return before;
 }
 
 static void mpt__restore_denormals(uint32_t state) { mpt__set_float_state(state); }
+
+static MPT__FORCE_INLINE bool mpt__floats_plain(void) {
+    const uint32_t state = (uint32_t)MPT__GET_FLOAT_STATE();
+    return (state & (uint32_t)MPT__FLOAT_STATE_BITS) == (uint32_t)MPT__FLOAT_PLAIN;
+}
+
+static void mpt__kernel_flushes(bool on) {
+    if (on) mpt__set_float_state(mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, true));
+}
+
+static void mpt__kernel_flushed(bool on) {
+    if (on) mpt__set_float_state((uint32_t)MPT__FLOAT_PLAIN);
+}
+
+static MPT__INLINE void mpt__floats_end(const uint32_t *before) {
+    if (MPT__UNLIKELY(*before != (uint32_t)MPT__FLOAT_PLAIN)) mpt__set_float_state(*before);
+}
 
 #endif

@@ -117,12 +117,10 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     return bytes;
 }
 
-/* Whether this thread flushes denormals to zero, found by adding two: reading the control word
-   waits for all arithmetic under way. */
-static MPT__NOINLINE bool mpt__flushes_denormals(void) {
-    static const volatile float tiny = 1e-40f;
-    volatile float sum = tiny + tiny;
-    return sum == 0.0f;
+static MPT__COLD void mpt__cpu_run_plainly(const mpt__cpu_call *call) {
+    const uint32_t before = mpt__flush_denormals(false);
+    call->kernel->run(call);
+    mpt__restore_denormals(before);
 }
 
 static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
@@ -149,10 +147,10 @@ static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
     }
     /* Kernels start with denormals as IEEE has them, whatever the program set; those that flush
        them say so themselves. */
-    bool flushes = mpt__flushes_denormals();
-    uint32_t denormals = flushes ? mpt__flush_denormals(false) : 0;
-    call.kernel->run(&call);
-    if (flushes) mpt__restore_denormals(denormals);
+    if (MPT__LIKELY(mpt__floats_plain()))
+        call.kernel->run(&call);
+    else
+        mpt__cpu_run_plainly(&call);
     return MPT_OK;
 }
 

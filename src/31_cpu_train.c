@@ -399,7 +399,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
     double lr = mpt__ref_scheduled(call, 0, call->scalars[launch->slot[0]].f);
-    uint32_t denormals = mpt__flush_denormals(call->words->flushes);
+    mpt__kernel_flushes(call->words->flushes);
     w->param = mpt__ref_view_of(call, 0);
     w->master = mpt__ref_view_of(call, 1);
     w->gradient = mpt__ref_view_of(call, 2);
@@ -421,7 +421,7 @@ static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
         mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
                       mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);
     }
-    mpt__restore_denormals(denormals);
+    mpt__kernel_flushed(call->words->flushes);
     mpt__ref_commit(call);
 }
 

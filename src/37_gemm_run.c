@@ -872,13 +872,13 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
-    uint32_t state = mpt__flush_denormals(true);
+    mpt__kernel_flushes(true);
     if (mpt__gemm_tiny(level, call->launch, call->data)) {
-        mpt__restore_denormals(state);
+        mpt__kernel_flushed(true);
         return;
     }
     if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
-        mpt__restore_denormals(state);
+        mpt__kernel_flushed(true);
         mpt__cpu_fall_back(call);
         return;
     }
@@ -891,7 +891,7 @@ static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
         watch.dry = false;
         mpt__gemm_run_batch(&g, call->pool, &batch);
     }
-    mpt__restore_denormals(state);
+    mpt__kernel_flushed(true);
     if (watch.refused) mpt__cpu_fall_back(call);
 }
 

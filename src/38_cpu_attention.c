@@ -744,7 +744,7 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
 #ifdef MPT__HAS_GEMM
     w.level = mpt__attention_level(call->words);
 #endif
-    uint32_t state = mpt__flush_denormals(w.words->flushes);
+    mpt__kernel_flushes(w.words->flushes);
     w.dkv = false, w.dq = 0;
     if (kernel == MPT__K_ATTENTION) mpt__attention_run(&w, mpt__attention_forward_chunk, 1.0);
     if (kernel == MPT__K_ATTENTION_DQ) mpt__attention_run(&w, mpt__attention_delta_chunk, 0.01);
@@ -755,7 +755,7 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     }
     w.dkv = kernel == MPT__K_ATTENTION_DKV;
     if (w.dkv) mpt__attention_run(&w, mpt__attention_back_chunk, w.dq ? 2.5 : 2.0);
-    mpt__restore_denormals(state);
+    mpt__kernel_flushed(w.words->flushes);
 }
 static void mpt__ref_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
 #ifdef MPT__HAS_PAIRS

@@ -621,7 +621,7 @@ static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
         mpt__cpu_fall_back(call);
         return;
     }
-    uint32_t state = mpt__flush_denormals(true);
+    mpt__kernel_flushes(true);
     w.data = call->data;
     w.pool = call->pool;
     w.words = call->words;
@@ -633,7 +633,7 @@ static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *cal
         w.watch.dry = false;
         mpt__conv_products(&w);
     }
-    mpt__restore_denormals(state);
+    mpt__kernel_flushed(true);
     if (w.watch.refused) mpt__cpu_fall_back(call);
 }
 

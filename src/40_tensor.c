@@ -492,6 +492,14 @@ static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
     }
 }
 
+/* The host's share of a launch computes as the CPU's kernels do, which see to that themselves. */
+static MPT__NOINLINE mpt_status mpt__launch_plainly(const mpt__backend *backend,
+                                                    const mpt__execution *execution,
+                                                    const mpt__launch *launch) {
+    MPT__PLAIN_FLOATS;
+    return backend->launch(backend->self, execution, launch);
+}
+
 /* Runs a launch, its operands set. */
 static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
@@ -510,7 +518,9 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *l
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return context->base.status;
     }
-    mpt_status status = backend->launch(backend->self, &execution, launch);
+    mpt_status status = backend->synchronous
+                            ? backend->launch(backend->self, &execution, launch)
+                            : mpt__launch_plainly(backend, &execution, launch);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
     if (MPT__UNLIKELY(context->hook_count)) mpt__launch_hooks(context, launch);
     const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;

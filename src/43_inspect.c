@@ -107,7 +107,7 @@ static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
     execution.data = data;
     execution.scalars = mpt__device_scalars(context);
     execution.workspace = NULL;
-    if (context->backend.launch(context->backend.self, &execution, &probe) != MPT_OK) return -1;
+    if (mpt__launch_plainly(&context->backend, &execution, &probe) != MPT_OK) return -1;
     return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
 }
 
@@ -510,6 +510,7 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
 }
 
 MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait) {
+    MPT__PLAIN_FLOATS;
     double none = MPT__NAN_F64;
     if (!mpt__enter(context, "mpt_metric_mean") || !name) return none;
     const mpt__metric *metric = mpt__metric_find(context, name);

@@ -320,6 +320,7 @@ MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64
 }
 
 MPTRAIN_API double mpt_item(mpt_tensor tensor) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
@@ -374,6 +375,7 @@ MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t b
 }
 
 MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = a.context ? a.context : b.context;
     if (!mpt__enter(context, "mpt_allclose")) return false;
     const mpt__tensor *ta = mpt__at(context, a, "argument 1");

@@ -128,7 +128,7 @@ static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launc
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return false;
     }
-    mpt_status status = backend->launch(backend->self, &execution, launch);
+    mpt_status status = mpt__launch_plainly(backend, &execution, launch);
     return status == MPT_OK || mpt__reject(context, status, "%s", backend->error);
 }
 

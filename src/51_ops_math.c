@@ -738,6 +738,12 @@ static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
+/* 1 / n, rounded to nearest whatever the program has set. */
+static MPT__NOINLINE double mpt__one_of(int64_t n) {
+    MPT__PLAIN_FLOATS;
+    return 1.0 / (double)n;
+}
+
 /* Every element of x gets dy (mean: dy / n) of its output. */
 static mpt_status mpt__reduce_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return frame->context->base.status;
@@ -745,7 +751,7 @@ static mpt_status mpt__reduce_backward(mpt__frame *frame) {
     bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
     launch->function = sum ? MPT__FN_NONE : MPT__FN_MUL_SCALAR;
-    launch->imm[0] = sum ? 0.0 : 1.0 / (double)frame->attributes->index[3];
+    launch->imm[0] = sum ? 0.0 : mpt__one_of(frame->attributes->index[3]);
     mpt__operand_spread(launch, 0, &dy, frame->dx);
     mpt__operand_of(launch, 1, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
@@ -857,6 +863,7 @@ static mpt_status mpt__logsumexp_backward(mpt__frame *frame) {
 
 /* imm[0], the correction, becomes 1 / (n - correction). */
 static mpt_status mpt__var_shape(mpt__frame *frame) {
+    MPT__PLAIN_FLOATS;
     mpt_status status = mpt__reduce_shape(frame);
     double rest = (double)frame->attributes->index[3] - frame->attributes->imm[0];
     frame->attributes->imm[0] = rest > 0.0 ? 1.0 / rest : (double)INFINITY;

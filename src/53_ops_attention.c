@@ -176,6 +176,7 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
 /* Operands 0 to 3 and what else the three kernels share. */
 static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
                                           const mpt__attention_views *at, const mpt__tensor *mask) {
+    MPT__PLAIN_FLOATS;
     const mpt__attributes *a = frame->attributes;
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->imm[0] = a->imm[0];

@@ -251,6 +251,7 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (variance) mpt__operand_of(launch, 8, variance, MPT__WRITE);
     mpt_status status = mpt__submit(context, launch);
     if (status != MPT_OK || !variance) return status;
+    MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
     return mpt__running_update(context, (uint32_t)frame->attributes->index[1], mean, variance,
                                n / (n - 1.0));
@@ -437,7 +438,7 @@ static mpt_status mpt__pooling_backward(mpt__frame *frame) {
     if (mpt__pools_all(frame)) {
         mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
         launch->function = MPT__FN_MUL_SCALAR;
-        launch->imm[0] = 1.0 / (double)(x->shape.dim[2] * x->shape.dim[3]);
+        launch->imm[0] = mpt__one_of(x->shape.dim[2] * x->shape.dim[3]);
         mpt__operand_spread(launch, 0, dy, frame->dx);
         mpt__operand_of(launch, 1, frame->dx, frame->access);
         return mpt__submit(frame->context, launch);

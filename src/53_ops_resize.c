@@ -11,6 +11,7 @@
 /* index[0], index[1]: height and width, or 0 where the scale imm[0] counts; index[2]: the way. The
    numbers become steps of rows and columns, computed as PyTorch does. */
 static mpt_status mpt__interpolate_shape(mpt__frame *frame) {
+    MPT__PLAIN_FLOATS;
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];

@@ -137,6 +137,7 @@ static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, cons
 }
 
 static mpt_status mpt__user_backward(mpt__frame *frame) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = frame->context;
     mpt__op *op =
         (mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)frame->attributes->index[0]);
@@ -198,6 +199,7 @@ static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
 
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = frame->context;
     if (!mpt__user_forward_begin(context, op->cls.name)) return context->base.status;
     for (int i = 0; i < frame->n_in; i++)

@@ -177,6 +177,7 @@ static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, dou
 }
 
 MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
+    MPT__PLAIN_FLOATS;
     return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
@@ -683,6 +684,7 @@ static mpt_tensor mpt__widened(mpt__spares *spares, mpt_tensor x) {
    0 of a single sample. */
 static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
                                           const mpt_shape shape, const mpt_nll_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = logits.context;
     int dim = shape.rank > 1 ? 1 : 0;
     const mpt__tensor *weight = mpt__live(context, config->weight);

@@ -882,6 +882,7 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
 static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
                                          const mpt_tensor *in, int n_in, mpt_tensor *out,
                                          int n_out) {
+    MPT__PLAIN_FLOATS;
     const mpt_module_class *cls = &module->cls;
     if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
         return mpt__error(context, MPT_ERROR_ARGUMENT,

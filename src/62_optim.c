@@ -485,6 +485,7 @@ typedef struct mpt__plan {
 /* An optimizer over all parameters of a tree. */
 static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
                                         const mpt__plan *plan) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     bool ok =
         mpt__enter_checked(context, name) && mpt__check_rate(context, plan->lr, plan->weight_decay);

@@ -263,6 +263,7 @@ MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
 }
 
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
     if (!optimizer) return mpt__status_of(context);

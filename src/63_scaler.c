@@ -134,6 +134,7 @@ static mpt_status mpt__put_scale(mpt_context *context, mpt__scaler *scaler, doub
 }
 
 MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
     if (!mpt__enter_checked(context, "mpt_grad_scaler") ||
         (c.enabled && !mpt__check_scaler_config(context, &c)))
@@ -495,6 +496,7 @@ MPTRAIN_API double mpt_get_scale(mpt_scaler handle) {
 }
 
 MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_set_scale");
     if (!scaler) return mpt__status_of(context);
@@ -533,6 +535,7 @@ MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
 }
 
 MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
     if (!scaler) return mpt__status_of(context);

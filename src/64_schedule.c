@@ -217,6 +217,7 @@ static int64_t mpt__schedule_time(mpt_context *context, const mpt__schedule *sch
 
 static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
                                const mpt__group *group) {
+    MPT__PLAIN_FLOATS;
     const mpt__schedule *schedule = optimizer->schedule;
     if (!schedule) return group->lr;
     return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
@@ -225,6 +226,7 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
 /* Uploads the window that begins at the steps applied so far; the one place that reads them. Per
    epoch it is the same number throughout. */
 static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
+    MPT__PLAIN_FLOATS;
     mpt__optimizer *optimizer = schedule->optimizer;
     const bool moves = schedule->unit == MPT_PER_STEP;
     int64_t first = mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
@@ -406,6 +408,7 @@ static bool mpt__check_plan(mpt_context *context, const mpt__optimizer *optimize
 /* Makes an object of `plan` for an optimizer that has none yet. */
 static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
                                       const mpt__schedule *plan, const char *count_name) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     mpt__schedule *schedule = NULL;
@@ -484,6 +487,7 @@ MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t
 
 MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
                                     int64_t t_max, double eta_min, mpt_schedule_unit unit) {
+    MPT__PLAIN_FLOATS;
     bool falls = warmup >= 0 && t_max > warmup;
     mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup),
                          mpt_cosine_lr(falls ? t_max - warmup : 1, eta_min)};
@@ -498,6 +502,7 @@ MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void) {
 
 MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
                                        mpt_schedule_unit unit) {
+    MPT__PLAIN_FLOATS;
     mpt_one_cycle_config c = config ? *config : mpt_one_cycle_config_default();
     int64_t shape =
         (c.linear ? MPT__CYCLE_LINEAR : 0) | (int64_t)(c.three_phase ? MPT__CYCLE_THREE : 0);
@@ -551,6 +556,7 @@ static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name)
 }
 
 MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
     if (!schedule) return mpt__status_of(context);
@@ -578,6 +584,7 @@ static bool mpt__plateau_better(const mpt__schedule *schedule, double value) {
 }
 
 MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
     if (!schedule) return mpt__status_of(context);
@@ -622,6 +629,7 @@ MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
 
 MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
                                               const mpt_schedule_state *state) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
     if (!schedule) return mpt__status_of(context);

@@ -66,6 +66,7 @@ static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double 
 }
 
 static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i) {
+    MPT__PLAIN_FLOATS;
     const mpt__module_parameter *row = &module->parameters[i];
     const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
     size_t count = (size_t)parameter->numel;

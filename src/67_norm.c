@@ -252,6 +252,7 @@ MPTRAIN_API mpt_norm_config mpt_norm_config_default(void) {
 static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__layer layer,
                                   mpt_shape shape, int64_t count, const mpt_norm_config *config,
                                   const char *missing) {
+    MPT__PLAIN_FLOATS;
     mpt__module *module = mpt__layer_new(context, call, layer);
     if (!module) return NULL;
     module->attributes = mpt__norm_attributes(count, config->eps);

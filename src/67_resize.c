@@ -10,6 +10,7 @@
 static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
                                         mpt_interpolation mode, bool align_corners,
                                         mpt__attributes *attributes) {
+    MPT__PLAIN_FLOATS;
     bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
     *attributes = mpt__no_attributes;
 #ifdef MPTRAIN_NO_CONV

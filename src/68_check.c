@@ -62,6 +62,7 @@ static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor
 }
 
 MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
+    MPT__PLAIN_FLOATS;
     mpt_tensor_stats stats;
     memset(&stats, 0, sizeof stats);
     stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
@@ -72,6 +73,7 @@ MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
 
 MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
                                      int bins) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = tensor.context;
     size_t bytes;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
@@ -148,6 +150,7 @@ static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_st
 }
 
 MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
     static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
                                          "% zero", "% lost", "2^-40 .. 2^23"};
     mpt_context *context = module.context;
@@ -287,6 +290,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
 MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
                                      const mpt_tensor *in, int n_in,
                                      const mpt_gradcheck_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt__gradcheck check;
     if (!mpt__enter(context, "mpt_gradcheck")) return mpt__status_of(context);
     check.context = context, check.fn = fn, check.user = user, check.n_in = n_in;

@@ -35,7 +35,7 @@ static void mpt__say_no_files(mpt_context *context) {
 
 /* ==== Elements ====
  *
- * Conversions run with the floating-point state of mpt__flush_denormals(false). */
+ * Conversions run with MPT__PLAIN_FLOATS. */
 
 #define MPT__ELEMENT_BLOCK 256 /* elements converted at a time through the stack */
 
@@ -355,7 +355,7 @@ static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *
 }
 
 /* One sample, converted, into a batch; input and target may be NULL. Any thread; the floating-point
-   state must be that of mpt__flush_denormals(false). */
+   state must be that of MPT__PLAIN_FLOATS. */
 static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery *delivery,
                                int64_t index, uint64_t seed, uint8_t *scratch, void *input,
                                void *target, char error[MPT__SAMPLE_ERROR]) {
@@ -514,6 +514,7 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
 
 MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
                                         uint64_t seed, mpt_dataset *parts) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
     int64_t sizes[MPT__SPLIT_PARTS], at = 0;
@@ -565,6 +566,7 @@ MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
 }
 
 MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
     if (!found) return mpt__status_of(context);
@@ -628,6 +630,7 @@ static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, u
 
 MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
                                               double *deviation) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
@@ -636,12 +639,10 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
-    uint32_t state = mpt__flush_denormals(false);
     if (mpt__tally_pass(context, found, scratch, &tally) && !bytes) {
         tally.center = tally.sum / n;
         mpt__tally_pass(context, found, scratch, &tally);
     }
-    mpt__restore_denormals(state);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
     const double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
@@ -653,6 +654,7 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
 /* Sample `index`, its input as `to`, into what is not NULL. */
 static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *found, int64_t index,
                                   mpt_dtype to, void *input, void *target) {
+    MPT__PLAIN_FLOATS;
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
     if (index < 0 || index >= found->count)
@@ -661,9 +663,7 @@ static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *foun
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (context->base.status != MPT_OK) return context->base.status;
     mpt__delivery_begin(context, &delivery, found, to);
-    uint32_t state = mpt__flush_denormals(false);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
-    mpt__restore_denormals(state);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
     return good ? MPT_OK : mpt__error(context, MPT_ERROR_IO, "sample %lld: %s", index, error);
 }

@@ -293,6 +293,7 @@ static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
 }
 
 MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name) {
+    MPT__PLAIN_FLOATS;
     mpt__npz file;
     mpt__npy npy;
     size_t bytes = 0;
@@ -370,6 +371,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
 
 MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
                                 const char *targets_path) {
+    MPT__PLAIN_FLOATS;
     const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
     if (!mpt__enter(context, "mpt_npy") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
@@ -378,6 +380,7 @@ MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
 
 MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
                                 const char *targets) {
+    MPT__PLAIN_FLOATS;
     const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
     if (!mpt__enter(context, "mpt_npz") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);

@@ -83,7 +83,7 @@ static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
 }
 
 /* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
-   floating-point state of mpt__flush_denormals(false). */
+   floating-point state of MPT__PLAIN_FLOATS. */
 static bool mpt__parse_double(const char *p, size_t n, double *value) {
     static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                     1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
@@ -693,6 +693,7 @@ static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *datas
 
 static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char *text, size_t size,
                                    const mpt_table_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_table_config usual = mpt_table_config_default();
     mpt__table_reader reader;
     mpt__dataset *dataset = NULL, *other = NULL;
@@ -717,9 +718,7 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
         mpt__error(context, MPT_ERROR_ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");
     } else {
-        const uint32_t state = mpt__flush_denormals(false);
         dataset = mpt__table_read(&reader, config, like);
-        mpt__restore_denormals(state);
     }
     mpt__host_free(context, text, size);
     return mpt__dataset_publish(context, dataset);
@@ -791,6 +790,7 @@ static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *pa
 }
 
 MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     const mpt__dataset *part = mpt__dataset_enter(handle, "mpt_table_fit");
     mpt__table *table = part ? mpt__table_at(context, part) : NULL;
@@ -801,11 +801,9 @@ MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
                           "mpt_loader_create");
     if (table->dtype == MPT_I64)
         return mpt__error(context, MPT_ERROR_DTYPE, "the inputs are int64, which have no mean");
-    const uint32_t state = mpt__flush_denormals(false);
     for (int64_t c = 0; c < table->count; c++)
         if (table->columns[c].use == MPT_COLUMN_NUMBER && !table->columns[c].is_target)
             mpt__column_fit(table, c, part, standardise);
-    mpt__restore_denormals(state);
     table->filled = true;
     return MPT_OK;
 }

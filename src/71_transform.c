@@ -597,6 +597,7 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
 
 MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps,
                                         int count) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__dataset *source = mpt__dataset_enter(dataset, "mpt_transformed");
     if (!source) return mpt__dataset_handle(context, NULL);

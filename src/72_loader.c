@@ -151,10 +151,10 @@ static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
 /* Fills a slot, up to the first sample that fails, or without those that do. Any thread. */
 static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, int64_t number,
                             uint8_t *scratch) {
+    MPT__PLAIN_FLOATS;
     const mpt_loader_config *config = &loader->config;
     const int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
     mpt__pool *pool = MPT__HAS_WORKERS ? loader->pool : NULL;
-    uint32_t state = mpt__flush_denormals(false);
     char error[MPT__SAMPLE_ERROR];
     void *x = slot->memory[MPT__BATCH_X], *y = slot->memory[MPT__BATCH_Y];
     if (loader->remakes)
@@ -195,12 +195,12 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
             mpt__format_text(slot->error, MPT__SAMPLE_ERROR, "%s",
                              error[0] ? error : "it gave no message");
     }
-    mpt__restore_denormals(state);
 }
 
 /* ==== Workers ==== */
 
 static void mpt__worker_run(void *argument) {
+    MPT__PLAIN_FLOATS; /* a new thread has its maker's */
     mpt__worker *worker = (mpt__worker *)argument;
     mpt__loader *loader = worker->loader;
     const mpt_threads *thread = &loader->base->thread;
@@ -465,6 +465,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
 MPT__HANDLES(loader, MPT__LOADER)
 
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     if (batch) {
         memset(batch, 0, sizeof *batch);
@@ -713,6 +714,7 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
 
 MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
                                          const mpt_loader_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_loader_config defaults = mpt_loader_config_default();
     if (!config) config = &defaults;
     mpt__dataset *source =
@@ -736,6 +738,7 @@ MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
 }
 
 MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
+    MPT__PLAIN_FLOATS;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
     if (!loader) return mpt__status_of(handle.context);
     mpt__loader_take_back(handle.context, loader);
@@ -746,6 +749,7 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
 #define MPT__LAST_EPOCH (INT64_C(1) << 59) /* so that counting on cannot overflow */
 
 MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);

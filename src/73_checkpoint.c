@@ -611,6 +611,7 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
 }
 
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
@@ -1012,14 +1013,13 @@ static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
 /* The part of a load that follows once the archive was read, or was not. */
 static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
                                 const mpt_load_config *config, int *loaded) {
+    MPT__PLAIN_FLOATS;
     mpt_load_config defaults = mpt_load_config_default();
     mpt__weights weights = {NULL, 0};
-    uint32_t state = mpt__flush_denormals(false);
     if (good && mpt__weights_make(module, &weights)) {
         int found = mpt__load_weights(&weights, a, config ? config : &defaults);
         if (loaded) *loaded = found;
     }
-    mpt__restore_denormals(state);
     mpt__weights_free(a->context, &weights);
     mpt__archive_free(a);
     return a->context->base.status;

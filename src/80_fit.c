@@ -144,6 +144,7 @@ static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
 }
 
 MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
     mpt_fit_config config = mpt_fit_config_default();
     config.precision = precision;
@@ -421,6 +422,7 @@ static void mpt__fit_run(mpt__fit *fit) {
 
 MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                                    const mpt_fit_config *config) {
+    MPT__PLAIN_FLOATS;
     mpt_fit_config chosen = config ? *config : mpt_fit_config_default();
     mpt__fit fit;
     memset(&fit, 0, sizeof fit);

@@ -320,7 +320,7 @@ static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
     execution.workspace = context->data[captured->workspace];
     mpt_status status = backend->graph_begin(backend->self);
     for (int64_t i = 0; i < recording->count && status == MPT_OK; i++)
-        status = backend->launch(backend->self, &execution, &recording->launches[i]);
+        status = mpt__launch_plainly(backend, &execution, &recording->launches[i]);
     const bool all = status == MPT_OK;
     status = backend->graph_end(backend->self, all ? &captured->graph : NULL);
     if (all && status == MPT_OK) return true;

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
+#include "floats.h"
 #include "harness.h"
 #include "training.h"
 
@@ -139,6 +140,7 @@ static char covered[MAX_NAMES][48];
 static int covered_errors[MAX_NAMES]; /* of their cases, those that end in an error */
 static bool covered_in_child[MAX_NAMES]; /* refused there in its own name */
 static bool in_child;
+static uint32_t case_floats, usual_floats; /* the mode that a case runs in, and that of the test */
 static int covered_count;
 static const char *case_function;
 static int64_t case_count;
@@ -184,6 +186,14 @@ static void case_begin(const char *function) {
     case_count++;
     if (in_child) mpt_clear_error(f.context), mpt_clear_error(f.other);
     last_error[0] = '\0';
+    floats_set(case_floats);
+}
+
+/* No call leaves another mode of floats behind. */
+static void case_ran(int line) {
+    const uint32_t left = floats_get();
+    floats_set(usual_floats);
+    if (left != case_floats) complain(line, "it changed how floats are rounded or flushed");
 }
 
 /* The message starts with the function, or with a shorter name that its family goes by. */
@@ -227,6 +237,7 @@ static void case_end(int line, mpt_status status, const char *text, const char *
         char before_[1024]; \
         case_begin(#function); \
         { __VA_ARGS__; } \
+        case_ran(__LINE__); \
         if (in_child) { \
             case_end_in_child(__LINE__); \
             break; \
@@ -240,8 +251,10 @@ static void case_end(int line, mpt_status status, const char *text, const char *
 #define QUIET(function, condition) \
     do { \
         case_begin(#function); \
+        bool holds_ = in_child || (condition); \
+        case_ran(__LINE__); \
         if (in_child) break; \
-        if (!(condition)) complain(__LINE__, #condition); \
+        if (!holds_) complain(__LINE__, #condition); \
         if (mpt_failed(f.context)) complain(__LINE__, "an error where none belongs"); \
         case_train(__LINE__); \
     } while (0)
@@ -286,6 +299,7 @@ static void no_context(const char *text) {
 
 TEST(contexts) {
     mpt_config c = mpt_config_default();
+    case_floats = usual_floats = floats_get();
     make_fixture();
     c.threads = -1;
     QUIET(mpt_create, mpt_create(&c) == NULL);
@@ -1098,7 +1112,7 @@ TEST(autograd) {
 #include "misuse_conv.h"
 #include "misuse_norm.h"
 #include "misuse_data.h"
-#include "misuse_fork.h"
+#include "misuse_again.h"
 
 /* ==== The list ==== */
 
@@ -1148,6 +1162,7 @@ TEST(every_function_has_a_case) {
     mpt_destroy(f.other);
 }
 
-TEST_TABLE = {T(contexts), ALL_CASES, T(a_forked_child_is_refused_everything),
+TEST_TABLE = {T(contexts), ALL_CASES, T(in_other_modes_of_floats),
+              T(a_forked_child_is_refused_everything),
               T(every_function_has_a_case)};
 TEST_MAIN

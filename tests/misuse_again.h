@@ -1,5 +1,6 @@
-/* misuse_fork.h: the cases of test_misuse.c once more, in a child made by fork, where every call on
-   the parent's contexts is an error whatever else is wrong with it. */
+/* misuse_again.h: the cases of test_misuse.c once more: with other modes of floats than the usual
+   one, and in a child made by fork, where every call on the parent's contexts is an error whatever
+   else is wrong with it. */
 
 #define ALL_CASES \
     T(steps_and_scopes), T(making_tensors), T(reading_tensors), T(views), T(ops), \
@@ -8,6 +9,22 @@
     T(averages), T(scalers), T(datasets), T(tables), T(arrays), T(pictures), T(texts), \
     T(loaders), T(files), T(inspection), T(captured_steps), T(fits)
 static const test_entry all_cases[] = {ALL_CASES};
+
+/* A program may round otherwise, flush denormals, and have exceptions trap: no error is another, and
+   the twin, which trains in the usual mode, has the same bits. */
+TEST(in_other_modes_of_floats) {
+    if (!floats_change()) SKIP("other modes of floats");
+    for (int i = 1; i < FLOATS_MODES; i++) {
+        const int before = test_failures;
+        mpt_destroy(f.context);
+        mpt_destroy(f.other);
+        make_fixture(); /* cases count on what those before them have left */
+        case_floats = floats_modes[i].bits;
+        for (size_t k = 0; k < sizeof all_cases / sizeof *all_cases; k++) all_cases[k].run();
+        if (test_failures > before) printf("\n  with floats %s", floats_modes[i].name);
+    }
+    case_floats = usual_floats;
+}
 
 #if defined(HAVE_FORK)
 
