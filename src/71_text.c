@@ -703,7 +703,8 @@ MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, i
 
 MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     mpt_context *context = tokenizer.context;
-    if (!mpt__enter_anyway(context, "mpt_tokenizer_destroy") || !mpt__tokenizer_at(context, tokenizer))
+    if (!mpt__enter_anyway(context, "mpt_tokenizer_destroy") ||
+        !mpt__tokenizer_at(context, tokenizer))
         return mpt__status_of(context);
     mpt__object_free(context, MPT__TOKENIZER, tokenizer.slot);
     return MPT_OK;

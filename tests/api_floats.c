@@ -205,10 +205,10 @@ static mpt_optimizer optimizer_of(mpt_module net, int kind) {
 
 static mpt_rate rate_of(int kind) {
     static const int64_t at[2] = {2, 4};
-    const mpt_rate rates[7] = {mpt_linear_lr(0.1, 1, 7),   mpt_exponential_lr(0.9),
-                               mpt_step_lr(2, 0.3),        mpt_multi_step_lr(at, 2, 0.7),
-                               mpt_polynomial_lr(9, 0.9),  mpt_cosine_lr(7, 1e-5),
-                               mpt_cosine_restarts_lr(3, 2, 1e-5)};
+    const mpt_rate rates[7] = {
+        mpt_linear_lr(0.1, 1, 7),          mpt_exponential_lr(0.9),   mpt_step_lr(2, 0.3),
+        mpt_multi_step_lr(at, 2, 0.7),     mpt_polynomial_lr(9, 0.9), mpt_cosine_lr(7, 1e-5),
+        mpt_cosine_restarts_lr(3, 2, 1e-5)};
     return rates[kind];
 }
 
@@ -232,7 +232,8 @@ static void optimizers(mpt_context *c, mpt_dtype precision) {
         tell_hash("averages", mpt_ema_hash(ema));
         tell_number("norm", mpt_item(mpt_grad_norm(t.optimizer, 2)));
     }
-    mpt_schedule plateau = mpt_reduce_on_plateau(optimizer_of(t.net = make_unnamed_net(c), 0), NULL);
+    mpt_schedule plateau =
+        mpt_reduce_on_plateau(optimizer_of(t.net = make_unnamed_net(c), 0), NULL);
     for (int i = 0; i < 30; i++) mpt_schedule_metric(plateau, 0.1);
     tell_number("plateau", mpt_schedule_get_state(plateau).best);
     mpt_optimizer cycled = optimizer_of(make_unnamed_net(c), 1);

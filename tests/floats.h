@@ -13,21 +13,17 @@ typedef struct floats_mode {
 #if defined(__GNUC__) && defined(__x86_64__)
 #define HAVE_FLOATS 1
 static const floats_mode floats_modes[] = {
-    {"to nearest", 0x1f80},         {"up", 0x5f80},           {"down", 0x3f80},
-    {"to zero", 0x7f80},            {"flushing", 0x9fc0},     {"up, flushing", 0xdfc0},
-    {"bad ones trap", 0x1900},      {"all trap", 0x0000},
+    {"to nearest", 0x1f80},    {"up", 0x5f80},       {"down", 0x3f80},
+    {"to zero", 0x7f80},       {"flushing", 0x9fc0}, {"up, flushing", 0xdfc0},
+    {"bad ones trap", 0x1900}, {"all trap", 0x0000},
 };
 static inline uint32_t floats_get(void) { return __builtin_ia32_stmxcsr() & ~0x3fu; }
 static inline void floats_set(uint32_t bits) { __builtin_ia32_ldmxcsr(bits); }
 #elif defined(__GNUC__) && defined(__aarch64__)
 #define HAVE_FLOATS 1
 static const floats_mode floats_modes[] = {
-    {"to nearest", 0},
-    {"up", 1u << 22},
-    {"down", 2u << 22},
-    {"to zero", 3u << 22},
-    {"flushing", 1u << 24},
-    {"up, flushing", 5u << 22},
+    {"to nearest", 0},     {"up", 1u << 22},       {"down", 2u << 22},
+    {"to zero", 3u << 22}, {"flushing", 1u << 24}, {"up, flushing", 5u << 22},
 };
 static inline uint32_t floats_get(void) {
     uint64_t bits;

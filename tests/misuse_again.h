@@ -10,7 +10,7 @@
     T(loaders), T(files), T(inspection), T(captured_steps), T(fits)
 static const test_entry all_cases[] = {ALL_CASES};
 
-/* A program may round otherwise, flush denormals, and have exceptions trap: no error is another, and
+/* A program may round otherwise, flush denormals, have exceptions trap: no error is another, and
    the twin, which trains in the usual mode, has the same bits. */
 TEST(in_other_modes_of_floats) {
     if (!floats_change()) SKIP("other modes of floats");
@@ -67,17 +67,51 @@ static void refuse_the_rest(void) {
 /* Functions that are not refused: they make a plain value or a context of the child's own, tell of
    the error or what a fork leaves as it was, or are called within a callback. */
 static bool is_exempt(const char *function) {
-    static const char *const names[] = {
-        "mpt_create", "mpt_destroy", "mpt_version", "mpt_get_isa", "mpt_isa_name",
-        "mpt_get_threads", "mpt_get_device", "mpt_device_name", "mpt_get_device_info",
-        "mpt_precision_auto", "mpt_device_count", "mpt_dtype_name", "mpt_dtype_size",
-        "mpt_status_name", "mpt_memory_kind_name", "mpt_failed", "mpt_error", "mpt_error_code",
-        "mpt_clear_error", "mpt_memory", "mpt_memory_reset_peak", "mpt_step_number", "mpt_valid", "mpt_autocast_policy",
-        "mpt_get_counters", "mpt_anomaly", "mpt_anomaly_text", "mpt_nan_report", "mpt_op_input",
-        "mpt_op_set_output", "mpt_op_save", "mpt_op_saved", "mpt_op_output_grad",
-        "mpt_op_set_input_grad", "mpt_init_make", "mpt_pool_config_make", "mpt_transform_default",
-        "mpt_constant_lr", "mpt_linear_lr", "mpt_step_lr", "mpt_exponential_lr",
-        "mpt_multi_step_lr", "mpt_polynomial_lr", "mpt_cosine_lr", "mpt_cosine_restarts_lr"};
+    static const char *const names[] = {"mpt_create",
+                                        "mpt_destroy",
+                                        "mpt_version",
+                                        "mpt_get_isa",
+                                        "mpt_isa_name",
+                                        "mpt_get_threads",
+                                        "mpt_get_device",
+                                        "mpt_device_name",
+                                        "mpt_get_device_info",
+                                        "mpt_precision_auto",
+                                        "mpt_device_count",
+                                        "mpt_dtype_name",
+                                        "mpt_dtype_size",
+                                        "mpt_status_name",
+                                        "mpt_memory_kind_name",
+                                        "mpt_failed",
+                                        "mpt_error",
+                                        "mpt_error_code",
+                                        "mpt_clear_error",
+                                        "mpt_memory",
+                                        "mpt_memory_reset_peak",
+                                        "mpt_step_number",
+                                        "mpt_valid",
+                                        "mpt_autocast_policy",
+                                        "mpt_get_counters",
+                                        "mpt_anomaly",
+                                        "mpt_anomaly_text",
+                                        "mpt_nan_report",
+                                        "mpt_op_input",
+                                        "mpt_op_set_output",
+                                        "mpt_op_save",
+                                        "mpt_op_saved",
+                                        "mpt_op_output_grad",
+                                        "mpt_op_set_input_grad",
+                                        "mpt_init_make",
+                                        "mpt_pool_config_make",
+                                        "mpt_transform_default",
+                                        "mpt_constant_lr",
+                                        "mpt_linear_lr",
+                                        "mpt_step_lr",
+                                        "mpt_exponential_lr",
+                                        "mpt_multi_step_lr",
+                                        "mpt_polynomial_lr",
+                                        "mpt_cosine_lr",
+                                        "mpt_cosine_restarts_lr"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i], function) == 0) return true;
     const size_t length = strlen(function), ending = strlen("_config_default");

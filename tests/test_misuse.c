@@ -140,7 +140,7 @@ static char covered[MAX_NAMES][48];
 static int covered_errors[MAX_NAMES]; /* of their cases, those that end in an error */
 static bool covered_in_child[MAX_NAMES]; /* refused there in its own name */
 static bool in_child;
-static uint32_t case_floats, usual_floats; /* the mode that a case runs in, and that of the test */
+static uint32_t case_floats, usual_floats; /* the mode of a case, and that of the test */
 static int covered_count;
 static const char *case_function;
 static int64_t case_count;
@@ -203,7 +203,7 @@ static bool names_function(const char *message, const char *function) {
     return n >= 6 && strncmp(message, function, n) == 0;
 }
 
-/* In a child: whatever the case is about, the first call fails since the context is the parent's. */
+/* In a child, whatever the case is about, the first call fails: the context is the parent's. */
 static void case_end_in_child(int line) {
     if (!strstr(last_error, "this context was made before fork")) {
         test_failures++;
