@@ -27245,6 +27245,7 @@ MPT__DEFINE_BINARY(maximum)
 /* Comparison with a number that takes the tensor's dtype, as PyTorch's do; integers meet one that
    they cannot be in fp32. */
 static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
     if (!tensor) return mpt__null(context);
@@ -27319,6 +27320,7 @@ MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
     return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
+    MPT__PLAIN_FLOATS;
     return mpt__apply_numbers("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
@@ -34718,6 +34720,7 @@ static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__te
 }
 
 MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     mpt__text lines = mpt__text_make(text, size);
     mpt__module *root = mpt__module_enter(module, "mpt_fuse");
@@ -43068,6 +43071,7 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_
 
 MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y,
                                       double seconds, bool *done) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");
     mpt_tensor given[MPT__CAPTURE_INPUTS];

@@ -107,6 +107,7 @@ MPT__DEFINE_BINARY(maximum)
 /* Comparison with a number that takes the tensor's dtype, as PyTorch's do; integers meet one that
    they cannot be in fp32. */
 static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
     if (!tensor) return mpt__null(context);
@@ -181,6 +182,7 @@ MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
     return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
+    MPT__PLAIN_FLOATS;
     return mpt__apply_numbers("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
 }
 MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {

@@ -219,6 +219,7 @@ static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__te
 }
 
 MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     mpt__text lines = mpt__text_make(text, size);
     mpt__module *root = mpt__module_enter(module, "mpt_fuse");

@@ -603,6 +603,7 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_
 
 MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y,
                                       double seconds, bool *done) {
+    MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");
     mpt_tensor given[MPT__CAPTURE_INPUTS];

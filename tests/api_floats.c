@@ -297,6 +297,27 @@ static void fits(mpt_context *c, mpt_dtype precision) {
     tell_number("metric", mpt_metric_mean(c, "m", true));
 }
 
+static void fold(mpt_context *c) {
+    mpt_conv_config plain = mpt_conv_config_default();
+    plain.bias = false;
+    mpt_module net = mpt_sequential(c, mpt_nn_conv2d(c, 3, 4, 3, 3, &plain),
+                                    mpt_nn_batch_norm2d(c, 4, NULL), mpt_nn_relu(c), MPT_END);
+    mpt_step_begin(c);
+    mpt_tensor x = mpt_randn(c, MPT_F32, MPT_SHAPE(2, 3, 6, 6));
+    tell_tensor("batch norm", mpt_forward(net, x));
+    mpt_step_end(c);
+    mpt_step_begin(c);
+    x = mpt_randn(c, MPT_F32, MPT_SHAPE(2, 3, 6, 6));
+    mpt_eval(net);
+    tell_number("fused", (double)mpt_fuse(net, x, NULL, 0));
+    mpt_inference_begin(c);
+    tell_tensor("fused", mpt_forward(net, x));
+    mpt_inference_end(c);
+    tell_tensor("comparison", mpt_cast(mpt_lt_scalar(x, 0.1), MPT_F32));
+    tell_tensor("hardtanh", mpt_hardtanh(x, -0.1, 0.3));
+    mpt_step_end(c);
+}
+
 /* All of it in a mode, which has to be there at the end. */
 static void run(trace *to, uint32_t mode, mpt_isa isa, int threads) {
     static const mpt_dtype precisions[3] = {MPT_F32, MPT_F16, MPT_BF16};
@@ -312,6 +333,7 @@ static void run(trace *to, uint32_t mode, mpt_isa isa, int threads) {
     pictures(c, 0);
     pictures(c, 1);
     ops(c);
+    fold(c);
     for (int p = 0; p < 3; p++) optimizers(c, precisions[p]), fits(c, precisions[p]);
     const bool well = !mpt_failed(c);
     if (!well) snprintf(failed, sizeof failed, "%s", mpt_error(c));
