@@ -1161,7 +1161,8 @@ TEST(files_that_are_no_pictures) {
         size_t n;
         const char *words;
     } rows[] = {
-        {"version https://git-lfs.github.com/spec/v1\noid sha256:0", 54, "this is a Git LFS pointer"},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0", 54,
+         "this is a Git LFS pointer"},
         {"\n <!DOCTYPE html><html>", 23, "this is a web page"},
         {"{\"error\": \"not found\"}\n", 23, "a text, no picture; it begins: {\"error\""},
         {"GIF89a", 6, "a GIF, which is not read"},
