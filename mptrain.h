@@ -100,8 +100,8 @@ run time. Compiler flags such as -Ofast do not change results.
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
-                         its assertions do nothing. stb_image.h 2.30 is the one to take; with 2.27
-                         and later the fuzzer found nothing behind our checks of each file
+                         its assertions do nothing. stb_image.h 2.30 is the one to take; behind
+                         our checks of each file the fuzzer found nothing with 2.27 either
 
     environment
     MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon, neonbf16: the default of
