@@ -4433,14 +4433,9 @@ static const mpt_io *mpt__io(const mpt__base *base) {
     return &base->io;
 }
 
-static bool mpt__io_built_in(const mpt__base *base) {
-#if defined(MPT__NO_FILES)
-    (void)base;
-    return false;
-#else
-    return base->io.open == mpt__file_open;
+#if !defined(MPT__NO_FILES)
+static bool mpt__io_built_in(const mpt__base *base) { return base->io.open == mpt__file_open; }
 #endif
-}
 
 /* What the last call of io that failed met. */
 static int mpt__io_code(const mpt__base *base) {
