@@ -5263,7 +5263,7 @@ static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int6
     for (int i = 0; i < MPT__POOL_MAX_THREADS; i++) by_thread[i] = pool->thread[i].chunks;
 }
 
-static uint32_t mpt__flush_denormals(bool on) {
+static MPT__NOINLINE uint32_t mpt__flush_denormals(bool on) {
     const uint32_t before = mpt__float_state();
     const uint32_t after = mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, on);
     if (after != before) mpt__set_float_state(after);
@@ -5285,7 +5285,7 @@ static void mpt__kernel_flushed(bool on) {
     if (on) mpt__set_float_state((uint32_t)MPT__FLOAT_PLAIN);
 }
 
-static MPT__INLINE void mpt__floats_end(const uint32_t *before) {
+static MPT__NOINLINE void mpt__floats_end(const uint32_t *before) {
     if (MPT__UNLIKELY(*before != (uint32_t)MPT__FLOAT_PLAIN)) mpt__set_float_state(*before);
 }
 
@@ -20000,7 +20000,7 @@ static MPT__COLD bool mpt__not_forked(mpt_context *context) {
 
 /* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
    error). */
-static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
+static MPT__NOINLINE bool mpt__enter(mpt_context *context, const char *op) {
     if (!context) return false;
     context->base.call++;
     if (context->base.status != MPT_OK) return false;
@@ -28573,6 +28573,7 @@ static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) 
     return module;
 }
 
+MPT__BEGIN_COLD
 /* ==== Destroying ==== */
 
 static void mpt__block_free(mpt_context *context, mpt__block *block) {
@@ -29240,6 +29241,7 @@ static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
     return context->base.status;
 }
 
+MPT__END_LEVEL
 /* ==== Forward ==== */
 
 /* Number of a dropout call of the module in this step. What the count was at the last completed
@@ -30195,6 +30197,7 @@ static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_
     }
 }
 
+MPT__BEGIN_COLD
 /* ==== Taking parameters ==== */
 
 /* Index of the state that mirrors a block; made empty if there is none. UINT32_MAX on error. */
@@ -30735,6 +30738,7 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *n
     const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
     return option ? *option : MPT__NAN_F64;
 }
+MPT__END_LEVEL
 
 /* ---------------------------------------------------------------------------------------------
  * 62_update.c: what optimizers do with gradients: segments, norms, clipping, updates; their state.
@@ -31293,6 +31297,7 @@ static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler)
     return count;
 }
 
+MPT__BEGIN_COLD
 /* ==== Making and destroying ==== */
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
@@ -31382,6 +31387,7 @@ MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     return mpt__status_of(handle.context);
 }
 
+MPT__END_LEVEL
 /* ==== Scaling the loss ==== */
 
 /* bf16 has fp32's range; said once. */
@@ -31703,6 +31709,7 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     return status;
 }
 
+MPT__BEGIN_COLD
 /* ==== Asking and setting ==== */
 
 MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
@@ -31781,6 +31788,7 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
     return mpt__put_scale(context, scaler, state->scale);
 }
+MPT__END_LEVEL
 
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------

@@ -367,7 +367,7 @@ static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int6
     for (int i = 0; i < MPT__POOL_MAX_THREADS; i++) by_thread[i] = pool->thread[i].chunks;
 }
 
-static uint32_t mpt__flush_denormals(bool on) {
+static MPT__NOINLINE uint32_t mpt__flush_denormals(bool on) {
     const uint32_t before = mpt__float_state();
     const uint32_t after = mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, on);
     if (after != before) mpt__set_float_state(after);
@@ -389,7 +389,7 @@ static void mpt__kernel_flushed(bool on) {
     if (on) mpt__set_float_state((uint32_t)MPT__FLOAT_PLAIN);
 }
 
-static MPT__INLINE void mpt__floats_end(const uint32_t *before) {
+static MPT__NOINLINE void mpt__floats_end(const uint32_t *before) {
     if (MPT__UNLIKELY(*before != (uint32_t)MPT__FLOAT_PLAIN)) mpt__set_float_state(*before);
 }
 

@@ -160,6 +160,7 @@ static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) 
     return module;
 }
 
+MPT__BEGIN_COLD
 /* ==== Destroying ==== */
 
 static void mpt__block_free(mpt_context *context, mpt__block *block) {
@@ -827,6 +828,7 @@ static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
     return context->base.status;
 }
 
+MPT__END_LEVEL
 /* ==== Forward ==== */
 
 /* Number of a dropout call of the module in this step. What the count was at the last completed

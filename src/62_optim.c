@@ -232,6 +232,7 @@ static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_
     }
 }
 
+MPT__BEGIN_COLD
 /* ==== Taking parameters ==== */
 
 /* Index of the state that mirrors a block; made empty if there is none. UINT32_MAX on error. */
@@ -772,5 +773,6 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *n
     const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
     return option ? *option : MPT__NAN_F64;
 }
+MPT__END_LEVEL
 
 #endif

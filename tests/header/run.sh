@@ -341,9 +341,6 @@ least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1
 # is decided; how many of them are code and not comments is printed.
 at_most 'size of mptrain.h' "$(wc -c <"$header")" 2108000 bytes
 echo "mptrain.h without comments: $($cc -fpreprocessed -dD -E -P -x c "$header" 2>/dev/null | wc -c) bytes"
-core_lines=$($cc -E -C -fdirectives-only $include $core_options implementation.c 2>/dev/null |
-    awk '/^# [0-9]+ "/ { ours = $3 ~ /mptrain\.h"$/; next } ours && NF { n++ } END { print n + 0 }')
-at_most 'lines of the core profile that are not blank' "$core_lines" 28500 lines
 for c in $c_compilers; do
     printf 'int main(void) { return 0; }\n' >empty.c
     with=$(least_ms $c $include -fsyntax-only declarations.c)
