@@ -638,7 +638,7 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config);
 MPTRAIN_API void mpt_destroy(mpt_context *context);
 
 MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the implementation */
-MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use, never AUTO */
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use; AUTO on a GPU */
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);     /* "avx2" */
 MPTRAIN_API int mpt_get_threads(mpt_context *context); /* that compute, the caller included */
 MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);   /* the one in use, never AUTO */
@@ -24442,10 +24442,13 @@ static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
-/* 1 / n, rounded to nearest whatever the program has set. */
+/* 1 / n, rounded to nearest whatever the program has set. Compilers take arithmetic out of the part
+   in which it is so, unless they have to read and to write just there. */
 static MPT__NOINLINE double mpt__one_of(int64_t n) {
     MPT__PLAIN_FLOATS;
-    return 1.0 / (double)n;
+    const volatile int64_t count = n;
+    const volatile double part = 1.0 / (double)count;
+    return part;
 }
 
 /* Every element of x gets dy (mean: dy / n) of its output. */
@@ -31297,7 +31300,6 @@ static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler)
     return count;
 }
 
-MPT__BEGIN_COLD
 /* ==== Making and destroying ==== */
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
@@ -31387,7 +31389,6 @@ MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     return mpt__status_of(handle.context);
 }
 
-MPT__END_LEVEL
 /* ==== Scaling the loss ==== */
 
 /* bf16 has fp32's range; said once. */
@@ -31709,7 +31710,6 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     return status;
 }
 
-MPT__BEGIN_COLD
 /* ==== Asking and setting ==== */
 
 MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
@@ -31788,7 +31788,6 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
     return mpt__put_scale(context, scaler, state->scale);
 }
-MPT__END_LEVEL
 
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------

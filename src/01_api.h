@@ -232,7 +232,7 @@ MPTRAIN_API mpt_context *mpt_create(const mpt_config *config);
 MPTRAIN_API void mpt_destroy(mpt_context *context);
 
 MPTRAIN_API int mpt_version(void);                     /* MPTRAIN_VERSION of the implementation */
-MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use, never AUTO */
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context); /* the level in use; AUTO on a GPU */
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa);     /* "avx2" */
 MPTRAIN_API int mpt_get_threads(mpt_context *context); /* that compute, the caller included */
 MPTRAIN_API mpt_device mpt_get_device(mpt_context *context);   /* the one in use, never AUTO */

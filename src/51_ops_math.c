@@ -738,10 +738,13 @@ static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
-/* 1 / n, rounded to nearest whatever the program has set. */
+/* 1 / n, rounded to nearest whatever the program has set. Compilers take arithmetic out of the part
+   in which it is so, unless they have to read and to write just there. */
 static MPT__NOINLINE double mpt__one_of(int64_t n) {
     MPT__PLAIN_FLOATS;
-    return 1.0 / (double)n;
+    const volatile int64_t count = n;
+    const volatile double part = 1.0 / (double)count;
+    return part;
 }
 
 /* Every element of x gets dy (mean: dy / n) of its output. */

@@ -14,7 +14,7 @@
 
 enum { CONTEXTS = 2, STEPS = 60 };
 
-static mpt_context *volatile busiest; /* the last one that began to work */
+static mpt_context *volatile busiest; /* the last one that began to work, and still lives */
 
 /* One thread's work: its own context, made and destroyed there. */
 typedef struct work {
@@ -24,12 +24,25 @@ typedef struct work {
     char error[200];
 } work;
 
+/* Who forks with a context of another thread keeps that one from ending it meanwhile. */
+#ifdef _WIN32
+static void busy_lock(void) {}
+static void busy_unlock(void) {}
+#else
+static pthread_mutex_t busy_mutex = PTHREAD_MUTEX_INITIALIZER;
+static void busy_lock(void) { pthread_mutex_lock(&busy_mutex); }
+static void busy_unlock(void) { pthread_mutex_unlock(&busy_mutex); }
+#endif
+
 static void do_work(work *w) {
     training t;
     mpt_config config = mpt_config_default();
     config.seed = w->seed;
     config.threads = w->threads;
-    mpt_context *context = busiest = mpt_create(&config);
+    mpt_context *context = mpt_create(&config);
+    busy_lock();
+    busiest = context;
+    busy_unlock();
     make_training(&t, context, w->precision, 0);
     for (int i = 0; i < STEPS; i++) {
         if (i == STEPS / 2) mpt_set_scale(t.scaler, 1e30); /* a step that overflows */
@@ -37,6 +50,9 @@ static void do_work(work *w) {
     }
     w->hash = training_hash(&t);
     snprintf(w->error, sizeof w->error, "%s", mpt_error(context));
+    busy_lock();
+    busiest = NULL;
+    busy_unlock();
     mpt_destroy(context);
 }
 
@@ -140,8 +156,9 @@ TEST(fork_while_another_thread_trains) {
     const uint64_t alone = w.hash;
     worker thread = begin(&w);
     for (int i = 0; i < 40; i++) {
-        mpt_context *busy = busiest;
         fflush(stdout);
+        busy_lock();
+        mpt_context *busy = busiest;
         const pid_t child = fork();
         if (child == 0) {
             alarm(60);
@@ -149,6 +166,7 @@ TEST(fork_while_another_thread_trains) {
             mpt_destroy(busy);
             _exit(0);
         }
+        busy_unlock();
         CHECK(ends_well(child));
     }
     end(thread);

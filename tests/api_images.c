@@ -958,7 +958,8 @@ TEST(jpegs_with_bad_tables) {
     made_lacking(&m, 4);
     check_flat(__LINE__, &m, grey);
     made_jpeg_begin(&m);
-    made_segment(&m, 0xdb, "\4", 65);
+    static const char table_4[65] = {4}; /* there are four, 0 to 3 */
+    made_segment(&m, 0xdb, table_4, 65);
     REFUSED(m, "a bad quantisation table (DQT)");
     made_jpeg_begin(&m);
     made_segment(&m, 0xdd, "\0\1\2", 3);

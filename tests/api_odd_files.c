@@ -307,7 +307,7 @@ TEST(files_of_other_kinds) {
                  readers, "file: this is a Git LFS pointer"},
                 {"<!DOCTYPE html>\n<html><head></head><body>404</body></html>\n", 60, "cnzibtrw",
                  "file: this is a web page"},
-                {"\xef\xbb\xbf\n <HTML><head></head><body>404, 404, 404</body></HTML>", 60,
+                {"\xef\xbb\xbf\n <HTML><head></head><body>404, 404, 404</body></HTML>", 57,
                  "cnzibtr", "file: this is a web page"},
                 {"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>", 60, "cnzibtrw",
                  "file: this is an XML document"},
@@ -320,7 +320,7 @@ TEST(files_of_other_kinds) {
                  "1\0,\0"
                  "2\0\n",
                  18, "cnzibow", "text in UTF-16"},
-                {"\x1f\x8b\x08\0\1\2\3\4\0\3zip, zip", 20, "cnzbow", "compressed by gzip"},
+                {"\x1f\x8b\x08\0\1\2\3\4\0\3zip, zip", 18, "cnzbow", "compressed by gzip"},
                 {"PK\3\4\x14\0\0\0\x08\0archive/data.pkl", 24, "cniw", "a zip archive"},
                 {"\x93NUMPY\1\0\x46\0{'descr': '<f4'", 24, "cziw", "a NumPy array"},
                 {"\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19.", 16, "cniw", "a Python pickle"},

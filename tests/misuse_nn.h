@@ -415,7 +415,7 @@ TEST(optimizers) {
     SETTING(mpt_adam, mpt_adam_config, beta1, 1, "beta1 = 1 is not in [0, 1)");
     SETTING(mpt_adam, mpt_adam_config, beta2, -1, "beta2 = -1");
     SETTING(mpt_adam, mpt_adam_config, eps, -1, "eps = -1");
-    SETTING(mpt_adamw, mpt_adamw_config, eps, infinite - infinite, "eps");
+    SETTING(mpt_adamw, mpt_adamw_config, eps, (double)NAN, "eps");
     SETTING(mpt_adamw, mpt_adamw_config, weight_decay, infinite, "weight_decay");
     QUIET(mpt_rmsprop_config_default, mpt_rmsprop_config_default().alpha == 0.99);
     QUIET(mpt_adagrad_config_default, mpt_adagrad_config_default().eps == 1e-10);
@@ -472,7 +472,7 @@ TEST(optimizers) {
     OPTIMIZER(mpt_get_option, mpt_get_option(h_, 0, "eps"));
     CASE(mpt_get_option, ARGUMENT, "no option \"x\"", mpt_get_option(mine, 0, "x"));
     OPTIMIZER(mpt_clip_grad_value, mpt_clip_grad_value(h_, 1));
-    CASE(mpt_clip_grad_value, ARGUMENT, "limit", mpt_clip_grad_value(mine, infinite - infinite));
+    CASE(mpt_clip_grad_value, ARGUMENT, "limit", mpt_clip_grad_value(mine, (double)NAN));
     OPTIMIZER(mpt_step, mpt_step(h_));
     OPTIMIZER(mpt_applied_steps, CHECK_EQ_INT(mpt_applied_steps(h_), -1));
     OPTIMIZER(mpt_optimizer_hash, CHECK_EQ_INT(mpt_optimizer_hash(h_), 0));
