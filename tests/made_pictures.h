@@ -174,8 +174,8 @@ static void made_bmp(made *m, int header, int bits, int width, int height, int c
     for (int i = 0; header == 40 && i < 6; i++) made_number(m, 0, 4);
     for (int i = 0; i < colors; i++)
         made_number(m, (uint32_t)(7 * i % 256 << 16 | 3 * i % 256 << 8 | i), -entry);
-    for (int i = 0; i < row * (height < 0 ? -height : height); i++)
-        made_number(m, (uint32_t)fill, 1);
+    const int64_t pixels = (int64_t)row * (height < 0 ? -height : height);
+    for (int64_t i = 0; i < pixels && i < MADE_SIZE; i++) made_number(m, (uint32_t)fill, 1);
 }
 
 #endif
