@@ -20000,7 +20000,7 @@ static MPT__COLD bool mpt__not_forked(mpt_context *context) {
 
 /* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
    error). */
-static MPT__NOINLINE bool mpt__enter(mpt_context *context, const char *op) {
+static bool mpt__enter(mpt_context *context, const char *op) {
     if (!context) return false;
     context->base.call++;
     if (context->base.status != MPT_OK) return false;
@@ -31300,6 +31300,7 @@ static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler)
     return count;
 }
 
+MPT__BEGIN_COLD
 /* ==== Making and destroying ==== */
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
@@ -31389,6 +31390,7 @@ MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     return mpt__status_of(handle.context);
 }
 
+MPT__END_LEVEL
 /* ==== Scaling the loss ==== */
 
 /* bf16 has fp32's range; said once. */
@@ -31710,6 +31712,7 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     return status;
 }
 
+MPT__BEGIN_COLD
 /* ==== Asking and setting ==== */
 
 MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
@@ -31788,6 +31791,7 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
     return mpt__put_scale(context, scaler, state->scale);
 }
+MPT__END_LEVEL
 
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler)
     return count;
 }
 
+MPT__BEGIN_COLD
 /* ==== Making and destroying ==== */
 
 MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
@@ -157,6 +158,7 @@ MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     return mpt__status_of(handle.context);
 }
 
+MPT__END_LEVEL
 /* ==== Scaling the loss ==== */
 
 /* bf16 has fp32's range; said once. */
@@ -478,6 +480,7 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     return status;
 }
 
+MPT__BEGIN_COLD
 /* ==== Asking and setting ==== */
 
 MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
@@ -556,5 +559,6 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
     return mpt__put_scale(context, scaler, state->scale);
 }
+MPT__END_LEVEL
 
 #endif
