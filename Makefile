@@ -18,9 +18,9 @@
 #                      --only conv2d,steps"
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build mnist models"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
-#   make coverage      the branches of src/ that the suite takes, by room;  ROOM=18_idx.c lists the rest
+#   make coverage      the branches of src/ that the suite takes, by room;  ROOM=data/idx.c lists the rest
 #   make mutate        breaks the library in N small places, one by one: does a test notice?  N=20
-#                      SEED=1  ONLY="src/11_parallel.c"
+#                      SEED=1  ONLY="src/ground/parallel.c"
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"

@@ -348,7 +348,7 @@ TEST(quick_start_is_what_is_printed) {
     if (!file) SKIP("README.md (run from the top folder)");
     fclose(file);
     check_shows_quick_start("README.md", "");
-    check_shows_quick_start("src/00_manual.h", "    ");
+    check_shows_quick_start("src/face/manual.h", "    ");
 }
 
 TEST_TABLE = {T(options_defaults),

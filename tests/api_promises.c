@@ -6,9 +6,9 @@
 #include MPTRAIN_HEADER_FILE
 #include "harness.h"
 
-static const char *const texts[] = {"src/00_manual.h",    "src/01_api.h",
-                                    "src/02_api_train.h", "src/03_api_models.h",
-                                    "src/04_api_data.h",  "README.md"};
+static const char *const texts[] = {"src/face/manual.h",    "src/face/tensors.h",
+                                    "src/face/training.h", "src/face/models.h",
+                                    "src/face/data.h",  "README.md"};
 /* What makes a sentence a promise of that kind. */
 static const char *const words[] = {
     "an error",         "are errors", "error that",   "must ",

@@ -1,7 +1,7 @@
 #!/bin/sh
 # `make coverage`: which branches of src/ the suite takes, by room.
 #   coverage.sh BUILD            builds the suite in BUILD with gcc --coverage, runs it, reports
-#   ROOM=41_autograd.c           lists that room's branches that no test takes, from the last run
+#   ROOM=core/autograd.c           lists that room's branches that no test takes, from the last run
 #   KEEP=1                       adds to what was counted before instead of beginning anew
 #   TESTS="tests/test_idx.c"     runs these only        LEVELS=  runs at no second CPU level
 #   JOBS=2  CC=gcc  GCOV=gcov

@@ -17,8 +17,8 @@
 enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
 enum { NO_ROOM = -1, LAUNCH_ROOM = 20 };
 
-/* Where a word may stand: BASE is 10_base.c; SIMD the rooms with code per instruction set, which
-   are random, dtype, convert, math (12 to 15) and the kernels (31 to 39). */
+/* Where a word may stand: BASE is ground/base.c; SIMD the rooms with code per instruction set,
+   which are random, dtype, convert, math (12 to 15) and the kernels (31 to 39). */
 enum { NOWHERE, BASE, SIMD, BASE_AND_SIMD };
 
 /* How a word is matched: a whole identifier; one that is called, other than through a pointer in a
@@ -41,27 +41,27 @@ static const rule rules[] = {
      NOWHERE, "depends on the locale, on the process or on the platform"},
     {"malloc calloc realloc free aligned_alloc posix_memalign strdup fopen fread fwrite fclose "
      "fseek ftell remove rename getenv clock_gettime pthread_create pthread_join",
-     CALL, BASE, "the system is reached through the callbacks of 10_base.c"},
+     CALL, BASE, "the system is reached through the callbacks of ground/base.c"},
     {"exp expf exp2 exp2f expm1 expm1f log logf log2 log2f log10 log10f log1p log1pf tanh tanhf "
      "sinh cosh sin sinf cos cosf tan tanf asin acos atan atan2 pow powf erf erff erfc cbrt hypot "
      "fma fmaf tgamma lgamma",
      CALL, NOWHERE, "its bits differ between platforms: use the library's own"},
     {"isnan isinf isfinite isnormal fpclassify", CALL, NOWHERE,
      "broken by -ffast-math: test the bits"},
-    {"_Pragma __pragma", WORD, BASE, "pragmas live in 10_base.c"},
+    {"_Pragma __pragma", WORD, BASE, "pragmas live in ground/base.c"},
     {"asm __asm __asm__", WORD, SIMD, "asm lives in the SIMD rooms, 12 to 15 and 31 to 39"},
     {"target __target__ MPT__TARGET", CALL, BASE_AND_SIMD,
      "target attributes live in the SIMD rooms, 12 to 15 and 31 to 39"},
     {"_mm _tile_ __m128 __m256 __m512 __cpuid _xgetbv vld1 vst1 vcvt_ vfma float32x4 float16x",
      PREFIX, SIMD, "intrinsics live in the SIMD rooms, 12 to 15 and 31 to 39"},
     {"__atomic_ __sync_ Interlocked _Interlocked atomic_ _Atomic", PREFIX, BASE,
-     "atomics live in 10_base.c"},
+     "atomics live in ground/base.c"},
     {"restrict", WORD, NOWHERE, "not C++: write MPT__RESTRICT"},
 };
 
 static const char *const api_headers[] = {"stdbool.h", "stddef.h", "stdint.h"};
 
-/* Macros of the platform that 10_base.c may set. All others begin with MPT. */
+/* Macros of the platform that ground/base.c may set. All others begin with MPT. */
 static const char *const platform_macros[] = {"_POSIX_C_SOURCE", "_DEFAULT_SOURCE",
     "_DARWIN_C_SOURCE", "_GNU_SOURCE", "_FILE_OFFSET_BITS", "WIN32_LEAN_AND_MEAN", "NOMINMAX",
     "_CRT_SECURE_NO_WARNINGS", "_WIN32_WINNT", "STB_IMAGE_IMPLEMENTATION",
@@ -203,7 +203,7 @@ static void check_directive(const char *line, int room) {
     if (*p++ != '#') return;
     p += strspn(p, " \t");
     if (strncmp(p, "pragma", 6) == 0 && !allowed(BASE, room)) {
-        report("pragmas live in 10_base.c");
+        report("pragmas live in ground/base.c");
     } else if (strncmp(p, "include", 7) == 0) {
         p += 7;
         check_include(p + strspn(p, " \t"), room);

@@ -2,7 +2,7 @@
 # `make mutate`: would a test notice? Breaks the library in one small place at a time (mutate.c says
 # how) and runs the suite, the tests that are about the broken room first, until one fails.
 #   mutate.sh BUILD MUTATE N SEED   N mutants, drawn from SEED, in a copy of the project in BUILD
-#   ONLY='src/11_parallel.c'        breaks only these      FIRST=40  begins with mutant 40
+#   ONLY='src/ground/parallel.c'        breaks only these      FIRST=40  begins with mutant 40
 #   JOBS=2  CC=cc
 # A mutant that does not compile, or whose object is the same to the byte, is none: the next is
 # taken. The last line is "N of M noticed"; before it stands each survivor with its edit, and

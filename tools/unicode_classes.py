@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints mpt__unicode_classes of src/71_text.c: which characters are letters (1), numbers (2), white
+"""Prints mpt__unicode_classes of src/data/text.c: which characters are letters (1), numbers (2), white
 space (3) or none of these (0), as one number 4 * length of the run before + class per run, in base 32
 with the low digit first; digit d is written as the character 35 + d, or 35 + 32 + d if more follow.
 Characters that Unicode has not assigned go with those before them."""

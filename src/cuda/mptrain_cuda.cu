@@ -7,7 +7,7 @@
  *     cc -O2 -DMPTRAIN_CUDA -c your_program.c            (where MPTRAIN_IMPLEMENTATION is defined)
  *     nvcc -arch=native your_program.o mptrain_cuda.o -lcublasLt -lm -lpthread
  *
- * It executes launches (20_launch.h in mptrain.h: the contract of every kernel) and knows nothing
+ * It executes launches (waist/launch.h in mptrain.h: the contract of every kernel) and knows nothing
  * of tensors, modules or optimizers. All kernels go to one stream, in order; whatever varies from
  * step to step is read from device scalars, so the host never waits inside a step. Arithmetic is
  * fp32 on values converted on load and rounded once on store. Every sum has a tree that depends on
@@ -34,15 +34,15 @@
 
 namespace {
 
-#include "10_base.cu"
-#include "20_elementwise.cu"
-#include "30_axis.cu"
-#include "31_loss.cu"
-#include "32_resize.cu"
-#include "40_gemm.cu"
-#include "50_update.cu"
-#include "60_conv.cu"
-#include "61_norm.cu"
-#include "62_attention.cu"
-#include "63_fp8.cu"
-#include "90_backend.cu"
+#include "device.cu"
+#include "elementwise.cu"
+#include "axis.cu"
+#include "loss.cu"
+#include "resize.cu"
+#include "gemm.cu"
+#include "update.cu"
+#include "conv.cu"
+#include "norm.cu"
+#include "attention.cu"
+#include "fp8.cu"
+#include "runtime.cu"

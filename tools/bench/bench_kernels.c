@@ -107,7 +107,7 @@ static void make_gradient_case(bench_case *c, const kernel_case *k, int dtype, i
     c->launch.index[0] = adam;
 }
 
-/* Operands as 20_launch.h has them, [height, width]. */
+/* Operands as waist/launch.h has them, [height, width]. */
 static void make_loss_case(bench_case *c, const kernel_case *k, int dtype, int64_t height) {
     void *x = dtype == MPT_F32 ? memory[0] : halves[0],
          *dx = dtype == MPT_F32 ? memory[1] : halves[2];

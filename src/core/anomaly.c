@@ -1,0 +1,327 @@
+/* ---------------------------------------------------------------------------------------------
+ * core/anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.
+ *
+ * Every step is recorded, with a note of each launch that made a non-finite value. If the loss or
+ * gradients are not finite before an update, or at the end of the step, its launches run once more
+ * in memory of their own, where whatever was fp16 or bf16 is fp32. The first launch that is finite
+ * there is where precision failed. If there is none the values themselves are at fault.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CORE_ANOMALY_INCLUDED
+#define MPT__CORE_ANOMALY_INCLUDED
+
+#include "core/values.c"
+
+/* What a launch made that is not finite: its first such element. */
+typedef struct mpt__finding {
+    int64_t launch; /* position in the recording */
+    int64_t index;
+    uint32_t path; /* of the module */
+    int operand;
+    double value;
+} mpt__finding;
+
+typedef struct mpt__anomaly {
+    mpt__finding *findings; /* of the open step */
+    int64_t count, capacity;
+    bool lost;   /* a loss that backward ran from was not finite */
+    bool looked; /* the step was replayed already */
+    mpt_anomaly_kind kind;
+    char report[640];
+} mpt__anomaly;
+
+/* A storage in the replay. */
+typedef struct mpt__shadow {
+    void *data; /* NULL: the replay reads the original */
+    int size_class;
+    uint8_t dtype, first; /* of its first use: as what, how; 0: it is not used */
+    bool low, written;
+} mpt__shadow;
+
+static const uint8_t mpt__kernel_effects[] = {
+#define MPT__ROW(id, name, effect) effect,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+static bool mpt__is_low(int dtype) { return dtype == MPT_F16 || dtype == MPT_BF16; }
+
+/* A float element of a view, as a double, without the checks that a captured step would fail. */
+static double mpt__element(mpt_context *context, void *const *data, const mpt__operand *operand,
+                           int64_t index) {
+    int64_t at = operand->offset, bits = 0;
+    double value = 0;
+    size_t size = mpt_dtype_size((mpt_dtype)operand->dtype);
+    for (int d = operand->rank - 1; d >= 0; index /= operand->shape[d--])
+        at += index % operand->shape[d] * operand->stride[d];
+    const char *from = (const char *)data[operand->storage] + at * (int64_t)size;
+    context->backend.download(context->backend.self, &bits, from, size);
+    mpt__ref_load_f64(&value, &bits, operand->dtype, 0, 1, 1);
+    return value;
+}
+
+/* ==== While a step runs ==== */
+
+static void mpt__anomaly_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    mpt__anomaly *anomaly = (mpt__anomaly *)user;
+    if (launch->phase > MPT__BACKWARD) return;
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage || operand->access == MPT__READ ||
+            !mpt__dtype_info[operand->dtype].is_float)
+            continue;
+        int64_t index = mpt__find_nonfinite(context, context->data, operand);
+        if (index < 0 ||
+            !mpt__room(context, anomaly->findings, anomaly->capacity, anomaly->count + 1))
+            continue;
+        mpt__finding *finding = &anomaly->findings[anomaly->count++];
+        uint32_t record = launch->op_record;
+        finding->launch = context->recorder->count - 1;
+        finding->index = index;
+        finding->path = record ? context->records[record]->path : context->path;
+        finding->operand = i;
+        finding->value = mpt__element(context, context->data, operand, index);
+        return;
+    }
+}
+
+/* Ends the recording of a step, if it is this mode's. */
+static void mpt__anomaly_stop(mpt_context *context) {
+    if (!context->recorder || !context->recorder->own) return;
+    const mpt__recording *recorder = mpt__recorder_stop(context);
+    mpt__hook_remove(context, mpt__anomaly_launch);
+    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+}
+
+/* At the start of a step. One that the user records, or captures, is not looked at. */
+static void mpt__anomaly_start(mpt_context *context) {
+    mpt__anomaly *anomaly = context->anomaly;
+    anomaly->count = 0;
+    anomaly->looked = anomaly->lost = false;
+    if (context->recorder || mpt__recorder_start(context) != MPT_OK) return;
+    context->recorder->own = true;
+    mpt__hook_add(context, mpt__anomaly_launch, anomaly);
+}
+
+/* ==== The replay ==== */
+
+/* What a launch is in the replay; false if it has no place there: what changes state other than
+   tensors of the step. */
+static bool mpt__anomaly_widen(const mpt__launch *from, mpt__launch *launch) {
+    *launch = *from;
+    if (launch->kernel == MPT__K_SCALE_LOSS) launch->kernel = MPT__K_UNARY;
+    if (mpt__kernel_effects[launch->kernel] || launch->phase > MPT__BACKWARD) return false;
+    if (mpt__is_low(launch->compute_dtype)) launch->compute_dtype = MPT_F32;
+    for (int i = 0; i < launch->n_operands; i++)
+        if (mpt__is_low(launch->operand[i].dtype)) launch->operand[i].dtype = MPT_F32;
+    return true;
+}
+
+/* Launches outside the context's order, on memory by a table of its own. */
+static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launch *launch) {
+    mpt__backend *backend = &context->backend;
+    mpt__execution execution;
+    execution.data = data;
+    execution.scalars = mpt__device_scalars(context);
+    execution.workspace = NULL;
+    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
+    if (launch->workspace > 0) {
+        execution.workspace = mpt__launch_workspace(context, launch->workspace);
+        if (!execution.workspace) return false;
+    }
+    mpt_status status = mpt__launch_plainly(backend, &execution, launch);
+    return status == MPT_OK || mpt__reject(context, status, "%s", backend->error);
+}
+
+/* How the launches up to the last finding use each storage. */
+static void mpt__anomaly_uses(const mpt_context *context, int64_t last, mpt__shadow *shadows) {
+    for (int64_t i = 0; i <= last; i++) {
+        const mpt__launch *launch = &context->recorder->launches[i];
+        mpt__launch wide;
+        if (!mpt__anomaly_widen(launch, &wide)) continue;
+        for (int k = 0; k < launch->n_operands; k++) {
+            const mpt__operand *operand = &launch->operand[k];
+            mpt__shadow *shadow = &shadows[operand->storage];
+            if (!shadow->first) shadow->first = operand->access, shadow->dtype = operand->dtype;
+            shadow->low = shadow->low || mpt__is_low(operand->dtype);
+            shadow->written = shadow->written || operand->access != MPT__READ;
+        }
+    }
+}
+
+/* Memory for a storage that the replay writes or has in fp32: with the values of now where they are
+   read before they are written, else zeros. */
+static bool mpt__anomaly_shadow(mpt_context *context, uint32_t id, mpt__shadow *shadow) {
+    int64_t bytes = context->storages[id].bytes * (shadow->low ? 2 : 1);
+    bool copied = shadow->first == MPT__READ;
+    if (copied && !context->data[id]) return false; /* written by the host, and gone */
+    shadow->data =
+        mpt__pool_take(context, bytes > 0 ? bytes : 1, MPT_MEMORY_WORKSPACE, &shadow->size_class);
+    if (!shadow->data) return false;
+    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, mpt__class_bytes(shadow->size_class));
+    void *pair[3] = {NULL, context->data[id], shadow->data};
+    mpt__launch *launch = mpt__launch_begin(context, copied ? MPT__K_COPY : MPT__K_FILL);
+    bool low = copied && mpt__is_low(shadow->dtype); /* of other dtypes bytes are what counts */
+    int64_t count = copied && low ? bytes / 4 : copied ? context->storages[id].bytes : bytes;
+    if (copied)
+        mpt__operand_on(launch, 0, 1, low ? (mpt_dtype)shadow->dtype : MPT_U8, 0, count, MPT__READ);
+    mpt__operand_on(launch, copied, 2, low ? MPT_F32 : MPT_U8, 0, count, MPT__WRITE);
+    return bytes == 0 || mpt__anomaly_run(context, pair, launch);
+}
+
+static void mpt__anomaly_shadows_free(mpt_context *context, const mpt__shadow *shadows,
+                                      int64_t count) {
+    for (int64_t id = 0; id < count; id++) {
+        if (!shadows[id].data) continue;
+        mpt__account_less(&context->base, MPT_MEMORY_WORKSPACE,
+                          mpt__class_bytes(shadows[id].size_class));
+        mpt__pool_give(context, shadows[id].data, shadows[id].size_class);
+    }
+}
+
+/* Says what a finding is; `wide` is what fp32 has in its place. */
+static void mpt__anomaly_report(mpt_context *context, const mpt__finding *finding,
+                                mpt_anomaly_kind kind, double wide) {
+    mpt__anomaly *anomaly = context->anomaly;
+    const mpt__launch *launch = &context->recorder->launches[finding->launch];
+    const mpt__operand *operand = &launch->operand[finding->operand];
+    const char *path = mpt__path_text(context, finding->path);
+    mpt_shape shape = mpt__operand_shape(operand);
+    mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
+    anomaly->kind = kind;
+    mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %s tensor %S ",
+                    context->now.step, mpt__phase_names[launch->phase],
+                    launch->op ? mpt__op_row_of(launch->op)->name : "no op",
+                    *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
+                    finding->index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+    if (kind == MPT_ANOMALY_PRECISION)
+        mpt__write_text(&text,
+                        "is %g; in float32 it is %g. Keep that module in fp32 with "
+                        "mpt_set_dtype_policy%s, or take MPT_BF16 for MPT_F16",
+                        finding->value, wide,
+                        launch->phase == MPT__BACKWARD ? ", lower the loss scale" : "");
+    else if (kind == MPT_ANOMALY_VALUES)
+        mpt__write_text(&text,
+                        "is %g, in float32 too: precision is not the cause. Check the data, the "
+                        "learning rate, and logarithms, divisions and roots before it",
+                        finding->value);
+    else
+        mpt__write_text(&text, "is %g; what fp32 would have given cannot be said: an input is gone",
+                        finding->value);
+    mpt__log(&context->base, MPT_LOG_WARNING, "%s", anomaly->report);
+}
+
+/* Runs the launches on the shadows, and reports the first finding that fp32 does not share, or, if
+   it shares them all, the first NaN among them, or else the first. */
+static void mpt__anomaly_compare(mpt_context *context, void *const *data) {
+    const mpt__anomaly *anomaly = context->anomaly;
+    const mpt__finding *finding = anomaly->findings, *end = finding + anomaly->count;
+    const mpt__finding *worst = finding;
+    for (int64_t i = 0; finding < end; i++) {
+        mpt__launch launch;
+        bool runs = mpt__anomaly_widen(&context->recorder->launches[i], &launch);
+        if (runs && !mpt__anomaly_run(context, data, &launch)) return;
+        if (i < finding->launch) continue;
+        const mpt__operand *operand = &launch.operand[finding->operand];
+        if (runs && mpt__find_nonfinite(context, data, operand) < 0) {
+            mpt__anomaly_report(context, finding, MPT_ANOMALY_PRECISION,
+                                mpt__element(context, data, operand, finding->index));
+            return;
+        }
+        if (mpt__f64_is_nan(finding->value) && !mpt__f64_is_nan(worst->value)) worst = finding;
+        finding++;
+    }
+    mpt__anomaly_report(context, worst, MPT_ANOMALY_VALUES, 0);
+}
+
+static void mpt__anomaly_replay(mpt_context *context) {
+    const mpt__anomaly *anomaly = context->anomaly;
+    int64_t count = context->storage_count, last = anomaly->findings[anomaly->count - 1].launch;
+    size_t bytes = (size_t)count * (sizeof(mpt__shadow) + sizeof(void *));
+    mpt__shadow *shadows = (mpt__shadow *)mpt__host_new(context, bytes);
+    if (!shadows) return;
+    void **data = (void **)(void *)(shadows + count);
+    mpt__anomaly_uses(context, last, shadows);
+    bool ready = true;
+    for (int64_t id = 1; id < count && ready; id++) {
+        if (!shadows[id].first) continue;
+        ready = shadows[id].low || shadows[id].written
+                    ? mpt__anomaly_shadow(context, (uint32_t)id, &shadows[id])
+                    : context->data[id] != NULL;
+    }
+    for (int64_t id = 0; id < count; id++)
+        data[id] = shadows[id].data ? shadows[id].data : context->data[id];
+    if (ready)
+        mpt__anomaly_compare(context, data);
+    else if (context->base.status == MPT_OK)
+        mpt__anomaly_report(context, anomaly->findings, MPT_ANOMALY_UNKNOWN, 0);
+    mpt__anomaly_shadows_free(context, shadows, count);
+    mpt__host_free(context, shadows, bytes);
+}
+
+static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
+    mpt__operand_of(launch, 0, loss, MPT__READ);
+    if (mpt__find_nonfinite(context, context->data, &launch->operand[0]) >= 0)
+        context->anomaly->lost = true;
+}
+
+/* Whether any gradient of a parameter is not finite. */
+static bool mpt__gradients_failed(mpt_context *context) {
+    for (int64_t i = 0; i < context->parameter_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[i];
+        if (!parameter->live || !parameter->has_grad) continue;
+        mpt__operand operand;
+        memset(&operand, 0, sizeof operand);
+        operand.storage = context->blocks[parameter->block].gradients;
+        operand.dtype = MPT_F32;
+        operand.rank = 1;
+        operand.offset = parameter->offset;
+        operand.shape[0] = parameter->numel;
+        operand.stride[0] = 1;
+        if (mpt__find_nonfinite(context, context->data, &operand) >= 0) return true;
+    }
+    return false;
+}
+
+static void mpt__anomaly_look(mpt_context *context) {
+    mpt__anomaly *anomaly = context->anomaly;
+    if (!context->recorder || !context->recorder->own || context->recorder->failed ||
+        anomaly->count == 0 || anomaly->looked || context->base.status != MPT_OK ||
+        !(anomaly->lost || mpt__gradients_failed(context)))
+        return;
+    anomaly->looked = true;
+    mpt__anomaly_replay(context);
+}
+
+/* ==== API ==== */
+
+static void mpt__anomaly_free(mpt_context *context) {
+    mpt__anomaly *anomaly = context->anomaly;
+    if (!anomaly) return;
+    mpt__anomaly_stop(context);
+    mpt__room_free(context, anomaly->findings, anomaly->capacity);
+    mpt__host_free(context, anomaly, sizeof *anomaly);
+    context->anomaly = NULL;
+}
+
+MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
+    if (!mpt__enter(context, "mpt_anomaly_mode")) return mpt__status_of(context);
+    if (context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "step %lld is open; switch anomaly mode between steps",
+                          context->now.step);
+    if (!on) mpt__anomaly_free(context);
+    if (on && !context->anomaly)
+        context->anomaly = (mpt__anomaly *)mpt__host_new(context, sizeof *context->anomaly);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_anomaly_kind mpt_anomaly(mpt_context *context) {
+    return context && context->anomaly ? context->anomaly->kind : MPT_ANOMALY_NONE;
+}
+
+MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context) {
+    return context && context->anomaly ? context->anomaly->report : "";
+}
+
+#endif

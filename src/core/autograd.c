@@ -1,0 +1,852 @@
+/* ---------------------------------------------------------------------------------------------
+ * core/autograd.c: op calls, the tape, backward.
+ *
+ * Each op call that leads to a gradient leaves one record. Tensors hold their producer's record, a
+ * record holds its inputs' slots: the graph lives exactly as long as something can still use it.
+ * Backward walks it from the loss, depth first by input number, and so never depends on the order
+ * in which a compiler evaluated the arguments of a call.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CORE_AUTOGRAD_INCLUDED
+#define MPT__CORE_AUTOGRAD_INCLUDED
+
+#include "core/tensor.c"
+
+/* ==== Op calls ==== */
+
+typedef enum mpt__policy {
+    MPT__POLICY_ANY,   /* any dtype; the op decides */
+    MPT__POLICY_INPUT, /* float; the dtype of its inputs */
+    MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
+    MPT__POLICY_FP32,  /* fp32 inside a region */
+    MPT__POLICY_LOSS   /* fp32 always */
+} mpt__policy;
+
+/* One call of an op, forward or backward, with everything that its functions work on. */
+typedef struct mpt__frame {
+    mpt_context *context;
+    const struct mpt__op_row *row;
+    int op, n_in, n_out;
+    unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
+    mpt__tensor *const *in;             /* NULL: absent */
+    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+    mpt_shape out_shape[MPT__MAX_OUTPUTS];
+    mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
+    mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
+    mpt__attributes *attributes;
+    bool records;   /* forward: backward will follow */
+    bool is_view;   /* shape rule: output 0 views input 0 */
+    uint8_t layout; /* mpt__layout; shape rule: of outputs */
+    int64_t view_stride[MPT_MAX_RANK], view_offset;
+    mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
+    int n_temporary;
+    mpt__record *record; /* forward: what it will leave */
+    /* backward */
+    mpt__tensor *const *dy;    /* NULL: no gradient came */
+    mpt__tensor *const *saved; /* NULL: absent */
+    mpt__tensor *dx;           /* see mpt__dx_into */
+    mpt__access access;        /* to dx */
+} mpt__frame;
+
+typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
+
+/* A row of the op table (ops/op.c). */
+typedef struct mpt__op_row {
+    const char *name;
+    const char *onnx; /* "" if there is no single equal */
+    mpt__policy policy;
+    mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
+    mpt__function function, backward_function;
+} mpt__op_row;
+
+static const mpt__op_row *mpt__op_row_of(int op); /* ops/table.c */
+/* ops/norm.c: whether the output can be computed again from what forward saved; does so. */
+static bool mpt__can_repeat(const mpt__frame *frame);
+static mpt_status mpt__repeat(mpt__frame *frame);
+
+/* A tensor that lives until the end of the call; if forward saves it, until backward. */
+static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
+    mpt__tensor *tensor = mpt__tensor_unscoped(frame->context, dtype, shape, MPT_MEMORY_ACTIVATION);
+    if (tensor) frame->temporary[frame->n_temporary++] = tensor;
+    return tensor;
+}
+
+/* Of a result, or what it is a view of: the call that can give it again, or NULL. The version that
+   it had stands behind those of what that call saved. */
+static mpt__record *mpt__repeater(const mpt__tensor *tensor) {
+    while (tensor->record && tensor->record->repeats == MPT__REPEATS_VIEW)
+        tensor = tensor->record->in[0];
+    bool repeats = tensor->record && tensor->record->repeats && tensor->output == 0;
+    return repeats ? tensor->record : NULL;
+}
+
+/* Whether backward can have a tensor again as it is now: results changed in place are not. */
+static bool mpt__comes_again(const mpt_context *context, const mpt__tensor *tensor) {
+    const mpt__record *record = mpt__repeater(tensor);
+    return record &&
+           record->saved_version[record->n_saved] == context->storages[tensor->storage].version;
+}
+
+/* Leaves position `at` of what is saved to backward, where that can have the tensor again. */
+static MPT__NOINLINE bool mpt__save_later(const mpt__frame *frame, const mpt__tensor *tensor,
+                                          int at) {
+    mpt__record *record = frame->record;
+    if (tensor != frame->in[0] || record->again || !mpt__comes_again(frame->context, tensor))
+        return false;
+    record->saved[at] = NULL;
+    record->again = (uint8_t)(at + 1);
+    return true;
+}
+
+/* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. An
+   input that can be computed again is not held: the record finds it in in[0], whose slot stays. */
+static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
+    mpt_context *context = frame->context;
+    mpt__record *record = frame->record;
+    if (!frame->records) return;
+    int at = record->n_saved++;
+    record->saved[at] = tensor;
+    if (!tensor) return;
+    record->saved_version[at] = context->storages[tensor->storage].version;
+    if (mpt__recomputes(context) && mpt__save_later(frame, tensor, at)) return;
+    tensor->saves++;
+}
+
+static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
+    for (int i = frame->n_temporary; i > 0; i--)
+        mpt__tensor_drop(frame->context, frame->temporary[i - 1]);
+}
+
+/* ==== Records ==== */
+
+/* Makes more records. They never move. */
+static MPT__COLD bool mpt__records_grow(mpt_context *context) {
+    int64_t first = context->record_count, need = first + MPT__RECORD_CHUNK;
+    if (!mpt__room(context, context->records, context->record_capacity, need)) return false;
+    mpt__record *chunk =
+        (mpt__record *)mpt__host_new(context, MPT__RECORD_CHUNK * sizeof(mpt__record));
+    if (!chunk) return false;
+    context->record_count += MPT__RECORD_CHUNK;
+    for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
+        context->records[first + i] = &chunk[i];
+        chunk[i].number = (uint32_t)(first + i);
+        chunk[i].next = context->free_record;
+        if (chunk[i].number) context->free_record = &chunk[i]; /* number 0 means none */
+    }
+    return true;
+}
+
+static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *context, mpt__record *record) {
+    record->next = context->free_record;
+    context->free_record = record;
+}
+
+static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *context, mpt__record *record) {
+    int n_saved = record->n_saved;
+    record->n_saved = 0;
+    for (int i = 0; i < n_saved; i++) {
+        mpt__tensor *tensor = record->saved[i];
+        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
+    }
+}
+
+/* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
+   long as a program ran without a scope. */
+static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record *record) {
+    if (--record->references > 0) return;
+    record->next = context->dying_record;
+    context->dying_record = record;
+    if (context->releasing_records) return;
+    context->releasing_records = true;
+    while ((record = context->dying_record) != NULL) {
+        context->dying_record = record->next;
+        if (record->n_saved > 0) mpt__record_unsave(context, record);
+        for (int i = 0; i < record->n_in; i++) {
+            mpt__tensor *input = record->in[i];
+            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
+        }
+        record->live = 0;
+        mpt__record_spare(context, record);
+    }
+    context->releasing_records = false;
+}
+
+static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
+    mpt__record *record = frame->record;
+    if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
+    if (frame->is_view || !mpt__can_repeat(frame)) return;
+    record->repeats = MPT__REPEATS;
+    record->saved_version[record->n_saved] =
+        frame->context->storages[frame->out[0]->storage].version;
+}
+
+/* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
+   back. */
+static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
+    mpt_context *context = frame->context;
+    mpt__record *record = frame->record;
+    if (status != MPT_OK || !frame->records) {
+        mpt__record_unsave(context, record);
+        mpt__record_spare(context, record);
+        return;
+    }
+    context->counters.op_records++;
+    record->done = 0;
+    record->live = 1;
+    record->compute_dtype = (uint8_t)frame->compute;
+    record->repeats = MPT__REPEATS_NOT;
+    if (mpt__recomputes(context)) mpt__note_repeats(frame);
+    record->layout = frame->layout;
+    record->path = context->path;
+    record->step = context->now.step;
+    for (int i = 0; i < frame->n_in; i++)
+        if (record->in[i]) record->in[i]->nodes++;
+    for (int i = 0; i < n_out; i++) {
+        record->grad[i] = NULL;
+        frame->out[i]->record = record;
+        frame->out[i]->output = (uint8_t)i;
+        frame->out[i]->flags |= MPT__REQUIRES_GRAD;
+    }
+}
+
+/* ==== The engine: one forward call ==== */
+
+static void mpt__outputs_null(mpt_context *context, mpt_tensor *out, int n_out) {
+    for (int i = 0; i < n_out; i++) out[i] = mpt__null(context);
+}
+
+/* The first context among the handles, so that an error finds its place. */
+static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
+    for (int i = 0; i < count; i++)
+        if (tensors[i].context) return tensors[i].context;
+    return NULL;
+}
+
+static MPT__COLD bool mpt__input_stale(mpt_context *context, mpt_tensor handle, int number) {
+    char argument[24];
+    mpt__format_text(argument, sizeof argument, "argument %d", number);
+    mpt__stale(context, handle, argument);
+    return false;
+}
+
+/* Finds the tensors of handles; those from `required` on may be absent. */
+static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_in, int required,
+                             mpt__tensor **found) {
+    for (int i = 0; i < n_in; i++) {
+        found[i] = mpt__live(context, in[i]);
+        if (!found[i] && (in[i].context || in[i].slot || i < required))
+            return mpt__input_stale(context, in[i], i + 1);
+    }
+    return true;
+}
+
+/* Begins a forward call, on a record whose inputs are the caller's to set, and its attributes too
+   where they are NULL here. */
+static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
+                                              int n_in, int n_out,
+                                              const mpt__attributes *attributes) {
+    mpt__record *record = context->free_record;
+    if (!record) {
+        if (!mpt__records_grow(context)) return false;
+        record = context->free_record;
+    }
+    context->free_record = record->next;
+    if (attributes) record->attributes = *attributes;
+    record->op = (uint16_t)op;
+    record->n_in = (uint8_t)n_in;
+    record->n_out = (uint8_t)n_out;
+    record->references = (uint32_t)n_out;
+    record->n_saved = record->again = 0;
+    frame->context = context; /* the frame is large: what is not set here, readers do not reach */
+    frame->row = mpt__op_row_of(op);
+    frame->op = op;
+    frame->n_in = n_in;
+    frame->n_out = n_out;
+    frame->record = record;
+    frame->in = record->in;
+    frame->attributes = &record->attributes;
+    frame->is_view = false;
+    frame->layout = MPT__LAYOUT_CONTIGUOUS;
+    frame->n_temporary = 0;
+    return true;
+}
+
+/* Looks at the inputs: whether backward will follow. */
+static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
+    const mpt_context *context = frame->context;
+    unsigned flags = 0, dtypes = 0;
+    for (int i = 0; i < frame->n_in; i++) {
+        if (!frame->in[i]) continue;
+        flags |= frame->in[i]->flags;
+        dtypes |= 1u << frame->in[i]->dtype;
+    }
+    frame->dtypes = dtypes;
+    frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
+                     !context->inference_depth && frame->row->backward;
+    if (!frame->records || !(flags & MPT__INFERENCE)) return true;
+    return mpt__reject(
+        frame->context, MPT_ERROR_STATE,
+        "a tensor made in inference mode cannot take part in backward; make it outside, "
+        "or mpt_clone it");
+}
+
+/* Lays a new output of four dimensions out as the op has it. */
+static MPT__NOINLINE void mpt__output_layout(const mpt__frame *frame, mpt__tensor *out) {
+    bool last = frame->layout == MPT__LAYOUT_CHANNELS_LAST;
+    for (int i = 0; i < frame->n_in; i++) {
+        const mpt__tensor *in = frame->in[i];
+        last |= in && in->shape.rank == 4 && mpt__channels_last(in);
+    }
+    if (last) mpt__channels_last_strides(out);
+}
+
+static MPT__NOINLINE mpt__tensor *mpt__output_view(const mpt__frame *frame) {
+    mpt__tensor view = *frame->in[0];
+    view.shape = frame->out_shape[0];
+    view.offset = frame->view_offset;
+    mpt__copy_dims(view.stride, frame->view_stride, view.shape.rank);
+    return mpt__tensor_alias(frame->context, &view);
+}
+
+static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
+    if (frame->is_view) return mpt__output_view(frame);
+    mpt__tensor *out = mpt__tensor_make(frame->context, frame->out_dtype[0], &frame->out_shape[0],
+                                        MPT_MEMORY_ACTIVATION, true);
+    if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
+    return out;
+}
+
+static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
+    return (mpt_dtype)context->autocast[context->autocast_depth];
+}
+/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
+   that of a module which is kept out of half and yet gets what others made. */
+static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
+
+/* The first part of a forward call, up to the shapes and dtypes of its outputs. */
+static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
+    if (!mpt__check_inputs(frame)) return frame->context->base.status;
+    frame->out_dtype[0] = frame->compute = MPT_F32;
+    if (frame->dtypes != 1u << MPT_F32 || mpt__autocast_dtype(frame->context) != MPT_F32) {
+        mpt_status status = mpt__policy_dtype(frame);
+        if (status != MPT_OK) return status;
+    }
+    return frame->row->shape(frame);
+}
+
+/* The second, once the outputs are there. */
+static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__launch_origin(context, MPT__FORWARD, frame->op);
+    mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    return status;
+}
+
+/* The last, whatever came of the others. */
+static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, int n_out, mpt_status status) {
+    mpt__record_call(frame, n_out, status);
+    mpt__drop_temporaries(frame);
+}
+
+/* Runs an op of one output on the inputs of its record; NULL on error. */
+static mpt__tensor *mpt__call_run(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = mpt__call_shape(frame);
+    mpt__tensor *out = status == MPT_OK ? mpt__output_new(frame) : NULL;
+    frame->out[0] = out;
+    status = out ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, 1, status);
+    if (status == MPT_OK) return out;
+    if (out) mpt__tensor_drop(context, out);
+    return NULL;
+}
+
+/* Begins it on handles, in a public call of that name, with attributes still to be set; false: it
+   ends here. The context is that of the first input that has one. */
+static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *name, int op,
+                                               const mpt_tensor *in, int n_in, int required) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    if (!mpt__enter(context, name) || !mpt__call_begin(frame, context, op, n_in, 1, NULL))
+        return false;
+    if (mpt__find_inputs(context, in, n_in, required, frame->record->in)) return true;
+    mpt__record_spare(context, frame->record);
+    return false;
+}
+
+/* All of it; gives the output's handle or the error null. */
+static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
+                              const mpt__attributes *attributes) {
+    mpt__frame frame;
+    mpt_context *context = mpt__context_of(in, n_in);
+    if (!mpt__apply_begin(&frame, name, op, in, n_in, attributes->required))
+        return mpt__null(context);
+    *frame.attributes = *attributes;
+    return mpt__handle(context, mpt__call_run(&frame));
+}
+
+/* ==== Gradients of parameters ==== */
+
+/* Whether there is a gradient, where what the caller does depends on it. */
+static MPT__INLINE bool mpt__has_grad(mpt_context *context, const mpt__parameter *parameter) {
+    if (context->capturing && !parameter->cleared) context->found_gradients = true;
+    return parameter->has_grad;
+}
+
+static MPT__INLINE void mpt__clear_grad(mpt__parameter *parameter) {
+    parameter->has_grad = false;
+    parameter->cleared = true;
+}
+
+static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) {
+    if (!block->multiplier_slot) return;
+    uint16_t slot = (uint16_t)block->multiplier_slot;
+    block->multiplier_slot = 0;
+    context->found_gradients = true;
+    if (!block->gradients) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_UNARY);
+    launch->function = MPT__FN_MUL_SLOT;
+    launch->slot[0] = slot;
+    mpt__operand_on(launch, 0, block->gradients, MPT_F32, 0, block->numel, MPT__READ);
+    mpt__operand_on(launch, 1, block->gradients, MPT_F32, 0, block->numel, MPT__WRITE);
+    mpt__submit(context, launch);
+}
+
+/* Ends the gradient that stands at a place, if there is one. */
+static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
+    mpt__tensor *gradient = *at;
+    *at = NULL;
+    if (gradient) mpt__tensor_drop(context, gradient);
+}
+
+static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(mpt_context *context,
+                                                              mpt__tensor *tensor) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    if (!block->gradients)
+        block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
+                                            MPT__FROM_DEVICE, true);
+    mpt__tensor view = *tensor;
+    view.storage = block->gradients;
+    view.dtype = MPT_F32;
+    tensor->gradient =
+        view.storage ? mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
+    return tensor->gradient;
+}
+
+/* The gradient of a parameter: a view of its block's, made on first use, dropped when it moves. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context,
+                                                              mpt__tensor *tensor) {
+    mpt__tensor *known = tensor->gradient;
+    return known ? known : mpt__parameter_gradient_new(context, tensor);
+}
+
+/* ==== Where backward puts its results ==== */
+
+/* Whether input i of the record under way wants a gradient. */
+static bool mpt__wants(const mpt__frame *frame, int i) {
+    return i < frame->n_in && frame->in[i] && (frame->in[i]->flags & MPT__REQUIRES_GRAD);
+}
+
+/* Where the gradient of a tensor that is no parameter is collected. */
+static mpt__tensor **mpt__gradient_place(mpt__tensor *input) {
+    return input->record ? &input->record->grad[input->output] : &input->gradient;
+}
+
+/* Whether nothing else reads a gradient, so that it may be changed in place. */
+static bool mpt__owned(const mpt_context *context, const mpt__tensor *gradient) {
+    return mpt__storage_alone(context, gradient->storage) && mpt__tensor_contiguous(gradient);
+}
+
+/* Whether a gradient is to be channels last, as what it belongs to. */
+static MPT__INLINE bool mpt__keeps_layout(const mpt__frame *frame, const mpt__tensor *tensor) {
+    return frame->layout && tensor->shape.rank == 4 && mpt__channels_last(tensor);
+}
+
+/* mpt__gradient_into for what is no parameter. */
+static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, mpt__tensor *input,
+                                                       mpt__access *access) {
+    mpt_context *context = frame->context;
+    mpt__tensor **place = mpt__gradient_place(input), *old = *place;
+    *access = old ? MPT__ACCUMULATE : MPT__WRITE;
+    if (old && mpt__owned(context, old)) return old;
+    if (old && mpt__storage_alone(context, old->storage) && mpt__keeps_layout(frame, old))
+        return old;
+    mpt__tensor *own =
+        mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
+    if (!own) return NULL;
+    own->flags = MPT__KEPT | MPT__GRADIENT;
+    if (mpt__keeps_layout(frame, input)) mpt__channels_last_strides(own);
+    *place = own;
+    if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
+        mpt__launch_copy(context, old, own, MPT__WRITE);
+        mpt__tensor_drop(context, old);
+    }
+    return own;
+}
+
+/* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
+   with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
+   their fp32 block, others in a tensor of their own dtype. */
+static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__access *access) {
+    if (!mpt__wants(frame, i)) return NULL;
+    mpt__tensor *input = frame->in[i];
+    if (!input->parameter) return mpt__activation_into(frame, input, access);
+    mpt__parameter *parameter = &frame->context->parameters[input->parameter - 1];
+    *access = mpt__has_grad(frame->context, parameter) ? MPT__ACCUMULATE : MPT__WRITE;
+    parameter->has_grad = true; /* after an error nobody asks */
+    return mpt__parameter_gradient(frame->context, input);
+}
+
+/* The destination of an op's only gradient, frame->dx; false where that is all there is to do. */
+static bool mpt__dx_into(mpt__frame *frame) {
+    frame->dx = mpt__gradient_into(frame, 0, &frame->access);
+    return frame->dx != NULL;
+}
+
+/* Hands a gradient of the input's shape on: without a copy where nothing was collected yet. `view`
+   may be a tensor outside all tables (a view of dy). */
+static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor *view) {
+    mpt_context *context = frame->context;
+    if (!mpt__wants(frame, i)) return MPT_OK;
+    mpt__tensor *input = frame->in[i];
+    if (input->record && input->dtype == view->dtype) {
+        mpt__tensor **place = mpt__gradient_place(input);
+        if (!*place) {
+            *place = mpt__tensor_outside(context, view, MPT__KEPT | MPT__GRADIENT);
+            return context->base.status;
+        }
+    }
+    mpt__access access;
+    mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+    return target ? mpt__launch_copy(context, view, target, access) : context->base.status;
+}
+
+/* ==== Backward ==== */
+
+/* A list of the records from `root` down, the reverse of the post-order in which inputs come in
+   their order. Both the list and, until they come into it, the stack of records under way run
+   through `next`; cursor is the next input of each. */
+static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
+    uint32_t mark = ++context->walk_mark;
+    mpt__record *order = NULL, *under = NULL;
+    for (mpt__record *record = root; record;) {
+        if (record->mark != mark) { /* its first visit */
+            record->mark = mark;
+            record->cursor = 0;
+            record->next = under;
+        }
+        mpt__record *below = NULL;
+        int cursor = record->cursor;
+        for (const int n = record->n_in; cursor < n;) {
+            const mpt__tensor *input = record->in[cursor++];
+            if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
+            below = input->record;
+            if (below->mark != mark) break;
+            below = NULL;
+        }
+        record->cursor = (uint8_t)cursor;
+        if (below) {
+            under = record;
+            record = below;
+        } else {
+            under = record->next;
+            record->next = order, order = record;
+            record = under;
+        }
+    }
+    return order;
+}
+
+static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
+    return path ? context->paths[path] : "";
+}
+
+/* Saved tensors must still hold what forward saw. */
+static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
+    if (record->done)
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "backward through %s for the second time, but its saved tensors are gone; pass "
+            "retain = true to the first mpt_backward_from",
+            mpt__op_row_of(record->op)->name);
+    for (int i = 0; i < record->n_saved; i++) {
+        const mpt__tensor *saved = record->saved[i];
+        if (saved && context->storages[saved->storage].version != record->saved_version[i])
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "a tensor that %s saved for backward was changed in place since (mpt_write, "
+                "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
+                mpt__op_row_of(record->op)->name);
+    }
+    return MPT_OK;
+}
+
+/* The call that left a record, once more. */
+static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *record) {
+    frame->n_temporary = 0;
+    frame->context = context;
+    frame->op = record->op;
+    frame->n_in = record->n_in;
+    frame->n_out = record->n_out;
+    frame->compute = (mpt_dtype)record->compute_dtype;
+    frame->layout = record->layout;
+    frame->attributes = &record->attributes;
+    frame->record = record;
+    frame->row = mpt__op_row_of(record->op);
+    frame->in = record->in;
+    frame->saved = record->saved;
+    frame->dy = record->grad;
+    frame->records = false;
+    mpt__launch_origin(context, MPT__BACKWARD, record->op);
+    context->launch.op_record = record->number;
+}
+
+/* Computes a tensor again that no record held. The record it comes from holds it then, as a result
+   that it saved: until its own backward, so that all who need it share it. */
+static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) {
+    mpt__frame frame;
+    mpt__record *record = tensor->record;
+    if (mpt__check_saved(context, record) != MPT_OK) return context->base.status;
+    int64_t bytes =
+        mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
+    tensor->storage =
+        mpt__storage_new(context, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+    if (!tensor->storage) return context->base.status;
+    mpt__frame_of(&frame, context, record);
+    frame.out[0] = tensor;
+    mpt_status status = mpt__repeat(&frame);
+    mpt__drop_temporaries(&frame);
+    if (status != MPT_OK) return status;
+    context->storages[tensor->storage].version = record->saved_version[record->n_saved];
+    record->saved[record->n_saved++] = tensor;
+    tensor->saves++;
+    return MPT_OK;
+}
+
+/* Before backward: in[0] becomes saved, where it was not held. */
+static mpt_status mpt__save_again(mpt_context *context, mpt__record *record) {
+    mpt__tensor *tensor = record->in[0];
+    int at = record->again - 1;
+    if (!tensor->storage) {
+        mpt__tensor *whole = tensor;
+        while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
+        if (!whole->storage && mpt__compute_again(context, whole) != MPT_OK)
+            return context->base.status;
+        if (tensor != whole) mpt__storage_retain(context, whole->storage);
+        tensor->storage = whole->storage;
+    }
+    record->saved[at] = tensor;
+    tensor->saves++;
+    record->again = 0;
+    return MPT_OK;
+}
+
+static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record, bool retain) {
+    mpt__frame frame;
+    bool any = false;
+    for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
+    mpt_status status = MPT_OK;
+    if (MPT__RECOMPUTES && any && record->again && !record->done)
+        status = mpt__save_again(context, record);
+    if (any && status == MPT_OK) status = mpt__check_saved(context, record);
+    if (any && status == MPT_OK) {
+        mpt__frame_of(&frame, context, record);
+        status = frame.row->backward(&frame);
+        mpt__drop_temporaries(&frame);
+        for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
+    }
+    if (!retain && status == MPT_OK) {
+        record->done = 1;
+        mpt__record_unsave(context, record);
+    }
+    return status;
+}
+
+/* Gives up gradients that a failed pass left in records. */
+static void mpt__drop_record_gradients(mpt_context *context) {
+    for (int64_t r = 1; r < context->record_count; r++) {
+        mpt__record *record = context->records[r];
+        for (int i = 0; record->live && i < record->n_out; i++)
+            mpt__gradient_drop(context, &record->grad[i]);
+    }
+}
+
+/* Pending multipliers belong to gradients of a finished pass: new ones add to their true values. */
+static void mpt__materialise_all(mpt_context *context) {
+    for (int64_t i = 0; i < context->block_count; i++) {
+        if (context->blocks[i].live && context->blocks[i].multiplier_slot)
+            mpt__materialise_gradients(context, &context->blocks[i]);
+    }
+}
+
+/* The gradient that enters, the caller's or `one`, as if the tensor were an op's input. */
+static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, mpt_tensor gradient,
+                                     mpt__tensor *one) {
+    const mpt__tensor *seed = one;
+    bool wide = tensor->dtype == MPT_F64;
+    one->handle = 0;
+    mpt__shape_copy(&one->shape, &tensor->shape);
+    mpt__copy_dims(one->stride, tensor->stride, tensor->shape.rank);
+    one->storage = context->scalar_storage;
+    one->dtype = wide ? MPT_F64 : MPT_F32;
+    one->offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
+    if (gradient.context || gradient.slot) {
+        seed = mpt__at(context, gradient, "gradient");
+        if (!seed) return context->base.status;
+        if (!mpt__same_shape(seed, tensor))
+            return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
+                              &seed->shape, &tensor->shape);
+    } else if (mpt__tensor_numel(tensor) != 1) {
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "backward needs a one-element tensor, this has shape %S; reduce it with "
+                          "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
+                          &tensor->shape);
+    } else if (tensor->record && tensor->dtype == one->dtype) {
+        tensor->record->grad[tensor->output] = one;
+        return MPT_OK;
+    }
+    mpt__frame frame;
+    frame.context = context;
+    frame.n_in = 1;
+    frame.in = &tensor;
+    frame.layout = MPT__LAYOUT_KEPT;
+    return mpt__gradient_pass(&frame, 0, seed);
+}
+
+MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
+    mpt_context *context = tensor.context;
+    if (!mpt__enter_checked(context, "mpt_backward") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    mpt__tensor *root = mpt__at(context, tensor, "loss");
+    if (!root) return context->base.status;
+    if (!(root->flags & MPT__REQUIRES_GRAD))
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "backward from a tensor without history: nothing it was computed from requires "
+            "a gradient (gradients have none), or it was made under mpt_no_grad_begin or "
+            "mpt_inference_begin");
+    if (context->in_backward)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a backward pass is under way; a user op's backward is made of ops and "
+                          "cannot start another one");
+    if (context->anomaly) mpt__anomaly_loss(context, root);
+    context->in_backward = true;
+    context->launch.phase = MPT__BACKWARD;
+    mpt__materialise_all(context);
+    mpt__tensor one; /* in no table, and without a handle that could end */
+    mpt__storage_retain(context, context->scalar_storage); /* or it would seem to be its owner */
+    mpt_status status = mpt__seed_gradient(context, root, gradient, &one);
+    context->no_grad_depth++;
+    root->nodes++; /* holds the records, whatever a user op's backward ends */
+    mpt__record *record = mpt__walk_order(context, root->record);
+    for (; record && status == MPT_OK; record = record->next)
+        status = mpt__backward_record(context, record, retain);
+    root->nodes--;
+    context->no_grad_depth--;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    context->launch.op_record = 0;
+    context->in_backward = false;
+    if (status != MPT_OK) mpt__drop_record_gradients(context);
+    mpt__storage_release(context, context->scalar_storage);
+    mpt__tensor_settle(context, root);
+    return status;
+}
+
+MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss) {
+    return mpt_backward_from(loss, mpt__null(NULL), false);
+}
+
+/* ==== Leaves and their gradients ==== */
+
+MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
+    mpt_context *context = tensor.context;
+    mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_requires_grad", "tensor");
+    if (!leaf) return mpt__status_of(context);
+    if (leaf->record)
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "only leaves collect gradients, this was computed from others; mpt_detach it");
+    if (on && !mpt__dtype_info[leaf->dtype].is_float)
+        return mpt__error(context, MPT_ERROR_DTYPE, "a tensor of dtype %s cannot have a gradient",
+                          mpt_dtype_name((mpt_dtype)leaf->dtype));
+    if (on && (leaf->flags & MPT__INFERENCE))
+        return mpt__error(context, MPT_ERROR_STATE, "made in inference mode; mpt_clone it outside");
+    if (on) {
+        leaf->flags |= MPT__REQUIRES_GRAD | MPT__LEAF;
+    } else {
+        leaf->flags &= (uint8_t) ~(MPT__REQUIRES_GRAD | MPT__LEAF);
+    }
+    return MPT_OK;
+}
+
+static bool mpt__leaf_has_grad(mpt_context *context, const mpt__tensor *leaf) {
+    return leaf->parameter ? mpt__has_grad(context, &context->parameters[leaf->parameter - 1])
+                           : leaf->gradient != NULL;
+}
+
+MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor) {
+    const mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_has_grad", "tensor");
+    return leaf && mpt__leaf_has_grad(tensor.context, leaf);
+}
+
+MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
+    mpt_context *context = tensor.context;
+    mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
+    if (!leaf) return mpt__null(context);
+    if (!mpt__leaf_has_grad(context, leaf))
+        return mpt__refuse(
+            context, MPT_ERROR_STATE,
+            "the tensor has no gradient: none came since zero_grad, or it is no leaf; "
+            "mpt_has_grad tells");
+    if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
+    mpt__materialise_gradients(context,
+                               &context->blocks[context->parameters[leaf->parameter - 1].block]);
+    const mpt__tensor *view = mpt__parameter_gradient(context, leaf);
+    if (!view) return mpt__null(context);
+    return mpt__handle(context, mpt__tensor_alias(context, view));
+}
+
+MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
+    mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_clear_grad", "tensor");
+    if (!leaf) return mpt__status_of(tensor.context);
+    if (leaf->parameter) mpt__clear_grad(&tensor.context->parameters[leaf->parameter - 1]);
+    mpt__gradient_drop(tensor.context, &leaf->gradient);
+    return MPT_OK;
+}
+
+/* ==== Modes ==== */
+
+/* Counts a nesting depth up or down. */
+static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, int change) {
+    if (!mpt__enter(context, name)) return mpt__status_of(context);
+    if (*depth + change < 0)
+        return mpt__error(context, MPT_ERROR_STATE, "there is no open region that this could end");
+    *depth += change;
+    return MPT_OK;
+}
+
+#define MPT__DEFINE_NEST(name, depth, change) \
+    MPTRAIN_API mpt_status name(mpt_context *context) { \
+        return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
+    }
+MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
+MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
+MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
+MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
+MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
+MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
+
+static void mpt__discard_history(mpt_context *context) {
+    mpt__drop_record_gradients(context);
+    mpt__scope_drop(context, 0);
+    context->scope_depth = context->step_depth = 0;
+    context->no_grad_depth = context->inference_depth = context->autocast_depth = 0;
+    context->recompute_depth = 0;
+    mpt__launch_origin(context, MPT__OTHER, 0);
+    context->launch.op_record = 0;
+    for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;
+    for (int64_t i = 0; i < context->block_count; i++) context->blocks[i].multiplier_slot = 0;
+    for (int64_t i = 1; i < context->tensor_count; i++)
+        mpt__gradient_drop(context, &mpt__slot(context, (uint32_t)i)->gradient);
+}
+
+#endif

@@ -1,0 +1,368 @@
+/* ---------------------------------------------------------------------------------------------
+ * core/context.h: what a context holds, and the contract between the rooms of floors 4 to 8.
+ *
+ * Read this room first: every struct that more than one room touches stands here.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CORE_CONTEXT_INCLUDED
+#define MPT__CORE_CONTEXT_INCLUDED
+
+#include "waist/launch.h"
+#include "cpu/levels.c"
+
+/* ==== Storages ==== */
+
+/* Memory that tensors view. Ids are what launches name; id 0 is none, id 1 the device scalars. */
+typedef enum mpt__storage_source {
+    MPT__FROM_POOL,   /* goes back to the pool */
+    MPT__FROM_DEVICE, /* own allocation: parameter blocks, optimizer states */
+    MPT__BORROWED     /* the caller's memory: mpt_wrap */
+} mpt__storage_source;
+
+typedef struct mpt__storage {
+    int64_t bytes; /* asked for */
+    int64_t held;  /* taken: rounded up to the size class */
+    int32_t references;
+    int32_t recordings; /* of the references, those of recordings */
+    uint32_t version;   /* counts in-place changes; derived forms and saved tensors compare it */
+    uint32_t next_free;
+    uint16_t size_class;
+    uint8_t source; /* mpt__storage_source */
+    uint8_t kind;   /* mpt_memory_kind */
+    uint8_t live;   /* 2: parameters that were here have moved away */
+} mpt__storage;
+
+/* ==== Tensors ==== */
+
+enum {
+    MPT__REQUIRES_GRAD = 1, /* a leaf that collects a gradient, or a result that leads to one */
+    MPT__LEAF = 2,          /* asked for by mpt_requires_grad, or a parameter */
+    MPT__KEPT = 4,          /* outlives scopes */
+    MPT__INFERENCE = 8,     /* made in inference mode: cannot be saved for backward */
+    MPT__GRADIENT = 16      /* of a leaf or of the backward pass: mpt_release cannot end it */
+};
+
+/* A slot lives while a handle, a saved reference or a node of the tape needs it; its storage
+   while a handle or a saved reference does. The three counts stand apart: compilers would test two
+   neighbours in one load, which stalls behind the store that just changed one of them. */
+typedef struct mpt__tensor {
+    uint32_t generation;
+    uint32_t slot;
+    uint32_t storage;
+    int32_t handle;               /* 1 while a handle may name it */
+    uint32_t parameter;           /* index in context->parameters + 1; 0 = none */
+    int32_t saves;                /* references that need the storage */
+    uint8_t dtype, flags, output; /* output: index among its record's outputs */
+    int32_t nodes;                /* references by records, as graph node */
+    struct mpt__record *record;   /* producer in the tape; NULL = none */
+    struct mpt__tensor *gradient; /* of a leaf (a parameter's: a view); NULL = none */
+    struct mpt__tensor *next_free;
+    int64_t born, born_before; /* step numbers of this and the last occupant, for messages */
+    int64_t offset;            /* elements */
+    mpt_shape shape;
+    int64_t stride[MPT_MAX_RANK];
+} mpt__tensor;
+
+/* ==== Parameters ==== */
+
+/* All parameters of one dtype of one tree: values, gradients and forms at equal element offsets. */
+typedef struct mpt__block {
+    uint8_t dtype, live;
+    uint32_t values;          /* storage, MPT_MEMORY_PARAMETER */
+    uint32_t gradients;       /* storage f32, made by the first backward; 0 before */
+    int64_t numel;            /* gaps included */
+    int64_t parameters;       /* how many live in it */
+    uint32_t form[2];         /* casts of the whole block to F16 and BF16; 0 = none */
+    uint32_t form_version[2]; /* version of `values` that the form was made of */
+    bool form_read[2];        /* since the last update of `values` */
+    uint32_t multiplier_slot; /* pending multiplier of the gradients; 0 = none */
+    uint32_t moves;           /* the context's when it was made or a parameter left it */
+    uint32_t updates[2]; /* changes of values' version that masters know of: replays; replays and
+                            optimizers that share nothing */
+} mpt__block;
+
+typedef struct mpt__parameter {
+    char *path; /* "0.weight", owned by the tree */
+    mpt__tensor *tensor;
+    uint32_t block;        /* index in context->blocks */
+    uint32_t module;       /* slot of the module that holds it */
+    uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
+    int64_t offset, numel; /* in the block */
+    bool has_grad;         /* None or not */
+    bool cleared;          /* has_grad is not of before context->found_gradients was reset */
+    bool live;
+} mpt__parameter;
+
+/* ==== Tape ==== */
+
+#define MPT__MAX_INPUTS 8
+#define MPT__MAX_OUTPUTS 4
+#define MPT__MAX_SAVED 8
+
+/* What an op call was told besides tensors; index[0..rank) is a shape where the op takes one. */
+typedef struct mpt__attributes {
+    double imm[2];
+    int64_t index[MPT_MAX_RANK];
+    uint8_t rank, activation, reduction;
+    uint8_t required; /* inputs that cannot be left out */
+} mpt__attributes;
+
+/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients
+   lie as what they belong to does; the others may take all that they write for contiguous. */
+typedef enum mpt__layout {
+    MPT__LAYOUT_CONTIGUOUS,
+    MPT__LAYOUT_KEPT, /* channels last where an input is */
+    MPT__LAYOUT_CHANNELS_LAST
+} mpt__layout;
+
+/* Transformers have what mpt_recompute_begin spares; in builds without them it is accepted and does
+   nothing, and what asks whether calls are in such a region is left out. */
+#ifdef MPTRAIN_NO_ATTENTION
+enum { MPT__RECOMPUTES = 0 };
+#else
+enum { MPT__RECOMPUTES = 1 };
+#endif
+#define mpt__recomputes(context) (MPT__RECOMPUTES && (context)->recompute_depth > 0)
+
+/* Whether output 0 can be had again once nothing holds it. */
+typedef enum mpt__repeats {
+    MPT__REPEATS_NOT,
+    MPT__REPEATS,     /* from what is saved */
+    MPT__REPEATS_VIEW /* as a view of in[0], which repeats */
+} mpt__repeats;
+
+/* One op call. References: outputs hold the record, the record holds its inputs. */
+typedef struct mpt__record {
+    uint16_t op; /* mpt__op_id */
+    uint8_t n_in, n_out, n_saved;
+    uint8_t live, done;       /* done: backward has used it up */
+    uint8_t layout;           /* mpt__layout; as decided in forward */
+    uint8_t compute_dtype;    /* what the policy decided in forward */
+    uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
+    uint8_t repeats;          /* mpt__repeats */
+    uint32_t number;          /* index in context->records */
+    uint32_t references;      /* outputs alive */
+    struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
+    uint32_t mark;            /* of the last walk that saw it */
+    uint8_t cursor;           /* next input of that walk */
+    uint32_t path;            /* index of the module path in context->paths */
+    int64_t step;
+    mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL = absent */
+    mpt__tensor *saved[MPT__MAX_SAVED]; /* with a save reference */
+    uint32_t saved_version[MPT__MAX_SAVED];
+    mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
+    mpt__attributes attributes;
+} mpt__record;
+
+/* ==== Objects behind handles ==== */
+
+typedef enum mpt__object_kind {
+    MPT__MODULE,
+    MPT__OPTIMIZER,
+    MPT__SCALER,
+    MPT__SCHEDULE,
+    MPT__DATASET,
+    MPT__LOADER,
+    MPT__TOKENIZER,
+    MPT__RECORDING,
+    MPT__CAPTURED,
+    MPT__USER_OP,
+    MPT__EMA,
+    MPT__OBJECT_KINDS
+} mpt__object_kind;
+
+typedef struct mpt__object {
+    void *object; /* NULL: free */
+    size_t bytes; /* what goes back to the allocator with the row */
+    uint32_t generation;
+    uint32_t next_free;
+} mpt__object;
+
+typedef struct mpt__object_table {
+    mpt__object *rows; /* row 0 is never used */
+    int64_t count, capacity;
+    uint32_t first_free;
+    void (*destroy)(mpt_context *context, void *object); /* set by the room of that kind */
+} mpt__object_table;
+
+/* A convolution that is to be one launch with the batch norm after it, see nn/conv.c: it waits, and
+   runs by itself once anything else is launched, read or written. */
+typedef struct mpt__waiting {
+    uint32_t module;    /* slot of the layer under way; 0: none that may wait */
+    uint32_t conv;      /* that of the one that waits */
+    mpt__tensor *in[3];    /* as an op's; in[0] and out are held */
+    mpt__tensor *out;      /* NULL: none waits */
+    mpt__attributes attributes;
+    uint16_t op;
+    uint8_t compute;
+} mpt__waiting;
+
+/* ==== Context ==== */
+
+#define MPT__SIZE_CLASSES 440 /* 424 hold all that an int64_t counts; MPT__POOL_REACH behind them */
+#define MPT__TENSOR_CHUNK 256
+#define MPT__RECORD_CHUNK 16
+#define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
+#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards that call each other */
+#define MPT__MAX_HOOKS 4
+
+typedef struct mpt__scoped {
+    mpt__tensor *tensor;
+    uint32_t generation;
+} mpt__scoped;
+
+/* A wrapper of the launch entry: sees every launch after it ran (`after`). */
+typedef struct mpt__hook {
+    void (*after)(mpt_context *context, void *user, const mpt__launch *launch);
+    void *user;
+} mpt__hook;
+
+typedef struct mpt__printer {
+    void (*write)(void *user, const char *line);
+    void *user;
+} mpt__printer;
+
+typedef struct mpt__tracer {
+    bool found;
+    bool on; /* asked for by the user, else by a scaler for one step */
+    char report[512];
+} mpt__tracer;
+
+typedef struct mpt__metric {
+    char name[48];
+    uint16_t sum_slot, count_slot;
+} mpt__metric;
+
+/* Counters that mpt_clear_error takes back to the last completed optimizer step. */
+typedef struct mpt__counters_state {
+    int64_t step, updates; /* steps begun; optimizer steps completed */
+    uint64_t draws;        /* mpt_rand, mpt_randn */
+    uint64_t module_calls; /* mpt_dropout, in this step */
+} mpt__counters_state;
+
+struct mpt_context {
+    mpt__base base; /* first: rooms below know only this */
+    mpt_config config;
+    mpt__backend backend;
+
+    void **data; /* by storage id */
+    mpt__storage *storages;
+    int64_t storage_count, storage_capacity, data_capacity;
+    uint32_t free_storage, recorded_free_storage;
+    uint32_t idle[MPT__SIZE_CLASSES]; /* the first storage that has only memory, by size class */
+    int pool_reach; /* classes above its own from which a storage may come: MPT__POOL_REACH, or 0 */
+    void *workspace; /* scratch of launches, one at a time; grows */
+    int64_t workspace_bytes;
+    uint32_t scalar_storage;
+    /* Host view; valid after synchronize on asynchronous backends. There two places for snapshots
+       lie behind it, then for each slot the number of the last snapshot asked for before the host
+       set it. */
+    mpt__scalar *scalars;
+    int64_t snapshots, landing[2]; /* asked for; the number of that under way to a place, or 0 */
+    uint8_t slot_used[MPT__SLOT_COUNT];
+
+    mpt__tensor **tensors; /* by slot; every MPT__TENSOR_CHUNK of them are one allocation */
+    int64_t tensor_count, tensor_capacity;
+    mpt__tensor *free_tensor;
+
+    mpt__parameter *parameters;
+    int64_t parameter_count, parameter_capacity;
+    uint32_t moves; /* of parameters to other blocks, by mpt_half */
+    mpt__block *blocks;
+    int64_t block_count, block_capacity;
+
+    mpt__record **records; /* as tensors: every MPT__RECORD_CHUNK of them are one allocation */
+    int64_t record_count, record_capacity;
+    mpt__record *free_record, *dying_record;
+    bool releasing_records;
+    uint32_t walk_mark;
+
+    mpt__scoped *scoped; /* tensors made in open scopes, in order */
+    int64_t scoped_count, scoped_capacity;
+    int64_t scope_start[MPT__MAX_REGIONS];
+    int scope_depth;
+    int step_depth; /* value of scope_depth inside the open step, 0 = none */
+
+    int no_grad_depth, inference_depth, recompute_depth;
+    bool in_backward;
+    uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
+    int autocast_depth;
+
+    mpt__counters_state now, committed;
+    uint64_t draws_before; /* now.draws when the step that is being captured began */
+    int64_t device_step; /* what the scalar of the step number holds, set where dropout needs it */
+
+    uint32_t path;        /* of the module whose forward runs; 0 = none */
+    uint32_t module;      /* its slot */
+    uint64_t path_hash;   /* key part of dropout */
+    bool module_training; /* of the module whose forward runs; true outside */
+    int forward_depth;    /* users' forwards that run, each called by the one before */
+    char **paths;
+    int64_t path_count, path_capacity;
+
+    mpt__object_table objects[MPT__OBJECT_KINDS];
+
+    mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
+    mpt__hook hooks[MPT__MAX_HOOKS];
+    int hook_count;
+    struct mpt__recording *recorder; /* core/inspect.c */
+    bool found_gradients; /* has_grad of before has mattered; graph/capture.c resets it */
+    struct mpt__anomaly *anomaly;    /* core/anomaly.c; NULL: off */
+    bool timed_products, tf32;       /* mpt_benchmark */
+    bool capturing;                  /* what is recorded is to run without the host .. */
+    bool unrecorded;                 /* .. but for this, which the host does each time */
+    int64_t host_writes;             /* uploads so far */
+    struct mpt__captured *sliced;    /* the captured step that stands between two launches */
+    mpt__tracer tracer;
+    mpt__printer printer;
+    mpt_counters counters;
+    mpt__metric metrics[16];
+    int metric_count;
+    uint64_t module_creations;
+    uint32_t module_mark; /* of the last walk over modules */
+    mpt__waiting waiting;
+    bool warned_decoder;  /* that stb_image is an old one */
+    int64_t pending;      /* modules whose running statistics the end of the step changes */
+};
+
+/* ==== Called from below the room that defines it ==== */
+
+#define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
+/* The same as what a check or a call returns: false, the error null, a status. */
+#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
+#define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
+/* For what is wrong before an op is applied: begins the public call that is refused. */
+#define mpt__misuse(context, call, ...) \
+    (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
+
+struct mpt__frame;
+/* core/tensor.c: ends a tensor's handle. */
+static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
+/* core/autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
+static void mpt__record_release(mpt_context *context, mpt__record *record);
+/* core/autocast.c: sets the compute and result dtypes of a call by its policy. */
+static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
+/* core/inspect.c: a storage that a recording names was given back: its id stays reserved until the
+   recording ends. */
+static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
+/* core/anomaly.c, in anomaly mode: a step starts; backward does, from a loss; if loss or gradients
+   are not finite, finds out why; ends the recording of the step. */
+static void mpt__anomaly_start(mpt_context *context);
+static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss);
+static void mpt__anomaly_look(mpt_context *context);
+static void mpt__anomaly_stop(mpt_context *context);
+/* ops/op.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
+static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
+#ifdef MPTRAIN_NO_CONV
+#define mpt__wait_no_more(context) ((void)0)
+#else
+/* ops/conv.c: what waits runs. */
+static void mpt__run_waiting(mpt_context *context);
+#define mpt__wait_no_more(context) \
+    ((context)->waiting.out ? mpt__run_waiting(context) : (void)0)
+#endif
+/* nn/norm.c: running statistics of the step become the modules', or are forgotten. */
+static void mpt__running_settle(mpt_context *context, bool commit);
+/* train/optimizer.c: a replay wrote a storage of version `before`; masters that agreed still do. */
+static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before);
+
+#endif

@@ -1,0 +1,537 @@
+/* ---------------------------------------------------------------------------------------------
+ * core/inspect.c: wrappers of the launch entry: printer, NaN tracer, recorder; metrics.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CORE_INSPECT_INCLUDED
+#define MPT__CORE_INSPECT_INCLUDED
+
+#include "core/autocast.c"
+
+/* ==== What this room and those above share ==== */
+
+/* Text that grows in a caller's buffer. */
+static mpt__text mpt__text_make(char *out, size_t size) {
+    mpt__text text;
+    text.out = out, text.size = out ? size : 0, text.length = 0;
+    if (text.size) out[0] = '\0';
+    return text;
+}
+
+static void mpt__write_text(mpt__text *text, const char *format, ...) {
+    char *at = text->length < text->size ? text->out + text->length : NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
+    va_end(arguments);
+}
+
+static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
+    mpt_shape shape;
+    shape.rank = operand->rank;
+    for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
+    return shape;
+}
+
+/* ==== Hooks ==== */
+
+static const char *const mpt__kernel_names[] = {
+#define MPT__ROW(id, name, effect) name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+static mpt_status mpt__hook_add(mpt_context *context,
+                                void (*after)(mpt_context *, void *, const mpt__launch *),
+                                void *user) {
+    if (context->hook_count == MPT__MAX_HOOKS)
+        return mpt__error(context, MPT_ERROR_STATE, "%d launch hooks are in use",
+                          (int)MPT__MAX_HOOKS);
+    context->hooks[context->hook_count].after = after;
+    context->hooks[context->hook_count++].user = user;
+    return MPT_OK;
+}
+
+static void mpt__hook_remove(mpt_context *context,
+                             void (*after)(mpt_context *, void *, const mpt__launch *)) {
+    int kept = 0;
+    for (int i = 0; i < context->hook_count; i++)
+        if (context->hooks[i].after != after) context->hooks[kept++] = context->hooks[i];
+    context->hook_count = kept;
+}
+
+/* ==== Printer ==== */
+
+static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
+
+static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    static const char *const access[] = {"?", "r", "w", "rw", "a"};
+    const mpt__printer *printer = (const mpt__printer *)user;
+    char text[1024];
+    mpt__text line = mpt__text_make(text, sizeof text);
+    mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
+                    mpt__phase_names[launch->phase],
+                    launch->op ? mpt__op_row_of(launch->op)->name : "-");
+    if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage) continue;
+        mpt_shape shape = mpt__operand_shape(operand);
+        mpt__write_text(&line, " %s:%s%S@%d", access[operand->access],
+                        mpt_dtype_name((mpt_dtype)operand->dtype), &shape, (int)operand->storage);
+    }
+    printer->write(printer->user, text);
+}
+
+MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
+                                          void (*write)(void *user, const char *line), void *user) {
+    if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
+    mpt__hook_remove(context, mpt__print_launch);
+    if (!write) return MPT_OK;
+    context->printer.write = write;
+    context->printer.user = user;
+    return mpt__hook_add(context, mpt__print_launch, &context->printer);
+}
+
+/* ==== NaN tracer ==== */
+
+/* Index of the first non-finite element of a view, -1: there is none. `data` is by storage id. */
+static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
+                                   const mpt__operand *operand) {
+    mpt__launch probe;
+    memset(&probe, 0, sizeof probe);
+    probe.kernel = MPT__K_FIND_NONFINITE;
+    probe.n_operands = 1;
+    probe.slot[0] = MPT__SLOT_NONFINITE;
+    probe.operand[0] = *operand;
+    probe.operand[0].access = MPT__READ;
+    mpt__execution execution;
+    execution.data = data;
+    execution.scalars = mpt__device_scalars(context);
+    execution.workspace = NULL;
+    if (mpt__launch_plainly(&context->backend, &execution, &probe) != MPT_OK) return -1;
+    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
+}
+
+/* Whether a launch read what is not finite: then the fault is in the data, the weights or an op
+   before. What the result has been written over cannot be told. */
+static bool mpt__trace_read(mpt_context *context, const mpt__launch *traced,
+                            const mpt__operand *result) {
+    for (int i = 0; i < traced->n_operands; i++) {
+        const mpt__operand *operand = &traced->operand[i];
+        if (operand->storage && operand->storage != result->storage &&
+            operand->access == MPT__READ && mpt__dtype_info[operand->dtype].is_float &&
+            mpt__find_nonfinite(context, context->data, operand) >= 0)
+            return true;
+    }
+    return false;
+}
+
+static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
+                               const mpt__operand *operand) {
+    int64_t index = mpt__find_nonfinite(context, context->data, operand);
+    if (index < 0) return;
+    const bool read = mpt__trace_read(context, traced, operand);
+    mpt_shape shape = mpt__operand_shape(operand);
+    uint32_t record = traced->op_record;
+    const char *path =
+        mpt__path_text(context, record ? context->records[record]->path : context->path);
+    tracer->found = true;
+    mpt__format_text(
+        tracer->report, sizeof tracer->report,
+        "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
+        "a %s tensor %S%s",
+        context->now.step, mpt__phase_names[traced->phase],
+        traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
+        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
+        read ? "; what it read was not finite already" : "");
+    mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
+}
+
+static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    mpt__tracer *tracer = (mpt__tracer *)user;
+    if (launch->phase == MPT__OTHER) return;
+    for (int i = 0; i < launch->n_operands && !tracer->found; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (operand->storage && operand->access != MPT__READ &&
+            mpt__dtype_info[operand->dtype].is_float)
+            mpt__trace_operand(context, tracer, launch, operand);
+    }
+}
+
+static mpt_status mpt__trace_start(mpt_context *context, bool on) {
+    context->tracer.on = on;
+    context->tracer.found = false;
+    mpt__hook_remove(context, mpt__trace_launch);
+    return mpt__hook_add(context, mpt__trace_launch, &context->tracer);
+}
+
+MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
+    if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
+    if (on) return mpt__trace_start(context, true);
+    mpt__hook_remove(context, mpt__trace_launch);
+    context->tracer.on = false;
+    return MPT_OK;
+}
+
+MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
+    return context && context->tracer.found ? context->tracer.report : "";
+}
+
+/* ==== Recorder ====
+ *
+ * A recording owns copies of launches. Storages that were there before it began are held by
+ * reference and replayed in place; storages made inside keep their ids for the recording alone, and
+ * replay gives them memory of its own. */
+
+typedef struct mpt__ids {
+    uint32_t *id;
+    int64_t count, capacity;
+} mpt__ids;
+
+static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
+    if (!mpt__room(context, ids->id, ids->capacity, ids->count + 1)) return false;
+    ids->id[ids->count++] = id;
+    return true;
+}
+
+static void mpt__ids_free(mpt_context *context, mpt__ids *ids) {
+    mpt__room_free(context, ids->id, ids->capacity);
+    memset(ids, 0, sizeof *ids);
+}
+
+typedef struct mpt__recording {
+    mpt__id id;
+    mpt__launch *launches;
+    int64_t count, capacity;
+    int64_t storages_before;
+    mpt__ids retired; /* given back while recording */
+    mpt__ids held;    /* outlive the recording, with a reference each */
+    mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
+    bool failed;
+    bool own; /* anomaly mode's */
+} mpt__recording;
+
+MPT__HANDLES(recording, MPT__RECORDING)
+
+static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
+    mpt__recording *recorder = context->recorder;
+    if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
+}
+
+/* The step being recorded updates this optimizer or scaler. */
+static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
+    mpt__recording *recorder = context->recorder;
+    if (!recorder) return;
+    if (!mpt__ids_add(context, &recorder->work, (uint32_t)kind) ||
+        !mpt__ids_add(context, &recorder->work, id->slot) ||
+        !mpt__ids_add(context, &recorder->work, id->generation))
+        recorder->failed = true;
+}
+
+/* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
+static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
+                               const mpt__launch *launch, int64_t limit) {
+    for (int i = 0; i < launch->n_operands; i++) {
+        uint32_t id = launch->operand[i].storage;
+        bool known = !id || (int64_t)id >= limit || !context->storages[id].live;
+        for (int64_t h = 0; h < recorder->held.count && !known; h++)
+            known = recorder->held.id[h] == id;
+        if (known) continue;
+        if (mpt__ids_add(context, &recorder->held, id)) {
+            mpt__storage_retain(context, id);
+            context->storages[id].recordings++;
+        } else {
+            recorder->failed = true;
+        }
+    }
+}
+
+/* What was there before is held from its first use on: it must still be there at replay. */
+static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+    mpt__recording *recorder = (mpt__recording *)user;
+    if (context->unrecorded) return;
+    if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
+        recorder->failed = true;
+        return;
+    }
+    recorder->launches[recorder->count++] = *launch;
+    mpt__recorder_hold(context, recorder, launch, recorder->storages_before);
+}
+
+static void mpt__recorder_free(mpt_context *context, void *object) {
+    mpt__recording *recorder = (mpt__recording *)object;
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        context->storages[recorder->held.id[i]].recordings--;
+        mpt__storage_release(context, recorder->held.id[i]);
+    }
+    for (int64_t i = 0; i < recorder->retired.count; i++)
+        mpt__storage_spare(context, recorder->retired.id[i]);
+    mpt__room_free(context, recorder->launches, recorder->capacity);
+    mpt__ids_free(context, &recorder->retired);
+    mpt__ids_free(context, &recorder->held);
+    mpt__ids_free(context, &recorder->work);
+}
+
+/* Anomaly mode leaves a step in which the user has recordings alone. */
+static bool mpt__recorder_idle(mpt_context *context) {
+    mpt__anomaly_stop(context);
+    if (context->recorder)
+        mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
+    return !context->recorder;
+}
+
+static mpt_status mpt__recorder_start(mpt_context *context) {
+    mpt__recording *recorder =
+        (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
+    if (!recorder) return context->base.status;
+    recorder->storages_before = context->storage_count;
+    if (mpt__hook_add(context, mpt__record_launch, recorder) != MPT_OK) {
+        mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+        return context->base.status;
+    }
+    context->device_step = -1; /* so that the recording sets it */
+    context->recorder = recorder;
+    for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
+        mpt__block *block = &context->blocks[i];
+        uint32_t version = block->live ? context->storages[block->values].version : 0;
+        block->form_version[0] = block->form_version[1] = version - 1;
+    }
+    /* From here on no id is used twice: the free ones wait until the end. */
+    context->recorded_free_storage = context->free_storage;
+    context->free_storage = 0;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    return mpt__recorder_idle(context) ? mpt__recorder_start(context) : context->base.status;
+}
+
+/* Stops recording, if one is under way; the free ids of before are free again. */
+static mpt__recording *mpt__recorder_stop(mpt_context *context) {
+    mpt__recording *recorder = context->recorder;
+    if (!recorder) return NULL;
+    mpt__hook_remove(context, mpt__record_launch);
+    uint32_t *last = &context->free_storage;
+    while (*last) last = &context->storages[*last].next_free;
+    *last = context->recorded_free_storage;
+    context->recorder = NULL;
+    return recorder;
+}
+
+MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
+    mpt__anomaly_stop(context);
+    mpt__recording *recorder = mpt__recorder_stop(context);
+    if (!recorder)
+        mpt__error(context, MPT_ERROR_STATE,
+                   "no recording is under way; mpt_record_begin starts one");
+    for (int64_t i = 0; recorder && i < recorder->count; i++)
+        mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
+    if (!recorder || !recorder->failed) return mpt__recording_handle(context, recorder);
+    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+    return mpt__recording_handle(context, NULL);
+}
+
+/* Gives every retired id memory again (`give` true) or takes it back. */
+static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, bool give) {
+    for (int64_t i = 0; i < recorder->retired.count; i++) {
+        uint32_t id = recorder->retired.id[i];
+        mpt__storage *storage = &context->storages[id];
+        int size_class = 0;
+        if (give) {
+            void *data = mpt__pool_take(context, storage->bytes > 0 ? storage->bytes : 1,
+                                        MPT_MEMORY_ACTIVATION, &size_class);
+            if (!data) return false;
+            context->data[id] = data;
+            storage = &context->storages[id]; /* the pool may have moved the table */
+            storage->live = 1;
+            storage->size_class = (uint16_t)size_class;
+            mpt__account(&context->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
+        } else if (context->data[id]) {
+            mpt__account_less(&context->base, MPT_MEMORY_ACTIVATION,
+                              mpt__class_bytes(storage->size_class));
+            mpt__pool_give(context, context->data[id], storage->size_class);
+            context->data[id] = NULL;
+            storage->live = 0;
+        }
+    }
+    return true;
+}
+
+/* What was held has new values, as far as anybody knows. */
+static void mpt__replay_versions(mpt_context *context, const mpt__recording *recorder) {
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        uint32_t before = context->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(context, recorder->held.id[i], before);
+    }
+}
+
+static void mpt__replay_launch(mpt_context *context, const mpt__recording *recorder, int64_t i) {
+    mpt__launch launch = recorder->launches[i];
+    mpt__submit(context, &launch);
+}
+
+/* The launches of a recording whose storages have memory. */
+static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
+    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++)
+        mpt__replay_launch(context, recorder, i);
+}
+
+MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
+    mpt_context *context = recording.context;
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
+    if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    for (int64_t i = 0; i < recorder->held.count; i++)
+        if (context->storages[recorder->held.id[i]].live == 2)
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "mpt_half has moved parameters since the recording; record anew");
+    bool ready = mpt__replay_memory(context, recorder, true);
+    context->device_step = -1; /* the launches may set it */
+    if (ready) mpt__replay_launches(context, recorder);
+    mpt__replay_versions(context, recorder);
+    mpt__replay_memory(context, recorder, false);
+    return context->base.status;
+}
+
+MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_recording_launches");
+    return recorder ? recorder->count : -1;
+}
+
+MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
+    mpt_context *context = recording.context;
+    if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
+        mpt__object_free(context, MPT__RECORDING, recording.slot);
+    return mpt__status_of(context);
+}
+
+/* ==== Counters ==== */
+
+MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context) {
+    mpt_counters counters;
+    memset(&counters, 0, sizeof counters);
+    if (!context) return counters;
+    counters = context->counters;
+    counters.calls = context->base.call;
+    if (context->backend.counts)
+        context->backend.counts(context->backend.self, &counters.parallel_runs, counters.by_thread);
+    return counters;
+}
+
+/* ==== Looking at the device without waiting ==== */
+
+#if defined(MPTRAIN_CUDA)
+
+/* Brings the host view of the device scalars up to the last snapshot that is there. */
+static void mpt__scalars_look(mpt_context *context) {
+    const mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    const mpt__scalar *set = context->scalars + 3 * MPT__SLOT_COUNT;
+    for (int i = 0; i < 2; i++) {
+        const int place = i ^ (context->landing[0] > context->landing[1]); /* the older first */
+        const int64_t number = context->landing[place];
+        if (!number || !backend->landed(backend->self, place)) continue;
+        const mpt__scalar *from = context->scalars + (1 + place) * MPT__SLOT_COUNT;
+        for (int slot = 0; slot < MPT__SLOT_COUNT; slot++)
+            if (set[slot].i < number) context->scalars[slot] = from[slot];
+        context->landing[place] = 0;
+    }
+}
+
+/* Asks for a snapshot. Of two under way the older one is left alone, so that it arrives. */
+static void mpt__scalars_ask(mpt_context *context) {
+    mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    mpt__scalars_look(context);
+    const int64_t *under_way = context->landing;
+    const int place = under_way[0] && (!under_way[1] || under_way[1] > under_way[0]);
+    mpt_status status = backend->snapshot(
+        backend->self, place, context->scalars + (1 + place) * MPT__SLOT_COUNT,
+        mpt__device_scalars(context), MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    context->landing[place] = status == MPT_OK ? ++context->snapshots : 0;
+    if (status != MPT_OK) mpt__error(context, status, "%s", backend->error);
+}
+
+#else
+
+static MPT__INLINE void mpt__scalars_look(mpt_context *context) { (void)context; }
+static MPT__INLINE void mpt__scalars_ask(mpt_context *context) { (void)context; }
+
+#endif
+
+/* ==== Metrics ==== */
+
+static mpt__metric *mpt__metric_find(mpt_context *context, const char *name) {
+    for (int i = 0; i < context->metric_count; i++)
+        if (strcmp(context->metrics[i].name, name) == 0) return &context->metrics[i];
+    return NULL;
+}
+
+static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
+    int room = (int)(sizeof context->metrics / sizeof context->metrics[0]);
+    mpt__metric *metric = &context->metrics[context->metric_count];
+    if (context->metric_count == room || strlen(name) >= sizeof metric->name) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "metric \"%s\": at most %d metrics, names of at most %d "
+                   "characters",
+                   name, room, (int)sizeof metric->name - 1);
+        return NULL;
+    }
+    metric->sum_slot = mpt__scalar_new_f(context, 0.0);
+    metric->count_slot = metric->sum_slot ? mpt__scalar_new_i(context, 0) : 0;
+    if (!metric->count_slot) {
+        mpt__scalar_free(context, metric->sum_slot);
+        return NULL;
+    }
+    mpt__format_text(metric->name, sizeof metric->name, "%s", name);
+    context->metric_count++;
+    return metric;
+}
+
+MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value) {
+    if (!mpt__enter(context, "mpt_metric_push")) return mpt__status_of(context);
+    if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
+    const mpt__tensor *found = mpt__at(context, value, "value");
+    if (!found) return context->base.status;
+    if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
+        return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %s %S",
+                          mpt_dtype_name((mpt_dtype)found->dtype), &found->shape);
+    mpt__metric *metric = mpt__metric_find(context, name);
+    if (!metric) metric = mpt__metric_make(context, name);
+    if (!metric) return context->base.status;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_METRIC_ADD);
+    launch->slot[0] = metric->sum_slot;
+    launch->slot[1] = metric->count_slot;
+    mpt__operand_on(launch, 0, found->storage, (mpt_dtype)found->dtype, found->offset, 1,
+                    MPT__READ);
+    return mpt__submit(context, launch);
+}
+
+MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait) {
+    MPT__PLAIN_FLOATS;
+    double none = MPT__NAN_F64;
+    if (!mpt__enter(context, "mpt_metric_mean") || !name) return none;
+    const mpt__metric *metric = mpt__metric_find(context, name);
+    if (!metric) return none;
+    if (wait) {
+        mpt__wait(context);
+    } else {
+        mpt__scalars_look(context);
+    }
+    int64_t count = context->scalars[metric->count_slot].i;
+    return count > 0 ? context->scalars[metric->sum_slot].f / (double)count : none;
+}
+
+MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) {
+    if (!mpt__enter(context, "mpt_metric_reset")) return mpt__status_of(context);
+    if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
+    const mpt__metric *metric = mpt__metric_find(context, name);
+    if (!metric) return MPT_OK;
+    mpt__scalar_set_f(context, metric->sum_slot, 0.0);
+    mpt__scalar_set_i(context, metric->count_slot, 0);
+    return context->base.status;
+}
+
+#endif

@@ -1,0 +1,482 @@
+/* ---------------------------------------------------------------------------------------------
+ * core/values.c: tensors made from values, values out of tensors, tensors as text.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CORE_VALUES_INCLUDED
+#define MPT__CORE_VALUES_INCLUDED
+
+#include "core/inspect.c"
+
+/* ==== Scopes and steps ==== */
+
+MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
+    return mpt__scope_open(context);
+}
+
+/* Ends the innermost scope but for its first `kept` tensors: they go to the one outside, or to no
+   scope at all. */
+static mpt_status mpt__scope_close(mpt_context *context, int64_t kept) {
+    if (context->scope_depth == 0)
+        return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
+    if (context->step_depth == context->scope_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the innermost scope is the step; mpt_step_end ends it");
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth] + kept);
+    if (context->scope_depth == 0) context->scoped_count = 0;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
+    return mpt__scope_close(context, 0);
+}
+
+MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results,
+                                        int count) {
+    if (!mpt__enter(context, "mpt_scope_return")) return mpt__status_of(context);
+    if (count < 0 || (count > 0 && !results))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d results: expected 0 or more, and the handles of them", count);
+    int64_t kept = context->scope_depth ? context->scope_start[context->scope_depth - 1] : 0;
+    const int64_t start = kept;
+    for (int i = 0; i < count; i++) {
+        const mpt__tensor *result = mpt__at(context, results[i], "result");
+        if (!result) return context->base.status;
+        for (int64_t at = kept; at < context->scoped_count; at++) {
+            mpt__scoped entry = context->scoped[at];
+            if (entry.tensor != result || entry.generation != result->generation) continue;
+            context->scoped[at] = context->scoped[kept];
+            context->scoped[kept++] = entry;
+            break;
+        }
+    }
+    return mpt__scope_close(context, kept - start);
+}
+
+MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
+    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    if (context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "step %lld is still open; end it with mpt_step_end", context->now.step);
+    mpt_status status = mpt__scope_open(context);
+    if (status != MPT_OK) return status;
+    context->step_depth = context->scope_depth;
+    context->now.step++;
+    context->base.step = context->now.step;
+    context->now.module_calls = 0;
+    if (context->anomaly) mpt__anomaly_start(context);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
+    if (!context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
+    if (context->scope_depth > context->step_depth)
+        return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
+                          context->scope_depth - context->step_depth);
+    if (context->anomaly) mpt__anomaly_look(context);
+    if (context->pending > 0) mpt__running_settle(context, true);
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
+    context->step_depth = 0;
+    if (context->anomaly) mpt__anomaly_stop(context);
+    if (!context->backend.synchronous && context->base.status == MPT_OK) {
+        mpt__scalars_ask(context);
+        mpt__check_device(context); /* what an earlier step left */
+    }
+    return context->base.status;
+}
+
+/* ==== Making ==== */
+
+static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype dtype,
+                              const mpt_shape *shape, double value) {
+    if (!mpt__enter(context, call)) return mpt__null(context);
+    mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
+    if (!tensor) return mpt__null(context);
+    return mpt__tensor_done(context, tensor, mpt__launch_fill(context, tensor, value));
+}
+
+MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__filled(context, "mpt_zeros", dtype, &shape, 0.0);
+}
+MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__filled(context, "mpt_ones", dtype, &shape, 1.0);
+}
+MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
+                                double value) {
+    return mpt__filled(context, "mpt_full", dtype, &shape, value);
+}
+
+static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype dtype,
+                              const mpt_shape *shape, mpt__function function) {
+    if (!mpt__enter(context, call)) return mpt__null(context);
+    if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %s: expected a float dtype",
+                           mpt_dtype_name(dtype));
+    mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
+    if (!tensor) return mpt__null(context);
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_RANDOM);
+    launch->function = (uint8_t)function;
+    launch->imm[1] = 1.0; /* from 0 to 1; mean 0, deviation 1 */
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
+    launch->rng.call = context->now.draws++;
+    if (context->capturing) { /* each repetition draws on from where it begins */
+        launch->rng.call -= context->draws_before;
+        launch->slot[1] = MPT__SLOT_DRAWS;
+    }
+    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
+}
+
+MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__random(context, "mpt_rand", dtype, &shape, MPT__FN_UNIFORM);
+}
+MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__random(context, "mpt_randn", dtype, &shape, MPT__FN_NORMAL);
+}
+
+MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
+                                const void *data) {
+    if (!mpt__enter(context, "mpt_from")) return mpt__null(context);
+    int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
+    if (bytes < 0) return mpt__null(context);
+    if (!data && bytes > 0)
+        return mpt__refuse(
+            context, MPT_ERROR_ARGUMENT,
+            "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data", bytes);
+    mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
+    if (!tensor) return mpt__null(context);
+    return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
+}
+
+/* In a step or scope without the host, so that a captured step can; what is in between ends with
+   it. */
+MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
+    if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
+    if (count < 0 || count > INT64_MAX / 16)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
+                           count);
+    mpt_tensor counted;
+    if (context->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
+        counted = mpt_cumsum(mpt_ones(context, MPT_F32, MPT_SHAPE(count)), 0);
+        counted = mpt_cast(mpt_add_scalar_(counted, -1.0), MPT_I64);
+    } else {
+        int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
+        if (!values) return mpt__null(context);
+        for (int64_t i = 0; i < count; i++) values[i] = i;
+        counted = mpt_from(context, MPT_I64, MPT_SHAPE(count), values);
+        mpt__host_free(context, values, (size_t)(count + 1) * sizeof *values);
+    }
+    if (dtype == MPT_I64) return counted;
+    mpt_tensor cast = mpt_cast(counted, dtype);
+    mpt_release(counted);
+    return cast;
+}
+
+MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
+                                void *data) {
+    if (!mpt__enter(context, "mpt_wrap")) return mpt__null(context);
+    int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
+    if (bytes < 0) return mpt__null(context);
+    if (!context->backend.synchronous)
+        return mpt__refuse(context, MPT_ERROR_UNSUPPORTED,
+                           "only CPU contexts can borrow memory; use mpt_from");
+    int64_t width = mpt__dtype_info[dtype].bytes;
+    if ((!data && bytes > 0) || ((uintptr_t)data % (uintptr_t)width) != 0)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
+                           bytes, width);
+    uint32_t storage = mpt__storage_wrap(context, data, bytes);
+    if (!storage) return mpt__null(context);
+    mpt__tensor view = mpt__view_on(storage, dtype, &shape, 0);
+    mpt__tensor *tensor = mpt__tensor_alias(context, &view);
+    mpt__storage_release(context, storage);
+    return mpt__handle(context, tensor);
+}
+
+/* ==== Asking ==== */
+
+MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor) {
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_shape", "tensor");
+    mpt_shape none = MPT_SCALAR;
+    none.rank = -1;
+    return found ? found->shape : none;
+}
+
+MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_dtype", "tensor");
+    return found ? (mpt_dtype)found->dtype : MPT_DTYPE_NONE;
+}
+
+MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor) {
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_numel", "tensor");
+    return found ? mpt__tensor_numel(found) : -1;
+}
+
+MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor) {
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_is_contiguous", "tensor");
+    return found && mpt__tensor_contiguous(found);
+}
+
+MPTRAIN_API bool mpt_valid(mpt_tensor tensor) {
+    const mpt__tensor *found = tensor.context ? mpt__live(tensor.context, tensor) : NULL;
+    return found && found->storage;
+}
+
+MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what) {
+    mpt_context *context = tensor.context;
+    if (!mpt__enter(context, "mpt_expect_shape")) return mpt__status_of(context);
+    const char *name = what ? what : "tensor";
+    const mpt__tensor *found = mpt__at(context, tensor, name);
+    if (!found) return context->base.status;
+    bool fits = shape.rank == found->shape.rank;
+    for (int i = 0; fits && i < shape.rank; i++)
+        fits = shape.dim[i] == -1 || shape.dim[i] == found->shape.dim[i];
+    if (fits) return MPT_OK;
+    if (shape.rank < 0 || shape.rank > MPT_MAX_RANK)
+        return mpt__error(context, MPT_ERROR_SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
+                          MPT_MAX_RANK);
+    return mpt__error(context, MPT_ERROR_SHAPE, "%s has shape %S, expected %S (-1 fits any size)",
+                      name, &found->shape, &shape);
+}
+
+/* ==== Lifetime of single tensors ==== */
+
+MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
+    mpt_context *context = tensor.context;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
+    if (!found) return mpt__null(context);
+    int flags = MPT__KEPT | (context->inference_depth ? MPT__INFERENCE : 0);
+    return mpt__handle(context, mpt__tensor_outside(context, found, flags));
+}
+
+MPTRAIN_API void mpt_release(mpt_tensor tensor) {
+    mpt_context *context = tensor.context;
+    mpt__tensor *found = context ? mpt__live(context, tensor) : NULL;
+    if (!found || !found->storage) return;
+    if (mpt__forked(&context->base)) {
+        mpt__enter(context, "mpt_release");
+        return;
+    }
+    if (found->parameter || (found->flags & MPT__GRADIENT)) {
+        if (mpt__enter(context, "mpt_release"))
+            mpt__error(context, MPT_ERROR_STATE, "%s",
+                       found->parameter
+                           ? "parameters live as long as their module; see mpt_module_destroy"
+                           : "a gradient lives as long as its leaf; mpt_clear_grad ends it");
+        return;
+    }
+    mpt__tensor_drop(context, found);
+}
+
+/* ==== Reading and writing ==== */
+
+/* All elements in row-major order as `dtype`, into host memory. */
+static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, mpt_dtype dtype,
+                               void *destination) {
+    int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
+    if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
+        return mpt__download(context, destination, tensor->storage, tensor->offset * width,
+                             numel * width);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
+    if (!copy) return context->base.status;
+    mpt_status status = mpt__launch_copy(context, tensor, copy, MPT__WRITE);
+    if (status == MPT_OK)
+        status = mpt__download(context, destination, copy->storage, 0, numel * width);
+    mpt__tensor_drop(context, copy);
+    return status;
+}
+
+/* Whether the caller's room (NULL: none) is what the tensor needs, else an error. */
+static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
+                            const char *unit, const char *verb) {
+    if ((room || need == 0) && (uint64_t)need == got) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", need,
+                       unit, verb, (unsigned long long)(room ? got : 0));
+}
+
+static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
+    return mpt__tensor_numel(tensor) * mpt__dtype_info[tensor->dtype].bytes;
+}
+
+MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
+    mpt_context *context = tensor.context;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read", "tensor");
+    if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), destination, bytes, "bytes",
+                                   "room for "))
+        return mpt__status_of(context);
+    return mpt__read_as(context, found, (mpt_dtype)found->dtype, destination);
+}
+
+MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
+    mpt_context *context = tensor.context;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read_f32", "tensor");
+    if (!found || !mpt__check_room(context, mpt__tensor_numel(found), destination, (uint64_t)count,
+                                   "elements", "room for "))
+        return mpt__status_of(context);
+    return mpt__read_as(context, found, MPT_F32, destination);
+}
+
+MPTRAIN_API double mpt_item(mpt_tensor tensor) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = tensor.context;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
+    if (!found) return MPT__NAN_F64;
+    if (mpt__tensor_numel(found) != 1) {
+        mpt__error(context, MPT_ERROR_SHAPE, "expected one element, the tensor has shape %S",
+                   &found->shape);
+        return MPT__NAN_F64;
+    }
+    double value = 0.0;
+    return mpt__read_as(context, found, MPT_F64, &value) == MPT_OK ? value : MPT__NAN_F64;
+}
+
+/* Elements in row-major order over a tensor, which may be strided; converts from `dtype`. */
+static mpt_status mpt__write_as(mpt_context *context, mpt__tensor *tensor, mpt_dtype dtype,
+                                const void *source) {
+    int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
+    if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
+        return mpt__upload(context, tensor->storage, tensor->offset * width, source, numel * width);
+    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
+    if (!copy) return context->base.status;
+    mpt_status status = mpt__upload(context, copy->storage, 0, source, numel * width);
+    if (status == MPT_OK) {
+        status = mpt__launch_copy(context, copy, tensor, MPT__WRITE);
+        context->storages[tensor->storage].version++;
+    }
+    mpt__tensor_drop(context, copy);
+    return status;
+}
+
+static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, const float *values) {
+    return mpt__write_as(context, tensor, MPT_F32, values);
+}
+
+/* Whether a tensor cannot be written, being expanded: an error. */
+static bool mpt__is_expanded(mpt_context *context, const mpt__tensor *tensor) {
+    for (int i = 0; i < tensor->shape.rank; i++) {
+        if (tensor->stride[i] != 0 || tensor->shape.dim[i] <= 1) continue;
+        mpt__error(context, MPT_ERROR_STATE,
+                   "an expanded tensor shows one element in many places; mpt_clone it first");
+        return true;
+    }
+    return false;
+}
+
+MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
+    mpt_context *context = tensor.context;
+    mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
+    if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
+        return mpt__status_of(context);
+    if (mpt__is_expanded(context, found)) return context->base.status;
+    return mpt__write_as(context, found, (mpt_dtype)found->dtype, source);
+}
+
+MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = a.context ? a.context : b.context;
+    if (!mpt__enter(context, "mpt_allclose")) return false;
+    const mpt__tensor *ta = mpt__at(context, a, "argument 1");
+    const mpt__tensor *tb = ta ? mpt__at(context, b, "argument 2") : NULL;
+    if (!tb) return false;
+    if (!mpt__same_shape(ta, tb))
+        return mpt__reject(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &ta->shape,
+                           &tb->shape);
+    int64_t numel = mpt__tensor_numel(ta);
+    size_t bytes = (size_t)numel * sizeof(double);
+    if (numel == 0) return true;
+    double *va = (double *)mpt__host_array(context, numel, sizeof(double));
+    double *vb = va ? (double *)mpt__host_array(context, numel, sizeof(double)) : NULL;
+    bool close = va && vb && mpt__read_as(context, ta, MPT_F64, va) == MPT_OK &&
+                 mpt__read_as(context, tb, MPT_F64, vb) == MPT_OK;
+    for (int64_t i = 0; close && i < numel; i++) {
+        double distance = va[i] > vb[i] ? va[i] - vb[i] : vb[i] - va[i];
+        double size = vb[i] < 0 ? -vb[i] : vb[i];
+        bool equal = va[i] == vb[i]; /* infinities, whose distance is NaN */
+        close = equal || (mpt__f64_is_finite(distance) && distance <= atol + rtol * size);
+    }
+    mpt__host_free(context, va, bytes);
+    mpt__host_free(context, vb, bytes);
+    return close;
+}
+
+/* ==== Text ==== */
+
+MPTRAIN_API mpt_print_config mpt_print_config_default(void) {
+    mpt_print_config config;
+    config.digits = 4;
+    config.edge = 3;
+    return config;
+}
+
+typedef struct mpt__printing {
+    mpt_context *context;
+    const mpt__tensor *tensor;
+    mpt_print_config config;
+    mpt__text out;
+} mpt__printing;
+
+static void mpt__print_value(mpt__printing *printing, int64_t offset) {
+    mpt__tensor element = *printing->tensor;
+    element.shape.rank = 0;
+    element.offset = offset;
+    if (mpt__dtype_info[element.dtype].is_float) {
+        double value = 0;
+        char format[8];
+        mpt__format_text(format, sizeof format, "%%.%dg", printing->config.digits);
+        if (mpt__read_as(printing->context, &element, MPT_F64, &value) != MPT_OK) return;
+        mpt__write_text(&printing->out, format, value);
+    } else {
+        int64_t value = 0;
+        if (mpt__read_as(printing->context, &element, MPT_I64, &value) != MPT_OK) return;
+        mpt__write_text(&printing->out, "%lld", value);
+    }
+}
+
+static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offset) {
+    const mpt__tensor *tensor = printing->tensor;
+    if (dim == tensor->shape.rank) {
+        mpt__print_value(printing, offset);
+        return;
+    }
+    int64_t size = tensor->shape.dim[dim], edge = printing->config.edge;
+    mpt__write_text(&printing->out, "[");
+    for (int64_t i = 0; i < size && printing->context->base.status == MPT_OK; i++) {
+        if (i > 0) {
+            mpt__write_text(&printing->out, dim + 1 == tensor->shape.rank ? ", " : ",\n");
+            for (int d = 0; d <= dim && dim + 1 < tensor->shape.rank; d++)
+                mpt__write_text(&printing->out, " ");
+        }
+        if (i == edge && size > 2 * edge) {
+            mpt__write_text(&printing->out, "...");
+            i = size - edge - 1;
+            continue;
+        }
+        mpt__print_dimension(printing, dim + 1, offset + i * tensor->stride[dim]);
+    }
+    mpt__write_text(&printing->out, "]");
+}
+
+MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
+                              size_t size) {
+    mpt__printing printing;
+    printing.context = tensor.context;
+    printing.config = config ? *config : mpt_print_config_default();
+    printing.out = mpt__text_make(text, size);
+    printing.tensor = mpt__enter_at(tensor, "mpt_format", "tensor");
+    if (!printing.tensor) return 0;
+    if (printing.config.digits < 1 || printing.config.digits > 17 || printing.config.edge < 1) {
+        mpt__error(tensor.context, MPT_ERROR_ARGUMENT,
+                   "digits %d, edge %d: expected 1..17 and 1 or more", printing.config.digits,
+                   printing.config.edge);
+        return 0;
+    }
+    mpt__print_dimension(&printing, 0, printing.tensor->offset);
+    mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
+                    &printing.tensor->shape);
+    return printing.out.length;
+}
+
+#endif

@@ -1,0 +1,779 @@
+/* ---------------------------------------------------------------------------------------------
+ * cpu/attention.c: embedding and attention on the CPU.
+ *
+ * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
+ * of work is about, its own side, is turned once, so that all products run along rows: a tile
+ * holds a row for each of the other side's elements. No result depends on the number of threads.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_ATTENTION_INCLUDED
+#define MPT__CPU_ATTENTION_INCLUDED
+
+#include "cpu/pool.c"
+
+#ifdef MPTRAIN_NO_ATTENTION
+static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
+#else
+
+/* ==== Embedding ==== */
+
+#define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
+#define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
+
+typedef struct mpt__ref_embedding {
+    const mpt__cpu_call *call;
+    mpt__ref_view table, rows;
+    int64_t columns, per_chunk;
+    const int64_t *table_step, *row_step;
+    mpt__rows each;
+} mpt__ref_embedding;
+
+/* Rows of the table lie anywhere, which no cache foresees: while one is worked on, that of `ahead`
+   elements later is fetched, from a table that is no cache's: to read from a cache takes no longer
+   than to ask. */
+#define MPT__EMBEDDING_AHEAD 12288   /* bytes */
+#define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
+#define MPT__EMBEDDING_LARGE (1 << 18)
+
+static void mpt__ref_embedding_each(const mpt__ref_embedding *w, mpt__rows rows, int64_t begin,
+                                    int64_t end) {
+    rows.begin = begin, rows.end = end;
+    if (w->call->words->rows != NULL)
+        w->call->words->rows(&rows);
+    else
+        mpt__rows_each(&rows, rows.adds, mpt__ref_line);
+}
+
+static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+    const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
+    const int64_t end = mpt__ref_min(begin + w->per_chunk, w->each.n);
+    const bool dense = table[1] == 1 && row[1] == 1;
+    mpt__real block[MPT__BLOCK];
+    (void)thread;
+    if (dense) mpt__ref_embedding_each(w, w->each, begin, end);
+    for (int64_t j = begin; j < end && !dense; j++) {
+        const int64_t id = w->each.ids[j * w->each.id_step];
+        for (int64_t c = 0, m; c < w->columns; c += m) {
+            m = mpt__ref_min(MPT__BLOCK, w->columns - c);
+            memset(block, 0, sizeof block);
+            if (id >= 0 && id < w->each.size)
+                mpt__ref_get(&w->table, id * table[0] + c * table[1], table[1], block, m);
+            mpt__ref_put(&w->rows, j * row[0] + c * row[1], row[1], block, m);
+        }
+    }
+}
+
+/* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
+static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+    const int64_t c = chunk * w->per_chunk, m = mpt__ref_min(w->per_chunk, w->columns - c);
+    const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
+    mpt__real block[MPT__BLOCK];
+    mpt__ref_view sums = w->table;
+    mpt__rows rows = w->each;
+    (void)thread;
+    rows.table += c * size, rows.rows += c * size, rows.bytes = m * size;
+    sums.accumulate = true;
+    if (w->call->launch->operand[2].access == MPT__WRITE) {
+        for (int64_t id = 0; id < rows.size; id++)
+            memset(rows.table + id * rows.table_step, 0, (size_t)rows.bytes);
+    }
+    if (row[1] == 1 && mpt__ref_is_real(w->rows.dtype) && mpt__ref_is_real(sums.dtype)) {
+        mpt__ref_embedding_each(w, rows, 0, rows.n);
+        return;
+    }
+    for (int64_t j = 0; j < rows.n; j++) {
+        const int64_t id = rows.ids[j * rows.id_step];
+        if (id < 0 || id >= rows.size || id == rows.padding) continue;
+        const mpt__real *x = mpt__ref_in(&w->rows, j * row[0] + c * row[1], row[1], block, m);
+        mpt__ref_put_block(&sums, id * w->table_step[0] + c, 1, x, m);
+    }
+}
+
+static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
+                                   mpt__chunk_fn fn) {
+    const mpt__operand *o = call->launch->operand;
+    const int64_t unit = MPT__EMBEDDING_COLUMNS, bytes = mpt__dtype_info[o[table].dtype].bytes;
+    const bool by_rows = ids == 1;
+    mpt__ref_embedding w;
+    w.call = call;
+    w.table = mpt__ref_view_of(call, table), w.table_step = o[table].stride;
+    w.rows = mpt__ref_view_of(call, rows), w.row_step = o[rows].stride;
+    w.columns = o[table].shape[1];
+    w.each.ids = (const int64_t *)call->data[ids], w.each.id_step = o[ids].stride[0];
+    w.each.table = (char *)w.table.data, w.each.table_step = w.table_step[0] * bytes;
+    w.each.rows = (char *)w.rows.data;
+    w.each.row_step = w.row_step[0] * mpt__dtype_info[w.rows.dtype].bytes;
+    w.each.n = o[ids].shape[0], w.each.size = o[table].shape[0];
+    w.each.padding = by_rows ? -1 : call->launch->index[0], w.each.adds = !by_rows;
+    w.each.bytes = w.columns * bytes;
+    const bool fetched = mpt__ref_times(w.each.size, w.columns) >= MPT__EMBEDDING_LARGE;
+    w.each.ahead = fetched ? MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1 : 0;
+    w.each.ahead = mpt__ref_min(w.each.ahead, MPT__EMBEDDING_AHEAD_MOST);
+    w.per_chunk = MPT__EMBEDDING_ROWS;
+    if (!by_rows) {
+        int64_t share = w.columns / mpt__pool_threads(call->pool);
+        w.per_chunk = mpt__ref_min(MPT__BLOCK, (share / unit + 1) * unit);
+    }
+    mpt__ref_check_indices(call, ids, w.each.size);
+    int64_t work = mpt__ref_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
+    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
+                  mpt__ref_cost(call, work, 1.0), fn, &w);
+}
+
+static void mpt__ref_embedding_forward(const mpt__cpu_call *call) {
+    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk);
+}
+static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
+    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk);
+}
+
+/* ==== Attention: what its three kernels share ==== */
+
+#define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
+#define MPT__ATTENTION_MOST 80  /* of the last one: a few left over would cost as a whole one */
+
+/* Operands; from LSE on those of the gradients, of the two launches. */
+enum { MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_MASK, MPT__AT_LSE, MPT__AT_DOUT, MPT__AT_DELTA };
+enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8, MPT__AT_DQ_TOO = 9 };
+
+typedef struct mpt__attention {
+    const mpt__cpu_call *call;
+    const mpt__words *words;
+    const mpt__operand *o;
+    mpt__ref_view view[MPT__MAX_OPERANDS];
+    int64_t heads, group, queries, keys, depth, width; /* group: query heads of a key head */
+    int64_t blocks, memory; /* of the own side, in one head; bytes of a thread */
+    mpt__real scale, kept;  /* kept: factor of what dropout keeps */
+    uint32_t threshold;
+    mpt__rng_key key;
+    bool causal, drops, pairs, dkv; /* pairs: q k and dout v by those of bf16; dkv: dk and dv too */
+    int dq;                         /* the operand of that which this pass computes; 0: none */
+#ifdef MPT__HAS_GEMM
+    const mpt__gemm_level *level;
+#endif
+} mpt__attention;
+
+/* Some rows of an operand [B, H, rows, columns], as they lie or converted. */
+typedef struct mpt__attention_rows {
+    const mpt__real *x;
+    int64_t step;
+} mpt__attention_rows;
+
+/* A piece of work: a block of its own side, and the memory of its thread. */
+typedef struct mpt__attention_item {
+    const mpt__attention *w;
+    int64_t batch, head, first, n;
+    bool by_keys;
+    /* columns by n, or panels of pairs; rows of the other side; n by columns; tiles */
+    mpt__real *turned[2], *rows[2], *sum[2], *spare[2], *tile[2], *score, *slope;
+    mpt__real *own, *dq; /* the own keys' rows; sums of queries */
+} mpt__attention_item;
+
+/* Whether dq comes with dk and dv, in a pass over all of a key head, with 5 products: apart they
+   are 3 and 4, but can be shared out better. The bits are the same. */
+static bool mpt__attention_together(const mpt__launch *launch, int threads) {
+    const mpt__operand *o = launch->operand;
+    const int64_t *q = o[MPT__AT_Q].shape, *k = o[MPT__AT_K].shape;
+    const double items = (double)k[0] * (double)k[1];
+    const double sums = (double)q[1] * (double)q[2] * (double)q[3] / (double)k[1];
+    return launch->kernel == MPT__K_ATTENTION_DKV && o[MPT__AT_DQ_TOO].storage != 0 && k[2] > 0 &&
+           sums <= 4e6 && 5 * (items + threads - 1) <= 7 * items;
+}
+
+/* How many queries, or keys, are of the block that begins at `first`; and blocks of all. */
+static int64_t mpt__attention_room(int64_t all, int64_t first) {
+    return all - first > MPT__ATTENTION_MOST ? MPT__ATTENTION_BLOCK : all - first;
+}
+static int64_t mpt__attention_blocks(int64_t all) {
+    const int64_t extra = MPT__ATTENTION_MOST - MPT__ATTENTION_BLOCK;
+    return all > extra ? mpt__ref_chunks(all - extra, MPT__ATTENTION_BLOCK) : all > 0;
+}
+
+/* The most that a block of rows, a tile or panels take. */
+static int64_t mpt__attention_part(int64_t depth, int64_t width) {
+    return ((depth > width ? depth : width) + MPT__ATTENTION_MOST) * MPT__ATTENTION_MOST;
+}
+
+/* None where there is nothing to do; columns that no memory holds are refused as such. */
+static int64_t mpt__attention_workspace(const mpt__launch *launch, int threads) {
+    const mpt__operand *o = launch->operand;
+    const int64_t *own = o[launch->kernel == MPT__K_ATTENTION_DKV ? MPT__AT_K : MPT__AT_Q].shape;
+    const int64_t depth = o[MPT__AT_K].shape[3], width = o[MPT__AT_V].shape[3];
+    int64_t rows = MPT__ATTENTION_MOST; /* of dq */
+    if (own[0] == 0 || own[1] == 0 || own[2] == 0) return 0;
+    if ((double)depth + (double)width > 1e12) return INT64_MAX / 4;
+    if (mpt__attention_together(launch, threads))
+        rows = o[MPT__AT_Q].shape[1] / own[1] * o[MPT__AT_Q].shape[2];
+    int64_t floats = 10 * mpt__attention_part(depth, width) + (rows + MPT__ATTENTION_MOST) * depth;
+    return threads * floats * (int64_t)sizeof(mpt__real);
+}
+
+static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b, int64_t h,
+                                 int64_t row) {
+    const int64_t *stride = w->o[operand].stride;
+    return b * stride[0] + h * stride[1] + row * stride[2];
+}
+
+/* Rounds to the compute dtype where the operand is wider. */
+static void mpt__attention_round(const mpt__attention *w, int operand, mpt__real *x, int64_t n) {
+    const uint8_t dtype = w->call->launch->compute_dtype;
+    const mpt__convert_table *convert = w->words->convert;
+    uint16_t half[MPT__BLOCK];
+    if (operand > MPT__AT_V || dtype == w->o[operand].dtype || !mpt__ref_is_half(dtype)) return;
+    for (int64_t m; n > 0; n -= m, x += m) {
+        float *to = (float *)(void *)x;
+        m = mpt__ref_min(n, MPT__BLOCK);
+        (dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(to, half, (size_t)m);
+        (dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(half, to, (size_t)m);
+    }
+}
+
+static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int operand, int64_t b,
+                                               int64_t h, int64_t first, int64_t n, mpt__real *to) {
+    const mpt__operand *o = &w->o[operand];
+    const int64_t columns = o->shape[3], from = mpt__attention_at(w, operand, b, h, first);
+    const uint8_t dtype = w->call->launch->compute_dtype;
+    bool rounds = operand <= MPT__AT_V && mpt__ref_is_half(dtype);
+    mpt__attention_rows rows;
+    rows.x = to, rows.step = columns;
+    if (mpt__ref_is_real(o->dtype) && o->stride[3] == 1 && !rounds) {
+        rows.x = (const mpt__real *)w->view[operand].data + from;
+        rows.step = o->stride[2];
+        return rows;
+    }
+    for (int64_t i = 0; i < n; i++)
+        mpt__ref_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
+                     columns);
+    mpt__attention_round(w, operand, to, n * columns);
+    return rows;
+}
+
+/* The same for products: halves that are multiplied by pairs as they lie. */
+static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int operand, int64_t b,
+                                               int64_t h, int64_t first, int64_t n, mpt__real *to) {
+    if (!w->pairs) return mpt__attention_load(w, operand, b, h, first, n, to);
+    const char *at = (const char *)w->view[operand].data;
+    const mpt__attention_rows rows = {
+        (const mpt__real *)(const void *)(at + 2 * mpt__attention_at(w, operand, b, h, first)),
+        w->o[operand].stride[2]};
+    return rows;
+}
+
+#ifdef MPT__HAS_PAIRS
+
+/* 8 rows by 2 W columns, from rows of pairs, o floats apart, and a panel of them. */
+#define MPT__ATTENTION_PUT(i, V, W) \
+    if (i < rows) { \
+        V##_store_as(c + i * ldc, V##_mul(x##i, times), columns, MPT_F32); \
+        V##_store_as(c + i * ldc + W, V##_mul(y##i, times), columns - W, MPT_F32); \
+    }
+#define MPT__ATTENTION_TILE(V, W) \
+    MPT__PAIRS_FN void mpt__attention_pairs( \
+        int64_t depth, const float *a0, int64_t o, const float *b, float *c, \
+        int64_t ldc, int64_t rows, int64_t columns, float factor) { \
+        const V##_f times = V##_set(factor); \
+        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o; \
+        MPT__ROWS_8(MPT__TILE_ZERO2, V, W); \
+        for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * W) { \
+            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
+            MPT__ROWS_8(MPT__PAIRS_LINES2, V, W); \
+        } \
+        MPT__ROWS_8(MPT__ATTENTION_PUT, V, W); \
+    }
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__ATTENTION_TILE(mpt__v8, 8)
+#else
+MPT__ATTENTION_TILE(mpt__v16, 16)
+#endif
+
+#endif
+
+/* The own block of an operand into turned[i]; the first one, or its products, are scaled. */
+static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i) {
+    const mpt__attention *w = t->w;
+    const int64_t columns = w->o[operand].shape[3];
+    mpt__real *to = t->turned[i];
+#ifdef MPT__HAS_PAIRS
+    const mpt__operand *o = &w->o[operand];
+    const int64_t from = mpt__attention_at(w, operand, t->batch, t->head, t->first);
+    const mpt__gemm_side side = {(const char *)w->view[operand].data + 2 * from, MPT_BF16, 0,
+                                 o->stride[2], 1};
+    for (int64_t j = 0; w->pairs && j < t->n; j += MPT__PAIRS_WIDTH)
+        mpt__pairs_pack(to + j * (columns / 2), true, &side, j,
+                        mpt__ref_min(MPT__PAIRS_WIDTH, t->n - j), 0, columns);
+    if (w->pairs) return;
+#endif
+    mpt__attention_rows rows =
+        mpt__attention_load(w, operand, t->batch, t->head, t->first, t->n, t->rows[0]);
+    w->words->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
+    if (i == 0) w->words->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
+}
+
+/* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
+static void mpt__attention_put(const mpt__attention_item *t, int operand, mpt__real *sum,
+                               mpt__real factor) {
+    const mpt__attention *w = t->w;
+    const mpt__operand *o = &w->o[operand];
+    const int64_t columns = o->shape[3],
+                  to = mpt__attention_at(w, operand, t->batch, t->head, t->first);
+    w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, t->n * columns, factor, 0);
+    for (int64_t i = 0; i < t->n; i++)
+        for (int64_t c = 0; c < columns; c += MPT__BLOCK)
+            mpt__ref_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
+                         sum + i * columns + c, mpt__ref_min(MPT__BLOCK, columns - c));
+}
+
+/* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
+static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, int64_t outer,
+                                   int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
+                                   int64_t n, int64_t depth, bool add) {
+#ifdef MPT__HAS_GEMM
+    if (w->level) {
+        const int64_t down = w->level->direct_rows, wide = w->level->columns;
+        mpt__gemm_side left = {NULL, MPT_F32, 0, outer, inner};
+        mpt__gemm_side right = {NULL, MPT_F32, 0, 1, b.step};
+        for (int64_t i = 0; i < m; i += down) {
+            left.data = (const char *)(a + i * outer);
+            for (int64_t j = 0; j < n; j += wide) {
+                const int64_t columns = mpt__ref_min(wide, n - j);
+                const bool whole = w->level->lines && m - i >= down && columns % (wide / 2) == 0;
+                right.data = (const char *)(b.x + j);
+                (whole ? w->level->lines : w->level->direct)(
+                    depth, &left, &right, (float *)(void *)(c + i * n + j), n,
+                    (int)mpt__ref_min(down, m - i), (int)columns, add ? MPT__GEMM_ADD : 0);
+            }
+        }
+        return;
+    }
+#endif
+    (void)w;
+    for (int64_t i = 0; i < m; i++, c += n) {
+        if (!add) memset(c, 0, (size_t)n * sizeof *c);
+        for (int64_t p = 0; p < depth; p++) {
+            const mpt__real factor = a[i * outer + p * inner];
+            for (int64_t j = 0; j < n; j++) c[j] += factor * b.x[p * b.step + j];
+        }
+    }
+}
+
+#ifdef MPT__HAS_PAIRS
+/* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
+static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__real *a,
+                                     int64_t outer, int64_t inner, mpt__attention_rows b,
+                                     mpt__real *c, int64_t m, int64_t n, int64_t depth) {
+    const int64_t wide = MPT__PAIRS_WIDTH, down = MPT__PAIRS_ROWS, even = (depth + 1) / 2 * 2;
+    const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
+    const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
+    /* Behind a panel is room for the vectors that reach past its last pair. */
+    float panel[MPT__PAIRS_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
+    for (int64_t j = 0; j < n; j += wide)
+        mpt__pairs_pack(panels + j * (even / 2), true, &rows, j, mpt__ref_min(wide, n - j), 0,
+                        depth);
+    for (int64_t i = 0; i < m; i += down) {
+        const mpt__gemm_side left[2] = {{(const char *)panel, MPT_F32, 0, 1, down},
+                                        {(const char *)panels, MPT_F32, 0, 1, 0}};
+        mpt__pairs_pack(panel, false, &tile, i, mpt__ref_min(down, m - i), 0, depth);
+        for (int64_t j = 0; j < n; j += wide) {
+            const mpt__gemm_side right[2] = {
+                {(const char *)(panels + j * (even / 2)), MPT_F32, 0, 1, wide},
+                {(const char *)panels, MPT_F32, 0, 1, 0}};
+            mpt__pairs_tile(even, left, right, c + i * n + j, n, (int)mpt__ref_min(down, m - i),
+                            (int)mpt__ref_min(wide, n - j), MPT__GEMM_ADD);
+        }
+    }
+}
+#endif
+
+/* c += a b. Rows of pairs are those of an operand, halves, a step of halves apart. */
+static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
+                               int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
+                               int64_t n, int64_t depth) {
+#ifdef MPT__HAS_PAIRS
+    if (t->w->pairs) {
+        mpt__attention_add_pairs(t, a, outer, inner, b, c, m, n, depth);
+        return;
+    }
+#endif
+    mpt__attention_product(t->w, a, outer, inner, b, c, m, n, depth, true);
+}
+
+/* Where the key and the query of a tile's first element stand. */
+typedef struct mpt__attention_tile {
+    int64_t head, query, key, m; /* m: rows */
+} mpt__attention_tile;
+
+/* c = rows of the other side, of Q or K or (i) of dout, times turned[i]. Returns those rows. */
+static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
+                                               const mpt__attention_tile *at, int i, mpt__real *c) {
+    const mpt__attention *w = t->w;
+    const int operand = !t->by_keys ? MPT__AT_K : i == 0 ? MPT__AT_Q : MPT__AT_DOUT;
+    const int64_t head = t->by_keys ? at->head : at->head / w->group;
+    const int64_t first = t->by_keys ? at->query : at->key, depth = w->o[operand].shape[3];
+    const mpt__attention_rows own = {t->turned[i], t->n};
+    const mpt__attention_rows rows =
+        mpt__attention_take(w, operand, t->batch, head, first, at->m, t->rows[i]);
+#ifdef MPT__HAS_PAIRS
+    const int64_t step = rows.step / 2, wide = MPT__PAIRS_WIDTH;
+    for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
+        each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
+        for (int64_t j = 0; j < t->n; j += wide)
+            mpt__attention_pairs(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
+                                 own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
+                                 i == 0 ? (float)w->scale : 1.0f);
+    }
+    if (w->pairs) return rows;
+#endif
+    mpt__attention_product(w, rows.x, rows.step, 1, own, c, at->m, t->n, depth, false);
+    return rows;
+}
+
+/* A tile made by rows of keys, one row for each query: turned where the own side are queries. */
+static const mpt__real *
+mpt__attention_by_queries(const mpt__attention_item *t, const mpt__attention_tile *at,
+                          void (*row)(const mpt__attention *w, const mpt__attention_tile *at,
+                                      int64_t b, int64_t query, int64_t n, mpt__real *to)) {
+    const int64_t rows = t->by_keys ? at->m : t->n, n = t->by_keys ? t->n : at->m;
+    for (int64_t i = 0; i < rows; i++)
+        row(t->w, at, t->batch, at->query + i, n, t->spare[0] + i * n);
+    if (t->by_keys) return t->spare[0];
+    t->w->words->transpose(t->spare[1], rows, t->spare[0], n, rows, n, false);
+    return t->spare[1];
+}
+
+/* What a mask adds: its floats, or 0 for true and -infinity for false. */
+static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attention_tile *at,
+                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    const mpt__operand *o = &w->o[MPT__AT_MASK];
+    const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
+    mpt__ref_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
+    for (int64_t i = 0; o->dtype == MPT_BOOL && i < n; i++)
+        to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
+}
+
+/* The factors of dropout. Rows of random words begin at multiples of 4. */
+static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attention_tile *at,
+                                    int64_t b, int64_t query, int64_t n, mpt__real *to) {
+    const int64_t row = (b * w->heads + at->head) * w->queries + query;
+    const uint64_t first = (uint64_t)row * (uint64_t)((w->keys + 3) / 4 * 4) + (uint64_t)at->key;
+    for (int64_t i = 0; i < n; i++) to[i] = w->kept != 0 ? 1 : 0;
+    if (w->kept != 0) w->words->dropout(to, to, n, w->key, first, w->threshold, w->kept);
+}
+
+/* The scores of a tile into t->score; the other side's rows come back. */
+static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
+                                                 const mpt__attention_tile *at) {
+    const mpt__attention *w = t->w;
+    const mpt__attention_rows rows = mpt__attention_meet(t, at, 0, t->score);
+    if (w->view[MPT__AT_MASK].data) {
+        const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
+        w->words->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
+    }
+    /* What no causal tile before this one ends in: it crosses the diagonal. */
+    mpt__real unseen[MPT__ATTENTION_MOST];
+    for (int64_t i = 0; w->causal && i < t->n; i++) unseen[i] = -mpt__real_infinity();
+    for (int64_t r = 0; w->causal && r < at->m; r++) {
+        const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
+        const int64_t begin = seen < 0 ? 0 : seen,
+                      end = mpt__ref_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
+        if (begin < end)
+            memcpy(t->score + r * t->n + begin, unseen, (size_t)(end - begin) * sizeof *unseen);
+    }
+    return rows;
+}
+
+/* Tile *= the factors of dropout, which come back. NULL: they are yet to be drawn. */
+static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
+                                            const mpt__attention_tile *at, mpt__real *tile,
+                                            const mpt__real *factors) {
+    if (!t->w->drops) return NULL;
+    if (!factors) factors = mpt__attention_by_queries(t, at, mpt__attention_drop_row);
+    t->w->words->binary[MPT__BINARY_MUL](tile, tile, factors, at->m * t->n, 0, 0);
+    return factors;
+}
+
+/* The item of a chunk: blocks of a head follow each other. */
+static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t chunk, int thread,
+                                                bool by_keys) {
+    const int64_t part = mpt__attention_part(w->depth, w->width);
+    const int64_t heads = by_keys ? w->heads / w->group : w->heads;
+    mpt__attention_item t;
+    mpt__real *at = (mpt__real *)(void *)((char *)w->call->workspace + thread * w->memory);
+    t.w = w;
+    t.by_keys = by_keys;
+    t.first = chunk % w->blocks * MPT__ATTENTION_BLOCK;
+    t.n = mpt__attention_room(by_keys ? w->keys : w->queries, t.first);
+    t.head = chunk / w->blocks % heads;
+    t.batch = chunk / w->blocks / heads;
+    mpt__real **parts[5] = {t.turned, t.rows, t.sum, t.spare, t.tile};
+    for (int i = 0; i < 5; i++) {
+        parts[i][0] = at;
+        parts[i][1] = at + part;
+        at += 2 * part;
+    }
+    t.score = t.tile[0], t.slope = t.tile[1];
+    t.own = at, t.dq = at + w->depth * MPT__ATTENTION_MOST;
+    return t;
+}
+
+/* ==== Forward ==== */
+
+enum { MPT__AT_OUT = 4, MPT__AT_LSE_OUT = 5 };
+
+/* A tile more: raises the running maxima, shrinks what was summed up by as much. */
+static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                    mpt__real *most, mpt__real *total) {
+    const mpt__attention *w = t->w;
+    const mpt__words *words = w->words;
+    mpt__real next[MPT__ATTENTION_MOST], shrink[MPT__ATTENTION_MOST];
+    memcpy(next, most, (size_t)t->n * sizeof *next);
+    for (int64_t r = 0; r < at->m; r++)
+        words->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
+    memcpy(shrink, most, (size_t)t->n * sizeof *shrink);
+    memcpy(most, next, (size_t)t->n * sizeof *most);
+    words->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
+    words->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
+    words->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
+    for (int64_t r = 0; r < at->m; r++) {
+        mpt__real *row = t->score + r * t->n;
+        words->binary[MPT__BINARY_EXP_DIFFERENCE](row, row, next, t->n, 0, 0);
+        words->binary[MPT__BINARY_ADD](total, total, row, t->n, 0, 0);
+    }
+    mpt__attention_drop(t, at, t->score, NULL);
+    for (int64_t i = 0; i < t->n; i++) {
+        mpt__real *sum = t->sum[1] + i * w->width;
+        if (shrink[i] != 1) words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
+    }
+}
+
+static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
+    const int64_t key_head = t.head / w->group;
+    const int64_t seen = w->causal ? mpt__ref_min(w->keys, t.first + t.n) : w->keys;
+    mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
+    mpt__attention_turn(&t, MPT__AT_Q, 0);
+    for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
+    memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
+    for (int64_t key = 0, m; key < seen; key += m) {
+        m = mpt__attention_room(seen, key);
+        mpt__attention_tile at = {t.head, t.first, key, m};
+        mpt__attention_scores(&t, &at);
+        mpt__attention_add_tile(&t, &at, most, total);
+        const mpt__attention_rows v =
+            mpt__attention_take(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
+        mpt__attention_add(&t, t.score, 1, t.n, v, t.sum[1], t.n, w->width, at.m);
+    }
+    w->words->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
+    w->words->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
+    for (int64_t i = 0; i < t.n; i++) {
+        mpt__real *sum = t.sum[1] + i * w->width;
+        if (total[i] == 0) { /* nothing is seen: 0, and exp(score - infinity) = 0 in backward */
+            memset(sum, 0, (size_t)w->width * sizeof *sum);
+            most[i] = mpt__real_infinity();
+        } else {
+            w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, 1 / total[i], 0);
+            most[i] += log[i];
+        }
+    }
+    mpt__attention_put(&t, MPT__AT_OUT, t.sum[1], 1);
+    if (w->view[MPT__AT_LSE_OUT].data)
+        mpt__ref_put(&w->view[MPT__AT_LSE_OUT],
+                     mpt__attention_at(w, MPT__AT_LSE_OUT, t.batch, t.head, t.first), 1, most, t.n);
+}
+
+/* ==== Backward ====
+ *
+ * With p = exp(score - lse), g = dout v^T with dropout's factors, delta = dout out: the slope of a
+ * score is p (g - delta). */
+
+/* delta = dout out of the own queries. */
+static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    const mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
+    mpt__real delta[MPT__ATTENTION_MOST], *product = t.turned[1];
+    mpt__attention_rows dout =
+        mpt__attention_load(w, MPT__AT_DOUT, t.batch, t.head, t.first, t.n, t.sum[1]);
+    mpt__attention_rows out =
+        mpt__attention_load(w, MPT__AT_OUT_SEEN, t.batch, t.head, t.first, t.n, t.rows[1]);
+    for (int64_t i = 0; i < t.n; i++) {
+        mpt__real lane[MPT__SUM_LANES] = {0};
+        w->words->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
+                                          w->width, 0, 0);
+        w->words->add_lanes(lane, 0, product, w->width);
+        delta[i] = mpt__ref_fold_lanes(lane);
+    }
+    mpt__ref_put(&w->view[MPT__AT_DELTA],
+                 mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
+}
+
+/* The queries of one head from `query` on, over the own keys, whose rows these are; dq: sums. */
+static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head, int64_t query,
+                                     mpt__attention_rows own, mpt__real *dq) {
+    const mpt__attention *w = t->w;
+    const mpt__words *words = w->words;
+    mpt__attention_tile at = {head, query, t->first, mpt__attention_room(w->queries, query)};
+    mpt__real block[2][MPT__ATTENTION_MOST];
+    const mpt__real *number[2];
+    for (int i = 0; i < 2; i++) {
+        const int operand = i == 0 ? MPT__AT_LSE : MPT__AT_DELTA;
+        const int64_t from = mpt__attention_at(w, operand, t->batch, head, query);
+        number[i] = mpt__ref_in(&w->view[operand], from, 1, block[i], at.m);
+    }
+    const mpt__attention_rows q = mpt__attention_scores(t, &at);
+    const mpt__attention_rows dout = mpt__attention_meet(t, &at, 1, t->slope);
+    const mpt__real *factors = mpt__attention_drop(t, &at, t->slope, NULL);
+    for (int64_t r = 0; r < at.m; r++) {
+        mpt__real *p = t->score + r * t->n, *slope = t->slope + r * t->n;
+        words->unary[MPT__UNARY_ADD_SCALAR](p, p, t->n, -number[0][r], 0);
+        words->unary[MPT__UNARY_ADD_SCALAR](slope, slope, t->n, -number[1][r], 0);
+    }
+    words->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
+    words->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
+    mpt__attention_drop(t, &at, t->score, factors);
+    if (w->dkv && w->view[MPT__AT_DV].data)
+        mpt__attention_add(t, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m);
+    if (w->dkv && w->view[MPT__AT_DK].data)
+        mpt__attention_add(t, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m);
+    if (w->dq)
+        mpt__attention_add(t, t->slope, t->n, 1, own, dq, at.m, w->depth, t->n);
+}
+
+/* One block of keys, or one of queries for dq alone, or all of both for a key head. */
+static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__attention *w = (const mpt__attention *)work;
+    const int64_t heads = w->dkv ? w->group : 1;
+    mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
+    const int64_t head = t.head * heads, key_head = head / w->group;
+    const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
+    int64_t key = w->dq ? 0 : t.first, end = w->dq ? w->keys : key + t.n;
+    if (!w->dkv && w->causal) end = mpt__ref_min(end, query + t.n);
+    if (w->dq) memset(t.dq, 0, (size_t)(heads * queries * w->depth) * sizeof *t.dq);
+    t.by_keys = true;
+    for (; key < end; key += t.n) {
+        t.head = key_head, t.first = key, t.n = mpt__attention_room(w->keys, key);
+        mpt__attention_turn(&t, MPT__AT_K, 0);
+        mpt__attention_turn(&t, MPT__AT_V, 1);
+        const mpt__attention_rows own =
+            mpt__attention_take(w, MPT__AT_K, t.batch, t.head, key, t.n, t.own);
+        memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
+        memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
+                 q += mpt__attention_room(w->queries, query + q))
+                mpt__attention_back_tile(&t, head + h, query + q, own,
+                                         t.dq + (h * queries + q) * w->depth);
+        if (!w->dkv) continue;
+        if (w->view[MPT__AT_DK].data) mpt__attention_put(&t, MPT__AT_DK, t.sum[0], w->scale);
+        if (w->view[MPT__AT_DV].data) mpt__attention_put(&t, MPT__AT_DV, t.sum[1], 1);
+    }
+    t.first = query, t.n = queries;
+    for (int64_t h = 0; w->dq && h < heads; h++) {
+        t.head = head + h;
+        mpt__attention_put(&t, w->dq, t.dq + h * queries * w->depth, w->scale);
+    }
+}
+
+/* ==== Launches ==== */
+
+#ifdef MPT__HAS_GEMM
+static const mpt__gemm_level *mpt__attention_level(const mpt__words *words) {
+#ifdef MPT__HAS_AVX2
+    if (words == &mpt__avx2_words) return &mpt__avx2_gemm_level;
+#endif
+#ifdef MPT__HAS_AVX512
+    if (words == &mpt__avx512_words) return &mpt__avx512_gemm_level;
+#endif
+#ifdef MPT__HAS_NEON
+    if (words == &mpt__neon_words) return &mpt__neon_gemm_level;
+#endif
+    return NULL;
+}
+#endif
+
+/* Whether q, k, v and dout are rows of pairs. */
+static bool mpt__attention_paired(const mpt__launch *launch) {
+    static const int operands[4] = {MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_DOUT};
+    bool paired = true;
+    for (int i = 0; i < (launch->kernel == MPT__K_ATTENTION ? 3 : 4); i++) {
+        const mpt__operand *o = &launch->operand[operands[i]];
+        const int64_t all = o->shape[3] | o->offset | o->stride[0] | o->stride[1] | o->stride[2];
+        paired &= o->dtype == MPT_BF16 && o->stride[3] == 1 && all % 2 == 0;
+    }
+    return paired;
+}
+
+/* products: of those of the forward pass, what fn computes. */
+static void mpt__attention_run(mpt__attention *w, mpt__chunk_fn fn, double products) {
+    const int64_t heads = w->dkv ? w->heads / w->group : w->heads;
+    const int64_t batches = w->o[MPT__AT_Q].shape[0];
+    w->blocks = mpt__attention_blocks(w->dkv ? w->keys : w->queries);
+    if (w->dkv && w->dq) w->blocks = 1;
+    int64_t items = mpt__ref_times(batches, mpt__ref_times(heads, w->blocks));
+    const double scores = (double)w->queries * (double)w->keys * (double)w->heads * (double)batches;
+    const double columns = (double)w->depth + (double)w->width;
+    const double cost = scores * columns * products * 0.3 * w->words->slowness;
+    mpt__parallel(w->call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, w);
+}
+
+static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
+    const int64_t *q = o[MPT__AT_Q].shape, *k = o[MPT__AT_K].shape;
+    const double p = launch->imm[1], lowest = p * 4294967296.0;
+    const int threads = mpt__pool_threads(call->pool);
+    const int kernel = launch->kernel;
+    const int dq = kernel == MPT__K_ATTENTION_DQ ? MPT__AT_DQ : MPT__AT_DQ_TOO;
+    mpt__attention w;
+    w.call = call;
+    w.words = call->words;
+    w.o = o;
+    for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__ref_view_of(call, i);
+    w.heads = q[1], w.queries = q[2], w.depth = q[3];
+    w.keys = k[2], w.width = o[MPT__AT_V].shape[3];
+    w.group = k[1] > 0 ? w.heads / k[1] : 1;
+    w.scale = (mpt__real)launch->imm[0];
+    w.causal = launch->index[0] != 0;
+    w.drops = p > 0;
+    w.key = mpt__cpu_rng_key(call);
+    w.kept = lowest <= 4294967295.0 ? (mpt__real)(1 / (1 - p)) : 0;
+    w.threshold = lowest <= 4294967295.0 ? (uint32_t)lowest : 0;
+    if ((double)w.threshold < lowest) w.threshold++;
+    w.pairs = pairs && mpt__attention_paired(launch);
+    w.memory = mpt__attention_workspace(launch, threads) / threads;
+#ifdef MPT__HAS_GEMM
+    w.level = mpt__attention_level(call->words);
+#endif
+    mpt__kernel_flushes(w.words->flushes);
+    w.dkv = false, w.dq = 0;
+    if (kernel == MPT__K_ATTENTION) mpt__attention_run(&w, mpt__attention_forward_chunk, 1.0);
+    if (kernel == MPT__K_ATTENTION_DQ) mpt__attention_run(&w, mpt__attention_delta_chunk, 0.01);
+    if (kernel != MPT__K_ATTENTION && w.view[dq].data) w.dq = dq;
+    if (w.dq && !mpt__attention_together(launch, threads)) {
+        mpt__attention_run(&w, mpt__attention_back_chunk, 1.5);
+        w.dq = 0;
+    }
+    w.dkv = kernel == MPT__K_ATTENTION_DKV;
+    if (w.dkv) mpt__attention_run(&w, mpt__attention_back_chunk, w.dq ? 2.5 : 2.0);
+    mpt__kernel_flushed(w.words->flushes);
+}
+static void mpt__ref_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
+#ifdef MPT__HAS_PAIRS
+static void mpt__pairs_attention(const mpt__cpu_call *call) {
+    mpt__attention_launch_of(call, true);
+}
+#endif
+
+static void mpt__cpu_add_attention(mpt__cpu *cpu) {
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__ref_embedding_forward, NULL);
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__ref_embedding_backward, NULL);
+    mpt__cpu_run run = mpt__ref_attention;
+#ifdef MPT__HAS_PAIRS
+    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__pairs_attention;
+#endif
+    for (int id = MPT__K_ATTENTION; id <= MPT__K_ATTENTION_DKV; id++)
+        mpt__cpu_add(cpu, (mpt__kernel)id, run, mpt__attention_workspace);
+}
+
+#endif
+#endif

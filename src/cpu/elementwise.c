@@ -1,0 +1,1193 @@
+/* ---------------------------------------------------------------------------------------------
+ * cpu/elementwise.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
+ * softmax and matrix products are in cpu/rows.c; those of training in cpu/loss.c and
+ * cpu/optimizer.c.
+ *
+ * A kernel is written once, for all levels. It walks its operands in blocks of at most MPT__BLOCK
+ * elements: loaded and converted to mpt__real (or taken where they lie), computed by the words of
+ * the level (mpt__words: a table of functions on blocks), and rounded once on store. What a dtype
+ * or a stride means is known to the loads and stores alone. The words of the reference level, in
+ * these rooms, are portable C; those of the vector levels are made in cpu/template/words.c, do the
+ * same operations in the same order, and give the same bits.
+ *
+ * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
+ * gradient check can ask for 1e-6.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_ELEMENTWISE_INCLUDED
+#define MPT__CPU_ELEMENTWISE_INCLUDED
+
+#include "ground/convert.c"
+#include "ground/math.c"
+#include "cpu/backend.c"
+
+#include <math.h>
+
+#ifndef MPT__REAL
+#define MPT__REAL float
+#endif
+typedef MPT__REAL mpt__real;
+
+/* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
+   on small machines: no frame is then larger than 8 KiB. No result depends on it. */
+#ifdef MPTRAIN_NO_SIMD
+#define MPT__BLOCK 256
+#else
+#define MPT__BLOCK 1024
+#endif
+#define MPT__COPY_TILE (MPT__BLOCK / 16)
+/* Elements of a chunk of elementwise work, and of optimizer updates. No result depends on it. */
+#define MPT__CHUNK 4096
+
+/* The tree of every sum, the same on all levels: the elements in logical order are cut into chunks
+   of MPT__SUM_CHUNK; within a chunk, element i goes to lane i % MPT__SUM_LANES, in order; the lanes
+   fold in halves (i and i + 8, i and i + 4, i and i + 2, 0 and 1); the chunks' sums add up in
+   pairs, pairs of pairs and so on, an odd last one passing on unchanged. */
+#define MPT__SUM_CHUNK 1024
+#define MPT__SUM_LANES 16
+#define MPT__NORM_LANES 32 /* of norms, which then fold in halves to as many: twice as fast */
+#define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
+
+/* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
+   a chunk in four runs and a rest. A run is a page; the widest vectors fetch it while they read
+   the one before it (side by side they take 1.8 times as long on Zen 4). Lanes are as above; those
+   of the rest and of the runs add up in order, then fold; all chunks of all segments add up in
+   pairs. */
+#define MPT__SQUARE_RUNS 4
+#define MPT__SQUARE_RUN(n) ((n) / (MPT__SQUARE_RUNS * MPT__SUM_LANES) * MPT__SUM_LANES)
+
+/* ==== The functions ==== */
+
+/* R(name, nanoseconds per element, value): a the element, b the second one, c and d the constants.
+   Those of the launch stand in the order of mpt__function; behind them, what kernels need. */
+#define MPT__REF_UNARY(R) \
+    R(NEG, 2, -a) \
+    R(EXP, 8, mpt__real_exp(a)) \
+    R(LOG, 10, mpt__real_log(a)) \
+    R(SQRT, 6, mpt__real_sqrt(a)) \
+    R(RELU, 2, a > 0 || mpt__real_is_nan(a) ? a : 0) \
+    R(GELU, 20, (mpt__real)0.5 * a * (1 + mpt__real_erf(a * MPT__SQRT_HALF))) \
+    R(GELU_TANH, 15, (mpt__real)0.5 * a * (1 + mpt__real_tanh(mpt__ref_gelu_inner(a)))) \
+    R(TANH, 12, mpt__real_tanh(a)) \
+    R(SIGMOID, 10, mpt__real_sigmoid(a)) \
+    R(ADD_SCALAR, 2, a + c) \
+    R(MUL_SCALAR, 2, a *c) \
+    R(MUL_SLOT, 2, a *c) \
+    R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0) \
+    R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1) \
+    R(NOT, 2, a == 0 ? 1 : 0) \
+    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a)) \
+    R(RSQRT, 8, 1 / mpt__real_sqrt(a)) \
+    R(ABS, 2, mpt__real_abs(a)) \
+    R(SIGN, 2, mpt__real_sign(a)) \
+    R(SIN, 25, mpt__real_wave(a, false)) \
+    R(COS, 25, mpt__real_wave(a, true)) \
+    R(CLAMP, 2, mpt__real_clamp(a, c, d)) \
+    R(POW_SCALAR, 50, mpt__real_pow(a, c)) \
+    R(LEAKY_RELU, 2, a > 0 ? a : a * c) \
+    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a)) \
+    R(SILU, 12, a *mpt__real_sigmoid(a)) \
+    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d)) \
+    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0) \
+    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a) \
+    R(SPLAT, 1, ((void)a, c))
+
+#define MPT__REF_BINARY(R) \
+    R(ADD, 2, a + b) \
+    R(SUB, 2, a - b) \
+    R(MUL, 2, a *b) \
+    R(DIV, 3, a / b) \
+    R(EQUAL, 2, a == b ? 1 : 0) \
+    R(NOT_EQUAL, 2, a == b ? 0 : 1) \
+    R(LESS, 2, a < b ? 1 : 0) \
+    R(LESS_EQUAL, 2, a <= b ? 1 : 0) \
+    R(GREATER, 2, a > b ? 1 : 0) \
+    R(GREATER_EQUAL, 2, a >= b ? 1 : 0) \
+    R(AND, 2, a != 0 && b != 0 ? 1 : 0) \
+    R(OR, 2, a != 0 || b != 0 ? 1 : 0) \
+    R(MINIMUM, 2, mpt__real_min(a, b)) \
+    R(MAXIMUM, 2, mpt__real_max(a, b)) \
+    R(POW, 50, mpt__real_pow(a, b)) \
+    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b) \
+    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO) \
+    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1) \
+    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b)) \
+    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b)) \
+    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b) \
+    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a)) \
+    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
+    R(TANH_BACKWARD, 2, b *(1 - a * a)) \
+    R(SIGMOID_BACKWARD, 2, b *a *(1 - a)) \
+    R(SQRT_BACKWARD, 3, b / (2 * a)) \
+    R(LOG1P_BACKWARD, 3, b / (1 + a)) \
+    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a) \
+    R(ABS_BACKWARD, 2, b *mpt__real_sign(a)) \
+    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true)) \
+    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false)) \
+    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0) \
+    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b) \
+    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c)) \
+    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c) \
+    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a)) \
+    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a)) \
+    R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c)) \
+    R(RATIO, 3, a == 0 ? 0 : b / a) \
+    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b)) \
+    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b)) \
+    R(PROD_SHARE, 4, b == 0 ? 1 / a : b == 1 && a == 0 ? 1 : 0)
+
+/* Where a function stands in the tables of a level. */
+enum {
+#define MPT__ROW(id, ns, value) MPT__UNARY_##id,
+    MPT__REF_UNARY(MPT__ROW) MPT__UNARY_COUNT,
+#undef MPT__ROW
+#define MPT__ROW(id, ns, value) MPT__BINARY_##id,
+    MPT__BINARY_START = -1,
+    MPT__REF_BINARY(MPT__ROW) MPT__BINARY_COUNT
+#undef MPT__ROW
+};
+#define MPT__UNARY_AT(function) ((int)(function) - (int)MPT__FN_NEG)
+#define MPT__BINARY_AT(function) ((int)(function) - (int)MPT__FN_ADD)
+#define MPT__ROW(id, ns, value) ns,
+static const uint8_t mpt__ref_unary_ns[] = {MPT__REF_UNARY(MPT__ROW)};
+static const uint8_t mpt__ref_binary_ns[] = {MPT__REF_BINARY(MPT__ROW)};
+#undef MPT__ROW
+typedef char mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_ONE_FOR_ZERO) ==
+                                                           (int)MPT__UNARY_ONE_FOR_ZERO &&
+                                                       MPT__BINARY_AT(MPT__FN_PROD_SHARE) ==
+                                                           (int)MPT__BINARY_PROD_SHARE
+                                                   ? 1
+                                                   : -1];
+
+/* ==== The words of a level ==== */
+
+/* out may be an input; n is any number, alignment too. */
+typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c,
+                              mpt__real d);
+typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
+                               mpt__real c, mpt__real d);
+typedef struct mpt__ref_update mpt__ref_update;
+/* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
+typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+                               mpt__real *m, mpt__real *v, void *half, int64_t n);
+
+/* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
+   - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
+   no relu. ROWS: numbers of each row; LINES: what is in brackets is there, too; mean, rstd, shift
+   and slope are of each row, weight and bias of each column; COLUMNS: all are of each column. */
+enum { MPT__NORM_ROWS, MPT__NORM_LINES, MPT__NORM_COLUMNS };
+/* What a row is made of: y is of backward with relu; rest: g. */
+enum { MPT__PART_X, MPT__PART_DY, MPT__PART_MORE, MPT__PART_OUT, MPT__PART_REST, MPT__PARTS };
+typedef struct mpt__norm_block {
+    uint8_t dtype, mode; /* of all parts: that of mpt__real, or half where the level is `typed` */
+    bool relu;
+    int64_t rows, n, step[MPT__PARTS]; /* bytes between rows, whose elements are neighbours */
+    char *data[MPT__PARTS];            /* x, dy, residual or other gradient or y, out; NULL: none */
+    mpt__real *lane, total[2];         /* NULL: lanes that begin with 0 */
+    const mpt__real *mean, *rstd, *shift, *slope, *weight, *bias;
+    /* Of norm_next, whose mean may be NULL, for 0: x and dy of a row after this, and its mean; the
+       last row. Of bf16, weight, bias, sum stand as mpt__norm_paired has it. */
+    mpt__real *sum[2], next_mean;
+    const char *next[2];
+    bool last, beyond_cache; /* out is better not cached, it and rows multiples of 64 bytes */
+    bool fetches; /* what is read next lies behind what is read now, and in no cache nearby */
+} mpt__norm_block;
+typedef void (*mpt__norm_fn)(mpt__norm_block *b);
+
+/* out[i][c] = start[i][c] + the sum over j < depth of x[j][i][c] w[j][c], for i < count, c < n.
+   Steps are from i to i, of w from j to j. */
+typedef struct mpt__product_sums {
+    mpt__real *out;
+    const mpt__real *start, *w, *const *x;
+    int64_t out_step, start_step, x_step, w_step;
+    int64_t count, depth, n;
+} mpt__product_sums;
+
+/* Rows of a table, for ids begin .. end: copied to `rows`, or those, reals, added to it. Ids but
+   0 .. size-1 give zeros, or nothing, as that of padding does. The row of `ahead` ids later, of n,
+   is fetched with each. Steps in bytes, that of ids in elements. */
+typedef struct mpt__rows {
+    char *table, *rows;
+    const int64_t *ids;
+    int64_t table_step, row_step, id_step, begin, end, n, ahead, size, padding, bytes;
+    bool adds;
+} mpt__rows;
+
+typedef struct mpt__words {
+    double slowness; /* nanoseconds of what takes the reference level one */
+    bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
+    const mpt__convert_table *convert;
+    mpt__unary_fn unary[MPT__UNARY_COUNT];
+    mpt__binary_fn binary[MPT__BINARY_COUNT];
+    mpt__real (*peak)(const mpt__real *x, int64_t n,
+                      mpt__real start); /* passes over NaN; any zero */
+    /* Element i goes to lane (first + i) % MPT__SUM_LANES. Of maxima NaN wins, and any zero. */
+    void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
+    void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
+    void (*sum_products)(const mpt__product_sums *p);
+    /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
+    void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
+                    bool differences);
+    /* Softmax or its logarithm, and its backward, of a dense row of n <= MPT__SUM_CHUNK; NULL: by
+       the words above. */
+    void (*softmax)(mpt__real *out, const mpt__real *x, int64_t n, bool log);
+    void (*softmax_backward)(mpt__real *dx, const mpt__real *y, const mpt__real *dy, int64_t n,
+                             bool log);
+    /* lane += squares of x multiplier, as MPT__SQUARE_RUNS says */
+    void (*add_squares)(double *lane, const float *x, int64_t n, mpt__real multiplier);
+    /* mpt__random_bits; and word first + i >= threshold ? x factor : 0. first: a multiple of 4 */
+    void (*random)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out);
+    void (*dropout)(mpt__real *out, const mpt__real *x, int64_t n, mpt__rng_key key, uint64_t first,
+                    uint32_t threshold, mpt__real factor);
+    /* to[j][i] = from[i][j]; the steps are between rows. beyond_cache: what is written is better
+       not kept in the caches; rows, to_step and the address of `to` are multiples of 64 bytes. */
+    void (*transpose)(mpt__real *to, int64_t to_step, const mpt__real *from, int64_t from_step,
+                      int64_t rows, int64_t columns, bool beyond_cache);
+    void (*rows)(const mpt__rows *r); /* NULL: mpt__rows_each */
+    /* A function past the caches, to a line of memory; false: has it not. NULL: none. */
+    bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
+                   mpt__real c);
+    mpt__update_fn sgd, adam;
+    /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
+    void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
+    bool typed; /* norms take halves as they lie */
+    /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
+       LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
+       folded in halves; ROWS: those of each row, which are added to sum[..][row], too. */
+    mpt__norm_fn norm_sums;
+    /* Out; LINES of backward also add g (x - mean) rstd to sum[0] and g to sum[1]. */
+    mpt__norm_fn norm, norm_slope;
+    mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
+    /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
+    mpt__norm_fn norm_next, norm_slope_next;
+} mpt__words;
+
+/* ==== Real numbers ==== */
+
+static MPT__INLINE bool mpt__real_is_nan(mpt__real x) {
+    return sizeof x == sizeof(float) ? mpt__f32_is_nan((float)x) : mpt__f64_is_nan((double)x);
+}
+static MPT__INLINE bool mpt__real_is_finite(mpt__real x) { return mpt__f64_is_finite((double)x); }
+static MPT__INLINE mpt__real mpt__real_infinity(void) {
+    return (mpt__real)mpt__f32_from_bits(0x7f800000u);
+}
+
+/* The functions of ground/math.c for this type. Both sides compile; one is never called. */
+#define MPT__REAL_FUNCTION(name, of_float, of_double) \
+    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
+        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
+                                                  : (mpt__real)of_double((double)x); \
+    }
+MPT__REAL_FUNCTION(exp, mpt__expf, mpt__exp)
+MPT__REAL_FUNCTION(log, mpt__logf, mpt__ln)
+MPT__REAL_FUNCTION(tanh, mpt__tanhf, mpt__tanh)
+MPT__REAL_FUNCTION(erf, mpt__erff, mpt__erf)
+MPT__REAL_FUNCTION(sigmoid, mpt__sigmoidf, mpt__sigmoid)
+
+/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. */
+static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqrt((double)x); }
+
+/* The larger one; NaN wins. */
+static MPT__INLINE mpt__real mpt__real_max(mpt__real a, mpt__real b) {
+    return a > b || mpt__real_is_nan(a) ? a : b;
+}
+static MPT__INLINE mpt__real mpt__real_min(mpt__real a, mpt__real b) {
+    return a < b || mpt__real_is_nan(a) ? a : b;
+}
+
+static MPT__INLINE mpt__real mpt__real_clamp(mpt__real a, mpt__real low, mpt__real high) {
+    mpt__real x = low > a ? low : a;
+    return high < x ? high : x;
+}
+
+static MPT__INLINE mpt__real mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
+static MPT__INLINE mpt__real mpt__real_sign(mpt__real a) {
+    return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0));
+}
+
+static MPT__INLINE mpt__real mpt__real_pow(mpt__real a, mpt__real b) {
+    return (mpt__real)mpt__pow((double)a, (double)b);
+}
+
+/* Sine or cosine. */
+static MPT__INLINE mpt__real mpt__real_wave(mpt__real a, bool cosine) {
+    double value[2];
+    mpt__sincos_far((double)a, &value[0], &value[1]);
+    return (mpt__real)value[cosine];
+}
+
+/* Truncates; beyond the range the nearest end of it, NaN gives 0. */
+static int64_t mpt__ref_truncate(double x, double low, double beyond) {
+    if (mpt__f64_is_nan(x)) return 0;
+    if (x < low) return (int64_t)low;
+    if (x >= beyond) return beyond >= 9223372036854775808.0 ? INT64_MAX : (int64_t)beyond - 1;
+    return (int64_t)x;
+}
+
+/* ==== Loads and stores ==== */
+
+/* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
+#ifdef __OPTIMIZE_SIZE__
+#define MPT__OWN_LOOP(stride) false
+#else
+#define MPT__OWN_LOOP(stride) ((stride) == 1)
+#endif
+#define MPT__LOAD_CASE(id, storage, expression) \
+    case id: { \
+        const storage *from = (const storage *)data + offset; \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i]; \
+                to[i] = expression; \
+            } \
+        } else { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i * stride]; \
+                to[i] = expression; \
+            } \
+        } \
+        break; \
+    }
+#define MPT__STORE_CASE(id, storage, expression) \
+    case id: { \
+        storage *to = (storage *)data + offset; \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) to[i] = expression; \
+        } else { \
+            for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
+        } \
+        break; \
+    }
+#ifndef MPTRAIN_NO_FP8
+#define MPT__LOAD_F8(type) \
+    MPT__LOAD_CASE(MPT_F8E4M3, uint8_t, (type)mpt__f8e4m3_to_f32(v)) \
+    MPT__LOAD_CASE(MPT_F8E5M2, uint8_t, (type)mpt__f8e5m2_to_f32(v))
+#define MPT__STORE_F8 \
+    MPT__STORE_CASE(MPT_F8E4M3, uint8_t, mpt__f32_to_f8e4m3((float)from[i], MPT__F8_SATFINITE)) \
+    MPT__STORE_CASE(MPT_F8E5M2, uint8_t, mpt__f32_to_f8e5m2((float)from[i], MPT__F8_SATFINITE))
+#else
+#define MPT__LOAD_F8(type)
+#define MPT__STORE_F8
+#endif
+
+/* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
+#define MPT__DEFINE_LOAD(name, type) \
+    static void name(type *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__LOAD_CASE(MPT_F32, float, (type)v) \
+            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v)) \
+            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v)) \
+            MPT__LOAD_F8(type) \
+            MPT__LOAD_CASE(MPT_F64, double, (type)v) \
+            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v) \
+            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v) \
+            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v) \
+            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0)) \
+        default: \
+            break; \
+        } \
+    }
+/* Rounds (floats) or truncates (integers) once and stores. */
+#define MPT__DEFINE_STORE(name, type) \
+    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from, \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__STORE_CASE(MPT_F32, float, (float)from[i]) \
+            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i])) \
+            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i])) \
+            MPT__STORE_F8 \
+            MPT__STORE_CASE(MPT_F64, double, (double)from[i]) \
+            MPT__STORE_CASE( \
+                MPT_I64, int64_t, \
+                mpt__ref_truncate((double)from[i], -9223372036854775808.0, 9223372036854775808.0)) \
+            MPT__STORE_CASE( \
+                MPT_I32, int32_t, \
+                (int32_t)mpt__ref_truncate((double)from[i], -2147483648.0, 2147483648.0)) \
+            MPT__STORE_CASE(MPT_U8, uint8_t, \
+                            (uint8_t)mpt__ref_truncate((double)from[i], 0.0, 256.0)) \
+            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1)) \
+        default: \
+            break; \
+        } \
+    }
+
+MPT__DEFINE_LOAD(mpt__ref_load, mpt__real)
+MPT__DEFINE_STORE(mpt__ref_store, mpt__real)
+/* For F64 storage in ordinary builds, and where an answer must not depend on mpt__real. */
+MPT__DEFINE_LOAD(mpt__ref_load_f64, double)
+MPT__DEFINE_STORE(mpt__ref_store_f64, double)
+/* For integers, exactly. */
+MPT__DEFINE_LOAD(mpt__ref_load_i64, int64_t)
+
+/* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
+static void mpt__ref_store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
+                               const int64_t *from, int64_t n) {
+    switch (dtype) {
+        MPT__STORE_CASE(MPT_I64, int64_t, from[i])
+        MPT__STORE_CASE(MPT_I32, int32_t, (int32_t)(uint32_t)(uint64_t)from[i])
+        MPT__STORE_CASE(MPT_U8, uint8_t, (uint8_t)(uint64_t)from[i])
+        MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] != 0))
+    default:
+        break;
+    }
+}
+
+/* ==== Operands ==== */
+
+/* An operand, resolved. */
+typedef struct mpt__ref_view {
+    void *data; /* NULL: absent */
+    const mpt__words *words;
+    uint8_t dtype;
+    bool accumulate;
+} mpt__ref_view;
+
+static mpt__ref_view mpt__ref_view_of(const mpt__cpu_call *call, int operand) {
+    mpt__ref_view view;
+    view.data = call->data[operand];
+    view.words = call->words;
+    view.dtype = call->launch->operand[operand].dtype;
+    view.accumulate = call->launch->operand[operand].access == MPT__ACCUMULATE;
+    return view;
+}
+
+/* Whether elements of this dtype can be computed with where they lie. */
+static MPT__INLINE bool mpt__ref_is_real(int dtype) {
+    return dtype == (sizeof(mpt__real) == sizeof(float) ? MPT_F32 : MPT_F64);
+}
+static MPT__INLINE bool mpt__ref_is_half(int dtype) {
+    return sizeof(mpt__real) == sizeof(float) && (dtype == MPT_F16 || dtype == MPT_BF16);
+}
+
+/* Loads n elements, `stride` apart, beginning with the one at `offset`. */
+static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stride, mpt__real *x,
+                         int64_t n) {
+    if (stride == 1 && mpt__ref_is_half(view->dtype)) {
+        const mpt__convert_table *convert = view->words->convert;
+        (view->dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(
+            (const uint16_t *)view->data + offset, (float *)(void *)x, (size_t)n);
+        return;
+    }
+    mpt__ref_load(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
+    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
+}
+
+/* The same, without a copy where that is possible; otherwise in `block`. */
+static const mpt__real *mpt__ref_in(const mpt__ref_view *view, int64_t offset, int64_t stride,
+                                    mpt__real *block, int64_t n) {
+    if (stride == 1 && mpt__ref_is_real(view->dtype)) return (const mpt__real *)view->data + offset;
+    mpt__ref_get(view, offset, stride, block, n);
+    return block;
+}
+
+/* Where to compute results: in the operand itself, or in `block`. mpt__ref_put follows. */
+static mpt__real *mpt__ref_out(const mpt__ref_view *view, int64_t offset, int64_t stride,
+                               mpt__real *block) {
+    bool direct = stride == 1 && mpt__ref_is_real(view->dtype) && !view->accumulate;
+    return direct ? (mpt__real *)view->data + offset : block;
+}
+
+/* As mpt__ref_out, for results that begin with what is there. */
+static mpt__real *mpt__ref_edit(const mpt__ref_view *view, int64_t offset, mpt__real *block,
+                                int64_t n) {
+    mpt__real *x = mpt__ref_out(view, offset, 1, block);
+    if (x == block) mpt__ref_get(view, offset, 1, block, n);
+    return x;
+}
+
+/* Stores n <= MPT__BLOCK results, added to what is there if the operand accumulates. */
+static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t offset,
+                                             int64_t stride, const mpt__real *x, int64_t n) {
+    mpt__real sum[MPT__BLOCK];
+    if (view->accumulate) {
+        const mpt__real *old = mpt__ref_in(view, offset, stride, sum, n);
+        view->words->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
+        x = sum;
+    }
+    if (stride == 1 && mpt__ref_is_half(view->dtype)) {
+        const mpt__convert_table *convert = view->words->convert;
+        (view->dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(
+            (const float *)(const void *)x, (uint16_t *)view->data + offset, (size_t)n);
+        return;
+    }
+    mpt__ref_store(view->data, view->dtype, offset, stride, x, n);
+}
+
+/* The same, where nothing is left to do for those that stand where mpt__ref_out said. */
+static MPT__INLINE void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stride,
+                                     const mpt__real *x, int64_t n) {
+    if (mpt__ref_out(view, offset, stride, NULL) != x)
+        mpt__ref_put_block(view, offset, stride, x, n);
+}
+
+static mpt__real mpt__ref_get_one(const mpt__ref_view *view, int64_t offset) {
+    mpt__real x = 0;
+    mpt__ref_load(&x, view->data, view->dtype, offset, 1, 1);
+    return x;
+}
+
+static void mpt__ref_put_one(const mpt__ref_view *view, int64_t offset, mpt__real x) {
+    mpt__ref_put_block(view, offset, 1, &x, 1);
+}
+
+static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {
+    int64_t x = 0;
+    mpt__ref_load_i64(&x, view->data, view->dtype, offset, 1, 1);
+    return x;
+}
+
+/* ==== Loops ==== */
+
+static MPT__INLINE int64_t mpt__ref_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static MPT__INLINE int64_t mpt__ref_chunks(int64_t count, int64_t size) {
+    return count / size + (count % size != 0); /* a tensor without elements may be of any length */
+}
+/* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
+static MPT__INLINE int64_t mpt__ref_times(int64_t a, int64_t b) {
+    bool both_fit = ((a | b) >> 31) == 0; /* spares the division */
+    return !both_fit && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
+}
+static int64_t mpt__ref_numel(const mpt__operand *o) {
+    int64_t count = 1;
+    for (int d = 0; d < o->rank; d++) count = mpt__ref_times(count, o->shape[d]);
+    return count;
+}
+
+/* The nanoseconds of `count` elements, given those of one on the reference level. */
+static int64_t mpt__ref_cost(const mpt__cpu_call *call, int64_t count, double ns) {
+    double all = (double)count * ns * call->words->slowness;
+    return all < 9e18 ? (int64_t)all : INT64_MAX;
+}
+
+/* The elements of an operand, or some dimensions of them, in logical order. Dimensions of size 1
+   are left out, and neighbours merged where their strides allow it. */
+typedef struct mpt__ref_loop {
+    int rank;
+    int64_t count;
+    int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
+} mpt__ref_loop;
+
+static void mpt__ref_loop_init(mpt__ref_loop *loop) {
+    loop->rank = 0;
+    loop->count = 1;
+}
+
+/* Adds a dimension inside those added before. */
+static void mpt__ref_loop_add(mpt__ref_loop *loop, int64_t size, int64_t stride) {
+    int last = loop->rank - 1;
+    loop->count = mpt__ref_times(loop->count, size);
+    if (size == 1) return;
+    if (last >= 0 && (uint64_t)loop->stride[last] == (uint64_t)size * (uint64_t)stride) {
+        loop->shape[last] = mpt__ref_times(loop->shape[last], size);
+    } else {
+        last = loop->rank++;
+        loop->shape[last] = size;
+    }
+    loop->stride[last] = stride;
+}
+
+/* A loop has a last dimension even when it has one element. */
+static void mpt__ref_loop_close(mpt__ref_loop *loop) {
+    if (loop->rank > 0) return;
+    loop->rank = 1;
+    loop->shape[0] = loop->stride[0] = 1;
+}
+
+static void mpt__ref_loop_over(mpt__ref_loop *loop, const mpt__operand *o) {
+    mpt__ref_loop_init(loop);
+    for (int d = 0; d < o->rank; d++) mpt__ref_loop_add(loop, o->shape[d], o->stride[d]);
+    mpt__ref_loop_close(loop);
+}
+
+static MPT__INLINE int64_t mpt__ref_inner(const mpt__ref_loop *loop) {
+    return loop->stride[loop->rank - 1];
+}
+
+/* A place in a loop, and where in memory it is. */
+typedef struct mpt__ref_cursor {
+    int64_t offset;
+    int64_t index[MPT_MAX_RANK];
+} mpt__ref_cursor;
+
+static void mpt__ref_start(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_t at) {
+    c->offset = 0;
+    for (int d = loop->rank - 1; d >= 0; d--) {
+        c->index[d] = at > 0 ? at % loop->shape[d] : 0;
+        at = at > 0 ? at / loop->shape[d] : 0;
+        c->offset += c->index[d] * loop->stride[d];
+    }
+}
+
+/* How many elements, equally spaced, lie from here to the end of the last dimension. */
+static MPT__INLINE int64_t mpt__ref_room(const mpt__ref_cursor *c, const mpt__ref_loop *loop) {
+    return loop->shape[loop->rank - 1] - c->index[loop->rank - 1];
+}
+
+/* Moves on by n, at most the room there is. */
+static void mpt__ref_advance(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_t n) {
+    int d = loop->rank - 1;
+    c->index[d] += n;
+    c->offset += n * loop->stride[d];
+    while (d > 0 && c->index[d] == loop->shape[d]) {
+        c->offset += loop->stride[d - 1] - c->index[d] * loop->stride[d];
+        c->index[d] = 0;
+        c->index[--d]++;
+    }
+}
+
+/* An operand and its loop. */
+typedef struct mpt__ref_walk {
+    mpt__ref_view view;
+    mpt__ref_loop loop;
+} mpt__ref_walk;
+
+/* The next n <= MPT__BLOCK elements: where they lie, or gathered in `block`. */
+static const mpt__real *mpt__ref_take(const mpt__ref_walk *walk, mpt__ref_cursor *c,
+                                      mpt__real *block, int64_t n) {
+    const mpt__ref_loop *loop = &walk->loop;
+    const mpt__real *x = block;
+    int64_t m = mpt__ref_room(c, loop);
+    if (m >= n) x = mpt__ref_in(&walk->view, c->offset, mpt__ref_inner(loop), block, m = n);
+    for (int64_t done = 0; done < n; done += m) {
+        m = mpt__ref_min(mpt__ref_room(c, loop), n - done);
+        if (m < n) { mpt__ref_get(&walk->view, c->offset, mpt__ref_inner(loop), block + done, m); }
+        mpt__ref_advance(c, loop, m);
+    }
+    return x;
+}
+
+/* Where to compute the next n results; mpt__ref_give follows and moves on. */
+static mpt__real *mpt__ref_place(const mpt__ref_walk *walk, const mpt__ref_cursor *c,
+                                 mpt__real *block, int64_t n) {
+    if (mpt__ref_room(c, &walk->loop) < n) return block;
+    return mpt__ref_out(&walk->view, c->offset, mpt__ref_inner(&walk->loop), block);
+}
+
+static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const mpt__real *x,
+                          int64_t n) {
+    for (int64_t m; n > 0; n -= m, x += m) {
+        m = mpt__ref_min(mpt__ref_room(c, &walk->loop), n);
+        mpt__ref_put(&walk->view, c->offset, mpt__ref_inner(&walk->loop), x, m);
+        mpt__ref_advance(c, &walk->loop, m);
+    }
+}
+
+/* ==== Sums ==== */
+
+/* Unrolled: a loop over an array in memory would take three times the instructions. */
+#define MPT__FOLD_2(x, l, f) f(x[l], x[(l) + 8])
+#define MPT__FOLD_4(x, l, f) f(MPT__FOLD_2(x, l, f), MPT__FOLD_2(x, (l) + 4, f))
+#define MPT__FOLD_8(x, l, f) f(MPT__FOLD_4(x, l, f), MPT__FOLD_4(x, (l) + 2, f))
+#define MPT__DEFINE_FOLD(name, type, combine) \
+    static type name(const type lane[MPT__SUM_LANES]) { \
+        return combine(MPT__FOLD_8(lane, 0, combine), MPT__FOLD_8(lane, 1, combine)); \
+    }
+#define MPT__PLUS(a, b) ((a) + (b))
+#define MPT__TIMES(a, b) ((a) * (b))
+MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
+MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max)
+MPT__DEFINE_FOLD(mpt__ref_fold_products, mpt__real, MPT__TIMES)
+MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
+
+/* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. level[k] holds the
+   sum of 2^k chunks where bit k of `chunks` is set. */
+typedef struct mpt__ref_sum {
+    const mpt__words *words;
+    int64_t count, chunks;
+    mpt__real lane[MPT__SUM_LANES];
+    mpt__real level[MPT__SUM_LEVELS];
+} mpt__ref_sum;
+
+static void mpt__ref_sum_init(mpt__ref_sum *sum, const mpt__words *words) {
+    sum->words = words;
+    sum->count = sum->chunks = 0;
+    memset(sum->lane, 0, sizeof sum->lane);
+}
+
+static void mpt__ref_sum_close_chunk(mpt__ref_sum *sum) {
+    mpt__real carry = mpt__ref_fold_lanes(sum->lane);
+    int k = 0;
+    for (; (sum->chunks >> k & 1) != 0; k++) carry = sum->level[k] + carry;
+    sum->level[k] = carry;
+    sum->chunks++;
+    sum->count = 0;
+    memset(sum->lane, 0, sizeof sum->lane);
+}
+
+/* n elements more are in the lanes, all of one chunk. */
+static void mpt__ref_sum_count(mpt__ref_sum *sum, int64_t n) {
+    sum->count += n;
+    if (sum->count == MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+}
+
+static void mpt__ref_sum_add(mpt__ref_sum *sum, const mpt__real *x, int64_t n) {
+    for (int64_t take; n > 0; n -= take, x += take) {
+        take = mpt__ref_min(n, MPT__SUM_CHUNK - sum->count);
+        sum->words->add_lanes(sum->lane, sum->count, x, take);
+        mpt__ref_sum_count(sum, take);
+    }
+}
+
+static mpt__real mpt__ref_sum_total(mpt__ref_sum *sum) {
+    mpt__real total = 0;
+    bool any = false;
+    if (sum->chunks == 0) return mpt__ref_fold_lanes(sum->lane);
+    if (sum->count > 0) mpt__ref_sum_close_chunk(sum);
+    for (int k = 0; k < MPT__SUM_LEVELS; k++) {
+        if ((sum->chunks >> k & 1) == 0) continue;
+        total = any ? sum->level[k] + total : sum->level[k];
+        any = true;
+    }
+    return total;
+}
+
+/* ==== Elementwise kernels ==== */
+
+/* One launch of an elementwise kernel. body computes the next n <= MPT__BLOCK elements, of which
+   the first is number `first`; it moves the cursors of all operands on. */
+typedef struct mpt__ref_map mpt__ref_map;
+typedef void (*mpt__ref_body)(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                              int64_t n);
+struct mpt__ref_map {
+    const mpt__cpu_call *call;
+    mpt__ref_body body, other_body;
+    int operands;
+    mpt__unary_fn unary;
+    mpt__binary_fn binary;
+    mpt__real c, d;     /* of unary and binary; c of dropout: the factor of kept elements */
+    uint32_t threshold; /* dropout: random words from here on keep */
+    mpt__rng_key key;
+    const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
+    mpt__real *table;    /* of cpu/halves.c */
+    mpt__ref_walk walk[3];
+};
+
+static void mpt__ref_map_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_map *map = (const mpt__ref_map *)work;
+    int64_t begin = chunk * MPT__CHUNK;
+    int64_t end = mpt__ref_min(begin + MPT__CHUNK, map->walk[0].loop.count);
+    mpt__ref_cursor at[3];
+    (void)thread;
+    for (int k = 0; k < map->operands; k++) mpt__ref_start(&at[k], &map->walk[k].loop, begin);
+    for (; begin < end; begin += MPT__BLOCK) {
+        map->body(map, at, begin, mpt__ref_min(MPT__BLOCK, end - begin));
+    }
+}
+
+/* Runs map->body over operands 0 .. n-1, at `ns` nanoseconds per element. */
+static void mpt__ref_map_run(mpt__ref_map *map, const mpt__cpu_call *call, int n, double ns) {
+    map->call = call;
+    map->operands = n;
+    for (int k = 0; k < n; k++) {
+        map->walk[k].view = mpt__ref_view_of(call, k);
+        mpt__ref_loop_over(&map->walk[k].loop, &call->launch->operand[k]);
+    }
+    int64_t count = map->walk[0].loop.count;
+    mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK), mpt__ref_cost(call, count, ns),
+                  mpt__ref_map_chunk, map);
+}
+
+/* The most elements, up to n, that lie equally spaced in all operands. */
+static int64_t mpt__ref_together(const mpt__ref_map *map, const mpt__ref_cursor *at, int64_t n) {
+    for (int k = 0; k < map->operands; k++) {
+        n = mpt__ref_min(n, mpt__ref_room(&at[k], &map->walk[k].loop));
+    }
+    return n;
+}
+
+static void mpt__ref_advance_all(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t n) {
+    for (int k = 0; k < map->operands; k++) mpt__ref_advance(&at[k], &map->walk[k].loop, n);
+}
+
+static void mpt__ref_fill_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                               int64_t n) {
+    const mpt__ref_walk *to = &map->walk[0];
+    int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__ref_inner(&to->loop);
+    (void)first;
+    for (int64_t m; n > 0; n -= m) {
+        char *p = (char *)to->view.data + at->offset * size;
+        m = step == 1 ? mpt__ref_together(map, at, n) : 1;
+        memcpy(p, map->pattern, (size_t)(m * size));
+        mpt__ref_advance_all(map, at, m);
+    }
+}
+
+static void mpt__ref_fill(const mpt__cpu_call *call) {
+    const mpt__operand *o = &call->launch->operand[0];
+    double x[MPT__BLOCK], pattern[MPT__BLOCK];
+    int64_t n = mpt__ref_min(MPT__BLOCK, mpt__ref_numel(o));
+    mpt__ref_map map;
+    for (int64_t i = 0; i < n; i++) x[i] = call->launch->imm[0];
+    mpt__ref_store_f64(pattern, o->dtype, 0, 1, x, n);
+    map.pattern = (const char *)pattern;
+    map.body = mpt__ref_fill_body;
+    mpt__ref_map_run(&map, call, 1, 0.5);
+}
+
+static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                               int64_t n) {
+    mpt__real block[MPT__BLOCK];
+    mpt__real *place = mpt__ref_place(&map->walk[1], &at[1], block, n);
+    (void)first;
+    mpt__ref_give(&map->walk[1], &at[1], mpt__ref_take(&map->walk[0], &at[0], place, n), n);
+}
+
+/* The same through `type`. */
+#define MPT__DEFINE_COPY(name, type, load, store, sum) \
+    static void name(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first, int64_t n) { \
+        const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view; \
+        int64_t step0 = mpt__ref_inner(&map->walk[0].loop); \
+        int64_t step1 = mpt__ref_inner(&map->walk[1].loop); \
+        type x[MPT__BLOCK], old[MPT__BLOCK]; \
+        (void)first; \
+        for (int64_t m; n > 0; n -= m) { \
+            m = mpt__ref_together(map, at, n); \
+            load(x, from->data, from->dtype, at[0].offset, step0, m); \
+            if (to->accumulate) load(old, to->data, to->dtype, at[1].offset, step1, m); \
+            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = sum; \
+            store(to->data, to->dtype, at[1].offset, step1, x, m); \
+            mpt__ref_advance_all(map, at, m); \
+        } \
+    }
+/* F64 on one side; integers on both: exact, sums modulo 2^64. */
+MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__ref_load_f64, mpt__ref_store_f64,
+                 old[i] + x[i])
+MPT__DEFINE_COPY(mpt__ref_copy_i64_body, int64_t, mpt__ref_load_i64, mpt__ref_store_i64,
+                 (int64_t)((uint64_t)old[i] + (uint64_t)x[i]))
+
+/* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
+static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                     int64_t n) {
+    const mpt__ref_walk *from = &map->walk[0], *to = &map->walk[1];
+    int64_t size = mpt__dtype_info[to->view.dtype].bytes;
+    bool dense = mpt__ref_inner(&from->loop) == 1 && mpt__ref_inner(&to->loop) == 1;
+    if (!dense || mpt__ref_together(map, at, n) < n) {
+        map->other_body(map, at, first, n);
+        return;
+    }
+    memcpy((char *)to->view.data + at[1].offset * size,
+           (const char *)from->view.data + at[0].offset * size, (size_t)(n * size));
+    mpt__ref_advance_all(map, at, n);
+}
+
+/* A copy between operands that are dense in different dimensions goes in chunks of MPT__COPY_TILE
+   by MPT__COPY_RUN elements along the dimensions in which walk 1 and 0 are dense; neighbours along
+   the latter follow each other, which is what memory likes best. */
+#define MPT__COPY_RUN 256
+/* Bytes from which on, measured, it is better not to read what is overwritten: more than an L2. */
+#define MPT__COPY_BEYOND_CACHE (4 << 20)
+typedef struct mpt__ref_transposition {
+    mpt__ref_walk walk[2];          /* over the other dimensions */
+    int64_t size[2], along, across; /* of the dimensions in which walk 0 and 1 are dense; chunks */
+    int64_t step[2];                /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
+    bool direct, beyond_cache;
+} mpt__ref_transposition;
+
+/* m by n elements through blocks. */
+static void mpt__ref_transpose_tile(const mpt__ref_transposition *w, int64_t from, int64_t to,
+                                    int64_t m, int64_t n) {
+    enum { T = MPT__COPY_TILE };
+    mpt__real in[T * T], tile[T * T];
+    for (int64_t r = 0; r < n; r++) {
+        mpt__ref_get(&w->walk[0].view, from + r * w->step[0], 1, in + r * T, m);
+    }
+    w->walk[0].view.words->transpose(tile, T, in, T, n, m, false);
+    for (int64_t r = 0; r < m; r++) {
+        mpt__ref_put_block(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+    }
+}
+
+static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+    int64_t i = chunk % w->along * MPT__COPY_RUN, j = chunk / w->along % w->across * MPT__COPY_TILE;
+    int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
+    int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j);
+    mpt__ref_cursor at[2];
+    (void)thread;
+    for (int k = 0; k < 2; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+    }
+    int64_t from = at[0].offset + j * w->step[0] + i, to = at[1].offset + i * w->step[1] + j;
+    if (w->direct) {
+        const mpt__real *x = (const mpt__real *)w->walk[0].view.data + from;
+        mpt__real *out = (mpt__real *)w->walk[1].view.data + to;
+        bool lines = n == MPT__COPY_TILE && (uintptr_t)out % 64 == 0;
+        w->walk[0].view.words->transpose(out, w->step[1], x, w->step[0], n, m,
+                                         w->beyond_cache && lines);
+        return;
+    }
+    for (int64_t k = 0; k < m; k += MPT__COPY_TILE) {
+        mpt__ref_transpose_tile(w, from + k, to + k * w->step[1],
+                                mpt__ref_min(MPT__COPY_TILE, m - k), n);
+    }
+}
+
+/* False where the copy is not of this kind; `run` takes its chunks. */
+static bool mpt__ref_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn run) {
+    const mpt__operand *o = call->launch->operand;
+    int dense[2] = {-1, -1};
+    mpt__ref_transposition w;
+    for (int d = 0; d < o[0].rank; d++) {
+        for (int k = 0; k < 2; k++) {
+            if (o[k].stride[d] == 1 && o[k].shape[d] >= 4 - 2 * k) dense[k] = d;
+        }
+    }
+    if (dense[0] < 0 || dense[1] < 0 || dense[0] == dense[1]) return false;
+    for (int k = 0; k < 2; k++) {
+        w.walk[k].view = mpt__ref_view_of(call, k);
+        w.size[k] = o[0].shape[dense[k]];
+        w.step[k] = o[k].stride[dense[1 - k]];
+        mpt__ref_loop_init(&w.walk[k].loop);
+        for (int d = 0; d < o[0].rank; d++) {
+            if (d == dense[0] || d == dense[1]) continue;
+            mpt__ref_loop_add(&w.walk[k].loop, o[k].shape[d], o[k].stride[d]);
+        }
+        mpt__ref_loop_close(&w.walk[k].loop);
+    }
+    const mpt__ref_view *to = &w.walk[1].view;
+    int64_t count = mpt__ref_numel(&o[0]);
+    w.along = mpt__ref_chunks(w.size[0], MPT__COPY_RUN);
+    w.across = mpt__ref_chunks(w.size[1], MPT__COPY_TILE);
+    w.direct =
+        mpt__ref_is_real(w.walk[0].view.dtype) && mpt__ref_is_real(to->dtype) && !to->accumulate;
+    w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
+    mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
+                  mpt__ref_cost(call, count, 4.0), run, &w);
+    return true;
+}
+
+/* The elements of an operand that lies dense, in logical order; -1: it does not. */
+static int64_t mpt__ref_dense(const mpt__operand *o) {
+    int64_t count = 1;
+    for (int d = o->rank - 1; d >= 0; d--) {
+        if (o->shape[d] != 1 && o->stride[d] != count) return -1;
+        count = mpt__ref_times(count, o->shape[d]);
+    }
+    return count;
+}
+
+static void mpt__ref_copy(const mpt__cpu_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    uint8_t from = o[0].dtype, to = o[1].dtype;
+    bool as_bytes = from == to && o[1].access != MPT__ACCUMULATE;
+    int64_t count = as_bytes && mpt__ref_dense(&o[1]) >= 0 ? mpt__ref_dense(&o[0]) : -1;
+    if (count > 0 && count <= MPT__CHUNK) {
+        memcpy(call->data[1], call->data[0], (size_t)(count * mpt__dtype_info[to].bytes));
+        return;
+    }
+    mpt__ref_map map;
+    map.body = mpt__ref_copy_body;
+    if (from == MPT_F64 || to == MPT_F64) map.body = mpt__ref_copy_f64_body;
+    if (!mpt__dtype_info[from].is_float && !mpt__dtype_info[to].is_float) {
+        map.body = mpt__ref_copy_i64_body;
+    }
+    if (map.body == mpt__ref_copy_body && mpt__ref_numel(&o[0]) > 0 &&
+        mpt__ref_copy_transposed(call, mpt__ref_transpose_chunk)) {
+        return;
+    }
+    if (as_bytes) {
+        map.other_body = map.body;
+        map.body = mpt__ref_copy_bytes_body;
+    }
+    mpt__ref_map_run(&map, call, 2, 2.0);
+}
+
+#define MPT__SQRT_HALF ((mpt__real)0.70710678118654752)    /* 1 / sqrt(2) */
+#define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
+#define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
+#define MPT__GELU_CUBE ((mpt__real)0.044715)
+#define MPT__MINUS_ZERO ((mpt__real)-0.0)
+
+static mpt__real mpt__ref_gelu_inner(mpt__real a) {
+    return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
+}
+
+static mpt__real mpt__ref_gelu_slope(mpt__real a) {
+    mpt__real below = (mpt__real)0.5 * (1 + mpt__real_erf(a * MPT__SQRT_HALF));
+    return below + a * MPT__NORMAL_PEAK * mpt__real_exp((mpt__real)-0.5 * a * a);
+}
+
+static mpt__real mpt__ref_gelu_tanh_slope(mpt__real a) {
+    mpt__real t = mpt__real_tanh(mpt__ref_gelu_inner(a)), rest = 1 - t * t;
+    mpt__real slope = (mpt__real)0.5 * (1 + t);
+    if (rest == 0) return slope; /* the other factor may be infinite here */
+    return slope + (mpt__real)0.5 * a * rest * MPT__SQRT_2_BY_PI * (1 + 3 * MPT__GELU_CUBE * a * a);
+}
+
+static mpt__real mpt__ref_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
+    if (a * beta > threshold) return a;
+    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
+}
+
+static mpt__real mpt__ref_silu_slope(mpt__real a) {
+    mpt__real s = mpt__real_sigmoid(a);
+    return s * (1 + a * (1 - s));
+}
+
+static mpt__real mpt__ref_pow_slope(mpt__real a, mpt__real b) {
+    if (b == 2) return a + a;
+    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
+}
+
+static mpt__real mpt__ref_pow_exponent(mpt__real a, mpt__real b) {
+    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
+}
+
+#define MPT__ROW(id, ns, value) \
+    static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, \
+                                    mpt__real d) { \
+        (void)c, (void)d; \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = x[i]; \
+            out[i] = value; \
+        } \
+    }
+MPT__REF_UNARY(MPT__ROW)
+#undef MPT__ROW
+#define MPT__ROW(id, ns, value) \
+    static void mpt__ref_binary_##id(mpt__real *out, const mpt__real *x, const mpt__real *y, \
+                                     int64_t n, mpt__real c, mpt__real d) { \
+        (void)c, (void)d; \
+        for (int64_t i = 0; i < n; i++) { \
+            const mpt__real a = x[i], b = y[i]; \
+            out[i] = value; \
+        } \
+    }
+MPT__REF_BINARY(MPT__ROW)
+#undef MPT__ROW
+
+static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                int64_t n) {
+    mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
+    mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
+    (void)first;
+    map->unary(out, mpt__ref_take(&map->walk[0], &at[0], in, n), n, map->c, map->d);
+    mpt__ref_give(&map->walk[1], &at[1], out, n);
+}
+
+static mpt__ref_map mpt__ref_unary_map(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    bool by_slot = launch->function == MPT__FN_MUL_SLOT;
+    mpt__ref_map map;
+    map.body = mpt__ref_unary_body;
+    map.unary = call->words->unary[MPT__UNARY_AT(launch->function)];
+    map.c = (mpt__real)(by_slot ? call->scalars[launch->slot[0]].f : launch->imm[0]);
+    map.d = (mpt__real)launch->imm[1];
+    return map;
+}
+
+static void mpt__ref_unary(const mpt__cpu_call *call) {
+    mpt__ref_map map = mpt__ref_unary_map(call);
+    mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[MPT__UNARY_AT(call->launch->function)]);
+}
+
+static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                 int64_t n) {
+    mpt__real in[2][MPT__BLOCK], block[MPT__BLOCK];
+    mpt__real *out = mpt__ref_place(&map->walk[2], &at[2], block, n);
+    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in[0], n);
+    (void)first;
+    map->binary(out, x, mpt__ref_take(&map->walk[1], &at[1], in[1], n), n, map->c, map->d);
+    mpt__ref_give(&map->walk[2], &at[2], out, n);
+}
+
+/* Of functions from MPT__FN_EQUAL on, bits: true of less, equal, greater. */
+static bool mpt__ref_compare_i64(int function, int64_t a, int64_t b) {
+    static const uint8_t holds[] = {2, 5, 1, 3, 4, 6};
+    return (holds[function - MPT__FN_EQUAL] >> (1 + (a > b) - (a < b)) & 1) != 0;
+}
+
+/* Comparison of two integer operands. */
+static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                      int64_t n) {
+    int64_t x[2][MPT__BLOCK];
+    mpt__real result[MPT__BLOCK];
+    const int function = map->call->launch->function;
+    (void)first;
+    for (int64_t m; n > 0; n -= m) {
+        m = mpt__ref_together(map, at, n);
+        for (int k = 0; k < 2; k++) {
+            const mpt__ref_walk *from = &map->walk[k];
+            mpt__ref_load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
+                              mpt__ref_inner(&from->loop), m);
+        }
+        for (int64_t i = 0; i < m; i++)
+            result[i] = mpt__ref_compare_i64(function, x[0][i], x[1][i]) ? 1 : 0;
+        mpt__ref_put(&map->walk[2].view, at[2].offset, mpt__ref_inner(&map->walk[2].loop), result,
+                     m);
+        mpt__ref_advance_all(map, at, m);
+    }
+}
+
+static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
+    mpt__ref_map map;
+    map.body = mpt__ref_binary_body;
+    map.binary = call->words->binary[MPT__BINARY_AT(call->launch->function)];
+    map.c = (mpt__real)call->launch->imm[0];
+    map.d = (mpt__real)call->launch->imm[1];
+    return map;
+}
+
+static void mpt__ref_binary(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const mpt__operand *o = launch->operand;
+    mpt__ref_map map = mpt__ref_binary_map(call);
+    if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
+        !mpt__dtype_info[o[0].dtype].is_float && !mpt__dtype_info[o[1].dtype].is_float)
+        map.body = mpt__ref_compare_i64_body;
+    mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
+}
+
+/* ==== Random numbers ==== */
+
+static void mpt__ref_random_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                 int64_t n) {
+    const mpt__launch *launch = map->call->launch;
+    float a = (float)launch->imm[0], b = (float)launch->imm[1], drawn[MPT__BLOCK];
+    mpt__real x[MPT__BLOCK];
+    (launch->function == MPT__FN_NORMAL ? mpt__random_normal : mpt__random_uniform)(
+        map->key, (uint64_t)first, (size_t)n, a, b, drawn);
+    for (int64_t i = 0; i < n; i++) x[i] = (mpt__real)drawn[i];
+    mpt__ref_give(&map->walk[0], &at[0], x, n);
+}
+
+static void mpt__ref_random(const mpt__cpu_call *call) {
+    mpt__ref_map map;
+    map.body = mpt__ref_random_body;
+    map.key = mpt__cpu_rng_key(call);
+    if (call->launch->slot[1] != 0)
+        map.key.call += (uint64_t)call->scalars[call->launch->slot[1]].i;
+    mpt__ref_map_run(&map, call, 1, 30.0);
+}
+
+static void mpt__ref_dropout_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                  int64_t n) {
+    mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
+    mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
+    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
+    map->call->words->dropout(out, x, n, map->key, (uint64_t)first, map->threshold, map->c);
+    mpt__ref_give(&map->walk[1], &at[1], out, n);
+}
+
+static void mpt__ref_zero_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                               int64_t n) {
+    mpt__real zero[MPT__BLOCK] = {0};
+    (void)first;
+    mpt__ref_give(&map->walk[1], &at[1], zero, n);
+}
+
+/* Kept elements are multiplied by 1 / (1 - p), rounded once. An element is kept when its word is
+   p 2^32 or more; where no word is, as for a p of NaN, none is kept. */
+static void mpt__ref_dropout(const mpt__cpu_call *call) {
+    double p = call->launch->imm[0], lowest = p * 4294967296.0;
+    bool any = lowest <= 4294967295.0;
+    mpt__ref_map map;
+    map.body = any ? mpt__ref_dropout_body : mpt__ref_zero_body;
+    map.key = mpt__cpu_rng_key(call);
+    map.c = any ? (mpt__real)(1 / (1 - p)) : 0;
+    map.threshold = any && lowest > 0 ? (uint32_t)lowest : 0;
+    if (any && (double)map.threshold < lowest) map.threshold++;
+    mpt__ref_map_run(&map, call, 2, 8.0);
+}
+
+#endif

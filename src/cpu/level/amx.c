@@ -1,0 +1,435 @@
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
+ * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
+ *
+ * What is promised: fp32 sums of exact products, as on all levels, in another order. Infinity and
+ * NaN come out as IEEE says. As with FMA kernels denormals count as zero, here also those sums of
+ * pairs of products that are. A value of fp16 is split exactly into two of bf16, hi + lo (11 bits
+ * into 8 + 3; its denormals are normal in bf16), and four products are summed; infinity has no such
+ * parts, so a launch that holds one is left to AVX-512 as a whole. On demand fp32 is multiplied in
+ * parts, too: hi and lo are both rounded, and lo lo is left out (mpt_benchmark has the bound); what
+ * is that large that a product in parts could be no number while that in fp32 is, is left as well.
+ *
+ * MPTRAIN_EMULATE_AMX, for tests: tiles and packing in portable C on an AVX2 level, with the bits
+ * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_LEVEL_AMX_INCLUDED
+#define MPT__CPU_LEVEL_AMX_INCLUDED
+
+#include "cpu/level/avx512bf16.c"
+
+#if defined(MPT__HAS_PAIRS) && !defined(MPTRAIN_NO_AMX)
+#if defined(MPTRAIN_EMULATE_AMX)
+#define MPT__HAS_AMX 1
+#elif defined(__linux__) && defined(__LP64__) && \
+    ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
+#define MPT__HAS_AMX 1
+#endif
+#endif
+
+#ifdef MPT__HAS_AMX
+
+/* ==== Panels ====
+ *
+ * 32 rows of A or columns of B in tiles of 1 KB, zero-padded: per 32 k, per part (hi, lo), those of
+ * outer 0..15 and 16..31; the second ones are left out of use where there are at most 16. A tile of
+ * A has 16 rows of 32 k; one of B has 16 rows of 2 k for 16 columns. Of two parts each k below 16
+ * is followed by the one 16 behind it, which makes pairs of words by shifts. */
+
+#define MPT__AMX_TILE 1024
+#define MPT__AMX_WIDTH 32
+#define MPT__AMX_K 32
+#define MPT__AMX_HUGE 0x5e800000u /* 2^62; products of what is smaller are finite */
+
+/* Whether two parts of a side are rounded. */
+#define MPT__AMX_ROUNDED(dtype, round) ((dtype) == MPT_F32 && (round) == 0)
+
+#ifdef MPTRAIN_EMULATE_AMX
+
+static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                             int64_t count, int64_t k, int64_t depth, int parts) {
+    const bool rounded = MPT__AMX_ROUNDED(side->dtype, side->round);
+    const uint32_t half = rounded ? 0x8000 : 0;
+    memset(panel, 0, (size_t)(mpt__round_up(depth, MPT__AMX_K) * MPT__AMX_WIDTH * 2 * parts));
+    for (int64_t o = 0; o < count; o++) {
+        for (int64_t i = 0; i < depth; i++) {
+            float value;
+            mpt__ref_load(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
+                          1);
+            if (side->round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
+            if (parts == 2 && !mpt__f32_is_finite(value)) return false;
+            if (rounded && parts == 2 && (mpt__f32_bits(value) & 0x7fffffffu) >= MPT__AMX_HUGE)
+                return false;
+            for (int part = 0; part < parts; part++) {
+                uint16_t bits = mpt__f32_to_bf16(value);
+                if (parts == 2) bits = (uint16_t)((mpt__f32_bits(value) + half) >> 16);
+                int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16, at = i % MPT__AMX_K;
+                if (parts == 2) at = at % 16 * 2 + at / 16;
+                int64_t row = b ? at / 2 : o % 16, column = b ? o % 16 * 2 + at % 2 : at;
+                ((uint16_t *)panel)[tile * 512 + row * 32 + column] = bits;
+                value -= mpt__bf16_to_f32(bits);
+            }
+        }
+    }
+    return true;
+}
+
+#else
+
+/* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
+   q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
+   becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
+MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+                              const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
+                              int parts, __m512 *bad) {
+    if (parts == 1) {
+        _mm512_storeu_si512(to, mpt__pairs_row(p, p_lanes, q, q_lanes, paired, dtype));
+        return;
+    }
+    const bool rounded = MPT__AMX_ROUNDED(dtype, round);
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const __m512i half = _mm512_set1_epi32(rounded ? 0x8000 : 0);
+    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(p, p_lanes, dtype), round));
+    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(q, q_lanes, dtype), round));
+    const __m512i x_high = _mm512_add_epi32(x, half) & high;
+    const __m512i y_high = _mm512_add_epi32(y, half) & high;
+    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x_high));
+    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y_high));
+    if (rounded) {
+        const __mmask16 all = 0xffff;
+        const __m512i most =
+            _mm512_maskz_max_epu32(all, _mm512_slli_epi32(x, 1), _mm512_slli_epi32(y, 1));
+        *bad = mpt__v16_float(_mm512_maskz_max_epu32(all, mpt__v16_bits(*bad), most));
+    } else {
+        *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
+    }
+    const __m512i x_words = _mm512_add_epi32(mpt__v16_bits(x_low), half);
+    const __m512i y_words = _mm512_add_epi32(mpt__v16_bits(y_low), half);
+    _mm512_storeu_si512(to, _mm512_srli_epi32(x_high, 16) | y_high);
+    _mm512_storeu_si512(to + gap, _mm512_srli_epi32(x_words, 16) | (y_words & high));
+}
+
+/* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
+MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+    float *out = (float *)(void *)to;
+    for (int j = 0; j < 4; j++, out += 64, from += 16) {
+        mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16);
+        mpt__v16_f r1 = mpt__v16_gemm_quads(from + row, row, 16);
+        mpt__v16_f r2 = mpt__v16_gemm_quads(from + 2 * row, row, 16);
+        mpt__v16_f r3 = mpt__v16_gemm_quads(from + 3 * row, row, 16);
+        mpt__v16_transpose4(&r0, &r1, &r2, &r3);
+        mpt__v16_store(out, r0), mpt__v16_store(out + 16, r1);
+        mpt__v16_store(out + 32, r2), mpt__v16_store(out + 48, r3);
+    }
+}
+
+/* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
+MPT__PAIRS_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
+                                      int64_t outer, int64_t inner, int64_t count, int64_t n,
+                                      int dtype, int round, int parts, __m512 *bad) {
+    MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
+    const int bytes = dtype == MPT_F32 ? 4 : 2;
+    const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
+    const bool whole = count >= 16 && n >= MPT__AMX_K;
+    const int64_t apart = along_k || parts == 2 ? 16 : 1; /* k from p to q */
+    const int64_t step = (along_k ? outer : apart == 1 ? 2 * inner : inner) * bytes;
+    const int64_t second = apart * inner * bytes, part = transposed ? MPT__AMX_TILE : gap;
+    char *rows = transposed ? staged : to;
+    if (whole && parts == 1 && dtype == MPT_BF16 && along_k && b) {
+        mpt__amx_transpose(to, from, step);
+        return;
+    }
+    const __mmask16 p_lanes = mpt__v16_first(along_k ? n : count);
+    const __mmask16 q_lanes = along_k ? mpt__v16_first(n - 16) : p_lanes;
+    const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
+    int64_t i = 0;
+    for (; i < 16 && whole; i++, rows += 64, from += step) {
+        mpt__amx_row(rows, part, from, 0xffff, from + second, 0xffff, !along_k, dtype, round, parts,
+                     bad);
+    }
+    for (; i < 16 && i < lines; i++, rows += 64, from += step) {
+        const bool both = along_k || (apart == 1 ? 2 * i : i) + apart < n;
+        mpt__amx_row(rows, part, from, p_lanes, from + second, both ? q_lanes : 0, !along_k, dtype,
+                     round, parts, bad);
+    }
+    for (; i < 16; i++, rows += 64) {
+        _mm512_storeu_si512(rows, _mm512_setzero_si512());
+        if (parts == 2) _mm512_storeu_si512(rows + part, _mm512_setzero_si512());
+    }
+    if (transposed) mpt__amx_transpose(to, staged, 64);
+    if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
+}
+
+MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                                  int64_t count, int64_t k, int64_t depth, int dtype, int round,
+                                  int parts) {
+    const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
+    const int64_t o_step = side->outer, k_step = side->inner;
+    const char *from = side->data + (outer * o_step + k * k_step) * bytes;
+    __m512 bad = _mm512_setzero_ps();
+    for (; depth > 0;
+         depth -= MPT__AMX_K, panel += gap * parts, from += MPT__AMX_K * k_step * bytes) {
+        for (int64_t o = 0; o < count; o += 16) {
+            mpt__amx_pack_tile(panel + o / 16 * MPT__AMX_TILE, gap, b, from + o * o_step * bytes,
+                               o_step, k_step, count - o, depth, dtype, round, parts, &bad);
+        }
+    }
+    if (MPT__AMX_ROUNDED(dtype, round) && parts == 2) {
+        const __m512i limit = _mm512_set1_epi32((int)(2 * MPT__AMX_HUGE));
+        return _mm512_cmp_epu32_mask(mpt__v16_bits(bad), limit, _MM_CMPINT_LT) == 0xffff;
+    }
+    return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
+}
+
+/* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
+MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
+                                       int64_t outer, int64_t count, int64_t k, int64_t depth) {
+    const int dtype = side->dtype, round = side->round;
+#define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
+    if (dtype == DTYPE && round == ROUND) { \
+        return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, DTYPE, ROUND, PARTS); \
+    }
+    MPT__AMX_PACK(MPT_BF16, 0, 1)
+    MPT__AMX_PACK(MPT_F32, MPT_BF16, 1)
+    MPT__AMX_PACK(MPT_F16, 0, 2)
+    MPT__AMX_PACK(MPT_F32, MPT_F16, 2)
+    return mpt__amx_pack_as(panel, b, side, outer, count, k, depth, MPT_F32, 0, 2);
+}
+
+static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                             int64_t count, int64_t k, int64_t depth, int parts) {
+    float gathered[16 * MPT__AMX_K];
+    const int dtype = mpt__gemm_dtype(side), round = dtype == MPT_F32 ? 0 : dtype;
+    const mpt__gemm_side square = {(const char *)gathered, MPT_F32, round, MPT__AMX_K, 1};
+    char *to = (char *)panel;
+    bool good = true;
+    if ((side->inner == 1 || side->outer == 1) && (side->dtype == MPT_F32 || side->round == 0)) {
+        return mpt__amx_pack_dense(to, b, side, outer, count, k, depth);
+    }
+    for (int64_t at = 0; at < depth; at += MPT__AMX_K, to += 2 * parts * MPT__AMX_TILE) {
+        const int64_t n = mpt__smaller_of(depth - at, MPT__AMX_K);
+        for (int64_t o = 0; o < count; o += 16) {
+            const int64_t lines = mpt__smaller_of(count - o, 16);
+            for (int64_t i = 0; i < lines; i++) {
+                MPT__PAIRS_BASE(load)
+                (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
+                 n, side->dtype, 0);
+            }
+            good &= mpt__amx_pack_dense(to + o / 16 * MPT__AMX_TILE, b, &square, 0, lines, 0, n);
+        }
+    }
+    return good;
+}
+
+#endif
+
+/* ==== Tiles ====
+ *
+ * Tiles 0 to 3 are C (two by two), 4 and 5 of A, 6 and 7 of B. */
+
+#ifdef MPTRAIN_EMULATE_AMX
+
+static MPT__THREAD_LOCAL uint32_t mpt__amx_tiles[8][256];
+
+static void mpt__amx_bracket(bool begin) { (void)begin; }
+static bool mpt__amx_request(void) { return true; }
+
+static float mpt__amx_flush(float x) {
+    uint32_t bits = mpt__f32_bits(x);
+    return mpt__f32_from_bits((bits & 0x7f800000u) != 0 ? bits : bits & 0x80000000u);
+}
+/* What one half of a dword holds. */
+static float mpt__amx_value(uint32_t dword, int half) {
+    return mpt__amx_flush(mpt__f32_from_bits(half ? dword & 0xffff0000u : dword << 16));
+}
+/* As Intel's manual has it: sums over the even and over the odd k, then these two, then C. */
+static void mpt__amx_multiply(int c, int a, int b) {
+    for (int i = 0; i < 16; i++) {
+        for (int j = 0; j < 16; j++) {
+            float sum[2] = {0, 0};
+            for (int k = 0; k < 32; k++) {
+                float product = mpt__amx_value(mpt__amx_tiles[a][i * 16 + k / 2], k % 2) *
+                                mpt__amx_value(mpt__amx_tiles[b][k / 2 * 16 + j], k % 2);
+                sum[k % 2] = mpt__amx_flush(sum[k % 2] + product); /* products are exact */
+            }
+            uint32_t *to = &mpt__amx_tiles[c][i * 16 + j];
+            float before = mpt__amx_flush(mpt__f32_from_bits(*to));
+            *to = mpt__f32_bits(mpt__amx_flush(before + mpt__amx_flush(sum[0] + sum[1])));
+        }
+    }
+}
+
+#define MPT__TILE_CLEAR(t) memset(mpt__amx_tiles[t], 0, MPT__AMX_TILE)
+#define MPT__TILE_LOAD(t, p, step) \
+    for (int64_t r = 0; r < 16; r++) { \
+        memcpy(mpt__amx_tiles[t] + r * 16, (const char *)(p) + r * (step), 64); \
+    }
+#define MPT__TILE_SAVE(t, p, step) \
+    for (int64_t r = 0; r < 16; r++) { \
+        memcpy((char *)(p) + r * (step), mpt__amx_tiles[t] + r * 16, 64); \
+    }
+#define MPT__TILE_MULTIPLY(c, a, b) mpt__amx_multiply(c, a, b)
+
+#else
+
+/* All tiles have 16 rows of 64 bytes. Compilers' own intrinsics let stores to what is loaded here
+   move behind the load. Loading the configuration and releasing the tiles takes 135 ns. */
+static void mpt__amx_bracket(bool begin) {
+    struct {
+        uint8_t palette, start, unused[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config;
+    if (!begin) {
+        __asm__ volatile("tilerelease" ::: "memory");
+        return;
+    }
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16;
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
+
+/* Asks Linux for the tile registers: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). Counts
+   for the process, and must come before the threads that will use them. */
+static bool mpt__amx_request(void) {
+    long result = 158;
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023l), "S"(18l) : "rcx", "r11", "memory");
+    return result == 0;
+}
+
+#define MPT__TILE_CLEAR(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
+#define MPT__TILE_LOAD(t, p, step) \
+    __asm__ volatile("{tileloadd (%0,%1), %%tmm" #t "|tileloadd tmm" #t ", [%0+%1]}" ::"r"(p), \
+                     "r"((int64_t)(step)) \
+                     : "memory")
+#define MPT__TILE_SAVE(t, p, step) \
+    __asm__ volatile("{tilestored %%tmm" #t ", (%0,%1)|tilestored [%0+%1], tmm" #t "}" ::"r"(p), \
+                     "r"((int64_t)(step)) \
+                     : "memory")
+#define MPT__TILE_MULTIPLY(c, a, b) \
+    __asm__ volatile("{tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c "|tdpbf16ps tmm" #c \
+                     ", tmm" #a ", tmm" #b "}" :: \
+                         : "memory")
+#endif
+
+/* C += A B for the tiles of A and B that are loaded. */
+#define MPT__AMX_PRODUCT \
+    MPT__TILE_MULTIPLY(0, 4, 6); \
+    if (across) MPT__TILE_MULTIPLY(1, 4, 7); \
+    if (down) MPT__TILE_MULTIPLY(2, 5, 6); \
+    if (across && down) MPT__TILE_MULTIPLY(3, 5, 7);
+#define MPT__AMX_LOAD_A(part) \
+    MPT__TILE_LOAD(4, a + (part)*2 * MPT__AMX_TILE, 64); \
+    if (down) MPT__TILE_LOAD(5, a + ((part)*2 + 1) * MPT__AMX_TILE, 64);
+#define MPT__AMX_LOAD_B(part) \
+    MPT__TILE_LOAD(6, b + (part)*2 * MPT__AMX_TILE, 64); \
+    if (across) MPT__TILE_LOAD(7, b + ((part)*2 + 1) * MPT__AMX_TILE, 64);
+
+/* With parts in an order that takes the fewest loads. */
+static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down, bool across,
+                          int products) {
+    const int64_t step = 2 * MPT__AMX_TILE * (products > 1 ? 2 : 1);
+    for (; depth > 0; depth -= MPT__AMX_K, a += step, b += step) {
+        if (products > 1) { MPT__AMX_LOAD_A(1) }
+        if (products == 4) { MPT__AMX_LOAD_B(1) MPT__AMX_PRODUCT }
+        MPT__AMX_LOAD_B(0)
+        if (products > 1) { MPT__AMX_PRODUCT }
+        MPT__AMX_LOAD_A(0)
+        MPT__AMX_PRODUCT
+        if (products > 1) { MPT__AMX_LOAD_B(1) MPT__AMX_PRODUCT }
+    }
+}
+
+/* Where C has no room for it, a tile is summed beside C. */
+static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
+                             float *c, int64_t ldc, int rows, int columns, int how, int products) {
+    MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
+    const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
+    const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
+    float *to = room ? c : beside;
+    const int64_t ld = room ? ldc : MPT__AMX_WIDTH, step = ld * (int64_t)sizeof(float);
+    if (room && add) {
+        MPT__TILE_LOAD(0, to, step);
+        MPT__TILE_LOAD(1, to + 16, step);
+        MPT__TILE_LOAD(2, to + 16 * ld, step);
+        MPT__TILE_LOAD(3, to + 16 * ld + 16, step);
+    } else {
+        MPT__TILE_CLEAR(0);
+        MPT__TILE_CLEAR(1);
+        MPT__TILE_CLEAR(2);
+        MPT__TILE_CLEAR(3);
+    }
+    mpt__amx_sums(depth, a->data, b->data, down, across, products);
+    MPT__TILE_SAVE(0, to, step);
+    if (across) MPT__TILE_SAVE(1, to + 16, step);
+    if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
+    if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
+    if (room) return;
+    mpt__pairs_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
+}
+
+/* ==== The level ==== */
+
+#ifdef MPTRAIN_EMULATE_AMX
+enum { MPT__AMX_RATE = 4 };
+#else
+enum { MPT__AMX_RATE = 400 };
+#endif
+
+#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE) \
+    static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                         float *c, int64_t ldc, int rows, int columns, int how) { \
+        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS); \
+    } \
+    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
+                         int64_t count, int64_t k, int64_t depth) { \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, \
+                                (PRODUCTS) > 1 ? 2 : 1); \
+    } \
+    static const mpt__gemm_level N##_gemm_level = { \
+        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL, \
+        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish, \
+        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false, 0};
+
+static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
+MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
+MPT__AMX_VARIANT(mpt__amx_split, 4, 832, MPT__AMX_RATE / 3)
+MPT__AMX_VARIANT(mpt__amx_fast, 3, 832, MPT__AMX_RATE / 3)
+
+#ifndef MPTRAIN_EMULATE_AMX
+/* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
+   in all layouts, right within 30 %. */
+static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
+    const int64_t down = (g->m + 15) / 16, across = (g->n + 15) / 16, deep = (g->k + 31) / 32;
+    const int64_t pack = split ? 75 : 45, multiply = split ? 45 : 10, finish = 45;
+    const bool dots = g->a.inner == 1 && g->b.inner == 1;
+    if (down >= 4 && across >= 4 && deep >= 2) return true;
+    return 900 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
+           200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
+}
+#endif
+
+/* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
+#ifndef MPTRAIN_EMULATE_AMX
+static const mpt__gemm_level mpt__amx_other_gemm_level =
+    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 8, 14, 8, 336, 32, mpt__pairs_finish, true);
+#endif
+
+static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
+    const int a = mpt__gemm_dtype(&g->a), b = mpt__gemm_dtype(&g->b);
+    const bool fast = g->fast && a == MPT_F32 && b == MPT_F32;
+    const bool split = fast || a == MPT_F16 || b == MPT_F16;
+    const bool exact = !fast && (a == MPT_F32 || b == MPT_F32);
+#ifdef MPTRAIN_EMULATE_AMX
+    if (exact || g->k == 0) return NULL;
+#else
+    if (exact || !mpt__amx_pays(g, split)) return &mpt__amx_other_gemm_level;
+#endif
+    return fast    ? &mpt__amx_fast_gemm_level
+           : split ? &mpt__amx_split_gemm_level
+                   : &mpt__amx_gemm_level;
+}
+
+#endif
+#endif

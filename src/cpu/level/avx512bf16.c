@@ -1,0 +1,364 @@
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/avx512bf16.c: matrix products of bf16 by VDPBF16PS (AVX512_BF16), twice the rate of
+ * fp32 where a CPU without tiles has it. Operands of any dtype take part where the launch rounds
+ * them to bf16.
+ *
+ * An element of a panel is a pair of bf16, of an even k and the next one. The instruction adds to a
+ * sum the product of the odd k, then that of the even one, each rounded once, with denormals as
+ * zero: the bits of two FMA. Infinity and NaN come out as IEEE says.
+ *
+ * MPTRAIN_EMULATE_AMX, for tests: with those two FMA, on an AVX2 level; the bits are the same.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_LEVEL_AVX512BF16_INCLUDED
+#define MPT__CPU_LEVEL_AVX512BF16_INCLUDED
+
+#include "cpu/template/gemm.c"
+
+#if defined(MPT__HAS_AVX512) && \
+    (defined(MPTRAIN_EMULATE_AMX) || (defined(__clang__) && __clang_major__ >= 9) || \
+     (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10))
+#define MPT__HAS_PAIRS 1
+#endif
+
+#ifdef MPT__HAS_PAIRS
+
+#ifdef MPTRAIN_EMULATE_AMX
+#define MPT__PAIRS_BASE(name) mpt__avx2_gemm_##name
+#define MPT__PAIRS_FN MPT__AVX2
+#else
+#define MPT__PAIRS_BASE(name) mpt__avx512_gemm_##name
+#define MPT__PAIRS_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
+#define MPT__PAIRS_OP \
+    MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
+    static MPT__FORCE_INLINE
+#endif
+
+#define MPT__PAIRS_ROWS 14
+#define MPT__PAIRS_MIDDLE 8
+#define MPT__PAIRS_K 64 /* that are converted at a time where K is contiguous */
+
+/* ==== Panels ==== */
+
+#ifdef MPTRAIN_EMULATE_AMX
+
+enum { MPT__PAIRS_WIDTH = 16, MPT__PAIRS_DIRECT = 6, MPT__PAIRS_RATE = 4 };
+#define mpt__pairs_finish mpt__avx2_gemm_finish
+#define mpt__pairs_put_tile mpt__v8_put_tile
+
+static bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                            int64_t count, int64_t k, int64_t depth) {
+    const int64_t width = b ? MPT__PAIRS_WIDTH : MPT__PAIRS_ROWS;
+    uint16_t *to = (uint16_t *)panel;
+    memset(to, 0, (size_t)(mpt__round_up(depth, 2) * width * 2));
+    for (int64_t o = 0; o < count; o++) {
+        for (int64_t i = 0; i < depth; i++) {
+            float value;
+            mpt__ref_load(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
+                          1);
+            to[(i / 2 * width + o) * 2 + i % 2] = mpt__f32_to_bf16(value);
+        }
+    }
+    return true;
+}
+
+MPT__AVX2_OP mpt__v8_f mpt__v8_pairs(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
+    const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000));
+    const __m256 low_a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16));
+    const __m256 low_b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(b), 16));
+    sum = _mm256_fmadd_ps(_mm256_and_ps(a, odd), _mm256_and_ps(b, odd), sum);
+    return _mm256_fmadd_ps(low_a, low_b, sum);
+}
+
+#else
+
+enum { MPT__PAIRS_WIDTH = 32, MPT__PAIRS_DIRECT = 8, MPT__PAIRS_RATE = 64 };
+#define mpt__pairs_put_tile mpt__v16_put_tile
+
+/* A store of bf16 by its instruction, which flushes denormals as the sums do. */
+MPT__PAIRS_OP void mpt__pairs_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
+    if (dtype == MPT_BF16 && n >= 16) {
+        _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
+    } else {
+        _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
+    }
+}
+MPT__PAIRS_OP void mpt__pairs_store_both(void *p, mpt__v16_f a, mpt__v16_f b, int dtype) {
+    (void)dtype;
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+}
+MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish_half, mpt__v16, 16, mpt__pairs_store_as,
+                 mpt__pairs_store_both, MPT_BF16)
+static void mpt__pairs_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                              int64_t j, int64_t rows, int64_t columns) {
+    (g->c_dtype == MPT_BF16 ? mpt__pairs_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
+                                                                                rows, columns);
+}
+
+MPT__PAIRS_OP __m256i mpt__pairs_words(const char *p, __mmask16 lanes) {
+    if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm256_maskz_loadu_epi16(lanes, p);
+}
+MPT__PAIRS_OP mpt__v16_f mpt__pairs_load(const char *p, __mmask16 lanes, int dtype) {
+    if (dtype != MPT_F32) return mpt__v16_from_half(mpt__pairs_words(p, lanes), dtype);
+    return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
+}
+
+/* These lanes of 16 elements at p and of 16 at q in bf16: those of p and then those of q, or in
+   turns (paired). */
+MPT__PAIRS_OP __m512i mpt__pairs_row(const char *p, __mmask16 p_lanes, const char *q,
+                                     __mmask16 q_lanes, bool paired, int dtype) {
+    __m512i row;
+    if (dtype == MPT_BF16) {
+        row = _mm512_castsi256_si512(mpt__pairs_words(p, p_lanes));
+        row = _mm512_inserti64x4(row, mpt__pairs_words(q, q_lanes), 1);
+    } else {
+        mpt__v16_f x = mpt__pairs_load(p, p_lanes, dtype);
+        row = (__m512i)_mm512_cvtne2ps_pbh(mpt__pairs_load(q, q_lanes, dtype), x);
+    }
+    if (!paired) return row;
+    const __m512i i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i second = _mm512_add_epi32(i, _mm512_set1_epi32(16));
+    return _mm512_permutexvar_epi16(_mm512_or_si512(i, _mm512_slli_epi32(second, 16)), row);
+}
+
+/* A panel whose outer elements are contiguous, k `step` bytes apart. A vector that reaches past the
+   width is overwritten by the next pair. */
+MPT__PAIRS_OP void mpt__pairs_pack_outer(uint32_t *to, int64_t width, const char *from,
+                                         int64_t step, int64_t count, int64_t depth, int dtype) {
+    const __mmask16 lanes[2] = {mpt__v16_first(count), mpt__v16_first(count - 16)};
+    const int64_t apart = dtype == MPT_F32 ? 64 : 32;
+    for (; depth > 0; depth -= 2, to += width, from += 2 * step) {
+        const char *p = from, *q = depth > 1 ? from + step : from;
+        for (int64_t r = 0; r < width; r += 16, p += apart, q += apart) {
+            const __mmask16 here = lanes[r / 16];
+            _mm512_storeu_si512(
+                to + r, mpt__pairs_row(p, here, q, depth > 1 ? here : 0, true, dtype));
+        }
+    }
+}
+
+/* Lines of K: turned to bf16 side by side, and then transposed as if a pair were a float. */
+MPT__PAIRS_FN void mpt__pairs_pack_lines(uint32_t *to, int64_t width, const char *from,
+                                      const mpt__gemm_side *side, int64_t count, int64_t depth) {
+    MPT__ALIGN(64) uint32_t staged[32 * MPT__PAIRS_K / 2];
+    float gathered[MPT__PAIRS_K];
+    const mpt__gemm_side square = {(const char *)staged, MPT_F32, 0, MPT__PAIRS_K / 2, 1};
+    const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
+    for (; depth > 0; depth -= MPT__PAIRS_K, to += MPT__PAIRS_K / 2 * width) {
+        const int64_t n = mpt__smaller_of(depth, MPT__PAIRS_K);
+        for (int64_t i = 0; i < count; i++) {
+            const char *line = from + i * side->outer * bytes;
+            if (side->inner != 1 || side->dtype != MPT_F32) {
+                MPT__PAIRS_BASE(load)(gathered, line, side->inner, n, side->dtype, 0);
+                line = (const char *)gathered;
+            }
+            for (int64_t x = 0; x < n; x += 32, line += 128) {
+                const uint32_t lanes = n - x >= 32 ? 0xffffffffu : (1u << (n - x)) - 1;
+                const mpt__v16_f p = _mm512_maskz_loadu_ps((__mmask16)lanes, line);
+                const mpt__v16_f q = _mm512_maskz_loadu_ps((__mmask16)(lanes >> 16), line + 64);
+                _mm512_storeu_si512(staged + (i * MPT__PAIRS_K + x) / 2,
+                                    (__m512i)_mm512_cvtne2ps_pbh(q, p));
+            }
+        }
+        mpt__avx512_pack_inner((float *)(void *)to, (int)width, &square, 0, count, 0, (n + 1) / 2);
+        from += MPT__PAIRS_K * side->inner * bytes;
+    }
+}
+
+MPT__PAIRS_FN bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                                int64_t count, int64_t k, int64_t depth) {
+    const int64_t width = b ? MPT__PAIRS_WIDTH : MPT__PAIRS_ROWS;
+    const char *from = mpt__gemm_at(side, outer, k);
+    const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
+    uint32_t *to = (uint32_t *)panel;
+    if (side->outer == 1 && side->inner != 1 && side->dtype != MPT_F16) {
+        if (side->dtype == MPT_BF16) {
+            mpt__pairs_pack_outer(to, width, from, step, count, depth, MPT_BF16);
+        } else {
+            mpt__pairs_pack_outer(to, width, from, step, count, depth, MPT_F32);
+        }
+    } else if (side->inner == 1 && side->dtype == MPT_BF16 && (side->outer | depth) % 2 == 0) {
+        const mpt__gemm_side pairs = {from, MPT_F32, 0, side->outer / 2, 1};
+        mpt__avx512_pack_inner((float *)panel, (int)width, &pairs, 0, count, 0, depth / 2);
+    } else {
+        mpt__pairs_pack_lines(to, width, from, side, count, depth);
+    }
+    return true;
+}
+
+MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a),
+                            (__m512bh)_mm512_castps_si512(b));
+}
+
+#endif
+
+/* ==== Tiles ==== */
+
+#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
+#define MPT__PAIRS_LINES2(i, V, W) \
+    { \
+        V##_f s = V##_set(MPT__LINES_A##i); \
+        x##i = V##_pairs(x##i, s, b0); \
+        y##i = V##_pairs(y##i, s, b1); \
+    }
+#define MPT__PAIRS_STORE(i, V, W) \
+    V##_store(c + i * ldc, x##i); \
+    V##_store(c + i * ldc + W, y##i);
+
+#define MPT__PAIRS_BIAS(i, V, W) x##i = V##_add(x##i, b0), y##i = V##_add(y##i, b1);
+#define MPT__PAIRS_RELU(i, V, W) x##i = V##_relu(x##i), y##i = V##_relu(y##i);
+#define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
+
+/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
+#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS) \
+    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides, \
+                 float *c, int64_t ldc, int how) { \
+        const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
+        MPT__TILE_LINES(a, true, 0) \
+        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W); \
+        for (; depth > 0; depth -= 2, b += 2 * W) { \
+            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
+            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W); \
+            MPT__TILE_NEXT(true); \
+        } \
+        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) { \
+            uint16_t *half = (uint16_t *)(void *)c; \
+            if (bias != NULL) { \
+                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W); \
+                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W); \
+            } \
+            if (sides[1].inner != 0) { \
+                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W); \
+            } \
+            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W); \
+            return; \
+        } \
+        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W); \
+    }
+#ifdef MPTRAIN_EMULATE_AMX
+#define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v8, 8, ROWS)
+#else
+#define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v16, 16, ROWS)
+#endif
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION) /* no lines */
+#elif defined(MPTRAIN_EMULATE_AMX)
+MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
+static MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+                                         int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = from[i] | (uint32_t)from[i + apart] << 16;
+}
+#else
+/* to[i] = elements i and i + apart as a pair; as far as whole vectors go. */
+MPT__PAIRS_FN MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+                                                int64_t count) {
+    for (int64_t i = 0; i < count; i += 16, from += 16)
+        _mm512_storeu_si512(to + i, mpt__pairs_row((const char *)from, 0xffff,
+                                                   (const char *)(from + apart), 0xffff, true,
+                                                   MPT_BF16));
+}
+/* An integer is broadcast beside the ports that products need, a float is not. */
+MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
+}
+#endif
+#ifdef MPTRAIN_NO_CONV
+#define MPT__PAIRS_CONV(FN, V, W, R) MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)
+#define mpt__pairs_lines mpt__pairs_gemm_lines
+#else
+/* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
+   apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
+#define MPT__PAIRS_TAP(V, A, P, Q, R) \
+    { \
+        const V##_f s = V##_word(&MPT__LINES_A##A); \
+        P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
+    }
+#define MPT__PAIRS_TAPS(X, V) \
+    X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1) \
+    X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
+#define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
+#define MPT__PAIRS_TAPS_8(X, V) \
+    MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5) \
+    X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
+#define MPT__PAIRS_CONV(FN, V, W, R) \
+    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES) \
+    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                            float *c, int64_t ldc, int rows, int columns, int how) { \
+        const bool add = (how & MPT__GEMM_ADD) != 0; \
+        const int64_t o = a->outer, next = b->outer, b_step = b->inner; \
+        V##_f none = V##_zero(); \
+        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W); \
+        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) { \
+            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a); \
+            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o; \
+            for (int64_t p = 0; p < depth; p++, from += b_step) { \
+                const V##_f b0 = V##_load(from), b1 = V##_load(from + next); \
+                const V##_f b2 = V##_load(from + 2 * next); \
+                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V) \
+                a0++, a3++, a6++, a9++; \
+            } \
+            (void)a9; \
+        } \
+        MPT__ROWS_##R(MPT__LINES_STORE1, V, W); \
+    } \
+    static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
+                                 float *c, int64_t ldc, int rows, int columns, int how) { \
+        (b->outer > 1 ? mpt__pairs_taps \
+                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how); \
+    }
+#endif
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v8, 8, 6)
+#else
+MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v16, 16, 8)
+#endif
+#ifdef MPTRAIN_EMULATE_AMX
+MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
+    mpt__v8_store_as(to, x, 8, MPT_BF16);
+    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+}
+#else
+MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
+#endif
+MPT__PAIRS_TILES(4)
+MPT__PAIRS_TILES(8)
+MPT__PAIRS_TILES(14)
+
+static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
+                            float *c, int64_t ldc, int rows, int columns, int how) {
+    MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
+    const bool add = (how & MPT__GEMM_ADD) != 0;
+    const int whole = rows > 8 ? 14 : rows > 4 ? 8 : 4;
+    const bool room = (how & (MPT__GEMM_ROOM | MPT__GEMM_HALF)) ||
+                      (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
+    (whole == 14  ? mpt__pairs14
+     : whole == 8 ? mpt__pairs8
+                  : mpt__pairs4)(depth, a, b, room ? c : beside,
+                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH, how);
+    if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
+}
+
+/* ==== The level ==== */
+
+static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
+static const mpt__gemm_level mpt__pairs_gemm_level = {
+    MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
+    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_lines),
+    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
+    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true,
+    MPT__PAIRS_MIDDLE};
+
+/* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
+static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
+    const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
+    const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;
+    const bool few = image != NULL && image->channels < (g->a_image != NULL ? 8 : 2);
+    return halves && !few ? &mpt__pairs_gemm_level : &MPT__PAIRS_BASE(level);
+}
+
+#endif
+#endif

@@ -1,0 +1,157 @@
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
+ * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
+ * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
+ * packed is 1.4 % of the instructions of a product of 256^3.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_LEVEL_NEON_INCLUDED
+#define MPT__CPU_LEVEL_NEON_INCLUDED
+
+#include "cpu/level/avx512.c"
+
+#ifdef MPT__SIMD_NEON
+#define MPT__HAS_NEON 1
+
+/* ==== Vector layer: 4 floats; contracts as in cpu/level/avx2.c ==== */
+
+#define MPT__NEON static
+#define MPT__NEON_OP static MPT__FORCE_INLINE
+
+MPT__NEON_OP mpt__v4_f mpt__v4_zero(void) { return vdupq_n_f32(0.0f); }
+MPT__NEON_OP mpt__v4_f mpt__v4_load(const float *p) { return vld1q_f32(p); }
+MPT__NEON_OP void mpt__v4_store(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
+MPT__NEON_OP mpt__v4_f mpt__v4_sqrt(mpt__v4_f a) { return vsqrtq_f32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_fma(mpt__v4_f a, mpt__v4_f b, mpt__v4_f c) {
+    return vfmaq_f32(c, a, b);
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_greater(mpt__v4_f a, mpt__v4_f b) {
+    return (mpt__v4_m)MPT__LANES(a, >, b, vcgtq_f32);
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_equal(mpt__v4_f a, mpt__v4_f b) {
+    return (mpt__v4_m)MPT__LANES(a, ==, b, vceqq_f32);
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_is_nan(mpt__v4_f a) {
+    int32x4_t magnitude = vandq_s32(mpt__v4_bits(a), vdupq_n_s32(0x7fffffff));
+    return vcgtq_s32(magnitude, vdupq_n_s32(0x7f800000));
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_first(int64_t n) {
+    static const int32_t lanes[4] = {0, 1, 2, 3};
+    return vcltq_s32(vld1q_s32(lanes), vdupq_n_s32((int32_t)(n < 0 ? 0 : n > 4 ? 4 : n)));
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_words_from(const uint32_t *words, uint32_t threshold) {
+    return vcgeq_u32(vld1q_u32(words), vdupq_n_u32(threshold));
+}
+
+MPT__NEON_OP mpt__v4_f mpt__v4_from_half(uint16x4_t half, int dtype) {
+    if (dtype == MPT_F16) return vcvt_f32_f16(vreinterpret_f16_u16(half));
+    return vreinterpretq_f32_u32(vshll_n_u16(half, 16));
+}
+MPT__NEON_OP uint16x4_t mpt__v4_to_half(mpt__v4_f v, int dtype) {
+    if (dtype == MPT_F16) return vreinterpret_u16_f16(vcvt_f16_f32(v));
+    return vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_bits(v))));
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_round(mpt__v4_f v, int dtype) {
+    if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
+    return mpt__v4_from_half(mpt__v4_to_half(v, dtype), dtype);
+}
+/* Memory of any type, which vld1 and vst1 do not promise to take. */
+MPT__NEON_OP mpt__v4_f mpt__v4_load_full(const void *p, int dtype) {
+    float32x4_t v;
+    uint16x4_t half;
+    if (dtype == MPT_F32) {
+        memcpy(&v, p, sizeof v);
+        return v;
+    }
+    memcpy(&half, p, sizeof half);
+    return mpt__v4_from_half(half, dtype);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_load_as(const void *p, int64_t n, int dtype) {
+    uint32_t rest[4] = {0, 0, 0, 0};
+    if (n >= 4) return mpt__v4_load_full(p, dtype);
+    if (n > 0) memcpy(rest, p, (size_t)n * (dtype == MPT_F32 ? 4 : 2));
+    return mpt__v4_load_full(rest, dtype);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_load_first(const void *p, mpt__v4_m lanes) {
+    return mpt__v4_load_as(p, (int64_t)vaddvq_u32(vshrq_n_u32(lanes, 31)), MPT_F32);
+}
+MPT__NEON_OP void mpt__v4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
+    if (dtype != MPT_F32) {
+        uint16x4_t half = mpt__v4_to_half(v, dtype);
+        if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
+    } else if (n > 0) {
+        memcpy(p, &v, n < 4 ? (size_t)n * 4 : sizeof v);
+    }
+}
+MPT__NEON_OP void mpt__v4_transpose4(mpt__v4_f *r0, mpt__v4_f *r1, mpt__v4_f *r2, mpt__v4_f *r3) {
+    float32x4_t low02 = vzip1q_f32(*r0, *r2), high02 = vzip2q_f32(*r0, *r2);
+    float32x4_t low13 = vzip1q_f32(*r1, *r3), high13 = vzip2q_f32(*r1, *r3);
+    *r0 = vzip1q_f32(low02, low13);
+    *r1 = vzip2q_f32(low02, low13);
+    *r2 = vzip1q_f32(high02, high13);
+    *r3 = vzip2q_f32(high02, high13);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step) {
+    (void)step;
+    return vld1q_f32(p);
+}
+MPT__NEON_OP void mpt__v4_stream(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
+MPT__NEON_OP void mpt__v4_fence(void) {}
+MPT__NEON_OP void mpt__v4_store_quads(float *p, int64_t step, mpt__v4_f v) {
+    (void)step;
+    vst1q_f32(p, v);
+}
+MPT__NEON_OP float mpt__v4_peak(mpt__v4_f v) { return vmaxvq_f32(v); }
+MPT__NEON_OP float mpt__v4_total(mpt__v4_f v) {
+    float32x2_t half = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
+}
+MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt__v4_f s2,
+                                     mpt__v4_f s3, mpt__v4_f s4, mpt__v4_f s5, mpt__v4_f s6,
+                                     mpt__v4_f s7) {
+    vst1q_f32(to, vpaddq_f32(vpaddq_f32(s0, s1), vpaddq_f32(s2, s3)));
+    vst1q_f32(to + 4, vpaddq_f32(vpaddq_f32(s4, s5), vpaddq_f32(s6, s7)));
+}
+
+MPT__SIMD_WORDS(MPT__NEON_OP, mpt__v4, MPT__NAME_NEON)
+
+typedef float64x2x2_t mpt__v4_d;
+MPT__NEON_OP mpt__v4_d mpt__v4_no_doubles(void) {
+    mpt__v4_d v = {{vdupq_n_f64(0.0), vdupq_n_f64(0.0)}};
+    return v;
+}
+MPT__NEON_OP void mpt__v4_add_doubles(double *p, mpt__v4_d v) {
+    vst1q_f64(p, vaddq_f64(vld1q_f64(p), v.val[0]));
+    vst1q_f64(p + 2, vaddq_f64(vld1q_f64(p + 2), v.val[1]));
+}
+MPT__NEON_OP mpt__v4_d mpt__v4_add_squares(mpt__v4_d sum, mpt__v4_f x) {
+    float64x2_t low = vcvt_f64_f32(vget_low_f32(x)), high = vcvt_high_f64_f32(x);
+    sum.val[0] = vfmaq_f64(sum.val[0], low, low);
+    sum.val[1] = vfmaq_f64(sum.val[1], high, high);
+    return sum;
+}
+
+typedef uint64x2_t mpt__v4_u;
+MPT__NEON_OP mpt__v4_u mpt__v4_uset(uint64_t a) { return vdupq_n_u64(a); }
+MPT__NEON_OP mpt__v4_u mpt__v4_ucount(uint64_t at) {
+    return vsetq_lane_u64(at + 1, vdupq_n_u64(at), 1);
+}
+MPT__NEON_OP mpt__v4_u mpt__v4_umul(mpt__v4_u a, mpt__v4_u b) {
+    return vmull_u32(vmovn_u64(a), vmovn_u64(b));
+}
+MPT__NEON_OP mpt__v4_u mpt__v4_uhigh(mpt__v4_u a) { return vshrq_n_u64(a, 32); }
+MPT__NEON_OP mpt__v4_u mpt__v4_uxor(mpt__v4_u a, mpt__v4_u b, mpt__v4_u c) {
+    return veorq_u64(veorq_u64(a, b), c);
+}
+MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_u c, mpt__v4_u d) {
+    uint32x2x4_t words = {{vmovn_u64(a), vmovn_u64(b), vmovn_u64(c), vmovn_u64(d)}};
+    vst4_u32(p, words);
+}
+
+/* ==== The level ==== */
+
+MPT__SIMD_ROWS(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4)
+MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
+                &mpt__convert_neon, NULL, NULL, 0.3)
+
+#endif
+#endif

@@ -1,0 +1,254 @@
+/* ---------------------------------------------------------------------------------------------
+ * cpu/pool.c: pooling on the CPU.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_POOL_INCLUDED
+#define MPT__CPU_POOL_INCLUDED
+
+#include "cpu/norm.c"
+
+#ifdef MPTRAIN_NO_CONV
+static void mpt__cpu_add_pool(mpt__cpu *cpu) { (void)cpu; }
+#else
+
+/* Lines along C where channels lie innermost or windows differ, else along W. */
+typedef struct mpt__pooling_work {
+    const mpt__launch *launch;
+    const mpt__words *words;
+    mpt__ref_view view[3];
+    const mpt__operand *more, *less; /* x or dx; y or dy */
+    const int32_t *index;
+    int64_t window[2], step[2], padding[2];
+    bool most, along_c, adaptive, padding_counts;
+} mpt__pooling_work;
+
+/* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
+static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
+                                   int64_t *end) {
+    const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
+    if (w->adaptive) {
+        *begin = i * in / out;
+        *end = mpt__ref_chunks((i + 1) * in, out);
+        return *end - *begin;
+    }
+    int64_t first = i * w->step[d] - w->padding[d];
+    int64_t last = mpt__ref_min(first + w->window[d], in + w->padding[d]);
+    *begin = first > 0 ? first : 0;
+    *end = mpt__ref_min(last, in);
+    return w->padding_counts ? last - first : *end - *begin;
+}
+
+/* The outputs of dimension d that cover input i: [*begin, *end). */
+static void mpt__pooling_covers(const mpt__pooling_work *w, int d, int64_t i, int64_t *begin,
+                                int64_t *end) {
+    const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
+    if (w->adaptive) {
+        *begin = i * out / in;
+        *end = mpt__ref_chunks((i + 1) * out, in);
+        return;
+    }
+    int64_t before = i + w->padding[d] - w->window[d];
+    *begin = before < 0 ? 0 : before / w->step[d] + 1;
+    *end = mpt__ref_min((i + w->padding[d]) / w->step[d] + 1, out);
+}
+
+static int64_t mpt__pooling_at(const mpt__operand *o, int64_t n, int64_t c, int64_t h, int64_t i) {
+    return n * o->stride[0] + c * o->stride[1] + h * o->stride[2] + i * o->stride[3];
+}
+
+/* Takes one element into a maximum, as PyTorch does: a NaN wins over all before it. */
+static MPT__INLINE void mpt__pooling_take(mpt__real x, int64_t at, mpt__real *best,
+                                          int32_t *index) {
+    if (!(x > *best) && !mpt__real_is_nan(x)) return;
+    *best = x;
+    *index = (int32_t)at;
+}
+
+static void mpt__pooling_give(const mpt__pooling_work *w, int64_t at, int64_t step, int64_t place,
+                              int64_t place_step, const mpt__real *y, const int32_t *index,
+                              int64_t n) {
+    int32_t *to = (int32_t *)w->view[2].data;
+    mpt__ref_put(&w->view[1], at, step, y, n);
+    for (int64_t i = 0; to != NULL && i < n; i++) to[place + i * place_step] = index[i];
+}
+
+/* Output [n, .., oh, ow] of all channels. */
+static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh, int64_t ow) {
+    const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[2];
+    mpt__real block[MPT__BLOCK], best[MPT__BLOCK];
+    int32_t index[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, channels = x->shape[1], width = x->shape[3];
+    int64_t size = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
+    size *= mpt__pooling_bounds(w, 1, ow, &w0, &w1);
+    for (int64_t c = 0, m; c < channels; c += m) {
+        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        for (int64_t k = 0; k < m; k++) {
+            best[k] = w->most ? -mpt__real_infinity() : 0;
+            index[k] = (int32_t)(h0 * width + w0);
+        }
+        for (int64_t h = h0; h < h1; h++) {
+            for (int64_t i = w0; i < w1; i++) {
+                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, i),
+                                                  x->stride[1], block, m);
+                if (!w->most) w->words->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
+                for (int64_t k = 0; w->most && k < m; k++)
+                    mpt__pooling_take(in[k], h * width + i, &best[k], &index[k]);
+            }
+        }
+        for (int64_t k = 0; !w->most && k < m; k++) best[k] /= (mpt__real)size;
+        mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, ow), y->stride[1],
+                          mpt__pooling_at(o, n, c, oh, ow), o->stride[1], best, index, m);
+    }
+}
+
+/* Outputs [n, c, oh, ..]. */
+static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t oh) {
+    const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[2];
+    mpt__real block[MPT__BLOCK], best[MPT__BLOCK];
+    int32_t index[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, left, width = x->shape[3], most = MPT__BLOCK / 2 / w->step[1];
+    const int64_t high = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
+    for (int64_t first = 0, m; first < y->shape[3]; first += m) {
+        m = mpt__ref_min(most, y->shape[3] - first);
+        mpt__pooling_bounds(w, 1, first, &left, &w1);
+        mpt__pooling_bounds(w, 1, first + m - 1, &w0, &w1);
+        for (int64_t h = h0; h < h1; h++) {
+            const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, left),
+                                              x->stride[3], block, w1 - left);
+            for (int64_t k = 0; k < m; k++) {
+                int64_t begin, end;
+                mpt__pooling_bounds(w, 1, first + k, &begin, &end);
+                if (h == h0) {
+                    best[k] = w->most ? -mpt__real_infinity() : 0;
+                    index[k] = (int32_t)(h0 * width + begin);
+                }
+                for (int64_t i = begin; i < end; i++) {
+                    if (w->most)
+                        mpt__pooling_take(in[i - left], h * width + i, &best[k], &index[k]);
+                    else
+                        best[k] += in[i - left];
+                }
+            }
+        }
+        for (int64_t k = 0; !w->most && k < m; k++)
+            best[k] /= (mpt__real)(high * mpt__pooling_bounds(w, 1, first + k, &w0, &w1));
+        mpt__pooling_give(w, mpt__pooling_at(y, n, c, oh, first), y->stride[3],
+                          mpt__pooling_at(o, n, c, oh, first), o->stride[3], best, index, m);
+    }
+}
+
+/* Gradients [n, .., h, i] of all channels: from every output whose window covers them. */
+static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64_t h, int64_t i) {
+    const mpt__operand *dx = w->more, *dy = w->less, *o = &w->launch->operand[1];
+    mpt__real block[MPT__BLOCK], sum[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, a, b, channels = dx->shape[1], at = h * dx->shape[3] + i;
+    mpt__pooling_covers(w, 0, h, &h0, &h1);
+    mpt__pooling_covers(w, 1, i, &w0, &w1);
+    for (int64_t c = 0, m; c < channels; c += m) {
+        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        memset(sum, 0, (size_t)m * sizeof *sum);
+        for (int64_t oh = h0; oh < h1; oh++) {
+            const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
+            for (int64_t ow = w0; ow < w1; ow++) {
+                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
+                                                  dy->stride[1], block, m);
+                const mpt__real size = (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
+                const int64_t place = mpt__pooling_at(o, n, c, oh, ow);
+                for (int64_t k = 0; k < m; k++) {
+                    if (!w->most)
+                        sum[k] += in[k] / size;
+                    else if (w->index[place + k * o->stride[1]] == at)
+                        sum[k] += in[k];
+                }
+            }
+        }
+        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, i), dx->stride[1], sum, m);
+    }
+}
+
+/* Gradients [n, c, h, ..]. */
+static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t h) {
+    const mpt__operand *dx = w->more, *dy = w->less, *o = &w->launch->operand[1];
+    mpt__real in, sum[MPT__BLOCK];
+    int64_t h0, h1, w0, w1, begin, end, a, b, width = dx->shape[3];
+    mpt__pooling_covers(w, 0, h, &h0, &h1);
+    for (int64_t first = 0, m; first < width; first += m) {
+        m = mpt__ref_min(MPT__BLOCK, width - first);
+        memset(sum, 0, (size_t)m * sizeof *sum);
+        mpt__pooling_covers(w, 1, first, &w0, &end);
+        mpt__pooling_covers(w, 1, first + m - 1, &begin, &w1);
+        for (int64_t oh = h0; oh < h1; oh++) {
+            const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
+            for (int64_t ow = w0; ow < w1; ow++) {
+                int64_t to = 0;
+                if (w->most) {
+                    to = w->index[mpt__pooling_at(o, n, c, oh, ow)] - h * width - first;
+                    if (to < 0 || to >= m) continue;
+                }
+                in = mpt__ref_get_one(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow));
+                if (w->most) {
+                    sum[to] += in;
+                    continue;
+                }
+                const mpt__real part =
+                    in / (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &begin, &end));
+                for (int64_t i = begin; i < end; i++)
+                    if (i >= first && i < first + m) sum[i - first] += part;
+            }
+        }
+        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, first), dx->stride[3], sum, m);
+    }
+}
+
+static void mpt__pooling_task(void *work, int64_t task, int thread) {
+    const mpt__pooling_work *w = (const mpt__pooling_work *)work;
+    const bool back = w->launch->kernel == MPT__K_POOL_BACKWARD;
+    const mpt__operand *o = back ? w->more : w->less;
+    const int64_t rows = task % o->shape[2], rest = task / o->shape[2];
+    (void)thread;
+    if (!w->along_c) {
+        (back ? mpt__pooling_back_line : mpt__pooling_line)(w, rest / o->shape[1],
+                                                            rest % o->shape[1], rows);
+        return;
+    }
+    for (int64_t i = 0; i < o->shape[3]; i++)
+        (back ? mpt__pooling_back_pixel : mpt__pooling_pixel)(w, rest, rows, i);
+}
+
+static void mpt__cpu_pool(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    const bool back = launch->kernel == MPT__K_POOL_BACKWARD;
+    mpt__pooling_work w;
+    w.launch = launch;
+    w.words = call->words;
+    for (int k = 0; k < 3; k++) {
+        memset(&w.view[k], 0, sizeof w.view[k]);
+        if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
+    }
+    w.more = &launch->operand[back ? 2 : 0];
+    w.less = &launch->operand[back ? 0 : 1];
+    w.index = back ? (const int32_t *)call->data[1] : NULL;
+    w.most = launch->function == MPT__FN_MAX;
+    w.padding_counts = launch->index[3] & 1;
+    w.adaptive = launch->index[3] & 2;
+    int64_t *const pair[] = {w.window, w.step, w.padding};
+    for (int k = 0; k < 3; k++) {
+        pair[k][0] = launch->index[k] >> 32;
+        pair[k][1] = launch->index[k] & 0xffffffff;
+    }
+    w.along_c = w.adaptive || w.more->stride[1] == 1 || w.window[1] > MPT__BLOCK / 2 ||
+                w.step[1] > MPT__BLOCK / 4;
+    const mpt__operand *o = back ? w.more : w.less;
+    int64_t all = mpt__ref_numel(o), tasks = o->shape[0] * o->shape[2];
+    if (all == 0) return;
+    if (!w.along_c) tasks *= o->shape[1];
+    double cost = (double)mpt__ref_numel(w.more) + (double)mpt__ref_numel(w.less);
+    mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
+}
+
+static void mpt__cpu_add_pool(mpt__cpu *cpu) {
+    mpt__cpu_add(cpu, MPT__K_POOL, mpt__cpu_pool, NULL);
+    mpt__cpu_add(cpu, MPT__K_POOL_BACKWARD, mpt__cpu_pool, NULL);
+}
+#endif
+
+#endif

@@ -1,0 +1,1094 @@
+/* ---------------------------------------------------------------------------------------------
+ * data/dataset.c: datasets: memory, idx files, user callbacks, subsets and splits.
+ *
+ * A dataset hands out one sample at a time, from any thread, without allocating and without
+ * touching the context: that is what loader workers (data/loader.c) rely on. Data in memory keeps
+ * its stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__DATA_DATASET_INCLUDED
+#define MPT__DATA_DATASET_INCLUDED
+
+#include "ground/parallel.c"
+#include "ground/random.c"
+#include "ground/dtype.c"
+#include "data/inflate.c"
+#include "data/idx.c"
+#include "core/tensor.c"
+
+/* What this build leaves out, as constants: true, with the error recorded, and nothing that stands
+   behind it is compiled. Weights in files need MPTRAIN_NO_FILES to go, datasets and tokenizers go
+   with MPTRAIN_NO_STDIO, too. */
+#ifdef MPT__NO_FILES
+static void mpt__say_no_files(mpt_context *context) {
+    mpt__error(context, MPT_ERROR_UNSUPPORTED,
+               "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
+}
+#define mpt__no_data_files(context) (mpt__say_no_files(context), true)
+#else
+#define mpt__no_data_files(context) ((void)(context), false)
+#endif
+#ifdef MPTRAIN_NO_FILES
+#define mpt__no_files(context) mpt__no_data_files(context)
+#else
+#define mpt__no_files(context) ((void)(context), false)
+#endif
+
+/* ==== Elements ====
+ *
+ * Conversions run with MPT__PLAIN_FLOATS. */
+
+#define MPT__ELEMENT_BLOCK 256 /* elements converted at a time through the stack */
+
+/* Whether elements of a dtype (or of none of ours) convert to fp32 in this build. */
+static bool mpt__elements_known(int dtype) {
+#ifdef MPTRAIN_NO_FP8
+    if (dtype == MPT_F8E4M3 || dtype == MPT_F8E5M2) return false;
+#endif
+    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT;
+}
+
+/* At most a block of elements of a known dtype and any alignment to fp32. */
+static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, size_t n) {
+    double aligned[MPT__ELEMENT_BLOCK], wide[MPT__ELEMENT_BLOCK];
+    if (dtype == MPT_F32) {
+        memcpy(to, from, n * sizeof *to);
+        return;
+    }
+    memcpy(aligned, from, n * mpt__dtype_info[dtype].bytes);
+    mpt__ref_load_f64(wide, aligned, (uint8_t)dtype, 0, 1, (int64_t)n);
+    for (size_t i = 0; i < n; i++) to[i] = (float)wide[i];
+}
+
+/* fp32 to F32, F16 or BF16; `to` is aligned for its dtype. */
+static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype dtype,
+                                   const float *from, void *to, size_t n) {
+    if (dtype == MPT_F32) memcpy(to, from, n * sizeof *from);
+    if (dtype == MPT_F16) convert->f32_to_f16(from, (uint16_t *)to, n);
+    if (dtype == MPT_BF16) convert->f32_to_bf16(from, (uint16_t *)to, n);
+}
+
+/* ==== Order ==== */
+
+typedef bool (*mpt__before_fn)(const void *of, int64_t a, int64_t b);
+
+/* Heap sort of what stands for things in `of`. */
+static void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before, const void *of) {
+    for (int64_t begin = count / 2, end = count; end > 1;) {
+        if (begin > 0) {
+            begin--;
+        } else {
+            const int64_t top = at[0];
+            at[0] = at[--end], at[end] = top;
+        }
+        for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
+            child += child + 1 < end && before(of, at[child], at[child + 1]);
+            if (!before(of, at[i], at[child])) break;
+            const int64_t other = at[i];
+            at[i] = at[child], at[child] = other;
+        }
+    }
+}
+
+/* ==== Datasets as objects ==== */
+
+typedef struct mpt__dataset mpt__dataset;
+
+/* Makes sample `at` of a dataset that reads files or computes. `work`: the dataset's work_bytes,
+   aligned; `target` may be NULL. Any thread. */
+typedef bool (*mpt__make_fn)(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                             void *input, void *target, char *error);
+
+enum { MPT__OWNED = 4 };
+
+struct mpt__dataset {
+    mpt__id id;
+    const mpt__base *base;
+    int32_t references; /* the handle, subsets and loaders: the last one to go frees the data */
+    int32_t loaders;    /* while there are any, the delivered values cannot change */
+    int32_t readers;    /* those of its subsets, too */
+    int64_t count;
+    mpt_dtype dtype, target_dtype; /* target: MPT_DTYPE_NONE if there is none */
+    mpt_shape shape, target_shape;
+    int64_t numel, target_numel;      /* elements of one sample */
+    size_t input_bytes, target_bytes; /* of one sample */
+    bool normalised;
+    float mean, deviation;
+
+    const uint8_t *inputs, *targets; /* samples in memory; NULL: `make` or a callback makes them */
+    bool byte_targets;               /* class numbers are stored as u8 and delivered as i64 */
+    void *owned[MPT__OWNED];         /* what of that came from the allocator */
+    size_t owned_bytes[MPT__OWNED];
+    bool (*sample)(void *user, int64_t index, uint64_t seed, void *input, void *target, char *error,
+                   size_t error_size);
+    void *user;
+    mpt__make_fn make;
+    const void *state; /* of make, in owned[0] */
+    size_t work_bytes;
+    mpt__dataset *source; /* what make draws from, referenced unless there is a parent; or NULL */
+    const char *const *classes; /* names in order, NULL if there are none */
+    int64_t class_count;
+
+    /* A subset is its parent (itself none) with other samples: first + i or indices[i]. */
+    mpt__dataset *parent;
+    int64_t first;
+    int64_t *indices;
+};
+
+MPT__HANDLES(dataset, MPT__DATASET)
+
+static void mpt__dataset_release(mpt_context *context, void *object) {
+    mpt__dataset *dataset = (mpt__dataset *)object;
+    mpt__base *base = &context->base;
+    if (--dataset->references > 0) return;
+    if (dataset->parent)
+        mpt__dataset_release(context, dataset->parent);
+    else if (dataset->source)
+        mpt__dataset_release(context, dataset->source);
+    mpt__release(base, dataset->indices, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_DATA);
+    for (int i = 0; i < MPT__OWNED; i++)
+        mpt__release(base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
+    mpt__host_free(context, dataset, sizeof *dataset);
+}
+
+/* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
+static mpt_dataset mpt__dataset_publish(mpt_context *context, mpt__dataset *dataset) {
+    if (dataset) {
+        if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
+            PTRDIFF_MAX / 64 - 4)
+            mpt__error(context, MPT_ERROR_SHAPE,
+                       "one sample, and what it takes to make it, are more than memory holds");
+        else
+            dataset->id.slot =
+                mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
+        if (dataset->id.slot) return mpt__dataset_handle(context, dataset);
+        mpt__dataset_release(context, dataset);
+    }
+    return mpt__dataset_handle(context, NULL);
+}
+
+/* Elements and bytes of one sample; false with an error recorded if `shape` makes no sense or if
+   `count` samples overflow. */
+static bool mpt__sample_size(mpt_context *context, const char *what, mpt_dtype dtype,
+                             const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
+    int64_t size = mpt__dtype_info[dtype].bytes;
+    if (shape->rank < 0 || shape->rank >= MPT_MAX_RANK)
+        return mpt__reject(context, MPT_ERROR_SHAPE,
+                           "%s shape of rank %d: samples have rank 0 to %d, a batch has one more",
+                           what, shape->rank, MPT_MAX_RANK - 1);
+    for (int i = 0; i < shape->rank; i++)
+        if (shape->dim[i] < 1)
+            return mpt__reject(context, MPT_ERROR_SHAPE,
+                               "%s shape %S: every dimension must be at least 1", what, shape);
+    *numel = mpt__shape_numel(shape);
+    if (*numel < 0 || *numel > PTRDIFF_MAX / size / count)
+        return mpt__reject(context, MPT_ERROR_SHAPE,
+                           "%s: %lld samples of shape %S are more than memory holds", what, count,
+                           shape);
+    *bytes = (size_t)(*numel * size);
+    return true;
+}
+
+static bool mpt__target_dtype(mpt_dtype dtype) {
+    return dtype == MPT_I64 || dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
+}
+
+/* A checked dataset of such samples with one reference, or NULL with an error recorded; `held`: all
+   at once. */
+static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config,
+                                      bool held) {
+    const mpt_dtype dtype = config->dtype, target = config->target_dtype;
+    const int64_t count = held ? config->count : 1;
+    mpt__dataset made;
+    memset(&made, 0, sizeof made);
+    if (config->count < 1)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "count is %lld; a dataset has at least one sample",
+                   config->count);
+    else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
+             dtype == MPT_F8E5M2)
+        mpt__error(context, MPT_ERROR_DTYPE,
+                   "input dtype %s: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64",
+                   mpt_dtype_name(dtype));
+    else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
+        mpt__error(context, MPT_ERROR_DTYPE,
+                   "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
+                   mpt_dtype_name(target));
+    if (context->base.status != MPT_OK ||
+        !mpt__sample_size(context, "input", dtype, &config->shape, count, &made.numel,
+                          &made.input_bytes) ||
+        (target != MPT_DTYPE_NONE &&
+         !mpt__sample_size(context, "target", target, &config->target_shape, count,
+                           &made.target_numel, &made.target_bytes)))
+        return NULL;
+    made.base = &context->base;
+    made.references = 1;
+    made.count = config->count;
+    made.dtype = dtype, made.target_dtype = target;
+    made.shape = config->shape;
+    if (target != MPT_DTYPE_NONE) made.target_shape = config->target_shape;
+    made.sample = config->sample, made.user = config->user;
+    mpt__dataset *dataset = (mpt__dataset *)mpt__host_new(context, sizeof *dataset);
+    if (dataset) *dataset = made;
+    return dataset;
+}
+
+/* ==== Samples ==== */
+
+#define MPT__SAMPLE_ERROR 512 /* bytes of message that a callback may write */
+
+/* Scratch for one sample, each part aligned for any dtype: input, target, what `make` needs. */
+static size_t mpt__scratch_target(const mpt__dataset *dataset) {
+    return (dataset->input_bytes + 63) / 64 * 64;
+}
+
+static size_t mpt__scratch_work(const mpt__dataset *dataset) {
+    return mpt__scratch_target(dataset) + (dataset->target_bytes + 63) / 64 * 64;
+}
+
+static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
+    return dataset->inputs ? 0 : mpt__scratch_work(dataset) + dataset->work_bytes;
+}
+
+/* The input of a sample as it is stored: where it lies, or in `input`, which a callback fills. NULL
+   with a sentence in `error` if it fails. A user's callback gets a target if it has targets.
+   `scratch`: mpt__scratch_bytes. Any thread. */
+static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
+                                    uint8_t *scratch, void *input, void *target,
+                                    char error[MPT__SAMPLE_ERROR]) {
+    const int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    const size_t at = (size_t)own; /* of what is held: makers may count beyond 32 bits */
+    error[0] = 0;
+    if (dataset->target_dtype == MPT_DTYPE_NONE)
+        target = NULL;
+    else if (!target && scratch)
+        target = scratch + mpt__scratch_target(dataset);
+    if (dataset->make)
+        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset),
+                             input, target, error)
+                   ? input
+                   : NULL;
+    if (!dataset->inputs) {
+        bool good =
+            dataset->sample(dataset->user, own, seed, input, target, error, MPT__SAMPLE_ERROR);
+        error[MPT__SAMPLE_ERROR - 1] = 0;
+        return good ? input : NULL;
+    }
+    if (target && dataset->byte_targets) {
+        const uint8_t *bytes = dataset->targets + at * (size_t)dataset->target_numel;
+        int64_t *out = (int64_t *)target;
+        for (int64_t i = 0; i < dataset->target_numel; i++) out[i] = bytes[i];
+    } else if (target) {
+        memcpy(target, dataset->targets + at * dataset->target_bytes, dataset->target_bytes);
+    }
+    return dataset->inputs + at * dataset->input_bytes;
+}
+
+/* Has the beginning of a sample in memory fetched, for soon it will be read. Inlined: gcc leaves
+   out calls of what only fetches. */
+static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, int64_t index) {
+    const size_t most = 4096; /* bytes; from there on the CPU does so by itself */
+    const int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    if (!dataset->inputs) return;
+    const uint8_t *from = dataset->inputs + (size_t)own * dataset->input_bytes;
+    const uint8_t *end = from + (dataset->input_bytes < most ? dataset->input_bytes : most);
+    for (; from < end; from += 64) MPT__PREFETCH(from);
+}
+
+/* How the inputs of a dataset become the elements of a batch. */
+typedef struct mpt__delivery {
+    mpt_dtype from, to;
+    bool copies; /* same dtype, nothing to compute */
+    bool normalised;
+    float mean, deviation;
+    float table_f32[256]; /* u8: the result of every value */
+    uint16_t table_half[256];
+    const mpt__convert_table *convert;
+} mpt__delivery;
+
+/* Rounded to fp32 after each operation, also where C computes floats in double (s390x). */
+static MPT__INLINE float mpt__normalised(const mpt__delivery *delivery, float value) {
+    float centered = value - delivery->mean;
+    float scaled = centered / delivery->deviation;
+    return scaled;
+}
+
+static void mpt__delivery_begin(mpt_context *context, mpt__delivery *delivery,
+                                const mpt__dataset *dataset, mpt_dtype to) {
+    memset(delivery, 0, sizeof *delivery);
+    delivery->convert = mpt__convert_table_for(context->config.isa);
+    delivery->from = dataset->dtype;
+    delivery->to = to;
+    delivery->normalised = dataset->normalised;
+    delivery->mean = dataset->mean;
+    delivery->deviation = dataset->deviation;
+    delivery->copies = delivery->from == to && !delivery->normalised;
+    if (delivery->from != MPT_U8) return;
+    /* In this order and in fp32, as torchvision's ToTensor and Normalize: the same bits. */
+    for (int i = 0; i < 256; i++) {
+        float value = (float)i / 255.0f;
+        if (delivery->normalised) value = mpt__normalised(delivery, value);
+        delivery->table_f32[i] = value;
+        delivery->table_half[i] = to == MPT_F16 ? mpt__f32_to_f16(value) : mpt__f32_to_bf16(value);
+    }
+}
+
+static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *to, size_t n) {
+    const size_t size = mpt__dtype_info[delivery->from].bytes;
+    const size_t step = mpt__dtype_info[delivery->to].bytes;
+    const uint8_t *bytes = (const uint8_t *)from;
+    float block[MPT__ELEMENT_BLOCK];
+    if (delivery->copies) {
+        memcpy(to, from, n * size);
+    } else if (delivery->from == MPT_U8 && delivery->to == MPT_F32) {
+        mpt__portable_u8_to_f32(bytes, (float *)to, n, delivery->table_f32);
+    } else if (delivery->from == MPT_U8) {
+        delivery->convert->u8_to_half(bytes, (uint16_t *)to, n, delivery->table_half);
+    } else {
+        for (size_t done = 0, take; done < n; done += take) {
+            take = n - done < MPT__ELEMENT_BLOCK ? n - done : MPT__ELEMENT_BLOCK;
+            mpt__elements_to_f32(delivery->from, bytes + done * size, block, take);
+            for (size_t i = 0; delivery->normalised && i < take; i++)
+                block[i] = mpt__normalised(delivery, block[i]);
+            mpt__elements_from_f32(delivery->convert, delivery->to, block,
+                                   (uint8_t *)to + done * step, take);
+        }
+    }
+}
+
+/* One sample, converted, into a batch; input and target may be NULL. Any thread; the floating-point
+   state must be that of MPT__PLAIN_FLOATS. */
+static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery *delivery,
+                               int64_t index, uint64_t seed, uint8_t *scratch, void *input,
+                               void *target, char error[MPT__SAMPLE_ERROR]) {
+    void *room = input && delivery->copies ? input : scratch;
+    const void *values = mpt__sample_read(dataset, index, seed, scratch, room, target, error);
+    if (input && values && values != input)
+        mpt__deliver(delivery, values, input, (size_t)dataset->numel);
+    return values != NULL;
+}
+
+/* ==== Memory, user ==== */
+
+MPTRAIN_API mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
+    mpt_memory_dataset_config config;
+    memset(&config, 0, sizeof config);
+    config.dtype = MPT_F32;
+    config.target_dtype = MPT_I64;
+    config.shape = MPT_SCALAR;
+    config.target_shape = MPT_SCALAR;
+    config.copy = true;
+    return config;
+}
+
+/* The caller's memory, or a copy of it in owned[part]; NULL with an error recorded. */
+static const uint8_t *mpt__data_take(mpt_context *context, mpt__dataset *dataset, int part,
+                                     const void *from, size_t sample_bytes, bool copy) {
+    size_t bytes = (size_t)dataset->count * sample_bytes;
+    if (!copy || !from) return (const uint8_t *)from;
+    dataset->owned_bytes[part] = bytes;
+    dataset->owned[part] = mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+    if (dataset->owned[part]) memcpy(dataset->owned[part], from, bytes);
+    return (const uint8_t *)dataset->owned[part];
+}
+
+static mpt__dataset *mpt__memory_new(mpt_context *context,
+                                     const mpt_memory_dataset_config *config) {
+    mpt_user_dataset_config samples;
+    memset(&samples, 0, sizeof samples);
+    samples.count = config->count;
+    samples.dtype = config->dtype;
+    samples.shape = config->shape;
+    samples.target_dtype = config->targets ? config->target_dtype : MPT_DTYPE_NONE;
+    samples.target_shape = config->target_shape;
+    mpt__dataset *dataset = mpt__dataset_new(context, &samples, true);
+    if (!dataset) return NULL;
+    dataset->inputs =
+        mpt__data_take(context, dataset, 0, config->inputs, dataset->input_bytes, config->copy);
+    dataset->targets =
+        mpt__data_take(context, dataset, 1, config->targets, dataset->target_bytes, config->copy);
+    if (context->base.status == MPT_OK) return dataset;
+    mpt__dataset_release(context, dataset);
+    return NULL;
+}
+
+MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
+                                           const mpt_memory_dataset_config *config) {
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_handle(context, NULL);
+    if (!config || !config->inputs) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL; a dataset needs its inputs",
+                   config ? "config->inputs" : "config");
+    } else if (config->targets && config->target_dtype == MPT_DTYPE_NONE) {
+        mpt__error(context, MPT_ERROR_DTYPE, "config->targets is given without a target_dtype");
+    } else {
+        dataset = mpt__memory_new(context, config);
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
+                                         const mpt_user_dataset_config *config) {
+    if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
+    if (config && config->sample)
+        return mpt__dataset_publish(context, mpt__dataset_new(context, config, false));
+    mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
+    return mpt__dataset_handle(context, NULL);
+}
+
+/* ==== Subsets ==== */
+
+/* Samples first .. first+count-1, or those of `order` (count indices into `dataset`), of a dataset;
+   a subset of a subset refers to what both stem from. NULL with an error recorded. */
+static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset, int64_t first,
+                                     const int64_t *order, int64_t count) {
+    const size_t bytes = (size_t)count * sizeof(int64_t);
+    mpt__dataset *subset = (mpt__dataset *)mpt__host_new(context, sizeof *subset);
+    if (!subset) return NULL;
+    *subset = *dataset;
+    subset->references = 1;
+    subset->loaders = subset->readers = 0;
+    subset->count = count;
+    memset(subset->owned, 0, sizeof subset->owned);
+    subset->parent = dataset->parent ? dataset->parent : dataset;
+    subset->parent->references++;
+    subset->first += first;
+    subset->indices = NULL;
+    if (!order && !dataset->indices) return subset;
+    if (count > PTRDIFF_MAX / (int64_t)sizeof(int64_t))
+        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+    else
+        subset->indices = (int64_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+    if (!subset->indices) {
+        mpt__dataset_release(context, subset);
+        return NULL;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int64_t index = order ? order[i] : first + i;
+        subset->indices[i] = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    }
+    return subset;
+}
+
+MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
+    mpt_context *context = dataset.context;
+    mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_subset"), *subset = NULL;
+    if (!whole) return mpt__dataset_handle(context, NULL);
+    if (first < 0 || count < 1 || first > whole->count || count > whole->count - first) {
+        mpt__error(context, MPT_ERROR_INDEX,
+                   "%lld samples from %lld on are not in a dataset of %lld; a subset is not empty",
+                   count, first, whole->count);
+    } else {
+        subset = mpt__subset_new(context, whole, first, NULL, count);
+    }
+    return mpt__dataset_publish(context, subset);
+}
+
+/* The sizes of the parts: n * fraction rounded down, what is left over dealt out from the first
+   part on, as PyTorch does. False with an error recorded. */
+static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *fractions, int n,
+                             int64_t *sizes) {
+    double sum = 0.0;
+    int64_t left = total;
+    for (int i = 0; i < n; i++) {
+        if (!(fractions[i] > 0.0 && fractions[i] <= 1.0))
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                               "fraction %d is %g; fractions lie in (0, 1]", i, fractions[i]);
+        sum += fractions[i];
+        sizes[i] = (int64_t)((double)total * fractions[i]);
+        if (sizes[i] > left) sizes[i] = left;
+        left -= sizes[i];
+    }
+    if (!(sum > 1.0 - 1e-6 && sum < 1.0 + 1e-6))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the fractions sum to %g instead of 1",
+                           sum);
+    for (int i = 0; left > 0; i = (i + 1) % n, left--) sizes[i]++;
+    for (int i = 0; i < n; i++)
+        if (sizes[i] == 0)
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                               "part %d (fraction %g) of %lld samples is empty", i, fractions[i],
+                               total);
+    return true;
+}
+
+#define MPT__SPLIT_PARTS 64
+#define MPT__SPLIT_STREAM UINT64_C(0x73706c6974) /* "split": apart from the orders of loaders */
+
+MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
+                                        uint64_t seed, mpt_dataset *parts) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = dataset.context;
+    mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
+    int64_t sizes[MPT__SPLIT_PARTS], at = 0;
+    for (int i = 0; parts && i < n && i < MPT__SPLIT_PARTS; i++)
+        parts[i] = mpt__dataset_handle(context, NULL);
+    mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_random_split");
+    if (!whole) return mpt__status_of(context);
+    if (!fractions || !parts || n < 1 || n > MPT__SPLIT_PARTS)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "a split needs fractions, parts and n from 1 to %d; n is %d",
+                          MPT__SPLIT_PARTS, n);
+    if (!mpt__split_sizes(context, whole->count, fractions, n, sizes)) return context->base.status;
+    size_t bytes = (size_t)whole->count * sizeof(int64_t);
+    int64_t *order = (int64_t *)mpt__host_array(context, whole->count, sizeof *order);
+    if (order) mpt__random_permutation(key, whole->count, order);
+    for (int i = 0; i < n && context->base.status == MPT_OK; at += sizes[i++])
+        parts[i] =
+            mpt__dataset_publish(context, mpt__subset_new(context, whole, 0, order + at, sizes[i]));
+    mpt__host_free(context, order, bytes);
+    for (int i = 0; i < n && context->base.status != MPT_OK; i++) {
+        if (parts[i].slot != 0) mpt__object_free(context, MPT__DATASET, parts[i].slot);
+        parts[i] = mpt__dataset_handle(context, NULL);
+    }
+    return context->base.status;
+}
+
+/* ==== Questions ==== */
+
+MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset) {
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_size");
+    return found ? found->count : -1;
+}
+
+MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset) {
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_shape");
+    mpt_shape none = MPT_SCALAR;
+    none.rank = -1;
+    return found ? found->shape : none;
+}
+
+/* Inputs that no loader converts: token ids and the like. */
+static bool mpt__dataset_whole(const mpt__dataset *dataset) {
+    return dataset->dtype == MPT_I64 || dataset->dtype == MPT_I32;
+}
+
+MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_class_name");
+    return found && index >= 0 && index < found->class_count ? found->classes[index] : NULL;
+}
+
+MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = dataset.context;
+    mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
+    if (!found) return mpt__status_of(context);
+    if (!mpt__f64_is_finite(mean) || !mpt__f64_is_finite(deviation) || !((float)deviation > 0.0f))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "mean %g, deviation %g: both must be finite and the deviation positive",
+                          mean, deviation);
+    if (mpt__dataset_whole(found))
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "%s inputs are delivered as they are and cannot be normalised",
+                          mpt_dtype_name(found->dtype));
+    if (found->loaders > 0)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a loader already delivers from this dataset; call mpt_normalize before "
+                          "mpt_loader_create");
+    found->normalised = true;
+    found->mean = (float)mean;
+    found->deviation = (float)deviation;
+    return MPT_OK;
+}
+
+/* Adds value - center and its square over one sample. Bytes are added up exactly, in integers. */
+typedef struct mpt__tally {
+    double center, sum, squares;
+} mpt__tally;
+
+static void mpt__tally_add(mpt__tally *tally, mpt_dtype dtype, const void *values, size_t n) {
+    const uint8_t *bytes = (const uint8_t *)values;
+    const size_t size = mpt__dtype_info[dtype].bytes;
+    float block[MPT__ELEMENT_BLOCK];
+    for (size_t done = 0, take; done < n; done += take) {
+        uint32_t sum = 0, squares = 0;
+        take = n - done < MPT__ELEMENT_BLOCK ? n - done : MPT__ELEMENT_BLOCK;
+        if (dtype == MPT_U8) {
+            for (size_t i = done; i < done + take; i++)
+                sum += bytes[i], squares += (uint32_t)bytes[i] * bytes[i];
+            tally->sum += sum, tally->squares += squares;
+            continue;
+        }
+        mpt__elements_to_f32(dtype, bytes + done * size, block, take);
+        for (size_t i = 0; i < take; i++) {
+            double value = (double)block[i] - tally->center;
+            tally->sum += value;
+            tally->squares += value * value;
+        }
+    }
+}
+
+/* One pass over all samples; false with an error recorded. */
+static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, uint8_t *scratch,
+                            mpt__tally *tally) {
+    char error[MPT__SAMPLE_ERROR];
+    tally->sum = tally->squares = 0.0;
+    for (int64_t i = 0; i < dataset->count; i++) {
+        const void *values = mpt__sample_read(dataset, i, 0, scratch, scratch, NULL, error);
+        if (!values) return mpt__reject(context, MPT_ERROR_IO, "sample %lld: %s", i, error);
+        mpt__tally_add(tally, dataset->dtype, values, (size_t)dataset->numel);
+    }
+    return true;
+}
+
+MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
+                                              double *deviation) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = dataset.context;
+    mpt__tally tally = {0.0, 0.0, 0.0};
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
+    if (!found) return mpt__status_of(context);
+    const bool bytes = found->dtype == MPT_U8;
+    const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
+    uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (mpt__tally_pass(context, found, scratch, &tally) && !bytes) {
+        tally.center = tally.sum / n;
+        mpt__tally_pass(context, found, scratch, &tally);
+    }
+    mpt__host_free(context, scratch, mpt__scratch_bytes(found));
+    if (context->base.status != MPT_OK) return context->base.status;
+    const double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
+    if (mean) *mean = (tally.center + shift) / unit;
+    if (deviation) *deviation = sqrt(variance < 0.0 ? 0.0 : variance) / unit;
+    return MPT_OK;
+}
+
+/* Sample `index`, its input as `to`, into what is not NULL. */
+static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *found, int64_t index,
+                                  mpt_dtype to, void *input, void *target) {
+    MPT__PLAIN_FLOATS;
+    mpt__delivery delivery;
+    char error[MPT__SAMPLE_ERROR];
+    if (index < 0 || index >= found->count)
+        return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
+                          found->count);
+    uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
+    if (context->base.status != MPT_OK) return context->base.status;
+    mpt__delivery_begin(context, &delivery, found, to);
+    bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
+    mpt__host_free(context, scratch, mpt__scratch_bytes(found));
+    return good ? MPT_OK : mpt__error(context, MPT_ERROR_IO, "sample %lld: %s", index, error);
+}
+
+MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
+                                  int64_t *target) {
+    mpt_context *context = dataset.context;
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
+    if (!found) return mpt__status_of(context);
+    if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
+        return mpt__error(
+            context, found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
+            "%lld targets (%s %S), room for one class number; mpt_sample_into gives them, NULL for "
+            "target none",
+            found->target_numel, mpt_dtype_name(found->target_dtype), &found->target_shape);
+    return mpt__sample_out(context, found, index, MPT_F32, input, target);
+}
+
+MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input,
+                                       size_t input_bytes, void *target, size_t target_bytes,
+                                       mpt_sample_sizes *sizes) {
+    mpt_context *context = dataset.context;
+    mpt_sample_sizes need;
+    if (!sizes) sizes = &need;
+    memset(sizes, 0, sizeof *sizes);
+    const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample_into");
+    if (!found) return mpt__status_of(context);
+    sizes->dtype = mpt__dataset_whole(found) ? found->dtype : MPT_F32;
+    sizes->target_dtype = found->target_dtype;
+    sizes->shape = found->shape, sizes->target_shape = found->target_shape;
+    const int64_t width = mpt__dtype_info[sizes->dtype].bytes;
+    sizes->bytes = found->numel > PTRDIFF_MAX / width ? SIZE_MAX : (size_t)(found->numel * width);
+    sizes->target_bytes = found->target_bytes;
+    if ((input && input_bytes < sizes->bytes) || (target && target_bytes < sizes->target_bytes))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "room for %llu bytes of input, %llu of targets; they take %llu and %llu",
+                          (uint64_t)input_bytes, (uint64_t)target_bytes, (uint64_t)sizes->bytes,
+                          (uint64_t)sizes->target_bytes);
+    if (!input && !target) return MPT_OK;
+    return mpt__sample_out(context, found, index, sizes->dtype, input, target);
+}
+
+MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
+    mpt_context *context = dataset.context;
+    if (!mpt__enter_anyway(context, "mpt_dataset_destroy") || !mpt__dataset_at(context, dataset))
+        return mpt__status_of(context);
+    mpt__object_free(context, MPT__DATASET, dataset.slot);
+    return MPT_OK;
+}
+
+/* ==== Files ==== */
+
+/* A file read from start to end. Every failure is recorded, with the path. */
+typedef struct mpt__reader {
+    mpt_context *context;
+    void *handle;
+    const char *path;
+    int64_t size, position;
+} mpt__reader;
+
+static void mpt__reader_close(mpt__reader *file) {
+    const mpt_io *io = &file->context->base.io;
+    if (io->close) io->close(io->user, file->handle);
+}
+
+/* A file of `most` bytes or less. */
+static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *context, const char *path,
+                                   int64_t most) {
+    const mpt_io *io = mpt__io(&context->base);
+    file->context = context;
+    file->path = path;
+    file->position = 0;
+    file->handle = io->open ? io->open(io->user, path, 'r') : NULL;
+    if (!file->handle)
+        return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
+                           mpt__io_reason(&context->base));
+    file->size = mpt__io(&context->base)->size ? io->size(io->user, file->handle) : -1;
+    if ((uint64_t)file->size <= (uint64_t)most) return true;
+    mpt__error(context, MPT_ERROR_IO, "%s: its size is %s, so nothing can be allocated for it%s%s",
+               path, file->size < 0 ? "not known" : "more than memory holds",
+               file->size < 0 ? ": " : "", file->size < 0 ? mpt__io_reason(&context->base) : "");
+    mpt__reader_close(file);
+    return false;
+}
+
+/* One that may be read as a whole. */
+static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
+    return mpt__reader_open_up_to(file, context, path, PTRDIFF_MAX);
+}
+
+/* All of the bytes, or an error. */
+static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
+    const mpt__base *base = &file->context->base;
+    const mpt_io *io = mpt__io(base);
+    size_t got = io->read ? io->read(io->user, file->handle, to, bytes) : 0;
+    int64_t at = file->position;
+    file->position += (int64_t)got;
+    if (got == bytes) return true;
+    return mpt__reject(file->context, MPT_ERROR_IO,
+                       "%s: reading %lld bytes at byte %lld gave %lld: %s", file->path,
+                       (int64_t)bytes, at, (int64_t)got, mpt__io_reason(base));
+}
+
+/* The whole file, of which the first n bytes have been read into `head`; NULL with an error. */
+static uint8_t *mpt__reader_rest(mpt__reader *file, const uint8_t *head, size_t n,
+                                 mpt_memory_kind kind) {
+    const size_t size = (size_t)file->size;
+    uint8_t *bytes = (uint8_t *)mpt__allocate(&file->context->base, size, kind);
+    if (!bytes) return NULL;
+    memcpy(bytes, head, n);
+    if (mpt__reader_read(file, bytes + n, size - n)) return bytes;
+    mpt__release(&file->context->base, bytes, size, kind);
+    return NULL;
+}
+
+/* Part of a file, from any thread; false with a sentence in `error`. */
+static bool mpt__file_part(const mpt__base *base, const char *path, int64_t position, size_t bytes,
+                           void *to, char *error) {
+    const mpt_io *io = mpt__io(base);
+    void *file = io->open && io->seek && io->read ? io->open(io->user, path, 'r') : NULL;
+    if (!file) {
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "cannot open %s: %s", path,
+                         mpt__io_reason(base));
+        return false;
+    }
+    const bool good = mpt__io(base)->seek(io->user, file, position) &&
+                      io->read(io->user, file, to, bytes) == bytes;
+    if (!good)
+        mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
+                         path, (int64_t)bytes, position, mpt__io_reason(base));
+    if (io->close) io->close(io->user, file);
+    return good;
+}
+
+/* ==== What a file is instead ==== */
+
+/* The bytes that the first character takes, or 0 if they are no UTF-8. */
+static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    if (n == 0) return 0;
+    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (size == 0 || size > n || p[0] > 0xf4) return 0;
+    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
+    for (size_t i = 1; i < size; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        *code = *code << 6 | (p[i] & 0x3fu);
+    }
+    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
+                                                                                          : size;
+}
+
+/* A code point as UTF-8; returns its 1 to 4 bytes. */
+static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
+    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
+    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
+    return size;
+}
+
+/* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
+enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };
+
+#if defined(MPT__NO_FILES)
+#define mpt__refuse_known(context, path, bytes, n, rows) ((void)(bytes), (void)(n), true)
+#define mpt__reader_plain(file, rows) true
+#else
+static const struct {
+    uint8_t bytes;
+    const char *begin, *what;
+} mpt__known_files[MPT__KNOWN_ALL] = {
+    {23, "version https://git-lfs", "a Git LFS pointer; git lfs pull gets the file it stands for"},
+    {9, "<!doctype", "a web page, as a download gives that was refused"},
+    {5, "<html", "a web page, as a download gives that was refused"},
+    {5, "<?xml", "an XML document, as a download gives that was refused"},
+    {2, "\xff\xfe", "text in UTF-16; convert it to UTF-8"},
+    {2, "\xfe\xff", "text in UTF-16; convert it to UTF-8"},
+    {2, "\x1f\x8b", "compressed by gzip; unpack it first"},
+    {4, "PK\x03\x04", "a zip archive, as .zip, .npz, .xlsx and PyTorch's .pt are"},
+    {6, "\x93NUMPY", "a NumPy array (.npy)"},
+    {4, "\x28\xb5\x2f\xfd", "compressed by zstd; unpack it first"},
+    {5, "\xfd\x37zXZ", "compressed by xz; unpack it first"},
+    {3, "BZh", "compressed by bzip2; unpack it first"},
+    {4, "\x89HDF", "an HDF5 file"},
+    {4, "PAR1", "a Parquet file"},
+    {4, "GGUF", "a GGUF file"},
+    {2, "\x80\x02", "a Python pickle, as older .pt files are"}};
+
+/* What n bytes are the beginning of, by the first `rows` rows; NULL if it is none of them. Of a
+   longer beginning eight bytes are enough. */
+static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
+    if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;
+    for (int row = 0; row < rows; row++) {
+        const char *begin = mpt__known_files[row].begin;
+        const size_t length = mpt__known_files[row].bytes;
+        size_t i = 0, at = 0;
+        while (row < MPT__KNOWN_TEXT && at < n && (p[at] == ' ' || (p[at] >= 9 && p[at] <= 13)))
+            at++;
+        for (; i < length && at < n; i++, at++) {
+            const uint8_t c = p[at] >= 'A' && p[at] <= 'Z' && row < MPT__KNOWN_TEXT
+                                  ? (uint8_t)(p[at] + 32)
+                                  : p[at];
+            if (c != (uint8_t)begin[i]) break;
+        }
+        if (i == length || (i >= 8 && at == n)) return mpt__known_files[row].what;
+    }
+    return NULL;
+}
+
+/* False with an error recorded if n bytes, with which a file begins, say that it is something else;
+   for a format's own refusals, which then need not guess. */
+static bool mpt__refuse_known(mpt_context *context, const char *path, const uint8_t *p, size_t n,
+                              int rows) {
+    const char *what = mpt__what_this_is(p, n, rows);
+    return !what || mpt__reject(context, MPT_ERROR_FORMAT, "%s: this is %s", path, what);
+}
+
+/* The same for a file that was just opened, of a format without a beginning of its own. */
+static bool mpt__reader_plain(mpt__reader *file, int rows) {
+    uint8_t head[32];
+    const size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
+    return mpt__reader_read(file, head, n) &&
+           mpt__refuse_known(file->context, file->path, head, n, rows);
+}
+#endif
+
+/* ==== idx files ==== */
+
+#define MPT__GZIP_LEAST 18 /* bytes of a header and a trailer */
+/* Deflate cannot expand more than this: 258 bytes from two bits. */
+#define MPT__DEFLATE_RATIO 1032
+
+/* An idx file in memory, header included, accounted as data. */
+typedef struct mpt__idx_file {
+    mpt__idx idx;
+    uint8_t *bytes;
+    size_t size;
+} mpt__idx_file;
+
+static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx, const uint8_t *head,
+                            size_t n) {
+    return mpt__refuse_known(file->context, file->path, head, n, MPT__KNOWN_ALL) &&
+           mpt__reject(file->context, MPT_ERROR_FORMAT,
+                       "%s: %s: expected %lld, got %lld (header, bytes 0 to %d)", file->path,
+                       idx->error, idx->expected, idx->got, MPT__IDX_MAX_HEADER - 1);
+}
+
+static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) {
+    return mpt__reject(file->context, MPT_ERROR_FORMAT, "%s: %s (compressed byte %lld)", file->path,
+                       z->error, (int64_t)z->error_offset);
+}
+
+/* Decompresses the whole file, whose header must agree with what its compressed bytes can hold
+   before anything is allocated for it. The size at the end is of no use for that: it is that of
+   the last of perhaps many members. */
+static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt__inflate *z,
+                            mpt__idx_file *out) {
+    uint8_t head[MPT__IDX_MAX_HEADER];
+    const size_t n = (size_t)file->size;
+    bool whole = mpt__inflate_run(z, packed, n, head, sizeof head);
+    if (z->error) return mpt__inflate_refuse(file, z);
+    if (!mpt__idx_header(&out->idx, head, z->written, whole ? (int64_t)z->written : -1))
+        return mpt__idx_refuse(file, &out->idx, head, z->written);
+    const int64_t size = out->idx.header_bytes + out->idx.data_bytes;
+    if (size / MPT__DEFLATE_RATIO > file->size)
+        return mpt__reject(file->context, MPT_ERROR_FORMAT,
+                           "%s: its idx header stands for %lld bytes, more than %lld compressed "
+                           "ones hold",
+                           file->path, size, file->size);
+    out->size = (size_t)size;
+    out->bytes = (uint8_t *)mpt__allocate(&file->context->base, out->size, MPT_MEMORY_DATA);
+    if (!out->bytes) return false;
+    whole = mpt__inflate_run(z, packed, n, out->bytes, out->size);
+    if (z->error) return mpt__inflate_refuse(file, z);
+    return (whole && z->written == out->size) ||
+           mpt__reject(file->context, MPT_ERROR_FORMAT,
+                       "%s: it unpacks to %s%lld bytes, its idx header stands for %lld", file->path,
+                       whole ? "" : "more than ", (int64_t)z->written, size);
+}
+
+/* Reads the rest of a file that is open, plain or gzip by its first two bytes. */
+static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
+    mpt_context *context = file->context;
+    uint8_t head[MPT__IDX_MAX_HEADER] = {0};
+    size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
+    if (!mpt__reader_read(file, head, n)) return false;
+    if (head[0] != 0x1f || head[1] != 0x8b) {
+        if (!mpt__idx_header(&out->idx, head, n, file->size))
+            return mpt__idx_refuse(file, &out->idx, head, n);
+        out->size = (size_t)file->size;
+        out->bytes = mpt__reader_rest(file, head, n, MPT_MEMORY_DATA);
+        return out->bytes != NULL;
+    }
+    if (file->size < MPT__GZIP_LEAST)
+        return mpt__reject(context, MPT_ERROR_FORMAT,
+                           "%s: a gzip file of %lld bytes, at least %d expected", file->path,
+                           file->size, MPT__GZIP_LEAST);
+    mpt__inflate *z = (mpt__inflate *)mpt__host_new(context, sizeof *z);
+    uint8_t *packed = z ? mpt__reader_rest(file, head, n, MPT_MEMORY_HOST) : NULL;
+    bool good = packed && mpt__idx_unpack(file, packed, z, out);
+    mpt__host_free(context, packed, (size_t)file->size);
+    mpt__host_free(context, z, sizeof *z);
+    return good;
+}
+
+/* False with an error recorded; what was read may still be there. */
+static bool mpt__idx_open(mpt_context *context, const char *path, mpt__idx_file *out) {
+    mpt__reader file;
+    if (!mpt__reader_open(&file, context, path)) return false;
+    bool good = mpt__idx_read(&file, out);
+    mpt__reader_close(&file);
+    return good;
+}
+
+/* What is left of an idx shape without its first dimension, with `lead` in front if it is > 0. */
+static mpt_shape mpt__idx_shape(const mpt__idx *idx, int64_t lead) {
+    mpt_shape shape = MPT_SCALAR;
+    if (lead > 0) shape.dim[shape.rank++] = lead;
+    for (int i = 1; i < idx->rank; i++) shape.dim[shape.rank++] = idx->shape[i];
+    return shape;
+}
+
+/* Reads both files (files[1] only if it has a path) and checks that they belong together. `image`:
+   inputs must be [N, image, image] and targets [N], unless it is 0. */
+static bool mpt__idx_read_pair(mpt_context *context, const char *const paths[2], int64_t image,
+                               mpt__idx_file files[2]) {
+    const mpt__idx *inputs = &files[0].idx, *targets = &files[1].idx;
+    if (!mpt__idx_open(context, paths[0], &files[0])) return false;
+    mpt_shape got = mpt__idx_shape(inputs, inputs->shape[0]);
+    if (image > 0 && (got.rank != 3 || got.dim[1] != image || got.dim[2] != image))
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: expected images [N, %lld, %lld], got %S",
+                           paths[0], image, image, &got);
+    if (!paths[1]) return true;
+    if (!mpt__idx_open(context, paths[1], &files[1])) return false;
+    got = mpt__idx_shape(targets, targets->shape[0]);
+    if (got.dim[0] == inputs->shape[0] && (image == 0 || got.rank == 1)) return true;
+    return mpt__reject(context, MPT_ERROR_FORMAT, "%s: expected %lld targets as in %s, got %S",
+                       paths[1], inputs->shape[0], paths[0], &got);
+}
+
+/* A dataset that owns what is in both files. Images get a channel dimension. */
+static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const paths[2],
+                                    int64_t image) {
+    mpt_user_dataset_config samples;
+    mpt__idx_file files[2];
+    mpt__dataset *dataset = NULL;
+    memset(files, 0, sizeof files);
+    memset(&samples, 0, sizeof samples);
+    if (mpt__idx_read_pair(context, paths, image, files)) {
+        samples.count = files[0].idx.shape[0];
+        samples.dtype = MPT_U8;
+        samples.shape = mpt__idx_shape(&files[0].idx, image > 0 ? 1 : 0);
+        samples.target_dtype = paths[1] ? MPT_I64 : MPT_DTYPE_NONE;
+        samples.target_shape = mpt__idx_shape(&files[1].idx, 0);
+        dataset = mpt__dataset_new(context, &samples, true);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (!dataset)
+            mpt__release(&context->base, files[i].bytes, files[i].size, MPT_MEMORY_DATA);
+        else
+            dataset->owned[i] = files[i].bytes, dataset->owned_bytes[i] = files[i].size;
+    }
+    if (dataset) {
+        dataset->inputs = files[0].bytes + files[0].idx.header_bytes;
+        if (paths[1]) dataset->targets = files[1].bytes + files[1].idx.header_bytes;
+        dataset->byte_targets = true;
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
+                                const char *targets_path) {
+    const char *const paths[2] = {inputs_path, targets_path};
+    if (!mpt__enter(context, "mpt_idx") || mpt__no_data_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (inputs_path) return mpt__idx_dataset(context, paths, 0);
+    mpt__error(context, MPT_ERROR_ARGUMENT, "inputs_path is NULL");
+    return mpt__dataset_handle(context, NULL);
+}
+
+/* ==== MNIST ==== */
+
+#define MPT__MNIST_SIDE 28
+
+/* The first of the names in use, plain or .gz, that is there: as published, and with a dot, as some
+   mirrors spell them. One that cannot be opened is an error and no reason to take another. False
+   with an error recorded. */
+static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_split split,
+                            bool labels, char path[MPT__PATH_SIZE]) {
+    const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
+    const int rank = labels ? 1 : 3;
+    const mpt_io *io = &context->base.io;
+    for (int i = 0; i < 4 && io->open; i++) {
+        if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,
+                             i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                               "the path of the directory is too long");
+        errno = 0;
+        void *handle = io->open(io->user, path, 'r');
+        if (handle && io->close) io->close(io->user, handle);
+        if (handle) return true;
+        if (!mpt__io_absent(&context->base))
+            return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
+                               mpt__io_reason(&context->base));
+    }
+    return mpt__reject(context, MPT_ERROR_IO,
+                       "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
+                       "unpacked, that can be opened: %s",
+                       directory, set, part, rank, set, part, rank, mpt__io_reason(&context->base));
+}
+
+MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
+    char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
+    const char *const paths[2] = {images, labels};
+    if (!mpt__enter(context, "mpt_mnist") || mpt__no_data_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (!directory) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
+    } else if (split != MPT_TRAIN && split != MPT_TEST) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST",
+                   (int)split);
+    } else if (mpt__mnist_find(context, directory, split, false, images) &&
+               mpt__mnist_find(context, directory, split, true, labels)) {
+        return mpt__idx_dataset(context, paths, MPT__MNIST_SIDE);
+    }
+    return mpt__dataset_handle(context, NULL);
+}
+
+#endif

@@ -1,0 +1,842 @@
+/* ---------------------------------------------------------------------------------------------
+ * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
+ *
+ * A table is held as one double per field, a number or that of its category, and a list of texts;
+ * samples are made of that when they are asked for. So what is allocated is a few times the file,
+ * however many inputs a one-hot column has.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__DATA_TABLE_INCLUDED
+#define MPT__DATA_TABLE_INCLUDED
+
+#include "face/data.h"
+#include "data/dataset.c"
+
+#define MPT__MAX_COLUMNS (INT64_C(1) << 20)
+#define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
+#define MPT__MAX_ONE_HOT 1024                  /* inputs of one column */
+
+/* ==== Numbers ==== */
+
+/* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
+   for whether they are zeros. */
+typedef struct mpt__decimal {
+    char digits[800];
+    int count, point;
+    bool negative;
+} mpt__decimal;
+
+/* Reads [+-]digits[.digits][e[+-]digits]; false if the text is anything else. */
+static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n) {
+    const char *const end = p + n;
+    bool any = false, fraction = false;
+    int exponent = 0;
+    d->count = d->point = 0;
+    d->negative = p < end && *p == '-';
+    if (p < end && (*p == '-' || *p == '+')) p++;
+    for (; p < end && ((*p >= '0' && *p <= '9') || (*p == '.' && !fraction)); p++) {
+        if (*p == '.') {
+            fraction = true;
+            continue;
+        }
+        any = true;
+        if (*p == '0' && d->count == 0) {
+            if (d->point > -100000) d->point -= fraction;
+            continue;
+        }
+        if (d->count < 799)
+            d->digits[d->count++] = *p;
+        else if (*p != '0')
+            d->digits[798] = '1'; /* far behind all digits of what it is compared with */
+        if (d->point < 100000) d->point += !fraction;
+    }
+    if (!any) return false;
+    if (p < end && (*p == 'e' || *p == 'E')) {
+        const bool below = ++p < end && *p == '-';
+        if (p < end && (*p == '-' || *p == '+')) p++;
+        if (p == end) return false;
+        for (; p < end && *p >= '0' && *p <= '9'; p++)
+            if (exponent < 1000000) exponent = exponent * 10 + (*p - '0');
+        d->point += below ? -exponent : exponent;
+    }
+    return p == end;
+}
+
+/* Whether the decimal is less than (-1), equal to or more than (1) mantissa * 2^exponent. */
+static int mpt__decimal_compare(const mpt__decimal *d, uint64_t mantissa, int exponent) {
+    char digits[800];
+    int point;
+    const int count = mpt__exact_digits(mantissa, exponent, digits, &point);
+    if (d->point != point) return d->point < point ? -1 : 1;
+    for (int i = 0; i < d->count || i < count; i++) {
+        const char a = i < d->count ? d->digits[i] : '0', b = i < count ? digits[i] : '0';
+        if (a != b) return a < b ? -1 : 1;
+    }
+    return 0;
+}
+
+/* Whether the decimal, above the double of these bits, is nearer to the next one: half to even. */
+static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
+    int exponent;
+    const uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
+    const int order = mpt__decimal_compare(d, 2 * mantissa + 1, exponent - 1);
+    return order > 0 || (order == 0 && (bits & 1));
+}
+
+/* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
+   floating-point state of MPT__PLAIN_FLOATS. */
+static bool mpt__parse_double(const char *p, size_t n, double *value) {
+    static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                    1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                    1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    mpt__decimal d;
+    uint64_t whole = 0, bits;
+    if (!mpt__decimal_read(&d, p, n)) return false;
+    const int taken = d.count < 19 ? d.count : 19;
+    int exponent = d.point - taken;
+    for (int i = 0; i < taken; i++) whole = whole * 10 + (uint64_t)(d.digits[i] - '0');
+    double guess = (double)whole;
+    if (d.count == 0 || d.point < -330) {
+        guess = 0.0;
+    } else if (d.point > 310) {
+        guess = mpt__f64_from_bits(UINT64_C(0x7ff) << 52);
+    } else {
+        /* One exact factor by another is rounded once. */
+        const bool exact =
+            d.count == taken && whole >> 53 == 0 && exponent >= -22 && exponent <= 22;
+        for (int step; exponent > 0; exponent -= step)
+            step = exponent < 22 ? exponent : 22, guess *= powers[step];
+        for (int step; exponent < 0; exponent += step)
+            step = exponent > -22 ? -exponent : 22, guess /= powers[step];
+        memcpy(&bits, &guess, sizeof bits);
+        if (bits >= UINT64_C(0x7ff) << 52) bits = (UINT64_C(0x7ff) << 52) - 1;
+        while (!exact && bits < UINT64_C(0x7ff) << 52 && mpt__decimal_passes(&d, bits)) bits++;
+        while (!exact && bits > 0 && !mpt__decimal_passes(&d, bits - 1)) bits--;
+        memcpy(&guess, &bits, sizeof guess);
+    }
+    *value = d.negative ? -guess : guess;
+    return true;
+}
+
+/* ==== Fields ==== */
+
+/* The text of a table, read from front to back. */
+typedef struct mpt__csv {
+    mpt_context *context;
+    const char *path; /* for messages */
+    char *text;
+    size_t size, at;
+    int64_t line, begun; /* of what is next; of the record under way; from 1 */
+    char delimiter;
+    bool write; /* quoted fields lose their quotes where they lie */
+    char *field;
+    size_t length; /* of the field */
+    bool ends;     /* it is the last of its record */
+} mpt__csv;
+
+static bool mpt__csv_blank(const mpt__csv *csv, char c) {
+    return (c == ' ' || c == '\t' || c == '\r') && c != csv->delimiter;
+}
+
+static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
+                           const char *text, size_t length) {
+    char shown[48];
+    const size_t n = length < sizeof shown - 4 ? length : sizeof shown - 4;
+    memcpy(shown, text, n);
+    memcpy(shown + n, "...", 4);
+    if (n == length) shown[n] = 0;
+    return mpt__reject(csv->context, MPT_ERROR_FORMAT,
+                       "%s: line %lld, column %lld%s%s%s: \"%s\" %s", csv->path, csv->begun, column,
+                       name ? " (" : "", name ? name : "", name ? ")" : "", shown, fault);
+}
+
+/* The next field; false with an error recorded. */
+static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
+    char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
+    while (p < end && mpt__csv_blank(csv, *p)) p++;
+    const bool quoted = p < end && *p == '"';
+    const char *read = p; /* up to where the characters are known to be UTF-8 */
+    uint32_t code;
+    csv->field = out = p += quoted;
+    for (; p < end && (quoted || (*p != csv->delimiter && *p != '\n')); p++, out++) {
+        if (quoted && *p == '"' && (p + 1 == end || p[1] != '"')) break;
+        p += quoted && *p == '"';
+        csv->line += *p == '\n';
+        if ((uint8_t)*p >= 0x80 && p >= read && !csv->write) {
+            const size_t size = mpt__utf8_read((const uint8_t *)p, (size_t)(end - p), &code);
+            if (size == 0)
+                return mpt__csv_fault(csv, column, NULL,
+                                      "is followed by a byte that is not UTF-8 (Latin-1 or "
+                                      "Windows-1252?); convert the file to UTF-8",
+                                      csv->field, (size_t)(p - csv->field));
+            read = p + size;
+        }
+        if (csv->write) *out = *p;
+        if (*p == 0)
+            return mpt__csv_fault(csv, column, NULL, "ends in a zero byte; tables are UTF-8 text",
+                                  csv->field, (size_t)(out - csv->field));
+    }
+    csv->length = (size_t)(out - csv->field);
+    if (quoted && p++ == end)
+        return mpt__csv_fault(csv, column, NULL, "begins with a quote that never ends", csv->field,
+                              csv->length);
+    while (quoted && p < end && mpt__csv_blank(csv, *p)) p++;
+    if (p < end && *p != csv->delimiter && *p != '\n')
+        return mpt__csv_fault(csv, column, NULL, "has text behind its closing quote", csv->field,
+                              csv->length);
+    while (!quoted && csv->length > 0 && mpt__csv_blank(csv, csv->field[csv->length - 1]))
+        csv->length--;
+    csv->ends = p == end || *p == '\n';
+    csv->line += p < end && *p == '\n';
+    csv->at = (size_t)(p - csv->text) + (p < end);
+    return true;
+}
+
+/* Goes to the first field of the next record that is not an empty line; false at the end. */
+static bool mpt__csv_record(mpt__csv *csv) {
+    for (size_t at = csv->at; at < csv->size; at++) {
+        csv->begun = csv->line;
+        if (csv->text[at] == '\n')
+            csv->at = at + 1, csv->line++;
+        else if (!mpt__csv_blank(csv, csv->text[at]))
+            return true;
+    }
+    return false;
+}
+
+static void mpt__csv_rewind(mpt__csv *csv) {
+    csv->at = csv->size >= 3 && memcmp(csv->text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    csv->line = csv->begun = 1;
+}
+
+/* Counts records, all of which have as many fields as the first; false with an error recorded. */
+static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
+    *records = *columns = 0;
+    for (mpt__csv_rewind(csv); mpt__csv_record(csv); ++*records) {
+        int64_t n = 0;
+        do
+            if (!mpt__csv_field(csv, n++)) return false;
+        while (!csv->ends && n <= MPT__MAX_COLUMNS);
+        if (*records == 0) *columns = n <= MPT__MAX_COLUMNS ? n : MPT__MAX_COLUMNS;
+        if (n != *columns)
+            return mpt__reject(csv->context, MPT_ERROR_FORMAT,
+                               "%s: line %lld has %lld fields, expected %lld; is '%c' the "
+                               "delimiter?",
+                               csv->path, csv->begun, n, *columns, csv->delimiter);
+    }
+    return true;
+}
+
+/* ==== Tables ==== */
+
+typedef struct mpt__table_column {
+    mpt_column_use use; /* AUTO until a field says what it is, if it is ever said */
+    bool is_target;
+    int64_t name;              /* where in the text */
+    int64_t first, categories; /* of its texts among all */
+    double mean, deviation;    /* what numbers become */
+} mpt__table_column;
+
+/* The state of a table: owned[0], with its columns behind it; owned[1] has the fields, owned[2] the
+   texts of all categories in order, owned[3] their characters. */
+typedef struct mpt__table {
+    int64_t rows, count; /* of columns */
+    const double *fields;
+    const char *const *categories;
+    const char *text;
+    mpt_dtype dtype;
+    bool named, filled; /* has a header; numbers without a value are means */
+    mpt__table_column *columns;
+} mpt__table;
+
+/* A text of a column, while a table is read. */
+typedef struct mpt__category {
+    int64_t column, text;
+    size_t length;
+    double number; /* NaN if it is none */
+} mpt__category;
+
+typedef struct mpt__table_reader {
+    mpt__csv csv;
+    mpt__table *table;
+    double *fields;
+    char *text;
+    int64_t text_size, text_room;
+    mpt__category *found;
+    int64_t found_count, found_room;
+    uint32_t *rows; /* open addressing by column and text: number + 1, 0 = empty */
+    int64_t row_count;
+    bool missing, fixed; /* fixed: no category is added */
+} mpt__table_reader;
+
+static bool mpt__column_texts(const mpt__table_column *column) {
+    return column->use == MPT_COLUMN_ONE_HOT || column->use == MPT_COLUMN_CODE ||
+           column->use == MPT_COLUMN_CLASS;
+}
+
+/* Adds characters and their 0; where they are, -1 with an error recorded. */
+static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n) {
+    const int64_t at = r->text_size;
+    if (!mpt__grow(&r->csv.context->base, &r->text, &r->text_room, at + (int64_t)n + 1, 1,
+                   MPT_MEMORY_DATA))
+        return -1;
+    memcpy(r->text + at, from, n);
+    r->text[at + (int64_t)n] = 0;
+    r->text_size = at + (int64_t)n + 1;
+    return at;
+}
+
+/* The row of a category, or the empty one where it would be. */
+static uint32_t *mpt__category_row(const mpt__table_reader *r, int64_t column, const char *text,
+                                   size_t n) {
+    const size_t mask = (size_t)r->row_count - 1;
+    size_t at = (size_t)mpt__hash_bytes((uint64_t)column, text, n) & mask;
+    for (;; at = (at + 1) & mask) {
+        const mpt__category *other = &r->found[r->rows[at] ? r->rows[at] - 1 : 0];
+        if (r->rows[at] == 0 || (other->column == column && other->length == n &&
+                                 memcmp(r->text + other->text, text, n) == 0))
+            return &r->rows[at];
+    }
+}
+
+/* Room for one more category. */
+static bool mpt__category_room(mpt__table_reader *r) {
+    mpt_context *context = r->csv.context;
+    const int64_t old = r->row_count;
+    if (r->found_count >= MPT__MAX_CATEGORIES)
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: more than 2^24 texts differ",
+                           r->csv.path);
+    if (!mpt__room(context, r->found, r->found_room, r->found_count + 1)) return false;
+    if (r->found_count < old / 2) return true;
+    mpt__room_free(context, r->rows, old);
+    r->row_count = old ? 2 * old : 64;
+    r->rows = (uint32_t *)mpt__host_new(context, (size_t)r->row_count * sizeof *r->rows);
+    for (int64_t i = 0; r->rows && i < r->found_count; i++) {
+        const mpt__category *c = &r->found[i];
+        *mpt__category_row(r, c->column, r->text + c->text, c->length) = (uint32_t)i + 1;
+    }
+    return r->rows != NULL;
+}
+
+/* The number of a category, which is added; -1 if that is not possible. */
+static int64_t mpt__category_of(mpt__table_reader *r, int64_t column, const char *text, size_t n) {
+    if (!mpt__category_room(r)) return -1;
+    uint32_t *row = mpt__category_row(r, column, text, n);
+    if (*row) return (int64_t)*row - 1;
+    const int64_t at = r->fixed ? -1 : mpt__table_text(r, text, n);
+    if (at < 0) return -1;
+    mpt__category *c = &r->found[r->found_count++];
+    c->column = column, c->text = at, c->length = n;
+    if (!mpt__parse_double(text, n, &c->number)) c->number = MPT__NAN_F64;
+    r->table->columns[column].categories++;
+    *row = (uint32_t)r->found_count;
+    return r->found_count - 1;
+}
+
+/* Numbers by value, before texts by their bytes. */
+static bool mpt__category_before(const void *of, int64_t a, int64_t b) {
+    const mpt__table_reader *r = (const mpt__table_reader *)of;
+    const mpt__category *x = &r->found[a], *y = &r->found[b];
+    if (x->column != y->column) return x->column < y->column;
+    const bool first = mpt__f64_is_finite(x->number), second = mpt__f64_is_finite(y->number);
+    if (first != second) return first;
+    if (first && (x->number < y->number || x->number > y->number)) return x->number < y->number;
+    return strcmp(r->text + x->text, r->text + y->text) < 0;
+}
+
+static bool mpt__field_missing(const char *p, size_t n) {
+    static const char *const words[] = {"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
+    return false;
+}
+
+/* Stores a field, and what kind its column is if that was open. */
+static bool mpt__table_field(mpt__table_reader *r, int64_t c, double *out) {
+    const mpt__csv *csv = &r->csv;
+    mpt__table_column *column = &r->table->columns[c];
+    const char *name = r->table->named ? r->text + column->name : NULL, *fault;
+    const bool whole = r->table->dtype == MPT_I64 && !column->is_target;
+    double value = MPT__NAN_F64;
+    if (column->use == MPT_COLUMN_IGNORE) return true;
+    if (mpt__field_missing(csv->field, csv->length)) {
+        *out = value;
+        if (r->missing && !column->is_target && !whole) return true;
+        fault = column->is_target ? "is no value for a target; leave such lines out"
+                : whole           ? "is no value, and whole numbers have no NaN"
+                        : "is no value; with mpt_table_config.missing = true it may lack, and "
+                          "mpt_table_fit fills it in";
+        return mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+    }
+    const bool number = mpt__parse_double(csv->field, csv->length, &value);
+    if (column->use == MPT_COLUMN_AUTO)
+        column->use = number              ? MPT_COLUMN_NUMBER
+                      : column->is_target ? MPT_COLUMN_CLASS
+                      : whole             ? MPT_COLUMN_CODE
+                                          : MPT_COLUMN_ONE_HOT;
+    if (mpt__column_texts(column)) {
+        const int64_t category = mpt__category_of(r, c, csv->field, csv->length);
+        *out = (double)category;
+        if (category < 0)
+            return mpt__csv_fault(csv, c, name, "is not in the table that this one is like",
+                                  csv->field, csv->length);
+        return column->use != MPT_COLUMN_ONE_HOT || column->categories <= MPT__MAX_ONE_HOT ||
+               mpt__csv_fault(csv, c, name,
+                              "is one text too many for one-hot inputs, which are at most 1024: "
+                              "MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
+                              csv->field, csv->length);
+    }
+    *out = value;
+    fault = !number ? "is not a number, and its column is one of numbers"
+            : whole && !(value >= -9007199254740992.0 && value <= 9007199254740992.0 &&
+                         (double)(int64_t)value == value)
+                ? "is not a whole number up to 2^53, as dtype MPT_I64 needs"
+            : !mpt__f32_is_finite((float)value) ? "is beyond what float32 holds"
+                                                : NULL;
+    return !fault || mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+}
+
+/* The column of a name, else of a number; -1 with an error recorded. */
+static int64_t mpt__column_find(const mpt__table_reader *r, const char *name) {
+    const mpt__table *table = r->table;
+    double number;
+    for (int64_t c = 0; name && c < table->count; c++)
+        if (strcmp(r->text + table->columns[c].name, name) == 0) return c;
+    if (name && mpt__parse_double(name, strlen(name), &number)) {
+        if (number < 0) number += (double)table->count;
+        for (int64_t c = 0; c < table->count; c++)
+            if ((double)c == number) return c;
+    }
+    mpt__error(r->csv.context, MPT_ERROR_ARGUMENT, "%s: no column is named %s, and it has %lld",
+               r->csv.path, name ? name : "NULL", table->count);
+    return -1;
+}
+
+/* Names, from the first record or else numbers. */
+static bool mpt__table_names(mpt__table_reader *r, bool header) {
+    char number[24];
+    bool numbers = header;
+    double value;
+    for (int64_t c = 0; c < r->table->count; c++) {
+        const char *name = number;
+        size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", c);
+        if (header) {
+            if (!mpt__csv_field(&r->csv, c)) return false;
+            name = r->csv.field, n = r->csv.length;
+            numbers = numbers && mpt__parse_double(name, n, &value);
+        }
+        r->table->columns[c].name = mpt__table_text(r, name, n);
+        if (r->table->columns[c].name < 0) return false;
+    }
+    if (numbers)
+        mpt__log(
+            &r->csv.context->base, MPT_LOG_WARNING,
+            "%s: the first line, taken for names, is numbers; header = false makes it a sample",
+            r->csv.path);
+    return true;
+}
+
+/* What the columns are for, by config. */
+static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config) {
+    mpt__table *table = r->table;
+    bool targets = config->target != NULL;
+    for (int i = 0; i < config->column_count; i++) {
+        const mpt_column_use use = config->columns[i].use;
+        const int64_t c = mpt__column_find(r, config->columns[i].name);
+        if (c < 0) return false;
+        if ((unsigned)use > MPT_COLUMN_IGNORE)
+            return mpt__reject(r->csv.context, MPT_ERROR_ARGUMENT, "columns[%d].use is %d", i,
+                               (int)use);
+        const bool is_target = use == MPT_COLUMN_TARGET || use == MPT_COLUMN_CLASS;
+        table->columns[c].use = use == MPT_COLUMN_TARGET ? MPT_COLUMN_NUMBER : use;
+        table->columns[c].is_target = is_target;
+        targets = targets || is_target;
+    }
+    if (targets && !(config->target && config->target[0])) return true;
+    const int64_t c = config->target ? mpt__column_find(r, config->target) : table->count - 1;
+    if (c >= 0) table->columns[c].is_target = true;
+    return c >= 0;
+}
+
+/* What the columns are for, by another table. */
+static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
+    mpt__table *table = r->table;
+    bool same = table->count == like->count;
+    for (int64_t c = 0; same && c < table->count; c++) {
+        mpt__table_column *column = &table->columns[c];
+        const int64_t name = column->name;
+        const char *other = like->text + like->columns[c].name;
+        same = !table->named || !like->named || strcmp(r->text + name, other) == 0;
+        *column = like->columns[c];
+        column->name = name, column->categories = 0;
+        for (int64_t i = 0; i < like->columns[c].categories; i++) {
+            const char *text = like->categories[like->columns[c].first + i];
+            if (mpt__category_of(r, c, text, strlen(text)) < 0) return false;
+        }
+    }
+    table->filled = like->filled;
+    r->fixed = true;
+    return same ||
+           mpt__reject(r->csv.context, MPT_ERROR_FORMAT,
+                       "%s: its columns are not those of the table that it is like", r->csv.path);
+}
+
+/* Numbers categories in order, in the fields too; their list is `owned[2]` of the dataset. */
+static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
+    mpt_context *context = r->csv.context;
+    mpt__table *table = r->table;
+    const int64_t n = r->found_count;
+    if (n == 0) return true;
+    int64_t *order = (int64_t *)mpt__host_array(context, 2 * n, sizeof *order);
+    int64_t *codes = order ? order + n : NULL;
+    const char **texts =
+        (const char **)mpt__allocate(&context->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
+    dataset->owned[2] = (void *)texts, dataset->owned_bytes[2] = (size_t)n * sizeof *texts;
+    for (int64_t i = 0; order && i < n; i++) order[i] = i;
+    if (order) mpt__sort_by(order, n, mpt__category_before, r);
+    for (int64_t i = n; order && texts && i-- > 0;) {
+        const mpt__category *c = &r->found[order[i]];
+        codes[order[i]] = table->columns[c->column].first = i;
+        texts[i] = r->text + c->text;
+    }
+    for (int64_t c = 0; order && c < table->count; c++)
+        for (int64_t i = 0; mpt__column_texts(&table->columns[c]) && i < table->rows; i++) {
+            double *field = &r->fields[i * table->count + c];
+            *field = (double)(codes[(int64_t)*field] - table->columns[c].first);
+        }
+    mpt__host_free(context, order, 2 * (size_t)n * sizeof *order);
+    table->categories = texts;
+    return context->base.status == MPT_OK;
+}
+
+/* Reads all records into the fields; numbers categories as they come. */
+static bool mpt__table_fill(mpt__table_reader *r) {
+    mpt__table *table = r->table;
+    for (int64_t i = 0; i < table->rows; i++) {
+        mpt__csv_record(&r->csv);
+        for (int64_t c = 0; c < table->count; c++)
+            if (!mpt__csv_field(&r->csv, c) ||
+                !mpt__table_field(r, c, &r->fields[i * table->count + c]))
+                return false;
+    }
+    for (int64_t c = 0; c < table->count; c++) {
+        mpt__table_column *column = &table->columns[c];
+        if (column->use == MPT_COLUMN_AUTO) column->use = MPT_COLUMN_NUMBER; /* without values */
+        for (int64_t i = 0; mpt__column_texts(column) && i < table->rows; i++) {
+            double *field = &r->fields[i * table->count + c];
+            if (*field >= 0.0) continue;
+            const int64_t category = mpt__category_of(r, c, "", 0);
+            if (category < 0)
+                return mpt__csv_fault(&r->csv, c, NULL, "is not in the table that this one is like",
+                                      "", 0);
+            *field = (double)category;
+        }
+    }
+    return true;
+}
+
+/* ==== Samples ==== */
+
+/* A number as it is delivered. */
+static double mpt__column_value(const mpt__table *table, const mpt__table_column *column,
+                                double value) {
+    if (column->is_target) return value;
+    if (table->filled && !mpt__f64_is_finite(value)) value = column->mean;
+    return column->deviation > 0.0 ? (value - column->mean) / column->deviation : value;
+}
+
+static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                            void *input, void *target, char *error) {
+    const mpt__table *table = (const mpt__table *)dataset->state;
+    const double *row = table->fields + at * table->count;
+    int64_t done[2] = {0, 0};
+    (void)seed, (void)work, (void)error;
+    for (int64_t c = 0; c < table->count; c++) {
+        const mpt__table_column *column = &table->columns[c];
+        const int part = column->is_target;
+        void *to = part ? target : input;
+        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        if (column->use == MPT_COLUMN_IGNORE || !to) continue;
+        for (int64_t i = 0; i < n; i++, done[part]++) {
+            const double value = column->use == MPT_COLUMN_ONE_HOT ? (int64_t)row[c] == i
+                                 : column->use == MPT_COLUMN_NUMBER
+                                     ? mpt__column_value(table, column, row[c])
+                                     : row[c];
+            if ((part ? dataset->target_dtype : dataset->dtype) == MPT_I64)
+                ((int64_t *)to)[done[part]] = (int64_t)value;
+            else
+                ((float *)to)[done[part]] = (float)value;
+        }
+    }
+    return true;
+}
+
+/* Counts inputs and targets; false with an error recorded if they do not go together. */
+static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config *samples) {
+    const mpt__table *table = r->table;
+    int64_t inputs = 0, targets = 0, classes = 0;
+    for (int64_t c = 0; c < table->count; c++) {
+        const mpt__table_column *column = &table->columns[c];
+        if (column->use == MPT_COLUMN_IGNORE) continue;
+        targets += column->is_target;
+        classes += column->is_target && column->use == MPT_COLUMN_CLASS;
+        if (column->is_target) continue;
+        inputs += column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        if (table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
+            return mpt__reject(r->csv.context, MPT_ERROR_DTYPE,
+                               "%s: column %s is one-hot, which dtype MPT_I64 is not for",
+                               r->csv.path, r->text + column->name);
+    }
+    if (inputs == 0 || (classes > 0 && classes < targets))
+        return mpt__reject(
+            r->csv.context, MPT_ERROR_ARGUMENT,
+            "%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
+            "and targets are all classes or all numbers",
+            r->csv.path, inputs, targets, classes);
+    samples->count = table->rows;
+    samples->dtype = table->dtype;
+    samples->shape = MPT_SHAPE(inputs);
+    samples->target_dtype = targets == 0 ? MPT_DTYPE_NONE : classes ? MPT_I64 : MPT_F32;
+    samples->target_shape = classes == 1 ? MPT_SCALAR : MPT_SHAPE(targets ? targets : 1);
+    return true;
+}
+
+MPT__BEGIN_COLD
+/* ==== Reading ==== */
+
+/* A dataset of what was read; what the reader still owns is released by the caller. */
+static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
+    mpt_context *context = r->csv.context;
+    mpt__table *table = r->table;
+    mpt_user_dataset_config samples;
+    memset(&samples, 0, sizeof samples);
+    mpt__dataset *dataset =
+        mpt__table_shape(r, &samples) ? mpt__dataset_new(context, &samples, true) : NULL;
+    if (!dataset) return NULL;
+    if (!mpt__table_number(r, dataset)) {
+        mpt__dataset_release(context, dataset);
+        return NULL;
+    }
+    table->fields = r->fields, table->text = r->text;
+    dataset->owned[0] = table;
+    dataset->owned_bytes[0] = sizeof *table + (size_t)table->count * sizeof *table->columns;
+    dataset->owned[1] = r->fields;
+    dataset->owned_bytes[1] = (size_t)table->rows * (size_t)table->count * sizeof *r->fields;
+    dataset->owned[3] = r->text, dataset->owned_bytes[3] = (size_t)r->text_room;
+    dataset->state = table;
+    dataset->make = mpt__table_make;
+    for (int64_t c = 0; c < table->count; c++) {
+        const mpt__table_column *column = &table->columns[c];
+        if (!column->is_target || column->use != MPT_COLUMN_CLASS) continue;
+        dataset->classes = table->categories + column->first;
+        dataset->class_count = column->categories;
+        break;
+    }
+    r->table = NULL, r->fields = NULL, r->text = NULL;
+    return dataset;
+}
+
+static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_config *config,
+                                     const mpt__table *like) {
+    mpt_context *context = r->csv.context;
+    mpt__base *base = &context->base;
+    mpt__dataset *dataset = NULL;
+    int64_t rows, columns;
+    if (!mpt__csv_count(&r->csv, &rows, &columns)) return NULL;
+    rows -= config->header;
+    if (rows < 1) {
+        mpt__error(context, MPT_ERROR_FORMAT,
+                   "%s: no samples: %lld lines with fields, of which %d is the header%s",
+                   r->csv.path, rows + config->header, (int)config->header,
+                   memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
+                       ? "; its lines end with CR alone, not with LF"
+                       : "");
+        return NULL;
+    }
+    /* Every field has a byte of its own in the file, so that these products cannot overflow where
+       the file fits. */
+    const size_t table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
+    const size_t field_bytes = (size_t)rows * (size_t)columns;
+    if (field_bytes > (size_t)PTRDIFF_MAX / sizeof *r->fields) {
+        mpt__fail_memory(base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+        return NULL;
+    }
+    r->table = (mpt__table *)mpt__allocate(base, table_bytes, MPT_MEMORY_DATA);
+    r->fields = (double *)mpt__allocate(base, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
+    if (r->table && r->fields) {
+        r->table->rows = rows, r->table->count = columns;
+        r->table->columns = (mpt__table_column *)(void *)(r->table + 1);
+        r->table->dtype = like ? like->dtype : config->dtype;
+        r->table->named = config->header;
+        r->csv.write = true;
+        mpt__csv_rewind(&r->csv);
+        mpt__csv_record(&r->csv);
+        if (mpt__table_names(r, config->header) &&
+            (like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) && mpt__table_fill(r))
+            dataset = mpt__table_finish(r);
+    }
+    mpt__release(base, r->table, table_bytes, MPT_MEMORY_DATA);
+    mpt__release(base, r->fields, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
+    mpt__release(base, r->text, (size_t)r->text_room, MPT_MEMORY_DATA);
+    mpt__room_free(context, r->found, r->found_room);
+    mpt__room_free(context, r->rows, r->row_count);
+    return dataset;
+}
+
+/* The table that a dataset is, or is part of; NULL with an error recorded. */
+static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *dataset) {
+    const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
+    if (mpt__no_data_files(context)) return NULL;
+    if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
+    mpt__error(context, MPT_ERROR_ARGUMENT, "this dataset is not a table of mpt_csv");
+    return NULL;
+}
+
+static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char *text, size_t size,
+                                   const mpt_table_config *config) {
+    MPT__PLAIN_FLOATS;
+    mpt_table_config usual = mpt_table_config_default();
+    mpt__table_reader reader;
+    mpt__dataset *dataset = NULL, *other = NULL;
+    const mpt__table *like = NULL;
+    memset(&reader, 0, sizeof reader);
+    if (!config) config = &usual;
+    if (text && config->like.slot) other = mpt__dataset_at(context, config->like);
+    if (other) like = mpt__table_at(context, other);
+    reader.csv.context = context, reader.csv.path = path;
+    reader.csv.text = text, reader.csv.size = size;
+    reader.csv.delimiter = config->delimiter;
+    reader.missing = config->missing;
+    if (!text || context->base.status != MPT_OK ||
+        !mpt__refuse_known(context, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
+        /* recorded */
+    } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
+    } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
+        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: inputs are MPT_F32 or MPT_I64",
+                   mpt_dtype_name(config->dtype));
+    } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%d columns%s", config->column_count,
+                   config->columns ? "" : " at NULL");
+    } else {
+        dataset = mpt__table_read(&reader, config, like);
+    }
+    mpt__host_free(context, text, size);
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_table_config mpt_table_config_default(void) {
+    mpt_table_config config;
+    memset(&config, 0, sizeof config);
+    config.delimiter = ',';
+    config.header = true;
+    config.dtype = MPT_F32;
+    return config;
+}
+
+MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
+                                const mpt_table_config *config) {
+    char *text = NULL;
+    mpt__reader file;
+    if (!mpt__enter(context, "mpt_csv") || mpt__no_data_files(context))
+        return mpt__dataset_handle(context, NULL);
+    file.size = 0;
+    if (!path) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");
+    } else if (mpt__reader_open(&file, context, path)) {
+        if (file.size == 0) mpt__error(context, MPT_ERROR_FORMAT, "%s: the file is empty", path);
+        text = (char *)mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
+        mpt__reader_close(&file);
+    }
+    return mpt__table_open(context, path, text, (size_t)file.size, config);
+}
+
+MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
+                                       const mpt_table_config *config) {
+    if (!mpt__enter(context, "mpt_csv_memory") || mpt__no_data_files(context))
+        return mpt__dataset_handle(context, NULL);
+    if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s", (int64_t)bytes,
+                   text ? "" : " at NULL");
+        return mpt__dataset_handle(context, NULL);
+    }
+    char *copy = (char *)mpt__host_new(context, bytes);
+    if (copy) memcpy(copy, text, bytes);
+    return mpt__table_open(context, "text", copy, bytes, config);
+}
+
+/* ==== Scaling, names ==== */
+
+/* Mean and deviation of a column over the samples of a part that have a value. */
+static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *part,
+                            bool standardise) {
+    mpt__table_column *column = &table->columns[c];
+    double center = 0.0, sum = 0.0, squares = 0.0;
+    for (int pass = 0; pass < 2; pass++) {
+        int64_t n = 0;
+        sum = squares = 0.0;
+        for (int64_t i = 0; i < part->count; i++) {
+            const int64_t row = part->indices ? part->indices[i] : part->first + i;
+            const double value = table->fields[row * table->count + c] - center;
+            if (!mpt__f64_is_finite(value)) continue;
+            sum += value, squares += value * value;
+            n++;
+        }
+        if (n > 0) sum /= (double)n, squares /= (double)n;
+        center += sum;
+    }
+    column->mean = center;
+    squares -= sum * sum;
+    column->deviation = !standardise ? 0.0 : squares > 0.0 ? sqrt(squares) : 1.0;
+}
+
+MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    const mpt__dataset *part = mpt__dataset_enter(handle, "mpt_table_fit");
+    mpt__table *table = part ? mpt__table_at(context, part) : NULL;
+    if (!table) return mpt__status_of(context);
+    if ((part->parent ? part->parent : part)->readers > 0)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a loader already delivers from this table; call mpt_table_fit before "
+                          "mpt_loader_create");
+    if (table->dtype == MPT_I64)
+        return mpt__error(context, MPT_ERROR_DTYPE, "the inputs are int64, which have no mean");
+    for (int64_t c = 0; c < table->count; c++)
+        if (table->columns[c].use == MPT_COLUMN_NUMBER && !table->columns[c].is_target)
+            mpt__column_fit(table, c, part, standardise);
+    table->filled = true;
+    return MPT_OK;
+}
+
+/* The column of an input, and which of its inputs it is; NULL past the last. */
+static const mpt__table_column *mpt__column_of(mpt_dataset handle, const char *name, int64_t *input,
+                                               const mpt__table **table) {
+    const mpt__dataset *dataset = mpt__dataset_enter(handle, name);
+    *table = dataset ? mpt__table_at(handle.context, dataset) : NULL;
+    for (int64_t c = 0; *table && *input >= 0 && c < (*table)->count; c++) {
+        const mpt__table_column *column = &(*table)->columns[c];
+        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        if (column->use == MPT_COLUMN_IGNORE || column->is_target) continue;
+        if (*input < n) return column;
+        *input -= n;
+    }
+    return NULL;
+}
+
+MPTRAIN_API const char *mpt_column_name(mpt_dataset table, int64_t input) {
+    const mpt__table *found;
+    const mpt__table_column *column = mpt__column_of(table, "mpt_column_name", &input, &found);
+    return column ? found->text + column->name : NULL;
+}
+
+MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
+    const mpt__table *found;
+    const mpt__table_column *column = mpt__column_of(table, "mpt_category_name", &input, &found);
+    if (column && column->use == MPT_COLUMN_ONE_HOT) code = input;
+    if (!column || !mpt__column_texts(column) || code < 0 || code >= column->categories)
+        return NULL;
+    return found->categories[column->first + code];
+}
+MPT__END_LEVEL
+
+#endif

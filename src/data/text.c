@@ -1,0 +1,891 @@
+/* ---------------------------------------------------------------------------------------------
+ * data/text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
+ *
+ * Files are checked while they are read; what is allocated for them is a few times their size.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__DATA_TEXT_INCLUDED
+#define MPT__DATA_TEXT_INCLUDED
+
+#include "face/data.h"
+#include "data/dataset.c"
+
+#define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
+#define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
+
+/* ==== Characters ==== */
+
+/* Letters, numbers, white space: made by tools/unicode_classes.py, which says how to read it. */
+enum { MPT__MARK, MPT__LETTER, MPT__NUMBER, MPT__SPACE };
+static const char mpt__unicode_classes[] =
+    "J$7N%'a$K$@K&<K&N$'N&'H$'A+('1(')/(_%(_&(K\\$4S$\\$7@'('H37(C$(7,'([0(O4D$C=<G(`+O'X(O(Y%K$4+"
+    "(O/('`$+@-L$/,'D%'([&X&G.P$a$L$G'H$+4/0[%4'H$'0'`%G&@C((\?D%K(L*[)0'L%'@K$5K$(C%4_)('D%G$8;5L"
+    "$+-;,'D$_)X&Y$K$,/D%_)('L%K%5K$H$'P$_)('\\&;5K$()C%(O*L%\?a$W$L%_)('L&K$5G%)\?('4_)('`&75P$_$"
+    "4_),'D%'8/)@/5O%(\?4W+U&S$`$C)(+T$\?I$K$`'C)(+H$O$E$T$W'a&S%T$G)`%7P1O(T%)K$<;430'0+@/4W$T$')"
+    "K$<O.(GO%U$`%C%D%C/(SP%,J%(K&8O,10G'X$O%\\$K%\\$K%\\$S)P''4'1C'E%D%W/,K'([1]'L$E3[$L'_%H$W)Q("
+    "C'@'X._(H%Q$K$H([&X$-L$S(L&S'U&X$1L$S',C+H(3(;(+0[;D+WZ$('0O$0W$0W$8O$2O$Z&+:'b('E%(1;8)K$<C%"
+    "L/'4',K$('07<'('('(3(O$,3874')P)-7]]%S*],[%]Q%[&TP'W\?<30\?5',C1D%C/`,'F]$'4-'I&G$@7-0+4C.4/("
+    "K.(S5-3L$C'D)C%E'K$]&C$)_$E'K$a'_$DK$C[<D+CUY%D+[(,WD$0E%L$W+D%_&,]+K$`'G$,_/,_1(/(3(_%Y$;L$S"
+    ")\\$K)U&C%L%;0'(+)L$S&L$_%H&C'4_(T&)[$,7(M$L$_(`%/(C$5S$4_%0'0K)('0+,7,'(S&,O$@/T$K.([$<O1Y$D"
+    "%[FR%(K$(C4H'OP$L%_2H'S$T1_4I%K$@K&<K&P$K2D'CC$AC)I$G*I%+TAC/)`&E'X$U%(E$<['L$_&(C))`(E7D%_:("
+    "__%)D$_%-@a'H*Q&8]%G$(_&H+U*,-D+'`$C(E$C%D%Y&+(Y&P'C$(S&=7D%G*@E&D$E&D$G&E%`-MB<S'U$DM$O(8Y0L"
+    "$_&Q$3P&K%\\(Y%P&C'0W)M&[&(+,K$4W(D'E'C%0S'a$K$4',S(0K$0C)\\$3Q$L$'('5`&S(T-G(@_(I%C%8[),'L%"
+    "\?<7\\6W)L%39K$8G-T%+(I$D9_(H(3T'C)T%U$C%D'O(X$'AD+W&Q%S$4S@T1E+`&G)`$'(']$D-G)D%'('T&'L$C(@'"
+    "X%'P$[(P%'L%_R$H%'a$C',C'\\0G)X%'I$D%K(\\$E$DK$O%X:E%W%P(EC'C1D%GQ.`$CI'D]2EOI$[$,E-D%C'D%C)D"
+    "%3U$P%YF&_%H0_,('L+_,('T&SVO%UK9C'E/D7G[%(G&(_&(G&(_&(G&(_&(G&(_&(G&(M$K)DC*CC$DC$C)@I$\\$'HK"
+    "$[&L%S(5_$H_'a\?G$D)S+@9[$QE&O*)/)W2)H=CAEE%W$Q_-DE'GCCC&";
+
+#define MPT__CLASS_RUNS 1024
+
+/* ==== Tokenizers ==== */
+
+typedef struct mpt__merge {
+    int32_t left, right, rank, token; /* rank -1: an empty row */
+} mpt__merge;
+
+/* Memory with its size. */
+typedef struct mpt__memory {
+    void *at;
+    size_t bytes;
+} mpt__memory;
+
+enum {
+    MPT__TOKEN_TEXT,
+    MPT__TOKEN_PLACE,
+    MPT__TOKEN_SIZE,
+    MPT__TOKEN_FIND,
+    MPT__TOKEN_MERGES,
+    MPT__TOKEN_WORK,
+    MPT__TOKEN_PARTS
+};
+
+typedef struct mpt__tokenizer {
+    mpt__id id;
+    mpt__memory memory[MPT__TOKEN_PARTS];
+    int64_t count;
+    uint8_t *text;          /* of all tokens */
+    uint32_t *place, *size; /* of each in it */
+    uint32_t *find;         /* open addressing by the hash of the text: number + 1, 0 = empty */
+    size_t find_mask;
+    bool pairs;
+    mpt__merge *merges; /* open addressing by the pair */
+    size_t merge_mask;
+    int32_t of_byte[256]; /* -1: none */
+    uint32_t run_start[MPT__CLASS_RUNS];
+    uint8_t run_class[MPT__CLASS_RUNS];
+    int runs;
+} mpt__tokenizer;
+
+MPT__HANDLES(tokenizer, MPT__TOKENIZER)
+
+static void mpt__tokenizer_free(mpt_context *context, void *object) {
+    mpt__tokenizer *tokenizer = (mpt__tokenizer *)object;
+    for (int i = 0; i < MPT__TOKEN_PARTS; i++)
+        mpt__host_free(context, tokenizer->memory[i].at, tokenizer->memory[i].bytes);
+}
+
+/* A zeroed part of `count` elements; what it was is gone. NULL with an error recorded. */
+static void *mpt__tokenizer_part(mpt_context *context, mpt__tokenizer *tokenizer, int part,
+                                 int64_t count, size_t size) {
+    mpt__memory *memory = &tokenizer->memory[part];
+    mpt__host_free(context, memory->at, memory->bytes);
+    memory->at = NULL, memory->bytes = 0;
+    if (count > (int64_t)((size_t)PTRDIFF_MAX / size)) {
+        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_HOST);
+        return NULL;
+    }
+    memory->at = mpt__host_new(context, (size_t)count * size);
+    if (memory->at) memory->bytes = (size_t)count * size;
+    return memory->at;
+}
+
+/* The least power of two with a third of it free. */
+static size_t mpt__table_size(int64_t count) {
+    size_t size = 8;
+    while (size * 2 / 3 < (size_t)count) size *= 2;
+    return size;
+}
+
+/* The row of a token, or the empty one where it would be. */
+static uint32_t *mpt__token_row(const mpt__tokenizer *tokenizer, const uint8_t *text, size_t n) {
+    size_t at = (size_t)mpt__hash_bytes(0, text, n) & tokenizer->find_mask;
+    for (;; at = (at + 1) & tokenizer->find_mask) {
+        const uint32_t number = tokenizer->find[at];
+        if (number == 0 || (tokenizer->size[number - 1] == n &&
+                            memcmp(tokenizer->text + tokenizer->place[number - 1], text, n) == 0))
+            return &tokenizer->find[at];
+    }
+}
+
+static int64_t mpt__token_find(const mpt__tokenizer *tokenizer, const uint8_t *text, size_t n) {
+    return (int64_t)*mpt__token_row(tokenizer, text, n) - 1;
+}
+
+/* Fills `find`. Gives the first token that is there twice, -1 if none is, -2 on error. */
+static int64_t mpt__tokenizer_index(mpt_context *context, mpt__tokenizer *tokenizer) {
+    const size_t size = mpt__table_size(tokenizer->count);
+    tokenizer->find = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_FIND,
+                                                      (int64_t)size, sizeof(uint32_t));
+    tokenizer->find_mask = size - 1;
+    for (int64_t i = 0; tokenizer->find && i < tokenizer->count; i++) {
+        uint32_t *row =
+            mpt__token_row(tokenizer, tokenizer->text + tokenizer->place[i], tokenizer->size[i]);
+        if (*row) return i;
+        *row = (uint32_t)i + 1;
+    }
+    return tokenizer->find ? -1 : -2;
+}
+
+/* Places for `count` tokens in `bytes` of text. */
+static bool mpt__tokenizer_room(mpt_context *context, mpt__tokenizer *tokenizer, int64_t count,
+                                int64_t bytes) {
+    tokenizer->count = count;
+    tokenizer->text =
+        (uint8_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_TEXT, bytes ? bytes : 1, 1);
+    tokenizer->place = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_PLACE, count,
+                                                       sizeof(uint32_t));
+    tokenizer->size = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_SIZE, count,
+                                                      sizeof(uint32_t));
+    return context->base.status == MPT_OK;
+}
+
+/* A whole file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
+static uint8_t *mpt__text_read(mpt_context *context, const char *path, int64_t most, size_t *size) {
+    mpt__reader file;
+    uint8_t *bytes = NULL;
+    if (!mpt__reader_open(&file, context, path)) return NULL;
+    *size = (size_t)file.size;
+    if (file.size < 1 || file.size > most)
+        mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes; expected 1 to %lld", path, file.size,
+                   most);
+    else
+        bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
+    mpt__reader_close(&file);
+    /* Text may be that of a web page; a vocabulary is none. */
+    if (!bytes || mpt__refuse_known(context, path, bytes, *size,
+                                    most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1))
+        return bytes;
+    mpt__host_free(context, bytes, *size);
+    return NULL;
+}
+
+/* ==== Characters as tokens ==== */
+
+static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                           const uint8_t *text, size_t n, uint8_t *seen) {
+    int64_t count = 0, bytes = 0;
+    uint32_t code = 0;
+    for (size_t at = 0, size; at < n; at += size) {
+        size = mpt__utf8_read(text + at, n - at, &code);
+        if (size == 0)
+            return mpt__refuse_known(context, path, text, n, MPT__KNOWN_ALL) &&
+                   mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld begins no UTF-8 character",
+                               path, (int64_t)at);
+        count += !(seen[code / 8] >> code % 8 & 1);
+        bytes += !(seen[code / 8] >> code % 8 & 1) ? (int64_t)size : 0;
+        seen[code / 8] |= (uint8_t)(1 << code % 8);
+    }
+    if (!mpt__tokenizer_room(context, tokenizer, count, bytes)) return false;
+    uint32_t place = 0;
+    for (code = 0, count = 0; code <= 0x10ffff; code++) {
+        uint8_t utf8[4];
+        if (!(seen[code / 8] >> code % 8 & 1)) continue;
+        const size_t size = mpt__utf8_write(code, utf8);
+        memcpy(tokenizer->text + place, utf8, size);
+        tokenizer->place[count] = place, tokenizer->size[count++] = (uint32_t)size;
+        place += (uint32_t)size;
+    }
+    return mpt__tokenizer_index(context, tokenizer) == -1;
+}
+
+static bool mpt__char_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                           const char *unused) {
+    const size_t seen_bytes = 0x110000 / 8;
+    size_t n = 0;
+    (void)unused;
+    uint8_t *text = mpt__text_read(context, path, PTRDIFF_MAX, &n);
+    uint8_t *seen = text ? (uint8_t *)mpt__host_new(context, seen_bytes) : NULL;
+    const bool good = seen && mpt__char_fill(context, tokenizer, path, text, n, seen);
+    mpt__host_free(context, text, n);
+    mpt__host_free(context, seen, seen_bytes);
+    return good;
+}
+
+MPT__BEGIN_COLD
+/* ==== The files of byte-level BPE ==== */
+
+/* In these files each byte is written as one visible character: itself where it is one, else one
+   from 256 on. -1: not such a character. */
+static int mpt__byte_of(uint32_t code) {
+    if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255))
+        return (int)code;
+    const uint32_t k = code - 256;
+    if (code < 256 || k > 67) return -1;
+    return (int)(k < 33 ? k : k < 67 ? 127 + (k - 33) : 173);
+}
+
+/* A text that is being parsed; `fault` says what is wrong at `at`. */
+typedef struct mpt__parse {
+    const uint8_t *p;
+    size_t n, at;
+    const char *fault;
+} mpt__parse;
+
+static bool mpt__parse_fault(mpt__parse *parse, const char *fault) {
+    parse->fault = fault;
+    return false;
+}
+
+/* Skips white space; the byte then next, 0 at the end. */
+static uint8_t mpt__parse_peek(mpt__parse *parse) {
+    while (parse->at < parse->n) {
+        const uint8_t c = parse->p[parse->at];
+        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
+        parse->at++;
+    }
+    return 0;
+}
+
+static bool mpt__parse_expect(mpt__parse *parse, uint8_t c, const char *fault) {
+    if (mpt__parse_peek(parse) != c) return mpt__parse_fault(parse, fault);
+    parse->at++;
+    return true;
+}
+
+/* One character of a JSON string. */
+static bool mpt__parse_char(mpt__parse *parse, uint32_t *code) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    const size_t size = mpt__utf8_read(parse->p + parse->at, parse->n - parse->at, code);
+    if (size == 0) return mpt__parse_fault(parse, "no UTF-8 character");
+    parse->at += size;
+    if (*code != '\\') return *code >= 32 || mpt__parse_fault(parse, "a control character");
+    if (parse->at >= parse->n) return mpt__parse_fault(parse, "the file ends in a string");
+    const uint8_t c = parse->p[parse->at++];
+    for (int i = 0; letters[i]; i++)
+        if (c == (uint8_t)letters[i]) return *code = (uint8_t)meanings[i], true;
+    if (c != 'u' || parse->n - parse->at < 4) return mpt__parse_fault(parse, "no known escape");
+    *code = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint8_t d = parse->p[parse->at++], low = d | 32;
+        if (!((d >= '0' && d <= '9') || (low >= 'a' && low <= 'f')))
+            return mpt__parse_fault(parse, "an escape without four hexadecimal digits");
+        *code = *code * 16 + (uint32_t)(d <= '9' ? d - '0' : low - 'a' + 10);
+    }
+    return true;
+}
+
+/* A JSON string of bytes written as characters; out (or NULL) has room for all that is left. */
+static bool mpt__parse_string(mpt__parse *parse, uint8_t *out, size_t *size) {
+    *size = 0;
+    if (!mpt__parse_expect(parse, '"', "expected a string")) return false;
+    while (parse->at < parse->n && parse->p[parse->at] != '"') {
+        uint32_t code;
+        if (!mpt__parse_char(parse, &code)) return false;
+        const int byte = mpt__byte_of(code);
+        if (byte < 0) return mpt__parse_fault(parse, "a character that stands for no byte");
+        if (out) out[*size] = (uint8_t)byte;
+        ++*size;
+    }
+    if (*size == 0) return mpt__parse_fault(parse, "an empty token, or none");
+    return mpt__parse_expect(parse, '"', "the file ends in a string");
+}
+
+static bool mpt__parse_number(mpt__parse *parse, int64_t *value) {
+    const uint8_t first = mpt__parse_peek(parse);
+    if (first < '0' || first > '9') return mpt__parse_fault(parse, "expected a number from 0 on");
+    for (*value = 0; parse->at < parse->n; parse->at++) {
+        const uint8_t c = parse->p[parse->at];
+        if (c < '0' || c > '9') break;
+        *value = *value * 10 + (c - '0');
+        if (*value > INT32_MAX) return mpt__parse_fault(parse, "a number beyond 2^31");
+    }
+    return true;
+}
+
+/* The object of tokens and numbers: counts them, or fills a tokenizer that has room for them. */
+static bool mpt__parse_vocabulary(mpt__parse *parse, mpt__tokenizer *tokenizer, int64_t *count,
+                                  int64_t *bytes) {
+    *count = *bytes = 0;
+    if (!mpt__parse_expect(parse, '{', "expected an object, {")) return false;
+    do {
+        size_t size;
+        int64_t number;
+        if (*count) parse->at++; /* the comma */
+        if (!mpt__parse_string(parse, tokenizer ? tokenizer->text + *bytes : NULL, &size) ||
+            !mpt__parse_expect(parse, ':', "expected a colon") ||
+            !mpt__parse_number(parse, &number))
+            return false;
+        if (tokenizer) {
+            if (number >= tokenizer->count)
+                return mpt__parse_fault(parse, "numbers are not 0 to the number of tokens - 1");
+            if (tokenizer->size[number]) return mpt__parse_fault(parse, "a number given twice");
+            tokenizer->place[number] = (uint32_t)*bytes;
+            tokenizer->size[number] = (uint32_t)size;
+        }
+        *bytes += (int64_t)size, ++*count;
+    } while (mpt__parse_peek(parse) == ',');
+    if (!mpt__parse_expect(parse, '}', "expected a comma or }")) return false;
+    return mpt__parse_peek(parse) == 0 && parse->at == parse->n
+               ? true
+               : mpt__parse_fault(parse, "something after the object");
+}
+
+static bool mpt__bpe_vocabulary(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                                const uint8_t *text, size_t n) {
+    mpt__parse parse = {text, n, 0, NULL};
+    int64_t count, bytes;
+    if (mpt__parse_vocabulary(&parse, NULL, &count, &bytes)) {
+        if (!mpt__tokenizer_room(context, tokenizer, count, bytes)) return false;
+        parse.at = 0;
+        mpt__parse_vocabulary(&parse, tokenizer, &count, &bytes);
+    }
+    if (parse.fault)
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld: %s", path, (int64_t)parse.at,
+                           parse.fault);
+    const int64_t twice = mpt__tokenizer_index(context, tokenizer);
+    if (twice >= 0)
+        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: token %lld is spelled as an earlier one",
+                           path, twice);
+    for (int i = 0; i < 256 && twice == -1; i++) {
+        const uint8_t byte = (uint8_t)i;
+        tokenizer->of_byte[i] = (int32_t)mpt__token_find(tokenizer, &byte, 1);
+    }
+    return twice == -1;
+}
+
+/* The row of a pair, or the empty one where it would be. */
+static mpt__merge *mpt__merge_row(const mpt__tokenizer *tokenizer, int32_t left, int32_t right) {
+    size_t at = (size_t)mpt__hash_u64((uint64_t)(uint32_t)left, (uint64_t)(uint32_t)right) &
+                tokenizer->merge_mask;
+    for (;; at = (at + 1) & tokenizer->merge_mask) {
+        mpt__merge *row = &tokenizer->merges[at];
+        if (row->rank < 0 || (row->left == left && row->right == right)) return row;
+    }
+}
+
+/* One line "left right" of n bytes; NULL if it is good, else what is wrong. `bytes` has room for
+   the line. */
+static const char *mpt__merge_line(const mpt__tokenizer *tokenizer, const uint8_t *line, size_t n,
+                                   int32_t rank, uint8_t *bytes) {
+    size_t length = 0, left = 0;
+    for (size_t at = 0, size; at < n; at += size) {
+        uint32_t code;
+        size = mpt__utf8_read(line + at, n - at, &code);
+        if (size && code == ' ' && left == 0 && length > 0) {
+            left = length;
+            continue;
+        }
+        const int byte = size ? mpt__byte_of(code) : -1;
+        if (byte < 0) return "has a character that stands for no byte";
+        bytes[length++] = (uint8_t)byte;
+    }
+    if (left == 0 || left == length) return "is not two tokens with a space between them";
+    const int64_t a = mpt__token_find(tokenizer, bytes, left);
+    const int64_t b = mpt__token_find(tokenizer, bytes + left, length - left);
+    const int64_t both = mpt__token_find(tokenizer, bytes, length);
+    if (a < 0 || b < 0 || both < 0) return "makes, or is made of, what is not in the vocabulary";
+    mpt__merge *row = mpt__merge_row(tokenizer, (int32_t)a, (int32_t)b);
+    if (row->rank >= 0) return "repeats an earlier one";
+    row->left = (int32_t)a, row->right = (int32_t)b;
+    row->token = (int32_t)both, row->rank = rank;
+    return NULL;
+}
+
+static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                            const uint8_t *text, size_t n, uint8_t *bytes) {
+    int64_t lines = 1, number = 1;
+    int32_t rank = 0;
+    for (size_t i = 0, start = 0; i < n; i++) {
+        if (text[i] != '\n') continue;
+        lines += i - start >= 3; /* shorter ones are no merges */
+        start = i + 1;
+    }
+    const size_t size = mpt__table_size(lines);
+    tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_MERGES,
+                                                          (int64_t)size, sizeof(mpt__merge));
+    if (!tokenizer->merges) return false;
+    tokenizer->merge_mask = size - 1;
+    for (size_t i = 0; i < size; i++) tokenizer->merges[i].rank = -1;
+    for (size_t at = 0, end; at < n; at = end + 1, number++) {
+        size_t length;
+        for (end = at; end < n && text[end] != '\n';) end++;
+        length = end - at;
+        if (length > 0 && text[end - 1] == '\r') length--;
+        if (length == 0 || (at == 0 && length >= 8 && memcmp(text, "#version", 8) == 0)) continue;
+        const char *fault = mpt__merge_line(tokenizer, text + at, length, rank++, bytes);
+        if (fault)
+            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld %s", path, number, fault);
+    }
+    return true;
+}
+
+static void mpt__classes_read(mpt__tokenizer *tokenizer) {
+    uint32_t start = 0;
+    tokenizer->runs = 1;
+    for (const char *p = mpt__unicode_classes; *p; tokenizer->runs++) {
+        uint32_t value = 0, digit;
+        int shift = 0;
+        do {
+            digit = (uint32_t)(*p++ - 35);
+            value |= (digit & 31) << shift;
+            shift += 5;
+        } while (digit >= 32);
+        start += value / 4;
+        tokenizer->run_start[tokenizer->runs] = start;
+        tokenizer->run_class[tokenizer->runs] = (uint8_t)(value % 4);
+    }
+}
+
+static bool mpt__bpe_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                          const char *merges_path) {
+    size_t n = 0, n_merges = 0;
+    uint8_t *text = mpt__text_read(context, path, MPT__MAX_BPE_FILE, &n);
+    bool good = text && mpt__bpe_vocabulary(context, tokenizer, path, text, n);
+    mpt__host_free(context, text, n);
+    if (!good) return false;
+    text = mpt__text_read(context, merges_path, MPT__MAX_BPE_FILE, &n_merges);
+    uint8_t *bytes = text ? (uint8_t *)mpt__host_new(context, n_merges) : NULL;
+    good = bytes && mpt__bpe_merges(context, tokenizer, merges_path, text, n_merges, bytes);
+    mpt__host_free(context, bytes, n_merges);
+    mpt__host_free(context, text, n_merges);
+    tokenizer->pairs = true;
+    mpt__classes_read(tokenizer);
+    return good;
+}
+
+static mpt_tokenizer
+mpt__tokenizer_make(mpt_context *context, const char *path, const char *merges_path,
+                    bool (*load)(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+                                 const char *merges_path)) {
+    mpt__tokenizer *made = NULL;
+    if (!path || !merges_path)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL",
+                   load == mpt__char_load ? "path"
+                   : path                 ? "merges_path"
+                                          : "vocabulary_path");
+    else
+        made = (mpt__tokenizer *)mpt__object_make(context, MPT__TOKENIZER, sizeof *made);
+    if (made && !load(context, made, path, merges_path)) {
+        mpt__object_free(context, MPT__TOKENIZER, made->id.slot);
+        made = NULL;
+    }
+    return mpt__tokenizer_handle(context, made);
+}
+
+MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path) {
+    if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_data_files(context))
+        return mpt__tokenizer_handle(context, NULL);
+    return mpt__tokenizer_make(context, path, "", mpt__char_load);
+}
+
+MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
+                                            const char *merges_path) {
+    if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_data_files(context))
+        return mpt__tokenizer_handle(context, NULL);
+    return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
+}
+MPT__END_LEVEL
+
+/* ==== Encoding ==== */
+
+/* Where tokens go: counted, and written while there is room, as int32 or in `width` bytes. */
+typedef struct mpt__token_sink {
+    int32_t *tokens;
+    uint8_t *packed;
+    int width;
+    int64_t count, capacity;
+} mpt__token_sink;
+
+static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
+    const int64_t i = sink->count++;
+    if (i >= sink->capacity) return;
+    if (sink->tokens) sink->tokens[i] = token;
+    for (int k = 0; sink->packed && k < sink->width; k++)
+        sink->packed[i * sink->width + k] = (uint8_t)((uint32_t)token >> 8 * k);
+}
+
+/* The class of the first character and its size; bytes that are no UTF-8 are marks. */
+static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n,
+                         size_t *size) {
+    uint32_t code = 0;
+    int low = 0, high = tokenizer->runs;
+    *size = mpt__utf8_read(p, n, &code);
+    if (*size == 0) return *size = 1, MPT__MARK;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (tokenizer->run_start[middle] <= code)
+            low = middle;
+        else
+            high = middle;
+    }
+    return tokenizer->run_class[low];
+}
+
+/* The first piece of GPT-2's pattern
+   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+static size_t mpt__piece(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n) {
+    static const char *const endings[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
+    size_t at = p[0] == ' ', size, last = 0;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings && p[0] == '\''; i++) {
+        const size_t length = strlen(endings[i]);
+        if (n >= length && memcmp(p, endings[i], length) == 0) return length;
+    }
+    const int kind = at < n ? mpt__class_of(tokenizer, p + at, n - at, &size) : MPT__SPACE;
+    if (kind == MPT__SPACE) at = 0;
+    while (at < n && mpt__class_of(tokenizer, p + at, n - at, &size) == kind) {
+        at += size;
+        last = size;
+    }
+    /* The last of several spaces belongs to what follows. */
+    return kind == MPT__SPACE && at < n && at > last ? at - last : at;
+}
+
+/* What a piece is cut into while its pairs are merged. */
+typedef struct mpt__symbols {
+    int32_t *token, *next, *before; /* token -1: merged away; next, before: -1 at the ends */
+    uint64_t *heap;                 /* rank << 32 | place, the least first */
+    size_t heap_size;
+} mpt__symbols;
+
+static void mpt__heap_push(mpt__symbols *s, uint64_t key) {
+    size_t i = s->heap_size++;
+    for (; i > 0 && s->heap[(i - 1) / 2] > key; i = (i - 1) / 2) s->heap[i] = s->heap[(i - 1) / 2];
+    s->heap[i] = key;
+}
+
+static uint64_t mpt__heap_pop(mpt__symbols *s) {
+    const uint64_t top = s->heap[0], key = s->heap[--s->heap_size];
+    size_t i = 0, child;
+    while ((child = 2 * i + 1) < s->heap_size) {
+        child += child + 1 < s->heap_size && s->heap[child + 1] < s->heap[child];
+        if (s->heap[child] >= key) break;
+        s->heap[i] = s->heap[child];
+        i = child;
+    }
+    s->heap[i] = key;
+    return top;
+}
+
+/* The merge of a symbol and the one after it; NULL if there is none. */
+static const mpt__merge *mpt__symbol_merge(const mpt__tokenizer *tokenizer, const mpt__symbols *s,
+                                           int32_t at) {
+    if (at < 0 || s->token[at] < 0 || s->next[at] < 0) return NULL;
+    const mpt__merge *row = mpt__merge_row(tokenizer, s->token[at], s->token[s->next[at]]);
+    return row->rank < 0 ? NULL : row;
+}
+
+static void mpt__symbol_offer(const mpt__tokenizer *tokenizer, mpt__symbols *s, int32_t at) {
+    const mpt__merge *merge = mpt__symbol_merge(tokenizer, s, at);
+    if (merge) mpt__heap_push(s, (uint64_t)(uint32_t)merge->rank << 32 | (uint32_t)at);
+}
+
+/* The tokens of a piece: again and again the pair of the least rank, leftmost first, is merged. */
+static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, const uint8_t *p,
+                              int32_t n, mpt__token_sink *sink) {
+    for (int32_t i = 0; i < n; i++) {
+        s->token[i] = tokenizer->of_byte[p[i]];
+        s->next[i] = i + 1 < n ? i + 1 : -1;
+        s->before[i] = i - 1;
+    }
+    s->heap_size = 0;
+    for (int32_t i = 0; i + 1 < n; i++) mpt__symbol_offer(tokenizer, s, i);
+    while (s->heap_size > 0) {
+        const uint64_t key = mpt__heap_pop(s);
+        const int32_t at = (int32_t)(key & 0xffffffffu);
+        const mpt__merge *merge = mpt__symbol_merge(tokenizer, s, at);
+        if (!merge || (uint64_t)(uint32_t)merge->rank != key >> 32) continue; /* out of date */
+        const int32_t gone = s->next[at];
+        s->token[at] = merge->token;
+        s->token[gone] = -1;
+        s->next[at] = s->next[gone];
+        if (s->next[at] >= 0) s->before[s->next[at]] = at;
+        mpt__symbol_offer(tokenizer, s, s->before[at]);
+        mpt__symbol_offer(tokenizer, s, at);
+    }
+    for (int32_t i = 0; i >= 0; i = s->next[i]) mpt__token_put(sink, s->token[i]);
+}
+
+/* Room for the symbols of a piece of n bytes, which the tokenizer keeps. */
+static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, size_t n,
+                              mpt__symbols *s) {
+    const size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
+    mpt__memory *work = &tokenizer->memory[MPT__TOKEN_WORK];
+    if (n > INT32_MAX / 2)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "a word of %lld bytes", (int64_t)n);
+    if (work->bytes < n * each && !mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_WORK,
+                                                       (int64_t)(n < 64 ? 64 : 2 * n), each))
+        return false;
+    const size_t room = work->bytes / each;
+    s->heap = (uint64_t *)work->at;
+    s->token = (int32_t *)(void *)(s->heap + 3 * room);
+    s->next = s->token + room;
+    s->before = s->next + room;
+    return true;
+}
+
+static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, const uint8_t *text,
+                             size_t n, mpt__token_sink *sink) {
+    mpt__symbols symbols;
+    for (size_t at = 0, size; at < n; at += size) {
+        uint32_t code = 0;
+        if (!tokenizer->pairs) {
+            size = mpt__utf8_read(text + at, n - at, &code);
+            const int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
+            if (token < 0)
+                return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                                   "byte %lld begins no character of the vocabulary", (int64_t)at);
+            mpt__token_put(sink, (int32_t)token);
+            continue;
+        }
+        size = mpt__piece(tokenizer, text + at, n - at);
+        for (size_t i = at; i < at + size; i++)
+            if (tokenizer->of_byte[text[i]] < 0)
+                return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                                   "byte %lld, which is %d, has no token", (int64_t)i,
+                                   (int)text[i]);
+        if (!mpt__symbols_room(context, tokenizer, size, &symbols)) return false;
+        mpt__piece_encode(tokenizer, &symbols, text + at, (int32_t)size, sink);
+    }
+    return true;
+}
+
+MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
+    const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_vocabulary_size");
+    return found ? found->count : -1;
+}
+
+MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
+    const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
+    if (!found || mpt__no_data_files(tokenizer.context)) return -1;
+    if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
+    mpt__error(tokenizer.context, MPT_ERROR_ARGUMENT, "text is NULL");
+    return -1;
+}
+
+MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes,
+                               int32_t *tokens, int64_t capacity) {
+    mpt_context *context = tokenizer.context;
+    mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
+    mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
+    if (!found || mpt__no_data_files(context)) return -1;
+    if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s",
+                   (int64_t)bytes, text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
+    else if (mpt__text_encode(context, found, (const uint8_t *)text, bytes, &sink))
+        return sink.count;
+    return -1;
+}
+
+MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count,
+                               char *text, int64_t capacity) {
+    mpt_context *context = tokenizer.context;
+    const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
+    int64_t length = 0;
+    if (!found || mpt__no_data_files(context)) return -1;
+    if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
+                   tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || tokens[i] >= found->count) {
+            mpt__error(context, MPT_ERROR_INDEX, "token %lld is %d; the vocabulary has %lld", i,
+                       (int)tokens[i], found->count);
+            return -1;
+        }
+        const uint8_t *from = found->text + found->place[tokens[i]];
+        const int64_t size = found->size[tokens[i]];
+        for (int64_t k = 0; k < size && length + k < capacity; k++)
+            text[length + k] = (char)from[k];
+        length += size;
+    }
+    return length;
+}
+
+MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
+    mpt_context *context = tokenizer.context;
+    if (!mpt__enter_anyway(context, "mpt_tokenizer_destroy") ||
+        !mpt__tokenizer_at(context, tokenizer))
+        return mpt__status_of(context);
+    mpt__object_free(context, MPT__TOKENIZER, tokenizer.slot);
+    return MPT_OK;
+}
+
+MPT__BEGIN_COLD
+/* ==== Windows ==== */
+
+MPTRAIN_API mpt_window_config mpt_window_config_default(void) {
+    mpt_window_config config;
+    memset(&config, 0, sizeof config);
+    config.block = 128;
+    return config;
+}
+
+/* A row of tokens, in memory (owned[1]) or in a file. */
+typedef struct mpt__tokens {
+    mpt_window_config config;
+    int64_t count;
+    int width; /* bytes of each, low one first */
+    const uint8_t *bytes;
+    char path[MPT__PATH_SIZE];
+} mpt__tokens;
+
+static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t seed, uint8_t *work,
+                             void *input, void *target, char *error) {
+    const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
+    const mpt_window_config *config = &tokens->config;
+    const mpt__rng_key key = {mpt__hash_u64(seed, (uint64_t)at), MPT__WINDOW_STREAM, 0};
+    const int64_t block = config->block;
+    int64_t *x = (int64_t *)input, *y = (int64_t *)target;
+    int64_t first = at * config->stride;
+    if (config->random)
+        first = (int64_t)mpt__random_below(key, 0, (uint64_t)(tokens->count - block));
+    const uint8_t *bytes = tokens->bytes ? tokens->bytes + first * tokens->width : work;
+    if (!tokens->bytes && !mpt__file_part(dataset->base, tokens->path, first * tokens->width,
+                                          (size_t)((block + 1) * tokens->width), work, error))
+        return false;
+    for (int64_t i = 0; i <= block; i++) {
+        const int64_t token =
+            (int64_t)mpt__load_little_endian(bytes + i * tokens->width, (size_t)tokens->width);
+        if (config->vocabulary > 0 && token >= config->vocabulary) {
+            mpt__format_text(error, MPT__SAMPLE_ERROR,
+                             "token %lld of the row is %lld; the vocabulary has %lld", first + i,
+                             token, config->vocabulary);
+            return false;
+        }
+        if (i < block) x[i] = token;
+        if (i > 0) y[i - 1] = token;
+    }
+    return true;
+}
+
+/* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
+static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config, int64_t count) {
+    if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
+        config->samples < 0 || config->vocabulary < 0)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "
+                           "least 1, the others at least 0",
+                           config->block, config->stride, config->samples, config->vocabulary);
+    if (count <= config->block)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "%lld tokens; windows of %lld and the token after them need %lld", count,
+                           config->block, config->block + 1);
+    if (config->stride == 0) config->stride = config->block;
+    const int64_t beside = (count - 1 - config->block) / config->stride + 1;
+    return config->random && config->samples > 0 ? config->samples : beside;
+}
+
+/* A dataset of windows of what `tokens` describes; its bytes, if it has any, go over to it. */
+static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, size_t bytes) {
+    mpt_user_dataset_config samples;
+    mpt__dataset *dataset = NULL;
+    memset(&samples, 0, sizeof samples);
+    samples.count = mpt__window_count(context, &tokens->config, tokens->count);
+    samples.dtype = samples.target_dtype = MPT_I64;
+    samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
+    if (samples.count > 0) dataset = mpt__dataset_new(context, &samples, false);
+    if (dataset) {
+        dataset->owned_bytes[0] = sizeof *tokens;
+        dataset->owned[0] = mpt__allocate(&context->base, sizeof *tokens, MPT_MEMORY_DATA);
+        if (dataset->owned[0]) {
+            memcpy(dataset->owned[0], tokens, sizeof *tokens);
+            dataset->owned[1] = (void *)(uintptr_t)tokens->bytes, dataset->owned_bytes[1] = bytes;
+            dataset->state = dataset->owned[0];
+            dataset->make = mpt__window_make;
+            if (!tokens->bytes)
+                dataset->work_bytes = (size_t)((tokens->config.block + 1) * tokens->width);
+            return dataset;
+        }
+        mpt__dataset_release(context, dataset);
+    }
+    mpt__release(&context->base, (void *)(uintptr_t)tokens->bytes, bytes, MPT_MEMORY_DATA);
+    return NULL;
+}
+
+static void mpt__tokens_begin(mpt__tokens *tokens, const mpt_window_config *config) {
+    memset(tokens, 0, sizeof *tokens);
+    tokens->config = config ? *config : mpt_window_config_default();
+}
+
+MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *values, int64_t count,
+                                         const mpt_window_config *config) {
+    mpt__tokens tokens;
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_token_memory")) return mpt__dataset_handle(context, NULL);
+    mpt__tokens_begin(&tokens, config);
+    tokens.width = (int)sizeof *values;
+    tokens.count = count;
+    if (!values || count < 1 || count > PTRDIFF_MAX / tokens.width) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
+    } else if (mpt__window_count(context, &tokens.config, count) > 0) {
+        const size_t bytes = (size_t)count * sizeof *values;
+        uint8_t *copy = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+        mpt__token_sink sink = {NULL, copy, tokens.width, 0, count};
+        for (int64_t i = 0; copy && i < count; i++) mpt__token_put(&sink, values[i]);
+        tokens.bytes = copy;
+        if (copy) dataset = mpt__window_new(context, &tokens, bytes);
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
+                                       const mpt_window_config *config) {
+    mpt__tokens tokens;
+    mpt__reader file;
+    mpt__dataset *dataset = NULL;
+    if (!mpt__enter(context, "mpt_token_file") || mpt__no_data_files(context))
+        return mpt__dataset_handle(context, NULL);
+    mpt__tokens_begin(&tokens, config);
+    tokens.width = bytes_per_token;
+    if (!path || strlen(path) >= sizeof tokens.path) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "path is %s", path ? "too long" : "NULL");
+    } else if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "bytes_per_token is %d; 1, 2 or 4",
+                   bytes_per_token);
+    } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
+        /* A byte per token may well be a web page. */
+        const bool good = mpt__reader_plain(&file, bytes_per_token == 1 ? 1 : MPT__KNOWN_TEXT);
+        mpt__reader_close(&file);
+        memcpy(tokens.path, path, strlen(path));
+        tokens.count = file.size / bytes_per_token;
+        if (!good) return mpt__dataset_publish(context, NULL);
+        if (file.size % bytes_per_token != 0)
+            mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes are not tokens of %d", path,
+                       file.size, bytes_per_token);
+        else
+            dataset = mpt__window_new(context, &tokens, 0);
+    }
+    return mpt__dataset_publish(context, dataset);
+}
+
+MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
+                                      const mpt_window_config *config) {
+    mpt_context *context = tokenizer.context;
+    mpt__tokens tokens;
+    mpt__dataset *dataset = NULL;
+    size_t n = 0;
+    mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
+    if (!found || mpt__no_data_files(context)) return mpt__dataset_handle(context, NULL);
+    mpt__tokens_begin(&tokens, config);
+    tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
+    if (!path) mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");
+    uint8_t *text = path ? mpt__text_read(context, path, PTRDIFF_MAX, &n) : NULL;
+    mpt__token_sink sink = {NULL, NULL, tokens.width, 0, 0};
+    if (text && mpt__text_encode(context, found, text, n, &sink) &&
+        mpt__window_count(context, &tokens.config, sink.count) > 0) {
+        const size_t bytes = (size_t)(sink.count * tokens.width);
+        sink.packed = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+        tokens.count = sink.capacity = sink.count;
+        tokens.bytes = sink.packed;
+        sink.count = 0;
+        if (sink.packed) {
+            mpt__text_encode(context, found, text, n, &sink);
+            dataset = mpt__window_new(context, &tokens, bytes);
+        }
+    }
+    mpt__host_free(context, text, n);
+    return mpt__dataset_publish(context, dataset);
+}
+MPT__END_LEVEL
+
+#endif

@@ -1,0 +1,241 @@
+/* ---------------------------------------------------------------------------------------------
+ * face/models.h: the public API of what convolutional networks and transformers are made of.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__FACE_MODELS_INCLUDED
+#define MPT__FACE_MODELS_INCLUDED
+
+#include "face/training.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Convolution ========================================================================== */
+
+/* Images are [N, C, H, W], as in PyTorch, in memory contiguous or channels last, that is as a dense
+   [N, H, W, C], which convolutions compute in. What comes from a channels-last tensor, or a part of
+   one, is channels last too, and gradients lie as what they belong to; matmul, linear, layer and
+   RMS norms and attention give contiguous results. Other layouts are copied where they meet a
+   convolution, in launches of their own. So convert a batch once, at the start of the net. */
+MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x); /* x itself if it is */
+MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x);       /* false for other ranks than 4 */
+
+/* Pairs: along H and along W. One dimension: the second one. */
+typedef struct mpt_conv_config {
+    int64_t stride[2];         /* 1 */
+    int64_t padding[2];        /* 0; zeros on both sides. Transposed: so much less output */
+    int64_t output_padding[2]; /* 0; transposed only: more output at the end */
+    int64_t dilation[2];       /* 1 */
+    int64_t groups;            /* 1; of channels, each with kernels of its own */
+    bool same;                 /* stride 1: padding such that the output has the input's size, an
+                                  odd one more at the end; `padding` does not count */
+    bool bias;                 /* true; layers: whether there is one */
+} mpt_conv_config;
+MPTRAIN_API mpt_conv_config mpt_conv_config_default(void);
+
+/* As in torch.nn.functional: x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O] or a null
+   handle -> [N, O, OH, OW] with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1. Of one
+   dimension without H. Transposed, the gradient of such a convolution by its input: weight [C,
+   O / groups, KH, KW] -> OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1.
+   fp32 sums whatever the dtype; f16 or bf16 inside autocast. A NULL config means defaults. */
+MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config);
+MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config);
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                            const mpt_conv_config *config);
+
+/* Layers of them, parameters "weight" and "bias", with PyTorch's default values: uniform within 1 /
+   sqrt(second dimension of weight times kernel elements). */
+MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
+                                     int64_t kernel_h, int64_t kernel_w,
+                                     const mpt_conv_config *config);
+MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
+                                     const mpt_conv_config *config);
+MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
+                                               int64_t kernel_h, int64_t kernel_w,
+                                               const mpt_conv_config *config);
+
+/* ==== Normalisation and pooling ============================================================ */
+
+/* Norms compute in fp32 whatever goes in and give their input's dtype, also inside autocast:
+   y = (x - mean) / sqrt(variance + eps) weight + bias, with the variance over n. weight and bias
+   may be of another float dtype than x, or left out (null handles). eps >= 0. */
+
+/* Over the last `dims` dimensions, whose shape weight and bias have. Layer Normalization,
+   arXiv:1607.06450; torch.nn.functional.layer_norm. */
+MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
+                                      double eps);
+/* The same without mean and bias: x / sqrt(mean of x^2 + eps) weight. arXiv:1910.07467. */
+MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps);
+/* In one pass over memory: *sum = x + residual, of one shape, rounded to their dtype, and the norm
+   of that. */
+MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                          mpt_tensor weight, mpt_tensor bias, double eps,
+                                          mpt_tensor *sum);
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                        mpt_tensor weight, double eps, mpt_tensor *sum);
+/* [N, C, ..] over all but dimension 1, weight and bias [C]: with mean and variance [C], which get
+   no gradient, or, where both are null handles, with those of the batch, which then must have more
+   than one value for each channel. arXiv:1502.03167; torch.nn.functional.batch_norm, whose running
+   statistics are the modules' here. */
+MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                      mpt_tensor weight, mpt_tensor bias, double eps);
+/* relu(mpt_batch_norm(..) + residual), in one pass over memory, and one backward: residual is of
+   the shape and dtype of x, or a null handle. Layers do it by config.relu, by a relu behind them in
+   mpt_sequential, and with a residual as the second input of mpt_forward_n. */
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual);
+/* [N, C, ..] over groups of neighbouring channels of one sample, weight and bias [C]; as many
+   groups as channels: instance norm. arXiv:1803.08494; torch.nn.functional.group_norm. */
+MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
+                                      mpt_tensor bias, double eps);
+
+/* Of batch norm alone: momentum, the part of a new statistic in the running one (negative: 1 / the
+   number of updates, which makes it the mean of all), track, without which a module has no running
+   statistics and takes those of the batch also when it does not train, and relu. */
+typedef struct mpt_norm_config {
+    double eps;        /* 1e-5 */
+    bool weight, bias; /* true; weight 1, bias 0 at first; of RMS norm no bias */
+    double momentum;   /* 0.1 */
+    bool track;        /* true */
+    bool relu;         /* false: a relu follows, after the second input where there is one */
+} mpt_norm_config;
+MPTRAIN_API mpt_norm_config mpt_norm_config_default(void);
+/* Over the last dimensions, which are `shape`. Parameters "weight", "bias". */
+MPTRAIN_API mpt_module mpt_nn_layer_norm(mpt_context *context, mpt_shape shape,
+                                         const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_rms_norm(mpt_context *context, mpt_shape shape,
+                                       const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
+                                         const mpt_norm_config *config);
+/* Of [N, C] or [N, C, L], and of [N, C, H, W]. Buffers, named and saved as PyTorch's:
+   "running_mean", "running_var" (over n - 1) and "num_batches_tracked". A forward in training, but
+   not in inference mode, changes them; in a step, at its end, and not if it fails. An update that
+   is not finite, as of a batch that overflowed, is left out and counted. In evaluation they stand
+   for the batch's. The second input of mpt_forward_n, if there is one, is added to the result. A
+   convolution before it that has a bias is named in a notice to the log, once. */
+MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config);
+MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config);
+/* Fuses convolutions with the batch norms behind them, for inference: a pair becomes one launch, of
+   weights that have the norm's scale in them, with the norm's relu and what it adds. x, an input of
+   `module`, shows by a forward what follows what. Nothing of the net or its files changes: the
+   folded weights, in fp32 or the dtype of autocast, are copies, made anew once parameters or
+   statistics have changed. Forwards in evaluation between mpt_no_grad_begin or mpt_inference_begin
+   (as in mpt_evaluate) and its end use them; training goes on as before. A forward in which other
+   calls come between the two runs unfused. The result of a fused convolution is gone after the
+   norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
+   -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
+   not; it is cut to `size` bytes, the last one 0. Another call begins anew; mpt_unfuse ends it.
+   arXiv:1712.05877, 3.2. */
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
+/* A buffer by its path ("1.running_mean"); it lives as long as its module. */
+MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
+/* How many updates of running statistics were left out in a module and all below it; waits. -1 on
+   error. */
+MPTRAIN_API int64_t mpt_refused_updates(mpt_module module);
+
+/* Windows that slide over [N, C, H, W], one number for H and one for W; in 1d over [N, C, L] by the
+   first numbers. Outputs are as many as fit, or, with ceil_mode, one more that begins inside and
+   ends beyond. */
+typedef struct mpt_pool_config {
+    int64_t window[2];
+    int64_t step[2];    /* 0: as large as the window */
+    int64_t padding[2]; /* on both sides, at most half the window */
+    bool ceil_mode;     /* false */
+    bool count_padding; /* true: the padding's zeros count in means */
+} mpt_pool_config;
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding);
+/* The largest element of each window (a NaN is larger than all; of equal ones the first gets the
+   gradient), or their mean. NULL means windows of 2. Torch's max_pool2d and avg_pool2d. The result
+   lies in memory as x does, its channels innermost or not. */
+MPTRAIN_API mpt_tensor mpt_max_pool2d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_avg_pool2d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_max_pool1d(mpt_tensor x, const mpt_pool_config *config);
+MPTRAIN_API mpt_tensor mpt_avg_pool1d(mpt_tensor x, const mpt_pool_config *config);
+/* [N, C, height, width] whatever the size of x: element i is of those from floor(i in / out) to
+   ceil((i + 1) in / out). */
+MPTRAIN_API mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width);
+MPTRAIN_API mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width);
+MPTRAIN_API mpt_module mpt_nn_max_pool2d(mpt_context *context, const mpt_pool_config *config);
+MPTRAIN_API mpt_module mpt_nn_avg_pool2d(mpt_context *context, const mpt_pool_config *config);
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
+                                                  int64_t width);
+
+/* ==== Embedding and attention ============================================================== */
+
+/* torch.nn.functional.embedding: the rows of weight [V, D] that ids, i64 [..], name -> [.., D], of
+   the weight's dtype. padding_index names a row without a gradient, -1 none. An id out of range is
+   an error that names its element; weights stay untouched. The gradient is [V, D], its sums in
+   fp32, in the order of the ids. */
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index);
+/* torch.nn.Embedding: "weight" [count, width], normal of deviation 1, the padding row 0. */
+MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
+                                        int64_t padding_index);
+
+/* mask: bool, true takes part, or floats added to the scores; broadcasts to [B, H, T, S]; gets no
+   gradient. causal: query t sees keys 0 to t, also where T and S differ; and what the mask lets
+   through, if there is one. */
+typedef struct mpt_attention_config {
+    mpt_tensor mask; /* or a null handle */
+    bool causal;     /* false */
+    double dropout;  /* 0; none in eval mode and in inference, as mpt_dropout */
+    double scale;    /* of the scores; 0: 1 / sqrt(D) */
+} mpt_attention_config;
+MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
+/* softmax(q k^T scale + mask) v: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv] -> [B, H, T, Dv],
+   as torch.nn.functional.scaled_dot_product_attention; without B, or without B and heads, too. G
+   heads of k and v serve H = n G of q: multi-query, grouped-query. Any strides: views of one
+   projection are read where they lie. Computed in fp32 by blocks of queries and keys, so that
+   memory is linear in T and S, also in backward, which computes the scores again. Of bf16, CPUs
+   with AVX512_BF16 but no AMX round weights and their slopes to bf16, too, for the products with v,
+   dout, q and k, as PyTorch does on CPUs. Matmul-like for autocast. A query that sees no key gives
+   0 and passes no gradient (PyTorch before 2.5: NaN). */
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                                        const mpt_attention_config *config);
+
+typedef struct mpt_multi_head_config {
+    bool bias;      /* true */
+    bool causal;    /* false */
+    double dropout; /* 0: of the attention weights */
+} mpt_multi_head_config;
+MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
+/* torch.nn.MultiheadAttention with batch_first and without weights as a result: "in_proj_weight"
+   [3 width, width], "in_proj_bias" [3 width], "out_proj.weight", "out_proj.bias". mpt_forward(x) is
+   self-attention, x [B, T, width]; mpt_forward_n takes query, key and value, and maybe a mask as
+   mpt_attention_config has it (PyTorch's key_padding_mask says the opposite: true is left out). At
+   most 255 heads. */
+MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
+                                                   const mpt_multi_head_config *config);
+
+/* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
+   shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
+   the source's path, with the source's first values; mpt_parameter finds it under both. */
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source);
+
+/* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
+   [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
+   time, about 32 MB, in fp32; backward computes them again. The weight may be that of an embedding
+   (tied weights): both add to its gradient. */
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                                const mpt_nll_config *config);
+
+/* ==== Images of another size =============================================================== */
+
+typedef enum mpt_interpolation { MPT_NEAREST = 0, MPT_BILINEAR } mpt_interpolation;
+/* torch.nn.functional.interpolate of [N, C, H, W]: to MPT_SHAPE(height, width), or, with MPT_SCALAR
+   for the size, to `scale` times the size, rounded down. align_corners, of MPT_BILINEAR: the
+   corners stay where they are; else a pixel is the area around its centre. */
+MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners);
+MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPT__FACE_MODELS_INCLUDED */

@@ -1,0 +1,305 @@
+/* ---------------------------------------------------------------------------------------------
+ * ground/dtype.c: the table of dtypes, what this CPU can do, and conversions of single values.
+ *
+ * Pure functions. fp16 is IEEE binary16, bf16 the upper half of an fp32, fp8 the OCP formats E4M3FN
+ * and E5M2. Conversions from fp32 round to nearest even and work on integer bits, so that neither
+ * compiler flags nor the caller's flush-to-zero mode reach them; a double is first rounded to fp32,
+ * as PyTorch does.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__GROUND_DTYPE_INCLUDED
+#define MPT__GROUND_DTYPE_INCLUDED
+
+#include "ground/base.c"
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#ifdef _MSC_VER
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#include <immintrin.h>
+#endif
+#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+#include <arm_neon.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+#endif
+
+/* ==== The table ==== */
+
+typedef struct mpt__dtype_row {
+    const char *name;      /* PyTorch's */
+    const char *file_name; /* safetensors' */
+    uint8_t bytes;
+    bool is_float;
+    uint8_t digits;    /* decimal digits that tell any two values apart; 0 for integers */
+    double max_finite; /* for int64 the double next to it, 2^63 */
+    double min_normal; /* 1 for integers */
+    double epsilon;    /* distance from 1 to the next value */
+} mpt__dtype_row;
+
+/* Indexed by mpt_dtype. */
+static const mpt__dtype_row mpt__dtype_info[MPT_DTYPE_COUNT] = {
+    {"none", "", 0, false, 0, 0.0, 0.0, 0.0},
+    {"float32", "F32", 4, true, 9, 3.4028234663852886e38, 1.1754943508222875e-38, 1.0 / 8388608.0},
+    {"float16", "F16", 2, true, 5, 65504.0, 1.0 / 16384.0, 1.0 / 1024.0},
+    {"bfloat16", "BF16", 2, true, 4, 3.3895313892515355e38, 1.1754943508222875e-38, 1.0 / 128.0},
+    {"float8_e4m3fn", "F8_E4M3", 1, true, 3, 448.0, 1.0 / 64.0, 1.0 / 8.0},
+    {"float8_e5m2", "F8_E5M2", 1, true, 2, 57344.0, 1.0 / 16384.0, 1.0 / 4.0},
+    {"float64", "F64", 8, true, 17, 1.7976931348623157e308, 2.2250738585072014e-308,
+     1.0 / 4503599627370496.0},
+    {"int64", "I64", 8, false, 0, 9223372036854775808.0, 1.0, 1.0},
+    {"int32", "I32", 4, false, 0, 2147483647.0, 1.0, 1.0},
+    {"uint8", "U8", 1, false, 0, 255.0, 1.0, 1.0},
+    {"bool", "BOOL", 1, false, 0, 1.0, 1.0, 1.0},
+};
+
+/* ==== CPU features ==== */
+
+enum {
+    MPT__CPU_AVX2 = 1 << 0,   /* with FMA and F16C: what the AVX2 kernels need */
+    MPT__CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ: what the AVX-512 kernels need */
+    MPT__CPU_AVX512_BF16 = 1 << 2,
+    MPT__CPU_AVX512_FP16 = 1 << 3,
+    MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
+    MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
+    MPT__CPU_AMX_INT8 = 1 << 6,
+    MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
+    MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
+};
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+/* eax, ebx, ecx, edx of a leaf; all zero where the CPU lacks it. */
+static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
+    memset(words, 0, 4 * sizeof *words);
+#ifdef _MSC_VER
+    int most[4];
+    __cpuid(most, 0);
+    if ((uint32_t)most[0] >= leaf) __cpuidex((int *)words, (int)leaf, (int)subleaf);
+#else
+    if (!__get_cpuid_count(leaf, subleaf, &words[0], &words[1], &words[2], &words[3]))
+        memset(words, 0, 4 * sizeof *words);
+#endif
+}
+
+/* The register states that the operating system saves. Needs OSXSAVE. */
+MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
+
+#define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
+#define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
+#define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
+
+/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
+typedef struct mpt__cpu_bit {
+    uint8_t subleaf, word, bit;
+    uint16_t feature; /* MPT__CPU_ */
+    uint32_t state;   /* of the registers it works on */
+} mpt__cpu_bit;
+
+static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
+                                             {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
+                                             {0, 3, 24, MPT__CPU_AMX_TILE, 0},
+                                             {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
+                                             {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
+
+static uint32_t mpt__cpu_features_x86(void) {
+    const uint32_t base =
+        1u << 12 /* FMA */ | 1u << 27 /* OSXSAVE */ | 1u << 28 /* AVX */ | 1u << 29 /* F16C */;
+    const uint32_t avx2 = 1u << 5, avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ |
+                                            1u << 30 /* BW */ | 1u << 31 /* VL */;
+    uint32_t leaf1[4], leaf7[2][4], features = 0;
+    uint64_t saved;
+    mpt__cpuid(1, 0, leaf1);
+    mpt__cpuid(7, 0, leaf7[0]);
+    mpt__cpuid(7, 1, leaf7[1]);
+    if ((leaf1[2] & base) != base || !(leaf7[0][1] & avx2)) return 0;
+    saved = mpt__cpu_saved_state();
+    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX) return 0;
+    features |= MPT__CPU_AVX2;
+    if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && (leaf7[0][1] & avx512) == avx512)
+        features |= MPT__CPU_AVX512;
+    for (size_t i = 0; i < sizeof mpt__cpu_bits / sizeof *mpt__cpu_bits; i++) {
+        const mpt__cpu_bit *b = &mpt__cpu_bits[i];
+        if ((saved & b->state) == b->state && leaf7[b->subleaf][b->word] >> b->bit & 1)
+            features |= b->feature;
+    }
+    return features;
+}
+#endif
+
+/* The MPT__CPU_ bits of what both the CPU and the operating system support. */
+static uint32_t mpt__cpu_features(void) {
+    uint32_t features = 0;
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+    features = mpt__cpu_features_x86();
+#elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+    int bf16 = 0; /* FEAT_BF16 */
+#if defined(__linux__)
+    bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
+#elif defined(__APPLE__)
+    size_t size = sizeof bf16;
+    if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
+#elif defined(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE)
+    bf16 = IsProcessorFeaturePresent(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE);
+#endif
+    features = MPT__CPU_NEON | (bf16 ? (uint32_t)MPT__CPU_NEON_BF16 : 0u);
+#endif
+    return features;
+}
+
+/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
+static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
+    uint32_t needed = 0;
+    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
+    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
+    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
+    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
+    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
+    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
+    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
+}
+
+/* ==== Bits ==== */
+
+/* mpt__f32_bits, mpt__f32_from_bits, and the same for f64. */
+#define MPT__REINTERPRET(NAME, TO, FROM) \
+    static MPT__INLINE TO NAME(FROM value) { \
+        TO result; \
+        memcpy(&result, &value, sizeof result); \
+        return result; \
+    }
+MPT__REINTERPRET(mpt__f32_bits, uint32_t, float)
+MPT__REINTERPRET(mpt__f32_from_bits, float, uint32_t)
+MPT__REINTERPRET(mpt__f64_bits, uint64_t, double)
+MPT__REINTERPRET(mpt__f64_from_bits, double, uint64_t)
+
+static MPT__INLINE bool mpt__f32_is_nan(float value) {
+    return (mpt__f32_bits(value) & 0x7fffffffu) > 0x7f800000u;
+}
+
+static MPT__INLINE bool mpt__f32_is_finite(float value) {
+    return (mpt__f32_bits(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+static MPT__INLINE bool mpt__f64_is_nan(double value) {
+    return (mpt__f64_bits(value) & UINT64_C(0x7fffffffffffffff)) > UINT64_C(0x7ff0000000000000);
+}
+
+static MPT__INLINE bool mpt__f64_is_finite(double value) {
+    return (mpt__f64_bits(value) & UINT64_C(0x7ff0000000000000)) != UINT64_C(0x7ff0000000000000);
+}
+
+/* ==== fp16, bf16, fp8 ==== */
+
+/* Rounds |value|, given as the bits of an fp32 without sign, finite or infinite, to a format with
+ * `mantissa` stored bits and exponent bias `bias`. The result has exponent and mantissa fields as
+ * in the format, except that values too large for it run on past its last exponent. */
+static MPT__INLINE uint32_t mpt__f32_round_to_small(uint32_t bits, uint32_t mantissa,
+                                                    uint32_t bias) {
+    uint32_t exponent = bits >> 23;
+    uint32_t first_normal = 128 - bias; /* fp32 exponent field of the format's smallest normal */
+    uint32_t shift = 23 - mantissa;
+    if (exponent < first_normal) {
+        shift += first_normal - exponent;
+        if (exponent == 0 || shift > 24) { return 0; /* below half of the smallest subnormal */ }
+        bits = (bits & 0x7fffffu) | 0x800000u;
+    } else {
+        bits -= (127 - bias) << 23;
+    }
+    return (bits + (1u << (shift - 1)) - 1 + (bits >> shift & 1)) >> shift;
+}
+
+/* The value of the fields of such a format, without sign, its last exponent counted as finite. */
+static MPT__INLINE float mpt__f32_from_small(uint32_t code, uint32_t mantissa, uint32_t bias) {
+    if (code >> mantissa == 0) { /* a multiple of the smallest subnormal, normal in fp32 */
+        return (float)code * mpt__f32_from_bits((128 - bias - mantissa) << 23);
+    }
+    return mpt__f32_from_bits((code << (23 - mantissa)) + ((127 - bias) << 23));
+}
+
+/* From 65520 up the result is infinity. NaN becomes quiet and keeps the upper ten bits of its
+ * payload, as the instructions of x86 and Arm do, so that all paths agree on all 2^32 inputs. */
+static MPT__INLINE uint16_t mpt__f32_to_f16(float value) {
+    uint32_t bits = mpt__f32_bits(value), magnitude = bits & 0x7fffffffu, code;
+    if (magnitude > 0x7f800000u) {
+        code = 0x7e00u | (magnitude >> 13 & 0x3ffu);
+    } else {
+        code = mpt__f32_round_to_small(magnitude, 10, 15);
+        code = code < 0x7c00u ? code : 0x7c00u;
+    }
+    return (uint16_t)((bits >> 16 & 0x8000u) | code);
+}
+
+/* Exact; a signalling NaN becomes quiet. */
+static MPT__INLINE float mpt__f16_to_f32(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, code = half & 0x7fffu, bits;
+    if (code >= 0x7c00u) {
+        bits = 0x7f800000u | (code & 0x3ffu) << 13 | (code > 0x7c00u ? 0x400000u : 0);
+    } else {
+        bits = mpt__f32_bits(mpt__f32_from_small(code, 10, 15));
+    }
+    return mpt__f32_from_bits(sign | bits);
+}
+
+/* Every NaN becomes 0x7fc0, without sign. */
+static MPT__INLINE uint16_t mpt__f32_to_bf16(float value) {
+    uint32_t bits = mpt__f32_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+/* To one of the two bf16 numbers around the value, which is the nearer the likelier: the mean is
+ * the value. `word` is random. What bf16 has stays, beyond its largest number infinity is next. */
+static MPT__INLINE uint16_t mpt__f32_to_bf16_stochastic(float value, uint32_t word) {
+    uint32_t bits = mpt__f32_bits(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+    return (uint16_t)((bits + (word >> 16)) >> 16);
+}
+
+/* Exact, payloads of NaN included. */
+static MPT__INLINE float mpt__bf16_to_f32(uint16_t half) {
+    return mpt__f32_from_bits((uint32_t)half << 16);
+}
+
+#ifndef MPTRAIN_NO_FP8
+/* What becomes of values beyond the largest finite one. */
+typedef enum mpt__f8_mode {
+    MPT__F8_SATFINITE = 0, /* they, and infinities, become the largest finite value */
+    MPT__F8_NONSAT         /* E4M3: NaN; E5M2: infinity */
+} mpt__f8_mode;
+
+/* NaN keeps its sign; `most` is the largest finite code. */
+static MPT__INLINE uint8_t mpt__f32_to_f8(float value, uint32_t mantissa, uint32_t bias,
+                                          uint32_t most, mpt__f8_mode mode) {
+    uint32_t bits = mpt__f32_bits(value), magnitude = bits & 0x7fffffffu, code = 0x7fu;
+    if (magnitude <= 0x7f800000u) {
+        code = mpt__f32_round_to_small(magnitude, mantissa, bias);
+        if (code > most) code = mode == MPT__F8_SATFINITE ? most : most + 1;
+    }
+    return (uint8_t)((bits >> 24 & 0x80u) | code);
+}
+
+/* E4M3FN has no infinity; 464, the tie above its largest value 448, still rounds to 448. */
+static MPT__INLINE uint8_t mpt__f32_to_f8e4m3(float value, mpt__f8_mode mode) {
+    return mpt__f32_to_f8(value, 3, 7, 0x7e, mode);
+}
+
+static MPT__INLINE uint8_t mpt__f32_to_f8e5m2(float value, mpt__f8_mode mode) {
+    return mpt__f32_to_f8(value, 2, 15, 0x7b, mode);
+}
+
+static MPT__INLINE float mpt__f8e4m3_to_f32(uint8_t byte) {
+    uint32_t sign = (uint32_t)(byte & 0x80u) << 24, code = byte & 0x7fu;
+    uint32_t bits = code == 0x7fu ? 0x7fc00000u : mpt__f32_bits(mpt__f32_from_small(code, 3, 7));
+    return mpt__f32_from_bits(sign | bits);
+}
+
+static MPT__INLINE float mpt__f8e5m2_to_f32(uint8_t byte) {
+    return mpt__f16_to_f32((uint16_t)(byte << 8)); /* it is the upper half of an fp16 */
+}
+#endif
+
+#endif

@@ -1,0 +1,262 @@
+/* ---------------------------------------------------------------------------------------------
+ * nn/attention.c: embedding and attention: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__NN_ATTENTION_INCLUDED
+#define MPT__NN_ATTENTION_INCLUDED
+
+#include "nn/norm.c"
+
+static mpt__module *mpt__attention_layer(mpt_context *context, const char *call, mpt__layer layer) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+#ifdef MPTRAIN_NO_ATTENTION
+    if (module)
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
+#endif
+    return module;
+}
+
+/* ==== Embedding ==== */
+
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
+    mpt_tensor in[2];
+    in[0] = ids, in[1] = weight;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = padding_index;
+    attributes.required = 2;
+    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
+}
+
+MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
+                                        int64_t padding_index) {
+    mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
+    if (!module) return mpt__module_handle(context, NULL);
+    module->attributes.index[0] = padding_index;
+    mpt_shape shape = MPT_SHAPE(count, width);
+    mpt_init normal = mpt_init_make(MPT_INIT_NORMAL, 0, 1);
+    if (count < 1 || width < 1 || padding_index < -1 || padding_index >= count)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
+                   count, width, padding_index);
+    else if (context->base.status == MPT_OK)
+        mpt__add_parameter(context, module, "weight", &shape, normal, 0);
+    return mpt__layer_made(context, module);
+}
+
+/* ==== Attention ==== */
+
+MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
+    mpt_attention_config config;
+    memset(&config, 0, sizeof config);
+    return config;
+}
+
+/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
+static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
+                                                 double scale, uint64_t stream, uint64_t call) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    attributes.rank = (uint8_t)heads;
+    attributes.imm[0] = scale;
+    attributes.imm[1] = dropout;
+    attributes.index[0] = causal;
+    attributes.index[1] = (int64_t)stream;
+    attributes.index[2] = (int64_t)call;
+    return attributes;
+}
+
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                                        const mpt_attention_config *config) {
+    static const char name[] = "mpt_scaled_dot_product_attention";
+    mpt_attention_config none = mpt_attention_config_default();
+    if (!config) config = &none;
+    mpt_tensor in[4];
+    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
+    mpt_context *context = mpt__context_of(in, 4);
+    double p = config->dropout;
+    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
+                    "dropout %g, scale %g: expected a probability, and a finite number", p,
+                    config->scale);
+        return mpt__null(context);
+    }
+    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
+    bool drops = context && p > 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
+        drops ? context->now.module_calls++ : 0);
+    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
+}
+
+#ifndef MPTRAIN_NO_ATTENTION
+/* Heads side by side in [B, T, E]; k and v null: q holds all three. */
+static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
+    mpt__frame frame;
+    mpt_context *context = in[0].context;
+    if (!mpt__enter(context, "mpt_nn_multi_head_attention") ||
+        !mpt__call_begin(&frame, context, MPT__OP_scaled_dot_product_attention, 4, 1, attributes))
+        return mpt__null(context);
+    if (mpt__find_inputs(context, in, 4, 1, frame.record->in))
+        return mpt__handle(context, mpt__call_run(&frame));
+    mpt__record_spare(context, frame.record);
+    return mpt__null(context);
+}
+
+/* Part i of 3 of the fused projection of x. */
+static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, int64_t width, int i) {
+    mpt_tensor part = mpt__null(NULL);
+    weight = mpt__spare(spares, mpt_slice(weight, 0, i * width, (i + 1) * width, 1));
+    if (bias.slot) part = mpt__spare(spares, mpt_slice(bias, 0, i * width, (i + 1) * width, 1));
+    return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
+}
+
+static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
+    return a.slot == b.slot && a.generation == b.generation;
+}
+
+/* in: x, or query, key, value, and maybe a mask. */
+static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt_tensor *in,
+                                          int n_in, mpt_tensor *out, int n_out) {
+    mpt_context *context = self.context;
+    mpt__module *module = mpt__module_at(context, self);
+    mpt_tensor part[4], none = mpt__null(NULL);
+    (void)user;
+    if (!module) return context->base.status;
+    if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
+                          "mask, and one output",
+                          n_in, n_out);
+    bool training = context->module_training && !context->inference_depth, own = n_in == 1;
+    double p = training ? module->attributes.imm[1] : 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        module->attributes.rank, module->attributes.index[0] != 0, p, 0.0, module->path_hash,
+        p > 0.0 ? mpt__dropout_count(context, module) : 0);
+    int64_t width = module->parameters[0].shape.dim[1];
+    mpt_tensor weight = mpt__parameter_handle(context, module, 0);
+    mpt_tensor bias =
+        module->parameter_count > 1 ? mpt__parameter_handle(context, module, 1) : none;
+    mpt__spares spares;
+    spares.count = 0;
+    if (n_in > 1) own = mpt__same_handle(in[0], in[1]) && mpt__same_handle(in[0], in[2]);
+    part[1] = part[2] = none;
+    part[3] = n_in == 4 ? in[3] : none;
+    if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
+    for (int i = 0; i < 3 && !own; i++)
+        part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
+    mpt_module project = mpt_child(self, "out_proj");
+    if (context->base.status != MPT_OK) return context->base.status;
+    mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
+    out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
+    return context->base.status;
+}
+
+#endif
+
+MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
+    mpt_multi_head_config config;
+    memset(&config, 0, sizeof config);
+    config.bias = true;
+    return config;
+}
+
+MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
+                                                   const mpt_multi_head_config *config) {
+    static const char name[] = "mpt_nn_multi_head_attention";
+    mpt_multi_head_config defaults = mpt_multi_head_config_default();
+    if (!config) config = &defaults;
+    bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
+                width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
+    mpt_module project = mpt__module_handle(context, NULL);
+    if (good) project = mpt__linear_new(context, name, width, width, config->bias);
+    mpt__module *child = project.slot ? mpt__module_at(context, project) : NULL;
+    mpt__module *module = child || !good
+                              ? mpt__attention_layer(context, name, MPT__LAYER_multi_head_attention)
+                              : NULL;
+    if (module && !good)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
+                   "probability",
+                   width, heads, config->dropout);
+#ifndef MPTRAIN_NO_ATTENTION
+    if (module && context->base.status == MPT_OK) {
+        mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
+        module->cls.forward = mpt__multi_head_forward;
+        module->cls.n_inputs = 0;
+        module->attributes.rank = (uint8_t)heads;
+        module->attributes.imm[1] = config->dropout;
+        module->attributes.index[0] = config->causal;
+        mpt__add_parameter(context, module, "in_proj_weight", &weight,
+                           mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
+        if (config->bias) {
+            mpt__add_parameter(context, module, "in_proj_bias", &bias,
+                               mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
+            child->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
+        }
+        mpt__add_child(context, module, "out_proj", child);
+    }
+#endif
+    mpt_module made = mpt__layer_made(context, module);
+    if (context && !made.slot) mpt__number_back(context, &project, 1);
+    return made;
+}
+
+/* ==== Tied weights ==== */
+
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
+    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
+    int64_t i = mpt__find_parameter(context, found, path, &holder);
+    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
+    if (k < 0) return context->base.status;
+    const mpt__module_parameter *from = &owner->parameters[k];
+    mpt__module_parameter *row = &holder->parameters[i];
+    if (row == from)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
+                          source);
+    bool same = row->shape.rank == from->shape.rank;
+    for (int d = 0; same && d < row->shape.rank; d++)
+        same = row->shape.dim[d] == from->shape.dim[d];
+    if (!same)
+        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
+                          path, &row->shape, source, &from->shape);
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
+        const mpt__module *other = (const mpt__module *)table->rows[m].object;
+        for (int64_t r = 0; other && r < other->parameter_count; r++) {
+            mpt__module_parameter *tied = &other->parameters[r];
+            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
+            tied->owner = owner->id.slot, tied->owner_row = k;
+        }
+    }
+    row->owner = owner->id.slot, row->owner_row = k;
+    return MPT_OK;
+}
+
+/* ==== Linear and cross-entropy ==== */
+
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                                const mpt_nll_config *config) {
+    static const char name[] = "mpt_linear_cross_entropy";
+    mpt_nll_config defaults = mpt_nll_config_default();
+    if (!config) config = &defaults;
+    mpt_tensor in[4];
+    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
+    mpt_context *context = mpt__context_of(in, 4);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
+                    config->label_smoothing);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = config->ignore_index;
+    attributes.reduction = (uint8_t)config->reduction;
+    attributes.required = 3;
+    attributes.imm[0] = config->label_smoothing;
+    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
+}
+
+#endif

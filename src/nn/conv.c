@@ -1,0 +1,266 @@
+/* ---------------------------------------------------------------------------------------------
+ * nn/conv.c: convolutions: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__NN_CONV_INCLUDED
+#define MPT__NN_CONV_INCLUDED
+
+#include "nn/query.c"
+
+MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
+    mpt_conv_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
+    config.groups = 1;
+    config.bias = true;
+    return config;
+}
+
+/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
+static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
+    bool transposed = op == MPT__OP_conv_transpose2d;
+    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
+    for (int d = op == MPT__OP_conv1d; d < 2; d++) {
+        int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
+        if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
+            return "stride and dilation: expected 1 to 2^31 - 1";
+        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
+            return "padding: expected 0 to 2^31 - 1";
+        if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
+            return transposed ? "output_padding: expected 0 to less than stride or dilation"
+                              : "output_padding: only a transposed convolution has one";
+        if (c->same && (transposed || c->stride[d] != 1))
+            return "same: only with stride 1, and not transposed";
+    }
+    return NULL;
+}
+
+/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
+   of lines of size 1. False with an error recorded by `call`. */
+static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
+                                 const mpt_conv_config *config, mpt__attributes *a) {
+    mpt_conv_config c = config ? *config : mpt_conv_config_default();
+    const char *why = mpt__bad_conv(&c, op);
+    if (why) {
+        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
+        return false;
+    }
+    if (op == MPT__OP_conv1d) {
+        c.stride[0] = c.dilation[0] = 1;
+        c.padding[0] = c.output_padding[0] = 0;
+    }
+    for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
+    *a = mpt__no_attributes;
+    a->required = 2;
+    a->index[MPT__CONV_GROUPS] = c.groups;
+    a->index[MPT__CONV_STRIDE] = MPT__TWO(c.stride[0], c.stride[1]);
+    a->index[MPT__CONV_PADDING] = MPT__TWO(c.padding[0], c.padding[1]);
+    a->index[MPT__CONV_DILATION] = MPT__TWO(c.dilation[0], c.dilation[1]);
+    a->index[MPT__CONV_OUTPUT_PADDING] = MPT__TWO(c.output_padding[0], c.output_padding[1]);
+    a->index[MPT__CONV_SAME] = c.same;
+    return true;
+}
+
+static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, const mpt_conv_config *config) {
+    mpt_tensor in[3];
+    mpt__attributes attributes;
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
+        return mpt__null(context);
+    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                            const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
+                          config);
+}
+
+/* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
+   into groups. */
+static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt_shape weight, const mpt_conv_config *config) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (!module) return mpt__module_handle(context, NULL);
+    const int op = mpt__layer_rows[layer].op;
+    const bool transposed = op == MPT__OP_conv_transpose2d;
+    int64_t out = weight.dim[transposed], fan = 1;
+    bool good = true;
+#ifdef MPTRAIN_NO_CONV
+    mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
+#endif
+    if (mpt__conv_attributes(context, call, op, config, &module->attributes)) {
+        int64_t groups = module->attributes.index[MPT__CONV_GROUPS];
+        for (int i = 0; i < weight.rank; i++)
+            good = good && weight.dim[i] > 0 && (i > 1 || weight.dim[i] % groups == 0);
+        if (!good)
+            mpt__error(context, MPT_ERROR_ARGUMENT,
+                       "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
+                       "the groups divide",
+                       &weight, groups);
+        weight.dim[1] /= groups;
+    }
+    mpt__layer_parameter(context, module, "weight", weight, 0);
+    for (int i = 1; i < weight.rank && context->base.status == MPT_OK; i++) fan *= weight.dim[i];
+    if (!config || config->bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), fan);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
+                                     int64_t kernel_h, int64_t kernel_w,
+                                     const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv2d", MPT__LAYER_conv2d,
+                           MPT_SHAPE(out, in, kernel_h, kernel_w), config);
+}
+MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
+                                     const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
+                           config);
+}
+MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
+                                               int64_t kernel_h, int64_t kernel_w,
+                                               const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
+                           MPT_SHAPE(in, out, kernel_h, kernel_w), config);
+}
+
+/* ==== Fused with the norm behind ====
+ *
+ * Where nothing asks for gradients, a convolution that mpt_fuse paired with a batch norm waits for
+ * that one to be called, and both are one launch, of weights that have the norm's scale in them.
+ * Those are made anew whenever what they come from has changed. */
+
+static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module,
+                                     mpt_tensor x) {
+    const bool waits = context->no_grad_depth || context->inference_depth;
+    context->waiting.module = waits ? module->id.slot : 0;
+    mpt__tensor *out = mpt__op_layer_forward(context, module, mpt__live(context, x),
+                                             MPT_ACTIVATION_NONE);
+    context->waiting.module = 0;
+    return mpt__handle(context, out);
+}
+
+#ifndef MPTRAIN_NO_CONV
+
+/* The folded weight, dense, and behind it the bias. */
+static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
+                              mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
+    const mpt_shape each = MPT_SHAPE(channels);
+    const int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
+    view[0] = mpt__image_view(weight);
+    view[0].storage = fused->values, view[0].offset = 0;
+    view[0].dtype = (uint8_t)compute;
+    view[0].parameter = 0;
+    mpt__channels_last_strides(&view[0]);
+    view[1] = mpt__view_on(fused->values, MPT_F32, &each, place);
+}
+
+/* Rows of channels through the norm, given its weight, bias and statistics. */
+static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, bool across,
+                                   const mpt__tensor *to, mpt__tensor *const norm[4],
+                                   const mpt__tensor *rstd, double eps) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_NORM);
+    const int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
+    const int64_t inner = mpt__tensor_numel(from) / channels / first;
+    const mpt__tensor *const ends[] = {from, to};
+    launch->imm[0] = eps;
+    launch->index[0] = launch->index[1] = 1;
+    for (int i = 0; i < 2; i++) {
+        mpt__operand *o =
+            mpt__operand_ranked(launch, i * 4, ends[i], 4, i ? MPT__WRITE : MPT__READ);
+        mpt__operand_dim(o, 0, first, channels * inner);
+        mpt__operand_dim(o, 1, 1, channels * inner);
+        mpt__operand_dim(o, 2, channels, inner);
+        mpt__operand_dim(o, 3, inner, 1);
+        for (int k = 0; k < 2 && !i; k++)
+            if (norm[k]) mpt__operand_of(launch, 2 + k, norm[k], MPT__READ);
+    }
+    mpt__operand_of(launch, 6, norm[2], MPT__READ);
+    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
+    mpt__operand_of(launch, 8, norm[3], MPT__READ);
+    return mpt__submit(frame->context, launch);
+}
+
+/* in: the weight and the bias of the convolution, those of the norm, its mean and variance. */
+static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double eps,
+                            const mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    mpt__tensor *rstd = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *zero = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
+    if (!rstd || !zero || !scaled) return context->base.status;
+    mpt__tensor *const scale[] = {in[2], NULL, zero, in[5]};
+    const bool across = frame->op == MPT__OP_conv_transpose2d;
+    mpt__launch_fill(context, zero, 0.0);
+    mpt__fold_launch(frame, in[0], across, scaled, scale, rstd, eps);
+    mpt__launch_copy(context, scaled, &view[0], MPT__WRITE);
+    return mpt__fold_launch(frame, in[1] ? in[1] : zero, false, &view[1], in + 2, rstd, eps);
+}
+
+/* Makes the folded weight and bias where they are not those of now. A recording has them made by
+   each replay. */
+static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
+                                 double eps, mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
+    for (int i = 0; i < 6; i++) {
+        if (!in[i]) continue;
+        const uint64_t version = context->storages[in[i]->storage].version;
+        made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
+    }
+    mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
+    if (made_of == fused->made_of && !context->recorder) return MPT_OK;
+    fused->made_of = 0;
+    if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
+    return context->base.status;
+}
+#endif
+
+/* A batch norm of in (x, weight, bias, mean, variance, residual) in one launch with the convolution
+   that gives x; NULL where it is not that one which waits, or x is wanted by itself, too. */
+static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *norm,
+                                    const mpt_tensor in[6], bool relu) {
+#ifdef MPTRAIN_NO_CONV
+    (void)context, (void)norm, (void)in, (void)relu;
+    return NULL;
+#else
+    mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
+    if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
+    for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
+    const mpt__tensor *residual = found[5];
+    if (!mpt__storage_alone(context, x->storage) || x->saves != 1 || x->nodes ||
+        (in[5].slot && !residual) ||
+        (residual &&
+         (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
+        return NULL;
+    mpt__module *conv = mpt__module_slot(context, context->waiting.conv);
+    if (!conv || !conv->running || conv->running->norm != norm->id.slot ||
+        found[3]->shape.dim[0] != x->shape.dim[1])
+        return NULL;
+    mpt__frame frame;
+    mpt__waiting taken;
+    mpt__waiting_begin(&frame, context, &taken);
+    mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
+    if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
+        out = frame.out[0] = mpt__tensor_alias(context, x);
+    mpt__conv_end end = {&view[1], residual, true, relu};
+    if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {
+        mpt__tensor_drop(context, out);
+        out = NULL;
+    }
+    mpt__waiting_end(&frame, &taken);
+    mpt__tensor_drop(context, x);
+    return out;
+#endif
+}
+
+#endif

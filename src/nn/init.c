@@ -1,0 +1,121 @@
+/* ---------------------------------------------------------------------------------------------
+ * nn/init.c: first values of parameters.
+ *
+ * Element i of a parameter depends on (seed, root, path, i) alone and is computed by portable code:
+ * the same bits on every compiler, instruction set and device.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__NN_INIT_INCLUDED
+#define MPT__NN_INIT_INCLUDED
+
+#include "nn/query.c"
+
+MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
+    mpt_init init;
+    init.kind = kind, init.a = a, init.b = b;
+    return init;
+}
+
+static bool mpt__check_init(mpt_context *context, mpt_init init) {
+    if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
+                           (int)init.kind);
+    if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite",
+                           init.a, init.b);
+    return true;
+}
+
+/* What is really drawn: uniform in [*a, *b), normal of mean *a and deviation *b, or (FN_NONE) the
+   constant *a. Fans as torch.nn.init counts them: dimension 0 is out, 1 is in, the rest a receptive
+   field. */
+static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double *a, double *b) {
+    mpt_init init = row->init;
+    const mpt_shape *shape = &row->shape;
+    double field = 1.0, deviation = 0.0;
+    for (int i = 2; i < shape->rank; i++) field *= (double)shape->dim[i];
+    double fan_in = shape->rank > 1 ? (double)shape->dim[1] * field : 1.0;
+    double fan_out = shape->rank > 0 ? (double)shape->dim[0] * field : 1.0;
+    double layer = row->fan_in > 0 ? (double)row->fan_in : shape->rank > 1 ? fan_in : 0.0;
+    bool xavier = init.kind == MPT_INIT_XAVIER_UNIFORM || init.kind == MPT_INIT_XAVIER_NORMAL;
+    *a = init.a, *b = init.b;
+    switch (init.kind) {
+    case MPT_INIT_ZEROS:
+    case MPT_INIT_ONES:
+        *a = init.kind == MPT_INIT_ONES;
+        return MPT__FN_NONE;
+    case MPT_INIT_CONSTANT:
+        return MPT__FN_NONE;
+    case MPT_INIT_UNIFORM:
+        return MPT__FN_UNIFORM;
+    case MPT_INIT_NORMAL:
+        return MPT__FN_NORMAL;
+    case MPT_INIT_DEFAULT:
+        *b = layer > 0 ? 1.0 / sqrt(layer) : 0.0; /* kaiming_uniform with a = sqrt(5) */
+        break;
+    default:
+        if (xavier && fan_in + fan_out > 0) deviation = init.a * sqrt(2.0 / (fan_in + fan_out));
+        if (!xavier && fan_in > 0) deviation = init.a / sqrt(fan_in);
+        *a = 0.0, *b = deviation;
+        if (init.kind == MPT_INIT_XAVIER_NORMAL || init.kind == MPT_INIT_KAIMING_NORMAL)
+            return MPT__FN_NORMAL;
+        *b = deviation * sqrt(3.0);
+        break;
+    }
+    *a = -*b;
+    return MPT__FN_UNIFORM;
+}
+
+static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i) {
+    MPT__PLAIN_FLOATS;
+    const mpt__module_parameter *row = &module->parameters[i];
+    const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
+    size_t count = (size_t)parameter->numel;
+    if (count == 0) return MPT_OK;
+    float *values = (float *)mpt__host_new(context, count * sizeof(float));
+    if (!values) return context->base.status;
+    double a, b;
+    mpt__function function = mpt__resolve_init(row, &a, &b);
+    mpt__rng_key key;
+    key.seed = context->config.seed;
+    key.stream = mpt__hash_bytes(module->path_hash, row->name, strlen(row->name));
+    key.call = 0;
+    if (function == MPT__FN_UNIFORM)
+        mpt__random_uniform(key, 0, count, (float)a, (float)b, values);
+    else if (function == MPT__FN_NORMAL)
+        mpt__random_normal(key, 0, count, (float)a, (float)b, values);
+    else
+        for (size_t k = 0; k < count; k++) values[k] = (float)a;
+    if (module->layer == MPT__LAYER_embedding && module->attributes.index[0] >= 0) {
+        const int64_t width = row->shape.dim[1];
+        memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
+    }
+    mpt_status status = mpt__write_f32(context, parameter->tensor, values);
+    mpt__host_free(context, values, count * sizeof(float));
+    return status;
+}
+
+/* Sets the recipe of one parameter, and draws again if the tree is in use. */
+static mpt_status mpt__apply_init(mpt_context *context, mpt__module *module, int64_t i,
+                                  mpt_init init) {
+    module->parameters[i].init = init;
+    return module->frozen ? mpt__draw_parameter(context, module, i) : MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
+    mpt_context *context = module.context;
+    if (!mpt__enter(context, "mpt_set_init")) return mpt__status_of(context);
+    mpt__module *found = mpt__module_at(context, module), *holder;
+    if (!found || !mpt__check_init(context, init)) return context->base.status;
+    if (!name) {
+        const mpt__module_parameter *row;
+        mpt__walk walk;
+        mpt__walk_begin(&walk, context, found);
+        while ((row = mpt__walk_parameter(&walk)) != NULL && context->base.status == MPT_OK)
+            if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
+        return context->base.status;
+    }
+    int64_t i = mpt__find_parameter(context, found, name, &holder);
+    return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
+}
+
+#endif

@@ -1,0 +1,1057 @@
+/* ---------------------------------------------------------------------------------------------
+ * nn/module.c: modules: trees of layers, their parameters, the forward call.
+ *
+ * A tree is built freely and frozen when its root is first used: then every parameter gets its
+ * path, its place in a block and its first values. Values depend on (seed, root, path) alone, so
+ * the order in which a compiler evaluates the arguments of mpt_sequential does not matter.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__NN_MODULE_INCLUDED
+#define MPT__NN_MODULE_INCLUDED
+
+#include "ops/inplace.c"
+
+typedef struct mpt__module_child {
+    char *name;
+    uint32_t slot;
+} mpt__module_child;
+
+typedef struct mpt__module_parameter {
+    char *name;
+    mpt_shape shape;
+    mpt_init init;
+    int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
+    uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
+    uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
+    int64_t owner_row;
+} mpt__module_parameter;
+
+/* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
+   gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
+   linear layer before it takes into its own call. A new layer is a row here and a constructor. */
+#define MPT__LAYERS(L) \
+    L(user, none, 0, NONE) \
+    L(sequential, none, 0, NONE) \
+    L(list, none, 0, NONE) \
+    L(linear, linear, 3, NONE) \
+    L(relu, relu, 1, RELU) \
+    L(gelu, gelu, 1, GELU) \
+    L(tanh, tanh, 1, TANH) \
+    L(sigmoid, sigmoid, 1, SIGMOID) \
+    L(softmax, softmax, 1, NONE) \
+    L(log_softmax, log_softmax, 1, NONE) \
+    L(dropout, none, 0, NONE) \
+    L(flatten, none, 0, NONE) \
+    L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
+    L(silu, silu, 1, NONE) \
+    L(leaky_relu, leaky_relu, 1, NONE) \
+    L(elu, elu, 1, NONE) \
+    L(softplus, softplus, 1, NONE) \
+    L(hardtanh, hardtanh, 1, NONE) \
+    L(upsample, interpolate, 1, NONE) \
+    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
+#define MPT__CONV_LAYERS(L) \
+    L(conv2d, conv2d, 3, NONE) \
+    L(conv1d, conv1d, 3, NONE) \
+    L(conv_transpose2d, conv_transpose2d, 3, NONE)
+#define MPT__NORM_LAYERS(L) \
+    L(layer_norm, layer_norm, 3, NONE) \
+    L(rms_norm, rms_norm, 3, NONE) \
+    L(batch_norm1d, none, 0, NONE) \
+    L(batch_norm2d, none, 0, NONE) \
+    L(group_norm, group_norm, 3, NONE) \
+    L(max_pool2d, max_pool2d, 1, NONE) \
+    L(avg_pool2d, avg_pool2d, 1, NONE)
+#define MPT__ATTENTION_LAYERS(L) \
+    L(embedding, embedding, 2, NONE) \
+    L(multi_head_attention, none, 0, NONE)
+
+typedef enum mpt__layer {
+#define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
+    MPT__LAYERS(MPT__ROW)
+#undef MPT__ROW
+} mpt__layer;
+
+static const struct {
+    const char *name, *call;
+    int op, inputs;
+    mpt_activation activation;
+} mpt__layer_rows[] = {
+#define MPT__ROW(name, op, inputs, activation) \
+    {#name, "mpt_" #op, MPT__OP_##op, inputs, MPT_ACTIVATION_##activation},
+    MPT__LAYERS(MPT__ROW)
+#undef MPT__ROW
+};
+
+typedef struct mpt__draws {
+    int64_t step;   /* dropout calls are counted per step */
+    uint64_t count; /* in it */
+} mpt__draws;
+
+/* State of a module that no gradient changes: running statistics, or what fp8 scales are made of.
+   `next` is what a step will have made of statistics, `pending` until that step ends. */
+enum { MPT__BUFFER_FP8 = 3, MPT__BUFFERS };
+typedef struct mpt__running {
+    uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
+    mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
+    char *path[MPT__BUFFERS];                          /* once the tree is frozen */
+    double momentum;
+    int margin; /* of fp8 scales */
+    uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
+    uint64_t made_of; /* .. and a hash of what they come from */
+    uint32_t op_slot, op_generation;
+    mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
+    bool pending;
+} mpt__running;
+
+static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
+                                                            "num_batches_tracked", "fp8_state"};
+
+typedef struct mpt__module {
+    mpt__id id;
+    mpt_module_class cls;
+    void *user;
+    mpt__layer layer;
+    mpt__attributes attributes; /* of the layer's op */
+    uint32_t parent;            /* the first one, 0 = root */
+    int parents;
+    int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
+    int64_t first, numbers; /* the least in the tree, how many it has */
+    mpt__module_child *children;
+    int64_t child_count, child_capacity;
+    mpt__module_parameter *parameters;
+    int64_t parameter_count, parameter_capacity;
+    bool training, frozen;
+    bool resumes; /* it was in training before mpt_fuse's trace */
+    bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
+    uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
+    uint32_t path;  /* index in context->paths, once frozen */
+    uint64_t path_hash;
+    mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
+    int64_t updates;
+    uint32_t mark;
+    uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
+    mpt__running *running; /* NULL: it keeps none */
+    bool noticed;          /* its first forward in training looked for a bias before it */
+} mpt__module;
+
+/* nn/init.c */
+static bool mpt__check_init(mpt_context *context, mpt_init init);
+static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i);
+/* nn/norm.c */
+static void mpt__running_free(mpt_context *context, mpt__running *running);
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                          mpt_tensor residual, bool relu);
+/* nn/conv.c */
+static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
+/* nn/fp8.c */
+static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
+static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
+
+/* ==== Handles ==== */
+
+MPT__HANDLES(module, MPT__MODULE)
+
+static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
+    return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);
+}
+
+static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
+    while (module->parent) module = mpt__module_slot(context, module->parent);
+    return module;
+}
+
+MPT__BEGIN_COLD
+/* ==== Destroying ==== */
+
+static void mpt__block_free(mpt_context *context, mpt__block *block) {
+    if (block->values) mpt__storage_release(context, block->values);
+    if (block->gradients) mpt__storage_release(context, block->gradients);
+    for (int i = 0; i < 2; i++)
+        if (block->form[i]) mpt__storage_release(context, block->form[i]);
+    memset(block, 0, sizeof *block);
+}
+
+/* Everything a parameter holds, once no module names it any more. */
+static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row) {
+    if (!row->parameter || row->owner) return;
+    mpt__parameter *parameter = &context->parameters[row->parameter - 1];
+    mpt__block *block = &context->blocks[parameter->block];
+    row->parameter = 0;
+    if (parameter->tensor) {
+        parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+        parameter->tensor->flags = MPT__KEPT;
+        mpt__tensor_drop(context, parameter->tensor);
+    }
+    mpt__host_text_free(context, parameter->path);
+    memset(parameter, 0, sizeof *parameter);
+    while (context->parameter_count > 0 && !context->parameters[context->parameter_count - 1].live)
+        context->parameter_count--;
+    if (--block->parameters == 0) mpt__block_free(context, block);
+}
+
+/* A tied row of a module that lives on becomes the owner of what a module that ends has. */
+static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        for (int64_t k = 0; other && k < other->parameter_count; k++) {
+            mpt__module_parameter *row = &other->parameters[k];
+            if (row->owner != module->id.slot) continue;
+            mpt__module_parameter *from = &module->parameters[row->owner_row];
+            row->owner = from->owner, row->owner_row = from->owner_row;
+            if (from->owner) continue;
+            from->owner = other->id.slot, from->owner_row = k;
+        }
+    }
+}
+
+static void mpt__module_free(mpt_context *context, void *object) {
+    mpt__module *module = (mpt__module *)object;
+    mpt__tied_bequeath(context, module);
+    if (module->cls.destroy) module->cls.destroy(module->user);
+    for (int64_t i = 0; i < module->child_count; i++)
+        mpt__host_text_free(context, module->children[i].name);
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        mpt__host_text_free(context, module->parameters[i].name);
+        mpt__parameter_drop(context, &module->parameters[i]);
+    }
+    mpt__room_free(context, module->children, module->child_capacity);
+    mpt__room_free(context, module->parameters, module->parameter_capacity);
+    mpt__running_free(context, module->running);
+}
+
+/* Slot of another module that holds `child`; 0 if there is none. */
+static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *parent,
+                                  const mpt__module *child) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
+            if (other->children[k].slot == child->id.slot) return other->id.slot;
+    }
+    return 0;
+}
+
+/* Frees a module; `below`: and all below it that no other module holds. */
+static void mpt__module_end(mpt_context *context, mpt__module *module, bool below) {
+    for (int64_t i = 0; i < module->child_count; i++) {
+        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
+        if (--child->parents == 0 && below)
+            mpt__module_end(context, child, true);
+        else if (child->parent == module->id.slot)
+            child->parent = mpt__other_parent(context, module, child);
+    }
+    mpt__object_free(context, MPT__MODULE, module->id.slot);
+}
+
+/* ==== Walks ==== */
+
+#define MPT__PATH_BYTES 1024
+
+typedef struct mpt__level {
+    uint32_t slot, length; /* a module on the way down, the length of its path */
+    uint32_t next;         /* its next child */
+} mpt__level;
+
+/* A module and all below it, in the order of their children, each once: a shared module under its
+   first path. Ends early with an error recorded if the tree is too deep. */
+typedef struct mpt__walk {
+    mpt_context *context;
+    mpt__module *module; /* the current one */
+    int64_t row;         /* its next parameter */
+    uint32_t mark;
+    int depth;
+    mpt__level level[MPT__MAX_DEPTH];
+    char path[MPT__PATH_BYTES]; /* of the current one */
+} mpt__walk;
+
+static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
+    mpt__level *level = &walk->level[walk->depth++];
+    level->slot = module->id.slot, level->length = length, level->next = 0;
+    module->mark = walk->mark;
+    walk->module = module;
+    walk->row = 0;
+    return module;
+}
+
+/* Gives the root; mpt__walk_next the others, NULL at the end. */
+static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *context, mpt__module *root) {
+    walk->context = context;
+    walk->mark = ++context->module_mark;
+    walk->depth = 0;
+    walk->path[0] = '\0';
+    return mpt__walk_to(walk, root, 0);
+}
+
+static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const char *name) {
+    uint32_t length = walk->level[walk->depth - 1].length, room = MPT__PATH_BYTES - length;
+    length +=
+        (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
+    if (length >= MPT__PATH_BYTES)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "a path is too long: %s", walk->path);
+    else if (walk->depth == MPT__MAX_DEPTH)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
+                   MPT__MAX_DEPTH);
+    else
+        return mpt__walk_to(walk, child, length);
+    return NULL;
+}
+
+static mpt__module *mpt__walk_next(mpt__walk *walk) {
+    while (walk->depth > 0) {
+        mpt__level *level = &walk->level[walk->depth - 1];
+        const mpt__module *above = mpt__module_slot(walk->context, level->slot);
+        walk->path[level->length] = '\0';
+        if (level->next == above->child_count) {
+            walk->depth--;
+            continue;
+        }
+        const mpt__module_child *row = &above->children[level->next++];
+        mpt__module *child = mpt__module_slot(walk->context, row->slot);
+        if (child->mark != walk->mark) return mpt__walk_down(walk, child, row->name);
+    }
+    return NULL;
+}
+
+/* A tensor of a module's state, and its path in the tree. */
+typedef struct mpt__buffer {
+    mpt__tensor *tensor;
+    const char *path;
+} mpt__buffer;
+
+/* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
+static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
+    for (;;) {
+        const mpt__running *has = walk->module->running;
+        while (has && walk->row < MPT__BUFFERS && !has->buffer[walk->row]) walk->row++;
+        if (has && walk->row < MPT__BUFFERS) break;
+        if (!mpt__walk_next(walk)) return false;
+    }
+    const mpt__running *running = walk->module->running;
+    buffer->tensor = running->buffer[walk->row];
+    buffer->path = running->path[walk->row++];
+    return true;
+}
+
+/* The next parameter, of the current module or the next that has one; NULL at the end. One that is
+   tied to another is passed over. */
+static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
+    mpt__module_parameter *row;
+    do {
+        while (walk->row == walk->module->parameter_count)
+            if (!mpt__walk_next(walk)) return NULL;
+        row = &walk->module->parameters[walk->row++];
+    } while (row->owner);
+    return row;
+}
+
+/* ==== Numbers ====
+ *
+ * The number of a tree's root is in the key of its initial values. What a failed creation was to be
+ * made of stays, but gives its numbers back if they are the last ones, so that a second try draws
+ * the same values. What is used after all gets the next ones. */
+
+static bool mpt__number_is_free(const mpt__module *module) {
+    return module && module->creation && !module->parent && !module->frozen;
+}
+
+static void mpt__number_back(mpt_context *context, const mpt_module *modules, int count) {
+    int64_t first = INT64_MAX, numbers = 0;
+    for (int i = 0; i < count; i++) {
+        const mpt__module *module = mpt__module_at(context, modules[i]);
+        if (!mpt__number_is_free(module)) continue;
+        numbers += module->numbers;
+        if (module->first < first) first = module->first;
+    }
+    if (first + numbers != (int64_t)context->module_creations + 1) return;
+    context->module_creations = (uint64_t)(first - 1);
+    for (int i = 0; i < count; i++) {
+        mpt__module *module = mpt__module_at(context, modules[i]);
+        if (mpt__number_is_free(module)) module->creation = 0;
+    }
+}
+
+/* The next numbers for a tree that has none, the last of them for the root. */
+static void mpt__number(mpt_context *context, mpt__module *root) {
+    if (root->creation) return;
+    root->first = (int64_t)context->module_creations + 1;
+    context->module_creations += (uint64_t)root->numbers;
+    root->creation = (int64_t)context->module_creations;
+}
+
+/* ==== Building ==== */
+
+static bool mpt__check_open(mpt_context *context, const mpt__module *module, const char *what) {
+    if (module->frozen)
+        mpt__error(context, MPT_ERROR_STATE,
+                   "the tree is in use (forward, optimizer, save or a value was read) and takes no "
+                   "more %s; add all of them first",
+                   what);
+    return !module->frozen;
+}
+
+static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, const char *name,
+                                 mpt__module *child) {
+    if (!mpt__check_open(context, module, "children")) return context->base.status;
+    int depth = 1, most = 0;
+    for (const mpt__module *above = module; above->parent; depth++)
+        above = mpt__module_slot(context, above->parent);
+    mpt__walk walk;
+    for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
+         below = mpt__walk_next(&walk)) {
+        if (below == module)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+        if (walk.depth > most) most = walk.depth;
+    }
+    if (depth + most > MPT__MAX_DEPTH)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
+                          MPT__MAX_DEPTH);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (child->frozen)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "child %s is in use; build the whole tree, then load and use it",
+                          name);
+    for (int64_t i = 0; i < module->child_count; i++) {
+        if (strcmp(module->children[i].name, name) == 0)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
+                              name);
+    }
+    if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
+        return context->base.status;
+    mpt__module_child *rows = module->children + module->child_count;
+    rows->name = mpt__host_text(context, name);
+    rows->slot = child->id.slot;
+    if (!rows->name) return context->base.status;
+    module->child_count++;
+    if (!child->parent) child->parent = module->id.slot;
+    child->parents++;
+    mpt__number(context, child);
+    for (mpt__module *above = module;;) {
+        above->numbers += child->numbers;
+        if (above->first > child->first) above->first = child->first;
+        if (!above->parent) return MPT_OK;
+        above = mpt__module_slot(context, above->parent);
+    }
+}
+
+static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, const char *name,
+                                     const mpt_shape *shape, mpt_init init, int64_t fan_in) {
+    if (!mpt__check_open(context, module, "parameters") ||
+        mpt__checked_bytes(context, MPT_F32, shape) < 0)
+        return context->base.status;
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        if (strcmp(module->parameters[i].name, name) == 0)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
+                              name);
+    }
+    if (!mpt__room(context, module->parameters, module->parameter_capacity,
+                   module->parameter_count + 1))
+        return context->base.status;
+    mpt__module_parameter *rows = module->parameters + module->parameter_count;
+    memset(rows, 0, sizeof *rows);
+    rows->name = mpt__host_text(context, name);
+    rows->shape = *shape;
+    rows->init = init;
+    rows->fan_in = fan_in;
+    if (rows->name) module->parameter_count++;
+    return context->base.status;
+}
+
+/* ==== Layers ==== */
+
+/* A module without a number: mpt__layer_made follows. NULL with an error recorded. */
+static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__layer layer) {
+    if (!mpt__enter(context, call)) return NULL;
+    mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
+    if (!module) return NULL;
+    module->attributes = mpt__no_attributes;
+    module->layer = layer;
+    module->cls.name = mpt__layer_rows[layer].name;
+    module->cls.n_inputs = module->cls.n_outputs = 1;
+    module->training = true;
+    module->first = INT64_MAX;
+    module->numbers = 1;
+    return module;
+}
+
+/* Ends a constructor: the handle and the number, or on error neither. */
+static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
+    if (!module) return mpt__module_handle(context, NULL);
+    if (context->base.status != MPT_OK) {
+        mpt__module_end(context, module, false);
+        return mpt__module_handle(context, NULL);
+    }
+    module->creation = (int64_t)++context->module_creations;
+    if (module->first > module->creation) module->first = module->creation;
+    return mpt__module_handle(context, module);
+}
+
+/* A parameter of PyTorch's default values by `fan_in`. */
+static void mpt__layer_parameter(mpt_context *context, mpt__module *module, const char *name,
+                                 mpt_shape shape, int64_t fan_in) {
+    mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
+    if (context->base.status == MPT_OK)
+        mpt__add_parameter(context, module, name, &shape, init, fan_in);
+}
+
+static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
+                                  bool bias) {
+    mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
+    if (!module) return mpt__module_handle(context, NULL);
+    if (in < 1 || out < 1)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more", in,
+                   out);
+    mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
+    if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear", in, out, true);
+}
+MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in, out, false);
+}
+
+/* Layers that nothing need be told. */
+#define MPT__DEFINE_LAYER(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) { \
+        return mpt__layer_made(context, \
+                               mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
+    }
+MPT__DEFINE_LAYER(relu)
+MPT__DEFINE_LAYER(gelu)
+MPT__DEFINE_LAYER(tanh)
+MPT__DEFINE_LAYER(sigmoid)
+MPT__DEFINE_LAYER(flatten)
+MPT__DEFINE_LAYER(gelu_tanh)
+MPT__DEFINE_LAYER(silu)
+#undef MPT__DEFINE_LAYER
+
+MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
+    mpt__module *module = mpt__layer_new(context, "mpt_nn_dropout", MPT__LAYER_dropout);
+    if (module) module->attributes.imm[0] = p;
+    if (module && !(p >= 0.0 && p <= 1.0))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
+    return mpt__layer_made(context, module);
+}
+
+static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                    double a, double b) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
+    if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
+    if (module && why) mpt__error(context, MPT_ERROR_ARGUMENT, why, a, b);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
+    return mpt__number_layer(context, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
+    return mpt__number_layer(context, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
+    return mpt__number_layer(context, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
+}
+MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
+    return mpt__number_layer(context, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
+}
+
+static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                 int dim) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (module) module->attributes.index[0] = dim;
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim) {
+    return mpt__dim_layer(context, "mpt_nn_softmax", MPT__LAYER_softmax, dim);
+}
+MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim) {
+    return mpt__dim_layer(context, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
+}
+
+static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt__layer layer,
+                                     const mpt_module *modules, int count) {
+    mpt__module *container = mpt__layer_new(context, call, layer);
+    bool given = count == 0 || (count > 0 && modules);
+    if (container && !given)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "expected an array of modules and its length");
+    for (int i = 0; i < count && container && context->base.status == MPT_OK; i++) {
+        char text[16];
+        mpt__format_text(text, sizeof text, "%d", i);
+        mpt__module *child = mpt__module_at(context, modules[i]);
+        if (child) mpt__add_child(context, container, text, child);
+    }
+    mpt_module made = mpt__layer_made(context, container);
+    if (context && !made.slot && given) mpt__number_back(context, modules, count);
+    return made;
+}
+
+/* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
+static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
+                                    va_list arguments) {
+    enum { MOST = 255 }; /* compilers need not take more arguments */
+    mpt_module modules[MOST];
+    for (int count = 0; count <= MOST; count++) {
+        mpt_module module = va_arg(arguments, mpt_module);
+        if (!module.context && module.slot == UINT32_MAX)
+            return mpt__container_new(context, call, layer, modules, count);
+        if (count < MOST) modules[count] = module;
+    }
+    mpt__misuse(context, call, MPT_ERROR_ARGUMENT,
+                "more than %d modules; is MPT_END missing? else use the form with an array",
+                (int)MOST);
+    return mpt__module_handle(context, NULL);
+}
+
+#define MPT__DEFINE_CONTAINER(name, layer) \
+    MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
+                                        int count) { \
+        return mpt__container_new(context, #name, layer, modules, count); \
+    } \
+    MPTRAIN_API mpt_module name(mpt_context *context, ...) { \
+        va_list arguments; \
+        va_start(arguments, context); \
+        mpt_module made = mpt__gathered_new(context, #name, layer, arguments); \
+        va_end(arguments); \
+        return made; \
+    }
+MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
+MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
+#undef MPT__DEFINE_CONTAINER
+
+MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
+                                         void *user) {
+    mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
+    if (!module) return mpt__module_handle(context, NULL);
+    if (cls && cls->name && cls->forward) {
+        module->cls = *cls;
+        module->user = user;
+    } else {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "expected a class with a name and a forward");
+    }
+    return mpt__layer_made(context, module);
+}
+
+/* A name that paths can be made of. */
+static bool mpt__check_name(mpt_context *context, const char *name) {
+    if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "expected a name of 1 to 199 characters without a dot");
+}
+
+MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
+    mpt_context *context = module.context;
+    mpt__module *above = mpt__module_enter(module, "mpt_add_child");
+    mpt__module *below = above ? mpt__module_at(context, child) : NULL;
+    if (below && mpt__check_name(context, name)) mpt__add_child(context, above, name, below);
+    return mpt__status_of(context);
+}
+
+MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
+                                         mpt_init init) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_add_parameter");
+    if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
+        return mpt__status_of(context);
+    return mpt__add_parameter(context, found, name, &shape, init, 0);
+}
+
+/* ==== Freezing ==== */
+
+#define MPT__MOST_ELEMENTS (INT64_MAX / 16) /* of a tree: their bytes can still be counted */
+
+/* Elements between the starts of tensors: 256 bytes of the block's dtype. */
+static int64_t mpt__block_grain(mpt_dtype dtype) {
+    return 256 / (int64_t)mpt__dtype_info[dtype].bytes;
+}
+
+static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
+    return (value + grain - 1) / grain * grain;
+}
+
+/* A path kept for the life of the context; 0 on error. mpt_fuse tells modules apart by it. */
+static uint32_t mpt__path_new(mpt_context *context, const char *text) {
+    if (context->path_count == 0) context->path_count = 1; /* 0 means none */
+    if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
+        return 0;
+    context->paths[context->path_count] = mpt__host_text(context, text);
+    return context->paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
+}
+
+/* A place in the block for a parameter of the current module of a walk. */
+static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
+    mpt_context *context = walk->context;
+    if (!mpt__room(context, context->parameters, context->parameter_capacity,
+                   context->parameter_count + 1))
+        return context->base.status;
+    char text[MPT__PATH_BYTES + 256];
+    mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
+    mpt__parameter *parameter = &context->parameters[context->parameter_count];
+    memset(parameter, 0, sizeof *parameter);
+    parameter->path = mpt__host_text(context, text);
+    if (!parameter->path) return context->base.status;
+    parameter->live = true;
+    parameter->block = block;
+    parameter->module = walk->module->id.slot;
+    parameter->offset = context->blocks[block].numel;
+    parameter->numel = mpt__shape_numel(&row->shape);
+    if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
+        mpt__host_text_free(context, parameter->path);
+        return mpt__error(context, MPT_ERROR_SHAPE, "the tree has more than 2^59 elements");
+    }
+    row->parameter = (uint32_t)++context->parameter_count;
+    context->blocks[block].parameters++;
+    context->blocks[block].numel =
+        mpt__aligned_up(parameter->offset + parameter->numel, mpt__block_grain(MPT_F32));
+    return MPT_OK;
+}
+
+/* The persistent tensor of a parameter, in its block. */
+static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
+                                        const mpt_shape *shape) {
+    mpt__parameter *parameter = &context->parameters[index];
+    const mpt__block *block = &context->blocks[parameter->block];
+    mpt__tensor view =
+        mpt__view_on(block->values, (mpt_dtype)block->dtype, shape, parameter->offset);
+    mpt__tensor *tensor =
+        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
+    if (!tensor) return context->base.status;
+    tensor->parameter = index + 1;
+    parameter->tensor = tensor;
+    return MPT_OK;
+}
+
+static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
+    uint32_t index = 0;
+    while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
+    if (!mpt__room(context, context->blocks, context->block_capacity, (int64_t)index + 1))
+        return UINT32_MAX;
+    if ((int64_t)index == context->block_count) context->block_count++;
+    memset(&context->blocks[index], 0, sizeof *context->blocks);
+    context->blocks[index].live = 1;
+    context->blocks[index].dtype = (uint8_t)dtype;
+    context->blocks[index].moves = context->moves;
+    return index;
+}
+
+/* Gives tied parameters the places of their owners, which the walk before this one saw. */
+static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
+    mpt_context *context = walk->context;
+    const uint32_t mark = walk->mark;
+    mpt__module *module = mpt__walk_begin(walk, context, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        for (int64_t i = 0; i < module->parameter_count; i++) {
+            mpt__module_parameter *row = &module->parameters[i];
+            if (!row->owner) continue;
+            const mpt__module *owner = mpt__module_slot(context, row->owner);
+            if (owner->mark != mark && owner->mark != walk->mark)
+                return mpt__error(context, MPT_ERROR_STATE,
+                                  "parameter %s of module %s is tied to one outside the tree",
+                                  row->name, walk->path);
+            row->parameter = owner->parameters[row->owner_row].parameter;
+        }
+    }
+    return context->base.status;
+}
+
+/* Paths and places for all modules and parameters of a tree. */
+static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
+    mpt_context *context = walk->context;
+    uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
+    mpt__module *module = mpt__walk_begin(walk, context, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        root->watched |= module->layer == MPT__LAYER_user;
+        module->path = mpt__path_new(context, *walk->path ? walk->path : module->cls.name);
+        if (!module->path) return context->base.status;
+        module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
+        for (int64_t i = 0; i < module->parameter_count; i++)
+            if (!module->parameters[i].owner &&
+                mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
+                return context->base.status;
+        for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+            char text[MPT__PATH_BYTES + 256];
+            if (!module->running->buffer[i]) continue;
+            mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
+                             mpt__buffer_names[i]);
+            mpt__host_text_free(context, module->running->path[i]);
+            module->running->path[i] = mpt__host_text(context, text);
+            if (!module->running->path[i]) return context->base.status;
+        }
+    }
+    return mpt__freeze_ties(walk, root);
+}
+
+/* Memory and first values for parameters that have their places. */
+static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
+    mpt_context *context = walk->context;
+    if (context->blocks[block].parameters > 0) {
+        uint32_t values = mpt__storage_new(context, context->blocks[block].numel * 4,
+                                           MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+        context->blocks[block].values = values;
+    }
+    mpt__module_parameter *row;
+    mpt__walk_begin(walk, context, root);
+    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(walk)) != NULL) {
+        if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
+            mpt__draw_parameter(context, walk->module, walk->row - 1);
+    }
+    return context->base.status;
+}
+
+/* Gives a tree's parameters their places and values; all or nothing. */
+static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
+    mpt__module *root = mpt__module_root(context, module);
+    if (root->frozen) return MPT_OK;
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        if (module->frozen) /* its parameters are there */
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "module %s is already in use in another tree; only one tree can share it",
+                walk.path);
+    }
+    if (context->base.status != MPT_OK) return context->base.status;
+    uint32_t block = mpt__block_new(context, MPT_F32);
+    if (block == UINT32_MAX) return context->base.status;
+    mpt__number(context, root);
+    bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
+                mpt__freeze_values(&walk, root, block) == MPT_OK;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        module->frozen = good;
+        for (int64_t i = 0; i < module->parameter_count && !good; i++)
+            mpt__parameter_drop(context, &module->parameters[i]);
+    }
+    if (context->blocks[block].parameters == 0) mpt__block_free(context, &context->blocks[block]);
+    return context->base.status;
+}
+
+MPT__END_LEVEL
+/* ==== Forward ==== */
+
+/* Number of a dropout call of the module in this step. What the count was at the last completed
+   optimizer step is remembered for mpt_clear_error. */
+static uint64_t mpt__dropout_count(mpt_context *context, mpt__module *module) {
+    if (module->updates != context->now.updates) {
+        module->updates = context->now.updates;
+        module->committed = module->draws;
+    }
+    if (module->draws.step != context->now.step) {
+        module->draws.step = context->now.step;
+        module->draws.count = 0;
+    }
+    return module->draws.count++;
+}
+
+/* Takes back the dropout calls since the last completed optimizer step: part of mpt_clear_error. */
+static void mpt__draws_forget(mpt_context *context) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        mpt__module *module = (mpt__module *)table->rows[i].object;
+        if (module && module->updates == context->committed.updates)
+            module->draws = module->committed;
+    }
+}
+
+static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
+                                        int64_t i) {
+    uint32_t index = module->parameters[i].parameter - 1;
+    return mpt__handle(context, context->parameters[index].tensor);
+}
+
+/* A layer that is one op; NULL on error, as all that follow. */
+static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
+                                                        const mpt__module *module, mpt__tensor *x,
+                                                        mpt_activation activation) {
+    mpt__frame frame;
+    int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
+    if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
+        !mpt__call_begin(&frame, context, op, n_in, 1, &module->attributes))
+        return NULL;
+    frame.attributes->activation = (uint8_t)activation;
+    mpt__tensor **in = frame.record->in;
+    in[0] = x;
+    const mpt__module_parameter *row = module->parameters;
+    int i = 1;
+    for (; i < n_in && i <= module->parameter_count; i++, row++)
+        in[i] = context->parameters[row->parameter - 1].tensor;
+    for (; i < n_in; i++) in[i] = NULL;
+    return mpt__call_run(&frame);
+}
+
+static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
+                                         const mpt_tensor *in, int n_in, mpt_tensor *out,
+                                         int n_out) {
+    MPT__PLAIN_FLOATS;
+    const mpt_module_class *cls = &module->cls;
+    if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
+                          cls->n_inputs ? cls->n_inputs : n_in,
+                          cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
+    if (!mpt__user_forward_begin(context, cls->name)) return context->base.status;
+    mpt_status status =
+        cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
+    context->forward_depth--;
+    context->base.op = "mpt_forward"; /* not the last call that the user's function made */
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (status != MPT_OK)
+        return mpt__error(context, status, "forward of %s reported: %s", cls->name,
+                          mpt_status_name(status));
+    if (out[0].slot == 0)
+        return mpt__error(context, MPT_ERROR_STATE, "forward of %s did not set output 0",
+                          cls->name);
+    return MPT_OK;
+}
+
+static bool mpt__is_batch_norm(const mpt__module *module) {
+    return module->layer == MPT__LAYER_batch_norm1d || module->layer == MPT__LAYER_batch_norm2d;
+}
+
+/* A layer of one input and one output that is more than an op. */
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
+                                                   mpt_tensor x, mpt_activation activation) {
+    mpt_tensor out = mpt__null(context);
+    switch (module->layer) {
+    case MPT__LAYER_user:
+    case MPT__LAYER_multi_head_attention:
+        mpt__user_forward_call(context, module, &x, 1, &out, 1);
+        return out;
+    case MPT__LAYER_dropout:
+        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
+                                 mpt__dropout_count(context, module));
+    case MPT__LAYER_flatten:
+        return mpt_flatten(x, 1, -1);
+    case MPT__LAYER_linear:
+        return mpt__fp8_forward(context, module, x);
+    case MPT__LAYER_conv2d:
+    case MPT__LAYER_conv1d:
+    case MPT__LAYER_conv_transpose2d:
+        return mpt__fused_forward(context, module, x);
+    case MPT__LAYER_batch_norm1d:
+    case MPT__LAYER_batch_norm2d:
+        return mpt__batch_norm_forward(context, module, x, mpt__null(NULL),
+                                       activation == MPT_ACTIVATION_RELU);
+    default:
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "a list has no forward of its own; call its children, see mpt_child");
+        return out;
+    }
+}
+
+static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                            mpt__tensor *x);
+
+/* Puts a module's path, mode and policy in force, of which the first two stay so. */
+static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt__module *module) {
+    context->path = module->path;
+    context->module = module->id.slot;
+    context->path_hash = module->path_hash;
+    context->module_training = module->training;
+    if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
+        mpt_autocast_begin(context, (mpt_dtype)module->policy);
+}
+
+/* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
+   norm. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
+                                                      mpt__tensor *x, mpt_activation activation) {
+    int autocast_depth = context->autocast_depth;
+    mpt__module_begin(context, module);
+    mpt__tensor *out = NULL;
+    if (mpt__layer_rows[module->layer].op && !module->running) {
+        out = mpt__op_layer_forward(context, module, x, activation);
+    } else if (module->layer == MPT__LAYER_sequential) {
+        out = mpt__sequential_forward(context, module, x);
+    } else {
+        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x), activation);
+        if (made.slot) out = mpt__at(context, made, "output");
+    }
+    context->autocast_depth = autocast_depth;
+    return out;
+}
+
+/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
+   norm and a convolution a relu. What passes between children is given up as soon as the next one
+   has it, unless a user's forward in the tree may have put a handle of it by. */
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                                          mpt__tensor *x) {
+    mpt__tensor *now = x;
+    bool watched = mpt__module_root(context, module)->watched;
+    for (int64_t i = 0; i < module->child_count && now; i++) {
+        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
+        mpt_activation activation = MPT_ACTIVATION_NONE;
+        const bool linear = child->layer == MPT__LAYER_linear;
+        const bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
+                                      child->layer <= MPT__LAYER_conv_transpose2d);
+        if (((takes && !child->running) || mpt__is_batch_norm(child)) &&
+            i + 1 < module->child_count) {
+            const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
+            if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
+                activation = mpt__layer_rows[next->layer].activation;
+        }
+        mpt__tensor *out = mpt__module_run(context, child, now, activation);
+        if (activation != MPT_ACTIVATION_NONE) i++;
+        if (!watched && now != x && now != out) mpt__tensor_drop(context, now);
+        now = out;
+    }
+    return now;
+}
+
+/* What both calls below do. What is made by layers alone comes as *made, not in out. */
+static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
+                               int n_out, mpt__tensor **made) {
+    mpt_context *context = module.context;
+    if (out) mpt__outputs_null(context, out, n_out);
+    mpt__module *found = mpt__module_enter(module, "mpt_forward");
+    if (!found) return mpt__status_of(context);
+    if (!in || !out || n_in < 1 || n_out < 1)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "expected at least one input and one output");
+    for (int i = 0; i < n_in; i++)
+        if (!mpt__at(context, in[i], "input")) return context->base.status;
+    if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
+    uint32_t path = context->path, above = context->module;
+    uint64_t path_hash = context->path_hash;
+    bool training = context->module_training;
+    int autocast_depth = context->autocast_depth;
+    if (found->cls.forward) {
+        mpt__module_begin(context, found);
+        mpt__user_forward_call(context, found, in, n_in, out, n_out);
+    } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
+        mpt__module_begin(context, found);
+        out[0] = mpt__batch_norm_forward(context, found, in[0], in[1], false);
+    } else if (n_in != 1 || n_out != 1) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
+                   found->cls.name, n_in, n_out);
+    } else {
+        mpt__tensor *x = mpt__slot(context, in[0].slot);
+        *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
+    }
+    if (!above) mpt__wait_no_more(context);
+    context->autocast_depth = autocast_depth;
+    context->path = path;
+    context->module = above;
+    context->path_hash = path_hash;
+    context->module_training = training;
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
+                                     mpt_tensor *out, int n_out) {
+    mpt__tensor *made = NULL;
+    mpt_status status = mpt__forward(module, in, n_in, out, n_out, &made);
+    if (made) out[0] = mpt__handle(module.context, made);
+    return status;
+}
+
+MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
+    mpt_tensor out = mpt__null(module.context);
+    mpt__tensor *made = NULL;
+    mpt__forward(module, &x, 1, &out, 1, &made);
+    return made ? mpt__handle(module.context, made) : out;
+}
+
+#endif

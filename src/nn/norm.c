@@ -1,0 +1,468 @@
+/* ---------------------------------------------------------------------------------------------
+ * nn/norm.c: normalisation and pooling: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__NN_NORM_INCLUDED
+#define MPT__NN_NORM_INCLUDED
+
+#include "nn/conv.c"
+
+/* ==== Functions ==== */
+
+static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = count;
+    attributes.imm[0] = eps;
+    attributes.required = 1;
+    return attributes;
+}
+
+static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
+                                  mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt__attributes attributes = mpt__norm_attributes(count, eps);
+    return mpt__apply1(name, op, in, 3, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
+                                      double eps) {
+    return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
+}
+MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
+    return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
+}
+MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
+                                      mpt_tensor bias, double eps) {
+    return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
+}
+
+/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
+static mpt_status mpt__norm_run_both(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = mpt__call_shape(frame);
+    frame->out[0] = frame->out[1] = NULL;
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        frame->out[i] = mpt__output_new(frame);
+        status = context->base.status;
+    }
+    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, 2, status);
+    for (int i = 0; i < 2 && status != MPT_OK; i++)
+        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
+    return status;
+}
+
+static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
+                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
+                                      mpt_tensor *sum) {
+    mpt_tensor in[4];
+    mpt__frame frame;
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
+    mpt_context *context = mpt__context_of(in, 4);
+    mpt__attributes attributes = mpt__norm_attributes(dims, eps);
+    if (sum) *sum = mpt__null(context);
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
+        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
+        return mpt__null(context);
+    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
+        mpt__record_spare(context, frame.record);
+        return mpt__null(context);
+    }
+    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
+    *sum = mpt__handle(context, frame.out[1]);
+    return mpt__handle(context, frame.out[0]);
+}
+
+MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                          mpt_tensor weight, mpt_tensor bias, double eps,
+                                          mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
+                               bias, eps, sum);
+}
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
+                               mpt__null(NULL), eps, sum);
+}
+
+/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
+   statistics the batch's go to; 0: none. */
+static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
+                                        bool relu) {
+    mpt__attributes attributes = mpt__norm_attributes(0, eps);
+    attributes.index[1] = module;
+    attributes.index[2] = relu;
+    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
+                       in[5].slot || relu ? 6 : 5, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                      mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
+    in[5] = mpt__null(NULL);
+    return mpt__apply_batch_norm(in, eps, 0, false);
+}
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
+    return mpt__apply_batch_norm(in, eps, 0, true);
+}
+
+/* ==== Running statistics ==== */
+
+static void mpt__running_free(mpt_context *context, mpt__running *running) {
+    if (!running) return;
+    const uint32_t storages[] = {running->values, running->counts, running->next_values,
+                                 running->next_counts};
+    if (running->pending) context->pending--;
+    for (int i = 0; i < MPT__BUFFERS; i++) {
+        if (running->buffer[i]) {
+            running->buffer[i]->flags = MPT__KEPT;
+            mpt__tensor_drop(context, running->buffer[i]);
+        }
+        mpt__host_text_free(context, running->path[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (storages[i]) mpt__storage_release(context, storages[i]);
+    mpt__host_free(context, running, sizeof *running);
+}
+
+static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t storage[4],
+                                        int64_t channels) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
+    const mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
+    for (int i = 0; i < 4; i++) {
+        mpt__tensor view =
+            mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32, i % 2 ? &counts : &values, 0);
+        mpt__operand_of(launch, 2 + i, &view, i < 2 ? MPT__READ : MPT__WRITE);
+    }
+    return launch;
+}
+
+static int64_t mpt__running_channels(const mpt__running *running) {
+    return running->buffer[0]->shape.dim[0];
+}
+
+static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t slot,
+                                                  const mpt__tensor *mean,
+                                                  const mpt__tensor *variance, double unbiased) {
+    mpt__running *running = mpt__module_slot(context, slot)->running;
+    const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
+                                 running->pending ? running->next_counts : running->counts,
+                                 running->next_values, running->next_counts};
+    mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
+    launch->imm[0] = running->momentum;
+    launch->imm[1] = unbiased;
+    mpt__operand_of(launch, 0, mean, MPT__READ);
+    mpt__operand_of(launch, 1, variance, MPT__READ);
+    if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+    context->pending += !running->pending;
+    running->pending = true;
+    if (!context->step_depth) mpt__running_settle(context, true);
+    return context->base.status;
+}
+
+static void mpt__running_settle(mpt_context *context, bool commit) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count && (context->pending > 0 || !commit); i++) {
+        const mpt__module *module = (const mpt__module *)table->rows[i].object;
+        mpt__running *running = module ? module->running : NULL;
+        /* What captured steps leave is not pending: without commit all is forgotten. */
+        if (!running || (commit && !running->pending)) continue;
+        context->pending -= running->pending;
+        running->pending = false;
+        if (running->buffer[MPT__BUFFER_FP8]) mpt__fp8_settle(context, running, commit);
+        if (!commit || !running->counts) continue;
+        const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
+                                     running->counts};
+        mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
+        context->storages[running->values].version++;
+        context->storages[running->counts].version++;
+    }
+}
+
+MPTRAIN_API int64_t mpt_refused_updates(mpt_module module) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_refused_updates");
+    int64_t count = 0, counts[2];
+    mpt__walk walk;
+    for (found = found ? mpt__walk_begin(&walk, context, found) : NULL; found;
+         found = mpt__walk_next(&walk)) {
+        if (!found->running || !found->running->counts) continue;
+        if (mpt__download(context, counts, found->running->counts, 0, sizeof counts) == MPT_OK)
+            count += counts[1];
+    }
+    return mpt__status_of(context) == MPT_OK ? count : -1;
+}
+
+/* Means 0, variances 1, counts 0. */
+static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t channels,
+                             double momentum) {
+    const mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
+    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
+    if (!running) return;
+    memset(running, 0, sizeof *running);
+    module->running = running;
+    running->momentum = momentum;
+    uint32_t *const storages[] = {&running->values, &running->next_values, &running->counts,
+                                  &running->next_counts};
+    for (int i = 0; i < 4; i++) {
+        *storages[i] = mpt__storage_new(context, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER,
+                                        MPT__FROM_DEVICE, true);
+        if (!*storages[i]) return;
+    }
+    for (int i = 0; i < MPT__BUFFER_FP8; i++) {
+        mpt__tensor view = i < 2 ? mpt__view_on(running->values, MPT_F32, &each, i * channels)
+                                 : mpt__view_on(running->counts, MPT_I64, &none, 0);
+        running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+        if (!running->buffer[i]) return;
+    }
+    mpt__launch_fill(context, running->buffer[1], 1.0);
+}
+
+/* ==== Layers ==== */
+
+MPTRAIN_API mpt_norm_config mpt_norm_config_default(void) {
+    mpt_norm_config config;
+    memset(&config, 0, sizeof config);
+    config.eps = 1e-5;
+    config.weight = config.bias = config.track = true;
+    config.momentum = 0.1;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ROW_NORMS "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)"
+#else
+#define MPT__ROW_NORMS NULL
+#endif
+#ifdef MPTRAIN_NO_CONV
+#define MPT__CHANNEL_NORMS "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)"
+#else
+#define MPT__CHANNEL_NORMS NULL
+#endif
+
+/* A norm with parameters of `shape`; `count` of groups or of dimensions; `missing` says why there
+   is none in this build. */
+static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt_shape shape, int64_t count, const mpt_norm_config *config,
+                                  const char *missing) {
+    MPT__PLAIN_FLOATS;
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (!module) return NULL;
+    module->attributes = mpt__norm_attributes(count, config->eps);
+    if (missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
+    for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
+    if (context->base.status == MPT_OK && !good)
+        mpt__error(context, MPT_ERROR_SHAPE,
+                   "expected 1 to %d dimensions, or a number of features, of 1 or more",
+                   (int)MPT_MAX_RANK);
+    if (context->base.status == MPT_OK && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", config->eps);
+    static const char *const names[] = {"weight", "bias"};
+    for (int i = 0; i < 2 && context->base.status == MPT_OK; i++) {
+        bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
+        mpt_init init = mpt_init_make(i == 0 ? MPT_INIT_ONES : MPT_INIT_ZEROS, 0, 0);
+        if (wanted) mpt__add_parameter(context, module, names[i], &shape, init, 0);
+    }
+    return module;
+}
+
+static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
+    return config ? *config : mpt_norm_config_default();
+}
+
+#define MPT__DEFINE_ROW_NORM(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
+                                         const mpt_norm_config *given) { \
+        mpt_norm_config config = mpt__norm_config_of(given); \
+        return mpt__layer_made(context, \
+                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
+                                             shape.rank, &config, MPT__ROW_NORMS)); \
+    }
+MPT__DEFINE_ROW_NORM(layer_norm)
+MPT__DEFINE_ROW_NORM(rms_norm)
+#undef MPT__DEFINE_ROW_NORM
+
+MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
+                                         const mpt_norm_config *given) {
+    mpt_norm_config config = mpt__norm_config_of(given);
+    mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
+                                        MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
+    if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
+                   channels);
+    return mpt__layer_made(context, module);
+}
+
+#define MPT__DEFINE_BATCH_NORM(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features, \
+                                         const mpt_norm_config *given) { \
+        mpt_norm_config config = mpt__norm_config_of(given); \
+        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, \
+                                            MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS); \
+        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0)) \
+            mpt__error(context, MPT_ERROR_ARGUMENT, \
+                       "momentum %g: expected at most 1 (negative: the mean of all)", \
+                       config.momentum); \
+        if (module) module->attributes.index[2] = config.relu; \
+        if (module && context->base.status == MPT_OK && config.track) \
+            mpt__running_new(context, module, features, config.momentum); \
+        return mpt__layer_made(context, module); \
+    }
+MPT__DEFINE_BATCH_NORM(batch_norm1d)
+MPT__DEFINE_BATCH_NORM(batch_norm2d)
+#undef MPT__DEFINE_BATCH_NORM
+
+/* A bias that a batch's mean takes away again costs memory and time; once for each module. */
+static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mpt__tensor *x) {
+    const mpt__record *record = x->record;
+    if (module->noticed || !record) return;
+    module->noticed = true;
+    bool conv = record->op == MPT__OP_conv2d || record->op == MPT__OP_conv1d ||
+                record->op == MPT__OP_conv_transpose2d;
+    conv = conv && record->attributes.activation == MPT_ACTIVATION_NONE;
+    if (conv && record->n_in > 2 && record->in[2])
+        mpt__log(&context->base, MPT_LOG_INFO,
+                 "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "
+                 "without one (config.bias = false)",
+                 mpt__path_text(context, record->path), mpt__path_text(context, module->path));
+}
+
+/* Of the batch while it trains, and where there is nothing else. */
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                          mpt_tensor residual, bool relu) {
+    const mpt__running *running = module->running;
+    const bool training = module->training && !context->inference_depth;
+    const mpt__tensor *tensor = mpt__live(context, x);
+    mpt_tensor in[6];
+    bool flat = module->layer == MPT__LAYER_batch_norm1d;
+    int rank = tensor->shape.rank;
+    if (flat ? rank != 2 && rank != 3 : rank != 4)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
+                           module->cls.name, &tensor->shape,
+                           flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
+    if (training) mpt__notice_bias(context, module, tensor);
+    in[0] = x, in[5] = residual;
+    for (int i = 0; i < 2; i++) {
+        in[1 + i] = in[3 + i] = mpt__null(NULL);
+        if (running && !training) in[3 + i] = mpt__handle(context, running->buffer[i]);
+        for (int64_t k = 0; k < module->parameter_count; k++)
+            if (strcmp(module->parameters[k].name, i ? "bias" : "weight") == 0)
+                in[1 + i] = mpt__parameter_handle(context, module, k);
+    }
+    relu = relu || module->attributes.index[2];
+    mpt__tensor *fused = mpt__fused_norm(context, module, in, relu);
+    if (fused) return mpt__handle(context, fused);
+    return mpt__apply_batch_norm(in, module->attributes.imm[0],
+                                 running && training ? module->id.slot : 0, relu);
+}
+
+/* ==== Pooling ==== */
+
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
+    mpt_pool_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) {
+        config.window[d] = window;
+        config.step[d] = step;
+        config.padding[d] = padding;
+    }
+    config.count_padding = true;
+    return config;
+}
+
+static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
+    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
+    mpt__attributes attributes = mpt__no_attributes;
+    for (int d = 0; d < 2; d++) {
+        attributes.index[d] = config.window[d];
+        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
+        attributes.index[4 + d] = config.padding[d];
+    }
+    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
+                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
+    return attributes;
+}
+
+static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = height;
+    attributes.index[1] = width;
+    attributes.index[6] = MPT__POOL_ADAPTIVE;
+    return attributes;
+}
+
+/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
+static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
+                                    const mpt_pool_config *config) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    mpt__attributes attributes = mpt__pooling_attributes(config);
+    mpt__spares spares;
+    spares.count = 0;
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank != 3)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
+                           &tensor->shape);
+    mpt_shape shape =
+        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
+    for (int k = 0; k < 6; k += 2) {
+        attributes.index[k + 1] = attributes.index[k];
+        attributes.index[k] = k < 4;
+    }
+    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
+    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
+    if (!y.slot) return mpt__spares_end(&spares, y);
+    shape = mpt_get_shape(y);
+    shape.dim[2] = shape.dim[3];
+    shape.rank = 3;
+    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
+}
+
+#define MPT__DEFINE_POOL(kind) \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config); \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
+                                                        int64_t width) { \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
+                           &attributes); \
+    } \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, \
+                                                  const mpt_pool_config *config) { \
+        return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
+                                  mpt__pooling_attributes(config)); \
+    }
+
+static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                     mpt__attributes attributes) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *missing = MPT__CHANNEL_NORMS;
+    if (module) module->attributes = attributes;
+    if (module && missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    return mpt__layer_made(context, module);
+}
+
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
+
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
+                                                  int64_t width) {
+    return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
+                              mpt__adaptive_attributes(height, width));
+}
+
+#endif

@@ -1,0 +1,503 @@
+/* ---------------------------------------------------------------------------------------------
+ * nn/query.c: what can be asked of a module and done to it besides forward.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__NN_QUERY_INCLUDED
+#define MPT__NN_QUERY_INCLUDED
+
+#include "nn/module.c"
+
+/* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
+static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
+    mpt__module *found = mpt__module_enter(module, call);
+    return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
+}
+
+/* ==== Finding ==== */
+
+/* The module at a path of names that ends at `end`; NULL if there is none. */
+static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, const char *path,
+                                     const char *end) {
+    while (module && path < end) {
+        const char *dot = (const char *)memchr(path, '.', (size_t)(end - path));
+        size_t length = (size_t)((dot ? dot : end) - path);
+        mpt__module *next = NULL;
+        for (int64_t i = 0; i < module->child_count && !next; i++) {
+            const char *name = module->children[i].name;
+            if (strncmp(name, path, length) == 0 && name[length] == '\0')
+                next = mpt__module_slot(context, module->children[i].slot);
+        }
+        module = next;
+        path += length + (dot ? 1 : 0);
+    }
+    return module;
+}
+
+/* Number in its module of the parameter at `path`; *holder is that module. -1: an error
+   recorded. */
+static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, const char *path,
+                                   mpt__module **holder) {
+    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
+    *holder = dot ? mpt__module_find(context, module, path, dot) : module;
+    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
+        const mpt__module_parameter *row = &(*holder)->parameters[i];
+        if (strcmp(row->name, name) != 0) continue;
+        if (!row->owner) return i;
+        *holder = mpt__module_slot(context, row->owner);
+        return row->owner_row;
+    }
+    mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
+               module->cls.name, path ? path : "(null)");
+    return -1;
+}
+
+MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_parameter"), *holder;
+    if (!found) return mpt__null(context);
+    int64_t i = mpt__find_parameter(context, found, path, &holder);
+    return i < 0 ? mpt__null(context) : mpt__parameter_handle(context, holder, i);
+}
+
+MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_buffer");
+    if (!found) return mpt__null(context);
+    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
+    const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
+    for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
+        if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
+            return mpt__handle(context, holder->running->buffer[i]);
+    return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                       "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
+                       path ? path : "(null)");
+}
+
+MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_child");
+    if (!found) return mpt__module_handle(context, NULL);
+    const mpt__module *child =
+        path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
+    if (!child)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
+                   found->cls.name, path ? path : "(null)");
+    return mpt__module_handle(context, child);
+}
+
+/* ==== Listing ==== */
+
+static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, const char *name,
+                                      uint32_t *list, int64_t capacity) {
+    mpt__module *found = mpt__module_at(context, module), *holder;
+    if (!found || mpt__freeze(context, found) != MPT_OK) return -1;
+    if (name) {
+        int64_t i = mpt__find_parameter(context, found, name, &holder);
+        if (i >= 0 && list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
+        return i < 0 ? -1 : 1;
+    }
+    int64_t count = 0;
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    for (; (row = mpt__walk_parameter(&walk)) != NULL; count++)
+        if (list && count < capacity) list[count] = row->parameter - 1;
+    return count;
+}
+
+/* Counts without freezing the tree: elements, or tensors; -1 on error. */
+static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
+    mpt__module *found = mpt__module_enter(module, call);
+    if (!found) return -1;
+    int64_t count = 0;
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, module.context, found);
+    while ((row = mpt__walk_parameter(&walk)) != NULL)
+        count += elements ? mpt__shape_numel(&row->shape) : 1;
+    return module.context->base.status == MPT_OK ? count : -1;
+}
+
+MPTRAIN_API int mpt_parameter_count(mpt_module module) {
+    return (int)mpt__count_parameters(module, "mpt_parameter_count", false);
+}
+
+MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module) {
+    return mpt__count_parameters(module, "mpt_parameter_numel", true);
+}
+
+/* The next parameter of a tree that is in use; NULL at the end. */
+static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
+    const mpt__module_parameter *row = mpt__walk_parameter(walk);
+    return row ? &walk->context->parameters[row->parameter - 1] : NULL;
+}
+
+/* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
+static const char *mpt__relative_path(mpt_context *context, const mpt__module *module,
+                                      const char *path) {
+    if (!module->parent) return path;
+    const char *prefix = mpt__path_text(context, module->path);
+    size_t length = strlen(prefix);
+    return strncmp(path, prefix, length) == 0 && path[length] == '.' ? path + length + 1 : path;
+}
+
+MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
+                                        size_t path_size) {
+    mpt_context *context = module.context;
+    mpt__text prose = mpt__text_make(path, path_size);
+    mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
+    if (!found) return mpt__null(context);
+    const mpt__parameter *parameter;
+    int count = 0;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
+        if (count != index) continue;
+        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter->path));
+        return mpt__handle(context, parameter->tensor);
+    }
+    return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
+                       index, count);
+}
+
+/* ==== Modes and policies ==== */
+
+static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
+    mpt__module *found = mpt__module_enter(module, call);
+    if (!found) return mpt__status_of(module.context);
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, module.context, found);
+    for (; found; found = mpt__walk_next(&walk)) found->training = on;
+    return module.context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_train(mpt_module module) {
+    return mpt__train(module, "mpt_train", true);
+}
+MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
+
+MPTRAIN_API bool mpt_is_training(mpt_module module) {
+    const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
+    return found && found->training;
+}
+
+MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
+    mpt_context *context = root.context;
+    mpt__module *found = mpt__module_enter(root, "mpt_set_label");
+    if (!found) return mpt__status_of(context);
+    if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
+    if (found->parent || found->frozen)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a label belongs to the root of a tree, before the tree is first used");
+    found->label = mpt__hash_bytes(1, label, strlen(label));
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
+    mpt__module *found = mpt__module_enter(module, "mpt_set_dtype_policy");
+    if (!found) return mpt__status_of(module.context);
+    if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
+        return mpt__error(
+            module.context, MPT_ERROR_DTYPE,
+            "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %s",
+            mpt_dtype_name(dtype));
+    found->policy = (uint8_t)dtype;
+    return MPT_OK;
+}
+
+/* ==== Pure half ==== */
+
+/* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
+static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *parameter,
+                                    size_t *bytes) {
+    *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
+    float *values = (float *)mpt__host_new(context, *bytes);
+    if (values && mpt__read_as(context, parameter->tensor, MPT_F32, values) == MPT_OK)
+        return values;
+    mpt__host_free(context, values, *bytes);
+    return NULL;
+}
+
+static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *parameter,
+                                  mpt_dtype dtype) {
+    if (parameter->optimizer)
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "parameter %s already belongs to an optimizer; call mpt_half before it is made",
+            parameter->path);
+    size_t bytes;
+    float *values = mpt__parameter_values(context, parameter, &bytes);
+    float limit = (float)mpt__dtype_info[dtype].max_finite;
+    for (int64_t i = 0; values && i < parameter->numel; i++) {
+        if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
+        mpt__error(context, MPT_ERROR_NUMERIC,
+                   "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
+                   "weights down, use MPT_BF16, or train with autocast instead",
+                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
+        break;
+    }
+    mpt__host_free(context, values, bytes);
+    return context->base.status;
+}
+
+/* Converts a parameter into its place in another block. */
+static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
+                                int64_t offset) {
+    mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
+    mpt__tensor *tensor = parameter->tensor;
+    mpt__gradient_drop(context, &tensor->gradient); /* a view of the old block's */
+    mpt__tensor moved = *tensor;
+    moved.storage = block->values;
+    moved.dtype = block->dtype;
+    moved.offset = offset;
+    mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
+    mpt__storage_retain(context, block->values);
+    context->storages[tensor->storage].live = 2;
+    context->storages[block->values].version += context->storages[tensor->storage].version + 1;
+    mpt__storage_release(context, tensor->storage);
+    *tensor = moved;
+    parameter->block = index;
+    parameter->offset = offset;
+    parameter->has_grad = false;
+    old->moves = ++context->moves;
+    block->parameters++;
+    if (--old->parameters == 0) mpt__block_free(context, old);
+}
+
+MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_half");
+    if (!found) return mpt__status_of(context);
+    if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
+        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %s",
+                          mpt_dtype_name(dtype));
+    int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
+    mpt__parameter *parameter;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL) {
+        numel = mpt__aligned_up(numel + parameter->numel, grain);
+        if (mpt__check_half(context, parameter, dtype) != MPT_OK) return context->base.status;
+    }
+    uint32_t block = numel > 0 ? mpt__block_new(context, dtype) : UINT32_MAX;
+    if (block == UINT32_MAX) return context->base.status;
+    uint32_t values = mpt__storage_new(context, numel * mpt__dtype_info[dtype].bytes,
+                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    context->blocks[block].values = values;
+    context->blocks[block].numel = numel;
+    if (!values) mpt__block_free(context, &context->blocks[block]);
+    mpt__walk_begin(&walk, context, found);
+    while (values && (parameter = mpt__walk_values(&walk)) != NULL) {
+        mpt__move_parameter(context, parameter, block, offset);
+        offset = mpt__aligned_up(offset + parameter->numel, grain);
+    }
+    return context->base.status;
+}
+
+/* ==== Summary ==== */
+
+typedef struct mpt__summary {
+    mpt__text out;
+    int64_t parameters, bytes, buffer_bytes;
+} mpt__summary;
+
+/* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
+static void mpt__summary_line(mpt__text *out, const char *name, const char *kind, const char *shape,
+                              const char *numel) {
+    static const size_t starts[] = {0, 27, 45, 65};
+    const char *column[] = {name, kind, shape, numel};
+    size_t line = out->length;
+    for (int i = 0; i < 4 && *column[i]; i++) {
+        if (i > 0) mpt__write_text(out, " ");
+        while (out->length - line < starts[i]) mpt__write_text(out, " ");
+        mpt__write_text(out, "%s", column[i]);
+    }
+    mpt__write_text(out, "\n");
+}
+
+static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dtype dtype,
+                                const mpt_shape *dims, bool buffer) {
+    char name[256], shape[192], number[24];
+    int64_t numel = mpt__shape_numel(dims), bytes = numel * mpt__dtype_info[dtype].bytes;
+    mpt__format_text(name, sizeof name, "  %s", text);
+    mpt__format_text(shape, sizeof shape, "%S", dims);
+    mpt__format_text(number, sizeof number, "%lld", numel);
+    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, buffer ? "" : number);
+    summary->parameters += buffer ? 0 : numel;
+    *(buffer ? &summary->buffer_bytes : &summary->bytes) += bytes;
+}
+
+static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
+                                const mpt__module *module) {
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        const mpt__module_parameter *row = &module->parameters[i];
+        mpt_dtype dtype = MPT_F32;
+        if (row->owner) continue; /* tied: it stands in another module */
+        if (row->parameter)
+            dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
+        mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
+    }
+    for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+        const mpt__tensor *tensor = module->running->buffer[i];
+        if (tensor)
+            mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
+                                &tensor->shape, true);
+    }
+}
+
+MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
+    mpt__summary summary;
+    memset(&summary, 0, sizeof summary);
+    summary.out = mpt__text_make(text, size);
+    mpt__module *found = mpt__module_enter(module, "mpt_summary");
+    if (!found) return 0;
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, module.context, found);
+    for (; found; found = mpt__walk_next(&walk)) {
+        mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
+        mpt__summary_module(module.context, &summary, found);
+    }
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes", summary.parameters,
+                    summary.bytes);
+    if (summary.buffer_bytes > 0)
+        mpt__write_text(&summary.out, "; buffers: %lld bytes", summary.buffer_bytes);
+    mpt__write_text(&summary.out, "\n");
+    return summary.out.length;
+}
+
+/* ==== Copying, hashing, destroying ==== */
+
+/* Values of one buffer into another, through host memory. */
+static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, mpt_context *from,
+                                   const mpt__buffer *source) {
+    const mpt__tensor *a = target->tensor, *b = source->tensor;
+    if (a->dtype != b->dtype || !mpt__same_shape(a, b))
+        return mpt__error(to, MPT_ERROR_SHAPE, "buffer %s is %S here and %S in the source (%s)",
+                          target->path, &a->shape, &b->shape, source->path);
+    size_t bytes = (size_t)mpt__tensor_bytes(a);
+    void *values = mpt__host_new(from, bytes);
+    if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
+        mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
+    else
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+    mpt__host_free(from, values, bytes);
+    return to->base.status;
+}
+
+/* Values of one parameter into another of the same shape, through host memory. */
+static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
+                                      mpt_context *from, const mpt__parameter *source) {
+    mpt__tensor *a = target->tensor;
+    const mpt__tensor *b = source->tensor;
+    if (!mpt__same_shape(a, b))
+        return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
+                          target->path, &a->shape, &b->shape, source->path);
+    size_t bytes;
+    float *values = mpt__parameter_values(from, source, &bytes);
+    if (values)
+        mpt__write_f32(to, a, values);
+    else
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+    mpt__host_free(from, values, bytes);
+    return to->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
+    mpt_context *to = destination.context, *from = source.context;
+    mpt__module *target = mpt__module_frozen(destination, "mpt_copy_module");
+    if (!target) return mpt__status_of(to);
+    if (!from) return mpt__error(to, MPT_ERROR_HANDLE, "the source is a null handle");
+    mpt__module *origin = mpt__module_frozen(source, "mpt_copy_module");
+    if (!origin) {
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+        return to->base.status;
+    }
+    int64_t here = mpt__module_parameters(to, destination, NULL, NULL, 0);
+    int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
+    if (here != there)
+        return mpt__error(to, MPT_ERROR_SHAPE,
+                          "the source has %lld parameters, the destination %lld", there, here);
+    const mpt__parameter *a, *b;
+    mpt__walk walk_a, walk_b;
+    mpt__walk_begin(&walk_a, to, target);
+    mpt__walk_begin(&walk_b, from, origin);
+    while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
+        if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
+    mpt__buffer here_now, there_now;
+    mpt__walk_begin(&walk_a, to, target);
+    mpt__walk_begin(&walk_b, from, origin);
+    while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
+        if (!mpt__walk_buffer(&walk_b, &there_now))
+            return mpt__error(to, MPT_ERROR_SHAPE, "the source has no buffer for %s",
+                              here_now.path);
+        mpt__copy_buffer(to, &here_now, from, &there_now);
+    }
+    return to->base.status;
+}
+
+/* Hash over the elements of a storage range. */
+static uint64_t mpt__hash_storage(mpt_context *context, uint64_t hash, uint32_t storage,
+                                  int64_t byte_offset, int64_t bytes) {
+    unsigned char piece[4096]; /* a fixed size: pieces are hashed one by one */
+    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof piece) {
+        int64_t now = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
+        if (mpt__download(context, piece, storage, byte_offset + at, now) != MPT_OK) return 0;
+        hash = mpt__hash_bytes(hash, piece, (size_t)now);
+    }
+    return hash;
+}
+
+static uint64_t mpt__hash_tensor(mpt_context *context, uint64_t hash, const char *path,
+                                 const mpt__tensor *tensor) {
+    int64_t width = mpt__dtype_info[tensor->dtype].bytes;
+    hash = mpt__hash_bytes(hash, path, strlen(path));
+    for (int d = 0; d < tensor->shape.rank; d++)
+        hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
+    hash = mpt__hash_u64(hash, tensor->dtype);
+    return mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
+                             mpt__tensor_bytes(tensor));
+}
+
+MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
+    if (!found) return 0;
+    uint64_t hash = 0;
+    const mpt__parameter *parameter;
+    mpt__buffer buffer;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL)
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, parameter->path),
+                                parameter->tensor);
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_buffer(&walk, &buffer))
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, buffer.path),
+                                buffer.tensor);
+    return hash;
+}
+
+MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
+    mpt_context *context = root.context;
+    mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
+    if (!found) return mpt__status_of(context);
+    if (found->parent)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the module is part of another one; destroy the root");
+    if (context->module)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a forward is under way; destroy modules after it");
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((row = mpt__walk_parameter(&walk)) != NULL) {
+        if (row->parameter && context->parameters[row->parameter - 1].optimizer)
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
+                context->parameters[row->parameter - 1].path);
+    }
+    if (context->base.status == MPT_OK) mpt__module_end(context, found, true);
+    return context->base.status;
+}
+
+#endif

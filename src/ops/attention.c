@@ -1,0 +1,477 @@
+/* ---------------------------------------------------------------------------------------------
+ * ops/attention.c: embedding and attention as ops, and the classifier that never holds all of
+ * its logits.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__OPS_ATTENTION_INCLUDED
+#define MPT__OPS_ATTENTION_INCLUDED
+
+#include "ops/norm.c"
+
+#ifdef MPTRAIN_NO_ATTENTION
+
+static mpt_status mpt__no_attention_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
+}
+
+#else
+
+/* ==== Embedding ==== */
+
+/* in: ids [..], weight [V, D]. index[0]: the padding row, -1 none. */
+static mpt_status mpt__embedding_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *ids = frame->in[0], *w = frame->in[1];
+    int64_t padding = frame->attributes->index[0];
+    if (ids->dtype != MPT_I64)
+        return mpt__error(context, MPT_ERROR_DTYPE, "ids are %s: expected i64; mpt_cast them",
+                          mpt_dtype_name((mpt_dtype)ids->dtype));
+    if (!mpt__check_float(frame, 1)) return context->base.status;
+    if (w->shape.rank != 2 || ids->shape.rank == MPT_MAX_RANK)
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "ids %S, weight %S: expected at most 7 dimensions, and [V, D]",
+                          &ids->shape, &w->shape);
+    if (padding < -1 || padding >= w->shape.dim[0])
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "padding_index %lld: expected a row of weight %S, or -1 for none",
+                          padding, &w->shape);
+    frame->out_dtype[0] = (mpt_dtype)w->dtype;
+    frame->out_shape[0] = ids->shape;
+    frame->out_shape[0].dim[frame->out_shape[0].rank++] = w->shape.dim[1];
+    return MPT_OK;
+}
+
+/* Contiguous ids as [n]; rows as [n, D]. */
+static void mpt__operand_ids(mpt__launch *launch, int position, const mpt__tensor *ids) {
+    mpt__operand *o = mpt__operand_ranked(launch, position, ids, 1, MPT__READ);
+    mpt__operand_dim(o, 0, mpt__tensor_numel(ids), 1);
+}
+
+static mpt_status mpt__embedding_forward(mpt__frame *frame) {
+    const mpt__tensor *ids = mpt__contiguous_of(frame, frame->in[0]);
+    if (!ids) return frame->context->base.status;
+    mpt__save(frame, frame->in[0]);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_EMBEDDING);
+    mpt__operand_of(launch, 0, frame->in[1], MPT__READ);
+    mpt__operand_ids(launch, 1, ids);
+    mpt__operand_rows(launch, 2, frame->out[0], false, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* Straight into the gradient where that is fp32. */
+static mpt_status mpt__embedding_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__access access;
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access), *sum = dw;
+    const mpt__tensor *ids = dw ? mpt__contiguous_of(frame, frame->saved[0]) : NULL;
+    const mpt__tensor *dy = ids ? mpt__rows_source(frame, frame->dy[0]) : NULL;
+    if (!dy) return context->base.status;
+    bool wide = dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
+    if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
+    if (!sum) return context->base.status;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_EMBEDDING_BACKWARD);
+    launch->index[0] = frame->attributes->index[0];
+    mpt__operand_ids(launch, 0, ids);
+    mpt__operand_rows(launch, 1, dy, false, MPT__READ);
+    mpt__operand_of(launch, 2, sum, wide ? access : MPT__WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    return status != MPT_OK || wide ? status : mpt__launch_copy(context, sum, dw, access);
+}
+
+/* ==== Attention ====
+ *
+ * in: q, k, v and a mask or none. rank 0: they are [.., T, D]; else so many heads lie side by side
+ * in the last dimension of [B, T, ..]: of three tensors, or of q alone, where q, k and v follow
+ * each other in it. imm: scale, dropout; index: causal, stream and call of dropout. */
+
+typedef struct mpt__attention_views {
+    mpt__tensor q, k, v;
+} mpt__attention_views;
+
+/* [.., T, D], or one of `parts` equal parts of the last dimension, by heads, as [B, H, T, D]. */
+static mpt__tensor mpt__attention_view(const mpt__frame *frame, const mpt__tensor *x, int part,
+                                       int parts) {
+    mpt__tensor view = *x;
+    int lead = 4 - x->shape.rank;
+    view.shape.rank = 4;
+    if (frame->attributes->rank == 0) {
+        for (int i = 0; i < 4; i++) {
+            view.shape.dim[i] = i < lead ? 1 : x->shape.dim[i - lead];
+            view.stride[i] = i < lead ? 0 : x->stride[i - lead];
+        }
+        return view;
+    }
+    const int64_t heads = frame->attributes->rank, width = x->shape.dim[2] / parts;
+    view.shape.dim[1] = heads, view.stride[1] = width / heads * x->stride[2];
+    view.shape.dim[2] = x->shape.dim[1], view.stride[2] = x->stride[1];
+    view.shape.dim[3] = width / heads, view.stride[3] = x->stride[2];
+    view.offset += part * width * x->stride[2];
+    return view;
+}
+
+/* Views of q, k and v, or of what has their places in a gradient. */
+static mpt__attention_views mpt__attention_split(const mpt__frame *frame,
+                                                 mpt__tensor *const in[3]) {
+    mpt__attention_views views;
+    bool packed = !frame->in[1];
+    views.q = mpt__attention_view(frame, in[0], 0, packed ? 3 : 1);
+    views.k = mpt__attention_view(frame, packed ? in[0] : in[1], 1, packed ? 3 : 1);
+    views.v = mpt__attention_view(frame, packed ? in[0] : in[2], 2, packed ? 3 : 1);
+    if (packed) return views;
+    views.k.offset = in[1]->offset, views.v.offset = in[2]->offset;
+    return views;
+}
+
+static mpt_status mpt__attention_mismatch(mpt__frame *frame, const char *expected) {
+    const mpt__tensor *k = frame->in[1] ? frame->in[1] : frame->in[0];
+    const mpt__tensor *v = frame->in[2] ? frame->in[2] : frame->in[0];
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "q %S, k %S, v %S: expected %s",
+                      &frame->in[0]->shape, &k->shape, &v->shape, expected);
+}
+
+static mpt_status mpt__attention_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *q = frame->in[0], *mask = frame->in[3];
+    const int rank = q->shape.rank, heads = frame->attributes->rank, parts = frame->in[1] ? 1 : 3;
+    bool good = heads ? rank == 3 : rank >= 2 && rank <= 4;
+    for (int i = 0; good && i < 3; i++) {
+        if (!frame->in[i]) continue;
+        good = frame->in[i]->shape.rank == rank;
+        if (good && heads)
+            good =
+                frame->in[i]->shape.dim[2] % (heads * parts) == 0 && frame->in[i]->shape.dim[2] > 0;
+    }
+    if (!good)
+        return mpt__attention_mismatch(
+            frame, heads ? "[B, T, E] with E a multiple of the heads"
+                         : "[.., T, D] of equal ranks, 2 to 4; mpt_reshape others");
+    mpt__attention_views at = mpt__attention_split(frame, frame->in);
+    const int64_t *a = at.q.shape.dim, *b = at.k.shape.dim, *c = at.v.shape.dim;
+    if (a[0] != b[0] || a[0] != c[0] || b[1] != c[1] || b[2] != c[2] || a[3] != b[3])
+        return mpt__attention_mismatch(frame,
+                                       "[B, H, T, D], [B, G, S, D] and [B, G, S, Dv]: the same B, "
+                                       "G, S and D");
+    if (b[1] == 0 ? a[1] != 0 : a[1] % b[1] != 0)
+        return mpt__attention_mismatch(frame, "heads of q that are a multiple of those of k and v");
+    if (a[3] == 0) return mpt__attention_mismatch(frame, "one element in a head or more");
+    frame->out_shape[0] = q->shape;
+    frame->out_shape[0].dim[rank - 1] = heads ? heads * c[3] : c[3];
+    if (!mask) return MPT_OK;
+    if (mask->flags & MPT__REQUIRES_GRAD)
+        return mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                          "the mask gets no gradient; mpt_detach it, or add it to scores of your "
+                          "own");
+    if (mask->dtype != MPT_BOOL && !mpt__check_float(frame, 3)) return context->base.status;
+    int64_t full[4] = {a[0], a[1], a[2], b[2]};
+    int lead = (heads ? 4 : rank) - mask->shape.rank;
+    good = lead >= 0;
+    for (int i = 0; good && i < mask->shape.rank; i++)
+        good = mask->shape.dim[i] == 1 || mask->shape.dim[i] == full[4 - mask->shape.rank + i];
+    if (good) return MPT_OK;
+    return mpt__error(context, MPT_ERROR_SHAPE,
+                      "mask %S does not broadcast to the scores, %lld x %lld x %lld x %lld",
+                      &mask->shape, a[0], a[1], a[2], b[2]);
+}
+
+/* Operands 0 to 3 and what else the three kernels share. */
+static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
+                                          const mpt__attention_views *at, const mpt__tensor *mask) {
+    MPT__PLAIN_FLOATS;
+    const mpt__attributes *a = frame->attributes;
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->imm[0] = a->imm[0];
+    if (launch->imm[0] == 0.0) launch->imm[0] = 1.0 / sqrt((double)at->q.shape.dim[3]);
+    launch->imm[1] = a->imm[1];
+    launch->index[0] = a->index[0];
+    launch->compute_dtype = (uint8_t)frame->compute;
+    if (a->imm[1] > 0.0) mpt__dropout_key(launch, frame->context, a->index[1], a->index[2]);
+    mpt__operand_of(launch, 0, &at->q, MPT__READ);
+    mpt__operand_of(launch, 1, &at->k, MPT__READ);
+    mpt__operand_of(launch, 2, &at->v, MPT__READ);
+    if (mask) {
+        mpt__tensor scores = at->q;
+        scores.shape.dim[3] = at->k.shape.dim[2];
+        mpt__operand_spread(launch, 3, mask, &scores);
+    }
+    return launch;
+}
+
+/* A number for each query. */
+static mpt__tensor *mpt__attention_numbers_new(mpt__frame *frame, const mpt__attention_views *at) {
+    mpt_shape shape = at->q.shape;
+    shape.dim[3] = 1;
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+}
+
+/* Saved: q, k, v, mask, the output, the log-sum-exp of each query. */
+static mpt_status mpt__attention_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__attention_views at = mpt__attention_split(frame, frame->in);
+    if (frame->attributes->imm[1] > 0.0 && mpt__dropout_step(context, context->now.step) != MPT_OK)
+        return context->base.status;
+    mpt__tensor *lse = NULL, out = mpt__attention_view(frame, frame->out[0], 0, 1);
+    for (int i = 0; i < 4; i++) mpt__save(frame, frame->in[i]);
+    if (frame->records) {
+        lse = mpt__attention_numbers_new(frame, &at);
+        if (!lse) return context->base.status;
+        mpt__save(frame, frame->out[0]);
+        mpt__save(frame, lse);
+    }
+    mpt__launch *launch = mpt__attention_launch(frame, MPT__K_ATTENTION, &at, frame->in[3]);
+    mpt__operand_of(launch, 4, &out, MPT__WRITE);
+    if (lse) mpt__operand_of(launch, 5, lse, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static mpt__launch *mpt__attention_back_launch(mpt__frame *frame, mpt__kernel kernel,
+                                               const mpt__attention_views *at,
+                                               const mpt__tensor *dout, const mpt__tensor *delta,
+                                               mpt__access access) {
+    mpt__launch *launch = mpt__attention_launch(frame, kernel, at, frame->saved[3]);
+    mpt__operand_of(launch, 4, frame->saved[5], MPT__READ);
+    mpt__operand_of(launch, 5, dout, MPT__READ);
+    mpt__operand_of(launch, 6, delta, access);
+    return launch;
+}
+
+static mpt_status mpt__attention_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__attention_views at = mpt__attention_split(frame, frame->saved), to = at;
+    mpt__tensor *delta = mpt__attention_numbers_new(frame, &at), *target[3] = {NULL, NULL, NULL};
+    mpt__tensor out = mpt__attention_view(frame, frame->saved[4], 0, 1);
+    mpt__tensor dout = mpt__attention_view(frame, frame->dy[0], 0, 1);
+    mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
+    const bool packed = !frame->in[1];
+    if (!delta) return context->base.status;
+    if (frame->attributes->imm[1] > 0.0 &&
+        mpt__dropout_step(context, frame->record->step) != MPT_OK)
+        return context->base.status;
+    for (int i = 0; i < 3; i++)
+        if (frame->in[i]) target[i] = mpt__gradient_into(frame, i, &access[i]);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (packed) target[1] = target[2] = target[0], access[1] = access[2] = access[0];
+    mpt__tensor *view[3] = {&to.q, &to.k, &to.v};
+    for (int i = 0; i < 3; i++)
+        if (target[i])
+            *view[i] = mpt__attention_view(frame, target[i], packed ? i : 0, packed ? 3 : 1);
+    const bool others = target[1] || target[2];
+    const bool later = others && !context->backend.describe && mpt__tensor_numel(&at.k) > 0;
+    mpt__launch *launch =
+        mpt__attention_back_launch(frame, MPT__K_ATTENTION_DQ, &at, &dout, delta, MPT__WRITE);
+    if (target[0] && !later) mpt__operand_of(launch, 7, &to.q, access[0]);
+    mpt__operand_of(launch, 8, &out, MPT__READ);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || !others) return status;
+    launch = mpt__attention_back_launch(frame, MPT__K_ATTENTION_DKV, &at, &dout, delta, MPT__READ);
+    if (target[1]) mpt__operand_of(launch, 7, &to.k, access[1]);
+    if (target[2]) mpt__operand_of(launch, 8, &to.v, access[2]);
+    if (target[0] && later) mpt__operand_of(launch, 9, &to.q, access[0]);
+    return mpt__submit(context, launch);
+}
+
+/* ==== Linear and cross-entropy ====
+ *
+ * in: x [.., D], weight [V, D], targets [..], class weights or none. The logits of some rows exist
+ * at a time; backward computes them again and turns them into their gradient in place. */
+
+#define MPT__LOGIT_BYTES ((int64_t)32 << 20) /* of the logits that exist at a time, about */
+
+static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0], *w = frame->in[1], *t = frame->in[2], *by = frame->in[3];
+    mpt_dtype low = mpt__autocast_dtype(context);
+    int rank = x->shape.rank;
+    if (!mpt__check_float(frame, 0) || !mpt__check_float(frame, 1)) return context->base.status;
+    if (t->dtype != MPT_I64)
+        return mpt__error(
+            context, MPT_ERROR_DTYPE,
+            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
+            mpt_dtype_name((mpt_dtype)t->dtype));
+    bool good = rank >= 2 && w->shape.rank == 2 && t->shape.rank == rank - 1 &&
+                x->shape.dim[rank - 1] == w->shape.dim[1];
+    for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
+    if (!good)
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]",
+                          &x->shape, &w->shape, &t->shape);
+    if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
+               by->dtype != frame->out_dtype[0]))
+        return mpt__error(context, MPT_ERROR_SHAPE, "class weights %s %S: expected %s [%lld]",
+                          mpt_dtype_name((mpt_dtype)by->dtype), &by->shape,
+                          mpt_dtype_name(frame->out_dtype[0]), w->shape.dim[0]);
+    if (!mpt__promotes(context) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    if (x->dtype != MPT_F64) frame->compute = low;
+    frame->attributes->index[1] = 1; /* rows of a sample */
+    for (int i = 1; i < rank - 1; i++) frame->attributes->index[1] *= x->shape.dim[i];
+    if (rank == 2) frame->attributes->index[1] = 0;
+    frame->out_shape[0].rank = 0;
+    if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &t->shape);
+    return MPT_OK;
+}
+
+/* The rows under way: at .. at+n-1 of all. */
+typedef struct mpt__logit_rows {
+    int64_t at, n, step, all;
+    mpt__tensor logits; /* room for `step` rows */
+    const mpt__tensor *x, *weight, *targets;
+} mpt__logit_rows;
+
+static bool mpt__logits_begin(mpt__frame *frame, mpt__tensor *const in[3], mpt__logit_rows *rows) {
+    rows->weight = in[1];
+    rows->x = mpt__rows_source(frame, in[0]);
+    rows->targets = mpt__contiguous_of(frame, in[2]);
+    if (!rows->x || !rows->targets) return false;
+    int64_t classes = in[1]->shape.dim[0];
+    rows->at = rows->n = 0;
+    rows->all = mpt__tensor_numel(in[2]);
+    rows->step = MPT__LOGIT_BYTES / 4 / (classes > 0 ? classes : 1) / 16 * 16;
+    if (rows->step < 16) rows->step = 16;
+    if (rows->step > rows->all) rows->step = rows->all;
+    mpt_shape room = MPT_SHAPE(rows->step, classes);
+    mpt__tensor *logits = mpt__temporary(frame, mpt__loss_dtype(frame), &room);
+    if (logits) rows->logits = *logits;
+    return logits != NULL;
+}
+
+/* Rows at .. of a tensor [.., columns], or its elements, as an operand. */
+static void mpt__operand_part(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                              const mpt__logit_rows *rows, bool transposed, mpt__access access) {
+    mpt__operand *o = mpt__operand_rows(launch, position, tensor, transposed, access);
+    int row = transposed ? 1 : 0;
+    o->offset += rows->at * o->stride[row];
+    o->shape[row] = rows->n;
+}
+static void mpt__operand_numbers(mpt__launch *launch, int position, const mpt__tensor *tensor,
+                                 const mpt__logit_rows *rows, mpt__access access) {
+    mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 1, access);
+    mpt__operand_dim(o, 0, rows->n, 1);
+    o->offset += rows->at;
+}
+
+/* The logits of the next rows; false at the end and on error. */
+static bool mpt__logits_next(mpt__frame *frame, mpt__logit_rows *rows) {
+    mpt__source w;
+    rows->at += rows->n;
+    rows->n = rows->all - rows->at < rows->step ? rows->all - rows->at : rows->step;
+    rows->logits.shape.dim[0] = rows->n;
+    if (rows->n == 0 || !mpt__gemm_source(frame->context, rows->weight, frame->compute, &w))
+        return false;
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    mpt__operand_part(launch, 0, rows->x, rows, false, MPT__READ);
+    mpt__linear_weight(launch, rows->weight, &w, true);
+    mpt__operand_rows(launch, 3, &rows->logits, false, MPT__WRITE);
+    return mpt__submit(frame->context, launch) == MPT_OK;
+}
+
+/* Looks at all targets, and at what a mean divides by. `losses`: [rows] with MPT_NONE, else [1]. */
+static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_rows *rows,
+                                          const mpt__tensor *losses, const mpt__tensor *divisor) {
+    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_NLL);
+    mpt__tensor one = *divisor; /* in place of log-probabilities */
+    one.storage = frame->context->scalar_storage;
+    one.offset = one.dtype == MPT_F64 ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
+    mpt__operand *o = mpt__operand_ranked(launch, 0, &one, 2, MPT__READ);
+    mpt__operand_dim(o, 0, rows->all, 0);
+    mpt__operand_dim(o, 1, rows->weight->shape.dim[0], 0);
+    mpt__operand_ids(launch, 1, rows->targets);
+    if (frame->in[3]) mpt__operand_of(launch, 2, frame->in[3], MPT__READ);
+    o = mpt__operand_ranked(launch, 3, losses, 1, MPT__WRITE);
+    mpt__operand_dim(o, 0, launch->reduction == MPT_NONE ? rows->all : 1, 1);
+    mpt__operand_of(launch, 4, divisor, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+/* Saved: x, weight, targets, class weights, divisor, log-sum-exp of the rows in two parts. */
+static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__logit_rows rows;
+    if (!mpt__logits_begin(frame, frame->in, &rows)) return context->base.status;
+    bool each = frame->attributes->reduction == MPT_NONE;
+    mpt_shape one = MPT_SHAPE(1), all = MPT_SHAPE(rows.all), two = MPT_SHAPE(rows.all, 2);
+    mpt_dtype dtype = frame->out_dtype[0];
+    mpt__tensor *divisor = mpt__temporary(frame, dtype, &one), *losses = frame->out[0];
+    mpt__tensor *sums = divisor ? mpt__temporary(frame, dtype, &two) : NULL;
+    mpt__tensor *unused = sums ? mpt__temporary(frame, dtype, &one) : NULL;
+    if (unused && !each) losses = mpt__temporary(frame, dtype, &all);
+    if (!unused || !losses) return context->base.status;
+    for (int i = 0; i < 4; i++) mpt__save(frame, frame->in[i]);
+    mpt__save(frame, divisor);
+    mpt__save(frame, sums);
+    if (mpt__linear_nll_divisor(frame, &rows, each ? losses : unused, divisor) != MPT_OK)
+        return context->base.status;
+    while (mpt__logits_next(frame, &rows)) {
+        mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY);
+        launch->reduction = MPT_NONE;
+        mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
+        mpt__operand_numbers(launch, 1, rows.targets, &rows, MPT__READ);
+        if (frame->in[3]) mpt__operand_of(launch, 2, frame->in[3], MPT__READ);
+        mpt__operand_numbers(launch, 3, losses, &rows, MPT__WRITE);
+        mpt__operand_of(launch, 4, unused, MPT__WRITE);
+        mpt__operand_part(launch, 5, sums, &rows, false, MPT__WRITE);
+        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+    }
+    if (each || context->base.status != MPT_OK) return context->base.status;
+    mpt__launch_reduce(context, MPT__FN_SUM, losses, frame->out[0], MPT__WRITE);
+    if (frame->attributes->reduction != MPT_MEAN) return context->base.status;
+    mpt__tensor number = *divisor;
+    number.shape.rank = 0;
+    return mpt__launch_binary(context, MPT__FN_DIV, frame->out[0], &number, frame->out[0],
+                              MPT__WRITE);
+}
+
+/* The logits of the rows become their gradient. */
+static mpt_status mpt__logits_slopes(mpt__frame *frame, const mpt__logit_rows *rows,
+                                     const mpt__tensor *dloss) {
+    mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
+    mpt__operand_rows(launch, 0, &rows->logits, false, MPT__READ);
+    mpt__operand_numbers(launch, 1, rows->targets, rows, MPT__READ);
+    if (frame->saved[3]) mpt__operand_of(launch, 2, frame->saved[3], MPT__READ);
+    mpt__operand_of(launch, 3, frame->saved[4], MPT__READ);
+    if (launch->reduction == MPT_NONE)
+        mpt__operand_numbers(launch, 4, dloss, rows, MPT__READ);
+    else
+        mpt__operand_padded(launch, 4, dloss, 1, MPT__READ);
+    mpt__operand_part(launch, 5, frame->saved[5], rows, false, MPT__READ);
+    mpt__operand_rows(launch, 6, &rows->logits, false, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__logit_rows rows;
+    mpt__access to_x, to_w;
+    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &to_x);
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &to_w), *sum = dw;
+    const mpt__tensor *dloss = mpt__contiguous_of(frame, frame->dy[0]);
+    if (!dloss || !mpt__logits_begin(frame, frame->saved, &rows)) return context->base.status;
+    bool wide = !dw || dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
+    if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
+    if (!wide && !sum) return context->base.status;
+    mpt__access access = wide ? to_w : MPT__WRITE;
+    if (rows.all == 0 && sum && access == MPT__WRITE) mpt__launch_fill(context, sum, 0.0);
+    while (mpt__logits_next(frame, &rows)) {
+        mpt__source w;
+        if (mpt__logits_slopes(frame, &rows, dloss) != MPT_OK ||
+            !mpt__gemm_source(context, rows.weight, frame->compute, &w))
+            return context->base.status;
+        mpt__launch *launch = mpt__gemm_begin(frame);
+        if (dx) {
+            mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
+            mpt__linear_weight(launch, rows.weight, &w, false);
+            mpt__operand_part(launch, 3, dx, &rows, false, to_x);
+            mpt__submit(context, launch);
+        }
+        if (!sum) continue;
+        launch = mpt__gemm_begin(frame);
+        mpt__operand_rows(launch, 0, &rows.logits, true, MPT__READ);
+        mpt__operand_part(launch, 1, rows.x, &rows, false, MPT__READ);
+        mpt__operand_of(launch, 3, sum, access);
+        mpt__submit(context, launch);
+        access = MPT__ACCUMULATE;
+    }
+    if (wide || context->base.status != MPT_OK) return context->base.status;
+    return mpt__launch_copy(context, sum, dw, to_w);
+}
+
+#endif
+#endif

@@ -1,0 +1,305 @@
+/* ---------------------------------------------------------------------------------------------
+ * ops/conv.c: convolutions as ops.
+ *
+ * A convolution stands between an image x and an image y: forward computes y, or, transposed, x.
+ * Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension is two, of which
+ * the first has size 1.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__OPS_CONV_INCLUDED
+#define MPT__OPS_CONV_INCLUDED
+
+#include "ops/loss.c"
+
+/* attributes->index of a convolution: pairs (MPT__TWO) but for the first and the last. */
+enum {
+    MPT__CONV_GROUPS,
+    MPT__CONV_STRIDE,
+    MPT__CONV_PADDING,
+    MPT__CONV_DILATION,
+    MPT__CONV_OUTPUT_PADDING,
+    MPT__CONV_SAME
+};
+
+#ifdef MPTRAIN_NO_CONV
+
+static mpt_status mpt__conv_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without convolutions (MPTRAIN_NO_CONV)");
+}
+#define mpt__conv_forward NULL
+#define mpt__conv_backward NULL
+
+#else
+
+/* ==== Shapes ==== */
+
+/* [N, C, L] as [N, C, 1, L]. */
+static mpt__tensor mpt__image_view(const mpt__tensor *tensor) {
+    mpt__tensor view = *tensor;
+    if (view.shape.rank == 4) return view;
+    view.shape.rank = 4;
+    view.shape.dim[3] = tensor->shape.dim[2], view.stride[3] = tensor->stride[2];
+    view.shape.dim[2] = 1, view.stride[2] = view.shape.dim[3] * view.stride[3];
+    return view;
+}
+
+/* The size of dimension d (0: lines) of the output; sets the padding where it is to be `same`. */
+static int64_t mpt__conv_size(mpt__frame *frame, int d, int64_t size, int64_t kernel) {
+    int64_t *index = frame->attributes->index;
+    int64_t stride = MPT__TWO_AT(index[MPT__CONV_STRIDE], d);
+    int64_t reach = MPT__TWO_AT(index[MPT__CONV_DILATION], d) * (kernel - 1);
+    int64_t padding = 2 * MPT__TWO_AT(index[MPT__CONV_PADDING], d);
+    if (frame->op == MPT__OP_conv_transpose2d)
+        return (size - 1) * stride - padding + reach + 1 +
+               MPT__TWO_AT(index[MPT__CONV_OUTPUT_PADDING], d);
+    if (index[MPT__CONV_SAME]) {
+        index[MPT__CONV_PADDING] |= d ? reach / 2 : MPT__TWO(reach / 2, 0);
+        return reach / 2 <= INT32_MAX ? size : 0;
+    }
+    return size + padding > reach ? (size + padding - reach - 1) / stride + 1 : 0;
+}
+
+static mpt_status mpt__conv_shape(mpt__frame *frame) {
+    const mpt__tensor *bias = frame->in[2];
+    const int rank = frame->op == MPT__OP_conv1d ? 3 : 4;
+    const mpt_shape *x = &frame->in[0]->shape, *w = &frame->in[1]->shape;
+    mpt_shape *out = &frame->out_shape[0];
+    bool transposed = frame->op == MPT__OP_conv_transpose2d;
+    if (x->rank != rank || w->rank != rank)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "input %S and weight %S: expected %d dimensions each", x, w, rank);
+    int64_t groups = frame->attributes->index[MPT__CONV_GROUPS];
+    int64_t in = transposed ? w->dim[0] : w->dim[1], inputs = x->dim[1] / groups;
+    if (x->dim[1] % groups != 0 || w->dim[0] % groups != 0 || x->dim[1] < 1 || w->dim[0] < 1 ||
+        w->dim[1] < 1 || in != (transposed ? x->dim[1] : inputs))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "input %S does not fit weight %S in %lld groups: expected %s", x, w,
+                          groups,
+                          transposed ? "[N, C, ..] and [C, O / groups, ..]"
+                                     : "[N, C, ..] and [O, C / groups, ..]");
+    *out = *x;
+    out->dim[1] = transposed ? w->dim[1] * groups : w->dim[0];
+    if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != out->dim[1]))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE, "bias %S: expected [%lld]", &bias->shape,
+                          out->dim[1]);
+    for (int i = 2; i < rank; i++) {
+        bool good =
+            x->dim[i] > 0 && x->dim[i] <= INT32_MAX && w->dim[i] > 0 && w->dim[i] <= INT32_MAX;
+        out->dim[i] = good ? mpt__conv_size(frame, i - rank + 2, x->dim[i], w->dim[i]) : 0;
+        if (out->dim[i] < 1)
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "no output: dimension %d of input %S, padded, is too small for "
+                              "weight %S, or larger than 2^31 - 1",
+                              i, x, w);
+    }
+    frame->layout = MPT__LAYOUT_KEPT;
+    return MPT_OK;
+}
+
+/* ==== Launches ==== */
+
+/* Whether an image lies as a dense [N, H, W, C]. */
+static bool mpt__image_dense(const mpt__tensor *image) {
+    static const uint8_t order[] = {1, 3, 2, 0};
+    int64_t step = 1;
+    for (int i = 0; i < 4; i++) {
+        int d = order[i];
+        if (image->shape.dim[d] != 1 && image->stride[d] != step) return false;
+        step *= image->shape.dim[d];
+    }
+    return true;
+}
+
+/* A dense image like that one, until the end of the call; false with an error recorded. */
+static bool mpt__image_new(mpt__frame *frame, mpt__tensor *view, mpt_dtype dtype) {
+    mpt__tensor *dense = mpt__temporary(frame, dtype, &view->shape);
+    if (!dense) return false;
+    mpt__channels_last_strides(dense);
+    *view = *dense;
+    return true;
+}
+
+/* A tensor as a dense image, copied where it is not. */
+static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype,
+                          mpt__tensor *view) {
+    *view = from = mpt__image_view(&from);
+    return mpt__image_dense(view) ||
+           (mpt__image_new(frame, view, dtype) &&
+            mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK);
+}
+
+/* In the dtype that it will be rounded to. */
+static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
+    mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute;
+    return mpt__image_as(frame, *tensor, dtype, view);
+}
+
+/* Weights in their form, or, where that would have to be copied and a CPU does it, from what they
+   are: to round them on the way costs nothing. */
+static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
+    mpt__source source = {weight->storage, weight->dtype};
+    mpt__tensor from = mpt__image_view(weight);
+    const bool copied = !mpt__image_dense(&from) && frame->context->backend.synchronous;
+    if (!copied && !mpt__gemm_source(frame->context, weight, frame->compute, &source)) return false;
+    from.storage = source.storage;
+    from.dtype = source.dtype;
+    return mpt__image_in(frame, &from, view);
+}
+
+static void mpt__operand_image(mpt__launch *launch, int position, const mpt__tensor *image,
+                               mpt__access access) {
+    static const uint8_t order[] = {0, 2, 3, 1};
+    mpt__operand *operand = mpt__operand_ranked(launch, position, image, 4, access);
+    int64_t step = 1;
+    for (int i = 3; i >= 0; i--) {
+        mpt__operand_dim(operand, i, image->shape.dim[order[i]], step);
+        step *= operand->shape[i];
+    }
+}
+
+/* What follows the sums of products; all of it may be absent. */
+typedef struct mpt__conv_end {
+    const mpt__tensor *bias, *residual; /* the latter a dense image */
+    bool exact, relu;                   /* exact: the bias is not rounded */
+} mpt__conv_end;
+
+/* One of the three launches, where image[i] is operand i, and `out` what it writes of them: the
+   tensor itself, or a dense image that is then copied to it. */
+static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__tensor image[3],
+                                   const mpt__conv_end *end, const mpt__tensor *out,
+                                   mpt__access access) {
+    static const uint8_t written[] = {2, 0, 1};
+    const int o = written[kernel - MPT__K_CONV];
+    mpt__tensor to = mpt__image_view(out);
+    bool direct = mpt__image_dense(&to);
+    image[o] = to;
+    if (!direct &&
+        !mpt__image_new(frame, &image[o],
+                        access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
+        return frame->context->base.status;
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->compute_dtype = (uint8_t)frame->compute;
+    for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
+    for (int i = 0; i < 3; i++)
+        mpt__operand_image(launch, i, &image[i], i != o ? MPT__READ : direct ? access : MPT__WRITE);
+    if (end && end->bias) mpt__operand_of(launch, 3, end->bias, MPT__READ);
+    if (end && end->residual) mpt__operand_image(launch, 4, end->residual, MPT__READ);
+    if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
+    if (end && end->exact) launch->imm[0] = 1;
+    mpt_status status = mpt__submit(frame->context, launch);
+    if (status != MPT_OK || direct) return status;
+    return mpt__launch_copy(frame->context, &image[o], &to, access);
+}
+
+/* What forward computes, given the weight and what follows, where the residual may lie anyhow. */
+static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight,
+                                    mpt__conv_end end) {
+    bool transposed = frame->op == MPT__OP_conv_transpose2d;
+    mpt__tensor image[3], residual;
+    const mpt__tensor *bias = end.bias; /* which kernels read as elements in a row */
+    if ((bias && !(end.bias = mpt__contiguous_of(frame, bias))) ||
+        !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
+        !mpt__conv_weight(frame, weight, &image[1]) ||
+        (end.residual && !mpt__image_in(frame, end.residual, &residual)))
+        return frame->context->base.status;
+    if (end.residual) end.residual = &residual;
+    return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
+                            &end, frame->out[0], MPT__WRITE);
+}
+
+/* ==== Waiting for a norm ==== */
+
+/* Takes what waits, as the frame of its call; mpt__waiting_end follows. */
+static void mpt__waiting_begin(mpt__frame *frame, mpt_context *context, mpt__waiting *taken) {
+    *taken = context->waiting;
+    context->waiting.out = NULL;
+    frame->context = context;
+    frame->op = taken->op;
+    frame->n_in = 3;
+    frame->in = taken->in;
+    frame->out[0] = taken->out;
+    frame->attributes = &taken->attributes;
+    frame->compute = (mpt_dtype)taken->compute;
+    frame->n_temporary = 0;
+    mpt__launch_origin(context, MPT__FORWARD, taken->op);
+}
+
+static void mpt__waiting_end(mpt__frame *frame, const mpt__waiting *taken) {
+    mpt__tensor *const held[] = {taken->in[0], taken->out};
+    mpt__drop_temporaries(frame);
+    mpt__launch_origin(frame->context, MPT__OTHER, 0);
+    for (int i = 0; i < 2; i++)
+        if (--held[i]->saves == 0) mpt__tensor_settle(frame->context, held[i]);
+}
+
+static MPT__COLD void mpt__run_waiting(mpt_context *context) {
+    mpt__launch filled = context->launch; /* the one that comes after */
+    mpt__waiting taken;
+    mpt__frame frame;
+    mpt__waiting_begin(&frame, context, &taken);
+    mpt__conv_end end = {taken.in[2], NULL, false, false};
+    mpt__conv_compute(&frame, taken.in[1], end);
+    mpt__waiting_end(&frame, &taken);
+    context->launch = filled;
+}
+
+static mpt_status mpt__conv_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+    mpt__conv_end end = {frame->in[2], NULL, false, relu};
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
+    if (relu) mpt__save(frame, frame->out[0]);
+    if (!context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
+    mpt__wait_no_more(context);
+    mpt__waiting *waiting = &context->waiting;
+    for (int i = 0; i < 3; i++) waiting->in[i] = frame->in[i];
+    waiting->out = frame->out[0];
+    waiting->conv = waiting->module;
+    waiting->in[0]->saves++, waiting->out->saves++;
+    waiting->attributes = *frame->attributes;
+    waiting->op = (uint16_t)frame->op;
+    waiting->compute = (uint8_t)frame->compute;
+    return MPT_OK;
+}
+
+static mpt_status mpt__conv_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    bool transposed = frame->op == MPT__OP_conv_transpose2d;
+    const int in = transposed ? 2 : 0;
+    mpt__tensor dy, image[3];
+    mpt__access access;
+    if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
+    if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
+        const mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
+        if (!mpt__storage_alone(context, dy.storage) &&
+            !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
+            return context->base.status;
+        mpt__launch_binary(context, MPT__FN_RELU_BACKWARD, &y, &from, &dy, MPT__WRITE);
+    }
+    const mpt__tensor *to = mpt__gradient_into(frame, 0, &access);
+    if (to) {
+        if (!mpt__conv_weight(frame, frame->saved[1], &image[1])) return context->base.status;
+        image[2 - in] = dy;
+        mpt__launch_conv(frame, transposed ? MPT__K_CONV : MPT__K_CONV_BACKWARD_INPUT, image, NULL,
+                         to, access);
+    }
+    to = mpt__gradient_into(frame, 1, &access);
+    if (to) {
+        if (!mpt__image_in(frame, frame->saved[0], &image[in])) return context->base.status;
+        image[2 - in] = dy;
+        mpt__launch_conv(frame, MPT__K_CONV_BACKWARD_WEIGHT, image, NULL, to, access);
+    }
+    to = mpt__gradient_into(frame, 2, &access);
+    if (to) {
+        mpt__tensor each = *to; /* [1, O, 1, 1] */
+        each.shape = dy.shape;
+        each.shape.dim[0] = each.shape.dim[2] = each.shape.dim[3] = 1;
+        each.stride[1] = to->stride[0];
+        mpt__launch_reduce(context, MPT__FN_SUM, &dy, &each, access);
+    }
+    return context->base.status;
+}
+
+#endif
+#endif

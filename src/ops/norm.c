@@ -1,0 +1,455 @@
+/* ---------------------------------------------------------------------------------------------
+ * ops/norm.c: normalisation and pooling as ops.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__OPS_NORM_INCLUDED
+#define MPT__OPS_NORM_INCLUDED
+
+#include "ops/conv.c"
+
+#ifdef MPTRAIN_NO_ATTENTION
+static mpt_status mpt__no_rows_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)");
+}
+#endif
+#ifdef MPTRAIN_NO_CONV
+static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
+    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+                      "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)");
+}
+#endif
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+
+/* ==== Norms ==== */
+
+/* in: x, weight?, bias?, then residual? (rows), mean?, variance? and residual? (batches). index[0]:
+   dimensions of a row, or groups; index[1]: the module that keeps running statistics; index[2]: a
+   relu follows; imm[0]: eps. */
+enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE, MPT__NORM_RESIDUAL = 5 };
+/* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation, what relu gave. */
+enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD, MPT__NORM_OUT };
+
+/* nn/norm.c: statistics of a batch on their way into those of a module. */
+static mpt_status mpt__running_update(mpt_context *context, uint32_t module,
+                                      const mpt__tensor *mean, const mpt__tensor *variance,
+                                      double unbiased);
+
+static bool mpt__norm_of_rows(const mpt__frame *frame) {
+    return frame->op == MPT__OP_layer_norm || frame->op == MPT__OP_rms_norm;
+}
+
+/* Whether an optional argument is float and has the last dimensions of x from `first` on; or those
+   alone that lie before `last`. */
+static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
+    const mpt__tensor *x = frame->in[0], *got = i < frame->n_in ? frame->in[i] : NULL;
+    mpt_shape want = MPT_SCALAR;
+    if (!got) return true;
+    if (!mpt__check_float(frame, i)) return false;
+    for (int d = first; d < last; d++) want.dim[want.rank++] = x->shape.dim[d];
+    bool same = got->shape.rank == want.rank;
+    for (int d = 0; same && d < want.rank; d++) same = got->shape.dim[d] == want.dim[d];
+    return same ||
+           mpt__reject(frame->context, MPT_ERROR_SHAPE, "input %S: argument %d is %S, expected %S",
+                       &x->shape, i + 1, &got->shape, &want);
+}
+
+static bool mpt__norm_begin(mpt__frame *frame, int least) {
+    const mpt__tensor *x = frame->in[0];
+    double eps = frame->attributes->imm[0];
+    if (!mpt__check_float(frame, 0)) return false;
+    if (x->shape.rank < least)
+        return mpt__reject(frame->context, MPT_ERROR_SHAPE,
+                           "input %S: expected at least %d dimensions", &x->shape, least);
+    if (!(eps >= 0.0 && mpt__f64_is_finite(eps)))
+        return mpt__reject(frame->context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", eps);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    return true;
+}
+
+/* What is added to x or to the result: of another dtype only where autocast promotes. */
+static bool mpt__norm_residual(mpt__frame *frame, int i) {
+    const mpt__tensor *x = frame->in[0], *more = i < frame->n_in ? frame->in[i] : NULL;
+    if (!more) return true;
+    if (!mpt__norm_argument(frame, i, 0, x->shape.rank)) return false;
+    if (more->dtype == x->dtype) return true;
+    if (!mpt__promotes(frame->context))
+        return mpt__dtype_mismatch(frame, 0, i) == MPT_OK;
+    frame->out_dtype[0] = MPT_F32;
+    return true;
+}
+#endif
+
+#ifndef MPTRAIN_NO_ATTENTION
+static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    int64_t dims = frame->attributes->index[0];
+    if (!mpt__norm_begin(frame, 1)) return context->base.status;
+    int rank = x->shape.rank;
+    if (dims < 1 || dims > rank)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%lld dimensions to normalise over: input %S has 1 to %d", dims,
+                          &x->shape, rank);
+    for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
+        if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return context->base.status;
+    mpt__norm_residual(frame, MPT__NORM_MORE);
+    return context->base.status;
+}
+#endif
+
+#ifndef MPTRAIN_NO_CONV
+static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    if (!mpt__norm_begin(frame, 2)) return context->base.status;
+    int64_t channels = x->shape.dim[1], groups = frame->attributes->index[0];
+    for (int i = MPT__NORM_WEIGHT; i < frame->n_in && i < MPT__NORM_RESIDUAL; i++)
+        if (!mpt__norm_argument(frame, i, 1, 2)) return context->base.status;
+    if (!mpt__norm_residual(frame, MPT__NORM_RESIDUAL)) return context->base.status;
+    if (frame->op == MPT__OP_group_norm) {
+        if (groups < 1 || channels % groups != 0)
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "%lld groups do not divide the %lld channels of input %S", groups,
+                              channels, &x->shape);
+    } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "expected mean and variance, or neither");
+    } else if (!frame->in[MPT__NORM_MORE] && channels > 0 && mpt__tensor_numel(x) / channels == 1) {
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "input %S has one value for each channel: a batch has no variance; use "
+                          "larger batches, or mpt_eval",
+                          &x->shape);
+    }
+    return MPT_OK;
+}
+#endif
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* The stride of dimensions 2 and on as one; -1: they are not. */
+static int64_t mpt__inner_stride(const mpt__tensor *x) {
+    int64_t stride = -1, next = -1;
+    for (int d = x->shape.rank - 1; d > 1; d--) {
+        if (x->shape.dim[d] == 1) continue;
+        if (next >= 0 && x->stride[d] != next) return -1;
+        if (next < 0) stride = x->stride[d];
+        next = x->stride[d] * x->shape.dim[d];
+    }
+    return stride < 0 ? 1 : stride;
+}
+
+/* Dense, with the channels innermost. */
+static bool mpt__channels_inside(const mpt__tensor *x) {
+    if (x->shape.rank < 3 || mpt__tensor_contiguous(x)) return false;
+    int64_t channels = x->shape.dim[1], inner = 1;
+    for (int d = 2; d < x->shape.rank; d++) inner *= x->shape.dim[d];
+    return x->stride[1] == 1 && mpt__inner_stride(x) == channels &&
+           (x->shape.dim[0] == 1 || x->stride[0] == channels * inner);
+}
+
+/* A fresh tensor of the shape of x lies as that does. */
+static void mpt__lie_as(mpt__tensor *to, const mpt__tensor *x) {
+    if (mpt__channels_inside(x)) mpt__copy_dims(to->stride, x->stride, x->shape.rank);
+}
+
+/* A tensor of the shape of x itself, or a copy that lies as x does. */
+static const mpt__tensor *mpt__lying_as(mpt__frame *frame, const mpt__tensor *tensor,
+                                        const mpt__tensor *x) {
+    bool inside = mpt__channels_inside(x);
+    if (inside ? mpt__channels_inside(tensor) : mpt__tensor_contiguous(tensor)) return tensor;
+    mpt__tensor *copy = mpt__temporary(frame, (mpt_dtype)tensor->dtype, &tensor->shape);
+    if (!copy) return NULL;
+    mpt__lie_as(copy, x);
+    return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
+}
+
+/* [N, G, C, S] of an operand of the input's shape. */
+static void mpt__norm_operand(const mpt__frame *frame, mpt__launch *launch, int position,
+                              const mpt__tensor *tensor, mpt__access access) {
+    mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 4, access);
+    int64_t n = 1, c = 1, rank = tensor->shape.rank, groups = 1, s = 1;
+    if (mpt__norm_of_rows(frame)) {
+        for (int64_t d = 0; d < rank; d++)
+            *(d < rank - frame->attributes->index[0] ? &n : &c) *= tensor->shape.dim[d];
+        mpt__operand_dim(o, 0, n, c);
+        mpt__operand_dim(o, 1, 1, 0);
+        mpt__operand_dim(o, 2, c, 1);
+        mpt__operand_dim(o, 3, 1, 1);
+        return;
+    }
+    if (frame->op == MPT__OP_group_norm) groups = frame->attributes->index[0];
+    c = tensor->shape.dim[1] / groups;
+    for (int d = 2; d < rank; d++) s *= tensor->shape.dim[d];
+    mpt__operand_dim(o, 0, tensor->shape.dim[0], tensor->stride[0]);
+    mpt__operand_dim(o, 1, groups, c * tensor->stride[1]);
+    mpt__operand_dim(o, 2, c, tensor->stride[1]);
+    mpt__operand_dim(o, 3, s, mpt__inner_stride(tensor));
+}
+
+/* The statistics have one element for each row, group or channel. */
+static mpt__tensor *mpt__norm_statistic(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    int64_t count = 1;
+    for (int64_t d = 0; d < x->shape.rank - frame->attributes->index[0]; d++)
+        count *= x->shape.dim[d];
+    if (frame->op == MPT__OP_group_norm) count = x->shape.dim[0] * frame->attributes->index[0];
+    if (frame->op == MPT__OP_batch_norm) count = x->shape.dim[1];
+    mpt_shape shape = MPT_SHAPE(count);
+    return mpt__temporary(frame, mpt__loss_dtype(frame), &shape);
+}
+
+static mpt__launch *mpt__normalise_launch(mpt__frame *frame, mpt__kernel kernel, bool given) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->imm[0] = frame->attributes->imm[0];
+    launch->index[0] = frame->op == MPT__OP_batch_norm;
+    launch->index[1] = given;
+    launch->index[2] = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
+    return launch;
+}
+
+static mpt_status mpt__normalise_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt__tensor *const *in = frame->in, *more[2] = {NULL, NULL}, *variance = NULL;
+    const mpt__tensor *x = in[0], *dense[4] = {NULL, NULL, NULL, NULL}, *residual = NULL;
+    bool rows = mpt__norm_of_rows(frame), batch = frame->op == MPT__OP_batch_norm;
+    for (int i = 0; i < 2 && MPT__NORM_MORE + i < frame->n_in; i++)
+        more[i] = in[MPT__NORM_MORE + i];
+    bool given = batch && more[0];
+    if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
+    mpt__tensor *const added = rows ? more[0] : frame->n_in > MPT__NORM_RESIDUAL ? in[5] : NULL;
+    if (x && added) residual = mpt__lying_as(frame, added, x);
+    if (!x || (added && !residual)) return context->base.status;
+    for (int i = 0; i < 4; i++) {
+        mpt__tensor *from = i < 2 ? in[MPT__NORM_WEIGHT + i] : given ? more[i - 2] : NULL;
+        dense[i] = from ? mpt__contiguous_of(frame, from) : NULL;
+        if (from && !dense[i]) return context->base.status;
+    }
+    mpt__tensor *mean = NULL, *rstd = mpt__norm_statistic(frame);
+    if (rstd && !given && frame->op != MPT__OP_rms_norm && !(mean = mpt__norm_statistic(frame)))
+        return context->base.status;
+    if (rstd && batch && !given && frame->attributes->index[1])
+        if (!(variance = mpt__norm_statistic(frame))) return context->base.status;
+    if (!rstd) return context->base.status;
+    mpt__save(frame, rows && residual ? frame->out[1] : in[0]);
+    mpt__save(frame, in[MPT__NORM_WEIGHT]);
+    mpt__save(frame, given ? more[0] : mean);
+    mpt__save(frame, rstd);
+    if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
+    if (!batch && mpt__recomputes(context)) mpt__save(frame, in[MPT__NORM_BIAS]);
+    if (!rows) mpt__lie_as(frame->out[0], x);
+    if (mpt__tensor_numel(x) == 0) return MPT_OK;
+    mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
+    mpt__norm_operand(frame, launch, 0, x, MPT__READ);
+    if (residual) mpt__norm_operand(frame, launch, 1, residual, MPT__READ);
+    for (int i = 0; i < 2; i++)
+        if (dense[i]) mpt__operand_of(launch, 2 + i, dense[i], MPT__READ);
+    mpt__norm_operand(frame, launch, 4, frame->out[0], MPT__WRITE);
+    if (rows && residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
+    if (given) mpt__operand_of(launch, 6, dense[2], MPT__READ);
+    if (mean) mpt__operand_of(launch, 6, mean, MPT__WRITE);
+    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
+    if (given) mpt__operand_of(launch, 8, dense[3], MPT__READ);
+    if (variance) mpt__operand_of(launch, 8, variance, MPT__WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || !variance) return status;
+    MPT__PLAIN_FLOATS;
+    double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
+    return mpt__running_update(context, (uint32_t)frame->attributes->index[1], mean, variance,
+                               n / (n - 1.0));
+}
+
+/* Gradients of weight and bias of an empty batch. */
+static mpt_status mpt__norm_nothing(mpt__frame *frame, mpt__tensor *const into[2],
+                                    const mpt__access access[2]) {
+    for (int i = 0; i < 2; i++)
+        if (into[i] && access[i] == MPT__WRITE) mpt__launch_fill(frame->context, into[i], 0.0);
+    return frame->context->base.status;
+}
+
+static mpt_status mpt__normalise_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    bool rows = mpt__norm_of_rows(frame), residual = frame->n_out > 1;
+    bool given = frame->op == MPT__OP_batch_norm && frame->in[MPT__NORM_MORE];
+    const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
+    const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
+    const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
+    const bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
+    if (!dy) {
+        mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
+        return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;
+    }
+    if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
+    if (x) dy = mpt__lying_as(frame, dy, x);
+    if (weight) weight = mpt__contiguous_of(frame, weight);
+    if (mean) mean = mpt__contiguous_of(frame, mean);
+    if (residual && frame->dy[1]) extra = mpt__contiguous_of(frame, frame->dy[1]);
+    if (relu && x) extra = mpt__lying_as(frame, frame->saved[MPT__NORM_OUT], x);
+    mpt__access access[4] = {MPT__WRITE, MPT__WRITE, MPT__WRITE, MPT__WRITE};
+    mpt__tensor *dx = NULL, *rest = NULL, *into[2];
+    if (!x || (relu && !extra)) return context->base.status;
+    if (!residual) {
+        dx = mpt__gradient_into(frame, 0, &access[2]);
+        if (dx && access[2] == MPT__WRITE && !rows) mpt__lie_as(dx, x);
+        if (frame->n_in > MPT__NORM_RESIDUAL)
+            rest = mpt__gradient_into(frame, MPT__NORM_RESIDUAL, &access[3]);
+        if (rest && access[3] == MPT__WRITE) mpt__lie_as(rest, x);
+    } else if (mpt__wants(frame, 0) || mpt__wants(frame, MPT__NORM_MORE)) {
+        dx = mpt__temporary(frame, (mpt_dtype)x->dtype, &x->shape);
+    }
+    for (int i = 0; i < 2; i++)
+        into[i] = mpt__gradient_into(frame, MPT__NORM_WEIGHT + i, &access[i]);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
+    mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
+    mpt__norm_operand(frame, launch, 0, x, MPT__READ);
+    mpt__norm_operand(frame, launch, 1, dy, MPT__READ);
+    if (weight) mpt__operand_of(launch, 2, weight, MPT__READ);
+    if (mean) mpt__operand_of(launch, 3, mean, MPT__READ);
+    mpt__operand_of(launch, 4, frame->saved[MPT__NORM_RSTD], MPT__READ);
+    if (extra) mpt__norm_operand(frame, launch, 5, extra, MPT__READ);
+    if (dx) mpt__norm_operand(frame, launch, 6, dx, access[2]);
+    if (rest) mpt__norm_operand(frame, launch, 9, rest, access[3]);
+    for (int i = 0; i < 2; i++)
+        if (into[i]) mpt__operand_of(launch, 7 + i, into[i], access[i]);
+    mpt_status status = mpt__submit(context, launch);
+    if (!residual || !dx || status != MPT_OK) return status;
+    status = mpt__gradient_pass(frame, 0, dx);
+    return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, dx) : status;
+}
+#endif
+
+/* ==== Results that backward computes again ==== */
+
+static bool mpt__is_norm(int op) {
+    return op == MPT__OP_layer_norm || op == MPT__OP_rms_norm || op == MPT__OP_group_norm;
+}
+
+/* Not from what is itself to be computed again: one step is enough, and none waits for another. */
+static bool mpt__can_repeat(const mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear)
+        return mpt__activation_keeps_input((mpt_activation)frame->attributes->activation);
+    return !frame->record->again && (frame->row->forward == mpt__unary_keep_in_forward ||
+                                     (mpt__is_norm(frame->op) && frame->row->forward));
+}
+
+static mpt_status mpt__repeat(mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear) {
+        mpt_activation activation = (mpt_activation)frame->attributes->activation;
+        return mpt__launch_unary(frame, mpt__activation_function(activation, false),
+                                 frame->saved[2], frame->out[0], MPT__WRITE);
+    }
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+    if (mpt__is_norm(frame->op)) { /* of the sum, where something was added */
+        mpt__tensor *in[3] = {frame->saved[MPT__NORM_SUM], frame->in[MPT__NORM_WEIGHT],
+                              frame->in[MPT__NORM_BIAS]};
+        frame->in = in;
+        frame->n_in = 3;
+        return mpt__normalise_forward(frame);
+    }
+#endif
+    return mpt__unary_forward(frame);
+}
+
+/* ==== Pooling ==== */
+
+/* index[0..1]: window, or sizes of the output (adaptive); [2..3] steps, [4..5] padding, of H and W;
+   [6]: MPT__POOL_.. */
+enum { MPT__POOL_COUNTS_PADDING = 1, MPT__POOL_ADAPTIVE = 2, MPT__POOL_CEILING = 4 };
+
+#ifndef MPTRAIN_NO_CONV
+#define MPT__POOL_MOST (INT64_C(1) << 30) /* of all these numbers */
+
+static mpt_status mpt__pooling_shape(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *x = frame->in[0];
+    const int64_t *a = frame->attributes->index;
+    if (x->shape.rank != 4)
+        return mpt__error(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, H, W]", &x->shape);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    for (int d = 0; d < 2; d++) {
+        int64_t in = x->shape.dim[2 + d], window = a[d], step = a[2 + d], padding = a[4 + d];
+        bool adaptive = a[6] & MPT__POOL_ADAPTIVE;
+        if (window < 1 || window > MPT__POOL_MOST ||
+            (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "window or output size %lld, step %lld: expected 1 to 2^30", window,
+                              step);
+        if (!adaptive && (padding < 0 || padding > window / 2))
+            return mpt__error(context, MPT_ERROR_ARGUMENT,
+                              "padding %lld: expected 0 to half the window of %lld", padding,
+                              window);
+        bool ceiling = !adaptive && (a[6] & MPT__POOL_CEILING);
+        int64_t room = in + 2 * padding - window + (ceiling ? step - 1 : 0);
+        int64_t out = adaptive ? window : room / step + 1;
+        if (ceiling && (out - 1) * step >= in + padding) out--; /* it would begin in the padding */
+        if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
+            in * x->shape.dim[2] > INT32_MAX)
+            return mpt__error(context, MPT_ERROR_SHAPE,
+                              "input %S with a window of %lld and padding of %lld: no output, or "
+                              "more than 2^31 - 1 places in an image",
+                              &x->shape, window, padding);
+        frame->out_shape[0].dim[2 + d] = out;
+    }
+    return MPT_OK;
+}
+
+static mpt__launch *mpt__pooling_launch(mpt__frame *frame, mpt__kernel kernel) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    const int64_t *a = frame->attributes->index;
+    launch->function = (uint8_t)frame->row->function;
+    for (int k = 0; k < 3; k++) launch->index[k] = a[2 * k] * (INT64_C(1) << 32) + a[2 * k + 1];
+    launch->index[3] = a[6] & (MPT__POOL_COUNTS_PADDING | MPT__POOL_ADAPTIVE);
+    return launch;
+}
+
+/* Means of all there is of each channel are an ordinary reduction. */
+static bool mpt__pools_all(const mpt__frame *frame) {
+    const int64_t *a = frame->attributes->index;
+    return frame->op == MPT__OP_avg_pool2d && (a[6] & MPT__POOL_ADAPTIVE) && a[0] == 1 && a[1] == 1;
+}
+
+static mpt_status mpt__pooling_forward(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    mpt__tensor *index = NULL;
+    if (mpt__pools_all(frame))
+        return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
+    if (frame->records && frame->op == MPT__OP_max_pool2d) {
+        index = mpt__temporary(frame, MPT_I32, &frame->out_shape[0]);
+        if (!index) return frame->context->base.status;
+        mpt__save(frame, index);
+    }
+    if (mpt__channels_inside(x)) {
+        const mpt_shape *out = &frame->out_shape[0];
+        int64_t *to = frame->out[0]->stride;
+        to[1] = 1, to[3] = out->dim[1];
+        to[2] = out->dim[3] * to[3], to[0] = out->dim[2] * to[2];
+        if (index) mpt__copy_dims(index->stride, to, 4);
+    }
+    mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL);
+    mpt__operand_of(launch, 0, x, MPT__READ);
+    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    if (index) mpt__operand_of(launch, 2, index, MPT__WRITE);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__pooling_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    const mpt__tensor *x = frame->in[0], *dy = frame->dy[0];
+    if (frame->access == MPT__WRITE) mpt__lie_as(frame->dx, x);
+    if (mpt__pools_all(frame)) {
+        mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
+        launch->function = MPT__FN_MUL_SCALAR;
+        launch->imm[0] = mpt__one_of(x->shape.dim[2] * x->shape.dim[3]);
+        mpt__operand_spread(launch, 0, dy, frame->dx);
+        mpt__operand_of(launch, 1, frame->dx, frame->access);
+        return mpt__submit(frame->context, launch);
+    }
+    mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL_BACKWARD);
+    mpt__operand_of(launch, 0, dy, MPT__READ);
+    if (frame->saved[0] && frame->op == MPT__OP_max_pool2d)
+        mpt__operand_of(launch, 1, frame->saved[0], MPT__READ);
+    mpt__operand_of(launch, 2, frame->dx, frame->access);
+    return mpt__submit(frame->context, launch);
+}
+#endif
+
+#endif

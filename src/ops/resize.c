@@ -1,0 +1,68 @@
+/* ---------------------------------------------------------------------------------------------
+ * ops/resize.c: images of another size as an op.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__OPS_RESIZE_INCLUDED
+#define MPT__OPS_RESIZE_INCLUDED
+
+#include "ops/attention.c"
+
+#ifndef MPTRAIN_NO_CONV
+
+/* index[0], index[1]: height and width, or 0 where the scale imm[0] counts; index[2]: the way. The
+   numbers become steps of rows and columns, computed as PyTorch does. */
+static mpt_status mpt__interpolate_shape(mpt__frame *frame) {
+    MPT__PLAIN_FLOATS;
+    const mpt__tensor *x = frame->in[0];
+    mpt__attributes *a = frame->attributes;
+    mpt_shape *out = &frame->out_shape[0];
+    double scale = a->imm[0];
+    mpt__unary_shape(frame);
+    if (x->shape.rank != 4 || x->shape.dim[2] < 1 || x->shape.dim[3] < 1)
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "%S: expected [N, C, H, W] with pixels to choose from", &x->shape);
+    for (int i = 0; i < 2; i++) {
+        int64_t from = x->shape.dim[2 + i], to = a->index[i];
+        double wanted = (double)from * scale;
+        if (to == 0) to = wanted < 1073741824.0 ? (int64_t)wanted : -1;
+        if (to < 1 || to > 1073741824)
+            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                              "%S by %g: expected a size of 1 to 2^30 pixels each way", &x->shape,
+                              scale);
+        float step = a->index[i] == 0 ? (float)(1.0 / scale) : (float)from / (float)to;
+        if (a->index[2] == MPT__RESIZE_CORNERS)
+            step = to > 1 ? (float)(from - 1) / (float)(to - 1) : 0.0f;
+        a->imm[i] = (double)step;
+        out->dim[2 + i] = to;
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__launch_interpolate(mpt__frame *frame, mpt__kernel kernel,
+                                          const mpt__tensor *from, const mpt__tensor *to,
+                                          mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->index[0] = frame->attributes->index[2];
+    for (int i = 0; i < 2; i++) launch->imm[i] = frame->attributes->imm[i];
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__interpolate_forward(mpt__frame *frame) {
+    return mpt__launch_interpolate(frame, MPT__K_INTERPOLATE, frame->in[0], frame->out[0],
+                                   MPT__WRITE);
+}
+
+static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    return mpt__launch_interpolate(frame, MPT__K_INTERPOLATE_BACKWARD, frame->dy[0], frame->dx,
+                                   frame->access);
+}
+
+#else
+#define mpt__interpolate_shape NULL
+#define mpt__interpolate_forward NULL
+#define mpt__interpolate_backward NULL
+#endif /* MPTRAIN_NO_CONV */
+
+#endif

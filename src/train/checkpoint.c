@@ -1,0 +1,1064 @@
+/* ---------------------------------------------------------------------------------------------
+ * train/checkpoint.c: weights as safetensors, to and from files and memory.
+ *
+ * A file is: the size of the header (u64), the header (JSON, padded with spaces to a multiple of
+ * 8), then the elements of all tensors without gaps; all numbers little-endian. A file is data:
+ * nothing it claims is believed before it is checked, and nothing changes before all of it is.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__TRAIN_CHECKPOINT_INCLUDED
+#define MPT__TRAIN_CHECKPOINT_INCLUDED
+
+#include "nn/query.c"
+#include "data/dataset.c"
+
+/* Dtypes of safetensors files that are none of ours: known by size only, so that files which hold
+   them beside what is wanted can be read. */
+static const struct {
+    char name[8];
+    uint8_t bits;
+} mpt__foreign_dtypes[] = {{"I16", 16},    {"I8", 8},     {"U16", 16},    {"U32", 32},
+                           {"U64", 64},    {"C64", 64},   {"F8_E8M0", 8}, {"F4", 4},
+                           {"F6_E2M3", 6}, {"F6_E3M2", 6}};
+
+enum {
+    MPT__FILE_DTYPES =
+        MPT_DTYPE_COUNT + (int)(sizeof mpt__foreign_dtypes / sizeof mpt__foreign_dtypes[0])
+};
+
+/* Rows are those of mpt__dtype_info, then the foreign ones. */
+static const char *mpt__file_dtype_name(int row) {
+    return row < MPT_DTYPE_COUNT ? mpt__dtype_info[row].file_name
+                                 : mpt__foreign_dtypes[row - MPT_DTYPE_COUNT].name;
+}
+
+static int mpt__file_dtype_bits(int row) {
+    return row < MPT_DTYPE_COUNT ? 8 * mpt__dtype_info[row].bytes
+                                 : mpt__foreign_dtypes[row - MPT_DTYPE_COUNT].bits;
+}
+
+#define MPT__SAFETENSORS_MAX_HEADER (16 << 20)
+/* No tensor is described in fewer bytes: "":{"dtype":"U8","shape":[],"data_offsets":[0,1]} */
+#define MPT__ENTRY_LEAST 49
+
+/* Text in the header, decoded over its own spelling. */
+typedef struct mpt__span {
+    uint8_t *text;
+    size_t length;
+} mpt__span;
+
+/* One tensor of a file. */
+typedef struct mpt__entry {
+    mpt__span name;
+    int64_t numel, begin, end; /* the last two in the data */
+    int64_t weight;            /* where it goes: row + 1, 0 nowhere */
+    uint32_t shape;            /* position of its '[' in the header */
+    uint8_t dtype;             /* row, see mpt__file_dtype_name */
+    uint8_t rank;              /* at most 255 */
+    uint8_t part, parts;       /* of the weight's first dimension; 0 of 1: all of it */
+    bool ignored, transpose;
+} mpt__entry;
+
+/* A file in memory, and the place in its header that is being read. */
+typedef struct mpt__archive {
+    mpt_context *context;
+    const char *name; /* of the file, or "memory", for messages */
+    uint8_t *header;  /* own copy */
+    size_t header_bytes, at;
+    mpt__entry *entries; /* sorted by name once all is checked */
+    int64_t count;
+    const uint8_t *data;
+    int64_t data_bytes;
+    uint8_t *own_data; /* NULL: the caller's */
+} mpt__archive;
+
+/* ==== JSON ==== */
+
+static bool mpt__json_refuse(const mpt__archive *a, const char *text) {
+    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s", a->name,
+                       8 + (int64_t)a->at, text);
+}
+
+static bool mpt__json_unequal(const mpt__archive *a, const char *text, int64_t expected,
+                              int64_t got) {
+    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
+                       a->name, 8 + (int64_t)a->at, text, expected, got);
+}
+
+/* The next byte, 0 at the end. */
+static uint8_t mpt__json_byte(const mpt__archive *a) {
+    return a->at < a->header_bytes ? a->header[a->at] : 0;
+}
+
+/* The next byte that is no white space. */
+static uint8_t mpt__json_peek(mpt__archive *a) {
+    for (;; a->at++) {
+        uint8_t c = mpt__json_byte(a);
+        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
+    }
+}
+
+/* Goes past `c` if it comes next. */
+static bool mpt__json_take(mpt__archive *a, uint8_t c) {
+    bool here = mpt__json_peek(a) == c;
+    if (here) a->at++;
+    return here;
+}
+
+static bool mpt__json_expect(mpt__archive *a, uint8_t c, const char *otherwise) {
+    return mpt__json_take(a, c) || mpt__json_refuse(a, otherwise);
+}
+
+/* After an element of a list that ends with `close`: whether that was the last. */
+static bool mpt__json_more(mpt__archive *a, uint8_t close, bool *done) {
+    *done = mpt__json_take(a, close);
+    return *done || mpt__json_expect(a, ',', "',' or the closing bracket expected");
+}
+
+/* A natural number below 2^63, without sign, fraction, exponent or leading zeros. */
+static bool mpt__json_natural(mpt__archive *a, int64_t *value) {
+    uint8_t c = mpt__json_peek(a);
+    size_t start = a->at;
+    *value = 0;
+    for (; c >= '0' && c <= '9'; a->at++, c = mpt__json_byte(a)) {
+        if (*value > (INT64_MAX - (c - '0')) / 10)
+            return mpt__json_refuse(a, "the number is too large");
+        *value = *value * 10 + (c - '0');
+        if (*value < 10 && a->at > start) return mpt__json_refuse(a, "a number begins with 0");
+    }
+    if (a->at == start || c == '.' || c == 'e' || c == 'E')
+        return mpt__json_refuse(a, "a whole number expected");
+    return true;
+}
+
+/* What follows "\u": four hexadecimal digits. */
+static bool mpt__json_hex(mpt__archive *a, uint32_t *value) {
+    *value = 0;
+    for (int i = 0; i < 4; i++, a->at++) {
+        uint8_t c = mpt__json_byte(a), letter = c | 0x20;
+        uint32_t digit = c >= '0' && c <= '9'             ? (uint32_t)(c - '0')
+                         : letter >= 'a' && letter <= 'f' ? (uint32_t)(letter - 'a' + 10)
+                                                          : 16;
+        if (digit > 15) return mpt__json_refuse(a, "four hexadecimal digits expected");
+        *value = *value << 4 | digit;
+    }
+    return true;
+}
+
+/* What follows a backslash. */
+static bool mpt__json_escape(mpt__archive *a, uint32_t *code) {
+    static const char escapes[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    uint8_t c = mpt__json_byte(a);
+    const char *found = c ? strchr(escapes, c) : NULL;
+    uint32_t low;
+    a->at++;
+    if (found) *code = (uint32_t)meanings[found - escapes];
+    if (found) return true;
+    if (c != 'u') return mpt__json_refuse(a, "an unknown escape");
+    if (!mpt__json_hex(a, code)) return false;
+    if (*code == 0) return mpt__json_refuse(a, "a NUL in a string");
+    if (*code < 0xd800 || *code > 0xdfff) return true;
+    if (*code > 0xdbff || a->header_bytes - a->at < 2 || a->header[a->at] != '\\' ||
+        a->header[a->at + 1] != 'u')
+        return mpt__json_refuse(a, "half of a surrogate pair");
+    a->at += 2;
+    if (!mpt__json_hex(a, &low)) return false;
+    if (low < 0xdc00 || low > 0xdfff) return mpt__json_refuse(a, "half of a surrogate pair");
+    *code = 0x10000 + ((*code - 0xd800) << 10) + (low - 0xdc00);
+    return true;
+}
+
+/* The code point at the place. */
+static bool mpt__utf8_decode(mpt__archive *a, uint32_t *code) {
+    const size_t length = mpt__utf8_read(a->header + a->at, a->header_bytes - a->at, code);
+    a->at += length;
+    return length > 0 || mpt__json_refuse(a, "a string is not valid UTF-8");
+}
+
+/* A string, decoded in place: no character is longer than its spelling. */
+static bool mpt__json_string(mpt__archive *a, mpt__span *string) {
+    if (!mpt__json_expect(a, '"', "a string expected")) return false;
+    string->text = a->header + a->at;
+    string->length = 0;
+    while (a->at < a->header_bytes) {
+        uint8_t c = a->header[a->at], out[4];
+        uint32_t code;
+        if (c == '"') {
+            a->at++;
+            return true;
+        }
+        if (c < 0x20) return mpt__json_refuse(a, "a control character in a string");
+        if (c == '\\') a->at++;
+        if (!(c == '\\' ? mpt__json_escape(a, &code) : mpt__utf8_decode(a, &code))) return false;
+        size_t length = mpt__utf8_write(code, out);
+        memcpy(string->text + string->length, out, length);
+        string->length += length;
+    }
+    return mpt__json_refuse(a, "a string without end");
+}
+
+/* A key with its colon. */
+static bool mpt__json_key(mpt__archive *a, mpt__span *key) {
+    return mpt__json_string(a, key) && mpt__json_expect(a, ':', "':' expected");
+}
+
+/* Names as bytes, the shorter one first where one begins the other. */
+static int mpt__span_compare(mpt__span a, mpt__span b) {
+    int order = memcmp(a.text, b.text, a.length < b.length ? a.length : b.length);
+    return order ? order : (a.length > b.length) - (a.length < b.length);
+}
+
+static bool mpt__span_is(mpt__span span, const char *text) {
+    return strlen(text) == span.length && memcmp(text, span.text, span.length) == 0;
+}
+
+/* ==== The header ==== */
+
+static bool mpt__parse_dtype(mpt__archive *a, mpt__entry *entry) {
+    mpt__span name;
+    mpt__json_peek(a);
+    size_t start = a->at;
+    if (!mpt__json_string(a, &name)) return false;
+    for (entry->dtype = MPT_F32; entry->dtype < MPT__FILE_DTYPES; entry->dtype++)
+        if (mpt__span_is(name, mpt__file_dtype_name(entry->dtype))) return true;
+    a->at = start;
+    return mpt__json_refuse(a, "an unknown dtype");
+}
+
+static bool mpt__parse_shape(mpt__archive *a, mpt__entry *entry) {
+    bool done;
+    mpt__json_peek(a);
+    entry->shape = (uint32_t)a->at;
+    entry->numel = 1;
+    if (!mpt__json_expect(a, '[', "a list of dimensions expected")) return false;
+    for (done = mpt__json_take(a, ']'); !done; entry->rank++) {
+        int64_t dim;
+        if (!mpt__json_natural(a, &dim)) return false;
+        if (entry->rank == UINT8_MAX) return mpt__json_refuse(a, "too many dimensions");
+        if (dim > 0 && entry->numel > INT64_MAX / 64 / dim)
+            return mpt__json_refuse(a, "the dimensions multiply to too much");
+        entry->numel *= dim;
+        if (!mpt__json_more(a, ']', &done)) return false;
+    }
+    return true;
+}
+
+static bool mpt__parse_offsets(mpt__archive *a, mpt__entry *entry) {
+    static const char otherwise[] = "two offsets expected";
+    return mpt__json_expect(a, '[', otherwise) && mpt__json_natural(a, &entry->begin) &&
+           mpt__json_expect(a, ',', otherwise) && mpt__json_natural(a, &entry->end) &&
+           mpt__json_expect(a, ']', otherwise);
+}
+
+/* A tensor's object, with its size checked against its offsets. */
+static bool mpt__parse_tensor(mpt__archive *a, mpt__entry *entry) {
+    static const struct {
+        const char *name;
+        bool (*parse)(mpt__archive *a, mpt__entry *entry);
+    } fields[3] = {{"dtype", mpt__parse_dtype},
+                   {"shape", mpt__parse_shape},
+                   {"data_offsets", mpt__parse_offsets}};
+    int has = 0;
+    if (!mpt__json_expect(a, '{', "an object expected")) return false;
+    for (bool done = false; !done;) {
+        mpt__span key;
+        int field = 0;
+        mpt__json_peek(a);
+        size_t start = a->at;
+        if (!mpt__json_key(a, &key)) return false;
+        size_t value = a->at;
+        a->at = start;
+        while (field < 3 && !mpt__span_is(key, fields[field].name)) field++;
+        if (field == 3)
+            return mpt__json_refuse(a, "a key of a tensor is none of dtype, shape, data_offsets");
+        if (has & 1 << field) return mpt__json_refuse(a, "a key of a tensor comes twice");
+        a->at = value;
+        has |= 1 << field;
+        if (!fields[field].parse(a, entry) || !mpt__json_more(a, '}', &done)) return false;
+    }
+    if (has != 7) return mpt__json_refuse(a, "a tensor lacks dtype, shape or data_offsets");
+    int64_t bits = entry->numel * mpt__file_dtype_bits(entry->dtype);
+    if (bits % 8 != 0) return mpt__json_refuse(a, "a tensor ends within a byte");
+    if (entry->begin > entry->end || entry->end > a->data_bytes)
+        return mpt__json_unequal(a, "the offsets of a tensor leave the data (its end)",
+                                 a->data_bytes, entry->end);
+    if (entry->end - entry->begin != bits / 8)
+        return mpt__json_unequal(a, "the offsets of a tensor do not fit its shape (bytes)",
+                                 bits / 8, entry->end - entry->begin);
+    return true;
+}
+
+/* Text about the file, by text: read and not kept. */
+static bool mpt__parse_metadata(mpt__archive *a) {
+    mpt__span text;
+    if (!mpt__json_expect(a, '{', "an object expected")) return false;
+    for (bool done = mpt__json_take(a, '}'); !done;)
+        if (!mpt__json_key(a, &text) || !mpt__json_string(a, &text) ||
+            !mpt__json_more(a, '}', &done))
+            return false;
+    return true;
+}
+
+/* Reads the header into the entries, in the order of the file. No recursion. */
+static bool mpt__archive_parse(mpt__archive *a) {
+    bool has_metadata = false;
+    if (a->header[0] != '{') return mpt__json_refuse(a, "the header does not begin with '{'");
+    a->at = 1;
+    for (bool done = mpt__json_take(a, '}'); !done;) {
+        mpt__entry entry;
+        memset(&entry, 0, sizeof entry);
+        if (!mpt__json_key(a, &entry.name)) return false;
+        bool metadata = mpt__span_is(entry.name, "__metadata__");
+        if (metadata && has_metadata) return mpt__json_refuse(a, "__metadata__ comes twice");
+        if (!(metadata ? mpt__parse_metadata(a) : mpt__parse_tensor(a, &entry))) return false;
+        if (metadata)
+            has_metadata = true;
+        else
+            a->entries[a->count++] = entry;
+        if (!mpt__json_more(a, '}', &done)) return false;
+    }
+    mpt__json_peek(a);
+    return a->at == a->header_bytes || mpt__json_refuse(a, "text after the header's end");
+}
+
+/* ==== Order and holes ==== */
+
+static int mpt__entry_compare(const mpt__entry *a, const mpt__entry *b, bool by_name) {
+    if (by_name) return mpt__span_compare(a->name, b->name);
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
+    return (a->end > b->end) - (a->end < b->end);
+}
+
+static void mpt__entry_swap(mpt__entry *a, mpt__entry *b) {
+    mpt__entry kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+/* Heapsort: n log n whatever the file holds, without recursion. */
+static void mpt__entries_sort(mpt__entry *entries, int64_t count, bool by_name) {
+    int64_t start = count / 2, end = count;
+    while (end > 1) {
+        if (start > 0)
+            start--;
+        else
+            mpt__entry_swap(&entries[0], &entries[--end]);
+        for (int64_t parent = start, child; (child = 2 * parent + 1) < end; parent = child) {
+            if (child + 1 < end &&
+                mpt__entry_compare(&entries[child], &entries[child + 1], by_name) < 0)
+                child++;
+            if (mpt__entry_compare(&entries[parent], &entries[child], by_name) >= 0) break;
+            mpt__entry_swap(&entries[parent], &entries[child]);
+        }
+    }
+}
+
+/* Checks that the tensors fill the data without holes or overlaps and that no name comes twice. */
+static bool mpt__archive_check(mpt__archive *a) {
+    int64_t filled = 0;
+    mpt__entries_sort(a->entries, a->count, false);
+    for (int64_t i = 0; i < a->count; i++) {
+        const mpt__entry *entry = &a->entries[i];
+        a->at = (size_t)(entry->name.text - a->header);
+        if (entry->begin > filled)
+            return mpt__json_unequal(a, "a hole in the data before this tensor (byte)", filled,
+                                     entry->begin);
+        if (entry->begin < filled)
+            return mpt__json_unequal(a, "this tensor overlaps another one (byte)", filled,
+                                     entry->begin);
+        filled = entry->end;
+    }
+    a->at = 0;
+    if (filled != a->data_bytes)
+        return mpt__json_unequal(a, "the tensors do not fill the data (bytes)", a->data_bytes,
+                                 filled);
+    mpt__entries_sort(a->entries, a->count, true);
+    for (int64_t i = 1; i < a->count; i++) {
+        a->at = (size_t)(a->entries[i].name.text - a->header);
+        if (mpt__entry_compare(&a->entries[i - 1], &a->entries[i], true) == 0)
+            return mpt__json_refuse(a, "a tensor's name comes twice");
+    }
+    return true;
+}
+
+static mpt__span mpt__span_of(const char *text) {
+    const mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+    return span;
+}
+
+/* The entry of a name among sorted ones, or NULL. */
+static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__span name) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        int order = mpt__span_compare(entries[middle].name, name);
+        if (order == 0) return &entries[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+/* ==== Parameters ==== */
+
+/* The parameters and buffers of a save or load, with their names in the file. */
+typedef struct mpt__weight {
+    const char *path;
+    const mpt__tensor *tensor;
+    uint32_t parts, seen; /* of a load: into how many it was divided, and a bit for each */
+} mpt__weight;
+
+typedef struct mpt__weights {
+    mpt__weight *rows;
+    int64_t count;
+} mpt__weights;
+
+static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__tensor *tensor) {
+    weight->path = path;
+    weight->tensor = tensor;
+    weight->parts = weight->seen = 0;
+}
+
+/* In the order of the tree, which is frozen by it; false with an error recorded. */
+static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_at(context, module);
+    const mpt__parameter *parameter;
+    mpt__buffer buffer;
+    mpt__walk walk;
+    weights->rows = NULL;
+    weights->count = 0;
+    if (!found || mpt__freeze(context, found) != MPT_OK) return false;
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_values(&walk) != NULL) weights->count++;
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_buffer(&walk, &buffer)) weights->count++;
+    weights->rows =
+        (mpt__weight *)mpt__host_new(context, (size_t)weights->count * sizeof(mpt__weight));
+    if (weights->rows == NULL) weights->count = 0;
+    int64_t row = 0;
+    mpt__walk_begin(&walk, context, found);
+    while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, parameter->path),
+                        parameter->tensor);
+    }
+    mpt__walk_begin(&walk, context, found);
+    while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, buffer.path),
+                        buffer.tensor);
+    }
+    return context->base.status == MPT_OK;
+}
+
+static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {
+    mpt__room_free(context, weights->rows, weights->count);
+}
+
+static bool mpt__big_endian(void) {
+    const uint16_t one = 1;
+    uint8_t first;
+    memcpy(&first, &one, 1);
+    return first == 0;
+}
+
+/* Turns elements of `size` bytes around where this machine's order is not the file's. */
+static void mpt__file_order(uint8_t *bytes, size_t n, size_t size) {
+    if (!mpt__big_endian()) return;
+    for (uint8_t *element = bytes; element < bytes + n; element += size) {
+        for (size_t i = 0; i < size / 2; i++) {
+            uint8_t kept = element[i];
+            element[i] = element[size - 1 - i];
+            element[size - 1 - i] = kept;
+        }
+    }
+}
+
+/* ==== Save ==== */
+
+static int mpt__weight_width(const mpt__weight *weight) {
+    return mpt__dtype_info[weight->tensor->dtype].bytes;
+}
+
+/* Wide elements first, so that every tensor of the file is aligned, else as they were. */
+static void mpt__weights_sort(mpt__weights *weights) {
+    for (int64_t i = 1; i < weights->count; i++) {
+        mpt__weight moved = weights->rows[i];
+        int64_t to = i;
+        for (; to > 0 && mpt__weight_width(&weights->rows[to - 1]) < mpt__weight_width(&moved);
+             to--)
+            weights->rows[to] = weights->rows[to - 1];
+        weights->rows[to] = moved;
+    }
+}
+
+static void mpt__header_string(mpt__text *header, const char *string) {
+    mpt__text_char(header, '"');
+    for (; *string; string++) {
+        if (*string == '"' || *string == '\\') mpt__text_char(header, '\\');
+        if ((uint8_t)*string >= 0x20) {
+            mpt__text_char(header, *string);
+        } else {
+            mpt__write_text(header, "\\u00%d%llx", *string >> 4 & 1, (uint64_t)*string & 15);
+        }
+    }
+    mpt__text_char(header, '"');
+}
+
+/* The header, counted at least: what does not fit is not written. */
+static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
+    int64_t at = 0;
+    mpt__write_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (int64_t i = 0; i < weights->count; i++) {
+        const mpt__tensor *tensor = weights->rows[i].tensor;
+        mpt__text_char(header, ',');
+        mpt__header_string(header, weights->rows[i].path);
+        mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[",
+                        mpt__dtype_info[tensor->dtype].file_name);
+        for (int d = 0; d < tensor->shape.rank; d++)
+            mpt__write_text(header, "%s%lld", d > 0 ? "," : "", tensor->shape.dim[d]);
+        int64_t end = at + mpt__tensor_bytes(tensor);
+        mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", at, end);
+        at = end;
+    }
+    mpt__text_char(header, '}');
+    while (header->length % 8 != 0) mpt__text_char(header, ' ');
+}
+
+#define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
+
+/* The file being written. */
+typedef struct mpt__writer {
+    mpt_context *context;
+    void *file;
+    const char *path; /* for messages: where it will be */
+    int64_t position;
+    uint8_t *chunk;
+} mpt__writer;
+
+static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
+    const mpt_io *io = mpt__io(&writer->context->base);
+    size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
+    if (written != n)
+        return mpt__reject(writer->context, MPT_ERROR_IO,
+                           "%s: writing %lld bytes at byte %lld took %lld: %s", writer->path,
+                           (int64_t)n, writer->position, (int64_t)written,
+                           mpt__io_reason(&writer->context->base));
+    writer->position += (int64_t)n;
+    return true;
+}
+
+static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight) {
+    const mpt__tensor *tensor = weight->tensor;
+    const int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
+    for (int64_t done = 0, take; done < total; done += take) {
+        take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
+        if (mpt__download(writer->context, writer->chunk, tensor->storage,
+                          tensor->offset * size + done, take) != MPT_OK)
+            return false;
+        mpt__file_order(writer->chunk, (size_t)take, (size_t)size);
+        if (!mpt__write_bytes(writer, writer->chunk, (size_t)take)) return false;
+    }
+    return true;
+}
+
+/* Everything between open and close. */
+static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
+                              const mpt__text *header) {
+    mpt_context *context = writer->context;
+    uint8_t size[8];
+    for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
+    if (!mpt__write_bytes(writer, size, sizeof size) ||
+        !mpt__write_bytes(writer, header->out, header->length))
+        return false;
+    for (int64_t i = 0; i < weights->count; i++)
+        if (!mpt__write_weight(writer, &weights->rows[i])) return false;
+    const mpt_io *io = mpt__io(&context->base);
+    return (io->flush && io->flush(io->user, writer->file)) ||
+           mpt__reject(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
+                       writer->path, mpt__io_reason(&context->base));
+}
+
+/* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
+static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
+                           const mpt__text *header) {
+    mpt_context *context = writer->context;
+    const mpt__base *base = &context->base;
+    const mpt_io *io = mpt__io(base);
+    const char *path = writer->path;
+    mpt__new_file t;
+    if (strlen(path) >= MPT__PATH_SIZE - 64)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
+                           MPT__PATH_SIZE - 64);
+    if (!mpt__new_file_begin(base, path, &t))
+        return mpt__reject(context, MPT_ERROR_IO, "cannot write %s: %s", path,
+                           mpt__io_reason(base));
+    writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
+    if (!writer->file) {
+        mpt__error(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path, t.path,
+                   mpt__io_reason(base));
+        return mpt__new_file_end(&t, false);
+    }
+    bool good = mpt__save_content(writer, weights, header);
+    if (!(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
+        good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
+                           mpt__io_reason(base));
+    if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
+        good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
+                           mpt__io_reason(base));
+    if (!good && io->remove) io->remove(io->user, t.path);
+    return mpt__new_file_end(&t, good);
+}
+
+MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = module.context;
+    mpt__weights weights;
+    mpt__text header = {NULL, 0, 0};
+    mpt__writer writer = {context, NULL, path, 0, NULL};
+    if (!mpt__enter(context, "mpt_save") || !mpt__module_at(context, module) ||
+        mpt__no_files(context))
+        return mpt__status_of(context);
+    if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
+    if (mpt__weights_make(module, &weights)) {
+        mpt__weights_sort(&weights);
+        mpt__save_header(&weights, &header);
+        header.size = header.length + 1;
+        header.length = 0;
+        header.out = (char *)mpt__host_new(context, header.size);
+        writer.chunk = (uint8_t *)mpt__host_new(context, MPT__SAVE_CHUNK);
+        if (header.out && writer.chunk) {
+            mpt__save_header(&weights, &header);
+            mpt__save_file(&writer, &weights, &header);
+        }
+        mpt__host_free(context, header.out, header.size);
+        mpt__host_free(context, writer.chunk, MPT__SAVE_CHUNK);
+    }
+    mpt__weights_free(context, &weights);
+    return context->base.status;
+}
+
+/* ==== Load ==== */
+
+MPTRAIN_API mpt_load_config mpt_load_config_default(void) {
+    mpt_load_config config;
+    memset(&config, 0, sizeof config);
+    config.strict = true;
+    return config;
+}
+
+enum { MPT__LOAD_PARTS = 16, MPT__LOAD_NAME = 1024 };
+
+static bool mpt__pattern_good(const char *pattern) {
+    return pattern && *pattern && strchr(pattern, '*') == strrchr(pattern, '*');
+}
+
+static bool mpt__rename_good(const mpt_rename *rule) {
+    return mpt__pattern_good(rule->from) && mpt__pattern_good(rule->to) &&
+           (strchr(rule->from, '*') || !strchr(rule->to, '*')) && rule->part >= 0 &&
+           rule->parts >= 0 && rule->parts <= MPT__LOAD_PARTS &&
+           rule->part < (rule->parts ? rule->parts : 1);
+}
+
+static bool mpt__load_config_good(mpt_context *context, const mpt_load_config *config) {
+    const char *table = "renames", *wanted = "counts of 0, or tables";
+    int i = 0;
+    if (config->rename_count >= 0 && config->ignore_count >= 0 &&
+        (config->rename_count == 0 || config->renames) &&
+        (config->ignore_count == 0 || config->ignore)) {
+        wanted = "names with one '*' at most, in `to` only if in `from`, and part 0 of 0 or a part "
+                 "of 1 to 16";
+        while (i < config->rename_count && mpt__rename_good(&config->renames[i])) i++;
+        if (i == config->rename_count) {
+            table = "ignore", wanted = "a name with one '*' at most";
+            for (i = 0; i < config->ignore_count && mpt__pattern_good(config->ignore[i]);) i++;
+            if (i == config->ignore_count) return true;
+        }
+    }
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
+}
+
+/* Whether a name fits a pattern, and the text that its '*' stands for. */
+static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
+    const char *at = strchr(pattern, '*');
+    const size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
+    const size_t tail = at ? length - head - 1 : 0;
+    if (at ? name.length < head + tail : name.length != length) return false;
+    star->text = name.text + head;
+    star->length = name.length - head - tail;
+    return memcmp(pattern, name.text, head) == 0 &&
+           memcmp(pattern + length - tail, star->text + star->length, tail) == 0;
+}
+
+/* Puts into *name what the rules make of an entry's name, each from what those before it made, in
+   one or the other half of `room`; false where that is too long. */
+static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
+                             uint8_t room[2][MPT__LOAD_NAME]) {
+    *name = entry->name;
+    entry->part = 0, entry->parts = 1, entry->transpose = false;
+    for (int i = 0; i < config->rename_count; i++) {
+        const mpt_rename *rule = &config->renames[i];
+        uint8_t *out = room[name->text == room[0]];
+        mpt__span star, to = mpt__span_of(rule->to);
+        if (!mpt__pattern_fits(rule->from, *name, &star)) continue;
+        const char *at = strchr(rule->to, '*');
+        const size_t head = at ? (size_t)(at - rule->to) : to.length;
+        const size_t tail = at ? to.length - head - 1 : 0;
+        if (!at) star.length = 0;
+        if (head + star.length + tail > MPT__LOAD_NAME) return false;
+        memcpy(out, to.text, head);
+        memcpy(out + head, star.text, star.length);
+        memcpy(out + head + star.length, to.text + to.length - tail, tail);
+        name->text = out;
+        name->length = head + star.length + tail;
+        entry->transpose = entry->transpose != rule->transpose;
+        if (rule->parts > 0) entry->part = (uint8_t)rule->part, entry->parts = (uint8_t)rule->parts;
+    }
+    return true;
+}
+
+enum { MPT__SHOWN_NAME = 112 };
+
+/* A name of the file for messages: shortened and without control characters. */
+static const char *mpt__show_name(mpt__span name, char text[MPT__SHOWN_NAME]) {
+    size_t n = 0;
+    for (; n < name.length && n < MPT__SHOWN_NAME - 1; n++)
+        text[n] = name.text[n] < 0x20 ? '?' : (char)name.text[n];
+    text[n] = '\0';
+    return text;
+}
+
+static size_t mpt__archive_capacity(const mpt__archive *a) {
+    return (a->header_bytes / MPT__ENTRY_LEAST + 1) * sizeof *a->entries;
+}
+
+static void mpt__archive_free(mpt__archive *a) {
+    mpt__host_free(a->context, a->header, a->header_bytes);
+    mpt__host_free(a->context, a->entries, mpt__archive_capacity(a));
+    mpt__host_free(a->context, a->own_data, (size_t)a->data_bytes);
+}
+
+/* Makes room for the header of a file of `total` bytes that begins with `first`. */
+static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t total) {
+    const int64_t most =
+        total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
+    uint64_t size = mpt__load_little_endian(first, 8);
+    if (size < 2 || size > (uint64_t)most)
+        return mpt__refuse_known(a->context, a->name, first, 8, MPT__KNOWN_ALL) &&
+               mpt__reject(a->context, MPT_ERROR_FORMAT,
+                           "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
+                           "expected, got %llu",
+                           a->name, most, size);
+    a->header_bytes = (size_t)size;
+    a->data_bytes = total - 8 - (int64_t)size;
+    a->header = (uint8_t *)mpt__host_new(a->context, a->header_bytes);
+    return a->header != NULL;
+}
+
+static bool mpt__archive_too_short(const mpt__archive *a, int64_t total) {
+    return total < 10 && !mpt__reject(a->context, MPT_ERROR_FORMAT,
+                                      "%s: no safetensors file: %lld bytes, at least 10 expected",
+                                      a->name, total);
+}
+
+/* Reads and checks the header, before any data is read. */
+static bool mpt__archive_open(mpt__archive *a) {
+    a->entries = (mpt__entry *)mpt__host_new(a->context, mpt__archive_capacity(a));
+    return a->entries && mpt__archive_parse(a) && mpt__archive_check(a);
+}
+
+/* All of a file, the data last: a file that cannot be read to its end changes nothing. */
+static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
+    uint8_t first[8];
+    if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, sizeof first) ||
+        !mpt__archive_begin(a, first, file->size) ||
+        !mpt__reader_read(file, a->header, a->header_bytes) || !mpt__archive_open(a))
+        return false;
+    if (a->data_bytes == 0) return true;
+    a->data = a->own_data = (uint8_t *)mpt__host_new(a->context, (size_t)a->data_bytes);
+    return a->own_data && mpt__reader_read(file, a->own_data, (size_t)a->data_bytes);
+}
+
+static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_t bytes) {
+    int64_t total = bytes > PTRDIFF_MAX ? -1 : (int64_t)bytes;
+    if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, total)) return false;
+    memcpy(a->header, data + 8, a->header_bytes);
+    a->data = data + 8 + a->header_bytes;
+    return mpt__archive_open(a);
+}
+
+/* The dimensions of an entry; those beyond the eighth are counted in its rank alone. */
+static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
+    mpt_shape shape = MPT_SCALAR;
+    a->at = entry->shape + 1;
+    for (; shape.rank < entry->rank && shape.rank < MPT_MAX_RANK; shape.rank++, a->at++) {
+        mpt__json_natural(a, &shape.dim[shape.rank]);
+        mpt__json_peek(a);
+    }
+    return shape;
+}
+
+/* An entry on its way into a parameter, a block of elements at a time. */
+typedef struct mpt__copy {
+    mpt__archive *archive;
+    const mpt__entry *entry;
+    const char *path;
+    const mpt__tensor *tensor;
+    const mpt__convert_table *convert;
+    mpt_shape shape;                     /* of the entry, turned where it is transposed */
+    int from, to;                        /* rows of mpt__dtype_info */
+    uint8_t raw[MPT__ELEMENT_BLOCK * 8]; /* of the file, in this machine's byte order */
+    float exact[MPT__ELEMENT_BLOCK];
+    uint16_t converted[MPT__ELEMENT_BLOCK * 4]; /* room for i64 */
+} mpt__copy;
+
+/* Fills the three from the block that begins with element `first`. Returns its elements. */
+static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
+    const size_t size = mpt__dtype_info[copy->from].bytes;
+    const int64_t left = copy->entry->numel - first;
+    const uint8_t *data = copy->archive->data + copy->entry->begin;
+    size_t n = left < MPT__ELEMENT_BLOCK ? (size_t)left : MPT__ELEMENT_BLOCK;
+    if (!copy->entry->transpose) memcpy(copy->raw, data + first * (int64_t)size, n * size);
+    for (size_t i = 0; i < n && copy->entry->transpose; i++) {
+        const int64_t at = first + (int64_t)i, rows = copy->shape.dim[0],
+                      columns = copy->shape.dim[1];
+        memcpy(copy->raw + i * size, data + (at % columns * rows + at / columns) * (int64_t)size,
+               size);
+    }
+    mpt__file_order(copy->raw, n * size, size);
+    mpt__elements_to_f32((mpt_dtype)copy->from, copy->raw, copy->exact, n);
+    mpt__elements_from_f32(copy->convert, (mpt_dtype)copy->to, copy->exact, copy->converted, n);
+    return n;
+}
+
+/* Refuses values that are finite in the file and would not be so as a parameter. */
+static bool mpt__copy_check(mpt__copy *copy) {
+    float back[MPT__ELEMENT_BLOCK];
+    if (copy->from == copy->to) return true;
+    for (int64_t first = 0; first < copy->entry->numel; first += MPT__ELEMENT_BLOCK) {
+        size_t n = mpt__copy_block(copy, first);
+        mpt__elements_to_f32((mpt_dtype)copy->to, copy->converted, back, n);
+        for (size_t i = 0; i < n; i++) {
+            double value = copy->exact[i];
+            if (copy->from == MPT_F64) memcpy(&value, copy->raw + i * 8, sizeof value);
+            if (!mpt__f32_is_finite(back[i]) && mpt__f64_is_finite(value))
+                return mpt__reject(copy->archive->context, MPT_ERROR_NUMERIC,
+                                   "%s: element %lld of %s is %g, beyond the range of the "
+                                   "parameter's %s",
+                                   copy->archive->name, first + (int64_t)i, copy->path, value,
+                                   mpt__dtype_info[copy->to].name);
+        }
+    }
+    return true;
+}
+
+static bool mpt__copy_in(mpt__copy *copy) {
+    const mpt__tensor *tensor = copy->tensor;
+    mpt_context *context = copy->archive->context;
+    const int64_t size = mpt__dtype_info[copy->to].bytes, numel = copy->entry->numel;
+    const int64_t offset = tensor->offset + copy->entry->part * numel;
+    const bool same = copy->from == copy->to;
+    if (same && !mpt__big_endian() && !copy->entry->transpose)
+        return mpt__upload(context, tensor->storage, offset * size,
+                           copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
+    for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
+        size_t n = mpt__copy_block(copy, first);
+        const void *block = same ? (const void *)copy->raw : copy->converted;
+        if (mpt__upload(context, tensor->storage, (offset + first) * size, block,
+                        (int64_t)n * size) != MPT_OK)
+            return false;
+    }
+    return true;
+}
+
+/* False for an entry that goes nowhere. */
+static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weights *weights,
+                            const mpt__entry *entry) {
+    if (!entry->weight) return false;
+    const mpt__weight *weight = &weights->rows[entry->weight - 1];
+    copy->archive = a;
+    copy->entry = entry;
+    copy->path = weight->path;
+    copy->tensor = weight->tensor;
+    copy->convert = mpt__convert_table_for(a->context->config.isa);
+    copy->from = entry->dtype;
+    copy->to = weight->tensor->dtype;
+    copy->shape = mpt__archive_shape(a, entry);
+    if (entry->transpose) {
+        copy->shape.dim[0] = copy->shape.dim[1];
+        copy->shape.dim[1] = mpt__archive_shape(a, entry).dim[0];
+    }
+    return true;
+}
+
+/* Checks that an entry can become its parameter or a part of it, or records an error. */
+static bool mpt__load_check(mpt__copy *copy) {
+    mpt__archive *a = copy->archive;
+    const mpt__entry *entry = copy->entry;
+    mpt_shape want = copy->tensor->shape;
+    char shown[MPT__SHOWN_NAME];
+    bool divides = entry->parts == 1 || (want.rank > 0 && want.dim[0] % entry->parts == 0);
+    bool same = divides && want.rank == entry->rank && (!entry->transpose || entry->rank == 2);
+    if (divides && want.rank > 0) want.dim[0] /= entry->parts;
+    for (int i = 0; same && i < want.rank; i++) same = want.dim[i] == copy->shape.dim[i];
+    if (!same) {
+        mpt_shape got = mpt__archive_shape(a, entry);
+        bool renamed = !mpt__span_is(entry->name, copy->path);
+        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S", a->name,
+                           mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
+                           renamed ? copy->path : "", &got,
+                           entry->transpose ? ", to be transposed" : "",
+                           entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
+    }
+    bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
+    if (!mpt__elements_known(copy->from) || !converts)
+        return mpt__reject(a->context, MPT_ERROR_DTYPE,
+                           "%s: %s is %s, which does not convert to %s", a->name, copy->path,
+                           mpt__file_dtype_name(entry->dtype), mpt__dtype_info[copy->to].name);
+    return mpt__copy_check(copy);
+}
+
+/* Gives an entry its place; false with an error recorded where that is another one's. */
+static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__entry *entry,
+                            const mpt__entry *found) {
+    mpt__weight *weight = &weights->rows[found->begin];
+    const uint32_t bit = 1u << entry->part;
+    char shown[MPT__SHOWN_NAME];
+    if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
+        return mpt__reject(a->context, MPT_ERROR_FORMAT,
+                           "%s: %s becomes %s, and so does another tensor of the file", a->name,
+                           mpt__show_name(entry->name, shown), weight->path);
+    weight->parts = entry->parts;
+    weight->seen |= bit;
+    entry->weight = found->begin + 1;
+    return true;
+}
+
+/* Finds the parameter of each entry by way of the sorted paths. */
+static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
+                          const mpt_load_config *config, mpt__entry *paths) {
+    uint8_t room[2][MPT__LOAD_NAME];
+    char shown[MPT__SHOWN_NAME];
+    mpt__span name;
+    for (int64_t i = 0; i < weights->count; i++) {
+        paths[i].name = mpt__span_of(weights->rows[i].path);
+        paths[i].begin = i;
+    }
+    mpt__entries_sort(paths, weights->count, true);
+    for (int64_t i = 0; i < a->count; i++) {
+        mpt__entry *entry = &a->entries[i], *found;
+        for (int k = 0; k < config->ignore_count && !entry->ignored; k++)
+            entry->ignored = mpt__pattern_fits(config->ignore[k], entry->name, &name);
+        if (entry->ignored) continue;
+        if (!mpt__load_rename(config, entry, &name, room))
+            return mpt__reject(a->context, MPT_ERROR_ARGUMENT,
+                               "%s: the renames make more than %d bytes of %s", a->name,
+                               MPT__LOAD_NAME, mpt__show_name(entry->name, shown));
+        found = mpt__entries_find(paths, weights->count, name);
+        if (found && !mpt__load_place(a, weights, entry, found)) return false;
+    }
+    return true;
+}
+
+/* Names on one side only, counted and the first one given. */
+static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
+                             const mpt_load_config *config) {
+    const char *first_missing = "";
+    mpt__entry *first = NULL;
+    char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "";
+    uint8_t room[2][MPT__LOAD_NAME];
+    int64_t missing = 0, extra = 0;
+    for (int64_t i = weights->count - 1; i >= 0; i--) {
+        const mpt__weight *weight = &weights->rows[i];
+        if (weight->seen && weight->seen == (1u << weight->parts) - 1) continue;
+        first_missing = weight->path, missing++;
+    }
+    for (int64_t i = a->count - 1; i >= 0; i--)
+        if (!a->entries[i].weight && !a->entries[i].ignored) first = &a->entries[i], extra++;
+    if (first) {
+        mpt__span name;
+        mpt__load_rename(config, first, &name, room);
+        mpt__show_name(first->name, shown);
+        if (name.text != first->name.text) mpt__show_name(name, made);
+    }
+    return (missing == 0 && extra == 0) ||
+           mpt__reject(a->context, MPT_ERROR_FORMAT,
+                       "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s"
+                       "%s; of mpt_load_config, strict = false takes what fits, and renames and "
+                       "ignore tell about names",
+                       a->name, missing, missing ? ", first " : "", first_missing, extra,
+                       extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
+}
+
+/* Checks all, then copies all. Returns how many, 0 with an error recorded. */
+static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
+                             const mpt_load_config *config) {
+    const size_t bytes = (size_t)(weights->count + 1) * sizeof(mpt__entry);
+    mpt__entry *paths = (mpt__entry *)mpt__host_new(a->context, bytes);
+    bool good = paths && mpt__load_map(weights, a, config, paths);
+    mpt__copy copy;
+    int found = 0;
+    mpt__host_free(a->context, paths, bytes);
+    for (int64_t i = 0; good && i < a->count; i++)
+        if (mpt__copy_begin(&copy, a, weights, &a->entries[i])) good = mpt__load_check(&copy);
+    if (!good || (config->strict && !mpt__load_strict(weights, a, config))) return 0;
+    for (int64_t i = 0; i < a->count; i++) {
+        if (!mpt__copy_begin(&copy, a, weights, &a->entries[i])) continue;
+        if (!mpt__copy_in(&copy)) return 0;
+        found++;
+    }
+    return found;
+}
+
+/* The part of a load that follows once the archive was read, or was not. */
+static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
+                                const mpt_load_config *config, int *loaded) {
+    MPT__PLAIN_FLOATS;
+    mpt_load_config defaults = mpt_load_config_default();
+    mpt__weights weights = {NULL, 0};
+    if (good && mpt__weights_make(module, &weights)) {
+        int found = mpt__load_weights(&weights, a, config ? config : &defaults);
+        if (loaded) *loaded = found;
+    }
+    mpt__weights_free(a->context, &weights);
+    mpt__archive_free(a);
+    return a->context->base.status;
+}
+
+static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, const char *name,
+                            const mpt_load_config *config, int *loaded) {
+    memset(a, 0, sizeof *a);
+    a->context = module.context;
+    a->name = name;
+    if (loaded) *loaded = 0;
+    return mpt__enter(a->context, op) && mpt__module_at(a->context, module) &&
+           (!config || mpt__load_config_good(a->context, config));
+}
+
+MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
+                                int *loaded) {
+    mpt_context *context = module.context;
+    mpt__archive archive;
+    mpt__reader file;
+    if (!mpt__load_begin(module, "mpt_load", &archive, path, config, loaded) ||
+        mpt__no_files(context))
+        return mpt__status_of(context);
+    if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
+    if (!mpt__reader_open(&file, context, path)) return context->base.status;
+    bool good = mpt__archive_read_file(&archive, &file);
+    mpt__reader_close(&file);
+    return mpt__load_end(module, &archive, good, config, loaded);
+}
+
+MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
+                                       const mpt_load_config *config, int *loaded) {
+    mpt_context *context = module.context;
+    mpt__archive archive;
+    if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
+        return mpt__status_of(context);
+    if (!data) return mpt__error(context, MPT_ERROR_ARGUMENT, "data is NULL");
+    bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);
+    return mpt__load_end(module, &archive, good, config, loaded);
+}
+
+#endif

@@ -1,0 +1,778 @@
+/* ---------------------------------------------------------------------------------------------
+ * train/optimizer.c: the optimizers: what each kind is, their states, groups, options and rates.
+ *
+ * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
+ * covers, and counts of steps. What it does with gradients stands in train/update.c.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__TRAIN_OPTIMIZER_INCLUDED
+#define MPT__TRAIN_OPTIMIZER_INCLUDED
+
+#include "nn/query.c"
+
+/* ==== Contract ==== */
+
+enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+
+/* When an optimizer has a moment. */
+typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
+
+/* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
+   the kernel, weight decay behind them; the variant goes to index[0]. */
+typedef struct mpt__rule {
+    mpt__kernel kernel;
+    mpt__function function;
+    bool cycles; /* the first setting is what one cycle moves */
+    struct {
+        const char *name; /* in state; NULL = none */
+        mpt__need need;   /* always, where the first setting is not 0, in the variant */
+    } moment[MPT__MOMENTS];
+    struct {
+        const char *name;
+        double low, below;
+    } setting[MPT__SETTINGS]; /* the last ones may be missing */
+} mpt__rule;
+
+typedef struct mpt__group {
+    double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
+    double weight_decay, setting[MPT__SETTINGS];
+    uint16_t lr_slot; /* what the kernels read where there is no table */
+    uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
+} mpt__group;
+
+/* What mirrors elements [first, first + count) of a block. */
+typedef struct mpt__optim_state {
+    uint32_t block;
+    uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
+    uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
+    uint64_t stream;               /* of the random words that round its elements */
+    int64_t first, count;
+    int64_t held;      /* parameters of the block that are in the optimizer */
+    int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
+} mpt__optim_state;
+
+/* One parameter; its step count has the same index. */
+typedef struct mpt__optim_item {
+    uint32_t parameter; /* index in context->parameters */
+    uint32_t group, state;
+    uint32_t block;   /* the state's: where the parameter was when it came */
+    bool had_grad;    /* in the pattern that the segments were built of */
+    uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
+} mpt__optim_item;
+
+/* The device scalars of an optimizer. */
+enum {
+    MPT__OPTIM_APPLIED,    /* i: steps */
+    MPT__OPTIM_FOUND,      /* i: found_inf of the last unscale */
+    MPT__OPTIM_NORM,       /* f */
+    MPT__OPTIM_MULTIPLIER, /* f: means something while it is pending on blocks */
+    MPT__OPTIM_SLOTS
+};
+
+/* How far an optimizer is in the current update of its scaler. */
+typedef enum mpt__stage { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
+
+struct mpt__schedule;
+
+typedef struct mpt__optimizer {
+    mpt__id id;
+    const mpt__rule *rule;
+    double setting[MPT__SETTINGS];
+    double initial; /* value of the first moment of what is new */
+    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
+    bool stochastic; /* bf16 values are rounded by chance and have no masters */
+    bool pattern_valid, norm_valid;
+    mpt__group *groups;
+    int64_t group_count, group_capacity;
+    mpt__optim_state *states;
+    int64_t state_count, state_capacity;
+    mpt__optim_item *items;
+    int64_t item_count, item_capacity;
+    int64_t row_count;
+    int64_t *rows;             /* host copy of the segments, behind it the group of each */
+    uint32_t segments, counts; /* storages */
+    int64_t with_grad;         /* parameters with a gradient in the pattern */
+    uint64_t patterns;         /* so far; other groups and options count, too */
+    uint16_t slot[MPT__OPTIM_SLOTS];
+    uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
+    mpt__stage stage;
+    bool checked;                   /* its gradients were looked at: found_inf means something */
+    struct mpt__schedule *schedule; /* NULL = none */
+} mpt__optimizer;
+
+/* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
+   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
+typedef struct mpt__state_item {
+    const char *name;
+    uint32_t storage;
+    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
+    int64_t offset, count;
+    void *host;
+    uint16_t slot;
+} mpt__state_item;
+typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
+                                         const mpt__state_item *item);
+
+/* train/schedule.c. Before an update: sees to it that the device finds its rates. */
+static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer);
+/* The operand and slots by which an update finds the rate of a group. */
+static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *optimizer,
+                                  const mpt__group *group);
+/* The rate of the next step; waits for the device where it depends on the steps applied. */
+static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
+                               const mpt__group *group);
+/* A group is new, or its starting rate was changed by hand. */
+static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer);
+static void mpt__schedule_detach(struct mpt__schedule *schedule);
+/* train/average.c: whether averages stand where the values of a block were. */
+static bool mpt__averages_applied(const mpt_context *context, uint32_t block);
+/* Visits what a schedule knows; `item` is for numbers. */
+static mpt_status mpt__schedule_visit(mpt_context *context, struct mpt__schedule *schedule,
+                                      mpt__state_item *item, mpt__state_visitor visit, void *user);
+
+/* ==== Handles ==== */
+
+MPT__HANDLES(optimizer, MPT__OPTIMIZER)
+
+static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
+    return &context->blocks[state->block];
+}
+
+/* ==== States ==== */
+
+static void mpt__storage_forget(mpt_context *context, uint32_t *storage) {
+    if (*storage) mpt__storage_release(context, *storage);
+    *storage = 0;
+}
+
+static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dtype from_dtype,
+                                     int64_t from_offset, uint32_t to, mpt_dtype to_dtype,
+                                     int64_t to_offset, int64_t count) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_on(launch, 0, from, from_dtype, from_offset, count, MPT__READ);
+    mpt__operand_on(launch, 1, to, to_dtype, to_offset, count, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
+                              const mpt__optim_state *state, int k) {
+    if (k == MPT__MASTER)
+        return !optimizer->stochastic && mpt__block_of(context, state)->dtype != MPT_F32;
+    if (!optimizer->rule->moment[k].name) return false;
+    mpt__need need = optimizer->rule->moment[k].need;
+    return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
+           : need == MPT__IF_VARIANT ? optimizer->variant
+                                     : true;
+}
+
+/* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
+static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *optimizer,
+                                   mpt__optim_state *state, int64_t first, int64_t end) {
+    mpt__optim_state larger = *state;
+    if (state->count > 0 && state->first < first) first = state->first;
+    if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
+    larger.first = first, larger.count = end - first;
+    memset(larger.mirror, 0, sizeof larger.mirror);
+    for (int k = 0; k < MPT__MIRRORS && context->base.status == MPT_OK; k++) {
+        if (!mpt__wants_mirror(context, optimizer, state, k)) continue;
+        mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
+        larger.mirror[k] =
+            mpt__storage_new(context, larger.count * 4, kind, MPT__FROM_DEVICE, true);
+        if (larger.mirror[k] && state->mirror[k])
+            mpt__copy_elements(context, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
+                               state->first - first, state->count);
+    }
+    bool made = context->base.status == MPT_OK;
+    for (int k = 0; k < MPT__MIRRORS; k++)
+        mpt__storage_forget(context, made ? &state->mirror[k] : &larger.mirror[k]);
+    if (made) *state = larger;
+    return context->base.status;
+}
+
+/* Masters of elements [offset, offset + count) of the block from its half values. */
+static mpt_status mpt__master_load(mpt_context *context, const mpt__optim_state *state,
+                                   int64_t offset, int64_t count) {
+    const mpt__block *block = mpt__block_of(context, state);
+    return mpt__copy_elements(context, block->values, (mpt_dtype)block->dtype, offset,
+                              state->mirror[MPT__MASTER], MPT_F32, offset - state->first, count);
+}
+
+/* Counts the changes of a block's values by others than updates: mpt_write, mpt_load, and, where
+   parameters may be shared, other optimizers. */
+static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optimizer *optimizer,
+                                    const mpt__optim_state *state) {
+    const mpt__block *block = mpt__block_of(context, state);
+    return context->storages[block->values].version - block->updates[!optimizer->shared];
+}
+
+/* What others wrote counts: the master is loaded again. */
+static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer *optimizer,
+                                      mpt__optim_state *state) {
+    uint32_t now = mpt__foreign_writes(context, optimizer, state);
+    if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
+    state->agreed = now;
+    return mpt__master_load(context, state, state->first, state->count);
+}
+
+/* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
+static void mpt__values_updated(mpt_context *context, const mpt__optimizer *optimizer,
+                                mpt__optim_state *state, int form) {
+    mpt__block *block = mpt__block_of(context, state);
+    uint32_t version = ++context->storages[block->values].version;
+    if (form >= 0 && context->base.status == MPT_OK) block->form_version[form] = version;
+    memset(block->form_read, 0, sizeof block->form_read);
+    if (!optimizer->shared) block->updates[1]++;
+    state->agreed = mpt__foreign_writes(context, optimizer, state);
+}
+
+static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before) {
+    (void)before;
+    for (int64_t i = 0; i < context->block_count; i++) {
+        mpt__block *block = &context->blocks[i];
+        if (block->values == storage) block->updates[0]++, block->updates[1]++;
+    }
+}
+
+MPT__BEGIN_COLD
+/* ==== Taking parameters ==== */
+
+/* Index of the state that mirrors a block; made empty if there is none. UINT32_MAX on error. */
+static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (optimizer->states[i].block == block) return (uint32_t)i;
+    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
+                   optimizer->state_count + 1))
+        return UINT32_MAX;
+    mpt__optim_state *state = &optimizer->states[optimizer->state_count];
+    memset(state, 0, sizeof *state);
+    state->block = block;
+    state->agreed = mpt__foreign_writes(context, optimizer, state);
+    return (uint32_t)optimizer->state_count++;
+}
+
+/* Makes the states cover the listed parameters, each state in one go. */
+static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
+                                      const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        uint32_t index = mpt__state_of(context, optimizer, parameter->block);
+        if (index == UINT32_MAX) break;
+        mpt__optim_state *state = &optimizer->states[index];
+        int64_t first = parameter->offset, end = first + parameter->numel;
+        if (first >= state->first && end <= state->first + state->count) continue;
+        for (int64_t k = i + 1; k < count; k++) {
+            const mpt__parameter *other = &context->parameters[list[k]];
+            if (other->block != parameter->block) continue;
+            if (other->offset < first) first = other->offset;
+            if (other->offset + other->numel > end) end = other->offset + other->numel;
+        }
+        mpt__state_cover(context, optimizer, state, first, end);
+    }
+    return context->base.status;
+}
+
+/* NULL if the optimizer does not hold the parameter. */
+static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t parameter) {
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        if (optimizer->items[i].parameter == parameter) return &optimizer->items[i];
+    return NULL;
+}
+
+/* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
+   need. */
+static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimizer *optimizer,
+                                        const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; optimizer->stochastic && i < count; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
+        if (dtype == MPT_BF16) continue;
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "stochastic_rounding: parameter %s is %s; call mpt_half(net, MPT_BF16) "
+                          "before the optimizer is made",
+                          parameter->path, mpt_dtype_name(dtype));
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *optimizer,
+                                  const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
+            optimizer->shared)
+            continue;
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "parameter %s is in another optimizer already; destroy that one, or set "
+                          "allow_shared in the config if both shall update it",
+                          parameter->path);
+    }
+    return MPT_OK;
+}
+
+enum { MPT__ROW_BYTES = MPT__SEGMENT_FIELDS * 8 };
+
+static void mpt__items_free(mpt_context *context, mpt__optimizer *optimizer) {
+    size_t n = (size_t)optimizer->item_capacity;
+    mpt__host_free(context, optimizer->items, n * sizeof *optimizer->items);
+    mpt__host_free(context, optimizer->rows, n * (MPT__ROW_BYTES + 8));
+    mpt__storage_forget(context, &optimizer->segments);
+    mpt__storage_forget(context, &optimizer->counts);
+}
+
+/* Room for n items, in all tables by item. On error nothing changed. */
+static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optimizer, int64_t n) {
+    if (n <= optimizer->item_capacity) return MPT_OK;
+    mpt__optimizer larger = *optimizer;
+    int64_t held = optimizer->item_count;
+    size_t size = sizeof *larger.items;
+    larger.item_capacity = n;
+    larger.items = (mpt__optim_item *)mpt__host_new(context, (size_t)n * size);
+    larger.rows = (int64_t *)mpt__host_new(context, (size_t)n * (MPT__ROW_BYTES + 8));
+    larger.segments = mpt__storage_new(context, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
+                                       MPT__FROM_DEVICE, false);
+    larger.counts = mpt__storage_new(context, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+    if (context->base.status == MPT_OK && held > 0) {
+        memcpy(larger.items, optimizer->items, (size_t)held * size);
+        mpt__copy_elements(context, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
+    }
+    bool made = context->base.status == MPT_OK;
+    mpt__items_free(context, made ? optimizer : &larger);
+    if (made) *optimizer = larger;
+    return context->base.status;
+}
+
+static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint32_t index,
+                          uint32_t group) {
+    mpt__parameter *parameter = &context->parameters[index];
+    mpt__optim_item *item = &optimizer->items[optimizer->item_count++];
+    if (!parameter->optimizer) parameter->optimizer = optimizer->id.slot;
+    memset(item, 0, sizeof *item);
+    item->parameter = index;
+    item->group = group;
+    item->state = mpt__state_of(context, optimizer, parameter->block);
+    item->block = parameter->block;
+    item->history = optimizer->patterns; /* as its peers, and nobody from before */
+    mpt__optim_state *state = &optimizer->states[item->state];
+    state->held++;
+    mpt__module *holder = mpt__module_slot(context, parameter->module);
+    state->stream = mpt__module_root(context, holder)->path_hash;
+    if (state->mirror[MPT__MASTER])
+        mpt__master_load(context, state, parameter->offset, parameter->numel);
+    if (optimizer->initial == 0) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = optimizer->initial;
+    mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
+                    parameter->numel, MPT__WRITE);
+    mpt__submit(context, launch);
+}
+
+/* The listed parameters become members of `group`; what is new starts with a step count of 0. */
+static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, const uint32_t *list,
+                            int64_t count, uint32_t group) {
+    mpt_status status = mpt__check_free(context, optimizer, list, count);
+    if (status == MPT_OK) status = mpt__check_stochastic(context, optimizer, list, count);
+    if (status == MPT_OK)
+        status = mpt__items_reserve(context, optimizer, optimizer->item_count + count);
+    if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
+    if (status != MPT_OK) return status;
+    optimizer->pattern_valid = false;
+    optimizer->patterns++;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t owner = context->parameters[list[i]].optimizer;
+        bool held = owner == optimizer->id.slot || optimizer->shared;
+        mpt__optim_item *item = held ? mpt__item_of(optimizer, list[i]) : NULL;
+        if (item)
+            item->group = group;
+        else
+            mpt__item_add(context, optimizer, list[i], group);
+    }
+    return context->base.status;
+}
+
+/* Takes a module's parameters, or the one of that path. */
+static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimizer,
+                                   mpt_module module, const char *path, uint32_t group) {
+    int64_t count = mpt__module_parameters(context, module, path, NULL, 0);
+    if (count < 0) return context->base.status;
+    if (count == 0)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "the module has no parameters; an optimizer needs one or more");
+    size_t bytes = (size_t)count * sizeof(uint32_t);
+    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
+    if (!list) return context->base.status;
+    mpt__module_parameters(context, module, path, list, count);
+    mpt__take(context, optimizer, list, count, group);
+    mpt__host_free(context, list, bytes);
+    return context->base.status;
+}
+
+/* Index of a new group; -1 on error. */
+static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
+                              double weight_decay) {
+    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
+                   optimizer->group_count + 1))
+        return -1;
+    mpt__group *group = &optimizer->groups[optimizer->group_count];
+    group->lr = lr;
+    group->weight_decay = weight_decay;
+    memcpy(group->setting, optimizer->setting, sizeof group->setting);
+    group->table = 0;
+    group->lr_slot = mpt__scalar_new_f(context, lr);
+    return group->lr_slot ? optimizer->group_count++ : -1;
+}
+
+static void mpt__group_free(mpt_context *context, mpt__group *group) {
+    mpt__scalar_free(context, group->lr_slot);
+    mpt__storage_forget(context, &group->table);
+}
+
+/* ==== Making and destroying ==== */
+
+static void mpt__optimizer_free(mpt_context *context, void *object) {
+    mpt__optimizer *optimizer = (mpt__optimizer *)object;
+    if (optimizer->schedule) mpt__schedule_detach(optimizer->schedule);
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        if (parameter->live && parameter->optimizer == optimizer->id.slot) parameter->optimizer = 0;
+    }
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        mpt__optim_state *state = &optimizer->states[i];
+        mpt__block *block = mpt__block_of(context, state);
+        if (block->live && block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
+            mpt__materialise_gradients(context, block);
+        for (int k = 0; k < MPT__MIRRORS; k++) mpt__storage_forget(context, &state->mirror[k]);
+    }
+    for (int64_t i = 0; i < optimizer->group_count; i++)
+        mpt__group_free(context, &optimizer->groups[i]);
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
+    mpt__items_free(context, optimizer);
+    mpt__room_free(context, optimizer->states, optimizer->state_capacity);
+    mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
+}
+
+#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
+
+/* False with an error recorded unless low <= value < below. */
+static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,
+                              double below) {
+    if (value >= low && value < below) return true;
+    if (below < MPT__NO_LIMIT) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low,
+                   below);
+    } else {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a finite number >= %g", name,
+                   value, low);
+    }
+    return false;
+}
+
+static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
+    if (value >= least) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name, value,
+                       least);
+}
+
+static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
+    return mpt__check_number(context, "lr", lr, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(context, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
+}
+
+/* What the configs of all kinds of optimizers say, settings in the order of the rule. */
+typedef struct mpt__plan {
+    double lr, weight_decay, setting[MPT__SETTINGS];
+    bool variant, maximize, shared, stochastic;
+    double initial;
+} mpt__plan;
+
+/* An optimizer over all parameters of a tree. */
+static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
+                                        const mpt__plan *plan) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = module.context;
+    bool ok =
+        mpt__enter_checked(context, name) && mpt__check_rate(context, plan->lr, plan->weight_decay);
+    for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
+        ok = mpt__check_number(context, rule->setting[i].name, plan->setting[i],
+                               rule->setting[i].low, rule->setting[i].below);
+    mpt__optimizer *optimizer =
+        ok ? (mpt__optimizer *)mpt__object_make(context, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
+    if (!optimizer) return mpt__optimizer_handle(context, NULL);
+    optimizer->rule = rule;
+    memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
+    optimizer->variant = plan->variant;
+    optimizer->maximize = plan->maximize;
+    optimizer->shared = plan->shared;
+    optimizer->stochastic = plan->stochastic;
+    optimizer->initial = plan->initial;
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
+    if (context->base.status == MPT_OK &&
+        mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
+        mpt__take_module(context, optimizer, module, NULL, 0);
+    if (context->base.status == MPT_OK) return mpt__optimizer_handle(context, optimizer);
+    mpt__object_free(context, MPT__OPTIMIZER, optimizer->id.slot);
+    return mpt__optimizer_handle(context, NULL);
+}
+
+MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
+    if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
+    return mpt__status_of(handle.context);
+}
+
+/* ==== The optimizers ==== */
+
+static const mpt__rule mpt__sgd_rule = {
+    MPT__K_SGD,
+    MPT__FN_NONE,
+    true,
+    {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+#define MPT__ADAM_SETTINGS \
+    { \
+        {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
+    }
+static const mpt__rule mpt__adam_rule = {
+    MPT__K_ADAM,
+    MPT__FN_NONE,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__amsgrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_AMSGRAD,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {"max_exp_avg_sq", MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__rmsprop_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_RMSPROP,
+    true,
+    {{"square_avg", MPT__ALWAYS},
+     {"momentum_buffer", MPT__IF_FIRST},
+     {"grad_avg", MPT__IF_VARIANT}},
+    {{"momentum", 0, MPT__NO_LIMIT}, {"alpha", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+
+static const mpt__rule mpt__adagrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADAGRAD,
+    false,
+    {{"sum", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"lr_decay", 0, MPT__NO_LIMIT}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__adadelta_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADADELTA,
+    false,
+    {{"square_avg", MPT__ALWAYS}, {"acc_delta", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"rho", 0, 1}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__lion_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_LION,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
+
+MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
+    mpt_adamw_config config = mpt_adam_config_default();
+    config.weight_decay = 1e-2;
+    return config;
+}
+
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
+    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
+    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
+    mpt_context *context = module.context;
+    mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
+    if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
+        return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
+    mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
+                "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
+                c.dampening);
+    return mpt__optimizer_handle(context, NULL);
+}
+
+static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
+                                   bool decoupled) {
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,     0};
+    return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
+                              &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
+    return mpt__adam_new("mpt_adam", module, config ? *config : mpt_adam_config_default(), false);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
+    return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
+}
+
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
+    mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
+    return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
+    mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
+    if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
+        return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
+    mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
+                "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
+    mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.rho, c.eps, 0},     false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+    return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
+    mpt_lion_config c = config ? *config : mpt_lion_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, 0}, false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+    return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
+}
+
+/* ==== Groups and rates ==== */
+
+MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
+                                  const mpt_group_config *config) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
+    if (!optimizer) return -1;
+    double lr = config ? config->lr : optimizer->groups[0].lr;
+    double weight_decay = config ? config->weight_decay : optimizer->groups[0].weight_decay;
+    if (!mpt__check_rate(context, lr, weight_decay)) return -1;
+    int64_t group = mpt__group_new(context, optimizer, lr, weight_decay);
+    if (group < 0) return -1;
+    mpt_status status = mpt__schedule_rebase(context, optimizer); /* first: takes memory, too */
+    if (status == MPT_OK)
+        status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
+    if (status == MPT_OK) return (int)group;
+    mpt__group_free(context, &optimizer->groups[group]);
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        if (optimizer->items[i].group == (uint32_t)group) optimizer->items[i].group = 0;
+    optimizer->group_count--;
+    return -1;
+}
+
+MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_groups");
+    return optimizer ? (int)optimizer->group_count : -1;
+}
+
+static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
+                             int lowest) {
+    if (group >= lowest && group < optimizer->group_count) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
+                       group, optimizer->group_count);
+}
+
+MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_set_lr");
+    if (!optimizer) return mpt__status_of(context);
+    if (!mpt__check_group(context, optimizer, group, -1) || !mpt__check_rate(context, lr, 0))
+        return context->base.status;
+    for (int64_t i = 0; i < optimizer->group_count; i++)
+        if (group < 0 || i == group) optimizer->groups[i].lr = lr;
+    return mpt__schedule_rebase(context, optimizer);
+}
+
+MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_get_lr");
+    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return MPT__NAN_F64;
+    return mpt__schedule_lr(context, optimizer, &optimizer->groups[group]);
+}
+
+/* Where a group keeps an option, with its limits; NULL and an error where there is none of that
+   name. */
+static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
+                           double *low, double *below) {
+    mpt_context *context = handle.context;
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
+    char names[200];
+    mpt__text list = mpt__text_make(names, sizeof names);
+    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return NULL;
+    const mpt__rule *rule = optimizer->rule;
+    *low = 0, *below = MPT__NO_LIMIT;
+    if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
+    for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {
+        *low = rule->setting[i].low, *below = rule->setting[i].below;
+        if (name && strcmp(name, rule->setting[i].name) == 0)
+            return &optimizer->groups[group].setting[i];
+        mpt__write_text(&list, "%s, ", rule->setting[i].name);
+    }
+    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
+               name ? name : "NULL", names);
+    return NULL;
+}
+
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name,
+                                      double value) {
+    mpt_context *context = handle.context;
+    double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
+    if (!option || !mpt__check_number(context, name, value, low, below))
+        return mpt__status_of(context);
+    mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
+        for (int k = 0; k < MPT__MOMENTS; k++)
+            if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
+                return mpt__error(
+                    context, MPT_ERROR_STATE,
+                    "the optimizer was made with %s = 0, so it keeps no %s; set it in "
+                    "the config",
+                    name, optimizer->rule->moment[k].name);
+    *option = value;
+    optimizer->patterns++;
+    return MPT_OK;
+}
+
+MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
+    double low, below;
+    const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
+    return option ? *option : MPT__NAN_F64;
+}
+MPT__END_LEVEL
+
+#endif

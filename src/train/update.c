@@ -1,0 +1,497 @@
+/* ---------------------------------------------------------------------------------------------
+ * train/update.c: what optimizers do with gradients: segments, norms, clipping, updates; their
+ * state.
+ *
+ * Kernels run over segments of the part of a block that an optimizer covers, built on the host from
+ * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
+ * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__TRAIN_UPDATE_INCLUDED
+#define MPT__TRAIN_UPDATE_INCLUDED
+
+#include "train/optimizer.c"
+
+/* ==== Segments ==== */
+
+/* The group of each segment. */
+static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
+    return optimizer->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS;
+}
+
+/* Segments of all parameters with a gradient, by state and group. Only parameters without a gap
+   between them merge: what stands in a gap is nobody's, and a multiplier that is not finite would
+   leave NaN there for every later norm. */
+static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
+    int64_t rows = 0, groups = optimizer->group_count;
+    for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
+        mpt__optim_state *state = &optimizer->states[part / groups];
+        int64_t *last = NULL;
+        uint64_t history = 0; /* of the items in `last` */
+        if (part % groups == 0) state->row = rows;
+        for (int64_t i = 0; i < optimizer->item_count; i++) {
+            const mpt__optim_item *item = &optimizer->items[i];
+            if (!item->had_grad || item->state * groups + item->group != part) continue;
+            const mpt__parameter *parameter = &context->parameters[item->parameter];
+            int64_t offset = parameter->offset - state->first;
+            if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
+                last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
+                item->history == history) {
+                last[MPT__SEGMENT_COUNT] += parameter->numel;
+                last[MPT__SEGMENT_STEPS]++;
+                continue;
+            }
+            history = item->history;
+            mpt__row_groups(optimizer)[rows] = item->group;
+            last = &optimizer->rows[rows++ * MPT__SEGMENT_FIELDS];
+            last[MPT__SEGMENT_OFFSET] = offset;
+            last[MPT__SEGMENT_COUNT] = parameter->numel;
+            last[MPT__SEGMENT_STEP] = i;
+            last[MPT__SEGMENT_STEPS] = 1;
+        }
+        state->rows = rows - state->row;
+    }
+    optimizer->row_count = rows;
+}
+
+/* Brings the segments up to date with which parameters have a gradient now. */
+static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) {
+    bool changed = !optimizer->pattern_valid;
+    int64_t with_grad = 0;
+    mpt__optim_item *const end = optimizer->items + optimizer->item_count;
+    for (mpt__optim_item *item = optimizer->items; item < end; item++) {
+        const mpt__parameter *parameter = &context->parameters[item->parameter];
+        if (!parameter->live || parameter->block != item->block)
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "the module whose parameters the optimizer holds was destroyed; destroy the "
+                "optimizer too and make one for the new module");
+        if (item->had_grad != parameter->has_grad) {
+            item->had_grad = parameter->has_grad;
+            changed = true;
+        }
+        with_grad += parameter->has_grad;
+    }
+    optimizer->with_grad = with_grad;
+    /* The rows depend on all of them, which the step being captured has to know. */
+    for (int64_t i = 0; i < optimizer->item_count && context->capturing; i++)
+        mpt__has_grad(context, &context->parameters[optimizer->items[i].parameter]);
+    if (!changed) return MPT_OK;
+    optimizer->pattern_valid = optimizer->norm_valid = false;
+    optimizer->patterns++;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        mpt__optim_item *item = &optimizer->items[i];
+        if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
+    }
+    mpt__build_rows(context, optimizer);
+    mpt_status status = mpt__upload(context, optimizer->segments, 0, optimizer->rows,
+                                    optimizer->row_count * MPT__ROW_BYTES);
+    optimizer->pattern_valid = status == MPT_OK;
+    return status;
+}
+
+static void mpt__segments_operand(mpt__launch *launch, int position,
+                                  const mpt__optimizer *optimizer, int64_t row, int64_t rows) {
+    mpt__operand *operand = mpt__operand_on(launch, position, optimizer->segments, MPT_I64,
+                                            row * MPT__SEGMENT_FIELDS, rows, MPT__READ);
+    operand->rank = 2;
+    operand->shape[1] = MPT__SEGMENT_FIELDS;
+    operand->stride[0] = MPT__SEGMENT_FIELDS;
+    operand->stride[1] = 1;
+}
+
+/* A launch over all gradients of a state. */
+static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optimizer *optimizer,
+                                          const mpt__optim_state *state, mpt__kernel kernel,
+                                          mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, kernel);
+    mpt__operand_on(launch, 0, mpt__block_of(context, state)->gradients, MPT_F32, state->first,
+                    state->count, access);
+    mpt__segments_operand(launch, 1, optimizer, state->row, state->rows);
+    return launch;
+}
+
+/* ==== The pending multiplier ==== */
+
+/* For each state of an optimizer that has gradients now. */
+#define MPT__EACH_STATE(state, optimizer) \
+    for (mpt__optim_state *state = (optimizer)->states, \
+                          *state##_end = state + (optimizer)->state_count; \
+         state < state##_end; state++) \
+        if (state->rows)
+
+/* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
+static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimizer *optimizer,
+                                       uint16_t slot, double limit) {
+    MPT__EACH_STATE(state, optimizer) {
+        mpt__launch *launch =
+            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
+        launch->slot[0] = slot;
+        launch->imm[0] = limit;
+        mpt__submit(context, launch);
+        mpt__block_of(context, state)->multiplier_slot = 0;
+    }
+    return context->base.status;
+}
+
+static void mpt__materialise(mpt_context *context, const mpt__optimizer *optimizer) {
+    MPT__EACH_STATE(state, optimizer) {
+        mpt__materialise_gradients(context, mpt__block_of(context, state));
+    }
+}
+
+/* The optimizer's multiplier if it is pending on all its gradients; else 0, and afterwards no
+   multiplier is pending on any of them. */
+static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimizer) {
+    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+    MPT__EACH_STATE(state, optimizer) {
+        if (mpt__block_of(context, state)->multiplier_slot == slot) continue;
+        mpt__materialise(context, optimizer);
+        return 0;
+    }
+    return slot;
+}
+
+/* Whether a user has handles on gradients of a state: references beyond the block's own, those of
+   recordings and the views that its parameters keep. Those live: mpt__pattern has looked. */
+static bool mpt__gradients_seen(const mpt_context *context, const mpt__optimizer *optimizer,
+                                uint32_t gradients) {
+    const mpt__storage *storage = &context->storages[gradients];
+    int64_t others = (int64_t)storage->references - storage->recordings - 1;
+    const mpt__optim_item *item = optimizer->items, *end = item + optimizer->item_count;
+    for (; others > 0 && item < end; item++) {
+        const mpt__tensor *view = context->parameters[item->parameter].tensor->gradient;
+        if (view && view->storage == gradients) others--;
+    }
+    return others > 0;
+}
+
+/* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
+   holds parameters of others as well, or there are handles on gradients. */
+static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
+    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+    MPT__EACH_STATE(state, optimizer) {
+        const mpt__block *block = mpt__block_of(context, state);
+        if (state->held != block->parameters ||
+            mpt__gradients_seen(context, optimizer, block->gradients))
+            return mpt__scale_gradients(context, optimizer, slot, 0);
+    }
+    MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
+    return context->base.status;
+}
+
+/* ==== Norm and clipping ==== */
+
+/* Norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
+   multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
+   product is not finite. */
+static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, mpt__norm norm,
+                             uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
+    bool first = true;
+    MPT__EACH_STATE(state, optimizer) {
+        mpt__launch *launch =
+            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
+        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+        launch->slot[1] = found_slot;
+        launch->slot[2] = norm_slot;
+        launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
+        launch->index[0] = !first;
+        launch->index[1] = (int64_t)norm;
+        first = false;
+        mpt__submit(context, launch);
+    }
+    optimizer->norm_valid = norm_slot != 0 && norm == MPT__NORM_2;
+}
+
+/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
+   computes the norm where clipping may follow. Without any gradient nothing happens. */
+static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
+                                         uint16_t scale_slot, bool with_norm) {
+    mpt_status status = mpt__pattern(context, optimizer);
+    if (status != MPT_OK || optimizer->with_grad == 0) return status;
+    mpt__materialise(context, optimizer);
+    mpt__norm_launch(context, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
+    return mpt__hold(context, optimizer);
+}
+
+/* The norm of all gradients as a tensor; with `clips`, it becomes max_norm at most. */
+static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double p, bool clips,
+                                 double max_norm) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
+    if (!optimizer) return mpt__null(context);
+    if (!(max_norm >= 0))
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
+                           max_norm);
+    if (p != 1 && p != 2 && p != MPT__INF_F64)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
+    mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
+    mpt_shape shape = MPT_SCALAR;
+    mpt__tensor *norm = NULL;
+    if (mpt__pattern(context, optimizer) == MPT_OK)
+        norm = mpt__tensor_new(context, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
+    if (!norm) return mpt__null(context);
+    bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
+    if (any) {
+        uint16_t pending = mpt__pending(context, optimizer);
+        if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
+            mpt__norm_launch(context, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+                             optimizer->slot[MPT__OPTIM_NORM]);
+    }
+    mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
+    mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
+    if (any) {
+        launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
+        launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
+        launch->imm[0] = max_norm;
+    }
+    mpt__submit(context, launch);
+    if (clips) optimizer->norm_valid = false;
+    if (any && clips) mpt__hold(context, optimizer);
+    return mpt__tensor_done(context, norm, context->base.status);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
+    return mpt__grad_norm("mpt_clip_grad_norm", optimizer, 2, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p) {
+    return mpt__grad_norm("mpt_clip_grad_norm_p", optimizer, p, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
+    return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
+}
+
+MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
+    if (!optimizer) return mpt__status_of(context);
+    if (!(limit >= 0))
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "limit = %g; expected 0 or more", limit);
+    if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
+        return context->base.status;
+    uint16_t pending = mpt__pending(context, optimizer);
+    uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
+    optimizer->norm_valid = false;
+    if (limit > 0) return mpt__scale_gradients(context, optimizer, slot, limit);
+    mpt__scale_gradients(context, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
+    mpt__scalar_set_f(context, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
+    return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
+}
+
+/* ==== The update ==== */
+
+MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_zero_grad");
+    if (!optimizer) return mpt__status_of(context);
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        mpt__clear_grad(&context->parameters[optimizer->items[i].parameter]);
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        mpt__block *block = mpt__block_of(context, &optimizer->states[i]);
+        if (block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
+            block->multiplier_slot = 0;
+    }
+    return MPT_OK;
+}
+
+/* Segments [row, row + rows) of a state, which are of one group. With a form, the kernel takes the
+   values for the master of that. */
+static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
+                                     const mpt__optim_state *state, int form, int64_t row,
+                                     int64_t rows, uint16_t found_slot) {
+    static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
+    const mpt__rule *rule = optimizer->rule;
+    const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
+    mpt__block *block = mpt__block_of(context, state);
+    if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
+        mpt__materialise_gradients(context, block);
+    mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
+    launch->function = (uint8_t)rule->function;
+    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
+                    state->count, MPT__READ_WRITE);
+    if (form >= 0)
+        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
+                        state->count, MPT__READ_WRITE);
+    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
+    mpt__segments_operand(launch, 4, optimizer, row, rows);
+    mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count,
+                    MPT__READ_WRITE);
+    for (int k = 0; k < MPT__MIRRORS; k++)
+        if (state->mirror[k])
+            mpt__operand_on(launch, position[k], state->mirror[k], MPT_F32, 0, state->count,
+                            MPT__READ_WRITE);
+    launch->slot[1] =
+        block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
+    launch->slot[2] = found_slot;
+    mpt__schedule_operand(launch, optimizer, group);
+    int settings = 0;
+    for (; settings < MPT__SETTINGS && rule->setting[settings].name; settings++)
+        launch->imm[settings] = group->setting[settings];
+    launch->imm[settings] = group->weight_decay;
+    launch->index[0] = optimizer->variant;
+    launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
+    launch->index[2] = optimizer->maximize;
+    launch->index[3] = optimizer->stochastic;
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = state->stream;
+    return mpt__submit(context, launch);
+}
+
+/* One launch per state and group; each commits its step counts, the last one the step. */
+static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *optimizer,
+                                      uint16_t found_slot) {
+    const int64_t *group = mpt__row_groups(optimizer);
+    MPT__EACH_STATE(state, optimizer) {
+        int64_t row = state->row, end = row + state->rows, rows;
+        int form = mpt__form_in_use(context, mpt__block_of(context, state));
+        mpt__master_refresh(context, optimizer, state);
+        for (; row < end; row += rows) {
+            for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
+            mpt__launch_update(context, optimizer, state, form, row, rows, found_slot);
+        }
+        mpt__values_updated(context, optimizer, state, form);
+    }
+    return context->base.status;
+}
+
+/* A warning that names parameters without a gradient; once, until there is one again. */
+static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
+    char names[200];
+    mpt__text list = mpt__text_make(names, sizeof names);
+    if (optimizer->warned_no_grad) return;
+    optimizer->warned_no_grad = true;
+    for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
+        mpt__write_text(&list, "%s%s", i ? ", " : "",
+                        context->parameters[optimizer->items[i].parameter].path);
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
+             "nothing: %s%s; "
+             "call mpt_backward first, on a loss that depends on them",
+             context->base.op, optimizer->item_count, names,
+             list.length >= sizeof names ? " .." : "");
+}
+
+/* One update of everything that has a gradient, by mpt__pattern of now. Queued; nothing happens on
+   the device while found_slot (0: none) or the error word is set. */
+static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
+                                        uint16_t found_slot) {
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (optimizer->with_grad == 0) {
+        mpt__warn_no_grad(context, optimizer);
+        return MPT_OK;
+    }
+    optimizer->warned_no_grad = false;
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (mpt__averages_applied(context, optimizer->states[i].block))
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "the module's values are averages; call mpt_ema_restore first");
+    if (context->anomaly) mpt__anomaly_look(context);
+    uint8_t phase = context->launch.phase;
+    context->launch.phase = MPT__UPDATE;
+    mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
+    mpt_status status = mpt__schedule_before_step(context, optimizer);
+    if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
+    context->launch.phase = phase;
+    if (status != MPT_OK) return status;
+    context->committed = context->now;
+    context->committed.updates = ++context->now.updates;
+    return MPT_OK;
+}
+
+/* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
+static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) {
+    bool ended = context->autocast_depth == 0; /* then entry 1 is the region that was open last */
+    if (optimizer->warned_unscaled || !ended || context->autocast[1] != MPT_F16) return;
+    optimizer->warned_unscaled = true;
+    if (context->objects[MPT__SCALER].count > 1) return;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "mpt_step: gradients of an fp16 region without a loss scaler; small ones become 0 in "
+             "silence: use mpt_grad_scaler, or MPT_BF16");
+}
+
+MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
+    if (!optimizer) return mpt__status_of(context);
+    mpt__warn_unscaled(context, optimizer);
+    mpt__pattern(context, optimizer);
+    return mpt__optimizer_update(context, optimizer, 0);
+}
+
+MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_applied_steps");
+    return optimizer ? mpt__scalar_get_i(handle.context, optimizer->slot[MPT__OPTIM_APPLIED]) : -1;
+}
+
+/* ==== State ==== */
+
+/* Visits moments, masters and step counts of every parameter under its name, then the count of
+   applied steps, the rates of groups and the schedule. */
+static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
+                                       mpt__state_visitor visit, void *user) {
+    char name[512];
+    mpt__state_item item;
+    memset(&item, 0, sizeof item);
+    item.name = name;
+    mpt_status status = MPT_OK;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
+        for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
+            bool step = k == MPT__MIRRORS;
+            item.storage = step ? optimizer->counts : state->mirror[k];
+            if (!item.storage) continue;
+            item.dtype = step ? MPT_I64 : MPT_F32;
+            item.offset = step ? i : parameter->offset - state->first;
+            item.count = step ? 1 : parameter->numel;
+            mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
+                             step               ? "step"
+                             : k == MPT__MASTER ? "master"
+                                                : optimizer->rule->moment[k].name);
+            status = visit(context, user, &item);
+        }
+    }
+    if (status != MPT_OK) return status;
+    mpt__format_text(name, sizeof name, "applied_steps");
+    item.storage = 0;
+    item.dtype = MPT_I64;
+    item.count = 1;
+    item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
+    status = visit(context, user, &item);
+    for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
+        mpt__format_text(name, sizeof name, "group.%lld.lr", i);
+        item.host = &optimizer->groups[i].lr;
+        item.dtype = MPT_F64;
+        status = visit(context, user, &item);
+    }
+    if (status != MPT_OK || !optimizer->schedule) return status;
+    return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
+}
+
+/* Adds name and bits of a state item to the hash at `user`. */
+static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
+    uint64_t *hash = (uint64_t *)user;
+    *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
+    if (item->storage) {
+        int64_t size = (int64_t)mpt_dtype_size(item->dtype);
+        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
+                                  item->count * size);
+    } else if (item->host) {
+        *hash = mpt__hash_bytes(*hash, item->host, 8);
+    } else {
+        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
+    }
+    return context->base.status;
+}
+
+MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_hash");
+    uint64_t hash = 0;
+    if (optimizer) mpt__optimizer_visit(handle.context, optimizer, mpt__hash_item, &hash);
+    return hash;
+}
+
+#endif

@@ -1,0 +1,348 @@
+/* ---------------------------------------------------------------------------------------------
+ * watch/check.c: what tensors hold, whether gradients are right, what could differ from run to run.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__WATCH_CHECK_INCLUDED
+#define MPT__WATCH_CHECK_INCLUDED
+
+#include "nn/query.c"
+
+/* ==== Statistics ==== */
+
+/* The elements as fp32 in host memory, to be given back with mpt__host_free; NULL on error. */
+static float *mpt__host_values(mpt_context *context, const mpt__tensor *tensor, size_t *bytes) {
+    const int64_t numel = mpt__tensor_numel(tensor);
+    float *values = (float *)mpt__host_array(context, numel + 1, sizeof *values);
+    *bytes = (size_t)(numel + 1) * sizeof *values;
+    if (values && mpt__read_as(context, tensor, MPT_F32, values) == MPT_OK) return values;
+    mpt__host_free(context, values, *bytes);
+    return NULL;
+}
+
+static void mpt__count_value(mpt_tensor_stats *stats, float value) {
+    const uint32_t magnitude = mpt__f32_bits(value) & 0x7fffffffu;
+    if (magnitude >= 0x7f800000u) {
+        stats->nans += magnitude > 0x7f800000u;
+        stats->infinities += magnitude == 0x7f800000u;
+        return;
+    }
+    stats->min = value < stats->min ? (double)value : stats->min;
+    stats->max = value > stats->max ? (double)value : stats->max;
+    stats->mean += (double)value;
+    stats->zeros += magnitude == 0;
+    int binade = (int)(magnitude >> 23) - 127 - MPT_BINADE_FIRST;
+    binade = binade < 0 ? 0 : binade >= MPT_BINADES ? MPT_BINADES - 1 : binade;
+    stats->binade[binade] += magnitude != 0;
+}
+
+/* Mean and deviation in two passes. */
+static void mpt__count_values(mpt_tensor_stats *stats, const float *values, int64_t numel) {
+    double squares = 0.0;
+    stats->min = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000)), stats->max = -stats->min;
+    for (int64_t i = 0; i < numel; i++) mpt__count_value(stats, values[i]);
+    stats->count = numel;
+    const double finite = (double)(numel - stats->nans - stats->infinities);
+    stats->mean = finite > 0 ? stats->mean / finite : MPT__NAN_F64;
+    for (int64_t i = 0; i < numel; i++) {
+        const double off = (double)values[i] - stats->mean;
+        if (mpt__f32_is_finite(values[i])) squares += off * off;
+    }
+    stats->deviation = finite > 0 ? sqrt(squares / finite) : MPT__NAN_F64;
+    if (finite == 0) stats->min = stats->max = MPT__NAN_F64;
+}
+
+static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor *tensor,
+                                         mpt_tensor_stats *stats) {
+    size_t bytes;
+    float *values = mpt__host_values(context, tensor, &bytes);
+    if (!values) return context->base.status;
+    memset(stats, 0, sizeof *stats);
+    mpt__count_values(stats, values, mpt__tensor_numel(tensor));
+    mpt__host_free(context, values, bytes);
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
+    MPT__PLAIN_FLOATS;
+    mpt_tensor_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_statistics", "tensor");
+    if (found) mpt__tensor_statistics(tensor.context, found, &stats);
+    return stats;
+}
+
+MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
+                                     int bins) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = tensor.context;
+    size_t bytes;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
+    if (!found) return mpt__status_of(context);
+    if (!counts || bins < 1 || !(low < high) || !mpt__f64_is_finite(high - low))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d bins from %g to %g: expected an array of 1 or more, and finite low < "
+                          "high",
+                          counts ? bins : 0, low, high);
+    float *values = mpt__host_values(context, found, &bytes);
+    if (!values) return context->base.status;
+    memset(counts, 0, (size_t)bins * sizeof *counts);
+    for (int64_t i = 0; i < mpt__tensor_numel(found); i++) {
+        const double value = (double)values[i];
+        if (!(value >= low && value <= high)) continue;
+        const int bin = (int)((value - low) / (high - low) * bins);
+        counts[bin < bins ? bin : bins - 1]++;
+    }
+    mpt__host_free(context, values, bytes);
+    return MPT_OK;
+}
+
+/* ==== Statistics of a net as text ==== */
+
+/* How many of the values fp16 would turn into 0 or infinity. */
+static int64_t mpt__lost_in_fp16(const mpt_tensor_stats *stats) {
+    int64_t lost = 0;
+    for (int i = 0; i < MPT_BINADES; i++) {
+        const int power = i + MPT_BINADE_FIRST;
+        if (power < -25 || power > 15) lost += stats->binade[i];
+    }
+    return lost;
+}
+
+/* Powers of two, four to a character, from thin to thick. */
+static void mpt__draw_binades(mpt__text *out, const mpt_tensor_stats *stats) {
+    static const char ink[] = " .:-=+*#%@";
+    int64_t most = 1, sum[MPT_BINADES / 4];
+    for (int i = 0; i < MPT_BINADES / 4; i++) {
+        const int64_t *four = stats->binade + 4 * i;
+        sum[i] = four[0] + four[1] + four[2] + four[3];
+        most = sum[i] > most ? sum[i] : most;
+    }
+    for (int i = 0; i < MPT_BINADES / 4; i++)
+        mpt__write_text(out, "%c", ink[sum[i] ? 1 + (int)(8 * sum[i] / most) : 0]);
+}
+
+/* Blanks up to a column of the line that began at `line`, and one blank at least. */
+static void mpt__column(mpt__text *out, size_t line, int column) {
+    const int width = 11;
+    mpt__write_text(out, " ");
+    while (out->length - line < (size_t)(25 + width * column)) mpt__write_text(out, " ");
+}
+
+/* The columns after the name. */
+static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_stats *s) {
+    const double percent = s->count ? 100.0 / (double)s->count : 0.0;
+    const double numbers[] = {s->min,
+                              s->max,
+                              s->mean,
+                              s->deviation,
+                              percent * (double)s->zeros,
+                              percent * (double)mpt__lost_in_fp16(s)};
+    for (int i = 0; i < 6; i++) {
+        mpt__column(out, line, i);
+        mpt__write_text(out, "%.3g", numbers[i]);
+    }
+    mpt__column(out, line, 6);
+    mpt__write_text(out, "|");
+    mpt__draw_binades(out, s);
+    mpt__write_text(out, "|");
+    if (s->nans || s->infinities)
+        mpt__write_text(out, " %lld NaN, %lld infinite", s->nans, s->infinities);
+}
+
+MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
+    static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
+                                         "% zero", "% lost", "2^-40 .. 2^23"};
+    mpt_context *context = module.context;
+    mpt__text out = mpt__text_make(text, size);
+    mpt__module *found = mpt__module_frozen(module, "mpt_histograms");
+    if (!found) return 0;
+    mpt__write_text(&out, "%s", gradients ? "gradient of" : "parameter");
+    for (int i = 0; i < 7; i++) {
+        mpt__column(&out, 0, i);
+        mpt__write_text(&out, "%s", titles[i]);
+    }
+    const mpt__parameter *parameter;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL) {
+        mpt_tensor_stats stats;
+        const mpt__tensor *tensor = parameter->tensor;
+        const bool none = gradients && !mpt__leaf_has_grad(context, tensor);
+        mpt__write_text(&out, "\n");
+        const size_t line = out.length;
+        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter->path),
+                        none ? " none" : "");
+        if (none) continue;
+        if (gradients)
+            tensor = mpt__live(context, mpt_grad(mpt__handle(context, parameter->tensor)));
+        if (!tensor || mpt__tensor_statistics(context, tensor, &stats) != MPT_OK) return 0;
+        mpt__histogram_line(&out, line, &stats);
+    }
+    mpt__write_text(&out, "\n");
+    return out.length;
+}
+
+/* ==== Gradients against small changes ==== */
+
+enum { MPT__CHECK_INPUTS = 8 };
+
+typedef struct mpt__gradcheck {
+    mpt_context *context;
+    mpt_check_fn fn;
+    void *user;
+    mpt_gradcheck_config config;
+    mpt_tensor in[MPT__CHECK_INPUTS];
+    int n_in;
+} mpt__gradcheck;
+
+MPTRAIN_API mpt_gradcheck_config mpt_gradcheck_config_default(void) {
+    mpt_gradcheck_config config;
+    config.step = 1e-2;
+    config.rtol = 1e-2;
+    config.atol = 1e-3;
+    return config;
+}
+
+/* Weights in [-1, 1) for the outputs, so that one number depends on all of them. */
+static float mpt__check_weight(int64_t i) {
+    return (float)((i * 7919 + 104729) % 2003) / 1001.5f - 1.0f;
+}
+
+/* The weighted sum of fn's output; NaN on error. */
+static double mpt__check_value(mpt__gradcheck *check) {
+    mpt_context *context = check->context;
+    size_t bytes;
+    double sum = 0.0;
+    mpt_scope_begin(context);
+    mpt_no_grad_begin(context);
+    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
+    float *values = found ? mpt__host_values(context, found, &bytes) : NULL;
+    for (int64_t i = 0; values && i < mpt__tensor_numel(found); i++)
+        sum += (double)values[i] * (double)mpt__check_weight(i);
+    if (values) mpt__host_free(context, values, bytes);
+    mpt_no_grad_end(context);
+    mpt_scope_end(context);
+    return context->base.status == MPT_OK ? sum : MPT__NAN_F64;
+}
+
+/* Leaves of the inputs' values, and one backward pass from the function of them. */
+static mpt_status mpt__check_backward(mpt__gradcheck *check) {
+    mpt_context *context = check->context;
+    size_t bytes;
+    for (int i = 0; i < check->n_in; i++)
+        if (mpt__dtype_computes(mpt_get_dtype(check->in[i]))) mpt_requires_grad(check->in[i], true);
+    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
+    float *weights = found ? mpt__host_values(context, found, &bytes) : NULL;
+    if (!weights) return context->base.status;
+    const mpt_shape shape = found->shape;
+    const mpt_dtype dtype = (mpt_dtype)found->dtype;
+    for (int64_t i = 0; i < mpt__shape_numel(&shape); i++) weights[i] = mpt__check_weight(i);
+    const mpt_tensor upstream = mpt_from(context, MPT_F32, shape, weights);
+    mpt__host_free(context, weights, bytes);
+    return mpt_backward_from(out, dtype == MPT_F32 ? upstream : mpt_cast(upstream, dtype), false);
+}
+
+/* Every slope by elements of input `i`. */
+static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
+    mpt_context *context = check->context;
+    size_t bytes = 0, slope_bytes = 0;
+    const mpt_tensor leaf = check->in[i];
+    const mpt__tensor *found = mpt__enter_at(leaf, "mpt_gradcheck", "an input");
+    if (!found) return context->base.status;
+    const mpt_shape shape = found->shape;
+    float *values = mpt__host_values(context, found, &bytes), *slopes = NULL;
+    if (values && mpt_has_grad(leaf))
+        slopes = mpt__host_values(context, mpt__live(context, mpt_grad(leaf)), &slope_bytes);
+    for (int64_t k = 0; values && k < mpt__shape_numel(&shape); k++) {
+        const float value = values[k];
+        double side[2], at[2];
+        for (int s = 0; s < 2; s++) {
+            values[k] =
+                (float)((double)value + (s ? 1.0 : -1.0) * check->config.step *
+                                            (value > 1 || value < -1 ? (double)value : 1.0));
+            at[s] = (double)values[k];
+            check->in[i] = mpt_from(context, MPT_F32, shape, values);
+            side[s] = mpt__check_value(check);
+            mpt_release(check->in[i]);
+        }
+        values[k] = value;
+        const double expected = (side[1] - side[0]) / (at[1] - at[0]);
+        const double got = slopes ? (double)slopes[k] : 0.0;
+        const double off = got > expected ? got - expected : expected - got;
+        const double size = expected < 0 ? -expected : expected;
+        if (context->base.status != MPT_OK) break;
+        if (off <= check->config.atol + check->config.rtol * size) continue;
+        mpt__enter(context, "mpt_gradcheck");
+        mpt__error(context, MPT_ERROR_NUMERIC,
+                   "input %d, element %lld: backward gives %g, small changes of the input give %g",
+                   i, k, got, expected);
+        break;
+    }
+    check->in[i] = leaf;
+    mpt__host_free(context, slopes, slope_bytes);
+    mpt__host_free(context, values, bytes);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
+                                     const mpt_tensor *in, int n_in,
+                                     const mpt_gradcheck_config *config) {
+    MPT__PLAIN_FLOATS;
+    mpt__gradcheck check;
+    if (!mpt__enter(context, "mpt_gradcheck")) return mpt__status_of(context);
+    check.context = context, check.fn = fn, check.user = user, check.n_in = n_in;
+    check.config = config ? *config : mpt_gradcheck_config_default();
+    if (!fn || !in || n_in < 1 || n_in > MPT__CHECK_INPUTS || !(check.config.step > 0.0))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
+                          (int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
+    mpt_scope_begin(context);
+    for (int i = 0; i < n_in; i++) {
+        mpt__enter(context, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
+        const mpt__tensor *input = mpt__at(context, in[i], "an input");
+        if (!input) break;
+        if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
+            mpt__error(context, MPT_ERROR_DTYPE,
+                       "input %d is %s: small changes need fp32; mpt_cast it inside the function",
+                       i, mpt_dtype_name((mpt_dtype)input->dtype));
+        check.in[i] = mpt_clone(mpt_detach(in[i]));
+    }
+    mpt_status status = context->base.status;
+    if (status == MPT_OK) status = mpt__check_backward(&check);
+    for (int i = 0; i < n_in && status == MPT_OK; i++)
+        if (mpt_get_dtype(check.in[i]) == MPT_F32) status = mpt__check_input(&check, i);
+    mpt_scope_end(context);
+    return status;
+}
+
+/* ==== What could differ ==== */
+
+MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size) {
+    mpt__text out = mpt__text_make(text, size);
+    if (!mpt__enter(context, "mpt_determinism")) return 0;
+    mpt__write_text(&out,
+                    "seed %llu; every op gives the same bits in every run, with any number of "
+                    "threads and workers\n",
+                    (unsigned long long)context->config.seed);
+#if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
+    if (!context->backend.synchronous)
+        mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", context->backend.name);
+    else if (mpt_get_isa(context) != MPT_ISA_REF)
+        mpt__write_text(&out,
+                        "%s kernels: other levels differ in the last places (MPT_ISA_REF gives one "
+                        "result everywhere)\n",
+                        mpt_isa_name(mpt_get_isa(context)));
+    if (context->timed_products)
+        mpt__write_text(&out,
+                        "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
+                        "mpt_benchmark_text\n");
+    if (context->tf32)
+        mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32, or to parts of bf16\n");
+#endif
+    return out.length;
+}
+
+#endif
