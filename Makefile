@@ -56,7 +56,10 @@ HEADER := src/mptrain.h
 INCLUDES := -Isrc -I.
 endif
 
-ROOMS := $(sort $(wildcard src/[0-9][0-9]_*.[ch]))
+# The rooms, in the order of the spine, and the wings with what they may use, from src/README.md.
+ROOMS := $(shell sed -n 's/^.include "\(.*\)"$$/src\/\1/p' src/mptrain.h)
+WINGS := $(shell sed -n 's/^| `\([a-z]*\)\/` .*/\1/p' src/README.md)
+wing_uses = $(1) $(shell sed -n 's/^| `$(1)\/` .*| \(.*\) |$$/\1/p' src/README.md)
 EXAMPLES := $(sort $(wildcard examples/*.c))
 TESTS := $(sort $(wildcard tests/test_*.c tests/api_*.c))
 BENCHES := $(sort $(wildcard tools/bench/*.c))
@@ -123,15 +126,24 @@ check-header: $(BUILD)/amalgamate
 	@echo "mptrain.h and mptrain_cuda.cu are what src/ generates"
 
 lint: $(BUILD)/lint $(ROOMS:src/%=$(BUILD)/alone/%.log)
-	@$(BUILD)/lint src/mptrain.h $(ROOMS) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
+	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
 	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
 
+# A room is compiled with nothing on the path but what its wing may use.
 $(BUILD)/alone/%.log: src/% FORCE
-	@mkdir -p $(BUILD)/alone
-	@$(CC) $(STD) -fsyntax-only -Isrc -DMPTRAIN_IMPLEMENTATION \
-	    -Werror=implicit-function-declaration -x c $< 2>$@ || \
-	    { echo "$< does not compile alone"; grep error: $@; exit 1; }
+	@mkdir -p $(@D)
+	@$(CC) $(STD) -fsyntax-only -I$(BUILD)/wings/$(firstword $(subst /, ,$*)) \
+	    -DMPTRAIN_IMPLEMENTATION -Werror=implicit-function-declaration -x c $< 2>$@ || \
+	    { echo "$< does not compile with what its wing may use"; grep error: $@; exit 1; }
+$(ROOMS:src/%=$(BUILD)/alone/%.log): $(BUILD)/wings/made
+
+$(BUILD)/wings/made: src/README.md
+	@rm -rf $(@D)
+	@mkdir -p $(addprefix $(@D)/,$(WINGS) context.c)
+	@$(foreach w,$(WINGS),$(foreach u,$(call wing_uses,$(w)),ln -s '$(CURDIR)/src/$(u)' $(@D)/$(w)/$(u);))
+	@$(foreach w,$(WINGS),ln -s '$(CURDIR)/src/$(w)' $(@D)/context.c/$(w);)
+	@touch $@
 
 reference: $(BUILD)/reference
 	@$(BUILD)/reference mptrain.h $(BUILD)/reference.md
@@ -221,7 +233,7 @@ $(BUILD)/mptrain.o: $(BUILD)/mptrain.c
 $(BUILD)/mptrain_cuda.cu: $(BUILD)/amalgamate $(wildcard src/cuda/*.cu)
 	$(Q)$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $@
 
-$(BUILD)/mptrain_cuda.o: $(BUILD)/mptrain_cuda.cu $(wildcard src/*.h) $(BUILD)/flags
+$(BUILD)/mptrain_cuda.o: $(BUILD)/mptrain_cuda.cu $(wildcard src/*/*.h) $(BUILD)/flags
 	@echo "  NVCC  $@"
 	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_FLAGS) $(INCLUDES) -c -o $@ $<
 

@@ -4,8 +4,10 @@
 #ifndef MPT__CONTEXT_INCLUDED
 #define MPT__CONTEXT_INCLUDED
 
+#include "cpu/levels.c"
 #include "data/text.c"
 #include "graph/capture.c"
+#include "watch/check.c"
 
 MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }
 
@@ -119,8 +121,11 @@ static bool mpt__backend_create(mpt_context *context) {
         return false;
     }
     context->config.device = MPT_DEVICE_CPU;
-    return mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
-                                   &context->backend, &context->config.isa) == MPT_OK;
+    if (mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
+                                &context->backend, &context->config.isa) != MPT_OK)
+        return false;
+    context->pool = ((mpt__cpu *)context->backend.self)->pool;
+    return true;
 }
 
 /* The device scalars, and what the host sees of them. */
@@ -262,8 +267,7 @@ MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
 }
 MPTRAIN_API int mpt_get_threads(mpt_context *context) {
     if (!context) return 0;
-    if (context->config.device != MPT_DEVICE_CPU) return 1;
-    return mpt__pool_threads(((mpt__cpu *)context->backend.self)->pool);
+    return context->pool ? mpt__pool_threads(context->pool) : 1;
 }
 MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
     return context ? context->config.device : MPT_DEVICE_AUTO;

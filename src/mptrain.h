@@ -1,4 +1,7 @@
-/* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it. */
+/* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it.
+
+   The wings, from the ground up; each may use those before it, but nobody above the waist knows the
+   CPU, and nobody at all knows the context room, which knows all. */
 #include "face/manual.h"
 #include "face/tensors.h"
 #include "face/training.h"
@@ -19,9 +22,8 @@ MPT__BEGIN_KERNELS
 #include "ground/random.c"
 #include "ground/dtype.c"
 #include "ground/convert.c"
+#include "ground/elements.c"
 #include "ground/math.c"
-#include "data/inflate.c"
-#include "data/idx.c"
 #include "cpu/backend.c"
 #include "cpu/elementwise.c"
 #include "cpu/halves.c"
@@ -70,26 +72,11 @@ MPT__BEGIN_COLD
 MPT__END_LEVEL
 #include "ops/table.c"
 #include "ops/inplace.c"
-#include "nn/module.c"
-MPT__BEGIN_COLD
-#include "nn/query.c"
-MPT__END_LEVEL
-#include "train/optimizer.c"
-#include "train/update.c"
-#include "train/scaler.c"
-MPT__BEGIN_COLD
-#include "train/schedule.c"
-#include "nn/init.c"
-#include "train/average.c"
-#include "nn/conv.c"
-#include "nn/norm.c"
-#include "nn/attention.c"
-#include "nn/resize.c"
-#include "nn/fp8.c"
-#include "watch/check.c"
-#include "nn/fuse.c"
+MPT__BEGIN_KERNELS
+#include "data/inflate.c"
 MPT__END_LEVEL
 MPT__BEGIN_COLD
+#include "data/idx.c"
 #include "data/dataset.c"
 MPT__END_LEVEL
 MPT__BEGIN_DATA
@@ -106,9 +93,28 @@ MPT__BEGIN_DATA
 MPT__END_LEVEL
 MPT__BEGIN_COLD
 #include "data/loader.c"
+MPT__END_LEVEL
+#include "nn/module.c"
+MPT__BEGIN_COLD
+#include "nn/query.c"
+#include "nn/init.c"
+#include "nn/conv.c"
+#include "nn/norm.c"
+#include "nn/attention.c"
+#include "nn/resize.c"
+#include "nn/fp8.c"
+#include "nn/fuse.c"
+MPT__END_LEVEL
+#include "train/optimizer.c"
+#include "train/update.c"
+#include "train/scaler.c"
+MPT__BEGIN_COLD
+#include "train/schedule.c"
+#include "train/average.c"
 #include "train/checkpoint.c"
 #include "train/fit.c"
 #include "graph/capture.c"
+#include "watch/check.c"
 #include "context.c"
 MPT__END_LEVEL
 #include "face/changelog.h"

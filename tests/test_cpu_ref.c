@@ -84,12 +84,12 @@ static bool is_float(int dtype) { return mpt__dtype_info[dtype].is_float; }
 
 static double decode(const void *p, int dtype) {
     double x = 0;
-    mpt__ref_load_f64(&x, p, (uint8_t)dtype, 0, 1, 1);
+    mpt__load_f64(&x, p, (uint8_t)dtype, 0, 1, 1);
     return x;
 }
 
 static void encode(void *p, int dtype, double x) {
-    mpt__ref_store_f64(p, (uint8_t)dtype, 0, 1, &x, 1);
+    mpt__store_f64(p, (uint8_t)dtype, 0, 1, &x, 1);
 }
 
 static int64_t numel(int operand) { return mpt__ref_numel(&launch.operand[operand]); }

@@ -96,11 +96,11 @@ typedef struct problem {
 } problem;
 
 static void set_element(problem *p, int i, int64_t at, float value) {
-    mpt__ref_store(p->first[i], p->launch.operand[i].dtype, at, 1, &value, 1);
+    mpt__store_real(p->first[i], p->launch.operand[i].dtype, at, 1, &value, 1);
 }
 static float get_element(const problem *p, const char *data, int i, int64_t at) {
     float value = 0;
-    mpt__ref_load(&value, data, p->launch.operand[i].dtype, at, 1, 1);
+    mpt__load_real(&value, data, p->launch.operand[i].dtype, at, 1, 1);
     return value;
 }
 

@@ -98,7 +98,7 @@ static void problem_free(problem *p) {
 }
 
 static void store_value(storage *s, size_t i, float value) {
-    mpt__ref_store(s->first, (uint8_t)s->dtype, (int64_t)i, 1, &value, 1);
+    mpt__store_real(s->first, (uint8_t)s->dtype, (int64_t)i, 1, &value, 1);
 }
 
 /* Storage `i` + 1 with room for n elements of about this size, now and then a special one. */
@@ -175,8 +175,8 @@ static bool same_elements(const storage *s, const char *want, size_t *at) {
         float a = 0, b = 0;
         if (memcmp(s->now + *at * size, want + *at * size, size) == 0) continue;
         if (!mpt__dtype_info[s->dtype].is_float) return false;
-        mpt__ref_load(&a, s->now, (uint8_t)s->dtype, (int64_t)*at, 1, 1);
-        mpt__ref_load(&b, want, (uint8_t)s->dtype, (int64_t)*at, 1, 1);
+        mpt__load_real(&a, s->now, (uint8_t)s->dtype, (int64_t)*at, 1, 1);
+        mpt__load_real(&b, want, (uint8_t)s->dtype, (int64_t)*at, 1, 1);
         if (!mpt__f32_is_nan(a) || !mpt__f32_is_nan(b)) return false;
     }
     return true;
@@ -200,8 +200,8 @@ static bool same_as_ref(problem *p, const char *what) {
             storage *s = &p->storages[i];
             if (s->bytes == 0 || same_elements(s, want[i], &at)) continue;
             float a = 0, b = 0;
-            mpt__ref_load(&a, s->now, (uint8_t)s->dtype, (int64_t)at, 1, 1);
-            mpt__ref_load(&b, want[i], (uint8_t)s->dtype, (int64_t)at, 1, 1);
+            mpt__load_real(&a, s->now, (uint8_t)s->dtype, (int64_t)at, 1, 1);
+            mpt__load_real(&b, want[i], (uint8_t)s->dtype, (int64_t)at, 1, 1);
             TEST_FAIL_("%s, %s, function %d, operand %d, dtype %s: element %ld is %.9g (%08x), "
                        "reference %.9g (%08x)",
                        mpt_isa_name(levels[l]), what, p->launch.function, i - 1,

@@ -59,7 +59,7 @@ gather() {
         $1 == "OBJECT" { flush(); if (!($2 in seen)) object++; seen[$2] = 1; next }
         /^ *-: *0:Source:/ {
             flush(); room = $0; sub(/.*:Source:/, "", room)
-            inside = room ~ /(^|\/)src\/[0-9][0-9]_[^\/]*$/; sub(/.*\//, "", room); next
+            inside = sub(/^(.*\/)?src\//, "", room) && room != "mptrain.h"; next
         }
         !inside { next }
         /^function / { flush(); name = $2; next }

@@ -2,9 +2,10 @@
 
        lint src/mptrain.h FILE...
 
-   The first file is the spine. Files named NN_name.c or NN_name.h are rooms of the library and are
-   held to all rules; other files to those about layout and left-over markers. Prints one line
-   per finding and ends with status 1 when there is any. The rules are the tables below. */
+   The first file is the spine. Files below its folder are rooms of the library and are held to all
+   rules; other files to those about layout and left-over markers. Which wing may use which, and
+   that a room needs nothing else, the compiler says: see the Makefile. Prints one line per finding
+   and ends with status 1 when there is any. The rules are the tables below. */
 #include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,11 +16,13 @@
 #include "source_text.h"
 
 enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
-enum { NO_ROOM = -1, LAUNCH_ROOM = 20 };
 
-/* Where a word may stand: BASE is ground/base.c; SIMD the rooms with code per instruction set,
-   which are random, dtype, convert, math (12 to 15) and the kernels (31 to 39). */
+/* Where a word may stand: BASE is the rooms that know the system; SIMD those with code per
+   instruction set. A place that ends in '/' is a folder. */
 enum { NOWHERE, BASE, SIMD, BASE_AND_SIMD };
+static const char *const base_rooms[] = {"ground/base.c", "ground/files.c", "ground/platform.h"};
+static const char *const simd_rooms[] = {"ground/random.c", "ground/dtype.c", "ground/convert.c",
+                                         "ground/math.c", "cpu/"};
 
 /* How a word is matched: a whole identifier; one that is called, other than through a pointer in a
    struct; the start of an identifier. */
@@ -49,11 +52,11 @@ static const rule rules[] = {
     {"isnan isinf isfinite isnormal fpclassify", CALL, NOWHERE,
      "broken by -ffast-math: test the bits"},
     {"_Pragma __pragma", WORD, BASE, "pragmas live in ground/base.c"},
-    {"asm __asm __asm__", WORD, SIMD, "asm lives in the SIMD rooms, 12 to 15 and 31 to 39"},
+    {"asm __asm __asm__", WORD, SIMD, "asm lives in the SIMD rooms"},
     {"target __target__ MPT__TARGET", CALL, BASE_AND_SIMD,
-     "target attributes live in the SIMD rooms, 12 to 15 and 31 to 39"},
+     "target attributes live in the SIMD rooms"},
     {"_mm _tile_ __m128 __m256 __m512 __cpuid _xgetbv vld1 vst1 vcvt_ vfma float32x4 float16x",
-     PREFIX, SIMD, "intrinsics live in the SIMD rooms, 12 to 15 and 31 to 39"},
+     PREFIX, SIMD, "intrinsics live in the SIMD rooms"},
     {"__atomic_ __sync_ Interlocked _Interlocked atomic_ _Atomic", PREFIX, BASE,
      "atomics live in ground/base.c"},
     {"restrict", WORD, NOWHERE, "not C++: write MPT__RESTRICT"},
@@ -75,6 +78,7 @@ static const char *const markers[] = {"TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK"
 static int findings;
 static int broken[sizeof rules / sizeof rules[0]]; /* by the file: each rule is reported once */
 static const char *path; /* of the file under examination */
+static char house[256];  /* the folder of the spine, with the '/' */
 static int line_number;
 
 static void report(const char *format, ...) {
@@ -94,27 +98,28 @@ static char *read_text(const char *name) {
     exit(2);
 }
 
-static const char *base_name(const char *name) {
-    const char *slash = strrchr(name, '/');
-    return slash ? slash + 1 : name;
+/* What a room is called in includes and in the tables above, "wing/name.c"; NULL for other files.
+   */
+static const char *room_of(const char *name) {
+    size_t n = strlen(house);
+    return n > 0 && strncmp(name, house, n) == 0 ? name + n : NULL;
 }
 
-/* The number of a room from its file name, NN_name.c or NN_name.h; NO_ROOM for other files, such as
-   the numbered lessons. */
-static int room_number(const char *name) {
-    const char *base = base_name(name);
-    if (strncmp(name, "examples/", 9) == 0) return NO_ROOM;
-    if (!isdigit((unsigned char)base[0]) || !isdigit((unsigned char)base[1]) || base[2] != '_')
-        return NO_ROOM;
-    return (base[0] - '0') * 10 + (base[1] - '0');
+static int stands_in(const char *const *places, size_t count, const char *room) {
+    size_t i;
+    for (i = 0; i < count; i++) {
+        size_t n = strlen(places[i]);
+        if (places[i][n - 1] == '/' ? strncmp(room, places[i], n) == 0
+                                    : strcmp(room, places[i]) == 0)
+            return 1;
+    }
+    return 0;
 }
 
-static int allowed(int where, int room) {
-    int simd = (room >= 12 && room <= 15) || (room >= 31 && room <= 39);
-    return where == BASE            ? room == 10
-           : where == SIMD          ? simd
-           : where == BASE_AND_SIMD ? simd || room == 10
-                                    : 0;
+static int allowed(int where, const char *room) {
+    int base = where != SIMD && stands_in(base_rooms, COUNT(base_rooms), room);
+    int simd = where != BASE && stands_in(simd_rooms, COUNT(simd_rooms), room);
+    return where != NOWHERE && (base || simd);
 }
 
 /* Whether the list of words holds the identifier, or a start of it when `prefix` is set. */
@@ -129,7 +134,7 @@ static int listed(const char *words, const char *name, size_t length, int prefix
 }
 
 /* Examines the identifier at code[0..length), which stands in `line`. */
-static void check_identifier(const char *line, const char *name, size_t length, int room) {
+static void check_identifier(const char *line, const char *name, size_t length, const char *room) {
     const char *after = name + length, *before = name;
     int called, member;
     size_t i;
@@ -153,7 +158,7 @@ static void check_identifier(const char *line, const char *name, size_t length, 
     }
 }
 
-static void check_code_line(const char *line, int room) {
+static void check_code_line(const char *line, const char *room) {
     const char *p = line;
     while (*p) {
         size_t length = 0;
@@ -175,11 +180,12 @@ static int in_list(const char *const *list, size_t count, const char *name, size
     return 0;
 }
 
-static void check_include(const char *rest, int room) {
+static void check_include(const char *rest, const char *room) {
     const char *name = rest + 1;
     size_t length = strcspn(name, "\">\n");
     if (*rest == '<') {
-        if (room == 1 && !in_list(api_headers, COUNT(api_headers), name, length))
+        int face = strncmp(room, "face/", 5) == 0;
+        if (face && !in_list(api_headers, COUNT(api_headers), name, length))
             report("the API includes only stddef, stdint and stdbool");
         if (length == 11 && memcmp(name, "stdatomic.h", 11) == 0)
             report("stdatomic.h does not exist in C++17");
@@ -189,15 +195,9 @@ static void check_include(const char *rest, int room) {
         }
         return;
     }
-    if (*rest != '"') return;
-    if (room_number(name) == NO_ROOM) return;
-    if (room_number(name) > room)
-        report("includes %.*s, which is a higher room", (int)length, name);
-    if (room == LAUNCH_ROOM && name[length - 1] == 'c')
-        report("includes %.*s, but backends read this room alone", (int)length, name);
 }
 
-static void check_directive(const char *line, int room) {
+static void check_directive(const char *line, const char *room) {
     const char *p = line + strspn(line, " \t");
     size_t length;
     if (*p++ != '#') return;
@@ -239,30 +239,30 @@ static void check_layout(const char *line, int is_room) {
     }
 }
 
-/* Rooms but the manual, the API and the end are guarded by MPT__NN_NAME_INCLUDED. */
-static void check_guard(const char *text, int room) {
-    const char *base = base_name(path);
+/* Rooms but the manual, the declarations and the changelog are guarded by MPT__WING_NAME_INCLUDED.
+   */
+static void check_guard(const char *text, const char *room) {
     char guard[128];
     size_t n = 0;
-    if (room <= 1 || room == 99) return;
+    if (strncmp(room, "face/", 5) == 0) return;
     n += (size_t)snprintf(guard, sizeof guard, "#ifndef MPT__");
-    for (; *base && *base != '.' && n < sizeof guard - 16; base++)
-        guard[n++] = (char)toupper((unsigned char)*base);
+    for (; *room && *room != '.' && n < sizeof guard - 16; room++)
+        guard[n++] = *room == '/' ? '_' : (char)toupper((unsigned char)*room);
     snprintf(guard + n, sizeof guard - n, "_INCLUDED\n");
     line_number = 1;
     if (!strstr(text, guard)) report("no guard %.*s", (int)strlen(guard) - 9, guard + 8);
 }
 
-static void check_length(int lines, int room) {
+static void check_length(int lines, const char *room) {
     int is_example = strncmp(path, "examples/", 9) == 0 && strstr(path, ".c") != NULL;
-    if (room != NO_ROOM && lines > MAX_ROOM_LINES)
+    if (room && lines > MAX_ROOM_LINES)
         report("a room of %d lines, at most %d", lines, (int)MAX_ROOM_LINES);
     if (is_example && lines > MAX_EXAMPLE_LINES)
         report("an example of %d lines, at most %d", lines, (int)MAX_EXAMPLE_LINES);
 }
 
 /* Calls the checks for each line; blanked is NULL for files that are no rooms. */
-static void check_lines(char *text, char *blanked, int room) {
+static void check_lines(char *text, char *blanked, const char *room) {
     size_t total = strlen(text);
     char *line = text;
     if (total > 0 && text[total - 1] != '\n') report("no newline at the end of the file");
@@ -270,7 +270,7 @@ static void check_lines(char *text, char *blanked, int room) {
         size_t length = strcspn(line, "\n");
         char *next = line + length + (line[length] == '\n');
         line[length] = '\0';
-        check_layout(line, room != NO_ROOM);
+        check_layout(line, room != NULL);
         if (blanked) {
             char *code = blanked + (line - text);
             code[length] = '\0';
@@ -284,11 +284,11 @@ static void check_lines(char *text, char *blanked, int room) {
 
 static void check_file(const char *name) {
     char *text = read_text(name), *blanked = NULL;
-    int room = room_number(name);
+    const char *room = room_of(name);
     path = name;
     line_number = 1;
     memset(broken, 0, sizeof broken);
-    if (room != NO_ROOM) {
+    if (room) {
         check_guard(text, room);
         blanked = read_text(name);
         blank_comments_and_literals(blanked);
@@ -299,45 +299,36 @@ static void check_file(const char *name) {
     free(text);
 }
 
-/* The spine lists every room once, by number; the launch header alone may come early, since
-   backends read it without the implementation. That a room includes only what is listed before it,
-   the amalgamator checks. */
+/* Every file of the house is listed in the spine, once. That a room includes only what is listed
+   before it, the amalgamator checks. */
 static void check_spine(const char *name, int n_files, char **files) {
-    char *text = read_text(name), *at = text;
-    int last = 0, i;
+    char *text = read_text(name);
+    int i;
     path = name;
-    blank_comments_and_literals(text);
-    for (line_number = 1; *at; line_number++) {
-        size_t length = strcspn(at, "\n");
-        char *quote = (char *)memchr(at, '"', length);
-        int room = quote ? room_number(quote + 1) : NO_ROOM;
-        if (at[0] == '#' && room != NO_ROOM && room != LAUNCH_ROOM) {
-            if (room < last) report("room %02d is listed after room %02d", room, last);
-            last = room;
-        }
-        at += length + (at[length] == '\n');
-    }
     line_number = 1;
+    blank_comments_and_literals(text);
     for (i = 0; i < n_files; i++) {
-        const char *base = base_name(files[i]);
+        const char *room = room_of(files[i]);
         char include[160], *first;
-        if (room_number(files[i]) == NO_ROOM) continue;
-        snprintf(include, sizeof include, "#include \"%.100s\"\n", base);
+        if (!room) continue;
+        snprintf(include, sizeof include, "#include \"%.100s\"\n", room);
         first = strstr(text, include);
-        if (!first) report("does not list %s", base);
-        else if (strstr(first + 1, include)) report("lists %s twice", base);
+        if (!first) report("does not list %s", room);
+        else if (strstr(first + 1, include)) report("lists %s twice", room);
     }
     free(text);
 }
 
 int main(int argc, char **argv) {
+    const char *slash = argc > 1 ? strrchr(argv[1], '/') : NULL;
     int i;
-    if (argc < 2) {
-        fprintf(stderr, "usage: lint SPINE FILE...\n");
+    if (!slash || (size_t)(slash - argv[1]) + 2 > sizeof house) {
+        fprintf(stderr, "usage: lint FOLDER/SPINE FILE...\n");
         return 2;
     }
+    memcpy(house, argv[1], (size_t)(slash - argv[1]) + 1);
     check_spine(argv[1], argc - 2, argv + 2);
-    for (i = 1; i < argc; i++) check_file(argv[i]);
+    for (i = 2; i < argc; i++) check_file(argv[i]);
     if (findings) printf("lint: %d findings\n", findings);
     return findings != 0;
 }

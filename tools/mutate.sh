@@ -32,20 +32,16 @@ lacks() { (cd "$tree" && grep -LE '^.define MPTRAIN_IMPLEMENTATION' $1); }
 
 # The tests that are about a room: those that share a word with its name, and a few more.
 related() {
-    for word in $(basename "$1" | sed 's/\.[a-z]*$//' | tr '_' ' '); do
+    for word in $(echo "$1" | sed 's/^src//; s/\.[a-z]*$//' | tr '_/' ' '); do
         case $word in
-            rows | halves | simd | ref | avx2 | avx512) echo test_cpu_ref api_golden_ops ;;
-            train | update | average) echo api_optim api_golden_train ;;
-            tensor | context | values | base) echo test_lifetime api_edges ;;
-            autograd | shape | ops) echo test_gradients api_golden_ops ;;
-            nn | module | init | fuse) echo api_modules api_fold ;;
-            loader | idx | array) echo api_data ;;
+            cpu) echo test_cpu_ref api_golden_ops ;;
+            optimizer | update | average | schedule) echo api_optim api_golden_train ;;
+            core) echo test_lifetime api_edges ;;
+            ops) echo test_gradients api_golden_ops ;;
+            nn) echo api_modules api_fold ;;
+            loader | idx | array | dataset) echo api_data ;;
             image | transform) echo api_images ;;
-            text) echo api_text ;;
             table) echo api_tables ;;
-            compile) echo api_capture ;;
-            inspect) echo api_edges ;;
-            schedule) echo api_scaling api_optim ;;
             pool) echo api_conv ;;
         esac
         (cd "$tree/tests" && ls | sed -n "s/^\(test_.*$word.*\|api_.*$word.*\)\.c\$/\1/p")
@@ -72,7 +68,7 @@ if ! in_tree test TESTS="$(echo $everything)"; then
     exit 1
 fi
 
-rooms=${ONLY:-$(ls src/*/*.c src/*/*.inl src/[1-9]*.c 2>/dev/null)}
+rooms=${ONLY:-$(find src -name '*.c' -o -name '*.inl' | sort)}
 made=0 noticed=0
 : >"$build/survivors"
 while [ "$made" -lt "$wanted" ]; do

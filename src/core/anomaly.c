@@ -55,7 +55,7 @@ static double mpt__element(mpt_context *context, void *const *data, const mpt__o
         at += index % operand->shape[d] * operand->stride[d];
     const char *from = (const char *)data[operand->storage] + at * (int64_t)size;
     context->backend.download(context->backend.self, &bits, from, size);
-    mpt__ref_load_f64(&value, &bits, operand->dtype, 0, 1, 1);
+    mpt__load_f64(&value, &bits, operand->dtype, 0, 1, 1);
     return value;
 }
 

@@ -6,8 +6,10 @@
 #ifndef MPT__CORE_CONTEXT_INCLUDED
 #define MPT__CORE_CONTEXT_INCLUDED
 
+#include "ground/elements.c"
+#include "ground/math.c"
+#include "ground/parallel.c"
 #include "waist/launch.h"
-#include "cpu/levels.c"
 
 /* ==== Storages ==== */
 
@@ -243,6 +245,7 @@ struct mpt_context {
     mpt__base base; /* first: rooms below know only this */
     mpt_config config;
     mpt__backend backend;
+    mpt__pool *pool; /* of a CPU backend; NULL where the host has no threads of its own */
 
     void **data; /* by storage id */
     mpt__storage *storages;

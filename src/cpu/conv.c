@@ -196,7 +196,7 @@ typedef struct mpt__ref_conv_work {
 
 /* n elements of a part, `step` apart, rounded. */
 static void mpt__ref_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
-    mpt__ref_load(x, part->data, (uint8_t)part->dtype, 0, step, n);
+    mpt__load_real(x, part->data, (uint8_t)part->dtype, 0, step, n);
     if (part->round != 0) mpt__ref_round(x, n, part->dtype, part->round);
 }
 
@@ -233,7 +233,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
         int64_t at[2], to = (m0 + i) * p->c_row;
         if (p->c_image != NULL) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
         for (int64_t j = 0; p->bias.data != NULL && j < columns; j++) sum[i][j] += bias[j];
-        if (p->more != NULL) mpt__ref_load(more, p->more, w->out.dtype, to + n0, 1, columns);
+        if (p->more != NULL) mpt__load_real(more, p->more, w->out.dtype, to + n0, 1, columns);
         for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
         for (int64_t j = 0; relu && j < columns; j++)
             if (sum[i][j] <= 0) sum[i][j] = 0;
@@ -544,7 +544,7 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
     for (int64_t t = 0; t < taps[0] * taps[1]; t++, to += channels) {
         int64_t ky = p->kernel[0] + t / taps[1] * p->kernel_step[0];
         int64_t kx = p->kernel[1] + t % taps[1] * p->kernel_step[1];
-        mpt__ref_load(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
+        mpt__load_real(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
                       channels);
         mpt__ref_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
     }

@@ -16,16 +16,11 @@
 #ifndef MPT__CPU_ELEMENTWISE_INCLUDED
 #define MPT__CPU_ELEMENTWISE_INCLUDED
 
-#include "ground/convert.c"
+#include "ground/elements.c"
 #include "ground/math.c"
 #include "cpu/backend.c"
 
 #include <math.h>
-
-#ifndef MPT__REAL
-#define MPT__REAL float
-#endif
-typedef MPT__REAL mpt__real;
 
 /* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
    on small machines: no frame is then larger than 8 KiB. No result depends on it. */
@@ -315,123 +310,6 @@ static MPT__INLINE mpt__real mpt__real_wave(mpt__real a, bool cosine) {
     return (mpt__real)value[cosine];
 }
 
-/* Truncates; beyond the range the nearest end of it, NaN gives 0. */
-static int64_t mpt__ref_truncate(double x, double low, double beyond) {
-    if (mpt__f64_is_nan(x)) return 0;
-    if (x < low) return (int64_t)low;
-    if (x >= beyond) return beyond >= 9223372036854775808.0 ? INT64_MAX : (int64_t)beyond - 1;
-    return (int64_t)x;
-}
-
-/* ==== Loads and stores ==== */
-
-/* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
-#ifdef __OPTIMIZE_SIZE__
-#define MPT__OWN_LOOP(stride) false
-#else
-#define MPT__OWN_LOOP(stride) ((stride) == 1)
-#endif
-#define MPT__LOAD_CASE(id, storage, expression) \
-    case id: { \
-        const storage *from = (const storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) { \
-            for (int64_t i = 0; i < n; i++) { \
-                const storage v = from[i]; \
-                to[i] = expression; \
-            } \
-        } else { \
-            for (int64_t i = 0; i < n; i++) { \
-                const storage v = from[i * stride]; \
-                to[i] = expression; \
-            } \
-        } \
-        break; \
-    }
-#define MPT__STORE_CASE(id, storage, expression) \
-    case id: { \
-        storage *to = (storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) { \
-            for (int64_t i = 0; i < n; i++) to[i] = expression; \
-        } else { \
-            for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
-        } \
-        break; \
-    }
-#ifndef MPTRAIN_NO_FP8
-#define MPT__LOAD_F8(type) \
-    MPT__LOAD_CASE(MPT_F8E4M3, uint8_t, (type)mpt__f8e4m3_to_f32(v)) \
-    MPT__LOAD_CASE(MPT_F8E5M2, uint8_t, (type)mpt__f8e5m2_to_f32(v))
-#define MPT__STORE_F8 \
-    MPT__STORE_CASE(MPT_F8E4M3, uint8_t, mpt__f32_to_f8e4m3((float)from[i], MPT__F8_SATFINITE)) \
-    MPT__STORE_CASE(MPT_F8E5M2, uint8_t, mpt__f32_to_f8e5m2((float)from[i], MPT__F8_SATFINITE))
-#else
-#define MPT__LOAD_F8(type)
-#define MPT__STORE_F8
-#endif
-
-/* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
-#define MPT__DEFINE_LOAD(name, type) \
-    static void name(type *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, \
-                     int64_t n) { \
-        switch (dtype) { \
-            MPT__LOAD_CASE(MPT_F32, float, (type)v) \
-            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v)) \
-            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v)) \
-            MPT__LOAD_F8(type) \
-            MPT__LOAD_CASE(MPT_F64, double, (type)v) \
-            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v) \
-            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v) \
-            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v) \
-            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0)) \
-        default: \
-            break; \
-        } \
-    }
-/* Rounds (floats) or truncates (integers) once and stores. */
-#define MPT__DEFINE_STORE(name, type) \
-    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from, \
-                     int64_t n) { \
-        switch (dtype) { \
-            MPT__STORE_CASE(MPT_F32, float, (float)from[i]) \
-            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i])) \
-            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i])) \
-            MPT__STORE_F8 \
-            MPT__STORE_CASE(MPT_F64, double, (double)from[i]) \
-            MPT__STORE_CASE( \
-                MPT_I64, int64_t, \
-                mpt__ref_truncate((double)from[i], -9223372036854775808.0, 9223372036854775808.0)) \
-            MPT__STORE_CASE( \
-                MPT_I32, int32_t, \
-                (int32_t)mpt__ref_truncate((double)from[i], -2147483648.0, 2147483648.0)) \
-            MPT__STORE_CASE(MPT_U8, uint8_t, \
-                            (uint8_t)mpt__ref_truncate((double)from[i], 0.0, 256.0)) \
-            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1)) \
-        default: \
-            break; \
-        } \
-    }
-
-MPT__DEFINE_LOAD(mpt__ref_load, mpt__real)
-MPT__DEFINE_STORE(mpt__ref_store, mpt__real)
-/* For F64 storage in ordinary builds, and where an answer must not depend on mpt__real. */
-MPT__DEFINE_LOAD(mpt__ref_load_f64, double)
-MPT__DEFINE_STORE(mpt__ref_store_f64, double)
-/* For integers, exactly. */
-MPT__DEFINE_LOAD(mpt__ref_load_i64, int64_t)
-
-/* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
-static void mpt__ref_store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
-                               const int64_t *from, int64_t n) {
-    switch (dtype) {
-        MPT__STORE_CASE(MPT_I64, int64_t, from[i])
-        MPT__STORE_CASE(MPT_I32, int32_t, (int32_t)(uint32_t)(uint64_t)from[i])
-        MPT__STORE_CASE(MPT_U8, uint8_t, (uint8_t)(uint64_t)from[i])
-        MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] != 0))
-    default:
-        break;
-    }
-}
-
 /* ==== Operands ==== */
 
 /* An operand, resolved. */
@@ -468,7 +346,7 @@ static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stri
             (const uint16_t *)view->data + offset, (float *)(void *)x, (size_t)n);
         return;
     }
-    mpt__ref_load(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
+    mpt__load_real(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
     if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
 }
 
@@ -510,7 +388,7 @@ static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t 
             (const float *)(const void *)x, (uint16_t *)view->data + offset, (size_t)n);
         return;
     }
-    mpt__ref_store(view->data, view->dtype, offset, stride, x, n);
+    mpt__store_real(view->data, view->dtype, offset, stride, x, n);
 }
 
 /* The same, where nothing is left to do for those that stand where mpt__ref_out said. */
@@ -522,7 +400,7 @@ static MPT__INLINE void mpt__ref_put(const mpt__ref_view *view, int64_t offset, 
 
 static mpt__real mpt__ref_get_one(const mpt__ref_view *view, int64_t offset) {
     mpt__real x = 0;
-    mpt__ref_load(&x, view->data, view->dtype, offset, 1, 1);
+    mpt__load_real(&x, view->data, view->dtype, offset, 1, 1);
     return x;
 }
 
@@ -532,7 +410,7 @@ static void mpt__ref_put_one(const mpt__ref_view *view, int64_t offset, mpt__rea
 
 static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {
     int64_t x = 0;
-    mpt__ref_load_i64(&x, view->data, view->dtype, offset, 1, 1);
+    mpt__load_i64(&x, view->data, view->dtype, offset, 1, 1);
     return x;
 }
 
@@ -818,7 +696,7 @@ static void mpt__ref_fill(const mpt__cpu_call *call) {
     int64_t n = mpt__ref_min(MPT__BLOCK, mpt__ref_numel(o));
     mpt__ref_map map;
     for (int64_t i = 0; i < n; i++) x[i] = call->launch->imm[0];
-    mpt__ref_store_f64(pattern, o->dtype, 0, 1, x, n);
+    mpt__store_f64(pattern, o->dtype, 0, 1, x, n);
     map.pattern = (const char *)pattern;
     map.body = mpt__ref_fill_body;
     mpt__ref_map_run(&map, call, 1, 0.5);
@@ -850,9 +728,9 @@ static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int
         } \
     }
 /* F64 on one side; integers on both: exact, sums modulo 2^64. */
-MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__ref_load_f64, mpt__ref_store_f64,
+MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__load_f64, mpt__store_f64,
                  old[i] + x[i])
-MPT__DEFINE_COPY(mpt__ref_copy_i64_body, int64_t, mpt__ref_load_i64, mpt__ref_store_i64,
+MPT__DEFINE_COPY(mpt__ref_copy_i64_body, int64_t, mpt__load_i64, mpt__store_i64,
                  (int64_t)((uint64_t)old[i] + (uint64_t)x[i]))
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
@@ -1108,7 +986,7 @@ static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *
         m = mpt__ref_together(map, at, n);
         for (int k = 0; k < 2; k++) {
             const mpt__ref_walk *from = &map->walk[k];
-            mpt__ref_load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
+            mpt__load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
                               mpt__ref_inner(&from->loop), m);
         }
         for (int64_t i = 0; i < m; i++)

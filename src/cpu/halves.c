@@ -97,7 +97,7 @@ static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
         half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
         one[i] = 1;
     }
-    mpt__ref_load(x, half, map->call->launch->operand[0].dtype, 0, 1, MPT__BLOCK);
+    mpt__load_real(x, half, map->call->launch->operand[0].dtype, 0, 1, MPT__BLOCK);
     if (map->operands == 2)
         map->unary(to, x, MPT__BLOCK, map->c, map->d);
     else

@@ -186,7 +186,7 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
         }
         p[i] -= w->lr * direction;
     }
-    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
+    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 
 /* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
@@ -205,7 +205,7 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
         m[i] = mean, v[i] = square;
         p[i] = x - w->step_size * mean / (mpt__real_sqrt(square) * w->root_factor + w->eps);
     }
-    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
+    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 
 /* The other optimizers are written in the words of the level: blocks are in the first cache, so
@@ -635,7 +635,7 @@ static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
 static void mpt__ref_metric_add(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     double value = 0;
-    mpt__ref_load_f64(&value, call->data[0], call->launch->operand[0].dtype, 0, 1, 1);
+    mpt__load_f64(&value, call->data[0], call->launch->operand[0].dtype, 0, 1, 1);
     call->scalars[slot[0]].f += value;
     call->scalars[slot[1]].i++;
 }
@@ -661,7 +661,7 @@ static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
             ((dtype == MPT_F32 && convert->all_finite_f32((const float *)data, (size_t)n)) ||
              (dtype == MPT_F16 && convert->all_finite_f16((const uint16_t *)data, (size_t)n)) ||
              (dtype == MPT_BF16 && convert->all_finite_bf16((const uint16_t *)data, (size_t)n)));
-        if (!finite) mpt__ref_load_f64(x, walk.view.data, walk.view.dtype, at.offset, step, n);
+        if (!finite) mpt__load_f64(x, walk.view.data, walk.view.dtype, at.offset, step, n);
         for (int64_t i = 0; !finite && i < n; i++) {
             if (!mpt__f64_is_finite(x[i])) return done + i;
         }

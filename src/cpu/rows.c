@@ -308,7 +308,7 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
     while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
     int64_t index = part + i;
     if (w->walk[1].view.data != NULL) {
-        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
+        mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
     }
     if (w->walk[2].view.data != NULL)
         mpt__ref_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
@@ -355,7 +355,7 @@ static void mpt__ref_check_indices(const mpt__cpu_call *call, int operand, int64
         if (o->dtype == MPT_I64 && inner == 1)
             ids = (const int64_t *)call->data[operand] + at.offset;
         else
-            mpt__ref_load_i64(block, call->data[operand], o->dtype, at.offset, inner, n);
+            mpt__load_i64(block, call->data[operand], o->dtype, at.offset, inner, n);
         for (int64_t i = 0; i < n; i++) {
             if (ids[i] >= 0 && ids[i] < size) continue;
             call->scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
@@ -584,7 +584,7 @@ static void mpt__ref_argsort_line(const mpt__ref_axis_work *w, const int64_t *of
     }
     if (count > sorted) mpt__ref_merge_sort(places, count, w->room, w->reverse);
     for (int64_t i = 0; i < k; i++)
-        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
+        mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
                            offset[1] + i * w->stride[1], 1, &places[i].index, 1);
 }
 

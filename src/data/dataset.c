@@ -55,7 +55,7 @@ static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, s
         return;
     }
     memcpy(aligned, from, n * mpt__dtype_info[dtype].bytes);
-    mpt__ref_load_f64(wide, aligned, (uint8_t)dtype, 0, 1, (int64_t)n);
+    mpt__load_f64(wide, aligned, (uint8_t)dtype, 0, 1, (int64_t)n);
     for (size_t i = 0; i < n; i++) to[i] = (float)wide[i];
 }
 

@@ -695,9 +695,7 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     dataset->references++;
     mpt__dataset_loaders(dataset, 1);
     loader->config = *config;
-    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs &&
-        context->config.device == MPT_DEVICE_CPU)
-        loader->pool = ((mpt__cpu *)context->backend.self)->pool;
+    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs) loader->pool = context->pool;
     loader->total = config->samples > 0 ? config->samples : dataset->count;
     loader->samples = mpt__loader_share(config, loader->total);
     if (config->batch > loader->samples) loader->config.batch = loader->samples;

@@ -28,6 +28,12 @@
 #endif
 #endif
 
+/* What kernels compute in: float. A test that compares with finite differences makes it double. */
+#ifndef MPT__REAL
+#define MPT__REAL float
+#endif
+typedef MPT__REAL mpt__real;
+
 /* ==== The table ==== */
 
 typedef struct mpt__dtype_row {

@@ -54,7 +54,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
     for (int64_t o = 0; o < count; o++) {
         for (int64_t i = 0; i < depth; i++) {
             float value;
-            mpt__ref_load(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
+            mpt__load_real(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
                           1);
             if (side->round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
             if (parts == 2 && !mpt__f32_is_finite(value)) return false;

@@ -53,7 +53,7 @@ static bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int
     for (int64_t o = 0; o < count; o++) {
         for (int64_t i = 0; i < depth; i++) {
             float value;
-            mpt__ref_load(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
+            mpt__load_real(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
                           1);
             to[(i / 2 * width + o) * 2 + i % 2] = mpt__f32_to_bf16(value);
         }

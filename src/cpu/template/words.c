@@ -419,13 +419,13 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         for (int k = 0; k < MPT__PARTS; k++) {
             if (b->data[k] == NULL) continue;
             if (k < MPT__PART_OUT)
-                mpt__ref_load(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
+                mpt__load_real(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
             one.data[k] = (char *)part[k];
         }
         word(&one);
         for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
             if (b->data[k] != NULL)
-                mpt__ref_store(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
+                mpt__store_real(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
     }
 }
 
