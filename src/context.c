@@ -154,6 +154,7 @@ static bool mpt__scalars_start(mpt_context *context) {
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *context) {
     context->pool_reach = MPT__POOL_REACH;
+    context->ops = mpt__op_rows;
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch.phase = MPT__OTHER;

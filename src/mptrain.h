@@ -51,9 +51,11 @@ MPT__BEGIN_COLD
 #include "cpu/levels.c"
 MPT__END_LEVEL
 #include "core/context.h"
+#include "core/events.c"
+#include "core/storage.c"
 #include "core/tensor.c"
-#include "core/autograd.c"
 #include "core/autocast.c"
+#include "core/autograd.c"
 MPT__BEGIN_COLD
 #include "core/inspect.c"
 #include "core/values.c"
@@ -94,10 +96,13 @@ MPT__END_LEVEL
 MPT__BEGIN_COLD
 #include "data/loader.c"
 MPT__END_LEVEL
+MPT__BEGIN_COLD
+#include "nn/tree.c"
+#include "nn/init.c"
+MPT__END_LEVEL
 #include "nn/module.c"
 MPT__BEGIN_COLD
 #include "nn/query.c"
-#include "nn/init.c"
 #include "nn/conv.c"
 #include "nn/norm.c"
 #include "nn/attention.c"
@@ -105,12 +110,18 @@ MPT__BEGIN_COLD
 #include "nn/fp8.c"
 #include "nn/fuse.c"
 MPT__END_LEVEL
-#include "train/optimizer.c"
+#include "train/optimizer.h"
+MPT__BEGIN_COLD
+#include "train/rates.c"
+MPT__END_LEVEL
+#include "train/optimizers.c"
+MPT__BEGIN_COLD
+#include "train/average.c"
+MPT__END_LEVEL
 #include "train/update.c"
 #include "train/scaler.c"
 MPT__BEGIN_COLD
 #include "train/schedule.c"
-#include "train/average.c"
 #include "train/checkpoint.c"
 #include "train/fit.c"
 #include "graph/capture.c"

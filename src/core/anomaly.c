@@ -61,7 +61,8 @@ static double mpt__element(mpt_context *context, void *const *data, const mpt__o
 
 /* ==== While a step runs ==== */
 
-static void mpt__anomaly_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__anomaly_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     if (launch->phase > MPT__BACKWARD) return;
     for (int i = 0; i < launch->n_operands; i++) {
@@ -88,18 +89,19 @@ static void mpt__anomaly_launch(mpt_context *context, void *user, const mpt__lau
 static void mpt__anomaly_stop(mpt_context *context) {
     if (!context->recorder || !context->recorder->own) return;
     const mpt__recording *recorder = mpt__recorder_stop(context);
-    mpt__hook_remove(context, mpt__anomaly_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__anomaly_launch);
     mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
 }
 
 /* At the start of a step. One that the user records, or captures, is not looked at. */
-static void mpt__anomaly_start(mpt_context *context) {
-    mpt__anomaly *anomaly = context->anomaly;
+static void mpt__anomaly_start(mpt_context *context, void *user, const void *what) {
+    mpt__anomaly *anomaly = (mpt__anomaly *)user;
+    (void)what;
     anomaly->count = 0;
     anomaly->looked = anomaly->lost = false;
     if (context->recorder || mpt__recorder_start(context) != MPT_OK) return;
     context->recorder->own = true;
-    mpt__hook_add(context, mpt__anomaly_launch, anomaly);
+    mpt__listen(context, MPT__LAUNCHED, mpt__anomaly_launch, anomaly);
 }
 
 /* ==== The replay ==== */
@@ -190,7 +192,7 @@ static void mpt__anomaly_report(mpt_context *context, const mpt__finding *findin
     anomaly->kind = kind;
     mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %s tensor %S ",
                     context->now.step, mpt__phase_names[launch->phase],
-                    launch->op ? mpt__op_row_of(launch->op)->name : "no op",
+                    launch->op ? context->ops[launch->op].name : "no op",
                     *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
                     finding->index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
     if (kind == MPT_ANOMALY_PRECISION)
@@ -258,11 +260,12 @@ static void mpt__anomaly_replay(mpt_context *context) {
     mpt__host_free(context, shadows, bytes);
 }
 
-static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss) {
+static void mpt__anomaly_loss(mpt_context *context, void *user, const void *what) {
+    const mpt__tensor *loss = (const mpt__tensor *)what;
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
     mpt__operand_of(launch, 0, loss, MPT__READ);
     if (mpt__find_nonfinite(context, context->data, &launch->operand[0]) >= 0)
-        context->anomaly->lost = true;
+        ((mpt__anomaly *)user)->lost = true;
 }
 
 /* Whether any gradient of a parameter is not finite. */
@@ -295,10 +298,32 @@ static void mpt__anomaly_look(mpt_context *context) {
 
 /* ==== API ==== */
 
+static void mpt__anomaly_ends(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
+    mpt__anomaly_look(context);
+}
+
+static void mpt__anomaly_over(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
+    mpt__anomaly_stop(context);
+}
+
+static const struct {
+    mpt__event event;
+    mpt__hear hear;
+} mpt__anomaly_hears[] = {{MPT__STEP_BEGAN, mpt__anomaly_start},
+                          {MPT__LOSS_KNOWN, mpt__anomaly_loss},
+                          {MPT__STEP_ENDS, mpt__anomaly_ends},
+                          {MPT__STEP_ENDED, mpt__anomaly_over},
+                          {MPT__RECORDING_ASKED, mpt__anomaly_over}};
+#define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
+
 static void mpt__anomaly_free(mpt_context *context) {
     mpt__anomaly *anomaly = context->anomaly;
     if (!anomaly) return;
     mpt__anomaly_stop(context);
+    for (int i = 0; i < MPT__ANOMALY_HEARS; i++)
+        mpt__listen_no_more(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
     mpt__room_free(context, anomaly->findings, anomaly->capacity);
     mpt__host_free(context, anomaly, sizeof *anomaly);
     context->anomaly = NULL;
@@ -313,6 +338,9 @@ MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
     if (!on) mpt__anomaly_free(context);
     if (on && !context->anomaly)
         context->anomaly = (mpt__anomaly *)mpt__host_new(context, sizeof *context->anomaly);
+    for (int i = 0; on && context->anomaly && i < MPT__ANOMALY_HEARS; i++)
+        mpt__listen(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear,
+                    context->anomaly);
     return context->base.status;
 }
 

@@ -8,7 +8,7 @@
 #ifndef MPT__CORE_AUTOCAST_INCLUDED
 #define MPT__CORE_AUTOCAST_INCLUDED
 
-#include "core/autograd.c"
+#include "core/tensor.c"
 
 MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
     if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
@@ -24,9 +24,19 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     return MPT_OK;
 }
 
-MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
-
 /* ==== The decision ==== */
+
+/* Of losses: fp32, or fp64 in the double-precision test build. */
+static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
+    return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;
+}
+
+static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
+    return (mpt_dtype)context->autocast[context->autocast_depth];
+}
+/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
+   that of a module which is kept out of half and yet gets what others made. */
+static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
 
 /* Dtypes that arithmetic runs in. fp64 is storage only, except in the double-precision test
    build. */
@@ -44,7 +54,7 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
                          context->parameters[tensor->parameter - 1].path, dtype);
     } else if (tensor->record) {
         mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
-                         mpt__op_row_of(tensor->record->op)->name, dtype);
+                         context->ops[tensor->record->op].name, dtype);
     } else {
         mpt__format_text(text, size, "argument %d is %s", number, dtype);
     }

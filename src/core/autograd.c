@@ -9,59 +9,9 @@
 #ifndef MPT__CORE_AUTOGRAD_INCLUDED
 #define MPT__CORE_AUTOGRAD_INCLUDED
 
-#include "core/tensor.c"
+#include "core/autocast.c"
 
 /* ==== Op calls ==== */
-
-typedef enum mpt__policy {
-    MPT__POLICY_ANY,   /* any dtype; the op decides */
-    MPT__POLICY_INPUT, /* float; the dtype of its inputs */
-    MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
-    MPT__POLICY_FP32,  /* fp32 inside a region */
-    MPT__POLICY_LOSS   /* fp32 always */
-} mpt__policy;
-
-/* One call of an op, forward or backward, with everything that its functions work on. */
-typedef struct mpt__frame {
-    mpt_context *context;
-    const struct mpt__op_row *row;
-    int op, n_in, n_out;
-    unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
-    mpt__tensor *const *in;             /* NULL: absent */
-    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
-    mpt_shape out_shape[MPT__MAX_OUTPUTS];
-    mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
-    mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
-    mpt__attributes *attributes;
-    bool records;   /* forward: backward will follow */
-    bool is_view;   /* shape rule: output 0 views input 0 */
-    uint8_t layout; /* mpt__layout; shape rule: of outputs */
-    int64_t view_stride[MPT_MAX_RANK], view_offset;
-    mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
-    int n_temporary;
-    mpt__record *record; /* forward: what it will leave */
-    /* backward */
-    mpt__tensor *const *dy;    /* NULL: no gradient came */
-    mpt__tensor *const *saved; /* NULL: absent */
-    mpt__tensor *dx;           /* see mpt__dx_into */
-    mpt__access access;        /* to dx */
-} mpt__frame;
-
-typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
-
-/* A row of the op table (ops/op.c). */
-typedef struct mpt__op_row {
-    const char *name;
-    const char *onnx; /* "" if there is no single equal */
-    mpt__policy policy;
-    mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
-    mpt__function function, backward_function;
-} mpt__op_row;
-
-static const mpt__op_row *mpt__op_row_of(int op); /* ops/table.c */
-/* ops/norm.c: whether the output can be computed again from what forward saved; does so. */
-static bool mpt__can_repeat(const mpt__frame *frame);
-static mpt_status mpt__repeat(mpt__frame *frame);
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
@@ -135,45 +85,10 @@ static MPT__COLD bool mpt__records_grow(mpt_context *context) {
     return true;
 }
 
-static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *context, mpt__record *record) {
-    record->next = context->free_record;
-    context->free_record = record;
-}
-
-static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *context, mpt__record *record) {
-    int n_saved = record->n_saved;
-    record->n_saved = 0;
-    for (int i = 0; i < n_saved; i++) {
-        mpt__tensor *tensor = record->saved[i];
-        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
-    }
-}
-
-/* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
-   long as a program ran without a scope. */
-static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record *record) {
-    if (--record->references > 0) return;
-    record->next = context->dying_record;
-    context->dying_record = record;
-    if (context->releasing_records) return;
-    context->releasing_records = true;
-    while ((record = context->dying_record) != NULL) {
-        context->dying_record = record->next;
-        if (record->n_saved > 0) mpt__record_unsave(context, record);
-        for (int i = 0; i < record->n_in; i++) {
-            mpt__tensor *input = record->in[i];
-            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
-        }
-        record->live = 0;
-        mpt__record_spare(context, record);
-    }
-    context->releasing_records = false;
-}
-
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
     mpt__record *record = frame->record;
     if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
-    if (frame->is_view || !mpt__can_repeat(frame)) return;
+    if (frame->is_view || !frame->row->can_repeat || !frame->row->can_repeat(frame)) return;
     record->repeats = MPT__REPEATS;
     record->saved_version[record->n_saved] =
         frame->context->storages[frame->out[0]->storage].version;
@@ -257,7 +172,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
     record->references = (uint32_t)n_out;
     record->n_saved = record->again = 0;
     frame->context = context; /* the frame is large: what is not set here, readers do not reach */
-    frame->row = mpt__op_row_of(op);
+    frame->row = &context->ops[op];
     frame->op = op;
     frame->n_in = n_in;
     frame->n_out = n_out;
@@ -314,13 +229,6 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
     if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
     return out;
 }
-
-static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
-    return (mpt_dtype)context->autocast[context->autocast_depth];
-}
-/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
-   that of a module which is kept out of half and yet gets what others made. */
-static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
 
 /* The first part of a forward call, up to the shapes and dtypes of its outputs. */
 static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
@@ -567,7 +475,7 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
             context, MPT_ERROR_STATE,
             "backward through %s for the second time, but its saved tensors are gone; pass "
             "retain = true to the first mpt_backward_from",
-            mpt__op_row_of(record->op)->name);
+            context->ops[record->op].name);
     for (int i = 0; i < record->n_saved; i++) {
         const mpt__tensor *saved = record->saved[i];
         if (saved && context->storages[saved->storage].version != record->saved_version[i])
@@ -575,7 +483,7 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
                 context, MPT_ERROR_STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write, "
                 "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
-                mpt__op_row_of(record->op)->name);
+                context->ops[record->op].name);
     }
     return MPT_OK;
 }
@@ -591,7 +499,7 @@ static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *
     frame->layout = record->layout;
     frame->attributes = &record->attributes;
     frame->record = record;
-    frame->row = mpt__op_row_of(record->op);
+    frame->row = &context->ops[record->op];
     frame->in = record->in;
     frame->saved = record->saved;
     frame->dy = record->grad;
@@ -613,7 +521,7 @@ static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) 
     if (!tensor->storage) return context->base.status;
     mpt__frame_of(&frame, context, record);
     frame.out[0] = tensor;
-    mpt_status status = mpt__repeat(&frame);
+    mpt_status status = frame.row->repeat(&frame);
     mpt__drop_temporaries(&frame);
     if (status != MPT_OK) return status;
     context->storages[tensor->storage].version = record->saved_version[record->n_saved];
@@ -728,7 +636,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
-    if (context->anomaly) mpt__anomaly_loss(context, root);
+    mpt__tell(context, MPT__LOSS_KNOWN, root);
     context->in_backward = true;
     context->launch.phase = MPT__BACKWARD;
     mpt__materialise_all(context);
@@ -834,6 +742,7 @@ MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
 MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
 MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
 MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
+MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
 
 static void mpt__discard_history(mpt_context *context) {
     mpt__drop_record_gradients(context);

@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * core/context.h: what a context holds, and the contract between the rooms of floors 4 to 8.
+ * core/context.h: what a context holds, and the contract between the wings above it.
  *
  * Read this room first: every struct that more than one room touches stands here.
  * ------------------------------------------------------------------------------------------- */
@@ -155,6 +155,57 @@ typedef struct mpt__record {
     mpt__attributes attributes;
 } mpt__record;
 
+/* ==== Op calls ==== */
+
+typedef enum mpt__policy {
+    MPT__POLICY_ANY,   /* any dtype; the op decides */
+    MPT__POLICY_INPUT, /* float; the dtype of its inputs */
+    MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
+    MPT__POLICY_FP32,  /* fp32 inside a region */
+    MPT__POLICY_LOSS   /* fp32 always */
+} mpt__policy;
+
+/* One call of an op, forward or backward, with everything that its functions work on. */
+typedef struct mpt__frame {
+    mpt_context *context;
+    const struct mpt__op_row *row;
+    int op, n_in, n_out;
+    unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
+    mpt__tensor *const *in;             /* NULL: absent */
+    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+    mpt_shape out_shape[MPT__MAX_OUTPUTS];
+    mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
+    mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
+    mpt__attributes *attributes;
+    bool records;   /* forward: backward will follow */
+    bool is_view;   /* shape rule: output 0 views input 0 */
+    uint8_t layout; /* mpt__layout; shape rule: of outputs */
+    int64_t view_stride[MPT_MAX_RANK], view_offset;
+    mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
+    int n_temporary;
+    mpt__record *record; /* forward: what it will leave */
+    /* backward */
+    mpt__tensor *const *dy;    /* NULL: no gradient came */
+    mpt__tensor *const *saved; /* NULL: absent */
+    mpt__tensor *dx;           /* see mpt__dx_into */
+    mpt__access access;        /* to dx */
+} mpt__frame;
+
+typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
+
+/* A row of the op table, which context->ops points at. */
+typedef struct mpt__op_row {
+    const char *name;
+    const char *onnx; /* "" if there is no single equal */
+    mpt__policy policy;
+    mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
+    mpt__function function, backward_function;
+    /* Of ops whose output 0 can be computed again from what forward saved: whether a call's can;
+       does so. NULL: none can. */
+    bool (*can_repeat)(const mpt__frame *frame);
+    mpt__op_fn repeat;
+} mpt__op_row;
+
 /* ==== Objects behind handles ==== */
 
 typedef enum mpt__object_kind {
@@ -196,6 +247,7 @@ typedef struct mpt__waiting {
     mpt__attributes attributes;
     uint16_t op;
     uint8_t compute;
+    void (*run)(mpt_context *context);
 } mpt__waiting;
 
 /* ==== Context ==== */
@@ -205,18 +257,38 @@ typedef struct mpt__waiting {
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards that call each other */
-#define MPT__MAX_HOOKS 4
+#define MPT__MAX_LISTENERS 16
 
 typedef struct mpt__scoped {
     mpt__tensor *tensor;
     uint32_t generation;
 } mpt__scoped;
 
-/* A wrapper of the launch entry: sees every launch after it ran (`after`). */
-typedef struct mpt__hook {
-    void (*after)(mpt_context *context, void *user, const mpt__launch *launch);
+/* What rooms above hear of, each with what it is about. */
+typedef enum mpt__event {
+    MPT__LAUNCHED,        /* a launch (mpt__launch) has run */
+    MPT__STEP_BEGAN,      /* nothing */
+    MPT__STEP_ENDS,       /* nothing; the tensors of the step are still there */
+    MPT__STEP_SETTLES,    /* nothing; what is kept back until a step was good may be made to last */
+    MPT__STEP_ENDED,      /* nothing; its tensors are gone */
+    MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
+    MPT__RECORDING_ASKED, /* nothing; the user begins, ends, replays or destroys a recording */
+    MPT__BATCH_MEASURED   /* a norm has statistics of a batch (mpt__batch_statistics) */
+} mpt__event;
+
+typedef void (*mpt__hear)(mpt_context *context, void *user, const void *what);
+typedef struct mpt__listener {
+    mpt__hear hear; /* NULL: free */
     void *user;
-} mpt__hook;
+    mpt__event event;
+} mpt__listener;
+
+/* Of MPT__BATCH_MEASURED: statistics on their way into the running ones of a module. */
+typedef struct mpt__batch_statistics {
+    uint32_t module; /* its slot */
+    const mpt__tensor *mean, *variance;
+    double unbiased; /* what makes the variance that of the population */
+} mpt__batch_statistics;
 
 typedef struct mpt__printer {
     void (*write)(void *user, const char *line);
@@ -303,10 +375,14 @@ struct mpt_context {
     int64_t path_count, path_capacity;
 
     mpt__object_table objects[MPT__OBJECT_KINDS];
+    const mpt__op_row *ops; /* by mpt__op_id */
 
     mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
-    mpt__hook hooks[MPT__MAX_HOOKS];
-    int hook_count;
+    mpt__listener listeners[MPT__MAX_LISTENERS];
+    uint32_t heard; /* bit e: somebody listens to event e */
+    /* Where an answer is wanted there is one owner at most. The recorder's: keeps the id of a
+       storage that was given back from being used again. */
+    void (*retire)(mpt_context *context, uint32_t storage);
     struct mpt__recording *recorder; /* core/inspect.c */
     bool found_gradients; /* has_grad of before has mattered; graph/capture.c resets it */
     struct mpt__anomaly *anomaly;    /* core/anomaly.c; NULL: off */
@@ -324,10 +400,9 @@ struct mpt_context {
     uint32_t module_mark; /* of the last walk over modules */
     mpt__waiting waiting;
     bool warned_decoder;  /* that stb_image is an old one */
-    int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 
-/* ==== Called from below the room that defines it ==== */
+/* ==== Errors, and what waits ==== */
 
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
 /* The same as what a check or a call returns: false, the error null, a status. */
@@ -337,35 +412,12 @@ struct mpt_context {
 #define mpt__misuse(context, call, ...) \
     (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
 
-struct mpt__frame;
-/* core/tensor.c: ends a tensor's handle. */
-static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
-/* core/autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
-static void mpt__record_release(mpt_context *context, mpt__record *record);
-/* core/autocast.c: sets the compute and result dtypes of a call by its policy. */
-static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
-/* core/inspect.c: a storage that a recording names was given back: its id stays reserved until the
-   recording ends. */
-static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
-/* core/anomaly.c, in anomaly mode: a step starts; backward does, from a loss; if loss or gradients
-   are not finite, finds out why; ends the recording of the step. */
-static void mpt__anomaly_start(mpt_context *context);
-static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss);
-static void mpt__anomaly_look(mpt_context *context);
-static void mpt__anomaly_stop(mpt_context *context);
-/* ops/op.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
-static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
 #ifdef MPTRAIN_NO_CONV
 #define mpt__wait_no_more(context) ((void)0)
 #else
-/* ops/conv.c: what waits runs. */
-static void mpt__run_waiting(mpt_context *context);
+/* What waits runs. */
 #define mpt__wait_no_more(context) \
-    ((context)->waiting.out ? mpt__run_waiting(context) : (void)0)
+    ((context)->waiting.out ? (context)->waiting.run(context) : (void)0)
 #endif
-/* nn/norm.c: running statistics of the step become the modules', or are forgotten. */
-static void mpt__running_settle(mpt_context *context, bool commit);
-/* train/optimizer.c: a replay wrote a storage of version `before`; masters that agreed still do. */
-static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before);
 
 #endif

@@ -4,7 +4,7 @@
 #ifndef MPT__CORE_INSPECT_INCLUDED
 #define MPT__CORE_INSPECT_INCLUDED
 
-#include "core/autocast.c"
+#include "core/autograd.c"
 
 /* ==== What this room and those above share ==== */
 
@@ -31,45 +31,25 @@ static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
     return shape;
 }
 
-/* ==== Hooks ==== */
-
 static const char *const mpt__kernel_names[] = {
 #define MPT__ROW(id, name, effect) name,
     MPT__KERNELS(MPT__ROW)
 #undef MPT__ROW
 };
 
-static mpt_status mpt__hook_add(mpt_context *context,
-                                void (*after)(mpt_context *, void *, const mpt__launch *),
-                                void *user) {
-    if (context->hook_count == MPT__MAX_HOOKS)
-        return mpt__error(context, MPT_ERROR_STATE, "%d launch hooks are in use",
-                          (int)MPT__MAX_HOOKS);
-    context->hooks[context->hook_count].after = after;
-    context->hooks[context->hook_count++].user = user;
-    return MPT_OK;
-}
-
-static void mpt__hook_remove(mpt_context *context,
-                             void (*after)(mpt_context *, void *, const mpt__launch *)) {
-    int kept = 0;
-    for (int i = 0; i < context->hook_count; i++)
-        if (context->hooks[i].after != after) context->hooks[kept++] = context->hooks[i];
-    context->hook_count = kept;
-}
-
 /* ==== Printer ==== */
 
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
-static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__print_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     static const char *const access[] = {"?", "r", "w", "rw", "a"};
     const mpt__printer *printer = (const mpt__printer *)user;
     char text[1024];
     mpt__text line = mpt__text_make(text, sizeof text);
     mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
                     mpt__phase_names[launch->phase],
-                    launch->op ? mpt__op_row_of(launch->op)->name : "-");
+                    launch->op ? context->ops[launch->op].name : "-");
     if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
@@ -84,11 +64,11 @@ static void mpt__print_launch(mpt_context *context, void *user, const mpt__launc
 MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
                                           void (*write)(void *user, const char *line), void *user) {
     if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
-    mpt__hook_remove(context, mpt__print_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__print_launch);
     if (!write) return MPT_OK;
     context->printer.write = write;
     context->printer.user = user;
-    return mpt__hook_add(context, mpt__print_launch, &context->printer);
+    return mpt__listen(context, MPT__LAUNCHED, mpt__print_launch, &context->printer);
 }
 
 /* ==== NaN tracer ==== */
@@ -140,13 +120,14 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
         "a %s tensor %S%s",
         context->now.step, mpt__phase_names[traced->phase],
-        traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
+        traced->op ? context->ops[traced->op].name : "no op", *path ? ", module " : "", path,
         mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
         read ? "; what it read was not finite already" : "");
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
-static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__trace_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     mpt__tracer *tracer = (mpt__tracer *)user;
     if (launch->phase == MPT__OTHER) return;
     for (int i = 0; i < launch->n_operands && !tracer->found; i++) {
@@ -160,14 +141,14 @@ static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launc
 static mpt_status mpt__trace_start(mpt_context *context, bool on) {
     context->tracer.on = on;
     context->tracer.found = false;
-    mpt__hook_remove(context, mpt__trace_launch);
-    return mpt__hook_add(context, mpt__trace_launch, &context->tracer);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
+    return mpt__listen(context, MPT__LAUNCHED, mpt__trace_launch, &context->tracer);
 }
 
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
     if (on) return mpt__trace_start(context, true);
-    mpt__hook_remove(context, mpt__trace_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
     context->tracer.on = false;
     return MPT_OK;
 }
@@ -246,7 +227,8 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
-static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__record_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     mpt__recording *recorder = (mpt__recording *)user;
     if (context->unrecorded) return;
     if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
@@ -273,7 +255,7 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
 
 /* Anomaly mode leaves a step in which the user has recordings alone. */
 static bool mpt__recorder_idle(mpt_context *context) {
-    mpt__anomaly_stop(context);
+    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
     if (context->recorder)
         mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
     return !context->recorder;
@@ -284,12 +266,13 @@ static mpt_status mpt__recorder_start(mpt_context *context) {
         (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return context->base.status;
     recorder->storages_before = context->storage_count;
-    if (mpt__hook_add(context, mpt__record_launch, recorder) != MPT_OK) {
+    if (mpt__listen(context, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
         mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
         return context->base.status;
     }
     context->device_step = -1; /* so that the recording sets it */
     context->recorder = recorder;
+    context->retire = mpt__recorder_retire;
     for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
         mpt__block *block = &context->blocks[i];
         uint32_t version = block->live ? context->storages[block->values].version : 0;
@@ -311,17 +294,18 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
 static mpt__recording *mpt__recorder_stop(mpt_context *context) {
     mpt__recording *recorder = context->recorder;
     if (!recorder) return NULL;
-    mpt__hook_remove(context, mpt__record_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__record_launch);
     uint32_t *last = &context->free_storage;
     while (*last) last = &context->storages[*last].next_free;
     *last = context->recorded_free_storage;
     context->recorder = NULL;
+    context->retire = NULL;
     return recorder;
 }
 
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
-    mpt__anomaly_stop(context);
+    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
     mpt__recording *recorder = mpt__recorder_stop(context);
     if (!recorder)
         mpt__error(context, MPT_ERROR_STATE,
@@ -362,8 +346,8 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, b
 /* What was held has new values, as far as anybody knows. */
 static void mpt__replay_versions(mpt_context *context, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->held.count; i++) {
-        uint32_t before = context->storages[recorder->held.id[i]].version++;
-        mpt__values_replayed(context, recorder->held.id[i], before);
+        context->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(context, recorder->held.id[i]);
     }
 }
 

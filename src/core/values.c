@@ -65,7 +65,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    if (context->anomaly) mpt__anomaly_start(context);
+    mpt__tell(context, MPT__STEP_BEGAN, NULL);
     return context->base.status;
 }
 
@@ -76,11 +76,11 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
-    if (context->anomaly) mpt__anomaly_look(context);
-    if (context->pending > 0) mpt__running_settle(context, true);
+    mpt__tell(context, MPT__STEP_ENDS, NULL);
+    mpt__tell(context, MPT__STEP_SETTLES, NULL);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
-    if (context->anomaly) mpt__anomaly_stop(context);
+    mpt__tell(context, MPT__STEP_ENDED, NULL);
     if (!context->backend.synchronous && context->base.status == MPT_OK) {
         mpt__scalars_ask(context);
         mpt__check_device(context); /* what an earlier step left */

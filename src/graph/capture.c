@@ -9,6 +9,7 @@
 #ifndef MPT__GRAPH_CAPTURE_INCLUDED
 #define MPT__GRAPH_CAPTURE_INCLUDED
 
+#include "nn/norm.c"
 #include "train/fit.c"
 
 enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };

@@ -31,15 +31,6 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) 
     return mpt__status_of(module.context);
 }
 
-static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x) {
-    (void)module;
-    return (void)x, mpt__null(context);
-}
-
-static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit) {
-    (void)context, (void)running, (void)commit;
-}
-
 #else
 
 /* ==== Casts ==== */
@@ -141,8 +132,7 @@ static bool mpt__fp8_watched(mpt_op_call *call) {
     mpt__running *running = mpt__fp8_running(call);
     const mpt__module *module = mpt__module_slot(context, (uint32_t)(uintptr_t)call->op->user);
     if (!running || !module->training || context->inference_depth) return false;
-    context->pending += !running->pending;
-    running->pending = true;
+    mpt__running_wait(context, running);
     return true;
 }
 
@@ -213,8 +203,10 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
     return context->base.status;
 }
 
-static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x) {
+static mpt_tensor mpt__fp8_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                   mpt_tensor residual, bool relu) {
     mpt__running *running = module->running;
+    (void)residual, (void)relu;
     mpt_op op = {context, running->op_slot, running->op_generation};
     mpt_tensor in[4], out = mpt__null(context);
     in[0] = x;
@@ -233,7 +225,7 @@ static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *modu
 /* ==== State ==== */
 
 /* The step's largest values enter the history and give the next scales, or are forgotten. */
-static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit) {
+static void mpt__fp8_settle(mpt_context *context, mpt__running *running, bool commit) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_UPDATE);
     launch->index[0] = commit;
     launch->index[1] = running->margin;
@@ -261,6 +253,7 @@ static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp
     mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
     if (!running) return;
     module->running = running;
+    module->run = mpt__fp8_forward;
     running->margin = config->margin;
     running->values = mpt__storage_new(context, shape.dim[0] * shape.dim[1] * 4,
                                        MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
@@ -268,6 +261,8 @@ static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp
     mpt__tensor view = mpt__view_on(running->values, MPT_F32, &shape, 0);
     running->buffer[MPT__BUFFER_FP8] =
         mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+    if (!running->buffer[MPT__BUFFER_FP8]) return;
+    running->settle = mpt__fp8_settle;
     for (int row = 0; row < MPT__FP8_ROWS; row++) {
         mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
         launch->imm[0] = 1;

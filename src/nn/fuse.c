@@ -33,7 +33,7 @@ static void mpt__unfuse(mpt_context *context, mpt__module *root) {
     for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
         if (!mpt__is_conv(m)) continue;
         mpt__running_free(context, m->running);
-        m->running = NULL;
+        m->running = NULL, m->run = NULL;
     }
 }
 
@@ -185,7 +185,10 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
                                              MPT__FROM_DEVICE, false);
     const char *why = conv->running->values ? mpt__fold_try(context, conv, *norm, *call, *next)
                                             : NULL;
-    if (!why && context->base.status == MPT_OK) return NULL;
+    if (!why && context->base.status == MPT_OK) {
+        conv->run = mpt__fused_forward;
+        return NULL;
+    }
     mpt__running_free(context, conv->running);
     conv->running = NULL;
     return why;

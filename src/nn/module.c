@@ -8,157 +8,7 @@
 #ifndef MPT__NN_MODULE_INCLUDED
 #define MPT__NN_MODULE_INCLUDED
 
-#include "ops/inplace.c"
-
-typedef struct mpt__module_child {
-    char *name;
-    uint32_t slot;
-} mpt__module_child;
-
-typedef struct mpt__module_parameter {
-    char *name;
-    mpt_shape shape;
-    mpt_init init;
-    int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
-    uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
-    uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
-    int64_t owner_row;
-} mpt__module_parameter;
-
-/* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
-   gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
-   linear layer before it takes into its own call. A new layer is a row here and a constructor. */
-#define MPT__LAYERS(L) \
-    L(user, none, 0, NONE) \
-    L(sequential, none, 0, NONE) \
-    L(list, none, 0, NONE) \
-    L(linear, linear, 3, NONE) \
-    L(relu, relu, 1, RELU) \
-    L(gelu, gelu, 1, GELU) \
-    L(tanh, tanh, 1, TANH) \
-    L(sigmoid, sigmoid, 1, SIGMOID) \
-    L(softmax, softmax, 1, NONE) \
-    L(log_softmax, log_softmax, 1, NONE) \
-    L(dropout, none, 0, NONE) \
-    L(flatten, none, 0, NONE) \
-    L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
-    L(silu, silu, 1, NONE) \
-    L(leaky_relu, leaky_relu, 1, NONE) \
-    L(elu, elu, 1, NONE) \
-    L(softplus, softplus, 1, NONE) \
-    L(hardtanh, hardtanh, 1, NONE) \
-    L(upsample, interpolate, 1, NONE) \
-    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
-#define MPT__CONV_LAYERS(L) \
-    L(conv2d, conv2d, 3, NONE) \
-    L(conv1d, conv1d, 3, NONE) \
-    L(conv_transpose2d, conv_transpose2d, 3, NONE)
-#define MPT__NORM_LAYERS(L) \
-    L(layer_norm, layer_norm, 3, NONE) \
-    L(rms_norm, rms_norm, 3, NONE) \
-    L(batch_norm1d, none, 0, NONE) \
-    L(batch_norm2d, none, 0, NONE) \
-    L(group_norm, group_norm, 3, NONE) \
-    L(max_pool2d, max_pool2d, 1, NONE) \
-    L(avg_pool2d, avg_pool2d, 1, NONE)
-#define MPT__ATTENTION_LAYERS(L) \
-    L(embedding, embedding, 2, NONE) \
-    L(multi_head_attention, none, 0, NONE)
-
-typedef enum mpt__layer {
-#define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
-    MPT__LAYERS(MPT__ROW)
-#undef MPT__ROW
-} mpt__layer;
-
-static const struct {
-    const char *name, *call;
-    int op, inputs;
-    mpt_activation activation;
-} mpt__layer_rows[] = {
-#define MPT__ROW(name, op, inputs, activation) \
-    {#name, "mpt_" #op, MPT__OP_##op, inputs, MPT_ACTIVATION_##activation},
-    MPT__LAYERS(MPT__ROW)
-#undef MPT__ROW
-};
-
-typedef struct mpt__draws {
-    int64_t step;   /* dropout calls are counted per step */
-    uint64_t count; /* in it */
-} mpt__draws;
-
-/* State of a module that no gradient changes: running statistics, or what fp8 scales are made of.
-   `next` is what a step will have made of statistics, `pending` until that step ends. */
-enum { MPT__BUFFER_FP8 = 3, MPT__BUFFERS };
-typedef struct mpt__running {
-    uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
-    mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
-    char *path[MPT__BUFFERS];                          /* once the tree is frozen */
-    double momentum;
-    int margin; /* of fp8 scales */
-    uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
-    uint64_t made_of; /* .. and a hash of what they come from */
-    uint32_t op_slot, op_generation;
-    mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
-    bool pending;
-} mpt__running;
-
-static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
-                                                            "num_batches_tracked", "fp8_state"};
-
-typedef struct mpt__module {
-    mpt__id id;
-    mpt_module_class cls;
-    void *user;
-    mpt__layer layer;
-    mpt__attributes attributes; /* of the layer's op */
-    uint32_t parent;            /* the first one, 0 = root */
-    int parents;
-    int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
-    int64_t first, numbers; /* the least in the tree, how many it has */
-    mpt__module_child *children;
-    int64_t child_count, child_capacity;
-    mpt__module_parameter *parameters;
-    int64_t parameter_count, parameter_capacity;
-    bool training, frozen;
-    bool resumes; /* it was in training before mpt_fuse's trace */
-    bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
-    uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
-    uint32_t path;  /* index in context->paths, once frozen */
-    uint64_t path_hash;
-    mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
-    int64_t updates;
-    uint32_t mark;
-    uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
-    mpt__running *running; /* NULL: it keeps none */
-    bool noticed;          /* its first forward in training looked for a bias before it */
-} mpt__module;
-
-/* nn/init.c */
-static bool mpt__check_init(mpt_context *context, mpt_init init);
-static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i);
-/* nn/norm.c */
-static void mpt__running_free(mpt_context *context, mpt__running *running);
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
-                                          mpt_tensor residual, bool relu);
-/* nn/conv.c */
-static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
-/* nn/fp8.c */
-static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
-static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
-
-/* ==== Handles ==== */
-
-MPT__HANDLES(module, MPT__MODULE)
-
-static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
-    return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);
-}
-
-static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
-    while (module->parent) module = mpt__module_slot(context, module->parent);
-    return module;
-}
+#include "nn/init.c"
 
 MPT__BEGIN_COLD
 /* ==== Destroying ==== */
@@ -203,6 +53,22 @@ static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) 
             from->owner = other->id.slot, from->owner_row = k;
         }
     }
+}
+
+static void mpt__running_free(mpt_context *context, mpt__running *running) {
+    if (!running) return;
+    const uint32_t storages[] = {running->values, running->counts, running->next_values,
+                                 running->next_counts};
+    for (int i = 0; i < MPT__BUFFERS; i++) {
+        if (running->buffer[i]) {
+            running->buffer[i]->flags = MPT__KEPT;
+            mpt__tensor_drop(context, running->buffer[i]);
+        }
+        mpt__host_text_free(context, running->path[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (storages[i]) mpt__storage_release(context, storages[i]);
+    mpt__host_free(context, running, sizeof *running);
 }
 
 static void mpt__module_free(mpt_context *context, void *object) {
@@ -924,17 +790,10 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
                                  mpt__dropout_count(context, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
-    case MPT__LAYER_linear:
-        return mpt__fp8_forward(context, module, x);
-    case MPT__LAYER_conv2d:
-    case MPT__LAYER_conv1d:
-    case MPT__LAYER_conv_transpose2d:
-        return mpt__fused_forward(context, module, x);
-    case MPT__LAYER_batch_norm1d:
-    case MPT__LAYER_batch_norm2d:
-        return mpt__batch_norm_forward(context, module, x, mpt__null(NULL),
-                                       activation == MPT_ACTIVATION_RELU);
     default:
+        if (module->run)
+            return module->run(context, module, x, mpt__null(NULL),
+                               activation == MPT_ACTIVATION_RELU);
         mpt__error(context, MPT_ERROR_UNSUPPORTED,
                    "a list has no forward of its own; call its children, see mpt_child");
         return out;
@@ -961,7 +820,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt_
     int autocast_depth = context->autocast_depth;
     mpt__module_begin(context, module);
     mpt__tensor *out = NULL;
-    if (mpt__layer_rows[module->layer].op && !module->running) {
+    if (mpt__layer_rows[module->layer].op && !module->run) {
         out = mpt__op_layer_forward(context, module, x, activation);
     } else if (module->layer == MPT__LAYER_sequential) {
         out = mpt__sequential_forward(context, module, x);
@@ -986,7 +845,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
         const bool linear = child->layer == MPT__LAYER_linear;
         const bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
                                       child->layer <= MPT__LAYER_conv_transpose2d);
-        if (((takes && !child->running) || mpt__is_batch_norm(child)) &&
+        if (((takes && !child->run) || mpt__is_batch_norm(child)) &&
             i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
             if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
@@ -1022,7 +881,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
         mpt__user_forward_call(context, found, in, n_in, out, n_out);
     } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
         mpt__module_begin(context, found);
-        out[0] = mpt__batch_norm_forward(context, found, in[0], in[1], false);
+        out[0] = found->run(context, found, in[0], in[1], false);
     } else if (n_in != 1 || n_out != 1) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
                    found->cls.name, n_in, n_out);

@@ -115,23 +115,6 @@ MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_te
 
 /* ==== Running statistics ==== */
 
-static void mpt__running_free(mpt_context *context, mpt__running *running) {
-    if (!running) return;
-    const uint32_t storages[] = {running->values, running->counts, running->next_values,
-                                 running->next_counts};
-    if (running->pending) context->pending--;
-    for (int i = 0; i < MPT__BUFFERS; i++) {
-        if (running->buffer[i]) {
-            running->buffer[i]->flags = MPT__KEPT;
-            mpt__tensor_drop(context, running->buffer[i]);
-        }
-        mpt__host_text_free(context, running->path[i]);
-    }
-    for (int i = 0; i < 4; i++)
-        if (storages[i]) mpt__storage_release(context, storages[i]);
-    mpt__host_free(context, running, sizeof *running);
-}
-
 static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t storage[4],
                                         int64_t channels) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
@@ -148,41 +131,58 @@ static int64_t mpt__running_channels(const mpt__running *running) {
     return running->buffer[0]->shape.dim[0];
 }
 
-static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t slot,
-                                                  const mpt__tensor *mean,
-                                                  const mpt__tensor *variance, double unbiased) {
-    mpt__running *running = mpt__module_slot(context, slot)->running;
+/* What steps have left becomes the state of its modules, or is forgotten. What captured steps leave
+   is not pending: without commit all is forgotten. */
+static void mpt__running_settle(mpt_context *context, bool commit);
+
+static void mpt__running_settles(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
+    mpt__running_settle(context, true);
+}
+
+/* The step has left something: its end settles it. */
+static void mpt__running_wait(mpt_context *context, mpt__running *running) {
+    if (!running->pending)
+        running->pending =
+            mpt__listen(context, MPT__STEP_SETTLES, mpt__running_settles, NULL) == MPT_OK;
+}
+
+/* Statistics of a batch on their way into those of a module. */
+static void mpt__running_update(mpt_context *context, void *user, const void *what) {
+    const mpt__batch_statistics *batch = (const mpt__batch_statistics *)what;
+    mpt__running *running = mpt__module_slot(context, batch->module)->running;
+    (void)user;
     const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
                                  running->pending ? running->next_counts : running->counts,
                                  running->next_values, running->next_counts};
     mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
     launch->imm[0] = running->momentum;
-    launch->imm[1] = unbiased;
-    mpt__operand_of(launch, 0, mean, MPT__READ);
-    mpt__operand_of(launch, 1, variance, MPT__READ);
-    if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
-    context->pending += !running->pending;
-    running->pending = true;
+    launch->imm[1] = batch->unbiased;
+    mpt__operand_of(launch, 0, batch->mean, MPT__READ);
+    mpt__operand_of(launch, 1, batch->variance, MPT__READ);
+    if (mpt__submit(context, launch) != MPT_OK) return;
+    mpt__running_wait(context, running);
     if (!context->step_depth) mpt__running_settle(context, true);
-    return context->base.status;
+}
+
+static void mpt__statistics_settle(mpt_context *context, mpt__running *running, bool commit) {
+    if (!commit) return;
+    const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
+                                 running->counts};
+    mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
+    context->storages[running->values].version++;
+    context->storages[running->counts].version++;
 }
 
 static void mpt__running_settle(mpt_context *context, bool commit) {
     const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count && (context->pending > 0 || !commit); i++) {
+    mpt__listen_no_more(context, MPT__STEP_SETTLES, mpt__running_settles);
+    for (int64_t i = 1; i < table->count; i++) {
         const mpt__module *module = (const mpt__module *)table->rows[i].object;
         mpt__running *running = module ? module->running : NULL;
-        /* What captured steps leave is not pending: without commit all is forgotten. */
         if (!running || (commit && !running->pending)) continue;
-        context->pending -= running->pending;
         running->pending = false;
-        if (running->buffer[MPT__BUFFER_FP8]) mpt__fp8_settle(context, running, commit);
-        if (!commit || !running->counts) continue;
-        const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
-                                     running->counts};
-        mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
-        context->storages[running->values].version++;
-        context->storages[running->counts].version++;
+        if (running->settle) running->settle(context, running, commit);
     }
 }
 
@@ -209,6 +209,7 @@ static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t 
     memset(running, 0, sizeof *running);
     module->running = running;
     running->momentum = momentum;
+    if (mpt__listen(context, MPT__BATCH_MEASURED, mpt__running_update, NULL) != MPT_OK) return;
     uint32_t *const storages[] = {&running->values, &running->next_values, &running->counts,
                                   &running->next_counts};
     for (int i = 0; i < 4; i++) {
@@ -222,6 +223,7 @@ static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t 
         running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
         if (!running->buffer[i]) return;
     }
+    running->settle = mpt__statistics_settle;
     mpt__launch_fill(context, running->buffer[1], 1.0);
 }
 
@@ -301,25 +303,6 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
     return mpt__layer_made(context, module);
 }
 
-#define MPT__DEFINE_BATCH_NORM(name) \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features, \
-                                         const mpt_norm_config *given) { \
-        mpt_norm_config config = mpt__norm_config_of(given); \
-        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, \
-                                            MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS); \
-        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0)) \
-            mpt__error(context, MPT_ERROR_ARGUMENT, \
-                       "momentum %g: expected at most 1 (negative: the mean of all)", \
-                       config.momentum); \
-        if (module) module->attributes.index[2] = config.relu; \
-        if (module && context->base.status == MPT_OK && config.track) \
-            mpt__running_new(context, module, features, config.momentum); \
-        return mpt__layer_made(context, module); \
-    }
-MPT__DEFINE_BATCH_NORM(batch_norm1d)
-MPT__DEFINE_BATCH_NORM(batch_norm2d)
-#undef MPT__DEFINE_BATCH_NORM
-
 /* A bias that a batch's mean takes away again costs memory and time; once for each module. */
 static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mpt__tensor *x) {
     const mpt__record *record = x->record;
@@ -362,6 +345,31 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *mod
     if (fused) return mpt__handle(context, fused);
     return mpt__apply_batch_norm(in, module->attributes.imm[0],
                                  running && training ? module->id.slot : 0, relu);
+}
+
+static mpt_module mpt__batch_norm_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                        int64_t features, const mpt_norm_config *given) {
+    mpt_norm_config config = mpt__norm_config_of(given);
+    mpt__module *module = mpt__norm_new(context, call, layer, MPT_SHAPE(features), 0, &config,
+                                        MPT__CHANNEL_NORMS);
+    if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "momentum %g: expected at most 1 (negative: the mean of all)", config.momentum);
+    if (module) module->attributes.index[2] = config.relu, module->run = mpt__batch_norm_forward;
+    if (module && context->base.status == MPT_OK && config.track)
+        mpt__running_new(context, module, features, config.momentum);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config) {
+    return mpt__batch_norm_layer(context, "mpt_nn_batch_norm1d", MPT__LAYER_batch_norm1d, features,
+                                 config);
+}
+MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config) {
+    return mpt__batch_norm_layer(context, "mpt_nn_batch_norm2d", MPT__LAYER_batch_norm2d, features,
+                                 config);
 }
 
 /* ==== Pooling ==== */

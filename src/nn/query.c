@@ -500,4 +500,30 @@ MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
     return context->base.status;
 }
 
+/* ==== First values ==== */
+
+/* Sets the recipe of one parameter, and draws again if the tree is in use. */
+static mpt_status mpt__apply_init(mpt_context *context, mpt__module *module, int64_t i,
+                                  mpt_init init) {
+    module->parameters[i].init = init;
+    return module->frozen ? mpt__draw_parameter(context, module, i) : MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
+    mpt_context *context = module.context;
+    if (!mpt__enter(context, "mpt_set_init")) return mpt__status_of(context);
+    mpt__module *found = mpt__module_at(context, module), *holder;
+    if (!found || !mpt__check_init(context, init)) return context->base.status;
+    if (!name) {
+        const mpt__module_parameter *row;
+        mpt__walk walk;
+        mpt__walk_begin(&walk, context, found);
+        while ((row = mpt__walk_parameter(&walk)) != NULL && context->base.status == MPT_OK)
+            if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
+        return context->base.status;
+    }
+    int64_t i = mpt__find_parameter(context, found, name, &holder);
+    return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
+}
+
 #endif

@@ -260,6 +260,7 @@ static mpt_status mpt__conv_forward(mpt__frame *frame) {
     waiting->attributes = *frame->attributes;
     waiting->op = (uint16_t)frame->op;
     waiting->compute = (uint8_t)frame->compute;
+    waiting->run = mpt__run_waiting;
     return MPT_OK;
 }
 

@@ -30,11 +30,6 @@ enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE, MPT__NORM_RESIDUAL 
 /* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation, what relu gave. */
 enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD, MPT__NORM_OUT };
 
-/* nn/norm.c: statistics of a batch on their way into those of a module. */
-static mpt_status mpt__running_update(mpt_context *context, uint32_t module,
-                                      const mpt__tensor *mean, const mpt__tensor *variance,
-                                      double unbiased);
-
 static bool mpt__norm_of_rows(const mpt__frame *frame) {
     return frame->op == MPT__OP_layer_norm || frame->op == MPT__OP_rms_norm;
 }
@@ -253,8 +248,10 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (status != MPT_OK || !variance) return status;
     MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
-    return mpt__running_update(context, (uint32_t)frame->attributes->index[1], mean, variance,
-                               n / (n - 1.0));
+    const mpt__batch_statistics measured = {(uint32_t)frame->attributes->index[1], mean, variance,
+                                         n / (n - 1.0)};
+    mpt__tell(context, MPT__BATCH_MEASURED, &measured);
+    return context->base.status;
 }
 
 /* Gradients of weight and bias of an empty batch. */

@@ -1,7 +1,7 @@
 /* ---------------------------------------------------------------------------------------------
  * ops/op.c: the op table, the map of the system: one line per op.
  *
- * Rules, forward and backward functions stand in the rooms 51 to 54, from which ops/table.c makes
+ * Rules, forward and backward functions stand in the rooms that follow, of which ops/table.c makes
  * the table; rows that share a form share the functions and differ in the kernel's function alone.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__OPS_OP_INCLUDED
@@ -167,9 +167,5 @@ typedef enum mpt__op_id {
 } mpt__op_id;
 
 static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
-
-static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
-    return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;
-}
 
 #endif

@@ -8,7 +8,7 @@
 #ifndef MPT__TRAIN_AVERAGE_INCLUDED
 #define MPT__TRAIN_AVERAGE_INCLUDED
 
-#include "train/update.c"
+#include "train/optimizers.c"
 
 typedef struct mpt__ema_part {
     uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
@@ -79,7 +79,7 @@ static mpt_status mpt__ema_move(mpt_context *context, const mpt__ema_part *part,
                                   part->count);
     mpt__copy_elements(context, other, dtype, 0, block->values, own, part->first, part->count);
     context->storages[block->values].version++;
-    mpt__values_replayed(context, block->values, 0); /* masters hold on to what they know */
+    mpt__values_replayed(context, block->values); /* masters hold on to what they know */
     return context->base.status;
 }
 
@@ -127,6 +127,17 @@ MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
     if (mpt__ema_parts_make(context, ema) == MPT_OK) return mpt__ema_handle(context, ema);
     mpt__object_free(context, MPT__EMA, ema->id.slot);
     return mpt__ema_handle(context, NULL);
+}
+
+/* Whether averages stand where the values of a block were. */
+static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
+    const mpt__object_table *table = &context->objects[MPT__EMA];
+    for (int64_t slot = 1; slot < table->count; slot++) {
+        const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
+        for (int i = 0; ema && ema->applied && i < ema->parts; i++)
+            if (ema->part[i].block == block && mpt__ema_lives(context, ema)) return true;
+    }
+    return false;
 }
 
 /* ==== Calls ==== */
@@ -201,16 +212,6 @@ MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
     ema->applied = context->base.status != MPT_OK;
     return context->base.status;
-}
-
-static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
-    const mpt__object_table *table = &context->objects[MPT__EMA];
-    for (int64_t slot = 1; slot < table->count; slot++) {
-        const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
-        for (int i = 0; ema && ema->applied && i < ema->parts; i++)
-            if (ema->part[i].block == block && mpt__ema_lives(context, ema)) return true;
-    }
-    return false;
 }
 
 /* Visits the averages of every parameter under its name, then the counts. */

@@ -8,8 +8,6 @@
 #define MPT__TRAIN_FIT_INCLUDED
 
 #include "train/schedule.c"
-#include "nn/init.c"
-#include "train/average.c"
 #include "data/loader.c"
 #include "train/checkpoint.c"
 

@@ -327,7 +327,7 @@ static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on
     if (on) {
         mpt__trace_start(context, false);
     } else {
-        mpt__hook_remove(context, mpt__trace_launch);
+        mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
     }
 }
 

@@ -9,7 +9,7 @@
 #ifndef MPT__TRAIN_UPDATE_INCLUDED
 #define MPT__TRAIN_UPDATE_INCLUDED
 
-#include "train/optimizer.c"
+#include "train/average.c"
 
 /* ==== Segments ==== */
 
@@ -469,22 +469,6 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     }
     if (status != MPT_OK || !optimizer->schedule) return status;
     return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
-}
-
-/* Adds name and bits of a state item to the hash at `user`. */
-static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
-    uint64_t *hash = (uint64_t *)user;
-    *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
-    if (item->storage) {
-        int64_t size = (int64_t)mpt_dtype_size(item->dtype);
-        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
-                                  item->count * size);
-    } else if (item->host) {
-        *hash = mpt__hash_bytes(*hash, item->host, 8);
-    } else {
-        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
-    }
-    return context->base.status;
 }
 
 MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {

@@ -1,141 +1,13 @@
 /* ---------------------------------------------------------------------------------------------
- * train/optimizer.c: the optimizers: what each kind is, their states, groups, options and rates.
+ * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
  * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
  * covers, and counts of steps. What it does with gradients stands in train/update.c.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__TRAIN_OPTIMIZER_INCLUDED
-#define MPT__TRAIN_OPTIMIZER_INCLUDED
+#ifndef MPT__TRAIN_OPTIMIZERS_INCLUDED
+#define MPT__TRAIN_OPTIMIZERS_INCLUDED
 
-#include "nn/query.c"
-
-/* ==== Contract ==== */
-
-enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
-
-/* When an optimizer has a moment. */
-typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
-
-/* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
-   the kernel, weight decay behind them; the variant goes to index[0]. */
-typedef struct mpt__rule {
-    mpt__kernel kernel;
-    mpt__function function;
-    bool cycles; /* the first setting is what one cycle moves */
-    struct {
-        const char *name; /* in state; NULL = none */
-        mpt__need need;   /* always, where the first setting is not 0, in the variant */
-    } moment[MPT__MOMENTS];
-    struct {
-        const char *name;
-        double low, below;
-    } setting[MPT__SETTINGS]; /* the last ones may be missing */
-} mpt__rule;
-
-typedef struct mpt__group {
-    double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
-    double weight_decay, setting[MPT__SETTINGS];
-    uint16_t lr_slot; /* what the kernels read where there is no table */
-    uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
-} mpt__group;
-
-/* What mirrors elements [first, first + count) of a block. */
-typedef struct mpt__optim_state {
-    uint32_t block;
-    uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
-    uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
-    uint64_t stream;               /* of the random words that round its elements */
-    int64_t first, count;
-    int64_t held;      /* parameters of the block that are in the optimizer */
-    int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
-} mpt__optim_state;
-
-/* One parameter; its step count has the same index. */
-typedef struct mpt__optim_item {
-    uint32_t parameter; /* index in context->parameters */
-    uint32_t group, state;
-    uint32_t block;   /* the state's: where the parameter was when it came */
-    bool had_grad;    /* in the pattern that the segments were built of */
-    uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
-} mpt__optim_item;
-
-/* The device scalars of an optimizer. */
-enum {
-    MPT__OPTIM_APPLIED,    /* i: steps */
-    MPT__OPTIM_FOUND,      /* i: found_inf of the last unscale */
-    MPT__OPTIM_NORM,       /* f */
-    MPT__OPTIM_MULTIPLIER, /* f: means something while it is pending on blocks */
-    MPT__OPTIM_SLOTS
-};
-
-/* How far an optimizer is in the current update of its scaler. */
-typedef enum mpt__stage { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
-
-struct mpt__schedule;
-
-typedef struct mpt__optimizer {
-    mpt__id id;
-    const mpt__rule *rule;
-    double setting[MPT__SETTINGS];
-    double initial; /* value of the first moment of what is new */
-    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
-    bool stochastic; /* bf16 values are rounded by chance and have no masters */
-    bool pattern_valid, norm_valid;
-    mpt__group *groups;
-    int64_t group_count, group_capacity;
-    mpt__optim_state *states;
-    int64_t state_count, state_capacity;
-    mpt__optim_item *items;
-    int64_t item_count, item_capacity;
-    int64_t row_count;
-    int64_t *rows;             /* host copy of the segments, behind it the group of each */
-    uint32_t segments, counts; /* storages */
-    int64_t with_grad;         /* parameters with a gradient in the pattern */
-    uint64_t patterns;         /* so far; other groups and options count, too */
-    uint16_t slot[MPT__OPTIM_SLOTS];
-    uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
-    mpt__stage stage;
-    bool checked;                   /* its gradients were looked at: found_inf means something */
-    struct mpt__schedule *schedule; /* NULL = none */
-} mpt__optimizer;
-
-/* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
-   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
-typedef struct mpt__state_item {
-    const char *name;
-    uint32_t storage;
-    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
-    int64_t offset, count;
-    void *host;
-    uint16_t slot;
-} mpt__state_item;
-typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
-                                         const mpt__state_item *item);
-
-/* train/schedule.c. Before an update: sees to it that the device finds its rates. */
-static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer);
-/* The operand and slots by which an update finds the rate of a group. */
-static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *optimizer,
-                                  const mpt__group *group);
-/* The rate of the next step; waits for the device where it depends on the steps applied. */
-static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
-                               const mpt__group *group);
-/* A group is new, or its starting rate was changed by hand. */
-static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer);
-static void mpt__schedule_detach(struct mpt__schedule *schedule);
-/* train/average.c: whether averages stand where the values of a block were. */
-static bool mpt__averages_applied(const mpt_context *context, uint32_t block);
-/* Visits what a schedule knows; `item` is for numbers. */
-static mpt_status mpt__schedule_visit(mpt_context *context, struct mpt__schedule *schedule,
-                                      mpt__state_item *item, mpt__state_visitor visit, void *user);
-
-/* ==== Handles ==== */
-
-MPT__HANDLES(optimizer, MPT__OPTIMIZER)
-
-static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
-    return &context->blocks[state->block];
-}
+#include "train/rates.c"
 
 /* ==== States ==== */
 
@@ -222,14 +94,6 @@ static void mpt__values_updated(mpt_context *context, const mpt__optimizer *opti
     memset(block->form_read, 0, sizeof block->form_read);
     if (!optimizer->shared) block->updates[1]++;
     state->agreed = mpt__foreign_writes(context, optimizer, state);
-}
-
-static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before) {
-    (void)before;
-    for (int64_t i = 0; i < context->block_count; i++) {
-        mpt__block *block = &context->blocks[i];
-        if (block->values == storage) block->updates[0]++, block->updates[1]++;
-    }
 }
 
 MPT__BEGIN_COLD
@@ -447,22 +311,6 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
     mpt__items_free(context, optimizer);
     mpt__room_free(context, optimizer->states, optimizer->state_capacity);
     mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
-}
-
-#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
-
-/* False with an error recorded unless low <= value < below. */
-static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,
-                              double below) {
-    if (value >= low && value < below) return true;
-    if (below < MPT__NO_LIMIT) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low,
-                   below);
-    } else {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a finite number >= %g", name,
-                   value, low);
-    }
-    return false;
 }
 
 static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {

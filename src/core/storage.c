@@ -1,0 +1,683 @@
+/* ---------------------------------------------------------------------------------------------
+ * core/storage.c: public calls, the pool, launches, storages.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CORE_STORAGE_INCLUDED
+#define MPT__CORE_STORAGE_INCLUDED
+
+#include "core/events.c"
+
+/* ==== Calls ==== */
+
+/* Whether the context is this process's, else an error. */
+static MPT__COLD bool mpt__not_forked(mpt_context *context) {
+    if (context->base.process == mpt__process_id()) return true;
+    return mpt__reject(
+        context, MPT_ERROR_THREAD,
+        "this context was made before fork; make a new one in the child with mpt_create");
+}
+
+/* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
+   error). */
+static bool mpt__enter(mpt_context *context, const char *op) {
+    if (!context) return false;
+    context->base.call++;
+    if (context->base.status != MPT_OK) return false;
+    context->base.op = op;
+    return !MPT__UNLIKELY(mpt__forked_fast(&context->base)) || mpt__not_forked(context);
+}
+
+/* The same for what gives something back, which an error of before does not keep it from. */
+static bool mpt__enter_anyway(mpt_context *context, const char *op) {
+    mpt__enter(context, op);
+    return context && !mpt__forked(&context->base);
+}
+
+/* The same for calls that begin something: there a build without threads asks the system, too. */
+static bool mpt__enter_checked(mpt_context *context, const char *op) {
+    return mpt__enter(context, op) && mpt__not_forked(context);
+}
+
+/* Whether no step stands between two of its launches, else an error. */
+static bool mpt__no_slice(mpt_context *context) {
+    if (!context->sliced) return true;
+    return mpt__reject(context, MPT_ERROR_STATE,
+                       "a step is under way in slices; call mpt_step_slice until it is done");
+}
+
+/* The status of a call whose context may be NULL. */
+static mpt_status mpt__status_of(const mpt_context *context) {
+    return context ? context->base.status : MPT_ERROR_HANDLE;
+}
+
+/* Makes a host array hold `need` rows, moved if it has to; false with an error recorded. */
+#define mpt__room(context, array, capacity, need) \
+    mpt__grow(&(context)->base, &(array), &(capacity), need, sizeof *(array), MPT_MEMORY_HOST)
+
+/* The error null; of no context: an argument left out. */
+static mpt_tensor mpt__null(mpt_context *context) {
+    mpt_tensor null;
+    null.context = context, null.slot = 0, null.generation = 0;
+    return null;
+}
+
+static void *mpt__host_new(mpt_context *context, size_t bytes) {
+    return mpt__allocate(&context->base, bytes, MPT_MEMORY_HOST);
+}
+
+/* An array that may be longer than memory can be: NULL with an error recorded. */
+static void *mpt__host_array(mpt_context *context, int64_t count, size_t size) {
+    if ((uint64_t)count <= (uint64_t)PTRDIFF_MAX / size)
+        return mpt__host_new(context, (size_t)count * size);
+    mpt__fail_memory(&context->base, (size_t)PTRDIFF_MAX, MPT_MEMORY_HOST);
+    return NULL;
+}
+
+static void mpt__host_free(mpt_context *context, void *pointer, size_t bytes) {
+    if (pointer) mpt__release(&context->base, pointer, bytes, MPT_MEMORY_HOST);
+}
+
+/* An array that mpt__room grew. */
+#define mpt__room_free(context, array, capacity) \
+    mpt__host_free(context, array, (size_t)(capacity) * sizeof *(array))
+
+static char *mpt__host_text(mpt_context *context, const char *text) {
+    size_t bytes = strlen(text) + 1;
+    char *copy = (char *)mpt__host_new(context, bytes);
+    if (copy) memcpy(copy, text, bytes);
+    return copy;
+}
+
+static void mpt__host_text_free(mpt_context *context, char *text) {
+    if (text) mpt__host_free(context, text, strlen(text) + 1);
+}
+
+/* ==== The pool ====
+ *
+ * Idle memory stays with the storage row that had it last; rows are listed by size class. Classes:
+ * multiples of 256 bytes up to 2 KB, then eight steps per doubling, so that rounding wastes at most
+ * an eighth. Idle memory serves its own class and requests down to a quarter of its size: batches
+ * of varying size then hold at most 1.17 times what lives at the peak of a step (1.38 where it is
+ * down to half). Where memory counts most, in regions of mpt_recompute_begin, it serves only what
+ * fills most of it, for what is made there may stay until backward. */
+
+enum { MPT__POOL_GRAIN = 256, MPT__POOL_REACH = 16, MPT__POOL_NEAR = 2 };
+
+static MPT__FORCE_INLINE int mpt__size_class(int64_t bytes) {
+    uint64_t last = bytes > 0 ? ((uint64_t)bytes - 1) / MPT__POOL_GRAIN : 0;
+    if (last < 8) return (int)last;
+    int log = mpt__top_bit(last);
+    return 8 * (log - 2) + (int)(last >> (log - 3)) - 8;
+}
+
+static int64_t mpt__class_bytes(int size_class) {
+    if (size_class < 8) return (int64_t)(size_class + 1) * MPT__POOL_GRAIN;
+    int log = size_class / 8 + 2;
+    return ((int64_t)(size_class % 8 + 9) << (log - 3)) * MPT__POOL_GRAIN;
+}
+
+static void mpt__pool_trim(mpt_context *context);
+
+static void *mpt__device_try(mpt_context *context, int64_t bytes) {
+    if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) return NULL; /* of 32 bits */
+    if (!context->backend.allocate) return mpt__allocate_raw(&context->base, (size_t)bytes);
+    mpt__base *base = &context->base;
+    if (base->memory_limit > 0 && bytes > base->memory_limit - base->memory.held) return NULL;
+    base->memory.allocations++;
+    void *pointer = context->backend.allocate(context->backend.self, (size_t)bytes);
+    if (pointer) base->memory.held += bytes;
+    return pointer;
+}
+
+/* Says why there is no memory: the device may have failed, or other programs may fill it. */
+static MPT__COLD void mpt__device_refused(mpt_context *context, int64_t bytes,
+                                          mpt_memory_kind kind) {
+    mpt__backend *backend = &context->backend;
+    const bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
+    char who[96] = "the allocator";
+    if (backend->describe) {
+        mpt_device_info device;
+        mpt_status status = backend->synchronize(backend->self);
+        if (status != MPT_OK) {
+            mpt__error(context, status, "%s", backend->error);
+            return;
+        }
+        memset(&device, 0, sizeof device);
+        backend->describe(backend->self, &device);
+        mpt__format_text(who, sizeof who, "the device, which has %B of %B free,",
+                         device.memory_free, device.memory);
+    }
+    mpt__fail_memory_of(&context->base, who, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
+}
+
+/* New memory; when there is none, idle memory goes back first. */
+static void *mpt__device_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind) {
+    void *pointer = mpt__device_try(context, bytes);
+    if (!pointer) {
+        mpt__pool_trim(context);
+        pointer = mpt__device_try(context, bytes);
+    }
+    if (!pointer) mpt__device_refused(context, bytes, kind);
+    return pointer;
+}
+
+static void mpt__device_free(mpt_context *context, void *pointer, int64_t bytes) {
+    if (!context->backend.release) {
+        mpt__release_raw(&context->base, pointer, (size_t)bytes);
+        return;
+    }
+    context->backend.release(context->backend.self, pointer, (size_t)bytes);
+    context->base.memory.held -= bytes;
+    context->base.memory.releases++;
+}
+
+static void mpt__workspace_free(mpt_context *context) {
+    if (context->workspace) mpt__device_free(context, context->workspace, context->workspace_bytes);
+    context->workspace = NULL;
+    context->workspace_bytes = 0;
+}
+
+/* At least `bytes` of scratch memory; NULL with an error recorded. */
+static void *mpt__workspace(mpt_context *context, int64_t bytes) {
+    if (bytes <= context->workspace_bytes) return context->workspace;
+    mpt__workspace_free(context);
+    int64_t held = mpt__class_bytes(mpt__size_class(bytes));
+    context->workspace = mpt__device_new(context, held, MPT_MEMORY_WORKSPACE);
+    if (context->workspace) context->workspace_bytes = held;
+    return context->workspace;
+}
+
+/* Whether one tensor has it; what recordings hold of it does not count. */
+static MPT__INLINE bool mpt__storage_alone(const mpt_context *context, uint32_t id) {
+    return context->storages[id].references - context->storages[id].recordings == 1;
+}
+
+static void mpt__storage_spare(mpt_context *context, uint32_t id) {
+    context->storages[id].next_free = context->free_storage;
+    context->free_storage = id;
+}
+
+/* Gives idle memory back. */
+static void mpt__pool_trim(mpt_context *context) {
+    mpt__workspace_free(context);
+    for (int i = 0; i < MPT__SIZE_CLASSES; i++) {
+        uint32_t id = context->idle[i];
+        for (uint32_t next; id; id = next) {
+            next = context->storages[id].next_free;
+            mpt__device_free(context, context->data[id], mpt__class_bytes(i));
+            context->data[id] = NULL;
+            mpt__storage_spare(context, id);
+        }
+        context->idle[i] = 0;
+    }
+}
+
+/* A row of the table of storages that has no memory; 0 on error. */
+static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
+    uint32_t id = context->free_storage;
+    if (id) {
+        context->free_storage = context->storages[id].next_free;
+        return id;
+    }
+    int64_t need = context->storage_count + 1;
+    bool ok = mpt__room(context, context->storages, context->storage_capacity, need) &&
+              mpt__room(context, context->data, context->data_capacity, need);
+    return ok ? (uint32_t)context->storage_count++ : 0;
+}
+
+static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, mpt__storage *storage,
+                                             uint32_t id) {
+    uint32_t *list = &context->idle[storage->size_class];
+    storage->next_free = *list;
+    *list = id;
+}
+
+static MPT__FORCE_INLINE uint32_t mpt__idle_pop(mpt_context *context, int size_class) {
+    uint32_t id = context->idle[size_class];
+    if (id) context->idle[size_class] = context->storages[id].next_free;
+    return id;
+}
+
+/* A row with new memory. */
+static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class,
+                                            mpt_memory_kind kind) {
+    uint32_t id = mpt__storage_row(context);
+    if (!id) return 0;
+    context->storages[id].size_class = (uint16_t)size_class;
+    context->storages[id].held = mpt__class_bytes(size_class);
+    context->data[id] = mpt__device_new(context, mpt__class_bytes(size_class), kind);
+    if (!context->data[id]) mpt__storage_spare(context, id);
+    return context->data[id] ? id : 0;
+}
+
+static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
+                                              mpt_memory_kind kind) {
+    int reach = context->pool_reach;
+    if (mpt__recomputes(context) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+    for (int i = wanted + 1; i <= wanted + reach; i++)
+        if (context->idle[i]) return mpt__idle_pop(context, i);
+    return mpt__idle_new(context, wanted, kind);
+}
+
+/* A row with memory for `bytes`: idle memory of this class or one little above, else new. */
+static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
+                                                 mpt_memory_kind kind) {
+    int wanted = mpt__size_class(bytes);
+    uint32_t id = mpt__idle_pop(context, wanted);
+    return id ? id : mpt__idle_above(context, wanted, kind);
+}
+
+/* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
+   then finds the row that is spare meanwhile. */
+static void *mpt__pool_take(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+                            int *size_class) {
+    uint32_t id = mpt__idle_take(context, bytes, kind);
+    if (!id) return NULL;
+    void *pointer = context->data[id];
+    *size_class = context->storages[id].size_class;
+    context->data[id] = NULL;
+    mpt__storage_spare(context, id);
+    return pointer;
+}
+
+static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) {
+    uint32_t id = context->free_storage;
+    if (!id) {
+        mpt__device_free(context, pointer, mpt__class_bytes(size_class));
+        return;
+    }
+    mpt__storage *storage = &context->storages[id];
+    context->free_storage = storage->next_free;
+    context->data[id] = pointer;
+    storage->size_class = (uint16_t)size_class;
+    storage->held = mpt__class_bytes(size_class);
+    mpt__idle_give(context, storage, id);
+}
+
+/* ==== Launches ==== */
+
+/* What the launches from here on come from, but for their record. */
+static MPT__FORCE_INLINE void mpt__launch_origin(mpt_context *context, mpt__phase phase, int op) {
+    context->launch.phase = (uint8_t)phase;
+    context->launch.op = (uint16_t)op;
+}
+
+/* The context's launch, cleared but for its origin. */
+static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
+    mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
+    launch->kernel = (uint16_t)kernel;
+    launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
+    launch->compute_dtype = MPT_F32;
+    memset(launch->slot, 0, sizeof launch->slot);
+    memset(launch->imm, 0, sizeof launch->imm);
+    memset(launch->index, 0, sizeof launch->index);
+    memset(&launch->rng, 0, sizeof launch->rng);
+    return launch;
+}
+
+/* The operand at a position, still to be set; what is left out before it is none. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_at(mpt__launch *launch, int position) {
+    int n = launch->n_operands;
+    for (; n < position; n++) launch->operand[n].storage = 0;
+    if (n == position) launch->n_operands = (uint8_t)(n + 1);
+    return &launch->operand[position];
+}
+
+static MPT__FORCE_INLINE void mpt__operand_set(mpt__operand *operand, uint32_t storage, int dtype,
+                                               mpt__access access) {
+    operand->storage = storage;
+    operand->dtype = (uint8_t)dtype;
+    operand->access = (uint8_t)access;
+    operand->scale_slot = operand->amax_slot = -1;
+}
+
+/* Copies at least `rank` of the MPT_MAX_RANK dimensions that both have room for. The first two one
+   by one: a vector load of what scalar stores have just written waits for them. */
+static MPT__FORCE_INLINE void mpt__copy_dims(int64_t *to, const int64_t *from, int rank) {
+    to[0] = from[0];
+    to[1] = from[1];
+    if (rank > 2) memcpy(to + 2, from + 2, (MPT_MAX_RANK - 2) * sizeof *to);
+}
+
+static MPT__FORCE_INLINE void mpt__shape_copy(mpt_shape *to, const mpt_shape *from) {
+    to->rank = from->rank;
+    mpt__copy_dims(to->dim, from->dim, from->rank);
+}
+
+/* An operand on a tensor, of a rank of its own; its dimensions are still to be set. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_ranked(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor, int rank,
+                                                           mpt__access access) {
+    mpt__operand *operand = mpt__operand_at(launch, position);
+    mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
+    operand->rank = (uint8_t)rank;
+    operand->offset = tensor->offset;
+    return operand;
+}
+
+/* Describes a tensor, in line for what small nets do in each step. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(mpt__launch *launch, int position,
+                                                           const mpt__tensor *tensor,
+                                                           mpt__access access) {
+    mpt__operand *operand =
+        mpt__operand_ranked(launch, position, tensor, tensor->shape.rank, access);
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
+    return operand;
+}
+
+static MPT__NOINLINE mpt__operand *mpt__operand_show(mpt__operand *operand,
+                                                     const mpt__tensor *tensor,
+                                                     mpt__access access) {
+    mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
+    operand->rank = (uint8_t)tensor->shape.rank;
+    operand->offset = tensor->offset;
+    mpt__copy_dims(operand->shape, tensor->shape.dim, tensor->shape.rank);
+    mpt__copy_dims(operand->stride, tensor->stride, tensor->shape.rank);
+    return operand;
+}
+
+/* Describes a tensor; shape and strides may be changed afterwards. */
+static MPT__FORCE_INLINE mpt__operand *
+mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
+    return mpt__operand_show(mpt__operand_at(launch, position), tensor, access);
+}
+
+/* `count` elements of a storage in a row. */
+static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int position,
+                                                       uint32_t storage, mpt_dtype dtype,
+                                                       int64_t offset, int64_t count,
+                                                       mpt__access access) {
+    mpt__operand *operand = mpt__operand_at(launch, position);
+    mpt__operand_set(operand, storage, (int)dtype, access);
+    operand->rank = 1;
+    operand->offset = offset;
+    operand->shape[0] = count;
+    operand->stride[0] = 1;
+    return operand;
+}
+
+/* Turns the device error word, once it can be read, into the sticky error; gives the status. */
+static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
+    const mpt__scalar *scalars = context->scalars;
+    mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
+    int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
+    char position[48] = "";
+    if (status == MPT_ERROR_NUMERIC)
+        return mpt__error(context, status,
+                          "element %lld of the input is not in [0, 1] (launch %lld); "
+                          "mpt_binary_cross_entropy_with_logits takes logits",
+                          index, launch);
+    if (index < 0)
+        return mpt__error(context, status,
+                          "element %lld of the indices is not in the range of the dimension that "
+                          "it selects from (launch %lld)",
+                          -1 - index, launch);
+    if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
+        mpt__format_text(position, sizeof position, ", position %lld",
+                         scalars[MPT__SLOT_ERROR_POSITION].i);
+    return mpt__error(context, status,
+                      "target of sample %lld%s is not a class number of the input's [N, C] (launch "
+                      "%lld); check the labels, or name them with ignore_index",
+                      index, position, launch);
+}
+
+static mpt_status mpt__check_device(mpt_context *context) {
+    const bool well = !context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0;
+    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
+}
+
+/* For config.debug: every element that an operand names lies in its storage. */
+static MPT__COLD mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *launch) {
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage) continue;
+        const mpt__storage *storage = &context->storages[operand->storage];
+        int64_t last = operand->offset;
+        bool empty = false;
+        for (int d = 0; d < operand->rank; d++) {
+            if (operand->shape[d] > 0) last += (operand->shape[d] - 1) * operand->stride[d];
+            empty |= operand->shape[d] == 0;
+        }
+        if (empty) continue;
+        int64_t width = mpt__dtype_info[operand->dtype].bytes;
+        bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
+        if (storage->live && inside) continue;
+        return mpt__error(context, MPT_ERROR_DEVICE,
+                          "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
+                          "of %lld bytes; this is a defect of mptrain",
+                          launch->number, (int)launch->kernel, i, last, storage->bytes);
+    }
+    return MPT_OK;
+}
+
+/* The scratch memory of a launch, counted for the peak; NULL on error. */
+static MPT__NOINLINE void *mpt__launch_workspace(mpt_context *context, int64_t bytes) {
+    void *workspace = mpt__workspace(context, bytes);
+    if (!workspace) return NULL;
+    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, bytes);
+    mpt__account_less(&context->base, MPT_MEMORY_WORKSPACE, bytes);
+    return workspace;
+}
+
+static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
+    return (mpt__scalar *)context->data[context->scalar_storage];
+}
+
+/* Elementwise launches on channels last: H and W as one dimension where all operands allow it, and,
+   where the result lies so, channels as the last one: loops then run along memory. */
+static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
+    const int n = launch->n_operands, last = launch->operand[n - 1].stride[1] == 1;
+    bool merges = true;
+    for (int i = 0; i < n; i++) {
+        const mpt__operand *o = &launch->operand[i];
+        merges = merges && o->stride[2] == o->shape[3] * o->stride[3];
+    }
+    for (int i = 0; i < n; i++) {
+        mpt__operand *o = &launch->operand[i];
+        int64_t channels = o->shape[1], step = o->stride[1];
+        if (merges) {
+            o->rank = 3;
+            o->shape[2] *= o->shape[3], o->stride[2] = o->stride[3];
+        }
+        for (int d = 1; last && d < o->rank; d++) {
+            bool end = d == o->rank - 1;
+            o->shape[d] = end ? channels : o->shape[d + 1];
+            o->stride[d] = end ? step : o->stride[d + 1];
+        }
+    }
+}
+
+/* The host's share of a launch computes as the CPU's kernels do, which see to that themselves. */
+static MPT__NOINLINE mpt_status mpt__launch_plainly(const mpt__backend *backend,
+                                                    const mpt__execution *execution,
+                                                    const mpt__launch *launch) {
+    MPT__PLAIN_FLOATS;
+    return backend->launch(backend->self, execution, launch);
+}
+
+/* Runs a launch, its operands set. */
+static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
+    mpt__backend *backend = &context->backend;
+    mpt__wait_no_more(context);
+    if (context->base.status != MPT_OK) return context->base.status;
+    launch->number = ++context->counters.launches;
+    if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
+        (launch->operand[0].stride[1] == 1 ||
+         launch->operand[launch->n_operands - 1].stride[1] == 1))
+        mpt__launch_order(launch);
+    if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
+        return context->base.status;
+    mpt__execution execution = {context->data, mpt__device_scalars(context), NULL};
+    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
+    if (launch->workspace > 0) {
+        execution.workspace = mpt__launch_workspace(context, launch->workspace);
+        if (!execution.workspace) return context->base.status;
+    }
+    mpt_status status = backend->synchronous
+                            ? backend->launch(backend->self, &execution, launch)
+                            : mpt__launch_plainly(backend, &execution, launch);
+    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    mpt__tell(context, MPT__LAUNCHED, launch);
+    const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
+    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
+}
+
+static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = value;
+    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
+                                   const mpt__tensor *to, mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__operand_of(launch, 1, to, access);
+    return mpt__submit(context, launch);
+}
+
+/* ==== Storages ==== */
+
+static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
+    context->storages[storage].references++;
+}
+
+/* The end of a storage that a recording names or that is not the pool's. */
+static MPT__NOINLINE void mpt__storage_end(mpt_context *context, uint32_t id) {
+    const mpt__storage *storage = &context->storages[id];
+    void *data = context->data[id];
+    context->data[id] = NULL;
+    if (storage->source != MPT__BORROWED)
+        mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
+    if (storage->source == MPT__FROM_POOL)
+        mpt__pool_give(context, data, storage->size_class);
+    else if (storage->source == MPT__FROM_DEVICE)
+        mpt__device_free(context, data, storage->held);
+    if (context->retire)
+        context->retire(context, id);
+    else
+        mpt__storage_spare(context, id);
+}
+
+static MPT__INLINE void mpt__storage_release(mpt_context *context, uint32_t id) {
+    mpt__storage *storage = &context->storages[id];
+    if (--storage->references > 0) return;
+    storage->live = 0;
+    if (storage->source != MPT__FROM_POOL || context->retire) {
+        mpt__storage_end(context, id);
+        return;
+    }
+    mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
+    mpt__idle_give(context, storage, id);
+}
+
+/* Counts a row's memory and makes it a storage with one reference. */
+static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t id, int64_t bytes,
+                                                 mpt_memory_kind kind, mpt__storage_source source) {
+    mpt__storage *storage = &context->storages[id];
+    storage->bytes = bytes;
+    storage->references = 1;
+    storage->recordings = 0;
+    storage->version = 0;
+    storage->source = (uint8_t)source;
+    storage->kind = (uint8_t)kind;
+    storage->live = 1;
+    mpt__account(&context->base, kind, storage->held);
+}
+
+/* A storage of unset values (zero: set to 0). 0 on error. */
+static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+                                 mpt__storage_source source, bool zero) {
+    int64_t held = bytes > 0 ? bytes : 1;
+    bool pooled = source == MPT__FROM_POOL;
+    uint32_t id = pooled ? mpt__idle_take(context, held, kind) : mpt__storage_row(context);
+    if (!id) return 0;
+    if (!pooled) {
+        context->data[id] = mpt__device_new(context, held, kind);
+        context->storages[id].held = held;
+        if (!context->data[id]) {
+            mpt__storage_spare(context, id);
+            return 0;
+        }
+    }
+    mpt__storage_start(context, id, bytes, kind, source);
+    if (zero && bytes > 0) {
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+        mpt__operand_on(launch, 0, id, MPT_U8, 0, bytes, MPT__WRITE);
+        if (mpt__submit(context, launch) != MPT_OK) {
+            mpt__storage_release(context, id);
+            return 0;
+        }
+    }
+    return id;
+}
+
+/* A storage over the caller's memory. */
+static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t bytes) {
+    uint32_t id = mpt__storage_row(context);
+    if (!id) return 0;
+    mpt__storage *storage = &context->storages[id];
+    memset(storage, 0, sizeof *storage);
+    context->data[id] = data;
+    storage->bytes = bytes;
+    storage->references = 1;
+    storage->source = MPT__BORROWED;
+    storage->live = 1;
+    return id;
+}
+
+/* A replay, or who else does as one, wrote a storage: masters that agreed with it still do. */
+static void mpt__values_replayed(mpt_context *context, uint32_t storage) {
+    for (int64_t i = 0; i < context->block_count; i++) {
+        mpt__block *block = &context->blocks[i];
+        if (block->values == storage) block->updates[0]++, block->updates[1]++;
+    }
+}
+
+/* Waits for the device and turns its error word into the sticky error. */
+static void mpt__wait(mpt_context *context) {
+    mpt__backend *backend = &context->backend;
+    if (backend->synchronous) return;
+    mpt_status status =
+        backend->download(backend->self, context->scalars, mpt__device_scalars(context),
+                          MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    if (status != MPT_OK) {
+        mpt__error(context, status, "%s", backend->error);
+        return;
+    }
+    context->landing[0] = context->landing[1] = 0; /* what is newer is there */
+    mpt__check_device(context);
+}
+
+/* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
+static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
+                              const void *source, int64_t bytes) {
+    if (bytes == 0) return MPT_OK;
+    mpt__wait_no_more(context);
+    mpt__backend *backend = &context->backend;
+    mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
+                                        source, (size_t)bytes);
+    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    context->host_writes++;
+    context->storages[storage].version++;
+    return MPT_OK;
+}
+
+static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
+                                int64_t byte_offset, int64_t bytes) {
+    if (bytes == 0) return MPT_OK;
+    mpt__wait_no_more(context);
+    if (context->capturing)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a captured step cannot wait for values; call mpt_metric_push in it, and "
+                          "mpt_metric_mean or mpt_item after it");
+    mpt__backend *backend = &context->backend;
+    mpt_status status = backend->download(
+        backend->self, destination, (char *)context->data[storage] + byte_offset, (size_t)bytes);
+    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    mpt__wait(context);
+    return mpt__check_device(context);
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* ---------------------------------------------------------------------------------------------
+ * train/optimizer.h: what an optimizer is, and how the rooms of training see its state.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__TRAIN_OPTIMIZER_INCLUDED
+#define MPT__TRAIN_OPTIMIZER_INCLUDED
+
+#include "nn/query.c"
+
+/* ==== Contract ==== */
+
+enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+
+/* When an optimizer has a moment. */
+typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
+
+/* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
+   the kernel, weight decay behind them; the variant goes to index[0]. */
+typedef struct mpt__rule {
+    mpt__kernel kernel;
+    mpt__function function;
+    bool cycles; /* the first setting is what one cycle moves */
+    struct {
+        const char *name; /* in state; NULL = none */
+        mpt__need need;   /* always, where the first setting is not 0, in the variant */
+    } moment[MPT__MOMENTS];
+    struct {
+        const char *name;
+        double low, below;
+    } setting[MPT__SETTINGS]; /* the last ones may be missing */
+} mpt__rule;
+
+typedef struct mpt__group {
+    double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
+    double weight_decay, setting[MPT__SETTINGS];
+    uint16_t lr_slot; /* what the kernels read where there is no table */
+    uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
+} mpt__group;
+
+/* What mirrors elements [first, first + count) of a block. */
+typedef struct mpt__optim_state {
+    uint32_t block;
+    uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
+    uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
+    uint64_t stream;               /* of the random words that round its elements */
+    int64_t first, count;
+    int64_t held;      /* parameters of the block that are in the optimizer */
+    int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
+} mpt__optim_state;
+
+/* One parameter; its step count has the same index. */
+typedef struct mpt__optim_item {
+    uint32_t parameter; /* index in context->parameters */
+    uint32_t group, state;
+    uint32_t block;   /* the state's: where the parameter was when it came */
+    bool had_grad;    /* in the pattern that the segments were built of */
+    uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
+} mpt__optim_item;
+
+/* The device scalars of an optimizer. */
+enum {
+    MPT__OPTIM_APPLIED,    /* i: steps */
+    MPT__OPTIM_FOUND,      /* i: found_inf of the last unscale */
+    MPT__OPTIM_NORM,       /* f */
+    MPT__OPTIM_MULTIPLIER, /* f: means something while it is pending on blocks */
+    MPT__OPTIM_SLOTS
+};
+
+/* How far an optimizer is in the current update of its scaler. */
+typedef enum mpt__stage { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
+
+struct mpt__schedule; /* train/rates.c */
+
+typedef struct mpt__optimizer {
+    mpt__id id;
+    const mpt__rule *rule;
+    double setting[MPT__SETTINGS];
+    double initial; /* value of the first moment of what is new */
+    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
+    bool stochastic; /* bf16 values are rounded by chance and have no masters */
+    bool pattern_valid, norm_valid;
+    mpt__group *groups;
+    int64_t group_count, group_capacity;
+    mpt__optim_state *states;
+    int64_t state_count, state_capacity;
+    mpt__optim_item *items;
+    int64_t item_count, item_capacity;
+    int64_t row_count;
+    int64_t *rows;             /* host copy of the segments, behind it the group of each */
+    uint32_t segments, counts; /* storages */
+    int64_t with_grad;         /* parameters with a gradient in the pattern */
+    uint64_t patterns;         /* so far; other groups and options count, too */
+    uint16_t slot[MPT__OPTIM_SLOTS];
+    uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
+    mpt__stage stage;
+    bool checked;                   /* its gradients were looked at: found_inf means something */
+    struct mpt__schedule *schedule; /* NULL = none */
+} mpt__optimizer;
+
+/* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
+   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
+typedef struct mpt__state_item {
+    const char *name;
+    uint32_t storage;
+    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
+    int64_t offset, count;
+    void *host;
+    uint16_t slot;
+} mpt__state_item;
+typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
+                                         const mpt__state_item *item);
+
+/* Adds name and bits of a state item to the hash at `user`. */
+static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
+    uint64_t *hash = (uint64_t *)user;
+    *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
+    if (item->storage) {
+        int64_t size = (int64_t)mpt_dtype_size(item->dtype);
+        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
+                                  item->count * size);
+    } else if (item->host) {
+        *hash = mpt__hash_bytes(*hash, item->host, 8);
+    } else {
+        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
+    }
+    return context->base.status;
+}
+
+/* ==== Settings ==== */
+
+#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
+
+/* False with an error recorded unless low <= value < below. */
+static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,
+                              double below) {
+    if (value >= low && value < below) return true;
+    if (below < MPT__NO_LIMIT) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low,
+                   below);
+    } else {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a finite number >= %g", name,
+                   value, low);
+    }
+    return false;
+}
+
+/* ==== Handles ==== */
+
+MPT__HANDLES(optimizer, MPT__OPTIMIZER)
+
+static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
+    return &context->blocks[state->block];
+}
+
+#endif
