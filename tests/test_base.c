@@ -468,8 +468,12 @@ TEST(failed_files_have_reasons) {
 #if !defined(MPT__NO_FILES)
     mpt__io(&base);
     CHECK_CONTAINS(mpt__io_reason(&base), "callback");
-    errno = EIO;
+    errno = EIO; /* the words for errno are those of systems whose own calls set it */
+#if defined(_WIN32)
+    CHECK_CONTAINS(mpt__io_reason(&base), "callback");
+#else
     CHECK_EQ_STR(mpt__io_reason(&base), "input or output error");
+#endif
 #endif
 }
 
