@@ -411,7 +411,7 @@ static int mpt__io_code(const mpt__base *base) {
 }
 
 /* Whether io.open failed because there is no such file, as far as it said: then others may be tried
-   in its place. Both kinds of codes have 2 for that; for a folder that is not there Windows has 3. */
+   in its place. Both kinds of codes have 2 for that; where a folder is not there Windows says 3. */
 static bool mpt__io_absent(const mpt__base *base) {
     const int code = mpt__io_code(base);
 #if defined(_WIN32) && !defined(MPT__NO_FILES)
