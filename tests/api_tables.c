@@ -180,6 +180,32 @@ TEST(fitted_tables_alike) {
     mpt_destroy(context);
 }
 
+/* The target column as a row of ones and zeros, which losses of probabilities take. */
+TEST(targets_that_are_one_hot) {
+    static const char text[] = "a,b\n1,red\n2,blue\n3,green\n4,blue\n";
+    static const mpt_column columns[1] = {{"b", MPT_COLUMN_ONE_HOT}};
+    mpt_context *c = make_context();
+    mpt_table_config config = mpt_table_config_default();
+    config.columns = columns, config.column_count = 1, config.target = "b";
+    mpt_dataset data = mpt_csv_memory(c, text, sizeof text - 1, &config);
+    mpt_sample_sizes sizes;
+    float input, target[4][3];
+    int first = 0;
+    for (int64_t row = 0; row < 4; row++)
+        CHECK_EQ_INT(mpt_sample_into(data, row, &input, sizeof input, target[row],
+                                     sizeof target[row], &sizes), MPT_OK);
+    CHECK(sizes.target_dtype == MPT_F32 && sizes.target_bytes == sizeof target[0]);
+    CHECK(input == 4.0f);
+    for (int k = 0; k < 3; k++) { /* red, blue and green differ; both blues are the same */
+        CHECK(target[0][k] + target[1][k] + target[2][k] == 1.0f);
+        CHECK(target[1][k] == target[3][k]);
+        first += target[0][k] == 1.0f;
+    }
+    CHECK_EQ_INT(first, 1);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
 TEST(odd_tables) {
     static const struct {
         const char *text, *fault;
@@ -724,6 +750,7 @@ TEST_TABLE = {
     T(columns_of_every_use),
     T(codes_and_tables_alike),
     T(fitted_tables_alike),
+    T(targets_that_are_one_hot),
     T(odd_tables),
     T(a_header_of_numbers_is_noticed),
     T(real_tables),

@@ -577,10 +577,10 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
     for (int64_t c = 0; c < table->count; c++) {
         const mpt__table_column *column = &table->columns[c];
         if (column->use == MPT_COLUMN_IGNORE) continue;
-        targets += column->is_target;
+        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        *(column->is_target ? &targets : &inputs) += n;
         classes += column->is_target && column->use == MPT_COLUMN_CLASS;
         if (column->is_target) continue;
-        inputs += column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
         if (table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
             return mpt__reject(r->csv.context, MPT_ERROR_DTYPE,
                                "%s: column %s is one-hot, which dtype MPT_I64 is not for",

@@ -121,7 +121,7 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
 typedef enum mpt_column_use {
     MPT_COLUMN_AUTO = 0, /* numbers: an input; texts: one-hot, with MPT_I64 their codes */
     MPT_COLUMN_NUMBER,   /* an input; a text is an error */
-    MPT_COLUMN_ONE_HOT,  /* as many inputs as categories: 1 for its own, 0 for the others */
+    MPT_COLUMN_ONE_HOT,  /* as many inputs, or float targets, as categories: 1 or 0 */
     MPT_COLUMN_CODE,     /* an input: the number of its category, for an embedding */
     MPT_COLUMN_TARGET,   /* a number to predict: targets f32 [columns of this kind] */
     MPT_COLUMN_CLASS,    /* a class to predict: its category; targets i64, a scalar if it is one */
