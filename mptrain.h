@@ -1,5 +1,8 @@
 /* generated from src/ by tools/amalgamate.c: edit there */
-/* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it. */
+/* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it.
+
+   The wings, from the ground up; each may use those before it, but nobody above the waist knows the
+   CPU, and nobody at all knows the context room, which knows all. */
 /* mptrain.h 0.1.0: neural network training in mixed precision, in one C header.
  *
  * Tensors, autograd, autocast to fp16 and bf16, loss scaling, layers, optimizers, data loading and
@@ -405,7 +408,7 @@ and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */
 /* ---------------------------------------------------------------------------------------------
- * 01_api.h: the public API: contexts, tensors, operations, autograd.
+ * face/tensors.h: the public API: contexts, tensors, operations, autograd.
  *
  * Shapes stand in brackets, [N, C]; dtypes are those of mpt_dtype; bytes are bytes, elements are
  * elements. A function that can fail records the first error in its context (mpt_error) and
@@ -1105,10 +1108,10 @@ MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);
 #endif
 #endif /* MPTRAIN_H */
 /* ---------------------------------------------------------------------------------------------
- * 02_api_train.h: the public API of modules, optimizers, data, files and whole trainings.
+ * face/training.h: the public API of modules, optimizers, data, files and whole trainings.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__02_API_TRAIN_INCLUDED
-#define MPT__02_API_TRAIN_INCLUDED
+#ifndef MPT__FACE_TRAINING_INCLUDED
+#define MPT__FACE_TRAINING_INCLUDED
 
 #ifdef __cplusplus
 extern "C" {
@@ -1917,12 +1920,12 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__02_API_TRAIN_INCLUDED */
+#endif /* MPT__FACE_TRAINING_INCLUDED */
 /* ---------------------------------------------------------------------------------------------
- * 03_api_models.h: the public API of what convolutional networks and transformers are made of.
+ * face/models.h: the public API of what convolutional networks and transformers are made of.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__03_API_MODELS_INCLUDED
-#define MPT__03_API_MODELS_INCLUDED
+#ifndef MPT__FACE_MODELS_INCLUDED
+#define MPT__FACE_MODELS_INCLUDED
 
 #ifdef __cplusplus
 extern "C" {
@@ -2156,13 +2159,13 @@ MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, dou
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__03_API_MODELS_INCLUDED */
+#endif /* MPT__FACE_MODELS_INCLUDED */
 /* ---------------------------------------------------------------------------------------------
- * 04_api_data.h: the public API of data in files: tables, arrays, images with
+ * face/data.h: the public API of data in files: tables, arrays, images with
  * augmentation, text, tokens.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__04_API_DATA_INCLUDED
-#define MPT__04_API_DATA_INCLUDED
+#ifndef MPT__FACE_DATA_INCLUDED
+#define MPT__FACE_DATA_INCLUDED
 
 #ifdef __cplusplus
 extern "C" {
@@ -2278,7 +2281,7 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
 typedef enum mpt_column_use {
     MPT_COLUMN_AUTO = 0, /* numbers: an input; texts: one-hot, with MPT_I64 their codes */
     MPT_COLUMN_NUMBER,   /* an input; a text is an error */
-    MPT_COLUMN_ONE_HOT,  /* as many inputs as categories: 1 for its own, 0 for the others */
+    MPT_COLUMN_ONE_HOT,  /* as many inputs, or float targets, as categories: 1 or 0 */
     MPT_COLUMN_CODE,     /* an input: the number of its category, for an embedding */
     MPT_COLUMN_TARGET,   /* a number to predict: targets f32 [columns of this kind] */
     MPT_COLUMN_CLASS,    /* a class to predict: its category; targets i64, a scalar if it is one */
@@ -2350,19 +2353,19 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 #ifdef __cplusplus
 }
 #endif
-#endif /* MPT__04_API_DATA_INCLUDED */
+#endif /* MPT__FACE_DATA_INCLUDED */
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
 /* ---------------------------------------------------------------------------------------------
- * 20_launch.h: the waist. Above it ops, modules and optimizers; below it backends.
+ * waist/launch.h: the waist. Above it ops, modules and optimizers; below it backends.
  *
  * Ops lower to launches; a backend executes launches and nothing else. A launch names storages by
  * id and device scalars by slot, never by pointer, so that it can be printed, counted, recorded,
  * replayed on other memory, or put into a graph. Whatever varies from step to step (learning rate,
  * loss scale, step counters, found_inf) lives in device scalars: a recorded launch stays valid.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__20_LAUNCH_INCLUDED
-#define MPT__20_LAUNCH_INCLUDED
+#ifndef MPT__WAIST_LAUNCH_INCLUDED
+#define MPT__WAIST_LAUNCH_INCLUDED
 
 #define MPT__MAX_OPERANDS 10
 #define MPT__MAX_SLOTS 8
@@ -2986,13 +2989,14 @@ int mpt__cuda_device_count(char *why, size_t size);
 #if defined(MPTRAIN_IMPLEMENTATION) && !defined(MPT__IMPLEMENTED)
 #define MPT__IMPLEMENTED
 /* ---------------------------------------------------------------------------------------------
- * 10_platform.h: what compilers and C libraries do differently: function attributes, the pragmas
- * that fix floating-point results, atomics, floating-point control, text without printf.
+ * ground/platform.h: what compilers and C libraries do differently: function attributes, the
+ * pragmas that fix floating-point results, atomics, floating-point control, text without printf.
  *
- * This room, 10_files.c and 10_base.c alone hold atomics, compiler pragmas and system calls.
+ * This room, ground/files.c and ground/base.c alone hold atomics, compiler pragmas and system
+ * calls.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__10_PLATFORM_INCLUDED
-#define MPT__10_PLATFORM_INCLUDED
+#ifndef MPT__GROUND_PLATFORM_INCLUDED
+#define MPT__GROUND_PLATFORM_INCLUDED
 
 #include <stdarg.h>
 #include <string.h>
@@ -3114,12 +3118,13 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #define MPT__THREAD_LOCAL _Thread_local
 #endif
 
-/* The bits of results must not depend on the flags of the user's build. From here to 99_end.h the
-   implementation is compiled without contraction of a * b + c and without any of -ffast-math. gcc
-   decides this per calling function, so that intrinsics obey, too. clang cannot fully: with
-   -ffast-math the back end still fuses unless floating-point exceptions count as effects (slower,
-   same bits), which it supports for x86 only; a bare -ffp-contract=fast cannot be seen here, and
-   intrinsics keep -ffast-math where the user's own file has included <immintrin.h> before. */
+/* The bits of results must not depend on the flags of the user's build. From here to
+   face/changelog.h the implementation is compiled without contraction of a * b + c and without any
+   of -ffast-math. gcc decides this per calling function, so that intrinsics obey, too. clang cannot
+   fully: with -ffast-math the back end still fuses unless floating-point exceptions count as
+   effects (slower, same bits), which it supports for x86 only; a bare -ffp-contract=fast cannot be
+   seen here, and intrinsics keep -ffast-math where the user's own file has included <immintrin.h>
+   before. */
 #if defined(__clang__)
 #if defined(__x86_64__) || defined(__i386__)
 #pragma float_control(precise, on, push)
@@ -3575,8 +3580,8 @@ static size_t mpt__format_text(char *out, size_t size, const char *format, ...) 
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 10_files.c: the built-in functions of mpt_config.io: files of POSIX systems and of Windows, and
- * why a call of them failed. What asks for the callbacks of a context is in 10_base.c.
+ * ground/files.c: the built-in functions of mpt_config.io: files of POSIX systems and of Windows,
+ * and why a call of them failed. What asks for the callbacks of a context is in ground/base.c.
  * ------------------------------------------------------------------------------------------- */
 
 #define MPT__PATH_SIZE 1024
@@ -4039,7 +4044,7 @@ static void mpt__io_init(mpt_io *io) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 10_base.c: allocator, errors, log, clock, saving, threads: the machine underneath.
+ * ground/base.c: allocator, errors, log, clock, saving, threads: the machine underneath.
  *
  * Everything above speaks to the system through an mpt__base, the first member of a context.
  * ------------------------------------------------------------------------------------------- */
@@ -4447,9 +4452,12 @@ static int mpt__io_code(const mpt__base *base) {
 }
 
 /* Whether io.open failed because there is no such file, as far as it said: then others may be tried
-   in its place. Both kinds of codes have 2 for that. */
+   in its place. Both kinds of codes have 2 for that; where a folder is not there Windows says 3. */
 static bool mpt__io_absent(const mpt__base *base) {
     const int code = mpt__io_code(base);
+#if defined(_WIN32) && !defined(MPT__NO_FILES)
+    if (code == ERROR_PATH_NOT_FOUND && mpt__io_built_in(base)) return true;
+#endif
     return code == ENOENT || code == 0;
 }
 
@@ -4899,7 +4907,7 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
 
 MPT__BEGIN_KERNELS
 /* ---------------------------------------------------------------------------------------------
- * 11_parallel.c: the thread pool of a context.
+ * ground/parallel.c: the thread pool of a context.
  *
  * Work comes as numbered chunks whose borders depend on the problem alone, never on the number of
  * threads: that is why no result changes with it. Chunks are claimed from one counter.
@@ -5290,7 +5298,7 @@ static MPT__NOINLINE void mpt__floats_end(const uint32_t *before) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 12_random.c: counter-based random numbers and 64-bit hashes.
+ * ground/random.c: counter-based random numbers and 64-bit hashes.
  *
  * Pure functions. The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
  * as 1, 2, 3", SC 2011): a key and an element index give 32 random bits, whatever was drawn before,
@@ -5396,7 +5404,7 @@ static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_
     }
 }
 
-/* ==== Distributions (the normal one is in 15_math.c, which has its logarithm and sine) ==== */
+/* ==== Distributions (the normal one is in ground/math.c, which has its logarithm and sine) ==== */
 
 /* The top 24 bits as a float in [0, 1): a multiple of 2^-24. */
 static MPT__INLINE float mpt__uniform_from_bits(uint32_t bits) {
@@ -5462,7 +5470,7 @@ static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 13_dtype.c: the table of dtypes, what this CPU can do, and conversions of single values.
+ * ground/dtype.c: the table of dtypes, what this CPU can do, and conversions of single values.
  *
  * Pure functions. fp16 is IEEE binary16, bf16 the upper half of an fp32, fp8 the OCP formats E4M3FN
  * and E5M2. Conversions from fp32 round to nearest even and work on integer bits, so that neither
@@ -5486,6 +5494,12 @@ static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
 #include <sys/sysctl.h>
 #endif
 #endif
+
+/* What kernels compute in: float. A test that compares with finite differences makes it double. */
+#ifndef MPT__REAL
+#define MPT__REAL float
+#endif
+typedef MPT__REAL mpt__real;
 
 /* ==== The table ==== */
 
@@ -5762,11 +5776,11 @@ static MPT__INLINE float mpt__f8e5m2_to_f32(uint8_t byte) {
 #endif
 
 /* ---------------------------------------------------------------------------------------------
- * 14_convert.c: the words for vectors, bulk conversions between fp32, fp16 and bf16, and bulk tests
- * for inf and NaN.
+ * ground/convert.c: the words for vectors, bulk conversions between fp32, fp16 and bf16, and bulk
+ * tests for inf and NaN.
  *
- * Every level gives the bits of the scalar functions in 13_dtype.c for every input, with flush-to-
- * zero and denormals-are-zero on or off: bf16 and the tests use integers only; the fp16
+ * Every level gives the bits of the scalar functions in ground/dtype.c for every input, with
+ * flush-to- zero and denormals-are-zero on or off: bf16 and the tests use integers only; the fp16
  * instructions ignore FTZ, and DAZ only turns fp32 denormals into zeros, which fp16 would make of
  * them anyway. (AVX512_BF16's own conversion always flushes denormals, so it is not used.)
  * ------------------------------------------------------------------------------------------- */
@@ -5786,11 +5800,11 @@ typedef struct mpt__convert_table {
 
 /* ==== Vocabulary ====
  *
- * The words in which conversions and the functions of 15_math.c are written, once for each width:
- * mpt__v1_add and so on, for 1, 4 (NEON), 8 (AVX2) and 16 (AVX-512) lanes. words(p) loads 32-bit
- * patterns from anywhere. larger(a, b) is a > b ? a : b and smaller(a, b) is a < b ? a : b: both
- * give b if either is NaN, as the x86 instructions do. select(m, a, b) is m ? a : b. sar shifts
- * with the sign.
+ * The words in which conversions and the functions of ground/math.c are written, once for each
+ * width: mpt__v1_add and so on, for 1, 4 (NEON), 8 (AVX2) and 16 (AVX-512) lanes. words(p) loads
+ * 32-bit patterns from anywhere. larger(a, b) is a > b ? a : b and smaller(a, b) is a < b ? a : b:
+ * both give b if either is NaN, as the x86 instructions do. select(m, a, b) is m ? a : b. sar
+ * shifts with the sign.
  *
  * Arithmetic uses operators where the compiler has them for vectors: they obey the pragmas around
  * this code, while the body of an intrinsic obeys those around the header that it came from. */
@@ -6178,8 +6192,127 @@ static const mpt__convert_table *mpt__convert_table_for(mpt_isa isa) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 15_math.c: exp, log, tanh, erf and their kin without the C library, whose bits differ from one
- * platform to the next.
+ * ground/elements.c: elements of any dtype, read and written one after the other.
+ * ------------------------------------------------------------------------------------------- */
+
+/* Truncates; beyond the range the nearest end of it, NaN gives 0. */
+static int64_t mpt__truncate_f64(double x, double low, double beyond) {
+    if (mpt__f64_is_nan(x)) return 0;
+    if (x < low) return (int64_t)low;
+    if (x >= beyond) return beyond >= 9223372036854775808.0 ? INT64_MAX : (int64_t)beyond - 1;
+    return (int64_t)x;
+}
+
+/* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
+#ifdef __OPTIMIZE_SIZE__
+#define MPT__OWN_LOOP(stride) false
+#else
+#define MPT__OWN_LOOP(stride) ((stride) == 1)
+#endif
+#define MPT__LOAD_CASE(id, storage, expression) \
+    case id: { \
+        const storage *from = (const storage *)data + offset; \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i]; \
+                to[i] = expression; \
+            } \
+        } else { \
+            for (int64_t i = 0; i < n; i++) { \
+                const storage v = from[i * stride]; \
+                to[i] = expression; \
+            } \
+        } \
+        break; \
+    }
+#define MPT__STORE_CASE(id, storage, expression) \
+    case id: { \
+        storage *to = (storage *)data + offset; \
+        if (MPT__OWN_LOOP(stride)) { \
+            for (int64_t i = 0; i < n; i++) to[i] = expression; \
+        } else { \
+            for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
+        } \
+        break; \
+    }
+#ifndef MPTRAIN_NO_FP8
+#define MPT__LOAD_F8(type) \
+    MPT__LOAD_CASE(MPT_F8E4M3, uint8_t, (type)mpt__f8e4m3_to_f32(v)) \
+    MPT__LOAD_CASE(MPT_F8E5M2, uint8_t, (type)mpt__f8e5m2_to_f32(v))
+#define MPT__STORE_F8 \
+    MPT__STORE_CASE(MPT_F8E4M3, uint8_t, mpt__f32_to_f8e4m3((float)from[i], MPT__F8_SATFINITE)) \
+    MPT__STORE_CASE(MPT_F8E5M2, uint8_t, mpt__f32_to_f8e5m2((float)from[i], MPT__F8_SATFINITE))
+#else
+#define MPT__LOAD_F8(type)
+#define MPT__STORE_F8
+#endif
+
+/* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
+#define MPT__DEFINE_LOAD(name, type) \
+    static void name(type *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__LOAD_CASE(MPT_F32, float, (type)v) \
+            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v)) \
+            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v)) \
+            MPT__LOAD_F8(type) \
+            MPT__LOAD_CASE(MPT_F64, double, (type)v) \
+            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v) \
+            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v) \
+            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v) \
+            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0)) \
+        default: \
+            break; \
+        } \
+    }
+/* Rounds (floats) or truncates (integers) once and stores. */
+#define MPT__DEFINE_STORE(name, type) \
+    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from, \
+                     int64_t n) { \
+        switch (dtype) { \
+            MPT__STORE_CASE(MPT_F32, float, (float)from[i]) \
+            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i])) \
+            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i])) \
+            MPT__STORE_F8 \
+            MPT__STORE_CASE(MPT_F64, double, (double)from[i]) \
+            MPT__STORE_CASE( \
+                MPT_I64, int64_t, \
+                mpt__truncate_f64((double)from[i], -9223372036854775808.0, 9223372036854775808.0)) \
+            MPT__STORE_CASE( \
+                MPT_I32, int32_t, \
+                (int32_t)mpt__truncate_f64((double)from[i], -2147483648.0, 2147483648.0)) \
+            MPT__STORE_CASE(MPT_U8, uint8_t, \
+                            (uint8_t)mpt__truncate_f64((double)from[i], 0.0, 256.0)) \
+            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1)) \
+        default: \
+            break; \
+        } \
+    }
+
+MPT__DEFINE_LOAD(mpt__load_real, mpt__real)
+MPT__DEFINE_STORE(mpt__store_real, mpt__real)
+/* For F64 storage in ordinary builds, and where an answer must not depend on mpt__real. */
+MPT__DEFINE_LOAD(mpt__load_f64, double)
+MPT__DEFINE_STORE(mpt__store_f64, double)
+/* For integers, exactly. */
+MPT__DEFINE_LOAD(mpt__load_i64, int64_t)
+
+/* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
+static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
+                               const int64_t *from, int64_t n) {
+    switch (dtype) {
+        MPT__STORE_CASE(MPT_I64, int64_t, from[i])
+        MPT__STORE_CASE(MPT_I32, int32_t, (int32_t)(uint32_t)(uint64_t)from[i])
+        MPT__STORE_CASE(MPT_U8, uint8_t, (uint8_t)(uint64_t)from[i])
+        MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] != 0))
+    default:
+        break;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * ground/math.c: exp, log, tanh, erf and their kin without the C library, whose bits differ from
+ * one platform to the next.
  *
  * Everything here is made of + - * / sqrt and integer operations in a fixed order, so every
  * compiler and CPU gives the same bits. The float functions exist for 1, 4 (NEON), 8 (AVX2) and 16
@@ -6579,517 +6712,13 @@ static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 17_inflate.c: decompression of gzip data (RFC 1951 and 1952), bounds-checked.
- *
- * From memory to memory; all state is in one struct of the caller's and nothing is allocated.
- * Every length, distance and code table is checked before use; CRC32 and size of each member are
- * checked at its end. Output is to be trusted only once mpt__inflate_run has returned true.
- * ------------------------------------------------------------------------------------------- */
-
-#define MPT__HUFFMAN_MAX_BITS 15
-/* Codes up to this length are found by one look-up; 9 to 12 were equally fast on MNIST and text. */
-#define MPT__HUFFMAN_FAST_BITS 10
-#define MPT__HUFFMAN_SYMBOLS 288
-#define MPT__CRC32_STRIDE 16 /* bytes per turn; 4 took 2.6 times as long on MNIST */
-
-/* A canonical Huffman code. An entry is length << 9 | symbol; 0 means no code that short. */
-typedef struct mpt__huffman {
-    uint16_t fast[1 << MPT__HUFFMAN_FAST_BITS];
-    uint16_t count[MPT__HUFFMAN_MAX_BITS + 1]; /* codes of each length */
-    uint16_t symbol[MPT__HUFFMAN_SYMBOLS];     /* in order of their codes */
-} mpt__huffman;
-
-/* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are either zero
- * or already equal to what follows at `next`. Past the end come zeros and a negative count. */
-typedef struct mpt__bit_input {
-    uint64_t bits;
-    const uint8_t *next, *end;
-    int count;
-} mpt__bit_input;
-
-typedef struct mpt__inflate {
-    const char *error;   /* static text, NULL while all is well; the first one stays */
-    size_t error_offset; /* byte of the compressed data at which it was noticed */
-
-    const uint8_t *start; /* of the compressed data */
-    mpt__bit_input in;
-    uint8_t *out;
-    size_t size, written; /* of `out` */
-    size_t member;        /* where in it the current member begins */
-
-    uint32_t crc_table[MPT__CRC32_STRIDE][256];
-    mpt__huffman literals, distances;
-} mpt__inflate;
-
-/* ---- CRC32 (reflected 0xEDB88320) ---- */
-
-static void mpt__crc32_init(uint32_t table[MPT__CRC32_STRIDE][256]) {
-    for (uint32_t i = 0; i < 256; i++) {
-        table[0][i] = i;
-        for (int k = 0; k < 8; k++)
-            table[0][i] = (table[0][i] >> 1) ^ (0xEDB88320u & (0u - (table[0][i] & 1u)));
-    }
-    for (int k = 1; k < MPT__CRC32_STRIDE; k++)
-        for (uint32_t i = 0; i < 256; i++)
-            table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 255u];
-}
-
-static MPT__INLINE uint32_t mpt__load_u32(const uint8_t *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-/* What four bytes, followed by as many others as `rows` is rows from the first, leave behind. */
-static MPT__INLINE uint32_t mpt__crc32_word(uint32_t rows[][256], uint32_t word) {
-    return rows[3][word & 255u] ^ rows[2][word >> 8 & 255u] ^ rows[1][word >> 16 & 255u] ^
-           rows[0][word >> 24];
-}
-
-static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
-    uint32_t c = 0xFFFFFFFFu;
-    for (; n >= MPT__CRC32_STRIDE; n -= MPT__CRC32_STRIDE, p += MPT__CRC32_STRIDE)
-        c = mpt__crc32_word(table + 12, c ^ mpt__load_u32(p)) ^
-            mpt__crc32_word(table + 8, mpt__load_u32(p + 4)) ^
-            mpt__crc32_word(table + 4, mpt__load_u32(p + 8)) ^
-            mpt__crc32_word(table, mpt__load_u32(p + 12));
-    for (; n > 0; n--, p++) c = (c >> 8) ^ table[0][(c ^ *p) & 255u];
-    return ~c;
-}
-
-/* ---- Input ---- */
-
-/* Records the first error and where the input stood. Always returns false. */
-static bool mpt__inflate_fail(mpt__inflate *z, const char *error) {
-    const int ahead = z->in.count > 0 ? z->in.count / 8 : 0;
-    if (!z->error) z->error_offset = (size_t)(z->in.next - z->start) - (size_t)ahead;
-    if (!z->error) z->error = error;
-    return false;
-}
-
-/* The same at the end of the input, whatever bits are left over. */
-static bool mpt__inflate_ends_early(mpt__inflate *z) {
-    z->in.next = z->in.end;
-    z->in.count = 0;
-    return mpt__inflate_fail(z, "the compressed data ends early");
-}
-
-/* Makes at least 56 bits available, or all there are. */
-static MPT__INLINE void mpt__inflate_fill(mpt__bit_input *in) {
-    if (in->end - in->next >= 8) {
-        in->bits |= (mpt__load_u32(in->next) | (uint64_t)mpt__load_u32(in->next + 4) << 32)
-                    << in->count;
-        in->next += (63 - in->count) >> 3;
-        in->count |= 56;
-    }
-    for (; in->count < 56 && in->next < in->end; in->count += 8)
-        in->bits |= (uint64_t)*in->next++ << in->count;
-}
-
-static MPT__INLINE uint32_t mpt__inflate_drop(mpt__bit_input *in, unsigned n) {
-    uint32_t value = (uint32_t)in->bits & ((1u << n) - 1u);
-    in->bits >>= n;
-    in->count -= (int)n;
-    return value;
-}
-
-/* Takes n <= 16 bits, least significant first. At the end of the input: fails and gives 0. */
-static uint32_t mpt__inflate_bits(mpt__inflate *z, unsigned n) {
-    mpt__inflate_fill(&z->in);
-    uint32_t value = mpt__inflate_drop(&z->in, n);
-    if (z->in.count >= 0) return value;
-    mpt__inflate_ends_early(z);
-    return 0;
-}
-
-/* The next n whole bytes, NULL after an error. The rest of a byte that bits were taken of is
- * dropped. */
-static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
-    const uint8_t *bytes = z->in.next -= z->in.count / 8;
-    z->in.bits = 0;
-    z->in.count = 0;
-    if ((size_t)(z->in.end - bytes) >= n)
-        z->in.next += n;
-    else
-        bytes = NULL, mpt__inflate_ends_early(z);
-    return bytes;
-}
-
-/* ---- Huffman codes ---- */
-
-/* Builds the code whose symbol i has lengths[i] bits, 0 for none. False when there are more or
- * fewer codes than the lengths allow; on request a lone code of one bit, or none at all, is let by,
- * as zlib does. */
-static bool mpt__huffman_build(mpt__huffman *h, const uint8_t *lengths, int n, bool allow_lone) {
-    unsigned index[MPT__HUFFMAN_MAX_BITS + 2] = {0}, code[MPT__HUFFMAN_MAX_BITS + 2] = {0};
-    int left = 1;
-    memset(h, 0, sizeof *h);
-    for (int i = 0; i < n; i++) h->count[lengths[i]]++;
-    int used = n - h->count[0];
-    h->count[0] = 0;
-    for (int len = 1; len <= MPT__HUFFMAN_MAX_BITS; len++) {
-        left = 2 * left - h->count[len];
-        if (left < 0) return false;
-        index[len + 1] = index[len] + h->count[len];
-        code[len + 1] = (code[len] + h->count[len]) << 1;
-    }
-    if (left > 0 && !(allow_lone && used == h->count[1])) return false;
-    for (int i = 0; i < n; i++) {
-        int len = lengths[i];
-        if (len == 0) continue;
-        h->symbol[index[len]++] = (uint16_t)i;
-        unsigned c = code[len]++, reversed = 0;
-        if (len > MPT__HUFFMAN_FAST_BITS) continue;
-        for (int k = 0; k < len; k++) reversed |= (c >> k & 1u) << (len - 1 - k);
-        for (; reversed < 1u << MPT__HUFFMAN_FAST_BITS; reversed += 1u << len)
-            h->fast[reversed] = (uint16_t)(len << 9 | i);
-    }
-    return true;
-}
-
-/* The entry of a code longer than the fast table's, bit by bit; 0 when there is none. */
-static unsigned mpt__huffman_slow(const mpt__huffman *h, uint64_t bits) {
-    int code = 0, first = 0, index = 0;
-    for (int len = 1; len <= MPT__HUFFMAN_MAX_BITS; len++, bits >>= 1) {
-        code |= (int)(bits & 1u);
-        int count = h->count[len];
-        if (code - first < count) return (unsigned)(len << 9) | h->symbol[index + code - first];
-        index += count;
-        first = (first + count) << 1;
-        code <<= 1;
-    }
-    return 0;
-}
-
-/* Takes the entry of the next symbol. Without one, the count turns negative or the entry is 0. */
-static MPT__INLINE unsigned mpt__huffman_take(const mpt__huffman *h, mpt__bit_input *in) {
-    unsigned entry = h->fast[in->bits & ((1u << MPT__HUFFMAN_FAST_BITS) - 1u)];
-    if (MPT__UNLIKELY(!entry)) entry = mpt__huffman_slow(h, in->bits);
-    in->bits >>= entry >> 9;
-    in->count -= (int)(entry >> 9);
-    return entry;
-}
-
-/* What to say when no good symbol came: the input may be too short for any. */
-static bool mpt__huffman_fail(mpt__inflate *z, unsigned entry, const char *error) {
-    if (z->in.count < 0 || (!entry && z->in.count < MPT__HUFFMAN_MAX_BITS))
-        return mpt__inflate_ends_early(z);
-    return mpt__inflate_fail(z, error);
-}
-
-/* ---- Blocks ---- */
-
-/* Reads the run-length coded code lengths of a dynamic block (RFC 1951, 3.2.7). */
-static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int total) {
-    static const uint8_t least[3] = {3, 3, 11}, extra[3] = {2, 3, 7};
-    for (int i = 0, repeat; i < total; i += repeat) {
-        mpt__inflate_fill(&z->in);
-        unsigned entry = mpt__huffman_take(&z->literals, &z->in), symbol = entry & 511u;
-        if (!entry || z->in.count < 0)
-            return mpt__huffman_fail(z, entry, "a Huffman code that does not exist");
-        if (symbol == 16 && i == 0)
-            return mpt__inflate_fail(z, "a repeated code length with none before it");
-        repeat =
-            symbol < 16 ? 1 : (int)(least[symbol - 16] + mpt__inflate_bits(z, extra[symbol - 16]));
-        if (z->error) return false;
-        if (repeat > total - i) return mpt__inflate_fail(z, "more code lengths than announced");
-        memset(lengths + i,
-               symbol < 16    ? (int)symbol
-               : symbol == 16 ? lengths[i - 1]
-                              : 0,
-               (size_t)repeat);
-    }
-    return true;
-}
-
-static bool mpt__inflate_dynamic_codes(mpt__inflate *z) {
-    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
-                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
-    uint8_t lengths[320] = {0};
-    int literals = 257 + (int)mpt__inflate_bits(z, 5);
-    int distances = 1 + (int)mpt__inflate_bits(z, 5);
-    int count = 4 + (int)mpt__inflate_bits(z, 4);
-    for (int i = 0; i < count; i++) lengths[order[i]] = (uint8_t)mpt__inflate_bits(z, 3);
-    if (z->error) return false;
-    if (literals > 286 || distances > 30)
-        return mpt__inflate_fail(z, "more literal or distance codes than there are");
-    if (!mpt__huffman_build(&z->literals, lengths, 19, false))
-        return mpt__inflate_fail(z, "an impossible set of code length codes");
-    if (!mpt__inflate_code_lengths(z, lengths, literals + distances)) return false;
-    if (lengths[256] == 0) return mpt__inflate_fail(z, "no code for the end of the block");
-    if (!mpt__huffman_build(&z->literals, lengths, literals, true))
-        return mpt__inflate_fail(z, "an impossible set of literal codes");
-    if (!mpt__huffman_build(&z->distances, lengths + literals, distances, true))
-        return mpt__inflate_fail(z, "an impossible set of distance codes");
-    return true;
-}
-
-static void mpt__inflate_fixed_codes(mpt__inflate *z) {
-    uint8_t lengths[MPT__HUFFMAN_SYMBOLS];
-    for (int i = 0; i < MPT__HUFFMAN_SYMBOLS; i++)
-        lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
-    mpt__huffman_build(&z->literals, lengths, MPT__HUFFMAN_SYMBOLS, false);
-    memset(lengths, 5, 32);
-    mpt__huffman_build(&z->distances, lengths, 32, false);
-}
-
-/* Copies a match; it may overlap itself, and up to 15 bytes of the `room` behind it may change. */
-static MPT__INLINE void mpt__inflate_copy(uint8_t *to, size_t distance, size_t length,
-                                          size_t room) {
-    const uint8_t *from = to - distance;
-    if (distance == 1) {
-        memset(to, *from, length);
-    } else if (distance >= 16 && room >= length + 15) {
-        for (size_t i = 0; i < length; i += 16) memcpy(to + i, from + i, 16);
-    } else {
-        for (size_t i = 0; i < length; i++) to[i] = from[i];
-    }
-}
-
-/* How far above the least a length (step 4) or distance (step 2) lies, its extra bits taken: every
- * `step` codes have one bit more than those before (RFC 1951, 3.2.5). */
-static MPT__INLINE size_t mpt__inflate_number(mpt__bit_input *in, unsigned code, unsigned step) {
-    if (code < step) return code;
-    unsigned extra = code / step - 1;
-    return ((step + code % step) << extra) + mpt__inflate_drop(in, extra);
-}
-
-/* Decodes to the end of the block. False on error and, without one, when the output is full. */
-static bool mpt__inflate_codes(mpt__inflate *z) {
-    uint8_t *const begin = z->out + z->member, *const end = z->out + z->size;
-    uint8_t *out = z->out + z->written;
-    mpt__bit_input in = z->in; /* in registers: stores to the output could alias *z */
-    const char *error = NULL;
-    unsigned entry, symbol;
-
-    for (;;) {
-        mpt__inflate_fill(&in);
-        entry = mpt__huffman_take(&z->literals, &in), symbol = entry & 511u;
-        if (symbol < 256 && entry && in.count >= 0) {
-            if (out == end) break;
-            *out++ = (uint8_t)symbol;
-            continue;
-        }
-        if (!entry || symbol > 285 || in.count < 0) error = "a literal code that does not exist";
-        if (error || symbol == 256) break;
-        size_t length = symbol == 285 ? 258 : 3 + mpt__inflate_number(&in, symbol - 257, 4);
-        entry = mpt__huffman_take(&z->distances, &in), symbol = entry & 511u;
-        if (!entry || symbol > 29) error = "a distance code that does not exist";
-        if (error) break;
-        size_t distance = 1 + mpt__inflate_number(&in, symbol, 2);
-        if (in.count < 0 || distance > (size_t)(out - begin))
-            error = "a match that reaches back before the start of the data";
-        if (error) break;
-        size_t room = (size_t)(end - out);
-        mpt__inflate_copy(out, distance, length < room ? length : room, room);
-        out += length < room ? length : room;
-        if (length > room) break;
-    }
-    z->in = in;
-    z->written = (size_t)(out - z->out);
-    return error ? mpt__huffman_fail(z, entry, error) : symbol == 256;
-}
-
-static bool mpt__inflate_stored(mpt__inflate *z) {
-    const uint8_t *lengths = mpt__inflate_bytes(z, 4);
-    if (!lengths) return false;
-    uint32_t word = mpt__load_u32(lengths);
-    size_t length = word & 0xFFFFu, room = z->size - z->written;
-    if (((word ^ word >> 16) & 0xFFFFu) != 0xFFFFu)
-        return mpt__inflate_fail(z, "a stored block whose two lengths disagree");
-    size_t n = length < room ? length : room;
-    const uint8_t *bytes = mpt__inflate_bytes(z, n);
-    if (!bytes) return false;
-    if (n) memcpy(z->out + z->written, bytes, n);
-    z->written += n;
-    return n == length;
-}
-
-static bool mpt__inflate_block(mpt__inflate *z, bool *last) {
-    *last = mpt__inflate_bits(z, 1) != 0;
-    uint32_t type = mpt__inflate_bits(z, 2);
-    if (z->error) return false;
-    if (type == 3) return mpt__inflate_fail(z, "a block of unknown type");
-    if (type == 0) return mpt__inflate_stored(z);
-    if (type == 1) mpt__inflate_fixed_codes(z);
-    return (type == 1 || mpt__inflate_dynamic_codes(z)) && mpt__inflate_codes(z);
-}
-
-/* ---- gzip members ---- */
-
-/* The next byte of a header, -1 after an error. */
-static int mpt__inflate_byte(mpt__inflate *z) {
-    const uint8_t *byte = mpt__inflate_bytes(z, 1);
-    return byte ? *byte : -1;
-}
-
-static bool mpt__inflate_header(mpt__inflate *z) {
-    enum { HEADER_CRC = 2, EXTRA = 4, NAME = 8, COMMENT = 16, RESERVED = 0xE0 };
-    const uint8_t *begin = z->in.next, *p;
-    if (mpt__inflate_byte(z) != 0x1F || mpt__inflate_byte(z) != 0x8B)
-        return mpt__inflate_fail(z, begin > z->start ? "something that is not gzip follows the data"
-                                                     : "this is not a gzip file");
-    p = mpt__inflate_bytes(z, 8); /* method, flags, time, extra flags, operating system */
-    if (!p) return false;
-    int flags = p[1];
-    if (p[0] != 8 || (flags & RESERVED) != 0)
-        return mpt__inflate_fail(z, "a gzip header of an unknown kind");
-    if ((flags & EXTRA) && (p = mpt__inflate_bytes(z, 2)) != NULL)
-        mpt__inflate_bytes(z, (size_t)p[0] | (size_t)p[1] << 8);
-    for (int flag = NAME; flag <= COMMENT; flag *= 2)
-        while ((flags & flag) && mpt__inflate_byte(z) > 0) {}
-    uint32_t crc = mpt__crc32(z->crc_table, begin, (size_t)(z->in.next - begin));
-    if ((flags & HEADER_CRC) && (p = mpt__inflate_bytes(z, 2)) != NULL &&
-        ((crc ^ p[0]) & 255u || (crc >> 8 ^ p[1]) & 255u))
-        return mpt__inflate_fail(z, "the checksum of the gzip header is wrong");
-    return !z->error;
-}
-
-/* A header, blocks, then the CRC32 and the size (modulo 2^32) of what they gave. */
-static bool mpt__inflate_member(mpt__inflate *z) {
-    bool last = false;
-    z->member = z->written;
-    if (!mpt__inflate_header(z)) return false;
-    while (!last)
-        if (!mpt__inflate_block(z, &last)) return false;
-    const uint8_t *trailer = mpt__inflate_bytes(z, 8);
-    size_t size = z->written - z->member;
-    if (!trailer) return false;
-    if (mpt__load_u32(trailer) != mpt__crc32(z->crc_table, z->out + z->member, size))
-        return mpt__inflate_fail(z, "the data does not match its checksum");
-    if (mpt__load_u32(trailer + 4) != (uint32_t)size)
-        return mpt__inflate_fail(z, "the data does not match its announced size");
-    return true;
-}
-
-static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void *out,
-                               size_t size) {
-    memset(z, 0, sizeof *z);
-    mpt__crc32_init(z->crc_table);
-    z->start = z->in.next = (const uint8_t *)data;
-    z->in.end = z->start + n;
-    z->out = (uint8_t *)out;
-    z->size = size;
-}
-
-/* Whether only zeros are left: files are padded with them to whole blocks. */
-static bool mpt__inflate_ended(const mpt__inflate *z) {
-    const uint8_t *next = z->in.next;
-    while (next < z->in.end && *next == 0) next++;
-    return next == z->in.end;
-}
-
-/* Decodes a whole gzip file of n bytes, of one member or many, into out[size]; z->written bytes
- * have come of it. False when z->error says what is wrong with it, and with that still NULL when
- * there is more than `size`. */
-static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
-    mpt__inflate_begin(z, data, n, out, size);
-    do
-        if (!mpt__inflate_member(z)) return false;
-    while (!mpt__inflate_ended(z));
-    return true;
-}
-
-/* The same for blocks alone, as zip files hold them; the caller knows their size and checksum. */
-static bool mpt__inflate_blocks(mpt__inflate *z, const void *data, size_t n, void *out,
-                                size_t size) {
-    bool last = false;
-    mpt__inflate_begin(z, data, n, out, size);
-    while (!last)
-        if (!mpt__inflate_block(z, &last)) return false;
-    return z->written == size;
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 18_idx.c: the header of idx files, the format of MNIST.
- *
- * Two zero bytes, the element type, the rank, one big-endian 32-bit size per dimension, then the
- * elements with the last dimension running fastest. Pure functions on bytes: nothing is read or
- * allocated here, and what a file claims is checked before anyone acts on it.
- * ------------------------------------------------------------------------------------------- */
-
-#define MPT__IDX_MAX_RANK 4
-#define MPT__IDX_MAX_HEADER (4 + 4 * MPT__IDX_MAX_RANK)
-
-typedef struct mpt__idx {
-    int rank;                         /* 1 to MPT__IDX_MAX_RANK */
-    int64_t shape[MPT__IDX_MAX_RANK]; /* all >= 1; 1 beyond rank */
-    int64_t header_bytes;             /* where the elements begin */
-    int64_t data_bytes;
-
-    const char *error;     /* static text, NULL when the header is good */
-    int64_t expected, got; /* the numbers that go with the error */
-} mpt__idx;
-
-/* The element types there are, from code 8 on. */
-static const char *const mpt__idx_types[] = {
-    NULL, /* uint8, the one that is read */
-    "the idx elements are int8, only uint8 is read (type code)",
-    "an unknown idx element type (type code)",
-    "the idx elements are int16, only uint8 is read (type code)",
-    "the idx elements are int32, only uint8 is read (type code)",
-    "the idx elements are float32, only uint8 is read (type code)",
-    "the idx elements are float64, only uint8 is read (type code)",
-    "an unknown idx element type (type code)",
-};
-
-static bool mpt__idx_fail(mpt__idx *idx, const char *error, int64_t expected, int64_t got) {
-    idx->error = error;
-    idx->expected = expected;
-    idx->got = got;
-    return false;
-}
-
-/* Parses a header from the first n bytes of a file; MPT__IDX_MAX_HEADER bytes are always enough.
- * file_bytes is the size of the whole file, unpacked, or -1 when it is not known; then the caller
- * checks that exactly header_bytes + data_bytes come. On false, error, expected and got are set. */
-static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t file_bytes) {
-    const char *cut = "the file ends inside its idx header (bytes)";
-    memset(idx, 0, sizeof *idx);
-    if (n < 4) return mpt__idx_fail(idx, cut, 4, (int64_t)n);
-    if (p[0] != 0 || p[1] != 0)
-        return mpt__idx_fail(idx, "this is not an idx file (its first two bytes)", 0,
-                             p[0] << 8 | p[1]);
-    const char *type = mpt__idx_types[p[2] >= 8 && p[2] < 16 ? p[2] - 8 : 7];
-    if (type) return mpt__idx_fail(idx, type, 8, p[2]);
-    if (p[3] < 1) return mpt__idx_fail(idx, "an idx file without dimensions (least rank)", 1, p[3]);
-    if (p[3] > MPT__IDX_MAX_RANK)
-        return mpt__idx_fail(idx, "an idx file of too many dimensions (greatest rank)",
-                             MPT__IDX_MAX_RANK, p[3]);
-    idx->rank = p[3];
-    idx->header_bytes = 4 + 4 * idx->rank;
-    if (n < (size_t)idx->header_bytes)
-        return mpt__idx_fail(idx, cut, idx->header_bytes, (int64_t)n);
-
-    idx->data_bytes = 1;
-    for (int i = 0; i < MPT__IDX_MAX_RANK; i++) {
-        const int64_t most = (INT64_MAX - idx->header_bytes) / idx->data_bytes;
-        const uint8_t *d = p + 4 + 4 * i;
-        idx->shape[i] = 1;
-        if (i < idx->rank)
-            idx->shape[i] = (int64_t)d[0] << 24 | (int64_t)d[1] << 16 | (int64_t)d[2] << 8 | d[3];
-        if (idx->shape[i] == 0)
-            return mpt__idx_fail(idx, "an idx dimension is empty (least size)", 1, 0);
-        if (idx->shape[i] > most)
-            return mpt__idx_fail(idx, "the idx dimensions multiply to too much (this one at most)",
-                                 most, idx->shape[i]);
-        idx->data_bytes *= idx->shape[i];
-    }
-    const int64_t whole = idx->header_bytes + idx->data_bytes;
-    if (file_bytes < 0 || file_bytes == whole) return true;
-    return mpt__idx_fail(idx,
-                         file_bytes < whole
-                             ? "the idx file is shorter than its dimensions say (bytes)"
-                             : "the idx file is longer than its dimensions say (bytes)",
-                         whole, file_bytes);
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 29_cpu.c: the CPU backend: one table of kernels per ISA level, filled by the rooms 30 to 37.
+ * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms 30 to 37.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
-struct mpt__words; /* what a level computes with; 30_cpu_ref.c */
+struct mpt__words; /* what a level computes with; cpu/elementwise.c */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
 typedef struct mpt__cpu_call {
@@ -7293,27 +6922,22 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 30_cpu_ref.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
- * softmax and matrix products are in 30_cpu_rows.c; those of training in 31_cpu_loss.c and
- * 31_cpu_train.c.
+ * cpu/elementwise.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
+ * softmax and matrix products are in cpu/rows.c; those of training in cpu/loss.c and
+ * cpu/optimizer.c.
  *
  * A kernel is written once, for all levels. It walks its operands in blocks of at most MPT__BLOCK
  * elements: loaded and converted to mpt__real (or taken where they lie), computed by the words of
  * the level (mpt__words: a table of functions on blocks), and rounded once on store. What a dtype
  * or a stride means is known to the loads and stores alone. The words of the reference level, in
- * these rooms, are portable C; those of the vector levels are made in 32_cpu_simd.c, do the same
- * operations in the same order, and give the same bits.
+ * these rooms, are portable C; those of the vector levels are made in cpu/template/words.c, do the
+ * same operations in the same order, and give the same bits.
  *
  * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
  * gradient check can ask for 1e-6.
  * ------------------------------------------------------------------------------------------- */
 
 #include <math.h>
-
-#ifndef MPT__REAL
-#define MPT__REAL float
-#endif
-typedef MPT__REAL mpt__real;
 
 /* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
    on small machines: no frame is then larger than 8 KiB. No result depends on it. */
@@ -7559,7 +7183,7 @@ static MPT__INLINE mpt__real mpt__real_infinity(void) {
     return (mpt__real)mpt__f32_from_bits(0x7f800000u);
 }
 
-/* The functions of 15_math.c for this type. Both sides compile; one is never called. */
+/* The functions of ground/math.c for this type. Both sides compile; one is never called. */
 #define MPT__REAL_FUNCTION(name, of_float, of_double) \
     static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
         return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
@@ -7603,123 +7227,6 @@ static MPT__INLINE mpt__real mpt__real_wave(mpt__real a, bool cosine) {
     return (mpt__real)value[cosine];
 }
 
-/* Truncates; beyond the range the nearest end of it, NaN gives 0. */
-static int64_t mpt__ref_truncate(double x, double low, double beyond) {
-    if (mpt__f64_is_nan(x)) return 0;
-    if (x < low) return (int64_t)low;
-    if (x >= beyond) return beyond >= 9223372036854775808.0 ? INT64_MAX : (int64_t)beyond - 1;
-    return (int64_t)x;
-}
-
-/* ==== Loads and stores ==== */
-
-/* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
-#ifdef __OPTIMIZE_SIZE__
-#define MPT__OWN_LOOP(stride) false
-#else
-#define MPT__OWN_LOOP(stride) ((stride) == 1)
-#endif
-#define MPT__LOAD_CASE(id, storage, expression) \
-    case id: { \
-        const storage *from = (const storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) { \
-            for (int64_t i = 0; i < n; i++) { \
-                const storage v = from[i]; \
-                to[i] = expression; \
-            } \
-        } else { \
-            for (int64_t i = 0; i < n; i++) { \
-                const storage v = from[i * stride]; \
-                to[i] = expression; \
-            } \
-        } \
-        break; \
-    }
-#define MPT__STORE_CASE(id, storage, expression) \
-    case id: { \
-        storage *to = (storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) { \
-            for (int64_t i = 0; i < n; i++) to[i] = expression; \
-        } else { \
-            for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
-        } \
-        break; \
-    }
-#ifndef MPTRAIN_NO_FP8
-#define MPT__LOAD_F8(type) \
-    MPT__LOAD_CASE(MPT_F8E4M3, uint8_t, (type)mpt__f8e4m3_to_f32(v)) \
-    MPT__LOAD_CASE(MPT_F8E5M2, uint8_t, (type)mpt__f8e5m2_to_f32(v))
-#define MPT__STORE_F8 \
-    MPT__STORE_CASE(MPT_F8E4M3, uint8_t, mpt__f32_to_f8e4m3((float)from[i], MPT__F8_SATFINITE)) \
-    MPT__STORE_CASE(MPT_F8E5M2, uint8_t, mpt__f32_to_f8e5m2((float)from[i], MPT__F8_SATFINITE))
-#else
-#define MPT__LOAD_F8(type)
-#define MPT__STORE_F8
-#endif
-
-/* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
-#define MPT__DEFINE_LOAD(name, type) \
-    static void name(type *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, \
-                     int64_t n) { \
-        switch (dtype) { \
-            MPT__LOAD_CASE(MPT_F32, float, (type)v) \
-            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v)) \
-            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v)) \
-            MPT__LOAD_F8(type) \
-            MPT__LOAD_CASE(MPT_F64, double, (type)v) \
-            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v) \
-            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v) \
-            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v) \
-            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0)) \
-        default: \
-            break; \
-        } \
-    }
-/* Rounds (floats) or truncates (integers) once and stores. */
-#define MPT__DEFINE_STORE(name, type) \
-    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from, \
-                     int64_t n) { \
-        switch (dtype) { \
-            MPT__STORE_CASE(MPT_F32, float, (float)from[i]) \
-            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i])) \
-            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i])) \
-            MPT__STORE_F8 \
-            MPT__STORE_CASE(MPT_F64, double, (double)from[i]) \
-            MPT__STORE_CASE( \
-                MPT_I64, int64_t, \
-                mpt__ref_truncate((double)from[i], -9223372036854775808.0, 9223372036854775808.0)) \
-            MPT__STORE_CASE( \
-                MPT_I32, int32_t, \
-                (int32_t)mpt__ref_truncate((double)from[i], -2147483648.0, 2147483648.0)) \
-            MPT__STORE_CASE(MPT_U8, uint8_t, \
-                            (uint8_t)mpt__ref_truncate((double)from[i], 0.0, 256.0)) \
-            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1)) \
-        default: \
-            break; \
-        } \
-    }
-
-MPT__DEFINE_LOAD(mpt__ref_load, mpt__real)
-MPT__DEFINE_STORE(mpt__ref_store, mpt__real)
-/* For F64 storage in ordinary builds, and where an answer must not depend on mpt__real. */
-MPT__DEFINE_LOAD(mpt__ref_load_f64, double)
-MPT__DEFINE_STORE(mpt__ref_store_f64, double)
-/* For integers, exactly. */
-MPT__DEFINE_LOAD(mpt__ref_load_i64, int64_t)
-
-/* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
-static void mpt__ref_store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
-                               const int64_t *from, int64_t n) {
-    switch (dtype) {
-        MPT__STORE_CASE(MPT_I64, int64_t, from[i])
-        MPT__STORE_CASE(MPT_I32, int32_t, (int32_t)(uint32_t)(uint64_t)from[i])
-        MPT__STORE_CASE(MPT_U8, uint8_t, (uint8_t)(uint64_t)from[i])
-        MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] != 0))
-    default:
-        break;
-    }
-}
-
 /* ==== Operands ==== */
 
 /* An operand, resolved. */
@@ -7756,7 +7263,7 @@ static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stri
             (const uint16_t *)view->data + offset, (float *)(void *)x, (size_t)n);
         return;
     }
-    mpt__ref_load(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
+    mpt__load_real(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
     if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
 }
 
@@ -7798,7 +7305,7 @@ static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t 
             (const float *)(const void *)x, (uint16_t *)view->data + offset, (size_t)n);
         return;
     }
-    mpt__ref_store(view->data, view->dtype, offset, stride, x, n);
+    mpt__store_real(view->data, view->dtype, offset, stride, x, n);
 }
 
 /* The same, where nothing is left to do for those that stand where mpt__ref_out said. */
@@ -7810,7 +7317,7 @@ static MPT__INLINE void mpt__ref_put(const mpt__ref_view *view, int64_t offset, 
 
 static mpt__real mpt__ref_get_one(const mpt__ref_view *view, int64_t offset) {
     mpt__real x = 0;
-    mpt__ref_load(&x, view->data, view->dtype, offset, 1, 1);
+    mpt__load_real(&x, view->data, view->dtype, offset, 1, 1);
     return x;
 }
 
@@ -7820,7 +7327,7 @@ static void mpt__ref_put_one(const mpt__ref_view *view, int64_t offset, mpt__rea
 
 static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {
     int64_t x = 0;
-    mpt__ref_load_i64(&x, view->data, view->dtype, offset, 1, 1);
+    mpt__load_i64(&x, view->data, view->dtype, offset, 1, 1);
     return x;
 }
 
@@ -8046,7 +7553,7 @@ struct mpt__ref_map {
     uint32_t threshold; /* dropout: random words from here on keep */
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
-    mpt__real *table;    /* of 30_cpu_halves.c */
+    mpt__real *table;    /* of cpu/halves.c */
     mpt__ref_walk walk[3];
 };
 
@@ -8106,7 +7613,7 @@ static void mpt__ref_fill(const mpt__cpu_call *call) {
     int64_t n = mpt__ref_min(MPT__BLOCK, mpt__ref_numel(o));
     mpt__ref_map map;
     for (int64_t i = 0; i < n; i++) x[i] = call->launch->imm[0];
-    mpt__ref_store_f64(pattern, o->dtype, 0, 1, x, n);
+    mpt__store_f64(pattern, o->dtype, 0, 1, x, n);
     map.pattern = (const char *)pattern;
     map.body = mpt__ref_fill_body;
     mpt__ref_map_run(&map, call, 1, 0.5);
@@ -8138,9 +7645,9 @@ static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int
         } \
     }
 /* F64 on one side; integers on both: exact, sums modulo 2^64. */
-MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__ref_load_f64, mpt__ref_store_f64,
+MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__load_f64, mpt__store_f64,
                  old[i] + x[i])
-MPT__DEFINE_COPY(mpt__ref_copy_i64_body, int64_t, mpt__ref_load_i64, mpt__ref_store_i64,
+MPT__DEFINE_COPY(mpt__ref_copy_i64_body, int64_t, mpt__load_i64, mpt__store_i64,
                  (int64_t)((uint64_t)old[i] + (uint64_t)x[i]))
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
@@ -8396,7 +7903,7 @@ static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *
         m = mpt__ref_together(map, at, n);
         for (int k = 0; k < 2; k++) {
             const mpt__ref_walk *from = &map->walk[k];
-            mpt__ref_load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
+            mpt__load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
                               mpt__ref_inner(&from->loop), m);
         }
         for (int64_t i = 0; i < m; i++)
@@ -8479,8 +7986,8 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 30_cpu_halves.c: what elementwise kernels do with halves by their bits, and with results beyond
- * the caches. These are those of 30_cpu_ref.c, bit for bit.
+ * cpu/halves.c: what elementwise kernels do with halves by their bits, and with results beyond
+ * the caches. These are those of cpu/elementwise.c, bit for bit.
  * ------------------------------------------------------------------------------------------- */
 
 /* Floats that are better not kept in the caches: with two operands more than 32 MB of L3 hold. On
@@ -8573,7 +8080,7 @@ static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
         half[i] = (uint16_t)(chunk * MPT__BLOCK + i);
         one[i] = 1;
     }
-    mpt__ref_load(x, half, map->call->launch->operand[0].dtype, 0, 1, MPT__BLOCK);
+    mpt__load_real(x, half, map->call->launch->operand[0].dtype, 0, 1, MPT__BLOCK);
     if (map->operands == 2)
         map->unary(to, x, MPT__BLOCK, map->c, map->d);
     else
@@ -8670,7 +8177,7 @@ static void mpt__ref_binary_any(const mpt__cpu_call *call) {
 }
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 30_cpu_rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
+ * cpu/rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
  * the matrix products of the reference level.
  * ------------------------------------------------------------------------------------------- */
 
@@ -8975,7 +8482,7 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
     while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
     int64_t index = part + i;
     if (w->walk[1].view.data != NULL) {
-        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
+        mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
     }
     if (w->walk[2].view.data != NULL)
         mpt__ref_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
@@ -9022,7 +8529,7 @@ static void mpt__ref_check_indices(const mpt__cpu_call *call, int operand, int64
         if (o->dtype == MPT_I64 && inner == 1)
             ids = (const int64_t *)call->data[operand] + at.offset;
         else
-            mpt__ref_load_i64(block, call->data[operand], o->dtype, at.offset, inner, n);
+            mpt__load_i64(block, call->data[operand], o->dtype, at.offset, inner, n);
         for (int64_t i = 0; i < n; i++) {
             if (ids[i] >= 0 && ids[i] < size) continue;
             call->scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
@@ -9251,7 +8758,7 @@ static void mpt__ref_argsort_line(const mpt__ref_axis_work *w, const int64_t *of
     }
     if (count > sorted) mpt__ref_merge_sort(places, count, w->room, w->reverse);
     for (int64_t i = 0; i < k; i++)
-        mpt__ref_store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
+        mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
                            offset[1] + i * w->stride[1], 1, &places[i].index, 1);
 }
 
@@ -9743,7 +9250,7 @@ static void mpt__ref_gemm(const mpt__cpu_call *call) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 31_cpu_loss.c: the kernels of losses.
+ * cpu/loss.c: the kernels of losses.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Losses ==== */
@@ -10211,7 +9718,7 @@ static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 31_cpu_train.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
+ * cpu/optimizer.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
  * and the words of the reference level.
  * ------------------------------------------------------------------------------------------- */
 
@@ -10393,7 +9900,7 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
         }
         p[i] -= w->lr * direction;
     }
-    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
+    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 
 /* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
@@ -10412,7 +9919,7 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
         m[i] = mean, v[i] = square;
         p[i] = x - w->step_size * mean / (mpt__real_sqrt(square) * w->root_factor + w->eps);
     }
-    if (half != NULL) mpt__ref_store(half, w->param.dtype, 0, 1, p, n);
+    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 
 /* The other optimizers are written in the words of the level: blocks are in the first cache, so
@@ -10842,7 +10349,7 @@ static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
 static void mpt__ref_metric_add(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     double value = 0;
-    mpt__ref_load_f64(&value, call->data[0], call->launch->operand[0].dtype, 0, 1, 1);
+    mpt__load_f64(&value, call->data[0], call->launch->operand[0].dtype, 0, 1, 1);
     call->scalars[slot[0]].f += value;
     call->scalars[slot[1]].i++;
 }
@@ -10868,7 +10375,7 @@ static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
             ((dtype == MPT_F32 && convert->all_finite_f32((const float *)data, (size_t)n)) ||
              (dtype == MPT_F16 && convert->all_finite_f16((const uint16_t *)data, (size_t)n)) ||
              (dtype == MPT_BF16 && convert->all_finite_bf16((const uint16_t *)data, (size_t)n)));
-        if (!finite) mpt__ref_load_f64(x, walk.view.data, walk.view.dtype, at.offset, step, n);
+        if (!finite) mpt__load_f64(x, walk.view.data, walk.view.dtype, at.offset, step, n);
         for (int64_t i = 0; !finite && i < n; i++) {
             if (!mpt__f64_is_finite(x[i])) return done + i;
         }
@@ -11072,9 +10579,9 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 32_cpu_simd.c: the words of a vector level (mpt__words, 30_cpu_ref.c) for any ISA: macros that
- * make them from a vocabulary, that of 15_math.c and the vector layer of 32_cpu_avx2.c,
- * 33_cpu_avx512.c or 34_cpu_neon.c.
+ * cpu/template/words.c: the words of a vector level (mpt__words, cpu/elementwise.c) for any ISA:
+ * macros that make them from a vocabulary, that of ground/math.c and the vector layer of
+ * cpu/level/avx2.c, cpu/level/avx512.c or cpu/level/neon.c.
  *
  * Every word does the operations of its reference in the same order, and sums have the same tree:
  * the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals to
@@ -11100,7 +10607,7 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 /* ==== The functions of a level ==== */
 
 /* As MPT__REF_UNARY and MPT__REF_BINARY, R(ID, value), in the words of vocabulary V. F(name) is a
-   function of 15_math.c. P(ID): the reference does it. */
+   function of ground/math.c. P(ID): the reference does it. */
 #define MPT__SIMD_UNARY(R, P, FN, N, V, W, F) \
     R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W) \
     R(EXP, F(exp)(a), FN, N, V, W) \
@@ -11188,7 +10695,7 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
     P(PROD_SHARE)
 
 /* FN and OP: target and storage class of a function and of one to be inlined; N: prefix of what is
-   made; V: vocabulary; W: its lanes; F: names of the functions of 15_math.c. */
+   made; V: vocabulary; W: its lanes; F: names of the functions of ground/math.c. */
 #define MPT__SIMD_WORDS(OP, V, F) \
     /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */ \
     OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); } \
@@ -11488,13 +10995,13 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         for (int k = 0; k < MPT__PARTS; k++) {
             if (b->data[k] == NULL) continue;
             if (k < MPT__PART_OUT)
-                mpt__ref_load(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
+                mpt__load_real(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
             one.data[k] = (char *)part[k];
         }
         word(&one);
         for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
             if (b->data[k] != NULL)
-                mpt__ref_store(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
+                mpt__store_real(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
     }
 }
 
@@ -11999,8 +11506,8 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
         } \
     }
 
-/* Philox 4x32-10 (12_random.c) in 64-bit lanes of which the low words count: W / 2 blocks in each
-   of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round r. */
+/* Philox 4x32-10 (ground/random.c) in 64-bit lanes of which the low words count: W / 2 blocks in
+   each of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round r. */
 static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS]) {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {
@@ -12176,13 +11683,13 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 32_cpu_avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
+ * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
  * ------------------------------------------------------------------------------------------- */
 
 #ifdef MPT__SIMD_X86
 #define MPT__HAS_AVX2 1
 
-/* ==== Vector layer: 8 floats, in addition to the words of 15_math.c ==== */
+/* ==== Vector layer: 8 floats, in addition to the words of ground/math.c ==== */
 
 #define MPT__AVX2 MPT__TARGET("avx2,fma,f16c") static
 #define MPT__AVX2_OP MPT__TARGET("avx2,fma,f16c") static MPT__FORCE_INLINE
@@ -12413,13 +11920,13 @@ MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 33_cpu_avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
+ * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
  * ------------------------------------------------------------------------------------------- */
 
 #ifdef MPT__SIMD_X86
 #define MPT__HAS_AVX512 1
 
-/* ==== Vector layer: 16 floats; contracts as in 32_cpu_avx2.c ==== */
+/* ==== Vector layer: 16 floats; contracts as in cpu/level/avx2.c ==== */
 
 #define MPT__AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static
 #define MPT__AVX512_OP \
@@ -12622,16 +12129,16 @@ MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAM
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 34_cpu_neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16 by
- * later CPUs' instructions are in 36_gemm_neon.c. Those of fp16 (FMLAL) are left alone: each makes
- * as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is packed is
- * 1.4 % of the instructions of a product of 256^3.
+ * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
+ * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
+ * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
+ * packed is 1.4 % of the instructions of a product of 256^3.
  * ------------------------------------------------------------------------------------------- */
 
 #ifdef MPT__SIMD_NEON
 #define MPT__HAS_NEON 1
 
-/* ==== Vector layer: 4 floats; contracts as in 32_cpu_avx2.c ==== */
+/* ==== Vector layer: 4 floats; contracts as in cpu/level/avx2.c ==== */
 
 #define MPT__NEON static
 #define MPT__NEON_OP static MPT__FORCE_INLINE
@@ -12774,10 +12281,11 @@ MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 35_gemm.c: micro-kernels of matrix products, C = act(alpha A B + bias), in fp32 with FMA.
+ * cpu/template/gemm.c: micro-kernels of matrix products, C = act(alpha A B + bias), in fp32 with
+ * FMA.
  *
  * A level is a table of functions, mpt__gemm_level, that one macro makes of a vector layer; the
- * driver in 37_gemm_run.c has the loops. A new ISA adds a line at the end of this room.
+ * driver in cpu/gemm.c has the loops. A new ISA adds a line at the end of this room.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== One product ==== */
@@ -13544,7 +13052,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
      PLACE, R2}
 
 /* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
-   names of the functions in 15_math.c. */
+   names of the functions in ground/math.c. */
 #define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE) \
     MPT__GEMM_ACTIVATE(FN, V, F) \
     MPT__GEMM_PUT(FN, V, W) \
@@ -13674,8 +13182,9 @@ MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 36_gemm_bf16.c: matrix products of bf16 by VDPBF16PS (AVX512_BF16), twice the rate of fp32 where
- * a CPU without tiles has it. Operands of any dtype take part where the launch rounds them to bf16.
+ * cpu/level/avx512bf16.c: matrix products of bf16 by VDPBF16PS (AVX512_BF16), twice the rate of
+ * fp32 where a CPU without tiles has it. Operands of any dtype take part where the launch rounds
+ * them to bf16.
  *
  * An element of a panel is a pair of bf16, of an even k and the next one. The instruction adds to a
  * sum the product of the odd k, then that of the even one, each rounded once, with denormals as
@@ -13723,7 +13232,7 @@ static bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int
     for (int64_t o = 0; o < count; o++) {
         for (int64_t i = 0; i < depth; i++) {
             float value;
-            mpt__ref_load(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
+            mpt__load_real(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
                           1);
             to[(i / 2 * width + o) * 2 + i % 2] = mpt__f32_to_bf16(value);
         }
@@ -14032,7 +13541,7 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 36_gemm_amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
+ * cpu/level/amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
  * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
  *
  * What is promised: fp32 sums of exact products, as on all levels, in another order. Infinity and
@@ -14083,7 +13592,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
     for (int64_t o = 0; o < count; o++) {
         for (int64_t i = 0; i < depth; i++) {
             float value;
-            mpt__ref_load(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
+            mpt__load_real(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
                           1);
             if (side->round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
             if (parts == 2 && !mpt__f32_is_finite(value)) return false;
@@ -14462,8 +13971,9 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 36_gemm_neon.c: matrix products of bf16 by BFMMLA (AArch64 with FEAT_BF16), four times what FMLA
- * multiplies per instruction. Operands of any dtype take part where the launch rounds them to bf16.
+ * cpu/level/neonbf16.c: matrix products of bf16 by BFMMLA (AArch64 with FEAT_BF16), four times what
+ * FMLA multiplies per instruction. Operands of any dtype take part where the launch rounds them to
+ * bf16.
  *
  * An element of a panel is a quad of bf16, of four k from a multiple of 4 on. The instruction takes
  * 2 rows and 2 columns of quads, and adds to each of 4 sums first the two products of the lower k,
@@ -14671,7 +14181,7 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 37_gemm_run.c: matrix products from launches: blocks, threads, batches.
+ * cpu/gemm.c: matrix products from launches: blocks, threads, batches.
  *
  * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
  * that stay in cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension
@@ -15622,7 +15132,7 @@ MPT__CPU_LEVEL(quads, )
 #endif
 
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_conv.c: convolutions on the CPU: what they are, depthwise ones, and the reference level.
+ * cpu/conv.c: convolutions on the CPU: what they are, depthwise ones, and the reference level.
  *
  * All three kernels are matrix products, one for each group and, of a strided convolution's input
  * gradient, for each phase of the stride: the pixels whose taps meet the same elements of the
@@ -15815,7 +15325,7 @@ typedef struct mpt__ref_conv_work {
 
 /* n elements of a part, `step` apart, rounded. */
 static void mpt__ref_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
-    mpt__ref_load(x, part->data, (uint8_t)part->dtype, 0, step, n);
+    mpt__load_real(x, part->data, (uint8_t)part->dtype, 0, step, n);
     if (part->round != 0) mpt__ref_round(x, n, part->dtype, part->round);
 }
 
@@ -15852,7 +15362,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
         int64_t at[2], to = (m0 + i) * p->c_row;
         if (p->c_image != NULL) to = mpt__gemm_pixel(p->c_image, m0 + i, at);
         for (int64_t j = 0; p->bias.data != NULL && j < columns; j++) sum[i][j] += bias[j];
-        if (p->more != NULL) mpt__ref_load(more, p->more, w->out.dtype, to + n0, 1, columns);
+        if (p->more != NULL) mpt__load_real(more, p->more, w->out.dtype, to + n0, 1, columns);
         for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
         for (int64_t j = 0; relu && j < columns; j++)
             if (sum[i][j] <= 0) sum[i][j] = 0;
@@ -16163,7 +15673,7 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
     for (int64_t t = 0; t < taps[0] * taps[1]; t++, to += channels) {
         int64_t ky = p->kernel[0] + t / taps[1] * p->kernel_step[0];
         int64_t kx = p->kernel[1] + t % taps[1] * p->kernel_step[1];
-        mpt__ref_load(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
+        mpt__load_real(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
                       channels);
         mpt__ref_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
     }
@@ -16390,7 +15900,7 @@ static void mpt__halves_copy(const mpt__cpu_call *call) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_conv_rows.c: convolutions as products of matrices, and the kernels of all levels.
+ * cpu/conv_rows.c: convolutions as products of matrices, and the kernels of all levels.
  * ------------------------------------------------------------------------------------------- */
 
 #ifdef MPTRAIN_NO_CONV
@@ -17097,7 +16607,7 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_norm.c: normalisation on the CPU.
+ * cpu/norm.c: normalisation on the CPU.
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
  * with a weight for each element, or along S, with one for all: passes of which memory sees one.
@@ -18102,7 +17612,7 @@ static void mpt__cpu_add_norm(mpt__cpu *cpu) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_pool.c: pooling on the CPU.
+ * cpu/pool.c: pooling on the CPU.
  * ------------------------------------------------------------------------------------------- */
 
 #ifdef MPTRAIN_NO_CONV
@@ -18351,7 +17861,7 @@ static void mpt__cpu_add_pool(mpt__cpu *cpu) {
 #endif
 
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_attention.c: embedding and attention on the CPU.
+ * cpu/attention.c: embedding and attention on the CPU.
  *
  * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
  * of work is about, its own side, is turned once, so that all products run along rows: a tile
@@ -19125,7 +18635,7 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_resize.c: images of another size on the CPU.
+ * cpu/resize.c: images of another size on the CPU.
  * ------------------------------------------------------------------------------------------- */
 
 #ifndef MPTRAIN_NO_CONV
@@ -19371,7 +18881,7 @@ static void mpt__cpu_add_resize(mpt__cpu *cpu) { (void)cpu; }
 #endif /* MPTRAIN_NO_CONV */
 
 /* ---------------------------------------------------------------------------------------------
- * 38_cpu_fp8.c: scaled fp8 on the CPU.
+ * cpu/fp8.c: scaled fp8 on the CPU.
  * ------------------------------------------------------------------------------------------- */
 
 #ifndef MPTRAIN_NO_FP8
@@ -19484,7 +18994,7 @@ static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
 MPT__END_LEVEL
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * 39_cpu_table.c: the ISA levels of this build, and the making of a CPU backend.
+ * cpu/levels.c: the ISA levels of this build, and the making of a CPU backend.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Levels ==== */
@@ -19620,12 +19130,12 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
 
 MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
- * 40_context.h: what a context holds, and the contract between the rooms of floors 4 to 8.
+ * core/context.h: what a context holds, and the contract between the wings above it.
  *
  * Read this room first: every struct that more than one room touches stands here.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__40_CONTEXT_INCLUDED
-#define MPT__40_CONTEXT_INCLUDED
+#ifndef MPT__CORE_CONTEXT_INCLUDED
+#define MPT__CORE_CONTEXT_INCLUDED
 
 /* ==== Storages ==== */
 
@@ -19771,6 +19281,57 @@ typedef struct mpt__record {
     mpt__attributes attributes;
 } mpt__record;
 
+/* ==== Op calls ==== */
+
+typedef enum mpt__policy {
+    MPT__POLICY_ANY,   /* any dtype; the op decides */
+    MPT__POLICY_INPUT, /* float; the dtype of its inputs */
+    MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
+    MPT__POLICY_FP32,  /* fp32 inside a region */
+    MPT__POLICY_LOSS   /* fp32 always */
+} mpt__policy;
+
+/* One call of an op, forward or backward, with everything that its functions work on. */
+typedef struct mpt__frame {
+    mpt_context *context;
+    const struct mpt__op_row *row;
+    int op, n_in, n_out;
+    unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
+    mpt__tensor *const *in;             /* NULL: absent */
+    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
+    mpt_shape out_shape[MPT__MAX_OUTPUTS];
+    mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
+    mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
+    mpt__attributes *attributes;
+    bool records;   /* forward: backward will follow */
+    bool is_view;   /* shape rule: output 0 views input 0 */
+    uint8_t layout; /* mpt__layout; shape rule: of outputs */
+    int64_t view_stride[MPT_MAX_RANK], view_offset;
+    mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
+    int n_temporary;
+    mpt__record *record; /* forward: what it will leave */
+    /* backward */
+    mpt__tensor *const *dy;    /* NULL: no gradient came */
+    mpt__tensor *const *saved; /* NULL: absent */
+    mpt__tensor *dx;           /* see mpt__dx_into */
+    mpt__access access;        /* to dx */
+} mpt__frame;
+
+typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
+
+/* A row of the op table, which context->ops points at. */
+typedef struct mpt__op_row {
+    const char *name;
+    const char *onnx; /* "" if there is no single equal */
+    mpt__policy policy;
+    mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
+    mpt__function function, backward_function;
+    /* Of ops whose output 0 can be computed again from what forward saved: whether a call's can;
+       does so. NULL: none can. */
+    bool (*can_repeat)(const mpt__frame *frame);
+    mpt__op_fn repeat;
+} mpt__op_row;
+
 /* ==== Objects behind handles ==== */
 
 typedef enum mpt__object_kind {
@@ -19802,7 +19363,7 @@ typedef struct mpt__object_table {
     void (*destroy)(mpt_context *context, void *object); /* set by the room of that kind */
 } mpt__object_table;
 
-/* A convolution that is to be one launch with the batch norm after it, see 67_conv.c: it waits, and
+/* A convolution that is to be one launch with the batch norm after it, see nn/conv.c: it waits, and
    runs by itself once anything else is launched, read or written. */
 typedef struct mpt__waiting {
     uint32_t module;    /* slot of the layer under way; 0: none that may wait */
@@ -19812,6 +19373,7 @@ typedef struct mpt__waiting {
     mpt__attributes attributes;
     uint16_t op;
     uint8_t compute;
+    void (*run)(mpt_context *context);
 } mpt__waiting;
 
 /* ==== Context ==== */
@@ -19821,18 +19383,38 @@ typedef struct mpt__waiting {
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
 #define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards that call each other */
-#define MPT__MAX_HOOKS 4
+#define MPT__MAX_LISTENERS 16
 
 typedef struct mpt__scoped {
     mpt__tensor *tensor;
     uint32_t generation;
 } mpt__scoped;
 
-/* A wrapper of the launch entry: sees every launch after it ran (`after`). */
-typedef struct mpt__hook {
-    void (*after)(mpt_context *context, void *user, const mpt__launch *launch);
+/* What rooms above hear of, each with what it is about. */
+typedef enum mpt__event {
+    MPT__LAUNCHED,        /* a launch (mpt__launch) has run */
+    MPT__STEP_BEGAN,      /* nothing */
+    MPT__STEP_ENDS,       /* nothing; the tensors of the step are still there */
+    MPT__STEP_SETTLES,    /* nothing; what is kept back until a step was good may be made to last */
+    MPT__STEP_ENDED,      /* nothing; its tensors are gone */
+    MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
+    MPT__RECORDING_ASKED, /* nothing; the user begins, ends, replays or destroys a recording */
+    MPT__BATCH_MEASURED   /* a norm has statistics of a batch (mpt__batch_statistics) */
+} mpt__event;
+
+typedef void (*mpt__hear)(mpt_context *context, void *user, const void *what);
+typedef struct mpt__listener {
+    mpt__hear hear; /* NULL: free */
     void *user;
-} mpt__hook;
+    mpt__event event;
+} mpt__listener;
+
+/* Of MPT__BATCH_MEASURED: statistics on their way into the running ones of a module. */
+typedef struct mpt__batch_statistics {
+    uint32_t module; /* its slot */
+    const mpt__tensor *mean, *variance;
+    double unbiased; /* what makes the variance that of the population */
+} mpt__batch_statistics;
 
 typedef struct mpt__printer {
     void (*write)(void *user, const char *line);
@@ -19861,6 +19443,7 @@ struct mpt_context {
     mpt__base base; /* first: rooms below know only this */
     mpt_config config;
     mpt__backend backend;
+    mpt__pool *pool; /* of a CPU backend; NULL where the host has no threads of its own */
 
     void **data; /* by storage id */
     mpt__storage *storages;
@@ -19918,13 +19501,17 @@ struct mpt_context {
     int64_t path_count, path_capacity;
 
     mpt__object_table objects[MPT__OBJECT_KINDS];
+    const mpt__op_row *ops; /* by mpt__op_id */
 
     mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
-    mpt__hook hooks[MPT__MAX_HOOKS];
-    int hook_count;
-    struct mpt__recording *recorder; /* 43_inspect.c */
-    bool found_gradients; /* has_grad of before has mattered; 81_compile.c resets it */
-    struct mpt__anomaly *anomaly;    /* 45_anomaly.c; NULL: off */
+    mpt__listener listeners[MPT__MAX_LISTENERS];
+    uint32_t heard; /* bit e: somebody listens to event e */
+    /* Where an answer is wanted there is one owner at most. The recorder's: keeps the id of a
+       storage that was given back from being used again. */
+    void (*retire)(mpt_context *context, uint32_t storage);
+    struct mpt__recording *recorder; /* core/inspect.c */
+    bool found_gradients; /* has_grad of before has mattered; graph/capture.c resets it */
+    struct mpt__anomaly *anomaly;    /* core/anomaly.c; NULL: off */
     bool timed_products, tf32;       /* mpt_benchmark */
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
@@ -19939,10 +19526,9 @@ struct mpt_context {
     uint32_t module_mark; /* of the last walk over modules */
     mpt__waiting waiting;
     bool warned_decoder;  /* that stb_image is an old one */
-    int64_t pending;      /* modules whose running statistics the end of the step changes */
 };
 
-/* ==== Called from below the room that defines it ==== */
+/* ==== Errors, and what waits ==== */
 
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
 /* The same as what a check or a call returns: false, the error null, a status. */
@@ -19952,40 +19538,68 @@ struct mpt_context {
 #define mpt__misuse(context, call, ...) \
     (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
 
-struct mpt__frame;
-/* 40_tensor.c: ends a tensor's handle. */
-static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
-/* 41_autograd.c: one output of a record is gone: without outputs it lets go of its inputs. */
-static void mpt__record_release(mpt_context *context, mpt__record *record);
-/* 42_autocast.c: sets the compute and result dtypes of a call by its policy. */
-static mpt_status mpt__policy_dtype(struct mpt__frame *frame);
-/* 43_inspect.c: a storage that a recording names was given back: its id stays reserved until the
-   recording ends. */
-static void mpt__recorder_retire(mpt_context *context, uint32_t storage);
-/* 45_anomaly.c, in anomaly mode: a step starts; backward does, from a loss; if loss or gradients
-   are not finite, finds out why; ends the recording of the step. */
-static void mpt__anomaly_start(mpt_context *context);
-static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss);
-static void mpt__anomaly_look(mpt_context *context);
-static void mpt__anomaly_stop(mpt_context *context);
-/* 50_ops.c: the dtype of losses: fp32, or fp64 in the double-precision test build. */
-static mpt_dtype mpt__loss_dtype(const struct mpt__frame *frame);
 #ifdef MPTRAIN_NO_CONV
 #define mpt__wait_no_more(context) ((void)0)
 #else
-/* 53_ops_conv.c: what waits runs. */
-static void mpt__run_waiting(mpt_context *context);
+/* What waits runs. */
 #define mpt__wait_no_more(context) \
-    ((context)->waiting.out ? mpt__run_waiting(context) : (void)0)
+    ((context)->waiting.out ? (context)->waiting.run(context) : (void)0)
 #endif
-/* 67_norm.c: running statistics of the step become the modules', or are forgotten. */
-static void mpt__running_settle(mpt_context *context, bool commit);
-/* 62_optim.c: a replay wrote a storage of version `before`; masters that agreed still do. */
-static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before);
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 40_tensor.c: storages, the pool, tensors, scopes, launches, device scalars, objects.
+ * core/events.c: who hears what.
+ *
+ * Nobody below knows who is above: a feature that has to hear of a step's end, say, listens to that
+ * event from when it starts until it ends. What nobody listens to costs the test of a bit.
+ * ------------------------------------------------------------------------------------------- */
+
+/* From now on `hear` is called at each such event, once however often this was asked. Listeners of
+   an event hear it in the order in which they came, as long as none has left. */
+static mpt_status mpt__listen(mpt_context *context, mpt__event event, mpt__hear hear, void *user) {
+    mpt__listener *place = NULL;
+    for (int i = MPT__MAX_LISTENERS - 1; i >= 0; i--) {
+        mpt__listener *listener = &context->listeners[i];
+        if (listener->hear == hear && listener->event == event) place = listener, i = 0;
+        else if (!listener->hear) place = listener;
+    }
+    if (!place)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "%d features listen already (printers, tracers, recordings, anomaly "
+                          "mode); end one",
+                          (int)MPT__MAX_LISTENERS);
+    place->hear = hear, place->user = user, place->event = event;
+    context->heard |= 1u << event;
+    return MPT_OK;
+}
+
+/* Also from within an event. */
+static void mpt__listen_no_more(mpt_context *context, mpt__event event, mpt__hear hear) {
+    bool others = false;
+    for (int i = 0; i < MPT__MAX_LISTENERS; i++) {
+        mpt__listener *listener = &context->listeners[i];
+        if (!listener->hear || listener->event != event) continue;
+        if (listener->hear == hear) listener->hear = NULL;
+        others = others || listener->hear;
+    }
+    if (!others) context->heard &= ~(1u << event);
+}
+
+static MPT__NOINLINE void mpt__tell_listeners(mpt_context *context, mpt__event event,
+                                              const void *what) {
+    for (int i = 0; i < MPT__MAX_LISTENERS; i++) {
+        const mpt__listener *listener = &context->listeners[i];
+        if (listener->hear && listener->event == event)
+            listener->hear(context, listener->user, what);
+    }
+}
+
+static MPT__FORCE_INLINE void mpt__tell(mpt_context *context, mpt__event event, const void *what) {
+    if (MPT__UNLIKELY(context->heard >> event & 1)) mpt__tell_listeners(context, event, what);
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * core/storage.c: public calls, the pool, launches, storages.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Calls ==== */
@@ -20441,11 +20055,6 @@ static MPT__NOINLINE void *mpt__launch_workspace(mpt_context *context, int64_t b
     return workspace;
 }
 
-static MPT__NOINLINE void mpt__launch_hooks(mpt_context *context, const mpt__launch *launch) {
-    for (int i = 0; i < context->hook_count; i++)
-        context->hooks[i].after(context, context->hooks[i].user, launch);
-}
-
 static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
     return (mpt__scalar *)context->data[context->scalar_storage];
 }
@@ -20504,7 +20113,7 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *l
                             ? backend->launch(backend->self, &execution, launch)
                             : mpt__launch_plainly(backend, &execution, launch);
     if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
-    if (MPT__UNLIKELY(context->hook_count)) mpt__launch_hooks(context, launch);
+    mpt__tell(context, MPT__LAUNCHED, launch);
     const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
@@ -20541,8 +20150,8 @@ static MPT__NOINLINE void mpt__storage_end(mpt_context *context, uint32_t id) {
         mpt__pool_give(context, data, storage->size_class);
     else if (storage->source == MPT__FROM_DEVICE)
         mpt__device_free(context, data, storage->held);
-    if (context->recorder)
-        mpt__recorder_retire(context, id);
+    if (context->retire)
+        context->retire(context, id);
     else
         mpt__storage_spare(context, id);
 }
@@ -20551,7 +20160,7 @@ static MPT__INLINE void mpt__storage_release(mpt_context *context, uint32_t id) 
     mpt__storage *storage = &context->storages[id];
     if (--storage->references > 0) return;
     storage->live = 0;
-    if (storage->source != MPT__FROM_POOL || context->recorder) {
+    if (storage->source != MPT__FROM_POOL || context->retire) {
         mpt__storage_end(context, id);
         return;
     }
@@ -20614,6 +20223,14 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     return id;
 }
 
+/* A replay, or who else does as one, wrote a storage: masters that agreed with it still do. */
+static void mpt__values_replayed(mpt_context *context, uint32_t storage) {
+    for (int64_t i = 0; i < context->block_count; i++) {
+        mpt__block *block = &context->blocks[i];
+        if (block->values == storage) block->updates[0]++, block->updates[1]++;
+    }
+}
+
 /* Waits for the device and turns its error word into the sticky error. */
 static void mpt__wait(mpt_context *context) {
     mpt__backend *backend = &context->backend;
@@ -20659,6 +20276,10 @@ static mpt_status mpt__download(mpt_context *context, void *destination, uint32_
     return mpt__check_device(context);
 }
 
+/* ---------------------------------------------------------------------------------------------
+ * core/tensor.c: tensors and the records that made them, device scalars, objects, scopes.
+ * ------------------------------------------------------------------------------------------- */
+
 /* ==== Tensors ==== */
 
 static MPT__FORCE_INLINE mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
@@ -20689,6 +20310,45 @@ static MPT__COLD bool mpt__slots_grow(mpt_context *context) {
         if (chunk[i].slot) context->free_tensor = &chunk[i]; /* slot 0 means none */
     }
     return true;
+}
+
+/* A tensor's end lets go of the record that made it, a record's end of its inputs. */
+static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor);
+static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
+
+static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *context, mpt__record *record) {
+    record->next = context->free_record;
+    context->free_record = record;
+}
+
+static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *context, mpt__record *record) {
+    int n_saved = record->n_saved;
+    record->n_saved = 0;
+    for (int i = 0; i < n_saved; i++) {
+        mpt__tensor *tensor = record->saved[i];
+        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
+    }
+}
+
+/* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
+   long as a program ran without a scope. */
+static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record *record) {
+    if (--record->references > 0) return;
+    record->next = context->dying_record;
+    context->dying_record = record;
+    if (context->releasing_records) return;
+    context->releasing_records = true;
+    while ((record = context->dying_record) != NULL) {
+        context->dying_record = record->next;
+        if (record->n_saved > 0) mpt__record_unsave(context, record);
+        for (int i = 0; i < record->n_in; i++) {
+            mpt__tensor *input = record->in[i];
+            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
+        }
+        record->live = 0;
+        mpt__record_spare(context, record);
+    }
+    context->releasing_records = false;
 }
 
 /* After a reference went: lets the producer's record, the storage and the slot go when nothing
@@ -21177,7 +20837,197 @@ MPTRAIN_API int64_t mpt_step_number(mpt_context *context) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 41_autograd.c: op calls, the tape, backward.
+ * core/autocast.c: which precision an op runs in, and the cast forms of weights.
+ *
+ * One policy for all devices. Kernels convert on load and round once on store, so a policy only has
+ * to choose two dtypes: the one that GEMM rounds its inputs to, and that of the result. No cast
+ * tensor is ever made for an activation, and the original is what backward saves.
+ * ------------------------------------------------------------------------------------------- */
+
+MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
+    if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
+    if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
+        return mpt__error(
+            context, MPT_ERROR_DTYPE,
+            "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %s",
+            mpt_dtype_name(dtype));
+    if (context->autocast_depth == MPT__MAX_REGIONS)
+        return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
+                          (int)MPT__MAX_REGIONS);
+    context->autocast[++context->autocast_depth] = (uint8_t)dtype;
+    return MPT_OK;
+}
+
+/* ==== The decision ==== */
+
+/* Of losses: fp32, or fp64 in the double-precision test build. */
+static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
+    return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;
+}
+
+static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
+    return (mpt_dtype)context->autocast[context->autocast_depth];
+}
+/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
+   that of a module which is kept out of half and yet gets what others made. */
+static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
+
+/* Dtypes that arithmetic runs in. fp64 is storage only, except in the double-precision test
+   build. */
+static bool mpt__dtype_computes(mpt_dtype dtype) {
+    if (dtype == MPT_F64) return sizeof(mpt__real) == sizeof(double);
+    return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
+}
+
+/* Where an input's dtype comes from, for messages. */
+static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor, int number,
+                                char *text, size_t size) {
+    const char *dtype = mpt_dtype_name((mpt_dtype)tensor->dtype);
+    if (tensor->parameter) {
+        mpt__format_text(text, size, "argument %d (parameter %s) is %s", number,
+                         context->parameters[tensor->parameter - 1].path, dtype);
+    } else if (tensor->record) {
+        mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
+                         context->ops[tensor->record->op].name, dtype);
+    } else {
+        mpt__format_text(text, size, "argument %d is %s", number, dtype);
+    }
+}
+
+static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
+    char first[160], second[160];
+    const bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
+                       mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
+                       mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
+    mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
+    mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
+    return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
+                      second, casts ? "open mpt_autocast_begin around the call or " : "");
+}
+
+/* An error where no arithmetic runs in the dtype of an input. */
+static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
+    char text[160];
+    if (mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype)) return MPT_OK;
+    mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
+    return mpt__error(frame->context, MPT_ERROR_DTYPE,
+                      "%s, which this op does not compute in; mpt_cast it to f32", text);
+}
+
+/* For inputs that meet as they are: of one dtype or, in a region, floats. */
+static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
+    const mpt_dtype first = (mpt_dtype)frame->in[a]->dtype, second = (mpt_dtype)frame->in[b]->dtype;
+    if (first == second || (mpt__promotes(frame->context) && mpt__dtype_computes(first) &&
+                            mpt__dtype_computes(second)))
+        return MPT_OK;
+    return mpt__dtype_mismatch(frame, a, b);
+}
+
+/* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
+   than two of them can do without is a mask, of any dtype. */
+static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *common) {
+    int first = -1, other = -1;
+    *common = MPT_F32;
+    for (int i = 0; i < frame->n_in; i++) {
+        if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
+            continue;
+        mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
+        if (mpt__input_computes(frame, i) != MPT_OK) return frame->context->base.status;
+        if (first < 0) first = i, *common = dtype;
+        if (other < 0 && dtype != *common) other = i;
+    }
+    if (other < 0) return MPT_OK;
+    *common = MPT_F32;
+    return mpt__promotes(frame->context) ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
+}
+
+static mpt_status mpt__policy_dtype(mpt__frame *frame) {
+    mpt_dtype low = mpt__autocast_dtype(frame->context);
+    bool region = low != MPT_F32;
+    mpt_dtype result = MPT_F32;
+    mpt__policy policy = frame->row->policy;
+    mpt_status status = MPT_OK;
+    const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
+    if (region && !(frame->dtypes & ~computing)) { /* most calls; fp32 is preset */
+        if (policy == MPT__POLICY_LOW) frame->out_dtype[0] = frame->compute = low;
+        if (policy == MPT__POLICY_LOW || policy == MPT__POLICY_FP32) return MPT_OK;
+    }
+    if (policy == MPT__POLICY_ANY)
+        result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
+    else if (policy == MPT__POLICY_LOSS)
+        result = mpt__loss_dtype(frame);
+    else if (frame->dtypes != 1u << MPT_F32)
+        status = mpt__common_dtype(frame, &result);
+    bool casts = region && result != MPT_F64;
+    if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
+    if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
+    frame->out_dtype[0] = result;
+    return status;
+}
+
+/* ==== Forms of weights ==== */
+
+/* A form is a cast of a tree's whole block, made on first use, shared by forward and backward of
+   all its layers. The version of the values tells whether it is stale. An update writes the form
+   that was in use along with the values; other changes leave it to be made anew. */
+static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *context, mpt__block *block,
+                                            mpt_dtype dtype, uint32_t version) {
+    int which = dtype == MPT_BF16;
+    context->counters.form_misses++;
+    if (!block->form[which]) {
+        block->form[which] =
+            mpt__storage_new(context, block->numel * 2, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
+        if (!block->form[which]) return 0;
+    }
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_on(launch, 0, block->values, (mpt_dtype)block->dtype, 0, block->numel, MPT__READ);
+    mpt__operand_on(launch, 1, block->form[which], dtype, 0, block->numel, MPT__WRITE);
+    if (mpt__submit(context, launch) != MPT_OK) return 0;
+    block->form_version[which] = version;
+    return block->form[which];
+}
+
+/* That of a parameter; 0 on error. */
+static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *context, const mpt__tensor *tensor,
+                                                  mpt_dtype dtype) {
+    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    int which = dtype == MPT_BF16;
+    uint32_t version = context->storages[block->values].version;
+    block->form_read[which] = true;
+    if (!block->form[which] || block->form_version[which] != version)
+        return mpt__form_new(context, block, dtype, version);
+    context->counters.form_hits++;
+    return block->form[which];
+}
+
+/* The form for an update to write: up to date, and read since the last one. -1: none. */
+static int mpt__form_in_use(const mpt_context *context, const mpt__block *block) {
+    uint32_t version = context->storages[block->values].version;
+    for (int i = 0; i < 2; i++)
+        if (block->form[i] && block->form_read[i] && block->form_version[i] == version) return i;
+    return -1;
+}
+
+/* Where GEMM reads a tensor: a parameter from its cast form where the call rounds to one, at the
+   same offset and strides. Comes before the GEMM's launch is begun: making the form is another. */
+typedef struct mpt__source {
+    uint32_t storage;
+    uint8_t dtype;
+} mpt__source;
+
+static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor,
+                                               mpt_dtype compute, mpt__source *source) {
+    source->storage = tensor->storage;
+    source->dtype = tensor->dtype;
+    if (compute == MPT_F32 || !tensor->parameter || (mpt_dtype)tensor->dtype != MPT_F32)
+        return true;
+    source->storage = mpt__parameter_form(context, tensor, compute);
+    source->dtype = (uint8_t)compute;
+    return source->storage != 0;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * core/autograd.c: op calls, the tape, backward.
  *
  * Each op call that leads to a gradient leaves one record. Tensors hold their producer's record, a
  * record holds its inputs' slots: the graph lives exactly as long as something can still use it.
@@ -21186,56 +21036,6 @@ MPTRAIN_API int64_t mpt_step_number(mpt_context *context) {
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Op calls ==== */
-
-typedef enum mpt__policy {
-    MPT__POLICY_ANY,   /* any dtype; the op decides */
-    MPT__POLICY_INPUT, /* float; the dtype of its inputs */
-    MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
-    MPT__POLICY_FP32,  /* fp32 inside a region */
-    MPT__POLICY_LOSS   /* fp32 always */
-} mpt__policy;
-
-/* One call of an op, forward or backward, with everything that its functions work on. */
-typedef struct mpt__frame {
-    mpt_context *context;
-    const struct mpt__op_row *row;
-    int op, n_in, n_out;
-    unsigned dtypes;                    /* bit d: an input is of mpt_dtype d */
-    mpt__tensor *const *in;             /* NULL: absent */
-    mpt__tensor *out[MPT__MAX_OUTPUTS]; /* forward: made by the engine after the shape rule */
-    mpt_shape out_shape[MPT__MAX_OUTPUTS];
-    mpt_dtype out_dtype[MPT__MAX_OUTPUTS]; /* preset by the policy */
-    mpt_dtype compute;                     /* GEMM: dtype to round inputs to */
-    mpt__attributes *attributes;
-    bool records;   /* forward: backward will follow */
-    bool is_view;   /* shape rule: output 0 views input 0 */
-    uint8_t layout; /* mpt__layout; shape rule: of outputs */
-    int64_t view_stride[MPT_MAX_RANK], view_offset;
-    mpt__tensor *temporary[MPT__MAX_SAVED]; /* given back when the call ends */
-    int n_temporary;
-    mpt__record *record; /* forward: what it will leave */
-    /* backward */
-    mpt__tensor *const *dy;    /* NULL: no gradient came */
-    mpt__tensor *const *saved; /* NULL: absent */
-    mpt__tensor *dx;           /* see mpt__dx_into */
-    mpt__access access;        /* to dx */
-} mpt__frame;
-
-typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
-
-/* A row of the op table (50_ops.c). */
-typedef struct mpt__op_row {
-    const char *name;
-    const char *onnx; /* "" if there is no single equal */
-    mpt__policy policy;
-    mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
-    mpt__function function, backward_function;
-} mpt__op_row;
-
-static const mpt__op_row *mpt__op_row_of(int op); /* 55_ops_api.c */
-/* 53_ops_norm.c: whether the output can be computed again from what forward saved; does so. */
-static bool mpt__can_repeat(const mpt__frame *frame);
-static mpt_status mpt__repeat(mpt__frame *frame);
 
 /* A tensor that lives until the end of the call; if forward saves it, until backward. */
 static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt_shape *shape) {
@@ -21309,45 +21109,10 @@ static MPT__COLD bool mpt__records_grow(mpt_context *context) {
     return true;
 }
 
-static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *context, mpt__record *record) {
-    record->next = context->free_record;
-    context->free_record = record;
-}
-
-static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *context, mpt__record *record) {
-    int n_saved = record->n_saved;
-    record->n_saved = 0;
-    for (int i = 0; i < n_saved; i++) {
-        mpt__tensor *tensor = record->saved[i];
-        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
-    }
-}
-
-/* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
-   long as a program ran without a scope. */
-static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record *record) {
-    if (--record->references > 0) return;
-    record->next = context->dying_record;
-    context->dying_record = record;
-    if (context->releasing_records) return;
-    context->releasing_records = true;
-    while ((record = context->dying_record) != NULL) {
-        context->dying_record = record->next;
-        if (record->n_saved > 0) mpt__record_unsave(context, record);
-        for (int i = 0; i < record->n_in; i++) {
-            mpt__tensor *input = record->in[i];
-            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
-        }
-        record->live = 0;
-        mpt__record_spare(context, record);
-    }
-    context->releasing_records = false;
-}
-
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
     mpt__record *record = frame->record;
     if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
-    if (frame->is_view || !mpt__can_repeat(frame)) return;
+    if (frame->is_view || !frame->row->can_repeat || !frame->row->can_repeat(frame)) return;
     record->repeats = MPT__REPEATS;
     record->saved_version[record->n_saved] =
         frame->context->storages[frame->out[0]->storage].version;
@@ -21431,7 +21196,7 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
     record->references = (uint32_t)n_out;
     record->n_saved = record->again = 0;
     frame->context = context; /* the frame is large: what is not set here, readers do not reach */
-    frame->row = mpt__op_row_of(op);
+    frame->row = &context->ops[op];
     frame->op = op;
     frame->n_in = n_in;
     frame->n_out = n_out;
@@ -21488,13 +21253,6 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
     if (frame->layout && frame->out_shape[0].rank == 4 && out) mpt__output_layout(frame, out);
     return out;
 }
-
-static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
-    return (mpt_dtype)context->autocast[context->autocast_depth];
-}
-/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
-   that of a module which is kept out of half and yet gets what others made. */
-static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
 
 /* The first part of a forward call, up to the shapes and dtypes of its outputs. */
 static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
@@ -21741,7 +21499,7 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
             context, MPT_ERROR_STATE,
             "backward through %s for the second time, but its saved tensors are gone; pass "
             "retain = true to the first mpt_backward_from",
-            mpt__op_row_of(record->op)->name);
+            context->ops[record->op].name);
     for (int i = 0; i < record->n_saved; i++) {
         const mpt__tensor *saved = record->saved[i];
         if (saved && context->storages[saved->storage].version != record->saved_version[i])
@@ -21749,7 +21507,7 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
                 context, MPT_ERROR_STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write, "
                 "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
-                mpt__op_row_of(record->op)->name);
+                context->ops[record->op].name);
     }
     return MPT_OK;
 }
@@ -21765,7 +21523,7 @@ static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *
     frame->layout = record->layout;
     frame->attributes = &record->attributes;
     frame->record = record;
-    frame->row = mpt__op_row_of(record->op);
+    frame->row = &context->ops[record->op];
     frame->in = record->in;
     frame->saved = record->saved;
     frame->dy = record->grad;
@@ -21787,7 +21545,7 @@ static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) 
     if (!tensor->storage) return context->base.status;
     mpt__frame_of(&frame, context, record);
     frame.out[0] = tensor;
-    mpt_status status = mpt__repeat(&frame);
+    mpt_status status = frame.row->repeat(&frame);
     mpt__drop_temporaries(&frame);
     if (status != MPT_OK) return status;
     context->storages[tensor->storage].version = record->saved_version[record->n_saved];
@@ -21902,7 +21660,7 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
         return mpt__error(context, MPT_ERROR_STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
-    if (context->anomaly) mpt__anomaly_loss(context, root);
+    mpt__tell(context, MPT__LOSS_KNOWN, root);
     context->in_backward = true;
     context->launch.phase = MPT__BACKWARD;
     mpt__materialise_all(context);
@@ -22008,6 +21766,7 @@ MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
 MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
 MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
 MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
+MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
 
 static void mpt__discard_history(mpt_context *context) {
     mpt__drop_record_gradients(context);
@@ -22023,189 +21782,9 @@ static void mpt__discard_history(mpt_context *context) {
         mpt__gradient_drop(context, &mpt__slot(context, (uint32_t)i)->gradient);
 }
 
-/* ---------------------------------------------------------------------------------------------
- * 42_autocast.c: which precision an op runs in, and the cast forms of weights.
- *
- * One policy for all devices. Kernels convert on load and round once on store, so a policy only has
- * to choose two dtypes: the one that GEMM rounds its inputs to, and that of the result. No cast
- * tensor is ever made for an activation, and the original is what backward saves.
- * ------------------------------------------------------------------------------------------- */
-
-MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
-    if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
-    if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
-        return mpt__error(
-            context, MPT_ERROR_DTYPE,
-            "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %s",
-            mpt_dtype_name(dtype));
-    if (context->autocast_depth == MPT__MAX_REGIONS)
-        return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
-                          (int)MPT__MAX_REGIONS);
-    context->autocast[++context->autocast_depth] = (uint8_t)dtype;
-    return MPT_OK;
-}
-
-MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
-
-/* ==== The decision ==== */
-
-/* Dtypes that arithmetic runs in. fp64 is storage only, except in the double-precision test
-   build. */
-static bool mpt__dtype_computes(mpt_dtype dtype) {
-    if (dtype == MPT_F64) return sizeof(mpt__real) == sizeof(double);
-    return dtype == MPT_F32 || dtype == MPT_F16 || dtype == MPT_BF16;
-}
-
-/* Where an input's dtype comes from, for messages. */
-static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor, int number,
-                                char *text, size_t size) {
-    const char *dtype = mpt_dtype_name((mpt_dtype)tensor->dtype);
-    if (tensor->parameter) {
-        mpt__format_text(text, size, "argument %d (parameter %s) is %s", number,
-                         context->parameters[tensor->parameter - 1].path, dtype);
-    } else if (tensor->record) {
-        mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
-                         mpt__op_row_of(tensor->record->op)->name, dtype);
-    } else {
-        mpt__format_text(text, size, "argument %d is %s", number, dtype);
-    }
-}
-
-static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
-    char first[160], second[160];
-    const bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
-                       mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
-                       mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
-    mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
-    mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
-    return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
-                      second, casts ? "open mpt_autocast_begin around the call or " : "");
-}
-
-/* An error where no arithmetic runs in the dtype of an input. */
-static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
-    char text[160];
-    if (mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype)) return MPT_OK;
-    mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
-    return mpt__error(frame->context, MPT_ERROR_DTYPE,
-                      "%s, which this op does not compute in; mpt_cast it to f32", text);
-}
-
-/* For inputs that meet as they are: of one dtype or, in a region, floats. */
-static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
-    const mpt_dtype first = (mpt_dtype)frame->in[a]->dtype, second = (mpt_dtype)frame->in[b]->dtype;
-    if (first == second || (mpt__promotes(frame->context) && mpt__dtype_computes(first) &&
-                            mpt__dtype_computes(second)))
-        return MPT_OK;
-    return mpt__dtype_mismatch(frame, a, b);
-}
-
-/* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
-   than two of them can do without is a mask, of any dtype. */
-static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *common) {
-    int first = -1, other = -1;
-    *common = MPT_F32;
-    for (int i = 0; i < frame->n_in; i++) {
-        if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
-            continue;
-        mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
-        if (mpt__input_computes(frame, i) != MPT_OK) return frame->context->base.status;
-        if (first < 0) first = i, *common = dtype;
-        if (other < 0 && dtype != *common) other = i;
-    }
-    if (other < 0) return MPT_OK;
-    *common = MPT_F32;
-    return mpt__promotes(frame->context) ? MPT_OK : mpt__dtype_mismatch(frame, first, other);
-}
-
-static mpt_status mpt__policy_dtype(mpt__frame *frame) {
-    mpt_dtype low = mpt__autocast_dtype(frame->context);
-    bool region = low != MPT_F32;
-    mpt_dtype result = MPT_F32;
-    mpt__policy policy = frame->row->policy;
-    mpt_status status = MPT_OK;
-    const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
-    if (region && !(frame->dtypes & ~computing)) { /* most calls; fp32 is preset */
-        if (policy == MPT__POLICY_LOW) frame->out_dtype[0] = frame->compute = low;
-        if (policy == MPT__POLICY_LOW || policy == MPT__POLICY_FP32) return MPT_OK;
-    }
-    if (policy == MPT__POLICY_ANY)
-        result = frame->in[0] ? (mpt_dtype)frame->in[0]->dtype : MPT_F32;
-    else if (policy == MPT__POLICY_LOSS)
-        result = mpt__loss_dtype(frame);
-    else if (frame->dtypes != 1u << MPT_F32)
-        status = mpt__common_dtype(frame, &result);
-    bool casts = region && result != MPT_F64;
-    if (casts && policy == MPT__POLICY_FP32) result = MPT_F32;
-    if (casts && policy == MPT__POLICY_LOW) result = frame->compute = low;
-    frame->out_dtype[0] = result;
-    return status;
-}
-
-/* ==== Forms of weights ==== */
-
-/* A form is a cast of a tree's whole block, made on first use, shared by forward and backward of
-   all its layers. The version of the values tells whether it is stale. An update writes the form
-   that was in use along with the values; other changes leave it to be made anew. */
-static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *context, mpt__block *block,
-                                            mpt_dtype dtype, uint32_t version) {
-    int which = dtype == MPT_BF16;
-    context->counters.form_misses++;
-    if (!block->form[which]) {
-        block->form[which] =
-            mpt__storage_new(context, block->numel * 2, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
-        if (!block->form[which]) return 0;
-    }
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_on(launch, 0, block->values, (mpt_dtype)block->dtype, 0, block->numel, MPT__READ);
-    mpt__operand_on(launch, 1, block->form[which], dtype, 0, block->numel, MPT__WRITE);
-    if (mpt__submit(context, launch) != MPT_OK) return 0;
-    block->form_version[which] = version;
-    return block->form[which];
-}
-
-/* That of a parameter; 0 on error. */
-static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *context, const mpt__tensor *tensor,
-                                                  mpt_dtype dtype) {
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
-    int which = dtype == MPT_BF16;
-    uint32_t version = context->storages[block->values].version;
-    block->form_read[which] = true;
-    if (!block->form[which] || block->form_version[which] != version)
-        return mpt__form_new(context, block, dtype, version);
-    context->counters.form_hits++;
-    return block->form[which];
-}
-
-/* The form for an update to write: up to date, and read since the last one. -1: none. */
-static int mpt__form_in_use(const mpt_context *context, const mpt__block *block) {
-    uint32_t version = context->storages[block->values].version;
-    for (int i = 0; i < 2; i++)
-        if (block->form[i] && block->form_read[i] && block->form_version[i] == version) return i;
-    return -1;
-}
-
-/* Where GEMM reads a tensor: a parameter from its cast form where the call rounds to one, at the
-   same offset and strides. Comes before the GEMM's launch is begun: making the form is another. */
-typedef struct mpt__source {
-    uint32_t storage;
-    uint8_t dtype;
-} mpt__source;
-
-static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor,
-                                               mpt_dtype compute, mpt__source *source) {
-    source->storage = tensor->storage;
-    source->dtype = tensor->dtype;
-    if (compute == MPT_F32 || !tensor->parameter || (mpt_dtype)tensor->dtype != MPT_F32)
-        return true;
-    source->storage = mpt__parameter_form(context, tensor, compute);
-    source->dtype = (uint8_t)compute;
-    return source->storage != 0;
-}
-
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * 43_inspect.c: wrappers of the launch entry: printer, NaN tracer, recorder; metrics.
+ * core/inspect.c: wrappers of the launch entry: printer, NaN tracer, recorder; metrics.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== What this room and those above share ==== */
@@ -22233,45 +21812,25 @@ static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
     return shape;
 }
 
-/* ==== Hooks ==== */
-
 static const char *const mpt__kernel_names[] = {
 #define MPT__ROW(id, name, effect) name,
     MPT__KERNELS(MPT__ROW)
 #undef MPT__ROW
 };
 
-static mpt_status mpt__hook_add(mpt_context *context,
-                                void (*after)(mpt_context *, void *, const mpt__launch *),
-                                void *user) {
-    if (context->hook_count == MPT__MAX_HOOKS)
-        return mpt__error(context, MPT_ERROR_STATE, "%d launch hooks are in use",
-                          (int)MPT__MAX_HOOKS);
-    context->hooks[context->hook_count].after = after;
-    context->hooks[context->hook_count++].user = user;
-    return MPT_OK;
-}
-
-static void mpt__hook_remove(mpt_context *context,
-                             void (*after)(mpt_context *, void *, const mpt__launch *)) {
-    int kept = 0;
-    for (int i = 0; i < context->hook_count; i++)
-        if (context->hooks[i].after != after) context->hooks[kept++] = context->hooks[i];
-    context->hook_count = kept;
-}
-
 /* ==== Printer ==== */
 
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
 
-static void mpt__print_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__print_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     static const char *const access[] = {"?", "r", "w", "rw", "a"};
     const mpt__printer *printer = (const mpt__printer *)user;
     char text[1024];
     mpt__text line = mpt__text_make(text, sizeof text);
     mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
                     mpt__phase_names[launch->phase],
-                    launch->op ? mpt__op_row_of(launch->op)->name : "-");
+                    launch->op ? context->ops[launch->op].name : "-");
     if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
@@ -22286,11 +21845,11 @@ static void mpt__print_launch(mpt_context *context, void *user, const mpt__launc
 MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
                                           void (*write)(void *user, const char *line), void *user) {
     if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
-    mpt__hook_remove(context, mpt__print_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__print_launch);
     if (!write) return MPT_OK;
     context->printer.write = write;
     context->printer.user = user;
-    return mpt__hook_add(context, mpt__print_launch, &context->printer);
+    return mpt__listen(context, MPT__LAUNCHED, mpt__print_launch, &context->printer);
 }
 
 /* ==== NaN tracer ==== */
@@ -22342,13 +21901,14 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
         "a %s tensor %S%s",
         context->now.step, mpt__phase_names[traced->phase],
-        traced->op ? mpt__op_row_of(traced->op)->name : "no op", *path ? ", module " : "", path,
+        traced->op ? context->ops[traced->op].name : "no op", *path ? ", module " : "", path,
         mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
         read ? "; what it read was not finite already" : "");
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
-static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__trace_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     mpt__tracer *tracer = (mpt__tracer *)user;
     if (launch->phase == MPT__OTHER) return;
     for (int i = 0; i < launch->n_operands && !tracer->found; i++) {
@@ -22362,14 +21922,14 @@ static void mpt__trace_launch(mpt_context *context, void *user, const mpt__launc
 static mpt_status mpt__trace_start(mpt_context *context, bool on) {
     context->tracer.on = on;
     context->tracer.found = false;
-    mpt__hook_remove(context, mpt__trace_launch);
-    return mpt__hook_add(context, mpt__trace_launch, &context->tracer);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
+    return mpt__listen(context, MPT__LAUNCHED, mpt__trace_launch, &context->tracer);
 }
 
 MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
     if (on) return mpt__trace_start(context, true);
-    mpt__hook_remove(context, mpt__trace_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
     context->tracer.on = false;
     return MPT_OK;
 }
@@ -22448,7 +22008,8 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
-static void mpt__record_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__record_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     mpt__recording *recorder = (mpt__recording *)user;
     if (context->unrecorded) return;
     if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
@@ -22475,7 +22036,7 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
 
 /* Anomaly mode leaves a step in which the user has recordings alone. */
 static bool mpt__recorder_idle(mpt_context *context) {
-    mpt__anomaly_stop(context);
+    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
     if (context->recorder)
         mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
     return !context->recorder;
@@ -22486,12 +22047,13 @@ static mpt_status mpt__recorder_start(mpt_context *context) {
         (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
     if (!recorder) return context->base.status;
     recorder->storages_before = context->storage_count;
-    if (mpt__hook_add(context, mpt__record_launch, recorder) != MPT_OK) {
+    if (mpt__listen(context, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
         mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
         return context->base.status;
     }
     context->device_step = -1; /* so that the recording sets it */
     context->recorder = recorder;
+    context->retire = mpt__recorder_retire;
     for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
         mpt__block *block = &context->blocks[i];
         uint32_t version = block->live ? context->storages[block->values].version : 0;
@@ -22513,17 +22075,18 @@ MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
 static mpt__recording *mpt__recorder_stop(mpt_context *context) {
     mpt__recording *recorder = context->recorder;
     if (!recorder) return NULL;
-    mpt__hook_remove(context, mpt__record_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__record_launch);
     uint32_t *last = &context->free_storage;
     while (*last) last = &context->storages[*last].next_free;
     *last = context->recorded_free_storage;
     context->recorder = NULL;
+    context->retire = NULL;
     return recorder;
 }
 
 MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
-    mpt__anomaly_stop(context);
+    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
     mpt__recording *recorder = mpt__recorder_stop(context);
     if (!recorder)
         mpt__error(context, MPT_ERROR_STATE,
@@ -22564,8 +22127,8 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, b
 /* What was held has new values, as far as anybody knows. */
 static void mpt__replay_versions(mpt_context *context, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->held.count; i++) {
-        uint32_t before = context->storages[recorder->held.id[i]].version++;
-        mpt__values_replayed(context, recorder->held.id[i], before);
+        context->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(context, recorder->held.id[i]);
     }
 }
 
@@ -22737,7 +22300,7 @@ MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) 
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 44_values.c: tensors made from values, values out of tensors, tensors as text.
+ * core/values.c: tensors made from values, values out of tensors, tensors as text.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Scopes and steps ==== */
@@ -22799,7 +22362,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     context->now.step++;
     context->base.step = context->now.step;
     context->now.module_calls = 0;
-    if (context->anomaly) mpt__anomaly_start(context);
+    mpt__tell(context, MPT__STEP_BEGAN, NULL);
     return context->base.status;
 }
 
@@ -22810,11 +22373,11 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
-    if (context->anomaly) mpt__anomaly_look(context);
-    if (context->pending > 0) mpt__running_settle(context, true);
+    mpt__tell(context, MPT__STEP_ENDS, NULL);
+    mpt__tell(context, MPT__STEP_SETTLES, NULL);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
-    if (context->anomaly) mpt__anomaly_stop(context);
+    mpt__tell(context, MPT__STEP_ENDED, NULL);
     if (!context->backend.synchronous && context->base.status == MPT_OK) {
         mpt__scalars_ask(context);
         mpt__check_device(context); /* what an earlier step left */
@@ -23214,7 +22777,7 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 45_anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.
+ * core/anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.
  *
  * Every step is recorded, with a note of each launch that made a non-finite value. If the loss or
  * gradients are not finite before an update, or at the end of the step, its launches run once more
@@ -23266,13 +22829,14 @@ static double mpt__element(mpt_context *context, void *const *data, const mpt__o
         at += index % operand->shape[d] * operand->stride[d];
     const char *from = (const char *)data[operand->storage] + at * (int64_t)size;
     context->backend.download(context->backend.self, &bits, from, size);
-    mpt__ref_load_f64(&value, &bits, operand->dtype, 0, 1, 1);
+    mpt__load_f64(&value, &bits, operand->dtype, 0, 1, 1);
     return value;
 }
 
 /* ==== While a step runs ==== */
 
-static void mpt__anomaly_launch(mpt_context *context, void *user, const mpt__launch *launch) {
+static void mpt__anomaly_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     if (launch->phase > MPT__BACKWARD) return;
     for (int i = 0; i < launch->n_operands; i++) {
@@ -23299,18 +22863,19 @@ static void mpt__anomaly_launch(mpt_context *context, void *user, const mpt__lau
 static void mpt__anomaly_stop(mpt_context *context) {
     if (!context->recorder || !context->recorder->own) return;
     const mpt__recording *recorder = mpt__recorder_stop(context);
-    mpt__hook_remove(context, mpt__anomaly_launch);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__anomaly_launch);
     mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
 }
 
 /* At the start of a step. One that the user records, or captures, is not looked at. */
-static void mpt__anomaly_start(mpt_context *context) {
-    mpt__anomaly *anomaly = context->anomaly;
+static void mpt__anomaly_start(mpt_context *context, void *user, const void *what) {
+    mpt__anomaly *anomaly = (mpt__anomaly *)user;
+    (void)what;
     anomaly->count = 0;
     anomaly->looked = anomaly->lost = false;
     if (context->recorder || mpt__recorder_start(context) != MPT_OK) return;
     context->recorder->own = true;
-    mpt__hook_add(context, mpt__anomaly_launch, anomaly);
+    mpt__listen(context, MPT__LAUNCHED, mpt__anomaly_launch, anomaly);
 }
 
 /* ==== The replay ==== */
@@ -23401,7 +22966,7 @@ static void mpt__anomaly_report(mpt_context *context, const mpt__finding *findin
     anomaly->kind = kind;
     mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %s tensor %S ",
                     context->now.step, mpt__phase_names[launch->phase],
-                    launch->op ? mpt__op_row_of(launch->op)->name : "no op",
+                    launch->op ? context->ops[launch->op].name : "no op",
                     *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
                     finding->index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
     if (kind == MPT_ANOMALY_PRECISION)
@@ -23469,11 +23034,12 @@ static void mpt__anomaly_replay(mpt_context *context) {
     mpt__host_free(context, shadows, bytes);
 }
 
-static void mpt__anomaly_loss(mpt_context *context, const mpt__tensor *loss) {
+static void mpt__anomaly_loss(mpt_context *context, void *user, const void *what) {
+    const mpt__tensor *loss = (const mpt__tensor *)what;
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
     mpt__operand_of(launch, 0, loss, MPT__READ);
     if (mpt__find_nonfinite(context, context->data, &launch->operand[0]) >= 0)
-        context->anomaly->lost = true;
+        ((mpt__anomaly *)user)->lost = true;
 }
 
 /* Whether any gradient of a parameter is not finite. */
@@ -23506,10 +23072,32 @@ static void mpt__anomaly_look(mpt_context *context) {
 
 /* ==== API ==== */
 
+static void mpt__anomaly_ends(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
+    mpt__anomaly_look(context);
+}
+
+static void mpt__anomaly_over(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
+    mpt__anomaly_stop(context);
+}
+
+static const struct {
+    mpt__event event;
+    mpt__hear hear;
+} mpt__anomaly_hears[] = {{MPT__STEP_BEGAN, mpt__anomaly_start},
+                          {MPT__LOSS_KNOWN, mpt__anomaly_loss},
+                          {MPT__STEP_ENDS, mpt__anomaly_ends},
+                          {MPT__STEP_ENDED, mpt__anomaly_over},
+                          {MPT__RECORDING_ASKED, mpt__anomaly_over}};
+#define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
+
 static void mpt__anomaly_free(mpt_context *context) {
     mpt__anomaly *anomaly = context->anomaly;
     if (!anomaly) return;
     mpt__anomaly_stop(context);
+    for (int i = 0; i < MPT__ANOMALY_HEARS; i++)
+        mpt__listen_no_more(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
     mpt__room_free(context, anomaly->findings, anomaly->capacity);
     mpt__host_free(context, anomaly, sizeof *anomaly);
     context->anomaly = NULL;
@@ -23524,6 +23112,9 @@ MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
     if (!on) mpt__anomaly_free(context);
     if (on && !context->anomaly)
         context->anomaly = (mpt__anomaly *)mpt__host_new(context, sizeof *context->anomaly);
+    for (int i = 0; on && context->anomaly && i < MPT__ANOMALY_HEARS; i++)
+        mpt__listen(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear,
+                    context->anomaly);
     return context->base.status;
 }
 
@@ -23537,9 +23128,9 @@ MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context) {
 
 MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
- * 50_ops.c: the op table, the map of the system: one line per op.
+ * ops/op.c: the op table, the map of the system: one line per op.
  *
- * Rules, forward and backward functions stand in the rooms 51 to 54, from which 55_ops_api.c makes
+ * Rules, forward and backward functions stand in the rooms that follow, of which ops/table.c makes
  * the table; rows that share a form share the functions and differ in the kernel's function alone.
  * ------------------------------------------------------------------------------------------- */
 
@@ -23702,12 +23293,8 @@ typedef enum mpt__op_id {
 
 static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
 
-static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
-    return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;
-}
-
 /* ---------------------------------------------------------------------------------------------
- * 51_ops_math.c: elementwise ops, matmul, linear, reductions, softmax, dropout.
+ * ops/math.c: elementwise ops, matmul, linear, reductions, softmax, dropout.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Views outside all tables ==== */
@@ -24780,7 +24367,7 @@ static mpt_status mpt__dropout_backward(mpt__frame *frame) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 52_ops_shape.c: views, copies, casts, concatenation.
+ * ops/shape.c: views, copies, casts, concatenation.
  * ------------------------------------------------------------------------------------------- */
 
 /* The shape or order of dimensions that the call was given. */
@@ -25347,7 +24934,7 @@ static mpt_status mpt__pad_backward(mpt__frame *frame) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 53_ops_loss.c: losses. Results are fp32 whatever goes in.
+ * ops/loss.c: losses. Results are fp32 whatever goes in.
  * ------------------------------------------------------------------------------------------- */
 
 static bool mpt__check_float(mpt__frame *frame, int i) {
@@ -25584,7 +25171,7 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 53_ops_conv.c: convolutions as ops.
+ * ops/conv.c: convolutions as ops.
  *
  * A convolution stands between an image x and an image y: forward computes y, or, transposed, x.
  * Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension is two, of which
@@ -25841,6 +25428,7 @@ static mpt_status mpt__conv_forward(mpt__frame *frame) {
     waiting->attributes = *frame->attributes;
     waiting->op = (uint16_t)frame->op;
     waiting->compute = (uint8_t)frame->compute;
+    waiting->run = mpt__run_waiting;
     return MPT_OK;
 }
 
@@ -25884,7 +25472,7 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 53_ops_norm.c: normalisation and pooling as ops.
+ * ops/norm.c: normalisation and pooling as ops.
  * ------------------------------------------------------------------------------------------- */
 
 #ifdef MPTRAIN_NO_ATTENTION
@@ -25910,11 +25498,6 @@ static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
 enum { MPT__NORM_WEIGHT = 1, MPT__NORM_BIAS, MPT__NORM_MORE, MPT__NORM_RESIDUAL = 5 };
 /* Saved: what was normalised, weight, mean (absent: 0), 1 / deviation, what relu gave. */
 enum { MPT__NORM_SUM, MPT__NORM_WEIGHTS, MPT__NORM_MEAN, MPT__NORM_RSTD, MPT__NORM_OUT };
-
-/* 67_norm.c: statistics of a batch on their way into those of a module. */
-static mpt_status mpt__running_update(mpt_context *context, uint32_t module,
-                                      const mpt__tensor *mean, const mpt__tensor *variance,
-                                      double unbiased);
 
 static bool mpt__norm_of_rows(const mpt__frame *frame) {
     return frame->op == MPT__OP_layer_norm || frame->op == MPT__OP_rms_norm;
@@ -26134,8 +25717,10 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (status != MPT_OK || !variance) return status;
     MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
-    return mpt__running_update(context, (uint32_t)frame->attributes->index[1], mean, variance,
-                               n / (n - 1.0));
+    const mpt__batch_statistics measured = {(uint32_t)frame->attributes->index[1], mean, variance,
+                                         n / (n - 1.0)};
+    mpt__tell(context, MPT__BATCH_MEASURED, &measured);
+    return context->base.status;
 }
 
 /* Gradients of weight and bias of an empty batch. */
@@ -26334,7 +25919,7 @@ static mpt_status mpt__pooling_backward(mpt__frame *frame) {
 #endif
 
 /* ---------------------------------------------------------------------------------------------
- * 53_ops_attention.c: embedding and attention as ops, and the classifier that never holds all of
+ * ops/attention.c: embedding and attention as ops, and the classifier that never holds all of
  * its logits.
  * ------------------------------------------------------------------------------------------- */
 
@@ -26806,7 +26391,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 
 #endif
 /* ---------------------------------------------------------------------------------------------
- * 53_ops_resize.c: images of another size as an op.
+ * ops/resize.c: images of another size as an op.
  * ------------------------------------------------------------------------------------------- */
 
 #ifndef MPTRAIN_NO_CONV
@@ -26870,7 +26455,7 @@ static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * 54_ops_user.c: ops that users define as compositions of ops.
+ * ops/user.c: ops that users define as compositions of ops.
  *
  * forward and backward run without history; the engine leaves one record for the whole, which holds
  * what forward saved.
@@ -27139,7 +26724,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
 
 MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
- * 55_ops_api.c: the op table's rows, and the public op functions: each fills attributes and
+ * ops/table.c: the op table's rows, and the public op functions: each fills attributes and
  * applies a row.
  * ------------------------------------------------------------------------------------------- */
 
@@ -27150,7 +26735,7 @@ MPT__END_LEVEL
 #define mpt__none_backward NULL
 
 static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
+    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE, NULL, NULL},
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
     {#id, \
      onnx, \
@@ -27159,12 +26744,12 @@ static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
      mpt__##forward##_forward, \
      mpt__##backward##_backward, \
      MPT__FN_##fn, \
-     MPT__FN_##backward_fn},
+     MPT__FN_##backward_fn, \
+     mpt__can_repeat, \
+     mpt__repeat},
     MPT__OPS(MPT__ROW)
 #undef MPT__ROW
 };
-
-static const mpt__op_row *mpt__op_row_of(int op) { return &mpt__op_rows[op]; }
 
 /* ==== The policy table as text ==== */
 
@@ -28202,7 +27787,7 @@ MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 56_inplace.c: ops that write their result over their first argument.
+ * ops/inplace.c: ops that write their result over their first argument.
  *
  * They run rows of the op table with that tensor as the output. Where backward will follow, the
  * tensor gets the call's record, and what stands in the graph for its old value is a tensor without
@@ -28418,6351 +28003,519 @@ MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value) {
     return mpt__launch_fill(context, to, value) == MPT_OK ? x : mpt__null(context);
 }
 
+MPT__BEGIN_KERNELS
 /* ---------------------------------------------------------------------------------------------
- * 60_nn.c: modules: trees of layers, their parameters, the forward call.
+ * data/inflate.c: decompression of gzip data (RFC 1951 and 1952), bounds-checked.
  *
- * A tree is built freely and frozen when its root is first used: then every parameter gets its
- * path, its place in a block and its first values. Values depend on (seed, root, path) alone, so
- * the order in which a compiler evaluates the arguments of mpt_sequential does not matter.
+ * From memory to memory; all state is in one struct of the caller's and nothing is allocated.
+ * Every length, distance and code table is checked before use; CRC32 and size of each member are
+ * checked at its end. Output is to be trusted only once mpt__inflate_run has returned true.
  * ------------------------------------------------------------------------------------------- */
 
-typedef struct mpt__module_child {
-    char *name;
-    uint32_t slot;
-} mpt__module_child;
+#define MPT__HUFFMAN_MAX_BITS 15
+/* Codes up to this length are found by one look-up; 9 to 12 were equally fast on MNIST and text. */
+#define MPT__HUFFMAN_FAST_BITS 10
+#define MPT__HUFFMAN_SYMBOLS 288
+#define MPT__CRC32_STRIDE 16 /* bytes per turn; 4 took 2.6 times as long on MNIST */
 
-typedef struct mpt__module_parameter {
-    char *name;
-    mpt_shape shape;
-    mpt_init init;
-    int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
-    uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
-    uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
-    int64_t owner_row;
-} mpt__module_parameter;
+/* A canonical Huffman code. An entry is length << 9 | symbol; 0 means no code that short. */
+typedef struct mpt__huffman {
+    uint16_t fast[1 << MPT__HUFFMAN_FAST_BITS];
+    uint16_t count[MPT__HUFFMAN_MAX_BITS + 1]; /* codes of each length */
+    uint16_t symbol[MPT__HUFFMAN_SYMBOLS];     /* in order of their codes */
+} mpt__huffman;
 
-/* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
-   gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
-   linear layer before it takes into its own call. A new layer is a row here and a constructor. */
-#define MPT__LAYERS(L) \
-    L(user, none, 0, NONE) \
-    L(sequential, none, 0, NONE) \
-    L(list, none, 0, NONE) \
-    L(linear, linear, 3, NONE) \
-    L(relu, relu, 1, RELU) \
-    L(gelu, gelu, 1, GELU) \
-    L(tanh, tanh, 1, TANH) \
-    L(sigmoid, sigmoid, 1, SIGMOID) \
-    L(softmax, softmax, 1, NONE) \
-    L(log_softmax, log_softmax, 1, NONE) \
-    L(dropout, none, 0, NONE) \
-    L(flatten, none, 0, NONE) \
-    L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
-    L(silu, silu, 1, NONE) \
-    L(leaky_relu, leaky_relu, 1, NONE) \
-    L(elu, elu, 1, NONE) \
-    L(softplus, softplus, 1, NONE) \
-    L(hardtanh, hardtanh, 1, NONE) \
-    L(upsample, interpolate, 1, NONE) \
-    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
-#define MPT__CONV_LAYERS(L) \
-    L(conv2d, conv2d, 3, NONE) \
-    L(conv1d, conv1d, 3, NONE) \
-    L(conv_transpose2d, conv_transpose2d, 3, NONE)
-#define MPT__NORM_LAYERS(L) \
-    L(layer_norm, layer_norm, 3, NONE) \
-    L(rms_norm, rms_norm, 3, NONE) \
-    L(batch_norm1d, none, 0, NONE) \
-    L(batch_norm2d, none, 0, NONE) \
-    L(group_norm, group_norm, 3, NONE) \
-    L(max_pool2d, max_pool2d, 1, NONE) \
-    L(avg_pool2d, avg_pool2d, 1, NONE)
-#define MPT__ATTENTION_LAYERS(L) \
-    L(embedding, embedding, 2, NONE) \
-    L(multi_head_attention, none, 0, NONE)
+/* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are either zero
+ * or already equal to what follows at `next`. Past the end come zeros and a negative count. */
+typedef struct mpt__bit_input {
+    uint64_t bits;
+    const uint8_t *next, *end;
+    int count;
+} mpt__bit_input;
 
-typedef enum mpt__layer {
-#define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
-    MPT__LAYERS(MPT__ROW)
-#undef MPT__ROW
-} mpt__layer;
+typedef struct mpt__inflate {
+    const char *error;   /* static text, NULL while all is well; the first one stays */
+    size_t error_offset; /* byte of the compressed data at which it was noticed */
 
-static const struct {
-    const char *name, *call;
-    int op, inputs;
-    mpt_activation activation;
-} mpt__layer_rows[] = {
-#define MPT__ROW(name, op, inputs, activation) \
-    {#name, "mpt_" #op, MPT__OP_##op, inputs, MPT_ACTIVATION_##activation},
-    MPT__LAYERS(MPT__ROW)
-#undef MPT__ROW
-};
+    const uint8_t *start; /* of the compressed data */
+    mpt__bit_input in;
+    uint8_t *out;
+    size_t size, written; /* of `out` */
+    size_t member;        /* where in it the current member begins */
 
-typedef struct mpt__draws {
-    int64_t step;   /* dropout calls are counted per step */
-    uint64_t count; /* in it */
-} mpt__draws;
+    uint32_t crc_table[MPT__CRC32_STRIDE][256];
+    mpt__huffman literals, distances;
+} mpt__inflate;
 
-/* State of a module that no gradient changes: running statistics, or what fp8 scales are made of.
-   `next` is what a step will have made of statistics, `pending` until that step ends. */
-enum { MPT__BUFFER_FP8 = 3, MPT__BUFFERS };
-typedef struct mpt__running {
-    uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
-    mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
-    char *path[MPT__BUFFERS];                          /* once the tree is frozen */
-    double momentum;
-    int margin; /* of fp8 scales */
-    uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
-    uint64_t made_of; /* .. and a hash of what they come from */
-    uint32_t op_slot, op_generation;
-    mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
-    bool pending;
-} mpt__running;
+/* ---- CRC32 (reflected 0xEDB88320) ---- */
 
-static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
-                                                            "num_batches_tracked", "fp8_state"};
-
-typedef struct mpt__module {
-    mpt__id id;
-    mpt_module_class cls;
-    void *user;
-    mpt__layer layer;
-    mpt__attributes attributes; /* of the layer's op */
-    uint32_t parent;            /* the first one, 0 = root */
-    int parents;
-    int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
-    int64_t first, numbers; /* the least in the tree, how many it has */
-    mpt__module_child *children;
-    int64_t child_count, child_capacity;
-    mpt__module_parameter *parameters;
-    int64_t parameter_count, parameter_capacity;
-    bool training, frozen;
-    bool resumes; /* it was in training before mpt_fuse's trace */
-    bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
-    uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
-    uint32_t path;  /* index in context->paths, once frozen */
-    uint64_t path_hash;
-    mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
-    int64_t updates;
-    uint32_t mark;
-    uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
-    mpt__running *running; /* NULL: it keeps none */
-    bool noticed;          /* its first forward in training looked for a bias before it */
-} mpt__module;
-
-/* 65_init.c */
-static bool mpt__check_init(mpt_context *context, mpt_init init);
-static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i);
-/* 67_norm.c */
-static void mpt__running_free(mpt_context *context, mpt__running *running);
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
-                                          mpt_tensor residual, bool relu);
-/* 67_conv.c */
-static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
-/* 67_fp8.c */
-static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x);
-static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit);
-
-/* ==== Handles ==== */
-
-MPT__HANDLES(module, MPT__MODULE)
-
-static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
-    return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);
-}
-
-static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
-    while (module->parent) module = mpt__module_slot(context, module->parent);
-    return module;
-}
-
-MPT__BEGIN_COLD
-/* ==== Destroying ==== */
-
-static void mpt__block_free(mpt_context *context, mpt__block *block) {
-    if (block->values) mpt__storage_release(context, block->values);
-    if (block->gradients) mpt__storage_release(context, block->gradients);
-    for (int i = 0; i < 2; i++)
-        if (block->form[i]) mpt__storage_release(context, block->form[i]);
-    memset(block, 0, sizeof *block);
-}
-
-/* Everything a parameter holds, once no module names it any more. */
-static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row) {
-    if (!row->parameter || row->owner) return;
-    mpt__parameter *parameter = &context->parameters[row->parameter - 1];
-    mpt__block *block = &context->blocks[parameter->block];
-    row->parameter = 0;
-    if (parameter->tensor) {
-        parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
-        parameter->tensor->flags = MPT__KEPT;
-        mpt__tensor_drop(context, parameter->tensor);
+static void mpt__crc32_init(uint32_t table[MPT__CRC32_STRIDE][256]) {
+    for (uint32_t i = 0; i < 256; i++) {
+        table[0][i] = i;
+        for (int k = 0; k < 8; k++)
+            table[0][i] = (table[0][i] >> 1) ^ (0xEDB88320u & (0u - (table[0][i] & 1u)));
     }
-    mpt__host_text_free(context, parameter->path);
-    memset(parameter, 0, sizeof *parameter);
-    while (context->parameter_count > 0 && !context->parameters[context->parameter_count - 1].live)
-        context->parameter_count--;
-    if (--block->parameters == 0) mpt__block_free(context, block);
+    for (int k = 1; k < MPT__CRC32_STRIDE; k++)
+        for (uint32_t i = 0; i < 256; i++)
+            table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 255u];
 }
 
-/* A tied row of a module that lives on becomes the owner of what a module that ends has. */
-static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        for (int64_t k = 0; other && k < other->parameter_count; k++) {
-            mpt__module_parameter *row = &other->parameters[k];
-            if (row->owner != module->id.slot) continue;
-            mpt__module_parameter *from = &module->parameters[row->owner_row];
-            row->owner = from->owner, row->owner_row = from->owner_row;
-            if (from->owner) continue;
-            from->owner = other->id.slot, from->owner_row = k;
-        }
+static MPT__INLINE uint32_t mpt__load_u32(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+/* What four bytes, followed by as many others as `rows` is rows from the first, leave behind. */
+static MPT__INLINE uint32_t mpt__crc32_word(uint32_t rows[][256], uint32_t word) {
+    return rows[3][word & 255u] ^ rows[2][word >> 8 & 255u] ^ rows[1][word >> 16 & 255u] ^
+           rows[0][word >> 24];
+}
+
+static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
+    uint32_t c = 0xFFFFFFFFu;
+    for (; n >= MPT__CRC32_STRIDE; n -= MPT__CRC32_STRIDE, p += MPT__CRC32_STRIDE)
+        c = mpt__crc32_word(table + 12, c ^ mpt__load_u32(p)) ^
+            mpt__crc32_word(table + 8, mpt__load_u32(p + 4)) ^
+            mpt__crc32_word(table + 4, mpt__load_u32(p + 8)) ^
+            mpt__crc32_word(table, mpt__load_u32(p + 12));
+    for (; n > 0; n--, p++) c = (c >> 8) ^ table[0][(c ^ *p) & 255u];
+    return ~c;
+}
+
+/* ---- Input ---- */
+
+/* Records the first error and where the input stood. Always returns false. */
+static bool mpt__inflate_fail(mpt__inflate *z, const char *error) {
+    const int ahead = z->in.count > 0 ? z->in.count / 8 : 0;
+    if (!z->error) z->error_offset = (size_t)(z->in.next - z->start) - (size_t)ahead;
+    if (!z->error) z->error = error;
+    return false;
+}
+
+/* The same at the end of the input, whatever bits are left over. */
+static bool mpt__inflate_ends_early(mpt__inflate *z) {
+    z->in.next = z->in.end;
+    z->in.count = 0;
+    return mpt__inflate_fail(z, "the compressed data ends early");
+}
+
+/* Makes at least 56 bits available, or all there are. */
+static MPT__INLINE void mpt__inflate_fill(mpt__bit_input *in) {
+    if (in->end - in->next >= 8) {
+        in->bits |= (mpt__load_u32(in->next) | (uint64_t)mpt__load_u32(in->next + 4) << 32)
+                    << in->count;
+        in->next += (63 - in->count) >> 3;
+        in->count |= 56;
     }
+    for (; in->count < 56 && in->next < in->end; in->count += 8)
+        in->bits |= (uint64_t)*in->next++ << in->count;
 }
 
-static void mpt__module_free(mpt_context *context, void *object) {
-    mpt__module *module = (mpt__module *)object;
-    mpt__tied_bequeath(context, module);
-    if (module->cls.destroy) module->cls.destroy(module->user);
-    for (int64_t i = 0; i < module->child_count; i++)
-        mpt__host_text_free(context, module->children[i].name);
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        mpt__host_text_free(context, module->parameters[i].name);
-        mpt__parameter_drop(context, &module->parameters[i]);
+static MPT__INLINE uint32_t mpt__inflate_drop(mpt__bit_input *in, unsigned n) {
+    uint32_t value = (uint32_t)in->bits & ((1u << n) - 1u);
+    in->bits >>= n;
+    in->count -= (int)n;
+    return value;
+}
+
+/* Takes n <= 16 bits, least significant first. At the end of the input: fails and gives 0. */
+static uint32_t mpt__inflate_bits(mpt__inflate *z, unsigned n) {
+    mpt__inflate_fill(&z->in);
+    uint32_t value = mpt__inflate_drop(&z->in, n);
+    if (z->in.count >= 0) return value;
+    mpt__inflate_ends_early(z);
+    return 0;
+}
+
+/* The next n whole bytes, NULL after an error. The rest of a byte that bits were taken of is
+ * dropped. */
+static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
+    const uint8_t *bytes = z->in.next -= z->in.count / 8;
+    z->in.bits = 0;
+    z->in.count = 0;
+    if ((size_t)(z->in.end - bytes) >= n)
+        z->in.next += n;
+    else
+        bytes = NULL, mpt__inflate_ends_early(z);
+    return bytes;
+}
+
+/* ---- Huffman codes ---- */
+
+/* Builds the code whose symbol i has lengths[i] bits, 0 for none. False when there are more or
+ * fewer codes than the lengths allow; on request a lone code of one bit, or none at all, is let by,
+ * as zlib does. */
+static bool mpt__huffman_build(mpt__huffman *h, const uint8_t *lengths, int n, bool allow_lone) {
+    unsigned index[MPT__HUFFMAN_MAX_BITS + 2] = {0}, code[MPT__HUFFMAN_MAX_BITS + 2] = {0};
+    int left = 1;
+    memset(h, 0, sizeof *h);
+    for (int i = 0; i < n; i++) h->count[lengths[i]]++;
+    int used = n - h->count[0];
+    h->count[0] = 0;
+    for (int len = 1; len <= MPT__HUFFMAN_MAX_BITS; len++) {
+        left = 2 * left - h->count[len];
+        if (left < 0) return false;
+        index[len + 1] = index[len] + h->count[len];
+        code[len + 1] = (code[len] + h->count[len]) << 1;
     }
-    mpt__room_free(context, module->children, module->child_capacity);
-    mpt__room_free(context, module->parameters, module->parameter_capacity);
-    mpt__running_free(context, module->running);
+    if (left > 0 && !(allow_lone && used == h->count[1])) return false;
+    for (int i = 0; i < n; i++) {
+        int len = lengths[i];
+        if (len == 0) continue;
+        h->symbol[index[len]++] = (uint16_t)i;
+        unsigned c = code[len]++, reversed = 0;
+        if (len > MPT__HUFFMAN_FAST_BITS) continue;
+        for (int k = 0; k < len; k++) reversed |= (c >> k & 1u) << (len - 1 - k);
+        for (; reversed < 1u << MPT__HUFFMAN_FAST_BITS; reversed += 1u << len)
+            h->fast[reversed] = (uint16_t)(len << 9 | i);
+    }
+    return true;
 }
 
-/* Slot of another module that holds `child`; 0 if there is none. */
-static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *parent,
-                                  const mpt__module *child) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        const mpt__module *other = (const mpt__module *)table->rows[i].object;
-        for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
-            if (other->children[k].slot == child->id.slot) return other->id.slot;
+/* The entry of a code longer than the fast table's, bit by bit; 0 when there is none. */
+static unsigned mpt__huffman_slow(const mpt__huffman *h, uint64_t bits) {
+    int code = 0, first = 0, index = 0;
+    for (int len = 1; len <= MPT__HUFFMAN_MAX_BITS; len++, bits >>= 1) {
+        code |= (int)(bits & 1u);
+        int count = h->count[len];
+        if (code - first < count) return (unsigned)(len << 9) | h->symbol[index + code - first];
+        index += count;
+        first = (first + count) << 1;
+        code <<= 1;
     }
     return 0;
 }
 
-/* Frees a module; `below`: and all below it that no other module holds. */
-static void mpt__module_end(mpt_context *context, mpt__module *module, bool below) {
-    for (int64_t i = 0; i < module->child_count; i++) {
-        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
-        if (--child->parents == 0 && below)
-            mpt__module_end(context, child, true);
-        else if (child->parent == module->id.slot)
-            child->parent = mpt__other_parent(context, module, child);
+/* Takes the entry of the next symbol. Without one, the count turns negative or the entry is 0. */
+static MPT__INLINE unsigned mpt__huffman_take(const mpt__huffman *h, mpt__bit_input *in) {
+    unsigned entry = h->fast[in->bits & ((1u << MPT__HUFFMAN_FAST_BITS) - 1u)];
+    if (MPT__UNLIKELY(!entry)) entry = mpt__huffman_slow(h, in->bits);
+    in->bits >>= entry >> 9;
+    in->count -= (int)(entry >> 9);
+    return entry;
+}
+
+/* What to say when no good symbol came: the input may be too short for any. */
+static bool mpt__huffman_fail(mpt__inflate *z, unsigned entry, const char *error) {
+    if (z->in.count < 0 || (!entry && z->in.count < MPT__HUFFMAN_MAX_BITS))
+        return mpt__inflate_ends_early(z);
+    return mpt__inflate_fail(z, error);
+}
+
+/* ---- Blocks ---- */
+
+/* Reads the run-length coded code lengths of a dynamic block (RFC 1951, 3.2.7). */
+static bool mpt__inflate_code_lengths(mpt__inflate *z, uint8_t *lengths, int total) {
+    static const uint8_t least[3] = {3, 3, 11}, extra[3] = {2, 3, 7};
+    for (int i = 0, repeat; i < total; i += repeat) {
+        mpt__inflate_fill(&z->in);
+        unsigned entry = mpt__huffman_take(&z->literals, &z->in), symbol = entry & 511u;
+        if (!entry || z->in.count < 0)
+            return mpt__huffman_fail(z, entry, "a Huffman code that does not exist");
+        if (symbol == 16 && i == 0)
+            return mpt__inflate_fail(z, "a repeated code length with none before it");
+        repeat =
+            symbol < 16 ? 1 : (int)(least[symbol - 16] + mpt__inflate_bits(z, extra[symbol - 16]));
+        if (z->error) return false;
+        if (repeat > total - i) return mpt__inflate_fail(z, "more code lengths than announced");
+        memset(lengths + i,
+               symbol < 16    ? (int)symbol
+               : symbol == 16 ? lengths[i - 1]
+                              : 0,
+               (size_t)repeat);
     }
-    mpt__object_free(context, MPT__MODULE, module->id.slot);
+    return true;
 }
 
-/* ==== Walks ==== */
-
-#define MPT__PATH_BYTES 1024
-
-typedef struct mpt__level {
-    uint32_t slot, length; /* a module on the way down, the length of its path */
-    uint32_t next;         /* its next child */
-} mpt__level;
-
-/* A module and all below it, in the order of their children, each once: a shared module under its
-   first path. Ends early with an error recorded if the tree is too deep. */
-typedef struct mpt__walk {
-    mpt_context *context;
-    mpt__module *module; /* the current one */
-    int64_t row;         /* its next parameter */
-    uint32_t mark;
-    int depth;
-    mpt__level level[MPT__MAX_DEPTH];
-    char path[MPT__PATH_BYTES]; /* of the current one */
-} mpt__walk;
-
-static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
-    mpt__level *level = &walk->level[walk->depth++];
-    level->slot = module->id.slot, level->length = length, level->next = 0;
-    module->mark = walk->mark;
-    walk->module = module;
-    walk->row = 0;
-    return module;
+static bool mpt__inflate_dynamic_codes(mpt__inflate *z) {
+    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
+    uint8_t lengths[320] = {0};
+    int literals = 257 + (int)mpt__inflate_bits(z, 5);
+    int distances = 1 + (int)mpt__inflate_bits(z, 5);
+    int count = 4 + (int)mpt__inflate_bits(z, 4);
+    for (int i = 0; i < count; i++) lengths[order[i]] = (uint8_t)mpt__inflate_bits(z, 3);
+    if (z->error) return false;
+    if (literals > 286 || distances > 30)
+        return mpt__inflate_fail(z, "more literal or distance codes than there are");
+    if (!mpt__huffman_build(&z->literals, lengths, 19, false))
+        return mpt__inflate_fail(z, "an impossible set of code length codes");
+    if (!mpt__inflate_code_lengths(z, lengths, literals + distances)) return false;
+    if (lengths[256] == 0) return mpt__inflate_fail(z, "no code for the end of the block");
+    if (!mpt__huffman_build(&z->literals, lengths, literals, true))
+        return mpt__inflate_fail(z, "an impossible set of literal codes");
+    if (!mpt__huffman_build(&z->distances, lengths + literals, distances, true))
+        return mpt__inflate_fail(z, "an impossible set of distance codes");
+    return true;
 }
 
-/* Gives the root; mpt__walk_next the others, NULL at the end. */
-static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *context, mpt__module *root) {
-    walk->context = context;
-    walk->mark = ++context->module_mark;
-    walk->depth = 0;
-    walk->path[0] = '\0';
-    return mpt__walk_to(walk, root, 0);
+static void mpt__inflate_fixed_codes(mpt__inflate *z) {
+    uint8_t lengths[MPT__HUFFMAN_SYMBOLS];
+    for (int i = 0; i < MPT__HUFFMAN_SYMBOLS; i++)
+        lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
+    mpt__huffman_build(&z->literals, lengths, MPT__HUFFMAN_SYMBOLS, false);
+    memset(lengths, 5, 32);
+    mpt__huffman_build(&z->distances, lengths, 32, false);
 }
 
-static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const char *name) {
-    uint32_t length = walk->level[walk->depth - 1].length, room = MPT__PATH_BYTES - length;
-    length +=
-        (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
-    if (length >= MPT__PATH_BYTES)
-        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "a path is too long: %s", walk->path);
-    else if (walk->depth == MPT__MAX_DEPTH)
-        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
-                   MPT__MAX_DEPTH);
-    else
-        return mpt__walk_to(walk, child, length);
-    return NULL;
-}
-
-static mpt__module *mpt__walk_next(mpt__walk *walk) {
-    while (walk->depth > 0) {
-        mpt__level *level = &walk->level[walk->depth - 1];
-        const mpt__module *above = mpt__module_slot(walk->context, level->slot);
-        walk->path[level->length] = '\0';
-        if (level->next == above->child_count) {
-            walk->depth--;
-            continue;
-        }
-        const mpt__module_child *row = &above->children[level->next++];
-        mpt__module *child = mpt__module_slot(walk->context, row->slot);
-        if (child->mark != walk->mark) return mpt__walk_down(walk, child, row->name);
+/* Copies a match; it may overlap itself, and up to 15 bytes of the `room` behind it may change. */
+static MPT__INLINE void mpt__inflate_copy(uint8_t *to, size_t distance, size_t length,
+                                          size_t room) {
+    const uint8_t *from = to - distance;
+    if (distance == 1) {
+        memset(to, *from, length);
+    } else if (distance >= 16 && room >= length + 15) {
+        for (size_t i = 0; i < length; i += 16) memcpy(to + i, from + i, 16);
+    } else {
+        for (size_t i = 0; i < length; i++) to[i] = from[i];
     }
-    return NULL;
 }
 
-/* A tensor of a module's state, and its path in the tree. */
-typedef struct mpt__buffer {
-    mpt__tensor *tensor;
-    const char *path;
-} mpt__buffer;
+/* How far above the least a length (step 4) or distance (step 2) lies, its extra bits taken: every
+ * `step` codes have one bit more than those before (RFC 1951, 3.2.5). */
+static MPT__INLINE size_t mpt__inflate_number(mpt__bit_input *in, unsigned code, unsigned step) {
+    if (code < step) return code;
+    unsigned extra = code / step - 1;
+    return ((step + code % step) << extra) + mpt__inflate_drop(in, extra);
+}
 
-/* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
-static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
+/* Decodes to the end of the block. False on error and, without one, when the output is full. */
+static bool mpt__inflate_codes(mpt__inflate *z) {
+    uint8_t *const begin = z->out + z->member, *const end = z->out + z->size;
+    uint8_t *out = z->out + z->written;
+    mpt__bit_input in = z->in; /* in registers: stores to the output could alias *z */
+    const char *error = NULL;
+    unsigned entry, symbol;
+
     for (;;) {
-        const mpt__running *has = walk->module->running;
-        while (has && walk->row < MPT__BUFFERS && !has->buffer[walk->row]) walk->row++;
-        if (has && walk->row < MPT__BUFFERS) break;
-        if (!mpt__walk_next(walk)) return false;
+        mpt__inflate_fill(&in);
+        entry = mpt__huffman_take(&z->literals, &in), symbol = entry & 511u;
+        if (symbol < 256 && entry && in.count >= 0) {
+            if (out == end) break;
+            *out++ = (uint8_t)symbol;
+            continue;
+        }
+        if (!entry || symbol > 285 || in.count < 0) error = "a literal code that does not exist";
+        if (error || symbol == 256) break;
+        size_t length = symbol == 285 ? 258 : 3 + mpt__inflate_number(&in, symbol - 257, 4);
+        entry = mpt__huffman_take(&z->distances, &in), symbol = entry & 511u;
+        if (!entry || symbol > 29) error = "a distance code that does not exist";
+        if (error) break;
+        size_t distance = 1 + mpt__inflate_number(&in, symbol, 2);
+        if (in.count < 0 || distance > (size_t)(out - begin))
+            error = "a match that reaches back before the start of the data";
+        if (error) break;
+        size_t room = (size_t)(end - out);
+        mpt__inflate_copy(out, distance, length < room ? length : room, room);
+        out += length < room ? length : room;
+        if (length > room) break;
     }
-    const mpt__running *running = walk->module->running;
-    buffer->tensor = running->buffer[walk->row];
-    buffer->path = running->path[walk->row++];
+    z->in = in;
+    z->written = (size_t)(out - z->out);
+    return error ? mpt__huffman_fail(z, entry, error) : symbol == 256;
+}
+
+static bool mpt__inflate_stored(mpt__inflate *z) {
+    const uint8_t *lengths = mpt__inflate_bytes(z, 4);
+    if (!lengths) return false;
+    uint32_t word = mpt__load_u32(lengths);
+    size_t length = word & 0xFFFFu, room = z->size - z->written;
+    if (((word ^ word >> 16) & 0xFFFFu) != 0xFFFFu)
+        return mpt__inflate_fail(z, "a stored block whose two lengths disagree");
+    size_t n = length < room ? length : room;
+    const uint8_t *bytes = mpt__inflate_bytes(z, n);
+    if (!bytes) return false;
+    if (n) memcpy(z->out + z->written, bytes, n);
+    z->written += n;
+    return n == length;
+}
+
+static bool mpt__inflate_block(mpt__inflate *z, bool *last) {
+    *last = mpt__inflate_bits(z, 1) != 0;
+    uint32_t type = mpt__inflate_bits(z, 2);
+    if (z->error) return false;
+    if (type == 3) return mpt__inflate_fail(z, "a block of unknown type");
+    if (type == 0) return mpt__inflate_stored(z);
+    if (type == 1) mpt__inflate_fixed_codes(z);
+    return (type == 1 || mpt__inflate_dynamic_codes(z)) && mpt__inflate_codes(z);
+}
+
+/* ---- gzip members ---- */
+
+/* The next byte of a header, -1 after an error. */
+static int mpt__inflate_byte(mpt__inflate *z) {
+    const uint8_t *byte = mpt__inflate_bytes(z, 1);
+    return byte ? *byte : -1;
+}
+
+static bool mpt__inflate_header(mpt__inflate *z) {
+    enum { HEADER_CRC = 2, EXTRA = 4, NAME = 8, COMMENT = 16, RESERVED = 0xE0 };
+    const uint8_t *begin = z->in.next, *p;
+    if (mpt__inflate_byte(z) != 0x1F || mpt__inflate_byte(z) != 0x8B)
+        return mpt__inflate_fail(z, begin > z->start ? "something that is not gzip follows the data"
+                                                     : "this is not a gzip file");
+    p = mpt__inflate_bytes(z, 8); /* method, flags, time, extra flags, operating system */
+    if (!p) return false;
+    int flags = p[1];
+    if (p[0] != 8 || (flags & RESERVED) != 0)
+        return mpt__inflate_fail(z, "a gzip header of an unknown kind");
+    if ((flags & EXTRA) && (p = mpt__inflate_bytes(z, 2)) != NULL)
+        mpt__inflate_bytes(z, (size_t)p[0] | (size_t)p[1] << 8);
+    for (int flag = NAME; flag <= COMMENT; flag *= 2)
+        while ((flags & flag) && mpt__inflate_byte(z) > 0) {}
+    uint32_t crc = mpt__crc32(z->crc_table, begin, (size_t)(z->in.next - begin));
+    if ((flags & HEADER_CRC) && (p = mpt__inflate_bytes(z, 2)) != NULL &&
+        ((crc ^ p[0]) & 255u || (crc >> 8 ^ p[1]) & 255u))
+        return mpt__inflate_fail(z, "the checksum of the gzip header is wrong");
+    return !z->error;
+}
+
+/* A header, blocks, then the CRC32 and the size (modulo 2^32) of what they gave. */
+static bool mpt__inflate_member(mpt__inflate *z) {
+    bool last = false;
+    z->member = z->written;
+    if (!mpt__inflate_header(z)) return false;
+    while (!last)
+        if (!mpt__inflate_block(z, &last)) return false;
+    const uint8_t *trailer = mpt__inflate_bytes(z, 8);
+    size_t size = z->written - z->member;
+    if (!trailer) return false;
+    if (mpt__load_u32(trailer) != mpt__crc32(z->crc_table, z->out + z->member, size))
+        return mpt__inflate_fail(z, "the data does not match its checksum");
+    if (mpt__load_u32(trailer + 4) != (uint32_t)size)
+        return mpt__inflate_fail(z, "the data does not match its announced size");
     return true;
 }
 
-/* The next parameter, of the current module or the next that has one; NULL at the end. One that is
-   tied to another is passed over. */
-static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
-    mpt__module_parameter *row;
-    do {
-        while (walk->row == walk->module->parameter_count)
-            if (!mpt__walk_next(walk)) return NULL;
-        row = &walk->module->parameters[walk->row++];
-    } while (row->owner);
-    return row;
+static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void *out,
+                               size_t size) {
+    memset(z, 0, sizeof *z);
+    mpt__crc32_init(z->crc_table);
+    z->start = z->in.next = (const uint8_t *)data;
+    z->in.end = z->start + n;
+    z->out = (uint8_t *)out;
+    z->size = size;
 }
 
-/* ==== Numbers ====
- *
- * The number of a tree's root is in the key of its initial values. What a failed creation was to be
- * made of stays, but gives its numbers back if they are the last ones, so that a second try draws
- * the same values. What is used after all gets the next ones. */
-
-static bool mpt__number_is_free(const mpt__module *module) {
-    return module && module->creation && !module->parent && !module->frozen;
+/* Whether only zeros are left: files are padded with them to whole blocks. */
+static bool mpt__inflate_ended(const mpt__inflate *z) {
+    const uint8_t *next = z->in.next;
+    while (next < z->in.end && *next == 0) next++;
+    return next == z->in.end;
 }
 
-static void mpt__number_back(mpt_context *context, const mpt_module *modules, int count) {
-    int64_t first = INT64_MAX, numbers = 0;
-    for (int i = 0; i < count; i++) {
-        const mpt__module *module = mpt__module_at(context, modules[i]);
-        if (!mpt__number_is_free(module)) continue;
-        numbers += module->numbers;
-        if (module->first < first) first = module->first;
-    }
-    if (first + numbers != (int64_t)context->module_creations + 1) return;
-    context->module_creations = (uint64_t)(first - 1);
-    for (int i = 0; i < count; i++) {
-        mpt__module *module = mpt__module_at(context, modules[i]);
-        if (mpt__number_is_free(module)) module->creation = 0;
-    }
+/* Decodes a whole gzip file of n bytes, of one member or many, into out[size]; z->written bytes
+ * have come of it. False when z->error says what is wrong with it, and with that still NULL when
+ * there is more than `size`. */
+static bool mpt__inflate_run(mpt__inflate *z, const void *data, size_t n, void *out, size_t size) {
+    mpt__inflate_begin(z, data, n, out, size);
+    do
+        if (!mpt__inflate_member(z)) return false;
+    while (!mpt__inflate_ended(z));
+    return true;
 }
 
-/* The next numbers for a tree that has none, the last of them for the root. */
-static void mpt__number(mpt_context *context, mpt__module *root) {
-    if (root->creation) return;
-    root->first = (int64_t)context->module_creations + 1;
-    context->module_creations += (uint64_t)root->numbers;
-    root->creation = (int64_t)context->module_creations;
-}
-
-/* ==== Building ==== */
-
-static bool mpt__check_open(mpt_context *context, const mpt__module *module, const char *what) {
-    if (module->frozen)
-        mpt__error(context, MPT_ERROR_STATE,
-                   "the tree is in use (forward, optimizer, save or a value was read) and takes no "
-                   "more %s; add all of them first",
-                   what);
-    return !module->frozen;
-}
-
-static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, const char *name,
-                                 mpt__module *child) {
-    if (!mpt__check_open(context, module, "children")) return context->base.status;
-    int depth = 1, most = 0;
-    for (const mpt__module *above = module; above->parent; depth++)
-        above = mpt__module_slot(context, above->parent);
-    mpt__walk walk;
-    for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
-         below = mpt__walk_next(&walk)) {
-        if (below == module)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
-        if (walk.depth > most) most = walk.depth;
-    }
-    if (depth + most > MPT__MAX_DEPTH)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
-                          MPT__MAX_DEPTH);
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (child->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "child %s is in use; build the whole tree, then load and use it",
-                          name);
-    for (int64_t i = 0; i < module->child_count; i++) {
-        if (strcmp(module->children[i].name, name) == 0)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
-                              name);
-    }
-    if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
-        return context->base.status;
-    mpt__module_child *rows = module->children + module->child_count;
-    rows->name = mpt__host_text(context, name);
-    rows->slot = child->id.slot;
-    if (!rows->name) return context->base.status;
-    module->child_count++;
-    if (!child->parent) child->parent = module->id.slot;
-    child->parents++;
-    mpt__number(context, child);
-    for (mpt__module *above = module;;) {
-        above->numbers += child->numbers;
-        if (above->first > child->first) above->first = child->first;
-        if (!above->parent) return MPT_OK;
-        above = mpt__module_slot(context, above->parent);
-    }
-}
-
-static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, const char *name,
-                                     const mpt_shape *shape, mpt_init init, int64_t fan_in) {
-    if (!mpt__check_open(context, module, "parameters") ||
-        mpt__checked_bytes(context, MPT_F32, shape) < 0)
-        return context->base.status;
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        if (strcmp(module->parameters[i].name, name) == 0)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
-                              name);
-    }
-    if (!mpt__room(context, module->parameters, module->parameter_capacity,
-                   module->parameter_count + 1))
-        return context->base.status;
-    mpt__module_parameter *rows = module->parameters + module->parameter_count;
-    memset(rows, 0, sizeof *rows);
-    rows->name = mpt__host_text(context, name);
-    rows->shape = *shape;
-    rows->init = init;
-    rows->fan_in = fan_in;
-    if (rows->name) module->parameter_count++;
-    return context->base.status;
-}
-
-/* ==== Layers ==== */
-
-/* A module without a number: mpt__layer_made follows. NULL with an error recorded. */
-static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__layer layer) {
-    if (!mpt__enter(context, call)) return NULL;
-    mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
-    if (!module) return NULL;
-    module->attributes = mpt__no_attributes;
-    module->layer = layer;
-    module->cls.name = mpt__layer_rows[layer].name;
-    module->cls.n_inputs = module->cls.n_outputs = 1;
-    module->training = true;
-    module->first = INT64_MAX;
-    module->numbers = 1;
-    return module;
-}
-
-/* Ends a constructor: the handle and the number, or on error neither. */
-static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
-    if (!module) return mpt__module_handle(context, NULL);
-    if (context->base.status != MPT_OK) {
-        mpt__module_end(context, module, false);
-        return mpt__module_handle(context, NULL);
-    }
-    module->creation = (int64_t)++context->module_creations;
-    if (module->first > module->creation) module->first = module->creation;
-    return mpt__module_handle(context, module);
-}
-
-/* A parameter of PyTorch's default values by `fan_in`. */
-static void mpt__layer_parameter(mpt_context *context, mpt__module *module, const char *name,
-                                 mpt_shape shape, int64_t fan_in) {
-    mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
-    if (context->base.status == MPT_OK)
-        mpt__add_parameter(context, module, name, &shape, init, fan_in);
-}
-
-static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
-                                  bool bias) {
-    mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
-    if (!module) return mpt__module_handle(context, NULL);
-    if (in < 1 || out < 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more", in,
-                   out);
-    mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
-    if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
-    return mpt__layer_made(context, module);
-}
-
-MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
-    return mpt__linear_new(context, "mpt_nn_linear", in, out, true);
-}
-MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
-    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in, out, false);
-}
-
-/* Layers that nothing need be told. */
-#define MPT__DEFINE_LAYER(name) \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) { \
-        return mpt__layer_made(context, \
-                               mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
-    }
-MPT__DEFINE_LAYER(relu)
-MPT__DEFINE_LAYER(gelu)
-MPT__DEFINE_LAYER(tanh)
-MPT__DEFINE_LAYER(sigmoid)
-MPT__DEFINE_LAYER(flatten)
-MPT__DEFINE_LAYER(gelu_tanh)
-MPT__DEFINE_LAYER(silu)
-#undef MPT__DEFINE_LAYER
-
-MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
-    mpt__module *module = mpt__layer_new(context, "mpt_nn_dropout", MPT__LAYER_dropout);
-    if (module) module->attributes.imm[0] = p;
-    if (module && !(p >= 0.0 && p <= 1.0))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
-    return mpt__layer_made(context, module);
-}
-
-static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                    double a, double b) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
-    const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
-    if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
-    if (module && why) mpt__error(context, MPT_ERROR_ARGUMENT, why, a, b);
-    return mpt__layer_made(context, module);
-}
-
-MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
-    return mpt__number_layer(context, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
-}
-MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
-    return mpt__number_layer(context, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
-}
-MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
-    return mpt__number_layer(context, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
-}
-MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
-    return mpt__number_layer(context, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
-}
-
-static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                 int dim) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
-    if (module) module->attributes.index[0] = dim;
-    return mpt__layer_made(context, module);
-}
-
-MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim) {
-    return mpt__dim_layer(context, "mpt_nn_softmax", MPT__LAYER_softmax, dim);
-}
-MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim) {
-    return mpt__dim_layer(context, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
-}
-
-static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt__layer layer,
-                                     const mpt_module *modules, int count) {
-    mpt__module *container = mpt__layer_new(context, call, layer);
-    bool given = count == 0 || (count > 0 && modules);
-    if (container && !given)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "expected an array of modules and its length");
-    for (int i = 0; i < count && container && context->base.status == MPT_OK; i++) {
-        char text[16];
-        mpt__format_text(text, sizeof text, "%d", i);
-        mpt__module *child = mpt__module_at(context, modules[i]);
-        if (child) mpt__add_child(context, container, text, child);
-    }
-    mpt_module made = mpt__layer_made(context, container);
-    if (context && !made.slot && given) mpt__number_back(context, modules, count);
-    return made;
-}
-
-/* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
-static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
-                                    va_list arguments) {
-    enum { MOST = 255 }; /* compilers need not take more arguments */
-    mpt_module modules[MOST];
-    for (int count = 0; count <= MOST; count++) {
-        mpt_module module = va_arg(arguments, mpt_module);
-        if (!module.context && module.slot == UINT32_MAX)
-            return mpt__container_new(context, call, layer, modules, count);
-        if (count < MOST) modules[count] = module;
-    }
-    mpt__misuse(context, call, MPT_ERROR_ARGUMENT,
-                "more than %d modules; is MPT_END missing? else use the form with an array",
-                (int)MOST);
-    return mpt__module_handle(context, NULL);
-}
-
-#define MPT__DEFINE_CONTAINER(name, layer) \
-    MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
-                                        int count) { \
-        return mpt__container_new(context, #name, layer, modules, count); \
-    } \
-    MPTRAIN_API mpt_module name(mpt_context *context, ...) { \
-        va_list arguments; \
-        va_start(arguments, context); \
-        mpt_module made = mpt__gathered_new(context, #name, layer, arguments); \
-        va_end(arguments); \
-        return made; \
-    }
-MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
-MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
-#undef MPT__DEFINE_CONTAINER
-
-MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
-                                         void *user) {
-    mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
-    if (!module) return mpt__module_handle(context, NULL);
-    if (cls && cls->name && cls->forward) {
-        module->cls = *cls;
-        module->user = user;
-    } else {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "expected a class with a name and a forward");
-    }
-    return mpt__layer_made(context, module);
-}
-
-/* A name that paths can be made of. */
-static bool mpt__check_name(mpt_context *context, const char *name) {
-    if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                       "expected a name of 1 to 199 characters without a dot");
-}
-
-MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
-    mpt_context *context = module.context;
-    mpt__module *above = mpt__module_enter(module, "mpt_add_child");
-    mpt__module *below = above ? mpt__module_at(context, child) : NULL;
-    if (below && mpt__check_name(context, name)) mpt__add_child(context, above, name, below);
-    return mpt__status_of(context);
-}
-
-MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
-                                         mpt_init init) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_enter(module, "mpt_add_parameter");
-    if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
-        return mpt__status_of(context);
-    return mpt__add_parameter(context, found, name, &shape, init, 0);
-}
-
-/* ==== Freezing ==== */
-
-#define MPT__MOST_ELEMENTS (INT64_MAX / 16) /* of a tree: their bytes can still be counted */
-
-/* Elements between the starts of tensors: 256 bytes of the block's dtype. */
-static int64_t mpt__block_grain(mpt_dtype dtype) {
-    return 256 / (int64_t)mpt__dtype_info[dtype].bytes;
-}
-
-static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
-    return (value + grain - 1) / grain * grain;
-}
-
-/* A path kept for the life of the context; 0 on error. mpt_fuse tells modules apart by it. */
-static uint32_t mpt__path_new(mpt_context *context, const char *text) {
-    if (context->path_count == 0) context->path_count = 1; /* 0 means none */
-    if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
-        return 0;
-    context->paths[context->path_count] = mpt__host_text(context, text);
-    return context->paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
-}
-
-/* A place in the block for a parameter of the current module of a walk. */
-static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
-    mpt_context *context = walk->context;
-    if (!mpt__room(context, context->parameters, context->parameter_capacity,
-                   context->parameter_count + 1))
-        return context->base.status;
-    char text[MPT__PATH_BYTES + 256];
-    mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
-    mpt__parameter *parameter = &context->parameters[context->parameter_count];
-    memset(parameter, 0, sizeof *parameter);
-    parameter->path = mpt__host_text(context, text);
-    if (!parameter->path) return context->base.status;
-    parameter->live = true;
-    parameter->block = block;
-    parameter->module = walk->module->id.slot;
-    parameter->offset = context->blocks[block].numel;
-    parameter->numel = mpt__shape_numel(&row->shape);
-    if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
-        mpt__host_text_free(context, parameter->path);
-        return mpt__error(context, MPT_ERROR_SHAPE, "the tree has more than 2^59 elements");
-    }
-    row->parameter = (uint32_t)++context->parameter_count;
-    context->blocks[block].parameters++;
-    context->blocks[block].numel =
-        mpt__aligned_up(parameter->offset + parameter->numel, mpt__block_grain(MPT_F32));
-    return MPT_OK;
-}
-
-/* The persistent tensor of a parameter, in its block. */
-static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
-                                        const mpt_shape *shape) {
-    mpt__parameter *parameter = &context->parameters[index];
-    const mpt__block *block = &context->blocks[parameter->block];
-    mpt__tensor view =
-        mpt__view_on(block->values, (mpt_dtype)block->dtype, shape, parameter->offset);
-    mpt__tensor *tensor =
-        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
-    if (!tensor) return context->base.status;
-    tensor->parameter = index + 1;
-    parameter->tensor = tensor;
-    return MPT_OK;
-}
-
-static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
-    uint32_t index = 0;
-    while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
-    if (!mpt__room(context, context->blocks, context->block_capacity, (int64_t)index + 1))
-        return UINT32_MAX;
-    if ((int64_t)index == context->block_count) context->block_count++;
-    memset(&context->blocks[index], 0, sizeof *context->blocks);
-    context->blocks[index].live = 1;
-    context->blocks[index].dtype = (uint8_t)dtype;
-    context->blocks[index].moves = context->moves;
-    return index;
-}
-
-/* Gives tied parameters the places of their owners, which the walk before this one saw. */
-static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
-    mpt_context *context = walk->context;
-    const uint32_t mark = walk->mark;
-    mpt__module *module = mpt__walk_begin(walk, context, root);
-    for (; module; module = mpt__walk_next(walk)) {
-        for (int64_t i = 0; i < module->parameter_count; i++) {
-            mpt__module_parameter *row = &module->parameters[i];
-            if (!row->owner) continue;
-            const mpt__module *owner = mpt__module_slot(context, row->owner);
-            if (owner->mark != mark && owner->mark != walk->mark)
-                return mpt__error(context, MPT_ERROR_STATE,
-                                  "parameter %s of module %s is tied to one outside the tree",
-                                  row->name, walk->path);
-            row->parameter = owner->parameters[row->owner_row].parameter;
-        }
-    }
-    return context->base.status;
-}
-
-/* Paths and places for all modules and parameters of a tree. */
-static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
-    mpt_context *context = walk->context;
-    uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
-    mpt__module *module = mpt__walk_begin(walk, context, root);
-    for (; module; module = mpt__walk_next(walk)) {
-        root->watched |= module->layer == MPT__LAYER_user;
-        module->path = mpt__path_new(context, *walk->path ? walk->path : module->cls.name);
-        if (!module->path) return context->base.status;
-        module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
-        for (int64_t i = 0; i < module->parameter_count; i++)
-            if (!module->parameters[i].owner &&
-                mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
-                return context->base.status;
-        for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
-            char text[MPT__PATH_BYTES + 256];
-            if (!module->running->buffer[i]) continue;
-            mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
-                             mpt__buffer_names[i]);
-            mpt__host_text_free(context, module->running->path[i]);
-            module->running->path[i] = mpt__host_text(context, text);
-            if (!module->running->path[i]) return context->base.status;
-        }
-    }
-    return mpt__freeze_ties(walk, root);
-}
-
-/* Memory and first values for parameters that have their places. */
-static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
-    mpt_context *context = walk->context;
-    if (context->blocks[block].parameters > 0) {
-        uint32_t values = mpt__storage_new(context, context->blocks[block].numel * 4,
-                                           MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
-        context->blocks[block].values = values;
-    }
-    mpt__module_parameter *row;
-    mpt__walk_begin(walk, context, root);
-    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(walk)) != NULL) {
-        if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
-            mpt__draw_parameter(context, walk->module, walk->row - 1);
-    }
-    return context->base.status;
-}
-
-/* Gives a tree's parameters their places and values; all or nothing. */
-static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
-    mpt__module *root = mpt__module_root(context, module);
-    if (root->frozen) return MPT_OK;
-    mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
-        if (module->frozen) /* its parameters are there */
-            return mpt__error(
-                context, MPT_ERROR_STATE,
-                "module %s is already in use in another tree; only one tree can share it",
-                walk.path);
-    }
-    if (context->base.status != MPT_OK) return context->base.status;
-    uint32_t block = mpt__block_new(context, MPT_F32);
-    if (block == UINT32_MAX) return context->base.status;
-    mpt__number(context, root);
-    bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
-                mpt__freeze_values(&walk, root, block) == MPT_OK;
-    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
-        module->frozen = good;
-        for (int64_t i = 0; i < module->parameter_count && !good; i++)
-            mpt__parameter_drop(context, &module->parameters[i]);
-    }
-    if (context->blocks[block].parameters == 0) mpt__block_free(context, &context->blocks[block]);
-    return context->base.status;
+/* The same for blocks alone, as zip files hold them; the caller knows their size and checksum. */
+static bool mpt__inflate_blocks(mpt__inflate *z, const void *data, size_t n, void *out,
+                                size_t size) {
+    bool last = false;
+    mpt__inflate_begin(z, data, n, out, size);
+    while (!last)
+        if (!mpt__inflate_block(z, &last)) return false;
+    return z->written == size;
 }
 
 MPT__END_LEVEL
-/* ==== Forward ==== */
-
-/* Number of a dropout call of the module in this step. What the count was at the last completed
-   optimizer step is remembered for mpt_clear_error. */
-static uint64_t mpt__dropout_count(mpt_context *context, mpt__module *module) {
-    if (module->updates != context->now.updates) {
-        module->updates = context->now.updates;
-        module->committed = module->draws;
-    }
-    if (module->draws.step != context->now.step) {
-        module->draws.step = context->now.step;
-        module->draws.count = 0;
-    }
-    return module->draws.count++;
-}
-
-/* Takes back the dropout calls since the last completed optimizer step: part of mpt_clear_error. */
-static void mpt__draws_forget(mpt_context *context) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__module *module = (mpt__module *)table->rows[i].object;
-        if (module && module->updates == context->committed.updates)
-            module->draws = module->committed;
-    }
-}
-
-static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
-                                        int64_t i) {
-    uint32_t index = module->parameters[i].parameter - 1;
-    return mpt__handle(context, context->parameters[index].tensor);
-}
-
-/* A layer that is one op; NULL on error, as all that follow. */
-static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
-                                                        const mpt__module *module, mpt__tensor *x,
-                                                        mpt_activation activation) {
-    mpt__frame frame;
-    int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
-    if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
-        !mpt__call_begin(&frame, context, op, n_in, 1, &module->attributes))
-        return NULL;
-    frame.attributes->activation = (uint8_t)activation;
-    mpt__tensor **in = frame.record->in;
-    in[0] = x;
-    const mpt__module_parameter *row = module->parameters;
-    int i = 1;
-    for (; i < n_in && i <= module->parameter_count; i++, row++)
-        in[i] = context->parameters[row->parameter - 1].tensor;
-    for (; i < n_in; i++) in[i] = NULL;
-    return mpt__call_run(&frame);
-}
-
-static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
-                                         const mpt_tensor *in, int n_in, mpt_tensor *out,
-                                         int n_out) {
-    MPT__PLAIN_FLOATS;
-    const mpt_module_class *cls = &module->cls;
-    if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
-                          cls->n_inputs ? cls->n_inputs : n_in,
-                          cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
-    if (!mpt__user_forward_begin(context, cls->name)) return context->base.status;
-    mpt_status status =
-        cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
-    context->forward_depth--;
-    context->base.op = "mpt_forward"; /* not the last call that the user's function made */
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (status != MPT_OK)
-        return mpt__error(context, status, "forward of %s reported: %s", cls->name,
-                          mpt_status_name(status));
-    if (out[0].slot == 0)
-        return mpt__error(context, MPT_ERROR_STATE, "forward of %s did not set output 0",
-                          cls->name);
-    return MPT_OK;
-}
-
-static bool mpt__is_batch_norm(const mpt__module *module) {
-    return module->layer == MPT__LAYER_batch_norm1d || module->layer == MPT__LAYER_batch_norm2d;
-}
-
-/* A layer of one input and one output that is more than an op. */
-static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
-                                                   mpt_tensor x, mpt_activation activation) {
-    mpt_tensor out = mpt__null(context);
-    switch (module->layer) {
-    case MPT__LAYER_user:
-    case MPT__LAYER_multi_head_attention:
-        mpt__user_forward_call(context, module, &x, 1, &out, 1);
-        return out;
-    case MPT__LAYER_dropout:
-        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
-                                 mpt__dropout_count(context, module));
-    case MPT__LAYER_flatten:
-        return mpt_flatten(x, 1, -1);
-    case MPT__LAYER_linear:
-        return mpt__fp8_forward(context, module, x);
-    case MPT__LAYER_conv2d:
-    case MPT__LAYER_conv1d:
-    case MPT__LAYER_conv_transpose2d:
-        return mpt__fused_forward(context, module, x);
-    case MPT__LAYER_batch_norm1d:
-    case MPT__LAYER_batch_norm2d:
-        return mpt__batch_norm_forward(context, module, x, mpt__null(NULL),
-                                       activation == MPT_ACTIVATION_RELU);
-    default:
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "a list has no forward of its own; call its children, see mpt_child");
-        return out;
-    }
-}
-
-static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
-                                            mpt__tensor *x);
-
-/* Puts a module's path, mode and policy in force, of which the first two stay so. */
-static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt__module *module) {
-    context->path = module->path;
-    context->module = module->id.slot;
-    context->path_hash = module->path_hash;
-    context->module_training = module->training;
-    if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
-        mpt_autocast_begin(context, (mpt_dtype)module->policy);
-}
-
-/* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
-   norm. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
-                                                      mpt__tensor *x, mpt_activation activation) {
-    int autocast_depth = context->autocast_depth;
-    mpt__module_begin(context, module);
-    mpt__tensor *out = NULL;
-    if (mpt__layer_rows[module->layer].op && !module->running) {
-        out = mpt__op_layer_forward(context, module, x, activation);
-    } else if (module->layer == MPT__LAYER_sequential) {
-        out = mpt__sequential_forward(context, module, x);
-    } else {
-        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x), activation);
-        if (made.slot) out = mpt__at(context, made, "output");
-    }
-    context->autocast_depth = autocast_depth;
-    return out;
-}
-
-/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
-   norm and a convolution a relu. What passes between children is given up as soon as the next one
-   has it, unless a user's forward in the tree may have put a handle of it by. */
-static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
-                                                          mpt__tensor *x) {
-    mpt__tensor *now = x;
-    bool watched = mpt__module_root(context, module)->watched;
-    for (int64_t i = 0; i < module->child_count && now; i++) {
-        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
-        mpt_activation activation = MPT_ACTIVATION_NONE;
-        const bool linear = child->layer == MPT__LAYER_linear;
-        const bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
-                                      child->layer <= MPT__LAYER_conv_transpose2d);
-        if (((takes && !child->running) || mpt__is_batch_norm(child)) &&
-            i + 1 < module->child_count) {
-            const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
-            if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
-                activation = mpt__layer_rows[next->layer].activation;
-        }
-        mpt__tensor *out = mpt__module_run(context, child, now, activation);
-        if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && now != x && now != out) mpt__tensor_drop(context, now);
-        now = out;
-    }
-    return now;
-}
-
-/* What both calls below do. What is made by layers alone comes as *made, not in out. */
-static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
-                               int n_out, mpt__tensor **made) {
-    mpt_context *context = module.context;
-    if (out) mpt__outputs_null(context, out, n_out);
-    mpt__module *found = mpt__module_enter(module, "mpt_forward");
-    if (!found) return mpt__status_of(context);
-    if (!in || !out || n_in < 1 || n_out < 1)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "expected at least one input and one output");
-    for (int i = 0; i < n_in; i++)
-        if (!mpt__at(context, in[i], "input")) return context->base.status;
-    if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
-    uint32_t path = context->path, above = context->module;
-    uint64_t path_hash = context->path_hash;
-    bool training = context->module_training;
-    int autocast_depth = context->autocast_depth;
-    if (found->cls.forward) {
-        mpt__module_begin(context, found);
-        mpt__user_forward_call(context, found, in, n_in, out, n_out);
-    } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
-        mpt__module_begin(context, found);
-        out[0] = mpt__batch_norm_forward(context, found, in[0], in[1], false);
-    } else if (n_in != 1 || n_out != 1) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
-                   found->cls.name, n_in, n_out);
-    } else {
-        mpt__tensor *x = mpt__slot(context, in[0].slot);
-        *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
-    }
-    if (!above) mpt__wait_no_more(context);
-    context->autocast_depth = autocast_depth;
-    context->path = path;
-    context->module = above;
-    context->path_hash = path_hash;
-    context->module_training = training;
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
-                                     mpt_tensor *out, int n_out) {
-    mpt__tensor *made = NULL;
-    mpt_status status = mpt__forward(module, in, n_in, out, n_out, &made);
-    if (made) out[0] = mpt__handle(module.context, made);
-    return status;
-}
-
-MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
-    mpt_tensor out = mpt__null(module.context);
-    mpt__tensor *made = NULL;
-    mpt__forward(module, &x, 1, &out, 1, &made);
-    return made ? mpt__handle(module.context, made) : out;
-}
-
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * 61_module.c: what can be asked of a module and done to it besides forward.
- * ------------------------------------------------------------------------------------------- */
-
-/* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
-static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
-    mpt__module *found = mpt__module_enter(module, call);
-    return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
-}
-
-/* ==== Finding ==== */
-
-/* The module at a path of names that ends at `end`; NULL if there is none. */
-static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, const char *path,
-                                     const char *end) {
-    while (module && path < end) {
-        const char *dot = (const char *)memchr(path, '.', (size_t)(end - path));
-        size_t length = (size_t)((dot ? dot : end) - path);
-        mpt__module *next = NULL;
-        for (int64_t i = 0; i < module->child_count && !next; i++) {
-            const char *name = module->children[i].name;
-            if (strncmp(name, path, length) == 0 && name[length] == '\0')
-                next = mpt__module_slot(context, module->children[i].slot);
-        }
-        module = next;
-        path += length + (dot ? 1 : 0);
-    }
-    return module;
-}
-
-/* Number in its module of the parameter at `path`; *holder is that module. -1: an error
-   recorded. */
-static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, const char *path,
-                                   mpt__module **holder) {
-    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
-    *holder = dot ? mpt__module_find(context, module, path, dot) : module;
-    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
-        const mpt__module_parameter *row = &(*holder)->parameters[i];
-        if (strcmp(row->name, name) != 0) continue;
-        if (!row->owner) return i;
-        *holder = mpt__module_slot(context, row->owner);
-        return row->owner_row;
-    }
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
-               module->cls.name, path ? path : "(null)");
-    return -1;
-}
-
-MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_frozen(module, "mpt_parameter"), *holder;
-    if (!found) return mpt__null(context);
-    int64_t i = mpt__find_parameter(context, found, path, &holder);
-    return i < 0 ? mpt__null(context) : mpt__parameter_handle(context, holder, i);
-}
-
-MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_frozen(module, "mpt_buffer");
-    if (!found) return mpt__null(context);
-    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
-    const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
-    for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
-        if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
-            return mpt__handle(context, holder->running->buffer[i]);
-    return mpt__refuse(context, MPT_ERROR_ARGUMENT,
-                       "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
-                       path ? path : "(null)");
-}
-
-MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_enter(module, "mpt_child");
-    if (!found) return mpt__module_handle(context, NULL);
-    const mpt__module *child =
-        path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
-    if (!child)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
-                   found->cls.name, path ? path : "(null)");
-    return mpt__module_handle(context, child);
-}
-
-/* ==== Listing ==== */
-
-static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, const char *name,
-                                      uint32_t *list, int64_t capacity) {
-    mpt__module *found = mpt__module_at(context, module), *holder;
-    if (!found || mpt__freeze(context, found) != MPT_OK) return -1;
-    if (name) {
-        int64_t i = mpt__find_parameter(context, found, name, &holder);
-        if (i >= 0 && list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
-        return i < 0 ? -1 : 1;
-    }
-    int64_t count = 0;
-    const mpt__module_parameter *row;
-    mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
-    for (; (row = mpt__walk_parameter(&walk)) != NULL; count++)
-        if (list && count < capacity) list[count] = row->parameter - 1;
-    return count;
-}
-
-/* Counts without freezing the tree: elements, or tensors; -1 on error. */
-static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
-    mpt__module *found = mpt__module_enter(module, call);
-    if (!found) return -1;
-    int64_t count = 0;
-    const mpt__module_parameter *row;
-    mpt__walk walk;
-    mpt__walk_begin(&walk, module.context, found);
-    while ((row = mpt__walk_parameter(&walk)) != NULL)
-        count += elements ? mpt__shape_numel(&row->shape) : 1;
-    return module.context->base.status == MPT_OK ? count : -1;
-}
-
-MPTRAIN_API int mpt_parameter_count(mpt_module module) {
-    return (int)mpt__count_parameters(module, "mpt_parameter_count", false);
-}
-
-MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module) {
-    return mpt__count_parameters(module, "mpt_parameter_numel", true);
-}
-
-/* The next parameter of a tree that is in use; NULL at the end. */
-static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
-    const mpt__module_parameter *row = mpt__walk_parameter(walk);
-    return row ? &walk->context->parameters[row->parameter - 1] : NULL;
-}
-
-/* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
-static const char *mpt__relative_path(mpt_context *context, const mpt__module *module,
-                                      const char *path) {
-    if (!module->parent) return path;
-    const char *prefix = mpt__path_text(context, module->path);
-    size_t length = strlen(prefix);
-    return strncmp(path, prefix, length) == 0 && path[length] == '.' ? path + length + 1 : path;
-}
-
-MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
-                                        size_t path_size) {
-    mpt_context *context = module.context;
-    mpt__text prose = mpt__text_make(path, path_size);
-    mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
-    if (!found) return mpt__null(context);
-    const mpt__parameter *parameter;
-    int count = 0;
-    mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
-    for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
-        if (count != index) continue;
-        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter->path));
-        return mpt__handle(context, parameter->tensor);
-    }
-    return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
-                       index, count);
-}
-
-/* ==== Modes and policies ==== */
-
-static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
-    mpt__module *found = mpt__module_enter(module, call);
-    if (!found) return mpt__status_of(module.context);
-    mpt__walk walk;
-    found = mpt__walk_begin(&walk, module.context, found);
-    for (; found; found = mpt__walk_next(&walk)) found->training = on;
-    return module.context->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_train(mpt_module module) {
-    return mpt__train(module, "mpt_train", true);
-}
-MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
-
-MPTRAIN_API bool mpt_is_training(mpt_module module) {
-    const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
-    return found && found->training;
-}
-
-MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
-    mpt_context *context = root.context;
-    mpt__module *found = mpt__module_enter(root, "mpt_set_label");
-    if (!found) return mpt__status_of(context);
-    if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
-    if (found->parent || found->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "a label belongs to the root of a tree, before the tree is first used");
-    found->label = mpt__hash_bytes(1, label, strlen(label));
-    return MPT_OK;
-}
-
-MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
-    mpt__module *found = mpt__module_enter(module, "mpt_set_dtype_policy");
-    if (!found) return mpt__status_of(module.context);
-    if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
-        return mpt__error(
-            module.context, MPT_ERROR_DTYPE,
-            "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %s",
-            mpt_dtype_name(dtype));
-    found->policy = (uint8_t)dtype;
-    return MPT_OK;
-}
-
-/* ==== Pure half ==== */
-
-/* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
-static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *parameter,
-                                    size_t *bytes) {
-    *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
-    float *values = (float *)mpt__host_new(context, *bytes);
-    if (values && mpt__read_as(context, parameter->tensor, MPT_F32, values) == MPT_OK)
-        return values;
-    mpt__host_free(context, values, *bytes);
-    return NULL;
-}
-
-static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *parameter,
-                                  mpt_dtype dtype) {
-    if (parameter->optimizer)
-        return mpt__error(
-            context, MPT_ERROR_STATE,
-            "parameter %s already belongs to an optimizer; call mpt_half before it is made",
-            parameter->path);
-    size_t bytes;
-    float *values = mpt__parameter_values(context, parameter, &bytes);
-    float limit = (float)mpt__dtype_info[dtype].max_finite;
-    for (int64_t i = 0; values && i < parameter->numel; i++) {
-        if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
-        mpt__error(context, MPT_ERROR_NUMERIC,
-                   "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
-                   "weights down, use MPT_BF16, or train with autocast instead",
-                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
-        break;
-    }
-    mpt__host_free(context, values, bytes);
-    return context->base.status;
-}
-
-/* Converts a parameter into its place in another block. */
-static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
-                                int64_t offset) {
-    mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
-    mpt__tensor *tensor = parameter->tensor;
-    mpt__gradient_drop(context, &tensor->gradient); /* a view of the old block's */
-    mpt__tensor moved = *tensor;
-    moved.storage = block->values;
-    moved.dtype = block->dtype;
-    moved.offset = offset;
-    mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
-    mpt__storage_retain(context, block->values);
-    context->storages[tensor->storage].live = 2;
-    context->storages[block->values].version += context->storages[tensor->storage].version + 1;
-    mpt__storage_release(context, tensor->storage);
-    *tensor = moved;
-    parameter->block = index;
-    parameter->offset = offset;
-    parameter->has_grad = false;
-    old->moves = ++context->moves;
-    block->parameters++;
-    if (--old->parameters == 0) mpt__block_free(context, old);
-}
-
-MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_frozen(module, "mpt_half");
-    if (!found) return mpt__status_of(context);
-    if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
-        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %s",
-                          mpt_dtype_name(dtype));
-    int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
-    mpt__parameter *parameter;
-    mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
-    while ((parameter = mpt__walk_values(&walk)) != NULL) {
-        numel = mpt__aligned_up(numel + parameter->numel, grain);
-        if (mpt__check_half(context, parameter, dtype) != MPT_OK) return context->base.status;
-    }
-    uint32_t block = numel > 0 ? mpt__block_new(context, dtype) : UINT32_MAX;
-    if (block == UINT32_MAX) return context->base.status;
-    uint32_t values = mpt__storage_new(context, numel * mpt__dtype_info[dtype].bytes,
-                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
-    context->blocks[block].values = values;
-    context->blocks[block].numel = numel;
-    if (!values) mpt__block_free(context, &context->blocks[block]);
-    mpt__walk_begin(&walk, context, found);
-    while (values && (parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt__move_parameter(context, parameter, block, offset);
-        offset = mpt__aligned_up(offset + parameter->numel, grain);
-    }
-    return context->base.status;
-}
-
-/* ==== Summary ==== */
-
-typedef struct mpt__summary {
-    mpt__text out;
-    int64_t parameters, bytes, buffer_bytes;
-} mpt__summary;
-
-/* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
-static void mpt__summary_line(mpt__text *out, const char *name, const char *kind, const char *shape,
-                              const char *numel) {
-    static const size_t starts[] = {0, 27, 45, 65};
-    const char *column[] = {name, kind, shape, numel};
-    size_t line = out->length;
-    for (int i = 0; i < 4 && *column[i]; i++) {
-        if (i > 0) mpt__write_text(out, " ");
-        while (out->length - line < starts[i]) mpt__write_text(out, " ");
-        mpt__write_text(out, "%s", column[i]);
-    }
-    mpt__write_text(out, "\n");
-}
-
-static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dtype dtype,
-                                const mpt_shape *dims, bool buffer) {
-    char name[256], shape[192], number[24];
-    int64_t numel = mpt__shape_numel(dims), bytes = numel * mpt__dtype_info[dtype].bytes;
-    mpt__format_text(name, sizeof name, "  %s", text);
-    mpt__format_text(shape, sizeof shape, "%S", dims);
-    mpt__format_text(number, sizeof number, "%lld", numel);
-    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, buffer ? "" : number);
-    summary->parameters += buffer ? 0 : numel;
-    *(buffer ? &summary->buffer_bytes : &summary->bytes) += bytes;
-}
-
-static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
-                                const mpt__module *module) {
-    for (int64_t i = 0; i < module->parameter_count; i++) {
-        const mpt__module_parameter *row = &module->parameters[i];
-        mpt_dtype dtype = MPT_F32;
-        if (row->owner) continue; /* tied: it stands in another module */
-        if (row->parameter)
-            dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
-        mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
-    }
-    for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
-        const mpt__tensor *tensor = module->running->buffer[i];
-        if (tensor)
-            mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
-                                &tensor->shape, true);
-    }
-}
-
-MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
-    mpt__summary summary;
-    memset(&summary, 0, sizeof summary);
-    summary.out = mpt__text_make(text, size);
-    mpt__module *found = mpt__module_enter(module, "mpt_summary");
-    if (!found) return 0;
-    mpt__walk walk;
-    found = mpt__walk_begin(&walk, module.context, found);
-    for (; found; found = mpt__walk_next(&walk)) {
-        mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
-        mpt__summary_module(module.context, &summary, found);
-    }
-    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes", summary.parameters,
-                    summary.bytes);
-    if (summary.buffer_bytes > 0)
-        mpt__write_text(&summary.out, "; buffers: %lld bytes", summary.buffer_bytes);
-    mpt__write_text(&summary.out, "\n");
-    return summary.out.length;
-}
-
-/* ==== Copying, hashing, destroying ==== */
-
-/* Values of one buffer into another, through host memory. */
-static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, mpt_context *from,
-                                   const mpt__buffer *source) {
-    const mpt__tensor *a = target->tensor, *b = source->tensor;
-    if (a->dtype != b->dtype || !mpt__same_shape(a, b))
-        return mpt__error(to, MPT_ERROR_SHAPE, "buffer %s is %S here and %S in the source (%s)",
-                          target->path, &a->shape, &b->shape, source->path);
-    size_t bytes = (size_t)mpt__tensor_bytes(a);
-    void *values = mpt__host_new(from, bytes);
-    if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
-        mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
-    else
-        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
-    mpt__host_free(from, values, bytes);
-    return to->base.status;
-}
-
-/* Values of one parameter into another of the same shape, through host memory. */
-static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
-                                      mpt_context *from, const mpt__parameter *source) {
-    mpt__tensor *a = target->tensor;
-    const mpt__tensor *b = source->tensor;
-    if (!mpt__same_shape(a, b))
-        return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
-                          target->path, &a->shape, &b->shape, source->path);
-    size_t bytes;
-    float *values = mpt__parameter_values(from, source, &bytes);
-    if (values)
-        mpt__write_f32(to, a, values);
-    else
-        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
-    mpt__host_free(from, values, bytes);
-    return to->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
-    mpt_context *to = destination.context, *from = source.context;
-    mpt__module *target = mpt__module_frozen(destination, "mpt_copy_module");
-    if (!target) return mpt__status_of(to);
-    if (!from) return mpt__error(to, MPT_ERROR_HANDLE, "the source is a null handle");
-    mpt__module *origin = mpt__module_frozen(source, "mpt_copy_module");
-    if (!origin) {
-        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
-        return to->base.status;
-    }
-    int64_t here = mpt__module_parameters(to, destination, NULL, NULL, 0);
-    int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
-    if (here != there)
-        return mpt__error(to, MPT_ERROR_SHAPE,
-                          "the source has %lld parameters, the destination %lld", there, here);
-    const mpt__parameter *a, *b;
-    mpt__walk walk_a, walk_b;
-    mpt__walk_begin(&walk_a, to, target);
-    mpt__walk_begin(&walk_b, from, origin);
-    while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
-        if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
-    mpt__buffer here_now, there_now;
-    mpt__walk_begin(&walk_a, to, target);
-    mpt__walk_begin(&walk_b, from, origin);
-    while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
-        if (!mpt__walk_buffer(&walk_b, &there_now))
-            return mpt__error(to, MPT_ERROR_SHAPE, "the source has no buffer for %s",
-                              here_now.path);
-        mpt__copy_buffer(to, &here_now, from, &there_now);
-    }
-    return to->base.status;
-}
-
-/* Hash over the elements of a storage range. */
-static uint64_t mpt__hash_storage(mpt_context *context, uint64_t hash, uint32_t storage,
-                                  int64_t byte_offset, int64_t bytes) {
-    unsigned char piece[4096]; /* a fixed size: pieces are hashed one by one */
-    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof piece) {
-        int64_t now = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
-        if (mpt__download(context, piece, storage, byte_offset + at, now) != MPT_OK) return 0;
-        hash = mpt__hash_bytes(hash, piece, (size_t)now);
-    }
-    return hash;
-}
-
-static uint64_t mpt__hash_tensor(mpt_context *context, uint64_t hash, const char *path,
-                                 const mpt__tensor *tensor) {
-    int64_t width = mpt__dtype_info[tensor->dtype].bytes;
-    hash = mpt__hash_bytes(hash, path, strlen(path));
-    for (int d = 0; d < tensor->shape.rank; d++)
-        hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
-    hash = mpt__hash_u64(hash, tensor->dtype);
-    return mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
-                             mpt__tensor_bytes(tensor));
-}
-
-MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
-    if (!found) return 0;
-    uint64_t hash = 0;
-    const mpt__parameter *parameter;
-    mpt__buffer buffer;
-    mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
-    while ((parameter = mpt__walk_values(&walk)) != NULL)
-        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, parameter->path),
-                                parameter->tensor);
-    mpt__walk_begin(&walk, context, found);
-    while (mpt__walk_buffer(&walk, &buffer))
-        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, buffer.path),
-                                buffer.tensor);
-    return hash;
-}
-
-MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
-    mpt_context *context = root.context;
-    mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
-    if (!found) return mpt__status_of(context);
-    if (found->parent)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the module is part of another one; destroy the root");
-    if (context->module)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "a forward is under way; destroy modules after it");
-    const mpt__module_parameter *row;
-    mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
-    while ((row = mpt__walk_parameter(&walk)) != NULL) {
-        if (row->parameter && context->parameters[row->parameter - 1].optimizer)
-            return mpt__error(
-                context, MPT_ERROR_STATE,
-                "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
-                context->parameters[row->parameter - 1].path);
-    }
-    if (context->base.status == MPT_OK) mpt__module_end(context, found, true);
-    return context->base.status;
-}
-
-MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
- * 62_optim.c: the optimizers: what each kind is, their states, groups, options and rates.
+ * data/idx.c: the header of idx files, the format of MNIST.
  *
- * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
- * covers, and counts of steps. What it does with gradients stands in 62_update.c.
+ * Two zero bytes, the element type, the rank, one big-endian 32-bit size per dimension, then the
+ * elements with the last dimension running fastest. Pure functions on bytes: nothing is read or
+ * allocated here, and what a file claims is checked before anyone acts on it.
  * ------------------------------------------------------------------------------------------- */
 
-/* ==== Contract ==== */
+#define MPT__IDX_MAX_RANK 4
+#define MPT__IDX_MAX_HEADER (4 + 4 * MPT__IDX_MAX_RANK)
 
-enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+typedef struct mpt__idx {
+    int rank;                         /* 1 to MPT__IDX_MAX_RANK */
+    int64_t shape[MPT__IDX_MAX_RANK]; /* all >= 1; 1 beyond rank */
+    int64_t header_bytes;             /* where the elements begin */
+    int64_t data_bytes;
 
-/* When an optimizer has a moment. */
-typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
+    const char *error;     /* static text, NULL when the header is good */
+    int64_t expected, got; /* the numbers that go with the error */
+} mpt__idx;
 
-/* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
-   the kernel, weight decay behind them; the variant goes to index[0]. */
-typedef struct mpt__rule {
-    mpt__kernel kernel;
-    mpt__function function;
-    bool cycles; /* the first setting is what one cycle moves */
-    struct {
-        const char *name; /* in state; NULL = none */
-        mpt__need need;   /* always, where the first setting is not 0, in the variant */
-    } moment[MPT__MOMENTS];
-    struct {
-        const char *name;
-        double low, below;
-    } setting[MPT__SETTINGS]; /* the last ones may be missing */
-} mpt__rule;
-
-typedef struct mpt__group {
-    double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
-    double weight_decay, setting[MPT__SETTINGS];
-    uint16_t lr_slot; /* what the kernels read where there is no table */
-    uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
-} mpt__group;
-
-/* What mirrors elements [first, first + count) of a block. */
-typedef struct mpt__optim_state {
-    uint32_t block;
-    uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
-    uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
-    uint64_t stream;               /* of the random words that round its elements */
-    int64_t first, count;
-    int64_t held;      /* parameters of the block that are in the optimizer */
-    int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
-} mpt__optim_state;
-
-/* One parameter; its step count has the same index. */
-typedef struct mpt__optim_item {
-    uint32_t parameter; /* index in context->parameters */
-    uint32_t group, state;
-    uint32_t block;   /* the state's: where the parameter was when it came */
-    bool had_grad;    /* in the pattern that the segments were built of */
-    uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
-} mpt__optim_item;
-
-/* The device scalars of an optimizer. */
-enum {
-    MPT__OPTIM_APPLIED,    /* i: steps */
-    MPT__OPTIM_FOUND,      /* i: found_inf of the last unscale */
-    MPT__OPTIM_NORM,       /* f */
-    MPT__OPTIM_MULTIPLIER, /* f: means something while it is pending on blocks */
-    MPT__OPTIM_SLOTS
+/* The element types there are, from code 8 on. */
+static const char *const mpt__idx_types[] = {
+    NULL, /* uint8, the one that is read */
+    "the idx elements are int8, only uint8 is read (type code)",
+    "an unknown idx element type (type code)",
+    "the idx elements are int16, only uint8 is read (type code)",
+    "the idx elements are int32, only uint8 is read (type code)",
+    "the idx elements are float32, only uint8 is read (type code)",
+    "the idx elements are float64, only uint8 is read (type code)",
+    "an unknown idx element type (type code)",
 };
 
-/* How far an optimizer is in the current update of its scaler. */
-typedef enum mpt__stage { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
-
-struct mpt__schedule;
-
-typedef struct mpt__optimizer {
-    mpt__id id;
-    const mpt__rule *rule;
-    double setting[MPT__SETTINGS];
-    double initial; /* value of the first moment of what is new */
-    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
-    bool stochastic; /* bf16 values are rounded by chance and have no masters */
-    bool pattern_valid, norm_valid;
-    mpt__group *groups;
-    int64_t group_count, group_capacity;
-    mpt__optim_state *states;
-    int64_t state_count, state_capacity;
-    mpt__optim_item *items;
-    int64_t item_count, item_capacity;
-    int64_t row_count;
-    int64_t *rows;             /* host copy of the segments, behind it the group of each */
-    uint32_t segments, counts; /* storages */
-    int64_t with_grad;         /* parameters with a gradient in the pattern */
-    uint64_t patterns;         /* so far; other groups and options count, too */
-    uint16_t slot[MPT__OPTIM_SLOTS];
-    uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
-    mpt__stage stage;
-    bool checked;                   /* its gradients were looked at: found_inf means something */
-    struct mpt__schedule *schedule; /* NULL = none */
-} mpt__optimizer;
-
-/* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
-   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
-typedef struct mpt__state_item {
-    const char *name;
-    uint32_t storage;
-    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
-    int64_t offset, count;
-    void *host;
-    uint16_t slot;
-} mpt__state_item;
-typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
-                                         const mpt__state_item *item);
-
-/* 64_schedule.c. Before an update: sees to it that the device finds its rates. */
-static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer);
-/* The operand and slots by which an update finds the rate of a group. */
-static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *optimizer,
-                                  const mpt__group *group);
-/* The rate of the next step; waits for the device where it depends on the steps applied. */
-static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
-                               const mpt__group *group);
-/* A group is new, or its starting rate was changed by hand. */
-static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer);
-static void mpt__schedule_detach(struct mpt__schedule *schedule);
-/* 66_average.c: whether averages stand where the values of a block were. */
-static bool mpt__averages_applied(const mpt_context *context, uint32_t block);
-/* Visits what a schedule knows; `item` is for numbers. */
-static mpt_status mpt__schedule_visit(mpt_context *context, struct mpt__schedule *schedule,
-                                      mpt__state_item *item, mpt__state_visitor visit, void *user);
-
-/* ==== Handles ==== */
-
-MPT__HANDLES(optimizer, MPT__OPTIMIZER)
-
-static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
-    return &context->blocks[state->block];
-}
-
-/* ==== States ==== */
-
-static void mpt__storage_forget(mpt_context *context, uint32_t *storage) {
-    if (*storage) mpt__storage_release(context, *storage);
-    *storage = 0;
-}
-
-static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dtype from_dtype,
-                                     int64_t from_offset, uint32_t to, mpt_dtype to_dtype,
-                                     int64_t to_offset, int64_t count) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_on(launch, 0, from, from_dtype, from_offset, count, MPT__READ);
-    mpt__operand_on(launch, 1, to, to_dtype, to_offset, count, MPT__WRITE);
-    return mpt__submit(context, launch);
-}
-
-static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
-                              const mpt__optim_state *state, int k) {
-    if (k == MPT__MASTER)
-        return !optimizer->stochastic && mpt__block_of(context, state)->dtype != MPT_F32;
-    if (!optimizer->rule->moment[k].name) return false;
-    mpt__need need = optimizer->rule->moment[k].need;
-    return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
-           : need == MPT__IF_VARIANT ? optimizer->variant
-                                     : true;
-}
-
-/* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
-static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *optimizer,
-                                   mpt__optim_state *state, int64_t first, int64_t end) {
-    mpt__optim_state larger = *state;
-    if (state->count > 0 && state->first < first) first = state->first;
-    if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
-    larger.first = first, larger.count = end - first;
-    memset(larger.mirror, 0, sizeof larger.mirror);
-    for (int k = 0; k < MPT__MIRRORS && context->base.status == MPT_OK; k++) {
-        if (!mpt__wants_mirror(context, optimizer, state, k)) continue;
-        mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
-        larger.mirror[k] =
-            mpt__storage_new(context, larger.count * 4, kind, MPT__FROM_DEVICE, true);
-        if (larger.mirror[k] && state->mirror[k])
-            mpt__copy_elements(context, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
-                               state->first - first, state->count);
-    }
-    bool made = context->base.status == MPT_OK;
-    for (int k = 0; k < MPT__MIRRORS; k++)
-        mpt__storage_forget(context, made ? &state->mirror[k] : &larger.mirror[k]);
-    if (made) *state = larger;
-    return context->base.status;
-}
-
-/* Masters of elements [offset, offset + count) of the block from its half values. */
-static mpt_status mpt__master_load(mpt_context *context, const mpt__optim_state *state,
-                                   int64_t offset, int64_t count) {
-    const mpt__block *block = mpt__block_of(context, state);
-    return mpt__copy_elements(context, block->values, (mpt_dtype)block->dtype, offset,
-                              state->mirror[MPT__MASTER], MPT_F32, offset - state->first, count);
-}
-
-/* Counts the changes of a block's values by others than updates: mpt_write, mpt_load, and, where
-   parameters may be shared, other optimizers. */
-static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optimizer *optimizer,
-                                    const mpt__optim_state *state) {
-    const mpt__block *block = mpt__block_of(context, state);
-    return context->storages[block->values].version - block->updates[!optimizer->shared];
-}
-
-/* What others wrote counts: the master is loaded again. */
-static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer *optimizer,
-                                      mpt__optim_state *state) {
-    uint32_t now = mpt__foreign_writes(context, optimizer, state);
-    if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
-    state->agreed = now;
-    return mpt__master_load(context, state, state->first, state->count);
-}
-
-/* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
-static void mpt__values_updated(mpt_context *context, const mpt__optimizer *optimizer,
-                                mpt__optim_state *state, int form) {
-    mpt__block *block = mpt__block_of(context, state);
-    uint32_t version = ++context->storages[block->values].version;
-    if (form >= 0 && context->base.status == MPT_OK) block->form_version[form] = version;
-    memset(block->form_read, 0, sizeof block->form_read);
-    if (!optimizer->shared) block->updates[1]++;
-    state->agreed = mpt__foreign_writes(context, optimizer, state);
-}
-
-static void mpt__values_replayed(mpt_context *context, uint32_t storage, uint32_t before) {
-    (void)before;
-    for (int64_t i = 0; i < context->block_count; i++) {
-        mpt__block *block = &context->blocks[i];
-        if (block->values == storage) block->updates[0]++, block->updates[1]++;
-    }
-}
-
-MPT__BEGIN_COLD
-/* ==== Taking parameters ==== */
-
-/* Index of the state that mirrors a block; made empty if there is none. UINT32_MAX on error. */
-static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
-    for (int64_t i = 0; i < optimizer->state_count; i++)
-        if (optimizer->states[i].block == block) return (uint32_t)i;
-    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
-                   optimizer->state_count + 1))
-        return UINT32_MAX;
-    mpt__optim_state *state = &optimizer->states[optimizer->state_count];
-    memset(state, 0, sizeof *state);
-    state->block = block;
-    state->agreed = mpt__foreign_writes(context, optimizer, state);
-    return (uint32_t)optimizer->state_count++;
-}
-
-/* Makes the states cover the listed parameters, each state in one go. */
-static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
-                                      const uint32_t *list, int64_t count) {
-    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++) {
-        const mpt__parameter *parameter = &context->parameters[list[i]];
-        uint32_t index = mpt__state_of(context, optimizer, parameter->block);
-        if (index == UINT32_MAX) break;
-        mpt__optim_state *state = &optimizer->states[index];
-        int64_t first = parameter->offset, end = first + parameter->numel;
-        if (first >= state->first && end <= state->first + state->count) continue;
-        for (int64_t k = i + 1; k < count; k++) {
-            const mpt__parameter *other = &context->parameters[list[k]];
-            if (other->block != parameter->block) continue;
-            if (other->offset < first) first = other->offset;
-            if (other->offset + other->numel > end) end = other->offset + other->numel;
-        }
-        mpt__state_cover(context, optimizer, state, first, end);
-    }
-    return context->base.status;
-}
-
-/* NULL if the optimizer does not hold the parameter. */
-static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t parameter) {
-    for (int64_t i = 0; i < optimizer->item_count; i++)
-        if (optimizer->items[i].parameter == parameter) return &optimizer->items[i];
-    return NULL;
-}
-
-/* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
-   need. */
-static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimizer *optimizer,
-                                        const uint32_t *list, int64_t count) {
-    for (int64_t i = 0; optimizer->stochastic && i < count; i++) {
-        const mpt__parameter *parameter = &context->parameters[list[i]];
-        mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
-        if (dtype == MPT_BF16) continue;
-        return mpt__error(context, MPT_ERROR_DTYPE,
-                          "stochastic_rounding: parameter %s is %s; call mpt_half(net, MPT_BF16) "
-                          "before the optimizer is made",
-                          parameter->path, mpt_dtype_name(dtype));
-    }
-    return MPT_OK;
-}
-
-static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *optimizer,
-                                  const uint32_t *list, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        const mpt__parameter *parameter = &context->parameters[list[i]];
-        if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
-            optimizer->shared)
-            continue;
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "parameter %s is in another optimizer already; destroy that one, or set "
-                          "allow_shared in the config if both shall update it",
-                          parameter->path);
-    }
-    return MPT_OK;
-}
-
-enum { MPT__ROW_BYTES = MPT__SEGMENT_FIELDS * 8 };
-
-static void mpt__items_free(mpt_context *context, mpt__optimizer *optimizer) {
-    size_t n = (size_t)optimizer->item_capacity;
-    mpt__host_free(context, optimizer->items, n * sizeof *optimizer->items);
-    mpt__host_free(context, optimizer->rows, n * (MPT__ROW_BYTES + 8));
-    mpt__storage_forget(context, &optimizer->segments);
-    mpt__storage_forget(context, &optimizer->counts);
-}
-
-/* Room for n items, in all tables by item. On error nothing changed. */
-static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optimizer, int64_t n) {
-    if (n <= optimizer->item_capacity) return MPT_OK;
-    mpt__optimizer larger = *optimizer;
-    int64_t held = optimizer->item_count;
-    size_t size = sizeof *larger.items;
-    larger.item_capacity = n;
-    larger.items = (mpt__optim_item *)mpt__host_new(context, (size_t)n * size);
-    larger.rows = (int64_t *)mpt__host_new(context, (size_t)n * (MPT__ROW_BYTES + 8));
-    larger.segments = mpt__storage_new(context, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
-                                       MPT__FROM_DEVICE, false);
-    larger.counts = mpt__storage_new(context, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
-    if (context->base.status == MPT_OK && held > 0) {
-        memcpy(larger.items, optimizer->items, (size_t)held * size);
-        mpt__copy_elements(context, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
-    }
-    bool made = context->base.status == MPT_OK;
-    mpt__items_free(context, made ? optimizer : &larger);
-    if (made) *optimizer = larger;
-    return context->base.status;
-}
-
-static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint32_t index,
-                          uint32_t group) {
-    mpt__parameter *parameter = &context->parameters[index];
-    mpt__optim_item *item = &optimizer->items[optimizer->item_count++];
-    if (!parameter->optimizer) parameter->optimizer = optimizer->id.slot;
-    memset(item, 0, sizeof *item);
-    item->parameter = index;
-    item->group = group;
-    item->state = mpt__state_of(context, optimizer, parameter->block);
-    item->block = parameter->block;
-    item->history = optimizer->patterns; /* as its peers, and nobody from before */
-    mpt__optim_state *state = &optimizer->states[item->state];
-    state->held++;
-    mpt__module *holder = mpt__module_slot(context, parameter->module);
-    state->stream = mpt__module_root(context, holder)->path_hash;
-    if (state->mirror[MPT__MASTER])
-        mpt__master_load(context, state, parameter->offset, parameter->numel);
-    if (optimizer->initial == 0) return;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-    launch->imm[0] = optimizer->initial;
-    mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
-                    parameter->numel, MPT__WRITE);
-    mpt__submit(context, launch);
-}
-
-/* The listed parameters become members of `group`; what is new starts with a step count of 0. */
-static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, const uint32_t *list,
-                            int64_t count, uint32_t group) {
-    mpt_status status = mpt__check_free(context, optimizer, list, count);
-    if (status == MPT_OK) status = mpt__check_stochastic(context, optimizer, list, count);
-    if (status == MPT_OK)
-        status = mpt__items_reserve(context, optimizer, optimizer->item_count + count);
-    if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
-    if (status != MPT_OK) return status;
-    optimizer->pattern_valid = false;
-    optimizer->patterns++;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t owner = context->parameters[list[i]].optimizer;
-        bool held = owner == optimizer->id.slot || optimizer->shared;
-        mpt__optim_item *item = held ? mpt__item_of(optimizer, list[i]) : NULL;
-        if (item)
-            item->group = group;
-        else
-            mpt__item_add(context, optimizer, list[i], group);
-    }
-    return context->base.status;
-}
-
-/* Takes a module's parameters, or the one of that path. */
-static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimizer,
-                                   mpt_module module, const char *path, uint32_t group) {
-    int64_t count = mpt__module_parameters(context, module, path, NULL, 0);
-    if (count < 0) return context->base.status;
-    if (count == 0)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "the module has no parameters; an optimizer needs one or more");
-    size_t bytes = (size_t)count * sizeof(uint32_t);
-    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
-    if (!list) return context->base.status;
-    mpt__module_parameters(context, module, path, list, count);
-    mpt__take(context, optimizer, list, count, group);
-    mpt__host_free(context, list, bytes);
-    return context->base.status;
-}
-
-/* Index of a new group; -1 on error. */
-static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
-                              double weight_decay) {
-    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
-                   optimizer->group_count + 1))
-        return -1;
-    mpt__group *group = &optimizer->groups[optimizer->group_count];
-    group->lr = lr;
-    group->weight_decay = weight_decay;
-    memcpy(group->setting, optimizer->setting, sizeof group->setting);
-    group->table = 0;
-    group->lr_slot = mpt__scalar_new_f(context, lr);
-    return group->lr_slot ? optimizer->group_count++ : -1;
-}
-
-static void mpt__group_free(mpt_context *context, mpt__group *group) {
-    mpt__scalar_free(context, group->lr_slot);
-    mpt__storage_forget(context, &group->table);
-}
-
-/* ==== Making and destroying ==== */
-
-static void mpt__optimizer_free(mpt_context *context, void *object) {
-    mpt__optimizer *optimizer = (mpt__optimizer *)object;
-    if (optimizer->schedule) mpt__schedule_detach(optimizer->schedule);
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        if (parameter->live && parameter->optimizer == optimizer->id.slot) parameter->optimizer = 0;
-    }
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        mpt__optim_state *state = &optimizer->states[i];
-        mpt__block *block = mpt__block_of(context, state);
-        if (block->live && block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
-            mpt__materialise_gradients(context, block);
-        for (int k = 0; k < MPT__MIRRORS; k++) mpt__storage_forget(context, &state->mirror[k]);
-    }
-    for (int64_t i = 0; i < optimizer->group_count; i++)
-        mpt__group_free(context, &optimizer->groups[i]);
-    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
-    mpt__items_free(context, optimizer);
-    mpt__room_free(context, optimizer->states, optimizer->state_capacity);
-    mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
-}
-
-#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
-
-/* False with an error recorded unless low <= value < below. */
-static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,
-                              double below) {
-    if (value >= low && value < below) return true;
-    if (below < MPT__NO_LIMIT) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low,
-                   below);
-    } else {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a finite number >= %g", name,
-                   value, low);
-    }
+static bool mpt__idx_fail(mpt__idx *idx, const char *error, int64_t expected, int64_t got) {
+    idx->error = error;
+    idx->expected = expected;
+    idx->got = got;
     return false;
 }
 
-static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
-    if (value >= least) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name, value,
-                       least);
-}
+/* Parses a header from the first n bytes of a file; MPT__IDX_MAX_HEADER bytes are always enough.
+ * file_bytes is the size of the whole file, unpacked, or -1 when it is not known; then the caller
+ * checks that exactly header_bytes + data_bytes come. On false, error, expected and got are set. */
+static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t file_bytes) {
+    const char *cut = "the file ends inside its idx header (bytes)";
+    memset(idx, 0, sizeof *idx);
+    if (n < 4) return mpt__idx_fail(idx, cut, 4, (int64_t)n);
+    if (p[0] != 0 || p[1] != 0)
+        return mpt__idx_fail(idx, "this is not an idx file (its first two bytes)", 0,
+                             p[0] << 8 | p[1]);
+    const char *type = mpt__idx_types[p[2] >= 8 && p[2] < 16 ? p[2] - 8 : 7];
+    if (type) return mpt__idx_fail(idx, type, 8, p[2]);
+    if (p[3] < 1) return mpt__idx_fail(idx, "an idx file without dimensions (least rank)", 1, p[3]);
+    if (p[3] > MPT__IDX_MAX_RANK)
+        return mpt__idx_fail(idx, "an idx file of too many dimensions (greatest rank)",
+                             MPT__IDX_MAX_RANK, p[3]);
+    idx->rank = p[3];
+    idx->header_bytes = 4 + 4 * idx->rank;
+    if (n < (size_t)idx->header_bytes)
+        return mpt__idx_fail(idx, cut, idx->header_bytes, (int64_t)n);
 
-static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
-    return mpt__check_number(context, "lr", lr, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(context, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
-}
-
-/* What the configs of all kinds of optimizers say, settings in the order of the rule. */
-typedef struct mpt__plan {
-    double lr, weight_decay, setting[MPT__SETTINGS];
-    bool variant, maximize, shared, stochastic;
-    double initial;
-} mpt__plan;
-
-/* An optimizer over all parameters of a tree. */
-static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
-                                        const mpt__plan *plan) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = module.context;
-    bool ok =
-        mpt__enter_checked(context, name) && mpt__check_rate(context, plan->lr, plan->weight_decay);
-    for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
-        ok = mpt__check_number(context, rule->setting[i].name, plan->setting[i],
-                               rule->setting[i].low, rule->setting[i].below);
-    mpt__optimizer *optimizer =
-        ok ? (mpt__optimizer *)mpt__object_make(context, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
-    if (!optimizer) return mpt__optimizer_handle(context, NULL);
-    optimizer->rule = rule;
-    memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
-    optimizer->variant = plan->variant;
-    optimizer->maximize = plan->maximize;
-    optimizer->shared = plan->shared;
-    optimizer->stochastic = plan->stochastic;
-    optimizer->initial = plan->initial;
-    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
-    if (context->base.status == MPT_OK &&
-        mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
-        mpt__take_module(context, optimizer, module, NULL, 0);
-    if (context->base.status == MPT_OK) return mpt__optimizer_handle(context, optimizer);
-    mpt__object_free(context, MPT__OPTIMIZER, optimizer->id.slot);
-    return mpt__optimizer_handle(context, NULL);
-}
-
-MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
-    if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
-    return mpt__status_of(handle.context);
-}
-
-/* ==== The optimizers ==== */
-
-static const mpt__rule mpt__sgd_rule = {
-    MPT__K_SGD,
-    MPT__FN_NONE,
-    true,
-    {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
-    {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
-
-#define MPT__ADAM_SETTINGS \
-    { \
-        {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
+    idx->data_bytes = 1;
+    for (int i = 0; i < MPT__IDX_MAX_RANK; i++) {
+        const int64_t most = (INT64_MAX - idx->header_bytes) / idx->data_bytes;
+        const uint8_t *d = p + 4 + 4 * i;
+        idx->shape[i] = 1;
+        if (i < idx->rank)
+            idx->shape[i] = (int64_t)d[0] << 24 | (int64_t)d[1] << 16 | (int64_t)d[2] << 8 | d[3];
+        if (idx->shape[i] == 0)
+            return mpt__idx_fail(idx, "an idx dimension is empty (least size)", 1, 0);
+        if (idx->shape[i] > most)
+            return mpt__idx_fail(idx, "the idx dimensions multiply to too much (this one at most)",
+                                 most, idx->shape[i]);
+        idx->data_bytes *= idx->shape[i];
     }
-static const mpt__rule mpt__adam_rule = {
-    MPT__K_ADAM,
-    MPT__FN_NONE,
-    true,
-    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
-    MPT__ADAM_SETTINGS};
-
-static const mpt__rule mpt__amsgrad_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_AMSGRAD,
-    true,
-    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {"max_exp_avg_sq", MPT__ALWAYS}},
-    MPT__ADAM_SETTINGS};
-
-static const mpt__rule mpt__rmsprop_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_RMSPROP,
-    true,
-    {{"square_avg", MPT__ALWAYS},
-     {"momentum_buffer", MPT__IF_FIRST},
-     {"grad_avg", MPT__IF_VARIANT}},
-    {{"momentum", 0, MPT__NO_LIMIT}, {"alpha", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
-
-static const mpt__rule mpt__adagrad_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_ADAGRAD,
-    false,
-    {{"sum", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
-    {{"lr_decay", 0, MPT__NO_LIMIT}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
-
-static const mpt__rule mpt__adadelta_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_ADADELTA,
-    false,
-    {{"square_avg", MPT__ALWAYS}, {"acc_delta", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
-    {{"rho", 0, 1}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
-
-static const mpt__rule mpt__lion_rule = {
-    MPT__K_MOMENTS,
-    MPT__FN_LION,
-    true,
-    {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
-    {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
-
-MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
-    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
-    return config;
-}
-
-MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
-    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
-    return config;
-}
-
-MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
-    mpt_adamw_config config = mpt_adam_config_default();
-    config.weight_decay = 1e-2;
-    return config;
-}
-
-MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
-    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
-    return config;
-}
-
-MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
-    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false, false};
-    return config;
-}
-
-MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
-    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false, false};
-    return config;
-}
-
-MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
-    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
-    return config;
-}
-
-MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
-    mpt_context *context = module.context;
-    mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
-    if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
-        return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
-    mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
-                "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
-                c.dampening);
-    return mpt__optimizer_handle(context, NULL);
-}
-
-static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
-                                   bool decoupled) {
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,     0};
-    return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
-                              &plan);
-}
-
-MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
-    return mpt__adam_new("mpt_adam", module, config ? *config : mpt_adam_config_default(), false);
-}
-
-MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
-    return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
-}
-
-MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
-    mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
-    return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
-}
-
-MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
-    mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
-                      c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
-    if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
-        return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
-    mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
-                "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
-    return mpt__optimizer_handle(module.context, NULL);
-}
-
-MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
-    mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.rho, c.eps, 0},     false,
-                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
-    return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
-}
-
-MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
-    mpt_lion_config c = config ? *config : mpt_lion_config_default();
-    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, 0}, false,
-                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
-    return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
-}
-
-/* ==== Groups and rates ==== */
-
-MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
-                                  const mpt_group_config *config) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
-    if (!optimizer) return -1;
-    double lr = config ? config->lr : optimizer->groups[0].lr;
-    double weight_decay = config ? config->weight_decay : optimizer->groups[0].weight_decay;
-    if (!mpt__check_rate(context, lr, weight_decay)) return -1;
-    int64_t group = mpt__group_new(context, optimizer, lr, weight_decay);
-    if (group < 0) return -1;
-    mpt_status status = mpt__schedule_rebase(context, optimizer); /* first: takes memory, too */
-    if (status == MPT_OK)
-        status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
-    if (status == MPT_OK) return (int)group;
-    mpt__group_free(context, &optimizer->groups[group]);
-    for (int64_t i = 0; i < optimizer->item_count; i++)
-        if (optimizer->items[i].group == (uint32_t)group) optimizer->items[i].group = 0;
-    optimizer->group_count--;
-    return -1;
-}
-
-MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
-    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_groups");
-    return optimizer ? (int)optimizer->group_count : -1;
-}
-
-static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
-                             int lowest) {
-    if (group >= lowest && group < optimizer->group_count) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
-                       group, optimizer->group_count);
-}
-
-MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_set_lr");
-    if (!optimizer) return mpt__status_of(context);
-    if (!mpt__check_group(context, optimizer, group, -1) || !mpt__check_rate(context, lr, 0))
-        return context->base.status;
-    for (int64_t i = 0; i < optimizer->group_count; i++)
-        if (group < 0 || i == group) optimizer->groups[i].lr = lr;
-    return mpt__schedule_rebase(context, optimizer);
-}
-
-MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_get_lr");
-    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return MPT__NAN_F64;
-    return mpt__schedule_lr(context, optimizer, &optimizer->groups[group]);
-}
-
-/* Where a group keeps an option, with its limits; NULL and an error where there is none of that
-   name. */
-static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
-                           double *low, double *below) {
-    mpt_context *context = handle.context;
-    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
-    char names[200];
-    mpt__text list = mpt__text_make(names, sizeof names);
-    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return NULL;
-    const mpt__rule *rule = optimizer->rule;
-    *low = 0, *below = MPT__NO_LIMIT;
-    if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
-    for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {
-        *low = rule->setting[i].low, *below = rule->setting[i].below;
-        if (name && strcmp(name, rule->setting[i].name) == 0)
-            return &optimizer->groups[group].setting[i];
-        mpt__write_text(&list, "%s, ", rule->setting[i].name);
-    }
-    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
-               name ? name : "NULL", names);
-    return NULL;
-}
-
-MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name,
-                                      double value) {
-    mpt_context *context = handle.context;
-    double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
-    if (!option || !mpt__check_number(context, name, value, low, below))
-        return mpt__status_of(context);
-    mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
-    if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
-        for (int k = 0; k < MPT__MOMENTS; k++)
-            if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
-                return mpt__error(
-                    context, MPT_ERROR_STATE,
-                    "the optimizer was made with %s = 0, so it keeps no %s; set it in "
-                    "the config",
-                    name, optimizer->rule->moment[k].name);
-    *option = value;
-    optimizer->patterns++;
-    return MPT_OK;
-}
-
-MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
-    double low, below;
-    const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
-    return option ? *option : MPT__NAN_F64;
-}
-MPT__END_LEVEL
-
-/* ---------------------------------------------------------------------------------------------
- * 62_update.c: what optimizers do with gradients: segments, norms, clipping, updates; their state.
- *
- * Kernels run over segments of the part of a block that an optimizer covers, built on the host from
- * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
- * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
- * ------------------------------------------------------------------------------------------- */
-
-/* ==== Segments ==== */
-
-/* The group of each segment. */
-static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
-    return optimizer->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS;
-}
-
-/* Segments of all parameters with a gradient, by state and group. Only parameters without a gap
-   between them merge: what stands in a gap is nobody's, and a multiplier that is not finite would
-   leave NaN there for every later norm. */
-static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
-    int64_t rows = 0, groups = optimizer->group_count;
-    for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
-        mpt__optim_state *state = &optimizer->states[part / groups];
-        int64_t *last = NULL;
-        uint64_t history = 0; /* of the items in `last` */
-        if (part % groups == 0) state->row = rows;
-        for (int64_t i = 0; i < optimizer->item_count; i++) {
-            const mpt__optim_item *item = &optimizer->items[i];
-            if (!item->had_grad || item->state * groups + item->group != part) continue;
-            const mpt__parameter *parameter = &context->parameters[item->parameter];
-            int64_t offset = parameter->offset - state->first;
-            if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
-                last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
-                item->history == history) {
-                last[MPT__SEGMENT_COUNT] += parameter->numel;
-                last[MPT__SEGMENT_STEPS]++;
-                continue;
-            }
-            history = item->history;
-            mpt__row_groups(optimizer)[rows] = item->group;
-            last = &optimizer->rows[rows++ * MPT__SEGMENT_FIELDS];
-            last[MPT__SEGMENT_OFFSET] = offset;
-            last[MPT__SEGMENT_COUNT] = parameter->numel;
-            last[MPT__SEGMENT_STEP] = i;
-            last[MPT__SEGMENT_STEPS] = 1;
-        }
-        state->rows = rows - state->row;
-    }
-    optimizer->row_count = rows;
-}
-
-/* Brings the segments up to date with which parameters have a gradient now. */
-static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) {
-    bool changed = !optimizer->pattern_valid;
-    int64_t with_grad = 0;
-    mpt__optim_item *const end = optimizer->items + optimizer->item_count;
-    for (mpt__optim_item *item = optimizer->items; item < end; item++) {
-        const mpt__parameter *parameter = &context->parameters[item->parameter];
-        if (!parameter->live || parameter->block != item->block)
-            return mpt__error(
-                context, MPT_ERROR_STATE,
-                "the module whose parameters the optimizer holds was destroyed; destroy the "
-                "optimizer too and make one for the new module");
-        if (item->had_grad != parameter->has_grad) {
-            item->had_grad = parameter->has_grad;
-            changed = true;
-        }
-        with_grad += parameter->has_grad;
-    }
-    optimizer->with_grad = with_grad;
-    /* The rows depend on all of them, which the step being captured has to know. */
-    for (int64_t i = 0; i < optimizer->item_count && context->capturing; i++)
-        mpt__has_grad(context, &context->parameters[optimizer->items[i].parameter]);
-    if (!changed) return MPT_OK;
-    optimizer->pattern_valid = optimizer->norm_valid = false;
-    optimizer->patterns++;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__optim_item *item = &optimizer->items[i];
-        if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
-    }
-    mpt__build_rows(context, optimizer);
-    mpt_status status = mpt__upload(context, optimizer->segments, 0, optimizer->rows,
-                                    optimizer->row_count * MPT__ROW_BYTES);
-    optimizer->pattern_valid = status == MPT_OK;
-    return status;
-}
-
-static void mpt__segments_operand(mpt__launch *launch, int position,
-                                  const mpt__optimizer *optimizer, int64_t row, int64_t rows) {
-    mpt__operand *operand = mpt__operand_on(launch, position, optimizer->segments, MPT_I64,
-                                            row * MPT__SEGMENT_FIELDS, rows, MPT__READ);
-    operand->rank = 2;
-    operand->shape[1] = MPT__SEGMENT_FIELDS;
-    operand->stride[0] = MPT__SEGMENT_FIELDS;
-    operand->stride[1] = 1;
-}
-
-/* A launch over all gradients of a state. */
-static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optimizer *optimizer,
-                                          const mpt__optim_state *state, mpt__kernel kernel,
-                                          mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, kernel);
-    mpt__operand_on(launch, 0, mpt__block_of(context, state)->gradients, MPT_F32, state->first,
-                    state->count, access);
-    mpt__segments_operand(launch, 1, optimizer, state->row, state->rows);
-    return launch;
-}
-
-/* ==== The pending multiplier ==== */
-
-/* For each state of an optimizer that has gradients now. */
-#define MPT__EACH_STATE(state, optimizer) \
-    for (mpt__optim_state *state = (optimizer)->states, \
-                          *state##_end = state + (optimizer)->state_count; \
-         state < state##_end; state++) \
-        if (state->rows)
-
-/* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
-static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimizer *optimizer,
-                                       uint16_t slot, double limit) {
-    MPT__EACH_STATE(state, optimizer) {
-        mpt__launch *launch =
-            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
-        launch->slot[0] = slot;
-        launch->imm[0] = limit;
-        mpt__submit(context, launch);
-        mpt__block_of(context, state)->multiplier_slot = 0;
-    }
-    return context->base.status;
-}
-
-static void mpt__materialise(mpt_context *context, const mpt__optimizer *optimizer) {
-    MPT__EACH_STATE(state, optimizer) {
-        mpt__materialise_gradients(context, mpt__block_of(context, state));
-    }
-}
-
-/* The optimizer's multiplier if it is pending on all its gradients; else 0, and afterwards no
-   multiplier is pending on any of them. */
-static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimizer) {
-    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
-    MPT__EACH_STATE(state, optimizer) {
-        if (mpt__block_of(context, state)->multiplier_slot == slot) continue;
-        mpt__materialise(context, optimizer);
-        return 0;
-    }
-    return slot;
-}
-
-/* Whether a user has handles on gradients of a state: references beyond the block's own, those of
-   recordings and the views that its parameters keep. Those live: mpt__pattern has looked. */
-static bool mpt__gradients_seen(const mpt_context *context, const mpt__optimizer *optimizer,
-                                uint32_t gradients) {
-    const mpt__storage *storage = &context->storages[gradients];
-    int64_t others = (int64_t)storage->references - storage->recordings - 1;
-    const mpt__optim_item *item = optimizer->items, *end = item + optimizer->item_count;
-    for (; others > 0 && item < end; item++) {
-        const mpt__tensor *view = context->parameters[item->parameter].tensor->gradient;
-        if (view && view->storage == gradients) others--;
-    }
-    return others > 0;
-}
-
-/* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
-   holds parameters of others as well, or there are handles on gradients. */
-static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
-    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
-    MPT__EACH_STATE(state, optimizer) {
-        const mpt__block *block = mpt__block_of(context, state);
-        if (state->held != block->parameters ||
-            mpt__gradients_seen(context, optimizer, block->gradients))
-            return mpt__scale_gradients(context, optimizer, slot, 0);
-    }
-    MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
-    return context->base.status;
-}
-
-/* ==== Norm and clipping ==== */
-
-/* Norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
-   multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
-   product is not finite. */
-static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, mpt__norm norm,
-                             uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
-    bool first = true;
-    MPT__EACH_STATE(state, optimizer) {
-        mpt__launch *launch =
-            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
-        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
-        launch->slot[1] = found_slot;
-        launch->slot[2] = norm_slot;
-        launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
-        launch->index[0] = !first;
-        launch->index[1] = (int64_t)norm;
-        first = false;
-        mpt__submit(context, launch);
-    }
-    optimizer->norm_valid = norm_slot != 0 && norm == MPT__NORM_2;
-}
-
-/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
-   computes the norm where clipping may follow. Without any gradient nothing happens. */
-static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
-                                         uint16_t scale_slot, bool with_norm) {
-    mpt_status status = mpt__pattern(context, optimizer);
-    if (status != MPT_OK || optimizer->with_grad == 0) return status;
-    mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
-                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
-    return mpt__hold(context, optimizer);
-}
-
-/* The norm of all gradients as a tensor; with `clips`, it becomes max_norm at most. */
-static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double p, bool clips,
-                                 double max_norm) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
-    if (!optimizer) return mpt__null(context);
-    if (!(max_norm >= 0))
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
-                           max_norm);
-    if (p != 1 && p != 2 && p != MPT__INF_F64)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
-    mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
-    mpt_shape shape = MPT_SCALAR;
-    mpt__tensor *norm = NULL;
-    if (mpt__pattern(context, optimizer) == MPT_OK)
-        norm = mpt__tensor_new(context, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
-    if (!norm) return mpt__null(context);
-    bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
-    if (any) {
-        uint16_t pending = mpt__pending(context, optimizer);
-        if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
-            mpt__norm_launch(context, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
-                             optimizer->slot[MPT__OPTIM_NORM]);
-    }
-    mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
-    mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
-    if (any) {
-        launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
-        launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
-        launch->imm[0] = max_norm;
-    }
-    mpt__submit(context, launch);
-    if (clips) optimizer->norm_valid = false;
-    if (any && clips) mpt__hold(context, optimizer);
-    return mpt__tensor_done(context, norm, context->base.status);
-}
-
-MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
-    return mpt__grad_norm("mpt_clip_grad_norm", optimizer, 2, true, max_norm);
-}
-
-MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p) {
-    return mpt__grad_norm("mpt_clip_grad_norm_p", optimizer, p, true, max_norm);
-}
-
-MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
-    return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
-}
-
-MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
-    if (!optimizer) return mpt__status_of(context);
-    if (!(limit >= 0))
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "limit = %g; expected 0 or more", limit);
-    if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
-        return context->base.status;
-    uint16_t pending = mpt__pending(context, optimizer);
-    uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
-    optimizer->norm_valid = false;
-    if (limit > 0) return mpt__scale_gradients(context, optimizer, slot, limit);
-    mpt__scale_gradients(context, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
-    mpt__scalar_set_f(context, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
-    return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
-}
-
-/* ==== The update ==== */
-
-MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_zero_grad");
-    if (!optimizer) return mpt__status_of(context);
-    for (int64_t i = 0; i < optimizer->item_count; i++)
-        mpt__clear_grad(&context->parameters[optimizer->items[i].parameter]);
-    for (int64_t i = 0; i < optimizer->state_count; i++) {
-        mpt__block *block = mpt__block_of(context, &optimizer->states[i]);
-        if (block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
-            block->multiplier_slot = 0;
-    }
-    return MPT_OK;
-}
-
-/* Segments [row, row + rows) of a state, which are of one group. With a form, the kernel takes the
-   values for the master of that. */
-static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
-                                     const mpt__optim_state *state, int form, int64_t row,
-                                     int64_t rows, uint16_t found_slot) {
-    static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
-    const mpt__rule *rule = optimizer->rule;
-    const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-    mpt__block *block = mpt__block_of(context, state);
-    if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
-        mpt__materialise_gradients(context, block);
-    mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
-    launch->function = (uint8_t)rule->function;
-    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
-                    state->count, MPT__READ_WRITE);
-    if (form >= 0)
-        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
-                        state->count, MPT__READ_WRITE);
-    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
-    mpt__segments_operand(launch, 4, optimizer, row, rows);
-    mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count,
-                    MPT__READ_WRITE);
-    for (int k = 0; k < MPT__MIRRORS; k++)
-        if (state->mirror[k])
-            mpt__operand_on(launch, position[k], state->mirror[k], MPT_F32, 0, state->count,
-                            MPT__READ_WRITE);
-    launch->slot[1] =
-        block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
-    launch->slot[2] = found_slot;
-    mpt__schedule_operand(launch, optimizer, group);
-    int settings = 0;
-    for (; settings < MPT__SETTINGS && rule->setting[settings].name; settings++)
-        launch->imm[settings] = group->setting[settings];
-    launch->imm[settings] = group->weight_decay;
-    launch->index[0] = optimizer->variant;
-    launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
-    launch->index[2] = optimizer->maximize;
-    launch->index[3] = optimizer->stochastic;
-    launch->rng.seed = context->config.seed;
-    launch->rng.stream = state->stream;
-    return mpt__submit(context, launch);
-}
-
-/* One launch per state and group; each commits its step counts, the last one the step. */
-static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *optimizer,
-                                      uint16_t found_slot) {
-    const int64_t *group = mpt__row_groups(optimizer);
-    MPT__EACH_STATE(state, optimizer) {
-        int64_t row = state->row, end = row + state->rows, rows;
-        int form = mpt__form_in_use(context, mpt__block_of(context, state));
-        mpt__master_refresh(context, optimizer, state);
-        for (; row < end; row += rows) {
-            for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
-            mpt__launch_update(context, optimizer, state, form, row, rows, found_slot);
-        }
-        mpt__values_updated(context, optimizer, state, form);
-    }
-    return context->base.status;
-}
-
-/* A warning that names parameters without a gradient; once, until there is one again. */
-static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
-    char names[200];
-    mpt__text list = mpt__text_make(names, sizeof names);
-    if (optimizer->warned_no_grad) return;
-    optimizer->warned_no_grad = true;
-    for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
-        mpt__write_text(&list, "%s%s", i ? ", " : "",
-                        context->parameters[optimizer->items[i].parameter].path);
-    mpt__log(&context->base, MPT_LOG_WARNING,
-             "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
-             "nothing: %s%s; "
-             "call mpt_backward first, on a loss that depends on them",
-             context->base.op, optimizer->item_count, names,
-             list.length >= sizeof names ? " .." : "");
-}
-
-/* One update of everything that has a gradient, by mpt__pattern of now. Queued; nothing happens on
-   the device while found_slot (0: none) or the error word is set. */
-static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
-                                        uint16_t found_slot) {
-    if (context->base.status != MPT_OK) return context->base.status;
-    if (optimizer->with_grad == 0) {
-        mpt__warn_no_grad(context, optimizer);
-        return MPT_OK;
-    }
-    optimizer->warned_no_grad = false;
-    for (int64_t i = 0; i < optimizer->state_count; i++)
-        if (mpt__averages_applied(context, optimizer->states[i].block))
-            return mpt__error(context, MPT_ERROR_STATE,
-                              "the module's values are averages; call mpt_ema_restore first");
-    if (context->anomaly) mpt__anomaly_look(context);
-    uint8_t phase = context->launch.phase;
-    context->launch.phase = MPT__UPDATE;
-    mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
-    mpt_status status = mpt__schedule_before_step(context, optimizer);
-    if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
-    context->launch.phase = phase;
-    if (status != MPT_OK) return status;
-    context->committed = context->now;
-    context->committed.updates = ++context->now.updates;
-    return MPT_OK;
-}
-
-/* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
-static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) {
-    bool ended = context->autocast_depth == 0; /* then entry 1 is the region that was open last */
-    if (optimizer->warned_unscaled || !ended || context->autocast[1] != MPT_F16) return;
-    optimizer->warned_unscaled = true;
-    if (context->objects[MPT__SCALER].count > 1) return;
-    mpt__log(&context->base, MPT_LOG_WARNING,
-             "mpt_step: gradients of an fp16 region without a loss scaler; small ones become 0 in "
-             "silence: use mpt_grad_scaler, or MPT_BF16");
-}
-
-MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
-    if (!optimizer) return mpt__status_of(context);
-    mpt__warn_unscaled(context, optimizer);
-    mpt__pattern(context, optimizer);
-    return mpt__optimizer_update(context, optimizer, 0);
-}
-
-MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
-    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_applied_steps");
-    return optimizer ? mpt__scalar_get_i(handle.context, optimizer->slot[MPT__OPTIM_APPLIED]) : -1;
-}
-
-/* ==== State ==== */
-
-/* Visits moments, masters and step counts of every parameter under its name, then the count of
-   applied steps, the rates of groups and the schedule. */
-static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
-                                       mpt__state_visitor visit, void *user) {
-    char name[512];
-    mpt__state_item item;
-    memset(&item, 0, sizeof item);
-    item.name = name;
-    mpt_status status = MPT_OK;
-    for (int64_t i = 0; i < optimizer->item_count; i++) {
-        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-        const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
-        for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
-            bool step = k == MPT__MIRRORS;
-            item.storage = step ? optimizer->counts : state->mirror[k];
-            if (!item.storage) continue;
-            item.dtype = step ? MPT_I64 : MPT_F32;
-            item.offset = step ? i : parameter->offset - state->first;
-            item.count = step ? 1 : parameter->numel;
-            mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
-                             step               ? "step"
-                             : k == MPT__MASTER ? "master"
-                                                : optimizer->rule->moment[k].name);
-            status = visit(context, user, &item);
-        }
-    }
-    if (status != MPT_OK) return status;
-    mpt__format_text(name, sizeof name, "applied_steps");
-    item.storage = 0;
-    item.dtype = MPT_I64;
-    item.count = 1;
-    item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
-    status = visit(context, user, &item);
-    for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
-        mpt__format_text(name, sizeof name, "group.%lld.lr", i);
-        item.host = &optimizer->groups[i].lr;
-        item.dtype = MPT_F64;
-        status = visit(context, user, &item);
-    }
-    if (status != MPT_OK || !optimizer->schedule) return status;
-    return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
-}
-
-/* Adds name and bits of a state item to the hash at `user`. */
-static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
-    uint64_t *hash = (uint64_t *)user;
-    *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
-    if (item->storage) {
-        int64_t size = (int64_t)mpt_dtype_size(item->dtype);
-        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
-                                  item->count * size);
-    } else if (item->host) {
-        *hash = mpt__hash_bytes(*hash, item->host, 8);
-    } else {
-        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
-    }
-    return context->base.status;
-}
-
-MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
-    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_hash");
-    uint64_t hash = 0;
-    if (optimizer) mpt__optimizer_visit(handle.context, optimizer, mpt__hash_item, &hash);
-    return hash;
+    const int64_t whole = idx->header_bytes + idx->data_bytes;
+    if (file_bytes < 0 || file_bytes == whole) return true;
+    return mpt__idx_fail(idx,
+                         file_bytes < whole
+                             ? "the idx file is shorter than its dimensions say (bytes)"
+                             : "the idx file is longer than its dimensions say (bytes)",
+                         whole, file_bytes);
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 63_scaler.c: dynamic loss scaling, as torch.amp.GradScaler, with its scale, counters and
- * found_inf on the device: no call of an iteration waits.
- *
- * Better than the original on purpose: gradients are tested after the multiplication as well; the
- * scale has a floor and a ceiling; a run of skips ends in a diagnosis instead of a scale of 0;
- * steps without gradients and updates without steps are harmless.
- * ------------------------------------------------------------------------------------------- */
-
-/* The device scalars of a scaler. */
-enum {
-    MPT__SCALER_SCALE,   /* f: a double that holds a float */
-    MPT__SCALER_TRACKER, /* i, as all that follow */
-    MPT__SCALER_FOUND,   /* of several optimizers, any found a non-finite gradient */
-    MPT__SCALER_UPDATES,
-    MPT__SCALER_SKIPPED,
-    MPT__SCALER_IN_A_ROW,
-    MPT__SCALER_LAST,
-    MPT__SCALER_OUTCOME,
-    MPT__SCALER_LOSS, /* a loss since the last look was not finite */
-    MPT__SCALER_SEED, /* the scale of the last loss, as an fp32 */
-    MPT__SCALER_SLOTS
-};
-
-typedef struct mpt__scaler {
-    mpt__id id;
-    mpt_scaler_config config;
-    uint16_t slots[MPT__SCALER_SLOTS];
-    bool scaled;  /* a loss was scaled at least once */
-    bool stepped; /* disabled: a step was made */
-    bool tracing; /* switched the NaN tracer on */
-    bool told_bf16, told_idle;
-    uint32_t changes;                     /* of the factors, which captured steps have in them */
-    mpt_scaler_stats seen;                /* as of the last look at the device */
-    int64_t unseen;                       /* updates queued since */
-    int64_t lost_losses;                  /* skips in a row with a non-finite loss */
-    int64_t window_steps, window_skipped; /* counters at the begin of the window */
-    int64_t skipped_before;               /* skips of the window before; -1: none yet */
-    char culprit[128];                    /* parameter whose gradient overflowed at the last skip */
-} mpt__scaler;
-
-MPT__HANDLES(scaler, MPT__SCALER)
-
-/* ==== The optimizers of an update ==== */
-
-/* The first optimizer behind row *i that takes part in the current update of a scaler, 0: of any.
-   NULL: none is left. */
-static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t scaler, int64_t *i) {
-    const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
-    while (++*i < table->count) {
-        mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[*i].object;
-        if (optimizer && optimizer->scaler && (!scaler || optimizer->scaler == scaler))
-            return optimizer;
-    }
-    return NULL;
-}
-
-/* The current update of a scaler ends, 0: of all. Returns how many optimizers took part. */
-static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler) {
-    int64_t count = 0, i = 0;
-    mpt__optimizer *optimizer;
-    for (; (optimizer = mpt__next_member(context, scaler, &i)) != NULL; count++)
-        optimizer->scaler = 0;
-    return count;
-}
-
-MPT__BEGIN_COLD
-/* ==== Making and destroying ==== */
-
-MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
-    mpt_scaler_config config = {65536, 2, 0.5, 2000, 1, 16777216, true, false, 100, 1000};
-    return config;
-}
-
-/* Whether `scale` stays a positive finite number in fp32. */
-static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
-    float single = (float)scale;
-    if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                       "%s = %g; expected a positive number in fp32's range", name, scale);
-}
-
-static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
-                               int64_t interval) {
-    if (!(growth > 1 && growth < MPT__NO_LIMIT)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "growth_factor = %g; expected more than 1", growth);
-    } else if (!(backoff > 0 && backoff < 1)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
-    }
-    return context->base.status == MPT_OK &&
-           mpt__check_count(context, "growth_interval", interval, 1);
-}
-
-static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
-    if (c->max_scale > 0 && c->max_scale < c->min_scale)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "max_scale = %g is below min_scale = %g",
-                   c->max_scale, c->min_scale);
-    return context->base.status == MPT_OK &&
-           mpt__check_scale(context, "init_scale", c->init_scale) &&
-           mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) &&
-           mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
-           mpt__check_count(context, "patience", c->patience, 0) &&
-           mpt__check_count(context, "window", c->window, 0);
-}
-
-static void mpt__scaler_free(mpt_context *context, void *object) {
-    mpt__scaler *scaler = (mpt__scaler *)object;
-    mpt__dismiss_members(context, scaler->id.slot);
-    for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
-}
-
-/* Updates under way and runs of skips are given up: part of mpt_clear_error. */
-static void mpt__scaler_forget(mpt_context *context) {
-    const mpt__object_table *table = &context->objects[MPT__SCALER];
-    mpt__dismiss_members(context, 0);
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__scaler *scaler = (mpt__scaler *)table->rows[i].object;
-        if (!scaler || scaler->config.patience == 0 ||
-            scaler->seen.skipped_in_a_row < scaler->config.patience)
-            continue;
-        mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */
-        scaler->seen.skipped_in_a_row = 0;
-    }
-}
-
-static mpt_status mpt__put_scale(mpt_context *context, mpt__scaler *scaler, double scale) {
-    scaler->seen.scale = (double)(float)scale;
-    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], scaler->seen.scale);
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
-    MPT__PLAIN_FLOATS;
-    mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
-    if (!mpt__enter_checked(context, "mpt_grad_scaler") ||
-        (c.enabled && !mpt__check_scaler_config(context, &c)))
-        return mpt__scaler_handle(context, NULL);
-    mpt__scaler *scaler =
-        (mpt__scaler *)mpt__object_make(context, MPT__SCALER, sizeof(mpt__scaler));
-    if (!scaler) return mpt__scaler_handle(context, NULL);
-    scaler->config = c;
-    scaler->skipped_before = -1;
-    for (int i = 0; i < MPT__SCALER_SLOTS; i++) scaler->slots[i] = mpt__scalar_new_i(context, 0);
-    if (mpt__put_scale(context, scaler, c.init_scale) == MPT_OK)
-        return mpt__scaler_handle(context, scaler);
-    mpt__object_free(context, MPT__SCALER, scaler->id.slot);
-    return mpt__scaler_handle(context, NULL);
-}
-
-MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
-    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_destroy");
-    if (scaler) mpt__object_free(handle.context, MPT__SCALER, scaler->id.slot);
-    return mpt__status_of(handle.context);
-}
-
-MPT__END_LEVEL
-/* ==== Scaling the loss ==== */
-
-/* bf16 has fp32's range; said once. */
-static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
-    int depth = context->autocast_depth; /* 0: entry 1 is the region that was open last */
-    if (scaler->told_bf16 || context->autocast[depth ? depth : 1] != MPT_BF16) return;
-    scaler->told_bf16 = true;
-    mpt__log(
-        &context->base, MPT_LOG_INFO,
-        "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set enabled = "
-        "false in mpt_scaler_config to save its work");
-}
-
-MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
-    mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
-    mpt__tensor *found = scaler ? mpt__at(context, loss, "loss") : NULL;
-    if (!found) return mpt__null(context);
-    scaler->scaled = true;
-    if (!scaler->config.enabled) return loss;
-    mpt__note_bf16(context, scaler);
-    mpt__frame frame;
-    if (!mpt__call_begin(&frame, context, MPT__OP_scale_loss, 1, 1, &mpt__no_attributes))
-        return mpt__null(context);
-    frame.record->in[0] = found;
-    frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
-    frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
-    frame.attributes->index[2] = scaler->slots[MPT__SCALER_SEED];
-    return mpt__handle(context, mpt__call_run(&frame));
-}
-
-/* ==== Unscale, step, skip ==== */
-
-static mpt_status mpt__check_scaled(mpt_context *context, const mpt__scaler *scaler) {
-    if (scaler->scaled) return MPT_OK;
-    return mpt__error(
-        context, MPT_ERROR_STATE,
-        "no loss was scaled yet; call mpt_backward(mpt_scale_loss(scaler, loss)) first");
-}
-
-/* Begins a call that takes an optimizer to stage `to` of the scaler's current update. NULL: the
-   call ends here. */
-static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_handle,
-                                     const char *name, mpt__stage to, mpt__optimizer **optimizer) {
-#define MPT__LEFT_OUT "mpt_scaler_skip left this optimizer out of the current update"
-    static const char *const misuse[4][4] = {
-        /* [to][from], in the order of mpt__stage */
-        {NULL, NULL, NULL, NULL},
-        {NULL, "mpt_unscale was called already; to leave an iteration early, call mpt_scaler_skip",
-         "mpt_unscale is called after mpt_scaler_step of this optimizer; call it before",
-         MPT__LEFT_OUT},
-        {NULL, NULL, "mpt_scaler_step has already been called on this optimizer", MPT__LEFT_OUT},
-        {NULL, NULL, "mpt_scaler_step has been called on this optimizer; skip it before", NULL}};
-#undef MPT__LEFT_OUT
-    mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, name);
-    mpt__optimizer *found = scaler ? mpt__optimizer_at(context, optimizer_handle) : NULL;
-    *optimizer = found;
-    if (!found) return NULL;
-    if (!scaler->config.enabled) return scaler;
-    if (to != MPT__SKIPPED && mpt__check_scaled(context, scaler) != MPT_OK) return NULL;
-    if (found->scaler != scaler->id.slot) found->stage = MPT__READY, found->checked = false;
-    found->scaler = scaler->id.slot;
-    if (misuse[to][found->stage]) {
-        mpt__error(context, MPT_ERROR_STATE, "%s; mpt_scaler_update ends an update",
-                   misuse[to][found->stage]);
-        return NULL;
-    }
-    found->stage = to;
-    return scaler;
-}
-
-/* Unscales what has a gradient and notes whether there was any: only then found_inf means
-   something. */
-static mpt_status mpt__scaler_unscale(mpt_context *context, const mpt__scaler *scaler,
-                                      mpt__optimizer *optimizer, bool with_norm) {
-    mpt_status status =
-        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
-    optimizer->checked = optimizer->with_grad > 0;
-    return status;
-}
-
-MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_handle) {
-    mpt__optimizer *optimizer;
-    const mpt__scaler *scaler =
-        mpt__scaler_take(handle, optimizer_handle, "mpt_unscale", MPT__UNSCALED, &optimizer);
-    if (!scaler) return mpt__status_of(handle.context);
-    return scaler->config.enabled ? mpt__scaler_unscale(handle.context, scaler, optimizer, true)
-                                  : MPT_OK;
-}
-
-MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer;
-    mpt__scaler *scaler =
-        mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
-    if (!scaler) return mpt__status_of(context);
-    bool enabled = scaler->config.enabled;
-    if (enabled && !optimizer->checked)
-        mpt__scaler_unscale(context, scaler, optimizer, false);
-    else
-        mpt__pattern(context, optimizer);
-    if (!enabled) scaler->stepped = true;
-    return mpt__optimizer_update(context, optimizer,
-                                 enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
-}
-
-MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
-    mpt__optimizer *optimizer;
-    mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_skip", MPT__SKIPPED, &optimizer);
-    return mpt__status_of(handle.context);
-}
-
-/* ==== Looking at the device ==== */
-
-static void mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler,
-                             mpt_scaler_stats *stats) {
-    const mpt__scalar *scalars = context->scalars;
-    stats->scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
-    stats->growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
-    stats->steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
-    stats->skipped = scalars[scaler->slots[MPT__SCALER_SKIPPED]].i;
-    stats->skipped_in_a_row = scalars[scaler->slots[MPT__SCALER_IN_A_ROW]].i;
-    stats->last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
-}
-
-/* Whether the gradient of a parameter holds a non-finite value. */
-static bool mpt__gradient_overflowed(mpt_context *context, const mpt__parameter *parameter) {
-    const mpt__block *block = &context->blocks[parameter->block];
-    if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
-    mpt__operand_on(launch, 0, block->gradients, MPT_F32, parameter->offset, parameter->numel,
-                    MPT__READ);
-    launch->slot[0] = MPT__SLOT_NONFINITE;
-    mpt__submit(context, launch);
-    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE) >= 0;
-}
-
-/* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
-   so its layer is where it began. */
-static void mpt__find_culprit(mpt_context *context, mpt__scaler *scaler) {
-    const mpt__optimizer *optimizer;
-    for (int64_t m = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &m)) != NULL;) {
-        for (int64_t i = optimizer->item_count - 1; i >= 0; i--) {
-            const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-            if (!mpt__gradient_overflowed(context, parameter)) continue;
-            mpt__format_text(scaler->culprit, sizeof scaler->culprit, "%s", parameter->path);
-            return;
-        }
-    }
-}
-
-/* The layer of the culprit: its path without the parameter's name. */
-static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
-    memcpy(layer, scaler->culprit, 128);
-    char *dot = strrchr(layer, '.');
-    if (dot) *dot = '\0';
-    if (!layer[0]) mpt__format_text(layer, 128, "%s", "that overflows");
-}
-
-/* The NaN tracer looks at the step after an overflow, and at those after it until one is clean. */
-static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on) {
-    if (on == scaler->tracing) return;
-    scaler->tracing = on;
-    if (context->tracer.on) return; /* the user's own: it stays */
-    if (on) {
-        mpt__trace_start(context, false);
-    } else {
-        mpt__hook_remove(context, mpt__trace_launch);
-    }
-}
-
-/* The end of a run of skips: says whether scaling can help at all, and where it began. */
-static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) {
-    const mpt_scaler_stats *now = &scaler->seen;
-    const char *report = mpt_nan_report(context);
-    char layer[128], cause[420];
-    mpt__culprit_layer(scaler, layer);
-    if (scaler->lost_losses > 0)
-        mpt__format_text(cause, sizeof cause,
-                         "the loss itself was NaN or infinite in the last %lld of them, which no "
-                         "loss scale can cure; check the learning rate, the data, and logarithms, "
-                         "divisions and exponentials in the model",
-                         scaler->lost_losses);
-    else
-        mpt__format_text(cause, sizeof cause,
-                         "the loss was finite but gradients overflowed in backward (%s); check the "
-                         "learning rate and the size of targets, or keep layer %s in fp32 with "
-                         "mpt_set_dtype_policy",
-                         scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
-    return mpt__error(
-        context, MPT_ERROR_NUMERIC,
-        "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
-        now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
-        report);
-}
-
-enum {
-    MPT__RISE = 2,          /* a window with this many times the skips of the one before is worse */
-    MPT__RISE_PER_CENT = 2, /* but a rate below this is what a growing scale costs */
-    MPT__RISE_LEAST = 2     /* and a single skip is no rate */
-};
-
-/* At the end of a window: warns when skips have become frequent. */
-static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
-    const mpt_scaler_stats *now = &scaler->seen;
-    int64_t steps = now->steps - scaler->window_steps;
-    if (scaler->config.window == 0 || steps < scaler->config.window) return;
-    int64_t skipped = now->skipped - scaler->window_skipped, before = scaler->skipped_before;
-    scaler->window_steps = now->steps;
-    scaler->window_skipped = now->skipped;
-    scaler->skipped_before = skipped;
-    if (before < 0 || skipped < MPT__RISE_LEAST || skipped < MPT__RISE * before ||
-        skipped * 100 < steps * MPT__RISE_PER_CENT)
-        return;
-    char layer[128];
-    mpt__culprit_layer(scaler, layer);
-    mpt__log(
-        &context->base, MPT_LOG_WARNING,
-        "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): check "
-        "learning rate or keep layer %s in fp32",
-        before, skipped, steps, now->scale, layer);
-}
-
-/* Reads the counters, which must be readable, and draws the conclusions. */
-static mpt_status mpt__scaler_look(mpt_context *context, mpt__scaler *scaler) {
-    int64_t before = scaler->seen.skipped;
-    mpt__scaler_read(context, scaler, &scaler->seen);
-    scaler->unseen = 0;
-    bool lost = context->scalars[scaler->slots[MPT__SCALER_LOSS]].i != 0;
-    if (lost) mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_LOSS], 0);
-    bool skipped = scaler->seen.skipped > before;
-    scaler->lost_losses = lost && skipped ? scaler->lost_losses + 1 : 0;
-    if (skipped) mpt__find_culprit(context, scaler);
-    bool over =
-        scaler->config.patience > 0 && scaler->seen.skipped_in_a_row >= scaler->config.patience;
-    mpt__scaler_trace(context, scaler, skipped && !over);
-    if (over) return mpt__give_up(context, scaler);
-    mpt__compare_windows(context, scaler);
-    return context->base.status;
-}
-
-/* After an update. Where the device runs on its own, its counters are looked at only as often as
-   patience and window need it. */
-static mpt_status mpt__scaler_watch(mpt_context *context, mpt__scaler *scaler) {
-    const mpt_scaler_config *c = &scaler->config;
-    if (!context->backend.synchronous) {
-        int64_t patience = c->patience ? c->patience : INT64_MAX;
-        int64_t window = c->window ? c->window : INT64_MAX;
-        if (++scaler->unseen < (patience < window ? patience : window)) return MPT_OK;
-        mpt__wait(context);
-    }
-    if (context->base.status != MPT_OK) return context->base.status;
-    return mpt__scaler_look(context, scaler);
-}
-
-/* ==== Update ==== */
-
-/* The slot that tells whether any optimizer of this update overflowed; counts those that were
-   checked and those that made a step. */
-static uint16_t mpt__join_found(mpt_context *context, const mpt__scaler *scaler, int64_t *checked,
-                                int64_t *stepped) {
-    uint16_t found = 0;
-    const mpt__optimizer *optimizer;
-    *checked = *stepped = 0;
-    for (int64_t i = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &i)) != NULL;) {
-        if (!optimizer->checked || optimizer->stage == MPT__SKIPPED) continue;
-        *stepped += optimizer->stage == MPT__STEPPED;
-        uint16_t own = optimizer->slot[MPT__OPTIM_FOUND];
-        if ((*checked)++ > 0) {
-            mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_OR);
-            launch->slot[0] = scaler->slots[MPT__SCALER_FOUND];
-            launch->slot[1] = found, launch->slot[2] = own;
-            mpt__submit(context, launch);
-            own = scaler->slots[MPT__SCALER_FOUND];
-        }
-        found = own;
-    }
-    return found;
-}
-
-static mpt_status mpt__launch_scaler_update(mpt_context *context, const mpt__scaler *scaler,
-                                            uint16_t found, bool counts) {
-    const mpt_scaler_config *c = &scaler->config;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALER_UPDATE);
-    launch->slot[0] = scaler->slots[MPT__SCALER_SCALE];
-    launch->slot[1] = scaler->slots[MPT__SCALER_TRACKER];
-    launch->slot[2] = found;
-    for (int i = 0; i < 5 && counts; i++)
-        launch->slot[3 + i] = scaler->slots[MPT__SCALER_UPDATES + i];
-    launch->imm[0] = c->growth_factor, launch->imm[1] = c->backoff_factor;
-    launch->imm[2] = c->min_scale, launch->imm[3] = c->max_scale;
-    launch->index[0] = c->growth_interval, launch->index[1] = c->fixed;
-    return mpt__submit(context, launch);
-}
-
-MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
-    mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_update");
-    if (!scaler) return mpt__status_of(context);
-    if (!scaler->config.enabled) return MPT_OK;
-    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
-    int64_t checked, stepped;
-    uint16_t found = mpt__join_found(context, scaler, &checked, &stepped);
-    mpt_status status = context->base.status;
-    if (checked > 0 && status == MPT_OK)
-        status = mpt__launch_scaler_update(context, scaler, found, stepped > 0);
-    if (checked > 0 && status == MPT_OK) {
-        mpt__recorder_note(context, MPT__SCALER, &scaler->id);
-        status = context->capturing ? MPT_OK : mpt__scaler_watch(context, scaler);
-    }
-    if (mpt__dismiss_members(context, scaler->id.slot) == 0 && !scaler->told_idle) {
-        scaler->told_idle = true;
-        mpt__log(
-            &context->base, MPT_LOG_WARNING,
-            "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, so the "
-            "scale stays as it is; call mpt_scaler_step before");
-    }
-    return status;
-}
-
-MPT__BEGIN_COLD
-/* ==== Asking and setting ==== */
-
-MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
-    mpt_context *context = handle.context;
-    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_step_outcome");
-    if (!scaler) return MPT_OUTCOME_NONE;
-    if (!scaler->config.enabled) return scaler->stepped ? MPT_OUTCOME_APPLIED : MPT_OUTCOME_NONE;
-    return (mpt_outcome)mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_OUTCOME]);
-}
-
-MPTRAIN_API double mpt_get_scale(mpt_scaler handle) {
-    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_get_scale");
-    if (!scaler) return MPT__NAN_F64;
-    if (!scaler->config.enabled) return 1;
-    return mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
-}
-
-MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_set_scale");
-    if (!scaler) return mpt__status_of(context);
-    if (!mpt__check_scale(context, "scale", scale)) return context->base.status;
-    if (!scaler->config.enabled) return MPT_OK;
-    return mpt__put_scale(context, scaler, scale);
-}
-
-MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
-    mpt_context *context = handle.context;
-    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_statistics");
-    mpt_scaler_stats stats;
-    memset(&stats, 0, sizeof stats);
-    stats.scale = 1;
-    if (scaler && scaler->config.enabled) mpt__scaler_read(context, scaler, &stats);
-    return stats;
-}
-
-MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
-    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_config");
-    return scaler ? scaler->config : mpt_scaler_config_default();
-}
-
-MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
-    mpt_context *context = handle.context;
-    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_state");
-    mpt_scaler_state state;
-    memset(&state, 0, sizeof state);
-    if (!scaler) return state;
-    state.scale = mpt__scalar_get_f(context, scaler->slots[MPT__SCALER_SCALE]);
-    state.growth_factor = scaler->config.growth_factor;
-    state.backoff_factor = scaler->config.backoff_factor;
-    state.growth_interval = scaler->config.growth_interval;
-    state.growth_tracker = mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_TRACKER]);
-    return state;
-}
-
-MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
-    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
-    if (!scaler) return mpt__status_of(context);
-    if (!state)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "state is NULL; pass one of mpt_scaler_get_state");
-    if (!scaler->config.enabled) return MPT_OK;
-    if (!mpt__check_scale(context, "scale", state->scale) ||
-        !mpt__check_factors(context, state->growth_factor, state->backoff_factor,
-                            state->growth_interval) ||
-        !mpt__check_count(context, "growth_tracker", state->growth_tracker, 0))
-        return context->base.status;
-    scaler->config.growth_factor = state->growth_factor;
-    scaler->config.backoff_factor = state->backoff_factor;
-    scaler->config.growth_interval = state->growth_interval;
-    scaler->changes++;
-    scaler->seen.growth_tracker = state->growth_tracker;
-    mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
-    return mpt__put_scale(context, scaler, state->scale);
-}
-MPT__END_LEVEL
-
-MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
- * 64_schedule.c: learning rates over time: curves, what joins them, one cycle, plateaus.
- *
- * A schedule per step lives on the device: a table of coming rates, indexed by the count of applied
- * steps, so that a skipped step does not move it and nobody waits. The host only knows how many
- * steps it has queued, which is never less than what was applied; it uploads a new window of the
- * table when the queue may have reached the end of the old one. A second row of the table, where
- * one cycle moves momentum, takes the place of the update's first setting.
- * ------------------------------------------------------------------------------------------- */
-
-/* Rates per upload: 8 KB for each group, twice that with momentum. */
-enum { MPT__LR_WINDOW = 1024 };
-
-/* ==== Curves ==== */
-
-typedef enum mpt__rate_kind {
-    MPT__CONSTANT_LR,
-    MPT__LINEAR_LR,
-    MPT__EXPONENTIAL_LR,
-    MPT__STEP_LR,
-    MPT__MULTI_STEP_LR,
-    MPT__POLYNOMIAL_LR,
-    MPT__COSINE_LR,
-    MPT__RESTARTS_LR,
-    MPT__ONE_CYCLE_LR,
-    MPT__RATE_KINDS
-} mpt__rate_kind;
-
-static const double mpt__pi = 3.14159265358979323846;
-
-/* Factors of the base rate at time t. */
-static double mpt__constant_factor(const mpt_rate *rate, int64_t t) {
-    return t < rate->count[0] ? rate->number[0] : 1;
-}
-
-static double mpt__linear_factor(const mpt_rate *rate, int64_t t) {
-    double done = t < rate->count[0] ? (double)t / (double)rate->count[0] : 1;
-    return rate->number[0] + (rate->number[1] - rate->number[0]) * done;
-}
-
-static double mpt__exponential_factor(const mpt_rate *rate, int64_t t) {
-    return mpt__power(rate->number[0], t);
-}
-
-static double mpt__step_factor(const mpt_rate *rate, int64_t t) {
-    return mpt__power(rate->number[0], t / rate->count[0]);
-}
-
-static double mpt__multi_step_factor(const mpt_rate *rate, int64_t t) {
-    int64_t passed = 0;
-    while (passed < rate->count[0] && rate->milestone[passed] <= t) passed++;
-    return mpt__power(rate->number[0], passed);
-}
-
-static double mpt__polynomial_factor(const mpt_rate *rate, int64_t t) {
-    if (t >= rate->count[0]) return rate->number[0] > 0 ? 0 : 1;
-    return mpt__exp(rate->number[0] * mpt__ln(1 - (double)t / (double)rate->count[0]));
-}
-
-/* Past its end the cosine rises again, as PyTorch's CosineAnnealingLR does. */
-static double mpt__cosine_factor(const mpt_rate *rate, int64_t t) {
-    int64_t at = rate->count[0] < INT64_MAX / 2 ? t % (2 * rate->count[0]) : t;
-    return (1 + mpt__cos(mpt__pi * (double)at / (double)rate->count[0])) / 2;
-}
-
-static double mpt__restarts_factor(const mpt_rate *rate, int64_t t) {
-    int64_t length = rate->count[0], mult = rate->count[1];
-    if (mult == 1) t %= length;
-    for (; t >= length; length = length < INT64_MAX / mult ? length * mult : INT64_MAX) t -= length;
-    return (1 + mpt__cos(mpt__pi * (double)t / (double)length)) / 2;
-}
-
-enum { MPT__CYCLE_LINEAR = 1, MPT__CYCLE_THREE = 2 }; /* bits of count[1] */
-
-/* The cycle at time t: from first to high, then to last; in three phases by way of first. */
-static double mpt__cycle(const mpt_rate *rate, int64_t t, double first, double high, double last) {
-    const bool three = (rate->count[1] & MPT__CYCLE_THREE) != 0;
-    const double top = rate->number[0] * (double)rate->count[0] - 1;
-    const double end[3] = {top, 2 * top, (double)rate->count[0] - 1};
-    const double value[4] = {first, high, three ? first : last, last};
-    const double at = (double)t < end[2] ? (double)t : end[2];
-    int phase = at <= top ? 0 : !three || at > end[1] ? 2 : 1;
-    double begin = phase == 0 ? 0 : phase == 1 || !three ? top : end[1];
-    double from = phase == 2 && !three ? high : value[phase], to = value[phase + 1];
-    double done = end[phase] > begin ? (at - begin) / (end[phase] - begin) : 1;
-    if (rate->count[1] & MPT__CYCLE_LINEAR) return from + (to - from) * done;
-    return to + (from - to) / 2 * (1 + mpt__cos(mpt__pi * done));
-}
-
-static double mpt__one_cycle_factor(const mpt_rate *rate, int64_t t) {
-    double start = 1 / rate->number[1];
-    return mpt__cycle(rate, t, start, 1, start / rate->number[2]);
-}
-
-/* One row per kind. Counts are at least 1, numbers in [low, high]. */
-static const struct mpt__rate_rule {
-    double (*factor)(const mpt_rate *rate, int64_t t);
-    bool floor; /* number[0] is eta_min: the factor is of what the base rate is above that */
-    const char *count[2];
-    struct {
-        const char *name;
-        double low, high;
-    } number[3];
-} mpt__rate_rules[MPT__RATE_KINDS] = {
-    {mpt__constant_factor, false, {"total", NULL}, {{"factor", 0, 1}}},
-    {mpt__linear_factor, false, {"total", NULL}, {{"start", 0, 1}, {"end", 0, 1}}},
-    {mpt__exponential_factor, false, {NULL, NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
-    {mpt__step_factor, false, {"size", NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
-    {mpt__multi_step_factor, false, {"count", NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
-    {mpt__polynomial_factor, false, {"total", NULL}, {{"power", 0, MPT__NO_LIMIT}}},
-    {mpt__cosine_factor, true, {"t_max", NULL}, {{"eta_min", 0, MPT__NO_LIMIT}}},
-    {mpt__restarts_factor, true, {"t_0", "mult"}, {{"eta_min", 0, MPT__NO_LIMIT}}},
-    {mpt__one_cycle_factor,
-     false,
-     {"total", NULL},
-     {{"pct_start", 0, 1},
-      {"div_factor", 1, MPT__NO_LIMIT},
-      {"final_div_factor", 1e-6, MPT__NO_LIMIT}}}};
-
-static mpt_rate mpt__rate_make(mpt__rate_kind kind, int64_t n, int64_t m, double a, double b) {
-    mpt_rate rate;
-    memset(&rate, 0, sizeof rate);
-    rate.kind = (int)kind;
-    rate.count[0] = n, rate.count[1] = m;
-    rate.number[0] = a, rate.number[1] = b;
-    return rate;
-}
-
-MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total) {
-    return mpt__rate_make(MPT__CONSTANT_LR, total, 0, factor, 0);
-}
-MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total) {
-    return mpt__rate_make(MPT__LINEAR_LR, total, 0, start, end);
-}
-MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma) {
-    return mpt__rate_make(MPT__EXPONENTIAL_LR, 0, 0, gamma, 0);
-}
-MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma) {
-    return mpt__rate_make(MPT__STEP_LR, size, 0, gamma, 0);
-}
-MPTRAIN_API mpt_rate mpt_polynomial_lr(int64_t total, double power) {
-    return mpt__rate_make(MPT__POLYNOMIAL_LR, total, 0, power, 0);
-}
-MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min) {
-    return mpt__rate_make(MPT__COSINE_LR, t_max, 0, eta_min, 0);
-}
-MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min) {
-    return mpt__rate_make(MPT__RESTARTS_LR, t_0, mult, eta_min, 0);
-}
-MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
-    mpt_rate rate = mpt__rate_make(MPT__MULTI_STEP_LR, milestones ? count : 0, 0, gamma, 0);
-    for (int i = 0; i < rate.count[0] && count <= MPT_MAX_MILESTONES; i++)
-        rate.milestone[i] = milestones[i];
-    return rate;
-}
-
-/* ==== What a schedule is ==== */
-
-typedef struct mpt__schedule {
-    mpt__id id;
-    mpt__optimizer *optimizer; /* NULL once it is destroyed */
-    mpt_schedule_unit unit;
-    bool chained, plateau, told; /* told: that a schedule per step moves by itself */
-    bool cycles;                 /* momentum, too: the table has two rows */
-    int count;                   /* curves; 0: the base rate */
-    mpt_rate rate[MPT_MAX_RATES];
-    int64_t milestone[MPT_MAX_RATES];
-    double max_lr, low_momentum, high_momentum; /* of one cycle */
-    mpt_plateau_config config;                  /* of a plateau */
-    mpt_schedule_state state; /* time per step: what comes on top of the applied steps */
-    int64_t first;            /* applied steps at the window's begin; -1: no window yet */
-    int64_t queued;           /* steps queued: an upper bound of those applied */
-    uint16_t first_slot;      /* `first` on the device */
-    double *window;           /* host side of an upload */
-} mpt__schedule;
-
-MPT__HANDLES(schedule, MPT__SCHEDULE)
-
-/* Whether the device has its rates in a table. */
-static bool mpt__schedule_tabled(const mpt__schedule *schedule) {
-    return schedule && (schedule->unit == MPT_PER_STEP || schedule->cycles) && !schedule->plateau;
-}
-
-static int64_t mpt__schedule_numbers(const mpt__schedule *schedule) {
-    return schedule->cycles ? 2 * MPT__LR_WINDOW : MPT__LR_WINDOW;
-}
-
-/* The rate at time t, for a group that starts from `base`. */
-static double mpt__schedule_rate(const mpt__schedule *schedule, double base, int64_t t) {
-    int at = 0;
-    if (schedule->chained) {
-        double product = 1;
-        for (int i = 0; i < schedule->count; i++)
-            product *= mpt__rate_rules[schedule->rate[i].kind].factor(&schedule->rate[i], t);
-        return base * product;
-    }
-    if (schedule->count == 0) return base;
-    while (at + 1 < schedule->count && schedule->milestone[at] <= t) at++;
-    const mpt_rate *rate = &schedule->rate[at];
-    const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
-    double lowest = rule->floor ? rate->number[0] : 0;
-    return lowest +
-           (base - lowest) * rule->factor(rate, t - (at > 0 ? schedule->milestone[at - 1] : 0));
-}
-
-/* The time of the next step; waits for the device where it depends on the steps applied. */
-static int64_t mpt__schedule_time(mpt_context *context, const mpt__schedule *schedule) {
-    const mpt__optimizer *optimizer = schedule->optimizer;
-    bool counted = optimizer && schedule->unit == MPT_PER_STEP;
-    return schedule->state.time +
-           (counted ? mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]) : 0);
-}
-
-static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
-                               const mpt__group *group) {
-    MPT__PLAIN_FLOATS;
-    const mpt__schedule *schedule = optimizer->schedule;
-    if (!schedule) return group->lr;
-    return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
-}
-
-/* Uploads the window that begins at the steps applied so far; the one place that reads them. Per
-   epoch it is the same number throughout. */
-static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
-    MPT__PLAIN_FLOATS;
-    mpt__optimizer *optimizer = schedule->optimizer;
-    const bool moves = schedule->unit == MPT_PER_STEP;
-    int64_t first = mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
-    int64_t begin = schedule->state.time + (moves ? first : 0);
-    double *row = schedule->window;
-    for (int64_t t = 0; t < MPT__LR_WINDOW && schedule->cycles; t++)
-        row[MPT__LR_WINDOW + t] =
-            mpt__cycle(&schedule->rate[0], begin + (moves ? t : 0), schedule->high_momentum,
-                       schedule->low_momentum, schedule->high_momentum);
-    for (int64_t i = 0; i < optimizer->group_count; i++) {
-        mpt__group *group = &optimizer->groups[i];
-        for (int64_t t = 0; t < MPT__LR_WINDOW; t++)
-            row[t] = mpt__schedule_rate(schedule, group->lr, begin + (moves ? t : 0));
-        mpt_status status =
-            mpt__upload(context, group->table, 0, row, mpt__schedule_numbers(schedule) * 8);
-        if (status != MPT_OK) return status;
-    }
-    mpt__scalar_set_i(context, schedule->first_slot, first);
-    schedule->first = schedule->queued = first;
-    return context->base.status;
-}
-
-static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer) {
-    mpt__schedule *schedule = optimizer->schedule;
-    if (!mpt__schedule_tabled(schedule)) return MPT_OK;
-    if (context->backend.synchronous)
-        schedule->queued = context->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
-    int64_t at = schedule->queued - schedule->first;
-    bool beyond = schedule->unit == MPT_PER_STEP && (at < 0 || at >= MPT__LR_WINDOW);
-    mpt_status status = MPT_OK;
-    int64_t writes = context->host_writes;
-    context->unrecorded = context->capturing; /* captured steps come here, too */
-    if (schedule->first < 0 || beyond) status = mpt__schedule_fill(context, schedule);
-    context->unrecorded = false;
-    context->host_writes = writes;
-    schedule->queued++;
-    return status;
-}
-
-static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *optimizer,
-                                  const mpt__group *group) {
-    launch->slot[0] = group->lr_slot;
-    launch->slot[3] = optimizer->slot[MPT__OPTIM_APPLIED];
-    if (!group->table) return;
-    mpt__operand *operand =
-        mpt__operand_on(launch, 7, group->table, MPT_F64, 0, MPT__LR_WINDOW, MPT__READ);
-    launch->slot[4] = optimizer->schedule->first_slot;
-    if (!optimizer->schedule->cycles) return;
-    operand->rank = 2;
-    operand->shape[0] = 2, operand->shape[1] = MPT__LR_WINDOW;
-    operand->stride[0] = MPT__LR_WINDOW, operand->stride[1] = 1;
-}
-
-static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer) {
-    mpt__schedule *schedule = optimizer->schedule;
-    for (int64_t i = 0; i < optimizer->group_count; i++) {
-        mpt__group *group = &optimizer->groups[i];
-        if (!mpt__schedule_tabled(schedule))
-            mpt__scalar_set_f(context, group->lr_slot,
-                              schedule
-                                  ? mpt__schedule_rate(schedule, group->lr, schedule->state.time)
-                                  : group->lr);
-        else if (!group->table)
-            group->table = mpt__storage_new(context, mpt__schedule_numbers(schedule) * 8,
-                                            MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
-    }
-    if (schedule) schedule->first = -1;
-    return context->base.status;
-}
-
-static void mpt__schedule_detach(mpt__schedule *schedule) { schedule->optimizer = NULL; }
-
-static mpt_status mpt__schedule_visit(mpt_context *context, mpt__schedule *schedule,
-                                      mpt__state_item *item, mpt__state_visitor visit, void *user) {
-    const struct {
-        const char *name;
-        void *host;
-        mpt_dtype dtype;
-    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64},
-                {"schedule.best", &schedule->state.best, MPT_F64},
-                {"schedule.bad", &schedule->state.bad, MPT_I64},
-                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64}};
-    mpt_status status = MPT_OK;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
-        item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;
-        status = visit(context, user, item);
-    }
-    return status;
-}
-
-/* ==== Making and destroying ==== */
-
-static void mpt__schedule_free(mpt_context *context, void *object) {
-    mpt__schedule *schedule = (mpt__schedule *)object;
-    mpt__optimizer *optimizer = schedule->optimizer;
-    if (optimizer) {
-        for (int64_t i = 0; i < optimizer->group_count; i++)
-            mpt__storage_forget(context, &optimizer->groups[i].table);
-        optimizer->schedule = NULL;
-        optimizer->patterns++; /* captured steps read its table */
-    }
-    mpt__scalar_free(context, schedule->first_slot);
-    mpt__host_free(context, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
-}
-
-/* low <= value <= high; an upper limit of MPT__NO_LIMIT is none. */
-static bool mpt__check_within(mpt_context *context, const char *name, double value, double low,
-                              double high) {
-    if (high >= MPT__NO_LIMIT) return mpt__check_number(context, name, value, low, high);
-    if (value >= low && value <= high) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g]", name, value, low,
-                       high);
-}
-
-/* Milestones are 1 or more and rise; `strictly`: none twice. */
-static bool mpt__check_milestones(mpt_context *context, const int64_t *at, int64_t count,
-                                  bool strictly) {
-    for (int64_t i = 0; i < count; i++) {
-        int64_t least = i > 0 ? at[i - 1] + strictly : 1;
-        if (at[i] < least)
-            return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                               "milestone %lld is %lld; expected %lld or more, for they rise", i,
-                               at[i], least);
-    }
-    return true;
-}
-
-/* `count_name` replaces that of the first count, unless it is NULL. */
-static bool mpt__check_curve(mpt_context *context, const mpt_rate *rate, const char *count_name,
-                             bool chained) {
-    if (rate->kind < 0 || rate->kind >= (int)MPT__RATE_KINDS)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "the rate was made by none of the functions for that (kind %d)",
-                           rate->kind);
-    const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
-    for (int i = 0; i < 2 && rule->count[i]; i++)
-        if (!mpt__check_count(context, i == 0 && count_name ? count_name : rule->count[i],
-                              rate->count[i], 1))
-            return false;
-    for (int i = 0; i < 3 && rule->number[i].name; i++)
-        if (!mpt__check_within(context, rule->number[i].name, rate->number[i], rule->number[i].low,
-                               rule->number[i].high))
-            return false;
-    if (chained && rule->floor && rate->number[0] != 0)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "eta_min = %g; a chained schedule multiplies factors, which knows no "
-                           "lowest rate but 0",
-                           rate->number[0]);
-    if (rate->kind != (int)MPT__MULTI_STEP_LR) return true;
-    if (rate->count[0] > MPT_MAX_MILESTONES)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "count = %lld; at most %d milestones",
-                           rate->count[0], MPT_MAX_MILESTONES);
-    return mpt__check_milestones(context, rate->milestone, rate->count[0], false);
-}
-
-static bool mpt__check_plan(mpt_context *context, const mpt__optimizer *optimizer,
-                            const mpt__schedule *plan, const char *count_name) {
-    for (int i = 0; i < plan->count; i++)
-        if (!mpt__check_curve(context, &plan->rate[i], i == 0 ? count_name : NULL, plan->chained))
-            return false;
-    if (!plan->chained && !mpt__check_milestones(context, plan->milestone, plan->count - 1, true))
-        return false;
-    if (plan->unit != MPT_PER_STEP && plan->unit != MPT_PER_EPOCH)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH", (int)plan->unit);
-    if (optimizer->schedule)
-        return mpt__reject(
-            context, MPT_ERROR_STATE,
-            "the optimizer has a schedule already; end that one with mpt_schedule_destroy");
-    if (!plan->cycles) return true;
-    if (!optimizer->rule->cycles || optimizer->setting[0] == 0)
-        return mpt__reject(context, MPT_ERROR_STATE,
-                           "the optimizer has no momentum that could cycle; set cycle_momentum = "
-                           "false, or a momentum > 0");
-    return mpt__check_number(context, "base_momentum", plan->low_momentum, 0, 1) &&
-           mpt__check_number(context, "max_momentum", plan->high_momentum, 0, 1);
-}
-
-/* Makes an object of `plan` for an optimizer that has none yet. */
-static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
-                                      const mpt__schedule *plan, const char *count_name) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
-    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
-    mpt__schedule *schedule = NULL;
-    if (optimizer && mpt__check_plan(context, optimizer, plan, count_name))
-        schedule = (mpt__schedule *)mpt__object_make(context, MPT__SCHEDULE, sizeof *schedule);
-    if (!schedule) return mpt__schedule_handle(context, NULL);
-    mpt__id id = schedule->id;
-    *schedule = *plan;
-    schedule->id = id;
-    schedule->window =
-        (double *)mpt__host_new(context, (size_t)mpt__schedule_numbers(schedule) * 8);
-    schedule->first_slot = mpt__scalar_new_i(context, 0);
-    schedule->optimizer = optimizer;
-    optimizer->schedule = schedule;
-    optimizer->patterns++;
-    if (mpt__schedule_rebase(context, optimizer) == MPT_OK) {
-        for (int64_t i = 0; i < optimizer->group_count && plan->max_lr > 0; i++)
-            optimizer->groups[i].lr = plan->max_lr;
-        if (plan->max_lr > 0) mpt__schedule_rebase(context, optimizer);
-        return mpt__schedule_handle(context, schedule);
-    }
-    mpt__object_free(context, MPT__SCHEDULE, id.slot);
-    return mpt__schedule_handle(context, NULL);
-}
-
-/* A plan of `count` curves, sequential ones with count - 1 milestones. */
-static mpt__schedule mpt__plan_of(const mpt_rate *rates, int count, const int64_t *milestones,
-                                  mpt_schedule_unit unit) {
-    mpt__schedule plan;
-    memset(&plan, 0, sizeof plan);
-    plan.unit = unit, plan.count = count;
-    for (int i = 0; i < count; i++) plan.rate[i] = rates[i];
-    for (int i = 0; i + 1 < count && milestones; i++) plan.milestone[i] = milestones[i];
-    return plan;
-}
-
-MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
-                                             mpt_schedule_unit unit) {
-    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
-    return mpt__schedule_new("mpt_schedule_create", optimizer, &plan, NULL);
-}
-
-static mpt_schedule mpt__schedule_join(const char *name, mpt_optimizer optimizer,
-                                       const mpt_rate *rates, int count, const int64_t *milestones,
-                                       bool chained, mpt_schedule_unit unit) {
-    mpt_context *context = optimizer.context;
-    if (!rates || count < 1 || count > MPT_MAX_RATES || (!chained && count > 1 && !milestones)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
-                    "expected 1 to %d rates and one milestone less, got %d rates%s", MPT_MAX_RATES,
-                    rates ? count : 0, chained || milestones ? "" : " and no milestones");
-        return mpt__schedule_handle(context, NULL);
-    }
-    mpt__schedule plan = mpt__plan_of(rates, count, milestones, unit);
-    plan.chained = chained;
-    return mpt__schedule_new(name, optimizer, &plan, NULL);
-}
-
-MPTRAIN_API mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates,
-                                           int count, const int64_t *milestones,
-                                           mpt_schedule_unit unit) {
-    return mpt__schedule_join("mpt_sequential_lr", optimizer, rates, count, milestones, false,
-                              unit);
-}
-
-MPTRAIN_API mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
-                                        mpt_schedule_unit unit) {
-    return mpt__schedule_join("mpt_chained_lr", optimizer, rates, count, NULL, true, unit);
-}
-
-MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
-                                              double eta_min, mpt_schedule_unit unit) {
-    mpt_rate rate = mpt_cosine_lr(t_max, eta_min);
-    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
-    return mpt__schedule_new("mpt_cosine_annealing", optimizer, &plan, NULL);
-}
-
-MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
-                                    int64_t t_max, double eta_min, mpt_schedule_unit unit) {
-    MPT__PLAIN_FLOATS;
-    bool falls = warmup >= 0 && t_max > warmup;
-    mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup),
-                         mpt_cosine_lr(falls ? t_max - warmup : 1, eta_min)};
-    mpt__schedule plan = mpt__plan_of(rates, falls ? 2 : 1, &warmup, unit);
-    return mpt__schedule_new("mpt_warmup", optimizer, &plan, "warmup");
-}
-
-MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void) {
-    mpt_one_cycle_config config = {0, 0, 0.3, 25, 1e4, false, false, true, 0.85, 0.95};
-    return config;
-}
-
-MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
-                                       mpt_schedule_unit unit) {
-    MPT__PLAIN_FLOATS;
-    mpt_one_cycle_config c = config ? *config : mpt_one_cycle_config_default();
-    int64_t shape =
-        (c.linear ? MPT__CYCLE_LINEAR : 0) | (int64_t)(c.three_phase ? MPT__CYCLE_THREE : 0);
-    mpt_rate rate = mpt__rate_make(MPT__ONE_CYCLE_LR, c.total, shape, c.pct_start, c.div_factor);
-    rate.number[2] = c.final_div_factor;
-    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
-    plan.max_lr = c.max_lr;
-    plan.cycles = c.cycle_momentum;
-    plan.low_momentum = c.base_momentum, plan.high_momentum = c.max_momentum;
-    if (c.max_lr >= 0 && c.max_lr < MPT__NO_LIMIT)
-        return mpt__schedule_new("mpt_one_cycle", optimizer, &plan, NULL);
-    mpt__misuse(optimizer.context, "mpt_one_cycle", MPT_ERROR_ARGUMENT,
-                "max_lr = %g; expected a finite number >= 0", c.max_lr);
-    return mpt__schedule_handle(optimizer.context, NULL);
-}
-
-MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void) {
-    mpt_plateau_config config = {0.1, 10, 1e-4, false, false, 0, 0, 1e-8};
-    return config;
-}
-
-static bool mpt__check_plateau(mpt_context *context, const mpt_plateau_config *c) {
-    return mpt__check_number(context, "factor", c->factor, 0, 1) &&
-           mpt__check_count(context, "patience", c->patience, 0) &&
-           mpt__check_number(context, "threshold", c->threshold, 0, MPT__NO_LIMIT) &&
-           mpt__check_count(context, "cooldown", c->cooldown, 0) &&
-           mpt__check_number(context, "min_lr", c->min_lr, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(context, "eps", c->eps, 0, MPT__NO_LIMIT);
-}
-
-MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
-                                               const mpt_plateau_config *config) {
-    mpt__schedule plan = mpt__plan_of(NULL, 0, NULL, MPT_PER_EPOCH);
-    plan.plateau = true;
-    plan.config = config ? *config : mpt_plateau_config_default();
-    double worst = MPT__INF_F64;
-    plan.state.best = plan.config.maximize ? -worst : worst;
-    if (!mpt__optimizer_enter(optimizer, "mpt_reduce_on_plateau") ||
-        !mpt__check_plateau(optimizer.context, &plan.config))
-        return mpt__schedule_handle(optimizer.context, NULL);
-    return mpt__schedule_new("mpt_reduce_on_plateau", optimizer, &plan, NULL);
-}
-
-/* ==== Calls ==== */
-
-static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name) {
-    mpt__schedule *schedule = mpt__schedule_enter(handle, name);
-    if (!schedule || schedule->optimizer) return schedule;
-    mpt__error(handle.context, MPT_ERROR_STATE, "the optimizer of this schedule was destroyed");
-    return NULL;
-}
-
-MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
-    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
-    if (!schedule) return mpt__status_of(context);
-    if (schedule->plateau)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "a plateau schedule moves by mpt_schedule_metric, which needs a value");
-    if (schedule->unit == MPT_PER_EPOCH) {
-        schedule->state.time++;
-        return mpt__schedule_rebase(context, schedule->optimizer);
-    }
-    if (!schedule->told)
-        mpt__log(&context->base, MPT_LOG_INFO,
-                 "mpt_schedule_step: a schedule per step moves by itself with every applied step; "
-                 "the call does nothing");
-    schedule->told = true;
-    return MPT_OK;
-}
-
-static bool mpt__plateau_better(const mpt__schedule *schedule, double value) {
-    const mpt_plateau_config *c = &schedule->config;
-    double sign = c->maximize ? 1 : -1, best = schedule->state.best;
-    double margin = c->absolute ? sign * c->threshold : 0;
-    double factor = c->absolute ? 1 : 1 + sign * c->threshold;
-    return sign * value > sign * (best * factor + margin);
-}
-
-MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
-    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
-    if (!schedule) return mpt__status_of(context);
-    if (!schedule->plateau)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "only a schedule of mpt_reduce_on_plateau looks at a metric");
-    mpt_schedule_state *state = &schedule->state;
-    mpt__optimizer *optimizer = schedule->optimizer;
-    bool better = mpt__plateau_better(schedule, value);
-    if (better) state->best = value;
-    state->bad = better || state->cooldown > 0 ? 0 : state->bad + 1;
-    if (state->cooldown > 0) state->cooldown--;
-    state->time++;
-    if (state->bad <= schedule->config.patience) return MPT_OK;
-    state->cooldown = schedule->config.cooldown;
-    state->bad = 0;
-    for (int64_t i = 0; i < optimizer->group_count; i++) {
-        double *lr = &optimizer->groups[i].lr, cut = *lr * schedule->config.factor;
-        if (cut < schedule->config.min_lr) cut = schedule->config.min_lr;
-        if (*lr - cut > schedule->config.eps) *lr = cut;
-    }
-    return mpt__schedule_rebase(context, optimizer);
-}
-
-/* What mpt_fit, where it is built, does at the end of an epoch. */
-static MPT__UNUSED mpt_status mpt__schedule_epoch(mpt_schedule handle, double metric) {
-    const mpt__schedule *schedule = mpt__schedule_at(handle.context, handle);
-    return schedule && schedule->plateau ? mpt_schedule_metric(handle, metric)
-                                         : mpt_schedule_step(handle);
-}
-
-MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
-    const mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_get_state");
-    mpt_schedule_state state;
-    memset(&state, 0, sizeof state);
-    if (schedule) {
-        state = schedule->state;
-        state.time = mpt__schedule_time(handle.context, schedule);
-    }
-    return state;
-}
-
-MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
-                                              const mpt_schedule_state *state) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
-    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
-    if (!schedule) return mpt__status_of(context);
-    if (!state) return mpt__error(context, MPT_ERROR_ARGUMENT, "there is no state");
-    if (!mpt__check_count(context, "time", state->time, 0) ||
-        !mpt__check_count(context, "bad", state->bad, 0) ||
-        !mpt__check_count(context, "cooldown", state->cooldown, 0))
-        return context->base.status;
-    int64_t applied = mpt__schedule_time(context, schedule) - schedule->state.time;
-    schedule->state = *state;
-    schedule->state.time -= applied;
-    return mpt__schedule_rebase(context, schedule->optimizer);
-}
-
-MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule handle) {
-    mpt_context *context = handle.context;
-    mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_destroy");
-    if (!schedule) return mpt__status_of(context);
-    mpt__optimizer *optimizer = schedule->optimizer;
-    for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) /* the rates stay */
-        optimizer->groups[i].lr = mpt__schedule_lr(context, optimizer, &optimizer->groups[i]);
-    mpt__object_free(context, MPT__SCHEDULE, schedule->id.slot);
-    return optimizer ? mpt__schedule_rebase(context, optimizer) : context->base.status;
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 65_init.c: first values of parameters.
- *
- * Element i of a parameter depends on (seed, root, path, i) alone and is computed by portable code:
- * the same bits on every compiler, instruction set and device.
- * ------------------------------------------------------------------------------------------- */
-
-MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
-    mpt_init init;
-    init.kind = kind, init.a = a, init.b = b;
-    return init;
-}
-
-static bool mpt__check_init(mpt_context *context, mpt_init init) {
-    if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
-                           (int)init.kind);
-    if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite",
-                           init.a, init.b);
-    return true;
-}
-
-/* What is really drawn: uniform in [*a, *b), normal of mean *a and deviation *b, or (FN_NONE) the
-   constant *a. Fans as torch.nn.init counts them: dimension 0 is out, 1 is in, the rest a receptive
-   field. */
-static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double *a, double *b) {
-    mpt_init init = row->init;
-    const mpt_shape *shape = &row->shape;
-    double field = 1.0, deviation = 0.0;
-    for (int i = 2; i < shape->rank; i++) field *= (double)shape->dim[i];
-    double fan_in = shape->rank > 1 ? (double)shape->dim[1] * field : 1.0;
-    double fan_out = shape->rank > 0 ? (double)shape->dim[0] * field : 1.0;
-    double layer = row->fan_in > 0 ? (double)row->fan_in : shape->rank > 1 ? fan_in : 0.0;
-    bool xavier = init.kind == MPT_INIT_XAVIER_UNIFORM || init.kind == MPT_INIT_XAVIER_NORMAL;
-    *a = init.a, *b = init.b;
-    switch (init.kind) {
-    case MPT_INIT_ZEROS:
-    case MPT_INIT_ONES:
-        *a = init.kind == MPT_INIT_ONES;
-        return MPT__FN_NONE;
-    case MPT_INIT_CONSTANT:
-        return MPT__FN_NONE;
-    case MPT_INIT_UNIFORM:
-        return MPT__FN_UNIFORM;
-    case MPT_INIT_NORMAL:
-        return MPT__FN_NORMAL;
-    case MPT_INIT_DEFAULT:
-        *b = layer > 0 ? 1.0 / sqrt(layer) : 0.0; /* kaiming_uniform with a = sqrt(5) */
-        break;
-    default:
-        if (xavier && fan_in + fan_out > 0) deviation = init.a * sqrt(2.0 / (fan_in + fan_out));
-        if (!xavier && fan_in > 0) deviation = init.a / sqrt(fan_in);
-        *a = 0.0, *b = deviation;
-        if (init.kind == MPT_INIT_XAVIER_NORMAL || init.kind == MPT_INIT_KAIMING_NORMAL)
-            return MPT__FN_NORMAL;
-        *b = deviation * sqrt(3.0);
-        break;
-    }
-    *a = -*b;
-    return MPT__FN_UNIFORM;
-}
-
-static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i) {
-    MPT__PLAIN_FLOATS;
-    const mpt__module_parameter *row = &module->parameters[i];
-    const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
-    size_t count = (size_t)parameter->numel;
-    if (count == 0) return MPT_OK;
-    float *values = (float *)mpt__host_new(context, count * sizeof(float));
-    if (!values) return context->base.status;
-    double a, b;
-    mpt__function function = mpt__resolve_init(row, &a, &b);
-    mpt__rng_key key;
-    key.seed = context->config.seed;
-    key.stream = mpt__hash_bytes(module->path_hash, row->name, strlen(row->name));
-    key.call = 0;
-    if (function == MPT__FN_UNIFORM)
-        mpt__random_uniform(key, 0, count, (float)a, (float)b, values);
-    else if (function == MPT__FN_NORMAL)
-        mpt__random_normal(key, 0, count, (float)a, (float)b, values);
-    else
-        for (size_t k = 0; k < count; k++) values[k] = (float)a;
-    if (module->layer == MPT__LAYER_embedding && module->attributes.index[0] >= 0) {
-        const int64_t width = row->shape.dim[1];
-        memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
-    }
-    mpt_status status = mpt__write_f32(context, parameter->tensor, values);
-    mpt__host_free(context, values, count * sizeof(float));
-    return status;
-}
-
-/* Sets the recipe of one parameter, and draws again if the tree is in use. */
-static mpt_status mpt__apply_init(mpt_context *context, mpt__module *module, int64_t i,
-                                  mpt_init init) {
-    module->parameters[i].init = init;
-    return module->frozen ? mpt__draw_parameter(context, module, i) : MPT_OK;
-}
-
-MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_set_init")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, module), *holder;
-    if (!found || !mpt__check_init(context, init)) return context->base.status;
-    if (!name) {
-        const mpt__module_parameter *row;
-        mpt__walk walk;
-        mpt__walk_begin(&walk, context, found);
-        while ((row = mpt__walk_parameter(&walk)) != NULL && context->base.status == MPT_OK)
-            if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
-        return context->base.status;
-    }
-    int64_t i = mpt__find_parameter(context, found, name, &holder);
-    return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 66_average.c: averages of weights over the steps of an optimizer: EMA and SWA.
- *
- * An average is fp32 and mirrors the part of each block that a module's parameters take. Its update
- * is a launch that compares the optimizer's count of applied steps with the one it saw last, so a
- * skipped step, or one that failed, does not move it, and nobody waits.
- * ------------------------------------------------------------------------------------------- */
-
-typedef struct mpt__ema_part {
-    uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
-    uint32_t moves;                  /* the block's */
-    int64_t first, count;
-} mpt__ema_part;
-
-typedef struct mpt__ema {
-    mpt__id id;
-    mpt_module module;
-    mpt_optimizer optimizer;
-    mpt_ema_config config;
-    mpt__ema_part *part; /* as a rule one for each dtype of parameters */
-    int64_t capacity;
-    int parts;
-    bool applied;                   /* the module's values are the averages */
-    uint16_t seen_slot, count_slot; /* i: applied steps at the last update; updates so far */
-} mpt__ema;
-
-MPT__HANDLES(ema, MPT__EMA)
-
-/* ==== Making and destroying ==== */
-
-static void mpt__ema_free(mpt_context *context, void *object) {
-    mpt__ema *ema = (mpt__ema *)object;
-    for (int i = 0; i < ema->parts; i++) {
-        mpt__storage_forget(context, &ema->part[i].average);
-        mpt__storage_forget(context, &ema->part[i].backup);
-    }
-    mpt__room_free(context, ema->part, ema->capacity);
-    mpt__scalar_free(context, ema->seen_slot);
-    mpt__scalar_free(context, ema->count_slot);
-}
-
-/* Whether the module lives and mpt_half took no parameters from where they were. */
-static bool mpt__ema_lives(const mpt_context *context, const mpt__ema *ema) {
-    const mpt__object *row = &context->objects[MPT__MODULE].rows[ema->module.slot];
-    bool lives = row->object && row->generation == ema->module.generation;
-    for (int i = 0; i < ema->parts; i++)
-        lives = lives && context->blocks[ema->part[i].block].moves == ema->part[i].moves;
-    return lives;
-}
-
-/* Lets the parts cover a parameter, and none between that other modules have. */
-static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__parameter *parameter) {
-    const mpt__block *block = &context->blocks[parameter->block];
-    mpt__ema_part *part = ema->parts > 0 ? &ema->part[ema->parts - 1] : NULL;
-    if (part && part->block == parameter->block &&
-        mpt__aligned_up(part->first + part->count, mpt__block_grain((mpt_dtype)block->dtype)) ==
-            parameter->offset) {
-        part->count = parameter->offset + parameter->numel - part->first;
-        return;
-    }
-    if (!mpt__room(context, ema->part, ema->capacity, ema->parts + 1)) return;
-    part = &ema->part[ema->parts++];
-    memset(part, 0, sizeof *part);
-    part->block = parameter->block, part->moves = block->moves;
-    part->first = parameter->offset, part->count = parameter->numel;
-}
-
-/* Copies between the values of a part, at `values`, and another storage of it. */
-static mpt_status mpt__ema_move(mpt_context *context, const mpt__ema_part *part, uint32_t other,
-                                bool average, bool to_values) {
-    const mpt__block *block = &context->blocks[part->block];
-    mpt_dtype own = (mpt_dtype)block->dtype, dtype = average ? MPT_F32 : own;
-    if (!to_values)
-        return mpt__copy_elements(context, block->values, own, part->first, other, dtype, 0,
-                                  part->count);
-    mpt__copy_elements(context, other, dtype, 0, block->values, own, part->first, part->count);
-    context->storages[block->values].version++;
-    mpt__values_replayed(context, block->values, 0); /* masters hold on to what they know */
-    return context->base.status;
-}
-
-static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
-    int64_t count = mpt__module_parameters(context, ema->module, NULL, NULL, 0);
-    if (count < 0) return context->base.status;
-    if (count == 0)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "the module has no parameters to average");
-    size_t bytes = (size_t)count * sizeof(uint32_t);
-    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
-    if (!list) return context->base.status;
-    mpt__module_parameters(context, ema->module, NULL, list, count);
-    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++)
-        mpt__ema_cover(context, ema, &context->parameters[list[i]]);
-    mpt__host_free(context, list, bytes);
-    for (int i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
-        mpt__ema_part *part = &ema->part[i];
-        part->average =
-            mpt__storage_new(context, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
-        if (part->average) mpt__ema_move(context, part, part->average, true, false);
-    }
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_ema_config mpt_ema_config_default(void) {
-    mpt_ema_config config = {0.999, false, false};
-    return config;
-}
-
-MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
-                                   const mpt_ema_config *config) {
-    mpt_context *context = module.context;
-    mpt_ema_config c = config ? *config : mpt_ema_config_default();
-    mpt__ema *ema = NULL;
-    const mpt__optimizer *steps = NULL;
-    if (mpt__enter(context, "mpt_ema_create") && mpt__module_at(context, module))
-        steps = mpt__optimizer_at(context, optimizer);
-    if (steps && mpt__check_number(context, "decay", c.decay, 0, 1))
-        ema = (mpt__ema *)mpt__object_make(context, MPT__EMA, sizeof *ema);
-    if (!ema) return mpt__ema_handle(context, NULL);
-    ema->module = module, ema->optimizer = optimizer, ema->config = c;
-    ema->seen_slot =
-        mpt__scalar_new_i(context, mpt__scalar_get_i(context, steps->slot[MPT__OPTIM_APPLIED]));
-    ema->count_slot = mpt__scalar_new_i(context, 0);
-    if (mpt__ema_parts_make(context, ema) == MPT_OK) return mpt__ema_handle(context, ema);
-    mpt__object_free(context, MPT__EMA, ema->id.slot);
-    return mpt__ema_handle(context, NULL);
-}
-
-/* ==== Calls ==== */
-
-/* Begins a call on averages whose module lives. */
-static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
-    mpt__ema *ema = mpt__ema_enter(handle, name);
-    if (!ema || !mpt__module_at(handle.context, ema->module)) return NULL;
-    if (mpt__ema_lives(handle.context, ema)) return ema;
-    mpt__error(handle.context, MPT_ERROR_STATE,
-               "mpt_half moved parameters; make averages anew");
-    return NULL;
-}
-
-MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
-    mpt_context *context = handle.context;
-    const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_update");
-    const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(context, ema->optimizer) : NULL;
-    if (!optimizer) return mpt__status_of(context);
-    if (ema->applied)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the module's values are the averages; call mpt_ema_restore first");
-    for (int i = 0; i < ema->parts; i++) {
-        const mpt__ema_part *part = &ema->part[i];
-        const mpt__block *block = &context->blocks[part->block];
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_AVERAGE);
-        mpt__operand_on(launch, 0, part->average, MPT_F32, 0, part->count, MPT__READ_WRITE);
-        mpt__operand_on(launch, 1, block->values, (mpt_dtype)block->dtype, part->first, part->count,
-                        MPT__READ);
-        launch->slot[0] = optimizer->slot[MPT__OPTIM_APPLIED];
-        launch->slot[1] = ema->seen_slot;
-        launch->slot[2] = ema->count_slot;
-        launch->imm[0] = ema->config.decay;
-        launch->index[0] = ema->config.equal ? 2 : ema->config.warmup;
-        launch->index[1] = i == ema->parts - 1;
-        mpt__submit(context, launch);
-    }
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
-    mpt_context *context = handle.context;
-    mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_apply");
-    if (!ema) return mpt__status_of(context);
-    for (int i = 0; i < ema->parts; i++) {
-        mpt__ema_part *part = &ema->part[i];
-        const mpt__block *block = &context->blocks[part->block];
-        if (mpt__averages_applied(context, part->block))
-            return mpt__error(context, MPT_ERROR_STATE,
-                              "averages were applied already; call mpt_ema_restore first");
-        if (!part->backup)
-            part->backup =
-                mpt__storage_new(context, part->count * mpt__dtype_info[block->dtype].bytes,
-                                 MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
-        if (!part->backup) return context->base.status;
-    }
-    for (int i = 0; i < ema->parts; i++)
-        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
-    ema->applied = context->base.status == MPT_OK; /* all is kept: mpt_ema_restore can give it */
-    for (int i = 0; i < ema->parts; i++)
-        mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
-    mpt_context *context = handle.context;
-    mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_restore");
-    if (!ema) return mpt__status_of(context);
-    if (!ema->applied)
-        return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
-    for (int i = 0; i < ema->parts; i++)
-        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
-    ema->applied = context->base.status != MPT_OK;
-    return context->base.status;
-}
-
-static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
-    const mpt__object_table *table = &context->objects[MPT__EMA];
-    for (int64_t slot = 1; slot < table->count; slot++) {
-        const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
-        for (int i = 0; ema && ema->applied && i < ema->parts; i++)
-            if (ema->part[i].block == block && mpt__ema_lives(context, ema)) return true;
-    }
-    return false;
-}
-
-/* Visits the averages of every parameter under its name, then the counts. */
-static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
-                                 mpt__state_visitor visit, void *user) {
-    char name[512];
-    mpt__state_item item;
-    memset(&item, 0, sizeof item);
-    item.name = name;
-    item.dtype = MPT_F32;
-    mpt_status status = MPT_OK;
-    for (int64_t k = 0; k < context->parameter_count && status == MPT_OK; k++) {
-        const mpt__parameter *parameter = &context->parameters[k];
-        for (int i = 0; i < ema->parts && parameter->live; i++) {
-            const mpt__ema_part *part = &ema->part[i];
-            item.offset = parameter->offset - part->first, item.count = parameter->numel;
-            if (part->block != parameter->block || item.offset < 0 ||
-                item.offset + item.count > part->count)
-                continue;
-            mpt__format_text(name, sizeof name, "%s.average", parameter->path);
-            item.storage = part->average;
-            status = visit(context, user, &item);
-        }
-    }
-    item.storage = 0;
-    item.dtype = MPT_I64;
-    for (int i = 0; i < 2 && status == MPT_OK; i++) {
-        mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
-        item.slot = i ? ema->count_slot : ema->seen_slot;
-        status = visit(context, user, &item);
-    }
-    return status;
-}
-
-MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema handle) {
-    const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_hash");
-    uint64_t hash = 0;
-    if (ema) mpt__ema_visit(handle.context, ema, mpt__hash_item, &hash);
-    return hash;
-}
-
-MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
-    mpt_context *context = handle.context;
-    const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
-    if (!ema) return mpt__status_of(context);
-    if (ema->applied && mpt__ema_lives(context, ema))
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the module's values are the averages; call mpt_ema_restore first");
-    mpt__object_free(context, MPT__EMA, ema->id.slot);
-    return context->base.status;
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 67_conv.c: convolutions: functions and layers.
- * ------------------------------------------------------------------------------------------- */
-
-MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
-    mpt_conv_config config;
-    memset(&config, 0, sizeof config);
-    for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
-    config.groups = 1;
-    config.bias = true;
-    return config;
-}
-
-/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
-static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
-    bool transposed = op == MPT__OP_conv_transpose2d;
-    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
-    for (int d = op == MPT__OP_conv1d; d < 2; d++) {
-        int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
-        if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
-            return "stride and dilation: expected 1 to 2^31 - 1";
-        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
-            return "padding: expected 0 to 2^31 - 1";
-        if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
-            return transposed ? "output_padding: expected 0 to less than stride or dilation"
-                              : "output_padding: only a transposed convolution has one";
-        if (c->same && (transposed || c->stride[d] != 1))
-            return "same: only with stride 1, and not transposed";
-    }
-    return NULL;
-}
-
-/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
-   of lines of size 1. False with an error recorded by `call`. */
-static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
-                                 const mpt_conv_config *config, mpt__attributes *a) {
-    mpt_conv_config c = config ? *config : mpt_conv_config_default();
-    const char *why = mpt__bad_conv(&c, op);
-    if (why) {
-        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
-        return false;
-    }
-    if (op == MPT__OP_conv1d) {
-        c.stride[0] = c.dilation[0] = 1;
-        c.padding[0] = c.output_padding[0] = 0;
-    }
-    for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
-    *a = mpt__no_attributes;
-    a->required = 2;
-    a->index[MPT__CONV_GROUPS] = c.groups;
-    a->index[MPT__CONV_STRIDE] = MPT__TWO(c.stride[0], c.stride[1]);
-    a->index[MPT__CONV_PADDING] = MPT__TWO(c.padding[0], c.padding[1]);
-    a->index[MPT__CONV_DILATION] = MPT__TWO(c.dilation[0], c.dilation[1]);
-    a->index[MPT__CONV_OUTPUT_PADDING] = MPT__TWO(c.output_padding[0], c.output_padding[1]);
-    a->index[MPT__CONV_SAME] = c.same;
-    return true;
-}
-
-static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
-                                 mpt_tensor bias, const mpt_conv_config *config) {
-    mpt_tensor in[3];
-    mpt__attributes attributes;
-    in[0] = x, in[1] = weight, in[2] = bias;
-    mpt_context *context = mpt__context_of(in, 3);
-    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
-        return mpt__null(context);
-    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
-}
-
-MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
-}
-MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
-}
-MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                            const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
-                          config);
-}
-
-/* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
-   into groups. */
-static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                  mpt_shape weight, const mpt_conv_config *config) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
-    if (!module) return mpt__module_handle(context, NULL);
-    const int op = mpt__layer_rows[layer].op;
-    const bool transposed = op == MPT__OP_conv_transpose2d;
-    int64_t out = weight.dim[transposed], fan = 1;
-    bool good = true;
-#ifdef MPTRAIN_NO_CONV
-    mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
-#endif
-    if (mpt__conv_attributes(context, call, op, config, &module->attributes)) {
-        int64_t groups = module->attributes.index[MPT__CONV_GROUPS];
-        for (int i = 0; i < weight.rank; i++)
-            good = good && weight.dim[i] > 0 && (i > 1 || weight.dim[i] % groups == 0);
-        if (!good)
-            mpt__error(context, MPT_ERROR_ARGUMENT,
-                       "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
-                       "the groups divide",
-                       &weight, groups);
-        weight.dim[1] /= groups;
-    }
-    mpt__layer_parameter(context, module, "weight", weight, 0);
-    for (int i = 1; i < weight.rank && context->base.status == MPT_OK; i++) fan *= weight.dim[i];
-    if (!config || config->bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), fan);
-    return mpt__layer_made(context, module);
-}
-
-MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
-                                     int64_t kernel_h, int64_t kernel_w,
-                                     const mpt_conv_config *config) {
-    return mpt__conv_layer(context, "mpt_nn_conv2d", MPT__LAYER_conv2d,
-                           MPT_SHAPE(out, in, kernel_h, kernel_w), config);
-}
-MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
-                                     const mpt_conv_config *config) {
-    return mpt__conv_layer(context, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
-                           config);
-}
-MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
-                                               int64_t kernel_h, int64_t kernel_w,
-                                               const mpt_conv_config *config) {
-    return mpt__conv_layer(context, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
-                           MPT_SHAPE(in, out, kernel_h, kernel_w), config);
-}
-
-/* ==== Fused with the norm behind ====
- *
- * Where nothing asks for gradients, a convolution that mpt_fuse paired with a batch norm waits for
- * that one to be called, and both are one launch, of weights that have the norm's scale in them.
- * Those are made anew whenever what they come from has changed. */
-
-static mpt_tensor mpt__fused_forward(mpt_context *context, const mpt__module *module,
-                                     mpt_tensor x) {
-    const bool waits = context->no_grad_depth || context->inference_depth;
-    context->waiting.module = waits ? module->id.slot : 0;
-    mpt__tensor *out = mpt__op_layer_forward(context, module, mpt__live(context, x),
-                                             MPT_ACTIVATION_NONE);
-    context->waiting.module = 0;
-    return mpt__handle(context, out);
-}
-
-#ifndef MPTRAIN_NO_CONV
-
-/* The folded weight, dense, and behind it the bias. */
-static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
-                              mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
-    const mpt_shape each = MPT_SHAPE(channels);
-    const int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
-    view[0] = mpt__image_view(weight);
-    view[0].storage = fused->values, view[0].offset = 0;
-    view[0].dtype = (uint8_t)compute;
-    view[0].parameter = 0;
-    mpt__channels_last_strides(&view[0]);
-    view[1] = mpt__view_on(fused->values, MPT_F32, &each, place);
-}
-
-/* Rows of channels through the norm, given its weight, bias and statistics. */
-static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, bool across,
-                                   const mpt__tensor *to, mpt__tensor *const norm[4],
-                                   const mpt__tensor *rstd, double eps) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_NORM);
-    const int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
-    const int64_t inner = mpt__tensor_numel(from) / channels / first;
-    const mpt__tensor *const ends[] = {from, to};
-    launch->imm[0] = eps;
-    launch->index[0] = launch->index[1] = 1;
-    for (int i = 0; i < 2; i++) {
-        mpt__operand *o =
-            mpt__operand_ranked(launch, i * 4, ends[i], 4, i ? MPT__WRITE : MPT__READ);
-        mpt__operand_dim(o, 0, first, channels * inner);
-        mpt__operand_dim(o, 1, 1, channels * inner);
-        mpt__operand_dim(o, 2, channels, inner);
-        mpt__operand_dim(o, 3, inner, 1);
-        for (int k = 0; k < 2 && !i; k++)
-            if (norm[k]) mpt__operand_of(launch, 2 + k, norm[k], MPT__READ);
-    }
-    mpt__operand_of(launch, 6, norm[2], MPT__READ);
-    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
-    mpt__operand_of(launch, 8, norm[3], MPT__READ);
-    return mpt__submit(frame->context, launch);
-}
-
-/* in: the weight and the bias of the convolution, those of the norm, its mean and variance. */
-static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double eps,
-                            const mpt__tensor view[2]) {
-    mpt_context *context = frame->context;
-    mpt__tensor *rstd = mpt__temporary(frame, MPT_F32, &view[1].shape);
-    mpt__tensor *zero = mpt__temporary(frame, MPT_F32, &view[1].shape);
-    mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
-    if (!rstd || !zero || !scaled) return context->base.status;
-    mpt__tensor *const scale[] = {in[2], NULL, zero, in[5]};
-    const bool across = frame->op == MPT__OP_conv_transpose2d;
-    mpt__launch_fill(context, zero, 0.0);
-    mpt__fold_launch(frame, in[0], across, scaled, scale, rstd, eps);
-    mpt__launch_copy(context, scaled, &view[0], MPT__WRITE);
-    return mpt__fold_launch(frame, in[1] ? in[1] : zero, false, &view[1], in + 2, rstd, eps);
-}
-
-/* Makes the folded weight and bias where they are not those of now. A recording has them made by
-   each replay. */
-static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
-                                 double eps, mpt__tensor view[2]) {
-    mpt_context *context = frame->context;
-    uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
-    for (int i = 0; i < 6; i++) {
-        if (!in[i]) continue;
-        const uint64_t version = context->storages[in[i]->storage].version;
-        made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
-    }
-    mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
-    if (made_of == fused->made_of && !context->recorder) return MPT_OK;
-    fused->made_of = 0;
-    if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
-    return context->base.status;
-}
-#endif
-
-/* A batch norm of in (x, weight, bias, mean, variance, residual) in one launch with the convolution
-   that gives x; NULL where it is not that one which waits, or x is wanted by itself, too. */
-static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *norm,
-                                    const mpt_tensor in[6], bool relu) {
-#ifdef MPTRAIN_NO_CONV
-    (void)context, (void)norm, (void)in, (void)relu;
-    return NULL;
-#else
-    mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
-    if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
-    for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
-    const mpt__tensor *residual = found[5];
-    if (!mpt__storage_alone(context, x->storage) || x->saves != 1 || x->nodes ||
-        (in[5].slot && !residual) ||
-        (residual &&
-         (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
-        return NULL;
-    mpt__module *conv = mpt__module_slot(context, context->waiting.conv);
-    if (!conv || !conv->running || conv->running->norm != norm->id.slot ||
-        found[3]->shape.dim[0] != x->shape.dim[1])
-        return NULL;
-    mpt__frame frame;
-    mpt__waiting taken;
-    mpt__waiting_begin(&frame, context, &taken);
-    mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
-    if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
-        out = frame.out[0] = mpt__tensor_alias(context, x);
-    mpt__conv_end end = {&view[1], residual, true, relu};
-    if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {
-        mpt__tensor_drop(context, out);
-        out = NULL;
-    }
-    mpt__waiting_end(&frame, &taken);
-    mpt__tensor_drop(context, x);
-    return out;
-#endif
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 67_norm.c: normalisation and pooling: functions and layers.
- * ------------------------------------------------------------------------------------------- */
-
-/* ==== Functions ==== */
-
-static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = count;
-    attributes.imm[0] = eps;
-    attributes.required = 1;
-    return attributes;
-}
-
-static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
-                                  mpt_tensor weight, mpt_tensor bias, double eps) {
-    mpt_tensor in[3];
-    in[0] = x, in[1] = weight, in[2] = bias;
-    mpt__attributes attributes = mpt__norm_attributes(count, eps);
-    return mpt__apply1(name, op, in, 3, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
-                                      double eps) {
-    return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
-}
-MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
-    return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
-}
-MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
-                                      mpt_tensor bias, double eps) {
-    return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
-}
-
-/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
-static mpt_status mpt__norm_run_both(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    mpt_status status = mpt__call_shape(frame);
-    frame->out[0] = frame->out[1] = NULL;
-    for (int i = 0; i < 2 && status == MPT_OK; i++) {
-        frame->out[i] = mpt__output_new(frame);
-        status = context->base.status;
-    }
-    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
-    mpt__call_end(frame, 2, status);
-    for (int i = 0; i < 2 && status != MPT_OK; i++)
-        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
-    return status;
-}
-
-static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
-                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
-                                      mpt_tensor *sum) {
-    mpt_tensor in[4];
-    mpt__frame frame;
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
-    mpt_context *context = mpt__context_of(in, 4);
-    mpt__attributes attributes = mpt__norm_attributes(dims, eps);
-    if (sum) *sum = mpt__null(context);
-    if (!mpt__enter(context, name)) return mpt__null(context);
-    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
-    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
-        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
-        return mpt__null(context);
-    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
-        mpt__record_spare(context, frame.record);
-        return mpt__null(context);
-    }
-    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
-    *sum = mpt__handle(context, frame.out[1]);
-    return mpt__handle(context, frame.out[0]);
-}
-
-MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                          mpt_tensor weight, mpt_tensor bias, double eps,
-                                          mpt_tensor *sum) {
-    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
-                               bias, eps, sum);
-}
-MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
-    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
-                               mpt__null(NULL), eps, sum);
-}
-
-/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
-   statistics the batch's go to; 0: none. */
-static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
-                                        bool relu) {
-    mpt__attributes attributes = mpt__norm_attributes(0, eps);
-    attributes.index[1] = module;
-    attributes.index[2] = relu;
-    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
-                       in[5].slot || relu ? 6 : 5, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                      mpt_tensor weight, mpt_tensor bias, double eps) {
-    mpt_tensor in[6];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
-    in[5] = mpt__null(NULL);
-    return mpt__apply_batch_norm(in, eps, 0, false);
-}
-MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                           mpt_tensor weight, mpt_tensor bias, double eps,
-                                           mpt_tensor residual) {
-    mpt_tensor in[6];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
-    return mpt__apply_batch_norm(in, eps, 0, true);
-}
-
-/* ==== Running statistics ==== */
-
-static void mpt__running_free(mpt_context *context, mpt__running *running) {
-    if (!running) return;
-    const uint32_t storages[] = {running->values, running->counts, running->next_values,
-                                 running->next_counts};
-    if (running->pending) context->pending--;
-    for (int i = 0; i < MPT__BUFFERS; i++) {
-        if (running->buffer[i]) {
-            running->buffer[i]->flags = MPT__KEPT;
-            mpt__tensor_drop(context, running->buffer[i]);
-        }
-        mpt__host_text_free(context, running->path[i]);
-    }
-    for (int i = 0; i < 4; i++)
-        if (storages[i]) mpt__storage_release(context, storages[i]);
-    mpt__host_free(context, running, sizeof *running);
-}
-
-static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t storage[4],
-                                        int64_t channels) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
-    const mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
-    for (int i = 0; i < 4; i++) {
-        mpt__tensor view =
-            mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32, i % 2 ? &counts : &values, 0);
-        mpt__operand_of(launch, 2 + i, &view, i < 2 ? MPT__READ : MPT__WRITE);
-    }
-    return launch;
-}
-
-static int64_t mpt__running_channels(const mpt__running *running) {
-    return running->buffer[0]->shape.dim[0];
-}
-
-static MPT__UNUSED mpt_status mpt__running_update(mpt_context *context, uint32_t slot,
-                                                  const mpt__tensor *mean,
-                                                  const mpt__tensor *variance, double unbiased) {
-    mpt__running *running = mpt__module_slot(context, slot)->running;
-    const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
-                                 running->pending ? running->next_counts : running->counts,
-                                 running->next_values, running->next_counts};
-    mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
-    launch->imm[0] = running->momentum;
-    launch->imm[1] = unbiased;
-    mpt__operand_of(launch, 0, mean, MPT__READ);
-    mpt__operand_of(launch, 1, variance, MPT__READ);
-    if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
-    context->pending += !running->pending;
-    running->pending = true;
-    if (!context->step_depth) mpt__running_settle(context, true);
-    return context->base.status;
-}
-
-static void mpt__running_settle(mpt_context *context, bool commit) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count && (context->pending > 0 || !commit); i++) {
-        const mpt__module *module = (const mpt__module *)table->rows[i].object;
-        mpt__running *running = module ? module->running : NULL;
-        /* What captured steps leave is not pending: without commit all is forgotten. */
-        if (!running || (commit && !running->pending)) continue;
-        context->pending -= running->pending;
-        running->pending = false;
-        if (running->buffer[MPT__BUFFER_FP8]) mpt__fp8_settle(context, running, commit);
-        if (!commit || !running->counts) continue;
-        const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
-                                     running->counts};
-        mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
-        context->storages[running->values].version++;
-        context->storages[running->counts].version++;
-    }
-}
-
-MPTRAIN_API int64_t mpt_refused_updates(mpt_module module) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_enter(module, "mpt_refused_updates");
-    int64_t count = 0, counts[2];
-    mpt__walk walk;
-    for (found = found ? mpt__walk_begin(&walk, context, found) : NULL; found;
-         found = mpt__walk_next(&walk)) {
-        if (!found->running || !found->running->counts) continue;
-        if (mpt__download(context, counts, found->running->counts, 0, sizeof counts) == MPT_OK)
-            count += counts[1];
-    }
-    return mpt__status_of(context) == MPT_OK ? count : -1;
-}
-
-/* Means 0, variances 1, counts 0. */
-static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t channels,
-                             double momentum) {
-    const mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
-    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
-    if (!running) return;
-    memset(running, 0, sizeof *running);
-    module->running = running;
-    running->momentum = momentum;
-    uint32_t *const storages[] = {&running->values, &running->next_values, &running->counts,
-                                  &running->next_counts};
-    for (int i = 0; i < 4; i++) {
-        *storages[i] = mpt__storage_new(context, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER,
-                                        MPT__FROM_DEVICE, true);
-        if (!*storages[i]) return;
-    }
-    for (int i = 0; i < MPT__BUFFER_FP8; i++) {
-        mpt__tensor view = i < 2 ? mpt__view_on(running->values, MPT_F32, &each, i * channels)
-                                 : mpt__view_on(running->counts, MPT_I64, &none, 0);
-        running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
-        if (!running->buffer[i]) return;
-    }
-    mpt__launch_fill(context, running->buffer[1], 1.0);
-}
-
-/* ==== Layers ==== */
-
-MPTRAIN_API mpt_norm_config mpt_norm_config_default(void) {
-    mpt_norm_config config;
-    memset(&config, 0, sizeof config);
-    config.eps = 1e-5;
-    config.weight = config.bias = config.track = true;
-    config.momentum = 0.1;
-    return config;
-}
-
-#ifdef MPTRAIN_NO_ATTENTION
-#define MPT__ROW_NORMS "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)"
-#else
-#define MPT__ROW_NORMS NULL
-#endif
-#ifdef MPTRAIN_NO_CONV
-#define MPT__CHANNEL_NORMS "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)"
-#else
-#define MPT__CHANNEL_NORMS NULL
-#endif
-
-/* A norm with parameters of `shape`; `count` of groups or of dimensions; `missing` says why there
-   is none in this build. */
-static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__layer layer,
-                                  mpt_shape shape, int64_t count, const mpt_norm_config *config,
-                                  const char *missing) {
-    MPT__PLAIN_FLOATS;
-    mpt__module *module = mpt__layer_new(context, call, layer);
-    if (!module) return NULL;
-    module->attributes = mpt__norm_attributes(count, config->eps);
-    if (missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
-    bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
-    for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
-    if (context->base.status == MPT_OK && !good)
-        mpt__error(context, MPT_ERROR_SHAPE,
-                   "expected 1 to %d dimensions, or a number of features, of 1 or more",
-                   (int)MPT_MAX_RANK);
-    if (context->base.status == MPT_OK && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", config->eps);
-    static const char *const names[] = {"weight", "bias"};
-    for (int i = 0; i < 2 && context->base.status == MPT_OK; i++) {
-        bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
-        mpt_init init = mpt_init_make(i == 0 ? MPT_INIT_ONES : MPT_INIT_ZEROS, 0, 0);
-        if (wanted) mpt__add_parameter(context, module, names[i], &shape, init, 0);
-    }
-    return module;
-}
-
-static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
-    return config ? *config : mpt_norm_config_default();
-}
-
-#define MPT__DEFINE_ROW_NORM(name) \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
-                                         const mpt_norm_config *given) { \
-        mpt_norm_config config = mpt__norm_config_of(given); \
-        return mpt__layer_made(context, \
-                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
-                                             shape.rank, &config, MPT__ROW_NORMS)); \
-    }
-MPT__DEFINE_ROW_NORM(layer_norm)
-MPT__DEFINE_ROW_NORM(rms_norm)
-#undef MPT__DEFINE_ROW_NORM
-
-MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
-                                         const mpt_norm_config *given) {
-    mpt_norm_config config = mpt__norm_config_of(given);
-    mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
-                                        MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
-    if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
-                   channels);
-    return mpt__layer_made(context, module);
-}
-
-#define MPT__DEFINE_BATCH_NORM(name) \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, int64_t features, \
-                                         const mpt_norm_config *given) { \
-        mpt_norm_config config = mpt__norm_config_of(given); \
-        mpt__module *module = mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, \
-                                            MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS); \
-        if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0)) \
-            mpt__error(context, MPT_ERROR_ARGUMENT, \
-                       "momentum %g: expected at most 1 (negative: the mean of all)", \
-                       config.momentum); \
-        if (module) module->attributes.index[2] = config.relu; \
-        if (module && context->base.status == MPT_OK && config.track) \
-            mpt__running_new(context, module, features, config.momentum); \
-        return mpt__layer_made(context, module); \
-    }
-MPT__DEFINE_BATCH_NORM(batch_norm1d)
-MPT__DEFINE_BATCH_NORM(batch_norm2d)
-#undef MPT__DEFINE_BATCH_NORM
-
-/* A bias that a batch's mean takes away again costs memory and time; once for each module. */
-static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mpt__tensor *x) {
-    const mpt__record *record = x->record;
-    if (module->noticed || !record) return;
-    module->noticed = true;
-    bool conv = record->op == MPT__OP_conv2d || record->op == MPT__OP_conv1d ||
-                record->op == MPT__OP_conv_transpose2d;
-    conv = conv && record->attributes.activation == MPT_ACTIVATION_NONE;
-    if (conv && record->n_in > 2 && record->in[2])
-        mpt__log(&context->base, MPT_LOG_INFO,
-                 "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "
-                 "without one (config.bias = false)",
-                 mpt__path_text(context, record->path), mpt__path_text(context, module->path));
-}
-
-/* Of the batch while it trains, and where there is nothing else. */
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
-                                          mpt_tensor residual, bool relu) {
-    const mpt__running *running = module->running;
-    const bool training = module->training && !context->inference_depth;
-    const mpt__tensor *tensor = mpt__live(context, x);
-    mpt_tensor in[6];
-    bool flat = module->layer == MPT__LAYER_batch_norm1d;
-    int rank = tensor->shape.rank;
-    if (flat ? rank != 2 && rank != 3 : rank != 4)
-        return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
-                           module->cls.name, &tensor->shape,
-                           flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
-    if (training) mpt__notice_bias(context, module, tensor);
-    in[0] = x, in[5] = residual;
-    for (int i = 0; i < 2; i++) {
-        in[1 + i] = in[3 + i] = mpt__null(NULL);
-        if (running && !training) in[3 + i] = mpt__handle(context, running->buffer[i]);
-        for (int64_t k = 0; k < module->parameter_count; k++)
-            if (strcmp(module->parameters[k].name, i ? "bias" : "weight") == 0)
-                in[1 + i] = mpt__parameter_handle(context, module, k);
-    }
-    relu = relu || module->attributes.index[2];
-    mpt__tensor *fused = mpt__fused_norm(context, module, in, relu);
-    if (fused) return mpt__handle(context, fused);
-    return mpt__apply_batch_norm(in, module->attributes.imm[0],
-                                 running && training ? module->id.slot : 0, relu);
-}
-
-/* ==== Pooling ==== */
-
-MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
-    mpt_pool_config config;
-    memset(&config, 0, sizeof config);
-    for (int d = 0; d < 2; d++) {
-        config.window[d] = window;
-        config.step[d] = step;
-        config.padding[d] = padding;
-    }
-    config.count_padding = true;
-    return config;
-}
-
-static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
-    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
-    mpt__attributes attributes = mpt__no_attributes;
-    for (int d = 0; d < 2; d++) {
-        attributes.index[d] = config.window[d];
-        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
-        attributes.index[4 + d] = config.padding[d];
-    }
-    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
-                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
-    return attributes;
-}
-
-static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = height;
-    attributes.index[1] = width;
-    attributes.index[6] = MPT__POOL_ADAPTIVE;
-    return attributes;
-}
-
-/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
-static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
-                                    const mpt_pool_config *config) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
-    mpt__attributes attributes = mpt__pooling_attributes(config);
-    mpt__spares spares;
-    spares.count = 0;
-    if (!tensor) return mpt__null(context);
-    if (tensor->shape.rank != 3)
-        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
-                           &tensor->shape);
-    mpt_shape shape =
-        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
-    for (int k = 0; k < 6; k += 2) {
-        attributes.index[k + 1] = attributes.index[k];
-        attributes.index[k] = k < 4;
-    }
-    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
-    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
-    if (!y.slot) return mpt__spares_end(&spares, y);
-    shape = mpt_get_shape(y);
-    shape.dim[2] = shape.dim[3];
-    shape.rank = 3;
-    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
-}
-
-#define MPT__DEFINE_POOL(kind) \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
-        mpt__attributes attributes = mpt__pooling_attributes(config); \
-        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
-    } \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
-        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
-    } \
-    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
-                                                        int64_t width) { \
-        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
-        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
-                           &attributes); \
-    } \
-    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, \
-                                                  const mpt_pool_config *config) { \
-        return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
-                                  mpt__pooling_attributes(config)); \
-    }
-
-static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                     mpt__attributes attributes) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
-    const char *missing = MPT__CHANNEL_NORMS;
-    if (module) module->attributes = attributes;
-    if (module && missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
-    return mpt__layer_made(context, module);
-}
-
-MPT__DEFINE_POOL(max)
-MPT__DEFINE_POOL(avg)
-#undef MPT__DEFINE_POOL
-
-MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
-                                                  int64_t width) {
-    return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
-                              mpt__adaptive_attributes(height, width));
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 67_attention.c: embedding and attention: functions and layers.
- * ------------------------------------------------------------------------------------------- */
-
-static mpt__module *mpt__attention_layer(mpt_context *context, const char *call, mpt__layer layer) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
-#ifdef MPTRAIN_NO_ATTENTION
-    if (module)
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
-                   "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
-#endif
-    return module;
-}
-
-/* ==== Embedding ==== */
-
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
-    mpt_tensor in[2];
-    in[0] = ids, in[1] = weight;
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = padding_index;
-    attributes.required = 2;
-    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
-}
-
-MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
-                                        int64_t padding_index) {
-    mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
-    if (!module) return mpt__module_handle(context, NULL);
-    module->attributes.index[0] = padding_index;
-    mpt_shape shape = MPT_SHAPE(count, width);
-    mpt_init normal = mpt_init_make(MPT_INIT_NORMAL, 0, 1);
-    if (count < 1 || width < 1 || padding_index < -1 || padding_index >= count)
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
-                   count, width, padding_index);
-    else if (context->base.status == MPT_OK)
-        mpt__add_parameter(context, module, "weight", &shape, normal, 0);
-    return mpt__layer_made(context, module);
-}
-
-/* ==== Attention ==== */
-
-MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
-    mpt_attention_config config;
-    memset(&config, 0, sizeof config);
-    return config;
-}
-
-/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
-static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
-                                                 double scale, uint64_t stream, uint64_t call) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.required = 3;
-    attributes.rank = (uint8_t)heads;
-    attributes.imm[0] = scale;
-    attributes.imm[1] = dropout;
-    attributes.index[0] = causal;
-    attributes.index[1] = (int64_t)stream;
-    attributes.index[2] = (int64_t)call;
-    return attributes;
-}
-
-MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
-                                                        const mpt_attention_config *config) {
-    static const char name[] = "mpt_scaled_dot_product_attention";
-    mpt_attention_config none = mpt_attention_config_default();
-    if (!config) config = &none;
-    mpt_tensor in[4];
-    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
-    mpt_context *context = mpt__context_of(in, 4);
-    double p = config->dropout;
-    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
-                    "dropout %g, scale %g: expected a probability, and a finite number", p,
-                    config->scale);
-        return mpt__null(context);
-    }
-    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
-    bool drops = context && p > 0.0;
-    mpt__attributes attributes = mpt__attention_attributes(
-        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
-        drops ? context->now.module_calls++ : 0);
-    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
-}
-
-#ifndef MPTRAIN_NO_ATTENTION
-/* Heads side by side in [B, T, E]; k and v null: q holds all three. */
-static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
-    mpt__frame frame;
-    mpt_context *context = in[0].context;
-    if (!mpt__enter(context, "mpt_nn_multi_head_attention") ||
-        !mpt__call_begin(&frame, context, MPT__OP_scaled_dot_product_attention, 4, 1, attributes))
-        return mpt__null(context);
-    if (mpt__find_inputs(context, in, 4, 1, frame.record->in))
-        return mpt__handle(context, mpt__call_run(&frame));
-    mpt__record_spare(context, frame.record);
-    return mpt__null(context);
-}
-
-/* Part i of 3 of the fused projection of x. */
-static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor weight,
-                                 mpt_tensor bias, int64_t width, int i) {
-    mpt_tensor part = mpt__null(NULL);
-    weight = mpt__spare(spares, mpt_slice(weight, 0, i * width, (i + 1) * width, 1));
-    if (bias.slot) part = mpt__spare(spares, mpt_slice(bias, 0, i * width, (i + 1) * width, 1));
-    return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
-}
-
-static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
-    return a.slot == b.slot && a.generation == b.generation;
-}
-
-/* in: x, or query, key, value, and maybe a mask. */
-static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt_tensor *in,
-                                          int n_in, mpt_tensor *out, int n_out) {
-    mpt_context *context = self.context;
-    mpt__module *module = mpt__module_at(context, self);
-    mpt_tensor part[4], none = mpt__null(NULL);
-    (void)user;
-    if (!module) return context->base.status;
-    if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
-                          "mask, and one output",
-                          n_in, n_out);
-    bool training = context->module_training && !context->inference_depth, own = n_in == 1;
-    double p = training ? module->attributes.imm[1] : 0.0;
-    mpt__attributes attributes = mpt__attention_attributes(
-        module->attributes.rank, module->attributes.index[0] != 0, p, 0.0, module->path_hash,
-        p > 0.0 ? mpt__dropout_count(context, module) : 0);
-    int64_t width = module->parameters[0].shape.dim[1];
-    mpt_tensor weight = mpt__parameter_handle(context, module, 0);
-    mpt_tensor bias =
-        module->parameter_count > 1 ? mpt__parameter_handle(context, module, 1) : none;
-    mpt__spares spares;
-    spares.count = 0;
-    if (n_in > 1) own = mpt__same_handle(in[0], in[1]) && mpt__same_handle(in[0], in[2]);
-    part[1] = part[2] = none;
-    part[3] = n_in == 4 ? in[3] : none;
-    if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
-    for (int i = 0; i < 3 && !own; i++)
-        part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
-    mpt_module project = mpt_child(self, "out_proj");
-    if (context->base.status != MPT_OK) return context->base.status;
-    mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
-    out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
-    return context->base.status;
-}
-
-#endif
-
-MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
-    mpt_multi_head_config config;
-    memset(&config, 0, sizeof config);
-    config.bias = true;
-    return config;
-}
-
-MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
-                                                   const mpt_multi_head_config *config) {
-    static const char name[] = "mpt_nn_multi_head_attention";
-    mpt_multi_head_config defaults = mpt_multi_head_config_default();
-    if (!config) config = &defaults;
-    bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
-                width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
-    mpt_module project = mpt__module_handle(context, NULL);
-    if (good) project = mpt__linear_new(context, name, width, width, config->bias);
-    mpt__module *child = project.slot ? mpt__module_at(context, project) : NULL;
-    mpt__module *module = child || !good
-                              ? mpt__attention_layer(context, name, MPT__LAYER_multi_head_attention)
-                              : NULL;
-    if (module && !good)
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
-                   "probability",
-                   width, heads, config->dropout);
-#ifndef MPTRAIN_NO_ATTENTION
-    if (module && context->base.status == MPT_OK) {
-        mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
-        module->cls.forward = mpt__multi_head_forward;
-        module->cls.n_inputs = 0;
-        module->attributes.rank = (uint8_t)heads;
-        module->attributes.imm[1] = config->dropout;
-        module->attributes.index[0] = config->causal;
-        mpt__add_parameter(context, module, "in_proj_weight", &weight,
-                           mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
-        if (config->bias) {
-            mpt__add_parameter(context, module, "in_proj_bias", &bias,
-                               mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
-            child->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
-        }
-        mpt__add_child(context, module, "out_proj", child);
-    }
-#endif
-    mpt_module made = mpt__layer_made(context, module);
-    if (context && !made.slot) mpt__number_back(context, &project, 1);
-    return made;
-}
-
-/* ==== Tied weights ==== */
-
-MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
-    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
-    int64_t i = mpt__find_parameter(context, found, path, &holder);
-    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
-    if (k < 0) return context->base.status;
-    const mpt__module_parameter *from = &owner->parameters[k];
-    mpt__module_parameter *row = &holder->parameters[i];
-    if (row == from)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
-                          source);
-    bool same = row->shape.rank == from->shape.rank;
-    for (int d = 0; same && d < row->shape.rank; d++)
-        same = row->shape.dim[d] == from->shape.dim[d];
-    if (!same)
-        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
-                          path, &row->shape, source, &from->shape);
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
-        const mpt__module *other = (const mpt__module *)table->rows[m].object;
-        for (int64_t r = 0; other && r < other->parameter_count; r++) {
-            mpt__module_parameter *tied = &other->parameters[r];
-            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
-            tied->owner = owner->id.slot, tied->owner_row = k;
-        }
-    }
-    row->owner = owner->id.slot, row->owner_row = k;
-    return MPT_OK;
-}
-
-/* ==== Linear and cross-entropy ==== */
-
-MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
-                                                const mpt_nll_config *config) {
-    static const char name[] = "mpt_linear_cross_entropy";
-    mpt_nll_config defaults = mpt_nll_config_default();
-    if (!config) config = &defaults;
-    mpt_tensor in[4];
-    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
-    mpt_context *context = mpt__context_of(in, 4);
-    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
-    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
-                    config->label_smoothing);
-        return mpt__null(context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = config->ignore_index;
-    attributes.reduction = (uint8_t)config->reduction;
-    attributes.required = 3;
-    attributes.imm[0] = config->label_smoothing;
-    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 67_resize.c: images of another size: function and layer.
- * ------------------------------------------------------------------------------------------- */
-
-/* What was asked for as attributes of the op; false with an error recorded if it makes no sense. */
-static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
-                                        mpt_interpolation mode, bool align_corners,
-                                        mpt__attributes *attributes) {
-    MPT__PLAIN_FLOATS;
-    bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
-    *attributes = mpt__no_attributes;
-#ifdef MPTRAIN_NO_CONV
-    return mpt__reject(context, MPT_ERROR_UNSUPPORTED,
-                       "built without interpolation (MPTRAIN_NO_CONV)");
-#endif
-    for (int i = 0; i < 2 && sized; i++) {
-        sized = size->dim[i] >= 1;
-        attributes->index[i] = size->dim[i];
-    }
-    if (!sized && !scaled)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "size %S, scale %g: expected MPT_SHAPE(height, width), or MPT_SCALAR "
-                           "and a scale above 0",
-                           size, scale);
-    if (mode != MPT_NEAREST && mode != MPT_BILINEAR)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "mode %d is neither MPT_NEAREST nor MPT_BILINEAR", (int)mode);
-    if (align_corners && mode == MPT_NEAREST)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "MPT_NEAREST has no corners to align");
-    attributes->index[2] = mode == MPT_NEAREST ? MPT__RESIZE_NEAREST
-                           : align_corners     ? MPT__RESIZE_CORNERS
-                                               : MPT__RESIZE_CENTERS;
-    attributes->imm[0] = scale;
-    return true;
-}
-
-MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners) {
-    static const char name[] = "mpt_interpolate";
-    mpt__attributes attributes;
-    if (!mpt__enter(x.context, name) ||
-        !mpt__interpolate_attributes(x.context, &size, scale, mode, align_corners, &attributes))
-        return mpt__null(x.context);
-    return mpt__apply1(name, MPT__OP_interpolate, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners) {
-    mpt__module *module = mpt__layer_new(context, "mpt_nn_upsample", MPT__LAYER_upsample);
-    if (module)
-        mpt__interpolate_attributes(context, &size, scale, mode, align_corners,
-                                    &module->attributes);
-    return mpt__layer_made(context, module);
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 67_fp8.c: linear layers whose products are of fp8 numbers, by delayed scaling.
- *
- * A layer keeps a scale for each of x, weight and gradient, a power of two that the largest values
- * of the last steps give. Forward puts x and weight into E4M3 and saves these, backward the
- * gradient into E5M2; products are of the numbers that stand for, widened to fp32, which is exact.
- * ------------------------------------------------------------------------------------------- */
-
-MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
-    mpt_fp8_config config = {16, 0};
-    return config;
-}
-
-#ifdef MPTRAIN_NO_FP8
-
-MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
-    (void)dtype, (void)saturate;
-    mpt__misuse(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
-                "built without fp8 (MPTRAIN_NO_FP8)");
-    return mpt__null(x.context);
-}
-
-MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
-    (void)config;
-    mpt__misuse(module.context, "mpt_fp8", MPT_ERROR_UNSUPPORTED,
-                "built without fp8 (MPTRAIN_NO_FP8)");
-    return mpt__status_of(module.context);
-}
-
-static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x) {
-    (void)module;
-    return (void)x, mpt__null(context);
-}
-
-static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit) {
-    (void)context, (void)running, (void)commit;
-}
-
-#else
-
-/* ==== Casts ==== */
-
-/* A dense tensor by row `row` of a layer's state (NULL: a scale of 1), as `dtype`; NULL on
-   error. */
-static mpt__tensor *mpt__fp8_cast(mpt_context *context, const mpt__tensor *x, mpt_dtype dtype,
-                                  mpt__fp8_way way, const mpt__tensor *state, int row,
-                                  bool watched) {
-    /* Codes are kept: not in the memory of widened numbers before them, of four times their
-       size. */
-    context->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
-    mpt__tensor *out = mpt__tensor_new(context, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
-    context->pool_reach = MPT__POOL_REACH;
-    if (!out) return NULL;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_SCALE);
-    int64_t count = mpt__tensor_numel(x);
-    mpt__operand_on(launch, 0, x->storage, (mpt_dtype)x->dtype, x->offset, count, MPT__READ);
-    mpt__operand_on(launch, 1, out->storage, dtype, out->offset, count, MPT__WRITE);
-    if (state)
-        mpt__operand_on(launch, 2, state->storage, MPT_F32,
-                        state->offset + row * state->shape.dim[1], state->shape.dim[1],
-                        watched ? MPT__READ_WRITE : MPT__READ);
-    launch->index[0] = way;
-    if (mpt__submit(context, launch) == MPT_OK) return out;
-    mpt__tensor_drop(context, out);
-    return NULL;
-}
-
-MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
-    if (!tensor) return mpt__null(context);
-    if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
-        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %s",
-                           mpt_dtype_name(dtype));
-    if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
-        return mpt__refuse(context, MPT_ERROR_DTYPE,
-                           "argument 1 is %s; mpt_cast it to float32 first",
-                           mpt_dtype_name((mpt_dtype)tensor->dtype));
-    mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
-    tensor = mpt__live(context, dense);
-    mpt__tensor *out = NULL;
-    if (tensor && context->base.status == MPT_OK)
-        out = mpt__fp8_cast(context, tensor, dtype, saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT,
-                            NULL, 0, false);
-    if (dense.slot != x.slot) mpt_release(dense);
-    return out ? mpt__handle(context, out) : mpt__null(context);
-}
-
-/* ==== The layer as an op ====
- *
- * A user-defined op of the library's own: inputs x, weight, bias (or none) and the state. */
-
-enum { MPT__FP8_X, MPT__FP8_WEIGHT, MPT__FP8_GRADIENT, MPT__FP8_ROWS };
-
-static void mpt__fp8_end(mpt_context *context, mpt_tensor handle) {
-    mpt__tensor *tensor = handle.slot ? mpt__live(context, handle) : NULL;
-    if (tensor) mpt__tensor_drop(context, tensor);
-}
-
-/* `x` as [rows, columns], quantised by a row of the state; the null handle on error. */
-static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t columns, int row,
-                                     bool watched) {
-    mpt_context *context = call->frame->context;
-    mpt_tensor flat = mpt_reshape(x, MPT_SHAPE(-1, columns)), dense = flat;
-    const mpt__tensor *tensor = mpt__live(context, flat);
-    if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat); /* a view */
-    tensor = mpt__live(context, dense);
-    mpt__tensor *out = NULL;
-    if (tensor && context->base.status == MPT_OK)
-        out = mpt__fp8_cast(context, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
-                            MPT__FP8_SCALE, call->frame->in[3], row, watched);
-    mpt__fp8_end(context, flat);
-    if (dense.slot != flat.slot) mpt__fp8_end(context, dense);
-    return out ? mpt__handle(context, out) : mpt__null(context);
-}
-
-static mpt_tensor mpt__fp8_widened(mpt_op_call *call, mpt_tensor quantised, int row) {
-    mpt_context *context = call->frame->context;
-    const mpt__tensor *tensor = mpt__live(context, quantised);
-    mpt__tensor *out = tensor ? mpt__fp8_cast(context, tensor, MPT_F32, MPT__FP8_WIDEN,
-                                              call->frame->in[3], row, false)
-                              : NULL;
-    return out ? mpt__handle(context, out) : mpt__null(context);
-}
-
-/* That of the module whose call it is; NULL if it is no more. */
-static mpt__running *mpt__fp8_running(mpt_op_call *call) {
-    uint32_t slot = (uint32_t)(uintptr_t)call->op->user;
-    const mpt__module *module = mpt__module_slot(call->frame->context, slot);
-    mpt__running *running = module ? module->running : NULL;
-    return running && running->values == call->frame->in[3]->storage ? running : NULL;
-}
-
-/* Whether the call takes note of magnitudes: in training; the step then ends with an update. */
-static bool mpt__fp8_watched(mpt_op_call *call) {
-    mpt_context *context = call->frame->context;
-    mpt__running *running = mpt__fp8_running(call);
-    const mpt__module *module = mpt__module_slot(context, (uint32_t)(uintptr_t)call->op->user);
-    if (!running || !module->training || context->inference_depth) return false;
-    context->pending += !running->pending;
-    running->pending = true;
-    return true;
-}
-
-static mpt_tensor mpt__fp8_as(mpt_tensor x, mpt_dtype dtype) {
-    return mpt_get_dtype(x) == dtype ? x : mpt_cast(x, dtype);
-}
-
-static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
-    mpt_context *context = call->frame->context;
-    mpt__tensor *const *in = call->frame->in;
-    mpt_shape shape = in[0]->shape;
-    int64_t columns = in[1]->shape.dim[1];
-    (void)user;
-    if (shape.rank < 1 || shape.dim[shape.rank - 1] != columns)
-        return mpt__error(context, MPT_ERROR_SHAPE,
-                          "linear layer in fp8: input %S does not fit weight %S (the last "
-                          "dimension has to be %lld)",
-                          &shape, &in[1]->shape, columns);
-    mpt_dtype dtype = mpt__autocast_dtype(context);
-    if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
-    if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
-        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %s",
-                          mpt_dtype_name((mpt_dtype)in[0]->dtype));
-    mpt__running *running = mpt__fp8_running(call);
-    bool watched = mpt__fp8_watched(call);
-    if (!running || mpt_scope_begin(context) != MPT_OK) return context->base.status;
-    mpt_tensor wide[2], y;
-    mpt_autocast_begin(context, MPT_F32);
-    for (int i = 0; i < 2; i++) {
-        mpt_tensor codes =
-            mpt__fp8_quantised(call, mpt__handle(context, in[i]), columns, i, watched);
-        wide[i] = mpt__fp8_widened(call, codes, i);
-        running->spare[i] = mpt_keep(codes);
-    }
-    y = in[2] ? mpt__fp8_as(mpt__handle(context, in[2]), MPT_F32) : mpt__null(NULL);
-    y = mpt__fp8_as(mpt_linear(wide[0], wide[1], y, MPT_ACTIVATION_NONE), dtype);
-    shape.dim[shape.rank - 1] = in[1]->shape.dim[0];
-    running->spare[2] = mpt_keep(mpt_reshape(y, shape));
-    mpt_autocast_end(context);
-    mpt_scope_end(context);
-    for (int i = 0; i < 2; i++) mpt_op_save(call, i, running->spare[i]);
-    return mpt_op_set_output(call, 0, running->spare[2]);
-}
-
-static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
-    const mpt__frame *frame = call->frame;
-    mpt_context *context = frame->context;
-    const int64_t outputs = frame->in[1]->shape.dim[0];
-    mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
-    bool watched = mpt__fp8_watched(call);
-    (void)user;
-    mpt_autocast_begin(context, MPT_F32); /* mpt_backward may be called in any region */
-    if (mpt__wants(frame, 2))
-        mpt_op_set_input_grad(call, 2, mpt_sum(mpt__fp8_as(dy, MPT_F32), 0, false));
-    mpt_tensor codes = mpt__fp8_quantised(call, dy, outputs, MPT__FP8_GRADIENT, watched);
-    mpt_tensor slope = mpt__fp8_widened(call, codes, MPT__FP8_GRADIENT);
-    if (mpt__wants(frame, 0)) {
-        mpt_tensor weight = mpt__fp8_widened(call, mpt_op_saved(call, 1), MPT__FP8_WEIGHT);
-        mpt_tensor dx = mpt__fp8_as(mpt_matmul(slope, weight), (mpt_dtype)frame->in[0]->dtype);
-        mpt_op_set_input_grad(call, 0, mpt_reshape(dx, frame->in[0]->shape));
-        mpt_release(weight);
-    }
-    if (mpt__wants(frame, 1)) {
-        mpt_tensor x = mpt__fp8_widened(call, mpt_op_saved(call, 0), MPT__FP8_X);
-        mpt_op_set_input_grad(call, 1, mpt_matmul(mpt_transpose(slope, 0, 1), x));
-    }
-    mpt_autocast_end(context);
-    return context->base.status;
-}
-
-static mpt_tensor mpt__fp8_forward(mpt_context *context, const mpt__module *module, mpt_tensor x) {
-    mpt__running *running = module->running;
-    mpt_op op = {context, running->op_slot, running->op_generation};
-    mpt_tensor in[4], out = mpt__null(context);
-    in[0] = x;
-    for (int i = 0; i < 2; i++)
-        in[1 + i] = i < module->parameter_count ? mpt__parameter_handle(context, module, i)
-                                                : mpt__null(NULL);
-    in[3] = mpt__handle(context, running->buffer[MPT__BUFFER_FP8]);
-    mpt_op_apply(op, in, 4, &out, 1);
-    for (int i = 0; i < 3; i++) { /* what was saved lives on until backward has used it */
-        mpt__fp8_end(context, running->spare[i]);
-        running->spare[i] = mpt__null(context);
-    }
-    return out;
-}
-
-/* ==== State ==== */
-
-/* The step's largest values enter the history and give the next scales, or are forgotten. */
-static void mpt__fp8_settle(mpt_context *context, const mpt__running *running, bool commit) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_UPDATE);
-    launch->index[0] = commit;
-    launch->index[1] = running->margin;
-    mpt__operand_of(launch, 0, running->buffer[MPT__BUFFER_FP8], MPT__READ_WRITE);
-    mpt__submit(context, launch);
-    context->storages[running->values].version++;
-}
-
-/* Ops live as long as the context: that of a module's slot is for each module that comes there. */
-static mpt_op mpt__fp8_op_of(mpt_context *context, uint32_t slot) {
-    static const mpt_op_class cls = {
-        "fp8_linear", MPT_AUTOCAST_INPUT, mpt__fp8_op_forward, mpt__fp8_op_backward, 4, 1};
-    void *user = (void *)(uintptr_t)slot;
-    for (int64_t i = 1; i < context->objects[MPT__USER_OP].count; i++) {
-        const mpt__op *op = (const mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)i);
-        if (op && op->cls.forward == cls.forward && op->user == user)
-            return mpt__op_handle(context, op);
-    }
-    return mpt_op_register(context, &cls, user);
-}
-
-/* Scales of 1, an empty history. */
-static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
-    const mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
-    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
-    if (!running) return;
-    module->running = running;
-    running->margin = config->margin;
-    running->values = mpt__storage_new(context, shape.dim[0] * shape.dim[1] * 4,
-                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
-    if (!running->values) return;
-    mpt__tensor view = mpt__view_on(running->values, MPT_F32, &shape, 0);
-    running->buffer[MPT__BUFFER_FP8] =
-        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
-    for (int row = 0; row < MPT__FP8_ROWS; row++) {
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
-        launch->imm[0] = 1;
-        mpt__operand_on(launch, 0, running->values, MPT_F32,
-                        row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
-        mpt__submit(context, launch);
-    }
-    mpt_op op = mpt__fp8_op_of(context, module->id.slot);
-    running->op_slot = op.slot, running->op_generation = op.generation;
-}
-
-MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
-    mpt_context *context = handle.context;
-    mpt_fp8_config c = config ? *config : mpt_fp8_config_default();
-    mpt__module *module = mpt__module_enter(handle, "mpt_fp8");
-    if (!module) return mpt__status_of(context);
-    if (c.history < 1 || c.history > MPT__FP8_LONGEST || c.margin < 0 || c.margin > 32)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "history = %d, margin = %d; expected 1..%d and 0..32", c.history,
-                          c.margin, (int)MPT__FP8_LONGEST);
-    if (module->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the tree is in use; call mpt_fp8 before its first forward, optimizer, "
-                          "save or value read");
-    int64_t layers = 0;
-    mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, context, module); module && context->base.status == MPT_OK;
-         module = mpt__walk_next(&walk)) {
-        if (module->layer != MPT__LAYER_linear) continue;
-        layers++;
-        if (!module->running) mpt__fp8_new(context, module, &c);
-    }
-    if (layers == 0 && context->base.status == MPT_OK)
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
-    return context->base.status;
-}
-
-#endif
-
-/* ---------------------------------------------------------------------------------------------
- * 68_check.c: what tensors hold, whether gradients are right, what could differ from run to run.
- * ------------------------------------------------------------------------------------------- */
-
-/* ==== Statistics ==== */
-
-/* The elements as fp32 in host memory, to be given back with mpt__host_free; NULL on error. */
-static float *mpt__host_values(mpt_context *context, const mpt__tensor *tensor, size_t *bytes) {
-    const int64_t numel = mpt__tensor_numel(tensor);
-    float *values = (float *)mpt__host_array(context, numel + 1, sizeof *values);
-    *bytes = (size_t)(numel + 1) * sizeof *values;
-    if (values && mpt__read_as(context, tensor, MPT_F32, values) == MPT_OK) return values;
-    mpt__host_free(context, values, *bytes);
-    return NULL;
-}
-
-static void mpt__count_value(mpt_tensor_stats *stats, float value) {
-    const uint32_t magnitude = mpt__f32_bits(value) & 0x7fffffffu;
-    if (magnitude >= 0x7f800000u) {
-        stats->nans += magnitude > 0x7f800000u;
-        stats->infinities += magnitude == 0x7f800000u;
-        return;
-    }
-    stats->min = value < stats->min ? (double)value : stats->min;
-    stats->max = value > stats->max ? (double)value : stats->max;
-    stats->mean += (double)value;
-    stats->zeros += magnitude == 0;
-    int binade = (int)(magnitude >> 23) - 127 - MPT_BINADE_FIRST;
-    binade = binade < 0 ? 0 : binade >= MPT_BINADES ? MPT_BINADES - 1 : binade;
-    stats->binade[binade] += magnitude != 0;
-}
-
-/* Mean and deviation in two passes. */
-static void mpt__count_values(mpt_tensor_stats *stats, const float *values, int64_t numel) {
-    double squares = 0.0;
-    stats->min = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000)), stats->max = -stats->min;
-    for (int64_t i = 0; i < numel; i++) mpt__count_value(stats, values[i]);
-    stats->count = numel;
-    const double finite = (double)(numel - stats->nans - stats->infinities);
-    stats->mean = finite > 0 ? stats->mean / finite : MPT__NAN_F64;
-    for (int64_t i = 0; i < numel; i++) {
-        const double off = (double)values[i] - stats->mean;
-        if (mpt__f32_is_finite(values[i])) squares += off * off;
-    }
-    stats->deviation = finite > 0 ? sqrt(squares / finite) : MPT__NAN_F64;
-    if (finite == 0) stats->min = stats->max = MPT__NAN_F64;
-}
-
-static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor *tensor,
-                                         mpt_tensor_stats *stats) {
-    size_t bytes;
-    float *values = mpt__host_values(context, tensor, &bytes);
-    if (!values) return context->base.status;
-    memset(stats, 0, sizeof *stats);
-    mpt__count_values(stats, values, mpt__tensor_numel(tensor));
-    mpt__host_free(context, values, bytes);
-    return MPT_OK;
-}
-
-MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
-    MPT__PLAIN_FLOATS;
-    mpt_tensor_stats stats;
-    memset(&stats, 0, sizeof stats);
-    stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
-    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_statistics", "tensor");
-    if (found) mpt__tensor_statistics(tensor.context, found, &stats);
-    return stats;
-}
-
-MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
-                                     int bins) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = tensor.context;
-    size_t bytes;
-    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
-    if (!found) return mpt__status_of(context);
-    if (!counts || bins < 1 || !(low < high) || !mpt__f64_is_finite(high - low))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "%d bins from %g to %g: expected an array of 1 or more, and finite low < "
-                          "high",
-                          counts ? bins : 0, low, high);
-    float *values = mpt__host_values(context, found, &bytes);
-    if (!values) return context->base.status;
-    memset(counts, 0, (size_t)bins * sizeof *counts);
-    for (int64_t i = 0; i < mpt__tensor_numel(found); i++) {
-        const double value = (double)values[i];
-        if (!(value >= low && value <= high)) continue;
-        const int bin = (int)((value - low) / (high - low) * bins);
-        counts[bin < bins ? bin : bins - 1]++;
-    }
-    mpt__host_free(context, values, bytes);
-    return MPT_OK;
-}
-
-/* ==== Statistics of a net as text ==== */
-
-/* How many of the values fp16 would turn into 0 or infinity. */
-static int64_t mpt__lost_in_fp16(const mpt_tensor_stats *stats) {
-    int64_t lost = 0;
-    for (int i = 0; i < MPT_BINADES; i++) {
-        const int power = i + MPT_BINADE_FIRST;
-        if (power < -25 || power > 15) lost += stats->binade[i];
-    }
-    return lost;
-}
-
-/* Powers of two, four to a character, from thin to thick. */
-static void mpt__draw_binades(mpt__text *out, const mpt_tensor_stats *stats) {
-    static const char ink[] = " .:-=+*#%@";
-    int64_t most = 1, sum[MPT_BINADES / 4];
-    for (int i = 0; i < MPT_BINADES / 4; i++) {
-        const int64_t *four = stats->binade + 4 * i;
-        sum[i] = four[0] + four[1] + four[2] + four[3];
-        most = sum[i] > most ? sum[i] : most;
-    }
-    for (int i = 0; i < MPT_BINADES / 4; i++)
-        mpt__write_text(out, "%c", ink[sum[i] ? 1 + (int)(8 * sum[i] / most) : 0]);
-}
-
-/* Blanks up to a column of the line that began at `line`, and one blank at least. */
-static void mpt__column(mpt__text *out, size_t line, int column) {
-    const int width = 11;
-    mpt__write_text(out, " ");
-    while (out->length - line < (size_t)(25 + width * column)) mpt__write_text(out, " ");
-}
-
-/* The columns after the name. */
-static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_stats *s) {
-    const double percent = s->count ? 100.0 / (double)s->count : 0.0;
-    const double numbers[] = {s->min,
-                              s->max,
-                              s->mean,
-                              s->deviation,
-                              percent * (double)s->zeros,
-                              percent * (double)mpt__lost_in_fp16(s)};
-    for (int i = 0; i < 6; i++) {
-        mpt__column(out, line, i);
-        mpt__write_text(out, "%.3g", numbers[i]);
-    }
-    mpt__column(out, line, 6);
-    mpt__write_text(out, "|");
-    mpt__draw_binades(out, s);
-    mpt__write_text(out, "|");
-    if (s->nans || s->infinities)
-        mpt__write_text(out, " %lld NaN, %lld infinite", s->nans, s->infinities);
-}
-
-MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
-    MPT__PLAIN_FLOATS;
-    static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
-                                         "% zero", "% lost", "2^-40 .. 2^23"};
-    mpt_context *context = module.context;
-    mpt__text out = mpt__text_make(text, size);
-    mpt__module *found = mpt__module_frozen(module, "mpt_histograms");
-    if (!found) return 0;
-    mpt__write_text(&out, "%s", gradients ? "gradient of" : "parameter");
-    for (int i = 0; i < 7; i++) {
-        mpt__column(&out, 0, i);
-        mpt__write_text(&out, "%s", titles[i]);
-    }
-    const mpt__parameter *parameter;
-    mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
-    while ((parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt_tensor_stats stats;
-        const mpt__tensor *tensor = parameter->tensor;
-        const bool none = gradients && !mpt__leaf_has_grad(context, tensor);
-        mpt__write_text(&out, "\n");
-        const size_t line = out.length;
-        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter->path),
-                        none ? " none" : "");
-        if (none) continue;
-        if (gradients)
-            tensor = mpt__live(context, mpt_grad(mpt__handle(context, parameter->tensor)));
-        if (!tensor || mpt__tensor_statistics(context, tensor, &stats) != MPT_OK) return 0;
-        mpt__histogram_line(&out, line, &stats);
-    }
-    mpt__write_text(&out, "\n");
-    return out.length;
-}
-
-/* ==== Gradients against small changes ==== */
-
-enum { MPT__CHECK_INPUTS = 8 };
-
-typedef struct mpt__gradcheck {
-    mpt_context *context;
-    mpt_check_fn fn;
-    void *user;
-    mpt_gradcheck_config config;
-    mpt_tensor in[MPT__CHECK_INPUTS];
-    int n_in;
-} mpt__gradcheck;
-
-MPTRAIN_API mpt_gradcheck_config mpt_gradcheck_config_default(void) {
-    mpt_gradcheck_config config;
-    config.step = 1e-2;
-    config.rtol = 1e-2;
-    config.atol = 1e-3;
-    return config;
-}
-
-/* Weights in [-1, 1) for the outputs, so that one number depends on all of them. */
-static float mpt__check_weight(int64_t i) {
-    return (float)((i * 7919 + 104729) % 2003) / 1001.5f - 1.0f;
-}
-
-/* The weighted sum of fn's output; NaN on error. */
-static double mpt__check_value(mpt__gradcheck *check) {
-    mpt_context *context = check->context;
-    size_t bytes;
-    double sum = 0.0;
-    mpt_scope_begin(context);
-    mpt_no_grad_begin(context);
-    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
-    const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
-    float *values = found ? mpt__host_values(context, found, &bytes) : NULL;
-    for (int64_t i = 0; values && i < mpt__tensor_numel(found); i++)
-        sum += (double)values[i] * (double)mpt__check_weight(i);
-    if (values) mpt__host_free(context, values, bytes);
-    mpt_no_grad_end(context);
-    mpt_scope_end(context);
-    return context->base.status == MPT_OK ? sum : MPT__NAN_F64;
-}
-
-/* Leaves of the inputs' values, and one backward pass from the function of them. */
-static mpt_status mpt__check_backward(mpt__gradcheck *check) {
-    mpt_context *context = check->context;
-    size_t bytes;
-    for (int i = 0; i < check->n_in; i++)
-        if (mpt__dtype_computes(mpt_get_dtype(check->in[i]))) mpt_requires_grad(check->in[i], true);
-    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
-    const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
-    float *weights = found ? mpt__host_values(context, found, &bytes) : NULL;
-    if (!weights) return context->base.status;
-    const mpt_shape shape = found->shape;
-    const mpt_dtype dtype = (mpt_dtype)found->dtype;
-    for (int64_t i = 0; i < mpt__shape_numel(&shape); i++) weights[i] = mpt__check_weight(i);
-    const mpt_tensor upstream = mpt_from(context, MPT_F32, shape, weights);
-    mpt__host_free(context, weights, bytes);
-    return mpt_backward_from(out, dtype == MPT_F32 ? upstream : mpt_cast(upstream, dtype), false);
-}
-
-/* Every slope by elements of input `i`. */
-static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
-    mpt_context *context = check->context;
-    size_t bytes = 0, slope_bytes = 0;
-    const mpt_tensor leaf = check->in[i];
-    const mpt__tensor *found = mpt__enter_at(leaf, "mpt_gradcheck", "an input");
-    if (!found) return context->base.status;
-    const mpt_shape shape = found->shape;
-    float *values = mpt__host_values(context, found, &bytes), *slopes = NULL;
-    if (values && mpt_has_grad(leaf))
-        slopes = mpt__host_values(context, mpt__live(context, mpt_grad(leaf)), &slope_bytes);
-    for (int64_t k = 0; values && k < mpt__shape_numel(&shape); k++) {
-        const float value = values[k];
-        double side[2], at[2];
-        for (int s = 0; s < 2; s++) {
-            values[k] =
-                (float)((double)value + (s ? 1.0 : -1.0) * check->config.step *
-                                            (value > 1 || value < -1 ? (double)value : 1.0));
-            at[s] = (double)values[k];
-            check->in[i] = mpt_from(context, MPT_F32, shape, values);
-            side[s] = mpt__check_value(check);
-            mpt_release(check->in[i]);
-        }
-        values[k] = value;
-        const double expected = (side[1] - side[0]) / (at[1] - at[0]);
-        const double got = slopes ? (double)slopes[k] : 0.0;
-        const double off = got > expected ? got - expected : expected - got;
-        const double size = expected < 0 ? -expected : expected;
-        if (context->base.status != MPT_OK) break;
-        if (off <= check->config.atol + check->config.rtol * size) continue;
-        mpt__enter(context, "mpt_gradcheck");
-        mpt__error(context, MPT_ERROR_NUMERIC,
-                   "input %d, element %lld: backward gives %g, small changes of the input give %g",
-                   i, k, got, expected);
-        break;
-    }
-    check->in[i] = leaf;
-    mpt__host_free(context, slopes, slope_bytes);
-    mpt__host_free(context, values, bytes);
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
-                                     const mpt_tensor *in, int n_in,
-                                     const mpt_gradcheck_config *config) {
-    MPT__PLAIN_FLOATS;
-    mpt__gradcheck check;
-    if (!mpt__enter(context, "mpt_gradcheck")) return mpt__status_of(context);
-    check.context = context, check.fn = fn, check.user = user, check.n_in = n_in;
-    check.config = config ? *config : mpt_gradcheck_config_default();
-    if (!fn || !in || n_in < 1 || n_in > MPT__CHECK_INPUTS || !(check.config.step > 0.0))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
-                          (int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
-    mpt_scope_begin(context);
-    for (int i = 0; i < n_in; i++) {
-        mpt__enter(context, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
-        const mpt__tensor *input = mpt__at(context, in[i], "an input");
-        if (!input) break;
-        if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
-            mpt__error(context, MPT_ERROR_DTYPE,
-                       "input %d is %s: small changes need fp32; mpt_cast it inside the function",
-                       i, mpt_dtype_name((mpt_dtype)input->dtype));
-        check.in[i] = mpt_clone(mpt_detach(in[i]));
-    }
-    mpt_status status = context->base.status;
-    if (status == MPT_OK) status = mpt__check_backward(&check);
-    for (int i = 0; i < n_in && status == MPT_OK; i++)
-        if (mpt_get_dtype(check.in[i]) == MPT_F32) status = mpt__check_input(&check, i);
-    mpt_scope_end(context);
-    return status;
-}
-
-/* ==== What could differ ==== */
-
-MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size) {
-    mpt__text out = mpt__text_make(text, size);
-    if (!mpt__enter(context, "mpt_determinism")) return 0;
-    mpt__write_text(&out,
-                    "seed %llu; every op gives the same bits in every run, with any number of "
-                    "threads and workers\n",
-                    (unsigned long long)context->config.seed);
-#if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
-    if (!context->backend.synchronous)
-        mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", context->backend.name);
-    else if (mpt_get_isa(context) != MPT_ISA_REF)
-        mpt__write_text(&out,
-                        "%s kernels: other levels differ in the last places (MPT_ISA_REF gives one "
-                        "result everywhere)\n",
-                        mpt_isa_name(mpt_get_isa(context)));
-    if (context->timed_products)
-        mpt__write_text(&out,
-                        "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
-                        "mpt_benchmark_text\n");
-    if (context->tf32)
-        mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32, or to parts of bf16\n");
-#endif
-    return out.length;
-}
-
-/* ---------------------------------------------------------------------------------------------
- * 68_fuse.c: which convolutions are fused with the batch norm behind them, from the op records of a
- * forward. How they run then stands in 67_conv.c.
- * ------------------------------------------------------------------------------------------- */
-
-#ifdef MPTRAIN_NO_CONV
-
-MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
-    (void)x;
-    if (text && size > 0) *text = '\0';
-    mpt__misuse(module.context, "mpt_fuse", MPT_ERROR_UNSUPPORTED,
-                "built without convolutions (MPTRAIN_NO_CONV)");
-    return -1;
-}
-MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
-    mpt__module_enter(module, "mpt_unfuse");
-    return mpt__status_of(module.context);
-}
-
-#else
-
-static bool mpt__is_conv(const mpt__module *module) {
-    return module->layer == MPT__LAYER_conv2d || module->layer == MPT__LAYER_conv1d ||
-           module->layer == MPT__LAYER_conv_transpose2d;
-}
-
-static void mpt__unfuse(mpt_context *context, mpt__module *root) {
-    mpt__walk walk;
-    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
-        if (!mpt__is_conv(m)) continue;
-        mpt__running_free(context, m->running);
-        m->running = NULL;
-    }
-}
-
-MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
-    mpt__module *found = mpt__module_enter(module, "mpt_unfuse");
-    if (found && module.context->module)
-        return mpt__error(module.context, MPT_ERROR_STATE, "a forward is under way");
-    if (found) mpt__unfuse(module.context, found);
-    return mpt__status_of(module.context);
-}
-
-/* ==== The trace ==== */
-
-/* Marks the records of now, so that those of the trace are told from them. */
-static uint32_t mpt__trace_mark(mpt_context *context) {
-    const uint32_t mark = ++context->walk_mark;
-    for (int64_t i = 1; i < context->record_count; i++)
-        if (context->records[i]->live) context->records[i]->mark = mark;
-    return mark;
-}
-
-/* All parameters and modules of a tree for the trace, as in evaluation, but recorded; or back. */
-static void mpt__trace_modes(mpt_context *context, mpt__module *root, bool begin) {
-    mpt__walk walk;
-    const mpt__module_parameter *row;
-    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
-        if (begin) m->resumes = m->training;
-        m->training = !begin && m->resumes;
-    }
-    mpt__walk_begin(&walk, context, root);
-    while ((row = mpt__walk_parameter(&walk)) != NULL) {
-        mpt__tensor *tensor = context->parameters[row->parameter - 1].tensor;
-        if (begin) tensor->flags |= MPT__REQUIRES_GRAD;
-        if (!begin && !(tensor->flags & MPT__LEAF)) tensor->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
-    }
-}
-
-typedef struct mpt__trace {
-    mpt_context *context;
-    uint32_t mark;
-    const mpt__tensor *out; /* of the net */
-} mpt__trace;
-
-/* The next record of the trace from number *at on; NULL at the end. */
-static const mpt__record *mpt__trace_next(const mpt__trace *trace, int64_t *at) {
-    while (*at < trace->context->record_count) {
-        const mpt__record *record = trace->context->records[(*at)++];
-        if (record->live && record->mark != trace->mark) return record;
-    }
-    return NULL;
-}
-
-/* How often a layer was called; *call: the last time. */
-static int mpt__trace_calls(const mpt__trace *trace, const mpt__module *module,
-                            const mpt__record **call) {
-    const mpt__record *record;
-    int count = 0;
-    for (int64_t at = 1; (record = mpt__trace_next(trace, &at)) != NULL;)
-        if (record->path == module->path && record->op == mpt__layer_rows[module->layer].op)
-            *call = record, count++;
-    return count;
-}
-
-/* How often the result of a call was used; *user: by what, NULL: it is the net's own result. */
-static int mpt__trace_uses(const mpt__trace *trace, const mpt__record *call,
-                           const mpt__record **user) {
-    const mpt__record *record;
-    int count = trace->out->record == call;
-    *user = NULL;
-    for (int64_t at = 1; (record = mpt__trace_next(trace, &at)) != NULL;)
-        for (int i = 0; i < record->n_in; i++)
-            if (record->in[i] && record->in[i]->record == call) *user = record, count++;
-    return count;
-}
-
-/* The batch norm layer that made a call; NULL: it was none. */
-static mpt__module *mpt__trace_norm(mpt_context *context, const mpt__record *call) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t i = 1; i < table->count; i++) {
-        mpt__module *module = (mpt__module *)table->rows[i].object;
-        if (module && module->frozen && module->path == call->path && mpt__is_batch_norm(module))
-            return module;
-    }
-    return NULL;
-}
-
-/* ==== Pairing ==== */
-
-/* Tries the folded numbers; says what is wrong with them, NULL: nothing, or an error recorded. */
-static const char *mpt__fold_try(mpt_context *context, const mpt__module *conv,
-                                 const mpt__module *norm, const mpt__record *call,
-                                 const mpt__record *next) {
-    mpt__tensor *const from[] = {call->in[1], call->in[2], next->in[1],
-                                 next->in[2], next->in[3], next->in[4]};
-    const char *why = NULL;
-    mpt__frame frame;
-    mpt__tensor view[2];
-    mpt__attributes attributes = call->attributes;
-    frame.context = context;
-    frame.op = call->op;
-    frame.attributes = &attributes;
-    frame.compute = MPT_F32;
-    frame.n_temporary = 0;
-    mpt_status status =
-        mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
-    mpt__drop_temporaries(&frame);
-    for (int i = 0; i < 2 && status == MPT_OK; i++) {
-        const mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));
-        const mpt__tensor flat = mpt__view_on(view[i].storage, MPT_F32, &numel, view[i].offset);
-        size_t bytes = ((size_t)numel.dim[0] + 1) * sizeof(float);
-        float *values = (float *)mpt__host_new(context, bytes);
-        if (values) status = mpt__read_as(context, &flat, MPT_F32, values);
-        for (int64_t k = 0; values && status == MPT_OK && k < numel.dim[0]; k++)
-            if (!(values[k] <= 65504.0f && values[k] >= -65504.0f))
-                why = "its weights times the norm's scale would be beyond fp16";
-        mpt__host_free(context, values, bytes);
-    }
-    return why;
-}
-
-/* Pairs a convolution with its norm. Says why not, else NULL. */
-static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
-                                   const mpt__record **call, const mpt__record **next,
-                                   mpt__module **norm) {
-    mpt_context *context = trace->context;
-    const int calls = mpt__trace_calls(trace, conv, call);
-    if (calls != 1) return calls ? "it is called more than once" : "it is not called";
-    const int uses = mpt__trace_uses(trace, *call, next);
-    if (uses != 1) return uses ? "its result is used more than once" : "its result is not used";
-    if (!*next) return "its result is the net's";
-    if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call ||
-        (*call)->attributes.activation != MPT_ACTIVATION_NONE)
-        return "no batch norm takes its result";
-    *norm = mpt__trace_norm(context, *next);
-    if (!*norm) return "the batch norm after it is no layer";
-    if (!(*next)->in[3]) return "the batch norm after it keeps no running statistics";
-    const mpt__tensor *weight = (*call)->in[1];
-    if (weight->dtype == MPT_F64) return "its weights are float64";
-    if ((*call)->op == MPT__OP_conv_transpose2d &&
-        (*call)->attributes.index[MPT__CONV_GROUPS] != 1)
-        return "it is transposed, of more than one group";
-    const int64_t floats = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32)) +
-                           (*next)->in[3]->shape.dim[0];
-    conv->running = (mpt__running *)mpt__host_new(context, sizeof *conv->running);
-    if (!conv->running) return NULL;
-    memset(conv->running, 0, sizeof *conv->running);
-    conv->running->norm = (*norm)->id.slot;
-    conv->running->values = mpt__storage_new(context, floats * 4, MPT_MEMORY_FORM,
-                                             MPT__FROM_DEVICE, false);
-    const char *why = conv->running->values ? mpt__fold_try(context, conv, *norm, *call, *next)
-                                            : NULL;
-    if (!why && context->base.status == MPT_OK) return NULL;
-    mpt__running_free(context, conv->running);
-    conv->running = NULL;
-    return why;
-}
-
-/* Pairs what can be, a line of text for each convolution; returns how many. */
-static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__text *text) {
-    mpt_context *context = trace->context;
-    int64_t count = 0;
-    mpt__walk walk;
-    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
-        if (!mpt__is_conv(m)) continue;
-        const mpt__record *call = NULL, *next = NULL, *last = NULL;
-        mpt__module *norm = NULL;
-        const char *why = mpt__fuse_layer(trace, m, &call, &next, &norm);
-        if (context->base.status != MPT_OK) return -1;
-        const char *name = *walk.path ? walk.path : m->cls.name;
-        if (why) {
-            mpt__write_text(text, "%s: by itself, since %s\n", name, why);
-            continue;
-        }
-        count++;
-        mpt__write_text(text, "%s + %s%s%s", name, mpt__path_text(context, norm->path),
-                        next->n_in > 5 && next->in[5] ? " + residual" : "",
-                        next->attributes.index[2] ? " + relu" : "");
-        if (mpt__trace_uses(trace, next, &last) == 1 && last && last->op == MPT__OP_relu)
-            mpt__write_text(text, " (the relu after it apart: see config.relu of the norm)");
-        mpt__write_text(text, "\n");
-    }
-    return count;
-}
-
-MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = module.context;
-    mpt__text lines = mpt__text_make(text, size);
-    mpt__module *root = mpt__module_enter(module, "mpt_fuse");
-    const mpt__tensor *given = root ? mpt__at(context, x, "x") : NULL;
-    if (!given || (!root->frozen && mpt__freeze(context, root) != MPT_OK)) return -1;
-    if (context->module || context->recorder || context->in_backward) {
-        mpt__error(context, MPT_ERROR_STATE, "a forward, a backward or a recording is under way");
-        return -1;
-    }
-    if (mpt_scope_begin(context) != MPT_OK) return -1;
-    const int no_grad = context->no_grad_depth, inference = context->inference_depth;
-    int64_t count = -1;
-    mpt__unfuse(context, root);
-    context->no_grad_depth = context->inference_depth = 0;
-    mpt__trace_modes(context, root, true);
-    mpt__trace trace = {context, mpt__trace_mark(context), NULL};
-    mpt__tensor *image = mpt__tensor_alias(context, given);
-    if (image) trace.out = mpt__live(context, mpt_forward(module, mpt__handle(context, image)));
-    mpt__trace_modes(context, root, false);
-    context->base.op = "mpt_fuse";
-    if (trace.out && context->base.status == MPT_OK)
-        count = mpt__fuse_all(&trace, root, &lines);
-    context->no_grad_depth = no_grad, context->inference_depth = inference;
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    return context->base.status == MPT_OK ? count : -1;
-}
-
-#endif
-MPT__END_LEVEL
-MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
- * 70_data.c: datasets: memory, idx files, user callbacks, subsets and splits.
+ * data/dataset.c: datasets: memory, idx files, user callbacks, subsets and splits.
  *
  * A dataset hands out one sample at a time, from any thread, without allocating and without
- * touching the context: that is what loader workers (72_loader.c) rely on. Data in memory keeps its
- * stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
+ * touching the context: that is what loader workers (data/loader.c) rely on. Data in memory keeps
+ * its stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
  * ------------------------------------------------------------------------------------------- */
 
 /* What this build leaves out, as constants: true, with the error recorded, and nothing that stands
@@ -34805,7 +28558,7 @@ static void mpt__elements_to_f32(mpt_dtype dtype, const void *from, float *to, s
         return;
     }
     memcpy(aligned, from, n * mpt__dtype_info[dtype].bytes);
-    mpt__ref_load_f64(wide, aligned, (uint8_t)dtype, 0, 1, (int64_t)n);
+    mpt__load_f64(wide, aligned, (uint8_t)dtype, 0, 1, (int64_t)n);
     for (size_t i = 0; i < n; i++) to[i] = (float)wide[i];
 }
 
@@ -35844,7 +29597,7 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
 MPT__END_LEVEL
 MPT__BEGIN_DATA
 /* ---------------------------------------------------------------------------------------------
- * 71_transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
+ * data/transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
  *
  * Geometric steps only change a description of the picture (part, size, window, mirror); pixels
  * are computed once, when values are needed, into the sample itself where they can. All sizes but
@@ -36445,7 +30198,7 @@ MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform
 MPT__END_LEVEL
 
 /* ---------------------------------------------------------------------------------------------
- * 71_table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
+ * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
  *
  * A table is held as one double per field, a number or that of its category, and a list of texts;
  * samples are made of that when they are asked for. So what is allocated is a few times the file,
@@ -37018,10 +30771,10 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
     for (int64_t c = 0; c < table->count; c++) {
         const mpt__table_column *column = &table->columns[c];
         if (column->use == MPT_COLUMN_IGNORE) continue;
-        targets += column->is_target;
+        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        *(column->is_target ? &targets : &inputs) += n;
         classes += column->is_target && column->use == MPT_COLUMN_CLASS;
         if (column->is_target) continue;
-        inputs += column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
         if (table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
             return mpt__reject(r->csv.context, MPT_ERROR_DTYPE,
                                "%s: column %s is one-hot, which dtype MPT_I64 is not for",
@@ -37283,7 +31036,7 @@ MPT__END_LEVEL
 MPT__END_LEVEL
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * 71_array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
+ * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
  *
  * Headers are checked against the bytes that there are before anything is allocated for them.
  * ------------------------------------------------------------------------------------------- */
@@ -37502,7 +31255,7 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
     size_t end = n < MPT__ZIP_END ? 0 : n - MPT__ZIP_END + 1, at, count;
     while (end > 0 && mpt__load_u32(p + end - 1) != 0x06054b50u) end--;
     if (end-- == 0)
-        return (mpt__load_u32(p) == 0x04034b50u ||
+        return ((n >= 4 && mpt__load_u32(p) == 0x04034b50u) ||
                 mpt__refuse_known(npy->context, npy->path, p, n, MPT__KNOWN_ALL)) &&
                mpt__npy_fault(npy, "this is no .npz: it has no directory");
     count = (size_t)mpt__load_little_endian(p + end + 10, 2);
@@ -37768,7 +31521,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 71_picture.c: files of pictures, walked through before stb_image sees them.
+ * data/picture.c: files of pictures, walked through before stb_image sees them.
  *
  * stb_image trusts much of what a file says: tables that were never defined, counts larger than
  * its arrays, palettes shorter than their indices. So each file is read twice: first its structure
@@ -38727,7 +32480,7 @@ static bool mpt__picture_walk(mpt__image_file *file) {
 #endif
 
 /* ---------------------------------------------------------------------------------------------
- * 71_image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
+ * data/image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
  *
  * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
  * few times the pixels that max_pixels allows. It reads through callbacks that notice when it asks
@@ -39310,7 +33063,7 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
 MPT__END_LEVEL
 MPT__BEGIN_DATA
 /* ---------------------------------------------------------------------------------------------
- * 71_text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
+ * data/text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
  *
  * Files are checked while they are read; what is allocated for them is a few times their size.
  * ------------------------------------------------------------------------------------------- */
@@ -40197,7 +33950,7 @@ MPT__END_LEVEL
 MPT__END_LEVEL
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * 72_loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
+ * data/loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
  *
  * Batches lie in a ring of slots that the owner's thread allocates when the loader is made. A
  * worker claims the number of the next batch, fills its slot and marks it ready; the owner takes
@@ -40889,9 +34642,7 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     dataset->references++;
     mpt__dataset_loaders(dataset, 1);
     loader->config = *config;
-    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs &&
-        context->config.device == MPT_DEVICE_CPU)
-        loader->pool = ((mpt__cpu *)context->backend.self)->pool;
+    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs) loader->pool = context->pool;
     loader->total = config->samples > 0 ? config->samples : dataset->count;
     loader->samples = mpt__loader_share(config, loader->total);
     if (config->batch > loader->samples) loader->config.batch = loader->samples;
@@ -40984,8 +34735,6019 @@ MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader handle) {
     return MPT_OK;
 }
 
+MPT__END_LEVEL
+MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * 73_checkpoint.c: weights as safetensors, to and from files and memory.
+ * nn/tree.c: what a module is, and the table of layers.
+ * ------------------------------------------------------------------------------------------- */
+
+typedef struct mpt__module_child {
+    char *name;
+    uint32_t slot;
+} mpt__module_child;
+
+typedef struct mpt__module_parameter {
+    char *name;
+    mpt_shape shape;
+    mpt_init init;
+    int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
+    uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
+    uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
+    int64_t owner_row;
+} mpt__module_parameter;
+
+/* The built-in layers, L(name, op, inputs, activation): one that is a single op says which, and
+   gets x, then the module's parameters, then absent ones as that many inputs. `activation`: what a
+   linear layer before it takes into its own call. A new layer is a row here and a constructor. */
+#define MPT__LAYERS(L) \
+    L(user, none, 0, NONE) \
+    L(sequential, none, 0, NONE) \
+    L(list, none, 0, NONE) \
+    L(linear, linear, 3, NONE) \
+    L(relu, relu, 1, RELU) \
+    L(gelu, gelu, 1, GELU) \
+    L(tanh, tanh, 1, TANH) \
+    L(sigmoid, sigmoid, 1, SIGMOID) \
+    L(softmax, softmax, 1, NONE) \
+    L(log_softmax, log_softmax, 1, NONE) \
+    L(dropout, none, 0, NONE) \
+    L(flatten, none, 0, NONE) \
+    L(gelu_tanh, gelu_tanh, 1, GELU_TANH) \
+    L(silu, silu, 1, NONE) \
+    L(leaky_relu, leaky_relu, 1, NONE) \
+    L(elu, elu, 1, NONE) \
+    L(softplus, softplus, 1, NONE) \
+    L(hardtanh, hardtanh, 1, NONE) \
+    L(upsample, interpolate, 1, NONE) \
+    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
+#define MPT__CONV_LAYERS(L) \
+    L(conv2d, conv2d, 3, NONE) \
+    L(conv1d, conv1d, 3, NONE) \
+    L(conv_transpose2d, conv_transpose2d, 3, NONE)
+#define MPT__NORM_LAYERS(L) \
+    L(layer_norm, layer_norm, 3, NONE) \
+    L(rms_norm, rms_norm, 3, NONE) \
+    L(batch_norm1d, none, 0, NONE) \
+    L(batch_norm2d, none, 0, NONE) \
+    L(group_norm, group_norm, 3, NONE) \
+    L(max_pool2d, max_pool2d, 1, NONE) \
+    L(avg_pool2d, avg_pool2d, 1, NONE)
+#define MPT__ATTENTION_LAYERS(L) \
+    L(embedding, embedding, 2, NONE) \
+    L(multi_head_attention, none, 0, NONE)
+
+typedef enum mpt__layer {
+#define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
+    MPT__LAYERS(MPT__ROW)
+#undef MPT__ROW
+} mpt__layer;
+
+static const struct {
+    const char *name, *call;
+    int op, inputs;
+    mpt_activation activation;
+} mpt__layer_rows[] = {
+#define MPT__ROW(name, op, inputs, activation) \
+    {#name, "mpt_" #op, MPT__OP_##op, inputs, MPT_ACTIVATION_##activation},
+    MPT__LAYERS(MPT__ROW)
+#undef MPT__ROW
+};
+
+typedef struct mpt__draws {
+    int64_t step;   /* dropout calls are counted per step */
+    uint64_t count; /* in it */
+} mpt__draws;
+
+/* State of a module that no gradient changes: running statistics, or what fp8 scales are made of.
+   `next` is what a step will have made of statistics, `pending` until that step ends. */
+enum { MPT__BUFFER_FP8 = 3, MPT__BUFFERS };
+typedef struct mpt__running {
+    uint32_t values, counts, next_values, next_counts; /* storages: [2, C] f32, [2] i64 */
+    mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
+    char *path[MPT__BUFFERS];                          /* once the tree is frozen */
+    double momentum;
+    int margin; /* of fp8 scales */
+    uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
+    uint64_t made_of; /* .. and a hash of what they come from */
+    uint32_t op_slot, op_generation;
+    mpt_tensor spare[3]; /* handles that end with the fp8 call under way */
+    bool pending;
+    /* At a step's end: what the step left becomes the state, or (commit false) is forgotten. NULL:
+       steps leave nothing. */
+    void (*settle)(mpt_context *context, struct mpt__running *running, bool commit);
+} mpt__running;
+
+static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
+                                                            "num_batches_tracked", "fp8_state"};
+
+typedef struct mpt__module mpt__module;
+/* What a layer does that is more than its op: of x, for a batch norm with what is added to the
+   result and whether relu follows. */
+typedef mpt_tensor (*mpt__layer_run)(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                     mpt_tensor residual, bool relu);
+
+struct mpt__module {
+    mpt__id id;
+    mpt_module_class cls;
+    void *user;
+    mpt__layer layer;
+    mpt__attributes attributes; /* of the layer's op */
+    uint32_t parent;            /* the first one, 0 = root */
+    int parents;
+    int64_t creation;       /* number in its context; 0 = given back, see mpt__number_back */
+    int64_t first, numbers; /* the least in the tree, how many it has */
+    mpt__module_child *children;
+    int64_t child_count, child_capacity;
+    mpt__module_parameter *parameters;
+    int64_t parameter_count, parameter_capacity;
+    bool training, frozen;
+    bool resumes; /* it was in training before mpt_fuse's trace */
+    bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
+    uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
+    uint32_t path;  /* index in context->paths, once frozen */
+    uint64_t path_hash;
+    mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
+    int64_t updates;
+    uint32_t mark;
+    uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
+    mpt__running *running; /* NULL: it keeps none */
+    mpt__layer_run run;    /* NULL: its op is all */
+    bool noticed;          /* its first forward in training looked for a bias before it */
+};
+
+/* ==== Handles ==== */
+
+MPT__HANDLES(module, MPT__MODULE)
+
+static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
+    return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);
+}
+
+static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
+    while (module->parent) module = mpt__module_slot(context, module->parent);
+    return module;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * nn/init.c: first values of parameters.
+ *
+ * Element i of a parameter depends on (seed, root, path, i) alone and is computed by portable code:
+ * the same bits on every compiler, instruction set and device.
+ * ------------------------------------------------------------------------------------------- */
+
+MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
+    mpt_init init;
+    init.kind = kind, init.a = a, init.b = b;
+    return init;
+}
+
+static bool mpt__check_init(mpt_context *context, mpt_init init) {
+    if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
+                           (int)init.kind);
+    if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite",
+                           init.a, init.b);
+    return true;
+}
+
+/* What is really drawn: uniform in [*a, *b), normal of mean *a and deviation *b, or (FN_NONE) the
+   constant *a. Fans as torch.nn.init counts them: dimension 0 is out, 1 is in, the rest a receptive
+   field. */
+static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double *a, double *b) {
+    mpt_init init = row->init;
+    const mpt_shape *shape = &row->shape;
+    double field = 1.0, deviation = 0.0;
+    for (int i = 2; i < shape->rank; i++) field *= (double)shape->dim[i];
+    double fan_in = shape->rank > 1 ? (double)shape->dim[1] * field : 1.0;
+    double fan_out = shape->rank > 0 ? (double)shape->dim[0] * field : 1.0;
+    double layer = row->fan_in > 0 ? (double)row->fan_in : shape->rank > 1 ? fan_in : 0.0;
+    bool xavier = init.kind == MPT_INIT_XAVIER_UNIFORM || init.kind == MPT_INIT_XAVIER_NORMAL;
+    *a = init.a, *b = init.b;
+    switch (init.kind) {
+    case MPT_INIT_ZEROS:
+    case MPT_INIT_ONES:
+        *a = init.kind == MPT_INIT_ONES;
+        return MPT__FN_NONE;
+    case MPT_INIT_CONSTANT:
+        return MPT__FN_NONE;
+    case MPT_INIT_UNIFORM:
+        return MPT__FN_UNIFORM;
+    case MPT_INIT_NORMAL:
+        return MPT__FN_NORMAL;
+    case MPT_INIT_DEFAULT:
+        *b = layer > 0 ? 1.0 / sqrt(layer) : 0.0; /* kaiming_uniform with a = sqrt(5) */
+        break;
+    default:
+        if (xavier && fan_in + fan_out > 0) deviation = init.a * sqrt(2.0 / (fan_in + fan_out));
+        if (!xavier && fan_in > 0) deviation = init.a / sqrt(fan_in);
+        *a = 0.0, *b = deviation;
+        if (init.kind == MPT_INIT_XAVIER_NORMAL || init.kind == MPT_INIT_KAIMING_NORMAL)
+            return MPT__FN_NORMAL;
+        *b = deviation * sqrt(3.0);
+        break;
+    }
+    *a = -*b;
+    return MPT__FN_UNIFORM;
+}
+
+static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i) {
+    MPT__PLAIN_FLOATS;
+    const mpt__module_parameter *row = &module->parameters[i];
+    const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
+    size_t count = (size_t)parameter->numel;
+    if (count == 0) return MPT_OK;
+    float *values = (float *)mpt__host_new(context, count * sizeof(float));
+    if (!values) return context->base.status;
+    double a, b;
+    mpt__function function = mpt__resolve_init(row, &a, &b);
+    mpt__rng_key key;
+    key.seed = context->config.seed;
+    key.stream = mpt__hash_bytes(module->path_hash, row->name, strlen(row->name));
+    key.call = 0;
+    if (function == MPT__FN_UNIFORM)
+        mpt__random_uniform(key, 0, count, (float)a, (float)b, values);
+    else if (function == MPT__FN_NORMAL)
+        mpt__random_normal(key, 0, count, (float)a, (float)b, values);
+    else
+        for (size_t k = 0; k < count; k++) values[k] = (float)a;
+    if (module->layer == MPT__LAYER_embedding && module->attributes.index[0] >= 0) {
+        const int64_t width = row->shape.dim[1];
+        memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
+    }
+    mpt_status status = mpt__write_f32(context, parameter->tensor, values);
+    mpt__host_free(context, values, count * sizeof(float));
+    return status;
+}
+
+MPT__END_LEVEL
+/* ---------------------------------------------------------------------------------------------
+ * nn/module.c: modules: trees of layers, their parameters, the forward call.
+ *
+ * A tree is built freely and frozen when its root is first used: then every parameter gets its
+ * path, its place in a block and its first values. Values depend on (seed, root, path) alone, so
+ * the order in which a compiler evaluates the arguments of mpt_sequential does not matter.
+ * ------------------------------------------------------------------------------------------- */
+
+MPT__BEGIN_COLD
+/* ==== Destroying ==== */
+
+static void mpt__block_free(mpt_context *context, mpt__block *block) {
+    if (block->values) mpt__storage_release(context, block->values);
+    if (block->gradients) mpt__storage_release(context, block->gradients);
+    for (int i = 0; i < 2; i++)
+        if (block->form[i]) mpt__storage_release(context, block->form[i]);
+    memset(block, 0, sizeof *block);
+}
+
+/* Everything a parameter holds, once no module names it any more. */
+static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row) {
+    if (!row->parameter || row->owner) return;
+    mpt__parameter *parameter = &context->parameters[row->parameter - 1];
+    mpt__block *block = &context->blocks[parameter->block];
+    row->parameter = 0;
+    if (parameter->tensor) {
+        parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
+        parameter->tensor->flags = MPT__KEPT;
+        mpt__tensor_drop(context, parameter->tensor);
+    }
+    mpt__host_text_free(context, parameter->path);
+    memset(parameter, 0, sizeof *parameter);
+    while (context->parameter_count > 0 && !context->parameters[context->parameter_count - 1].live)
+        context->parameter_count--;
+    if (--block->parameters == 0) mpt__block_free(context, block);
+}
+
+/* A tied row of a module that lives on becomes the owner of what a module that ends has. */
+static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        for (int64_t k = 0; other && k < other->parameter_count; k++) {
+            mpt__module_parameter *row = &other->parameters[k];
+            if (row->owner != module->id.slot) continue;
+            mpt__module_parameter *from = &module->parameters[row->owner_row];
+            row->owner = from->owner, row->owner_row = from->owner_row;
+            if (from->owner) continue;
+            from->owner = other->id.slot, from->owner_row = k;
+        }
+    }
+}
+
+static void mpt__running_free(mpt_context *context, mpt__running *running) {
+    if (!running) return;
+    const uint32_t storages[] = {running->values, running->counts, running->next_values,
+                                 running->next_counts};
+    for (int i = 0; i < MPT__BUFFERS; i++) {
+        if (running->buffer[i]) {
+            running->buffer[i]->flags = MPT__KEPT;
+            mpt__tensor_drop(context, running->buffer[i]);
+        }
+        mpt__host_text_free(context, running->path[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (storages[i]) mpt__storage_release(context, storages[i]);
+    mpt__host_free(context, running, sizeof *running);
+}
+
+static void mpt__module_free(mpt_context *context, void *object) {
+    mpt__module *module = (mpt__module *)object;
+    mpt__tied_bequeath(context, module);
+    if (module->cls.destroy) module->cls.destroy(module->user);
+    for (int64_t i = 0; i < module->child_count; i++)
+        mpt__host_text_free(context, module->children[i].name);
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        mpt__host_text_free(context, module->parameters[i].name);
+        mpt__parameter_drop(context, &module->parameters[i]);
+    }
+    mpt__room_free(context, module->children, module->child_capacity);
+    mpt__room_free(context, module->parameters, module->parameter_capacity);
+    mpt__running_free(context, module->running);
+}
+
+/* Slot of another module that holds `child`; 0 if there is none. */
+static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *parent,
+                                  const mpt__module *child) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
+            if (other->children[k].slot == child->id.slot) return other->id.slot;
+    }
+    return 0;
+}
+
+/* Frees a module; `below`: and all below it that no other module holds. */
+static void mpt__module_end(mpt_context *context, mpt__module *module, bool below) {
+    for (int64_t i = 0; i < module->child_count; i++) {
+        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
+        if (--child->parents == 0 && below)
+            mpt__module_end(context, child, true);
+        else if (child->parent == module->id.slot)
+            child->parent = mpt__other_parent(context, module, child);
+    }
+    mpt__object_free(context, MPT__MODULE, module->id.slot);
+}
+
+/* ==== Walks ==== */
+
+#define MPT__PATH_BYTES 1024
+
+typedef struct mpt__level {
+    uint32_t slot, length; /* a module on the way down, the length of its path */
+    uint32_t next;         /* its next child */
+} mpt__level;
+
+/* A module and all below it, in the order of their children, each once: a shared module under its
+   first path. Ends early with an error recorded if the tree is too deep. */
+typedef struct mpt__walk {
+    mpt_context *context;
+    mpt__module *module; /* the current one */
+    int64_t row;         /* its next parameter */
+    uint32_t mark;
+    int depth;
+    mpt__level level[MPT__MAX_DEPTH];
+    char path[MPT__PATH_BYTES]; /* of the current one */
+} mpt__walk;
+
+static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t length) {
+    mpt__level *level = &walk->level[walk->depth++];
+    level->slot = module->id.slot, level->length = length, level->next = 0;
+    module->mark = walk->mark;
+    walk->module = module;
+    walk->row = 0;
+    return module;
+}
+
+/* Gives the root; mpt__walk_next the others, NULL at the end. */
+static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *context, mpt__module *root) {
+    walk->context = context;
+    walk->mark = ++context->module_mark;
+    walk->depth = 0;
+    walk->path[0] = '\0';
+    return mpt__walk_to(walk, root, 0);
+}
+
+static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const char *name) {
+    uint32_t length = walk->level[walk->depth - 1].length, room = MPT__PATH_BYTES - length;
+    length +=
+        (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
+    if (length >= MPT__PATH_BYTES)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "a path is too long: %s", walk->path);
+    else if (walk->depth == MPT__MAX_DEPTH)
+        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
+                   MPT__MAX_DEPTH);
+    else
+        return mpt__walk_to(walk, child, length);
+    return NULL;
+}
+
+static mpt__module *mpt__walk_next(mpt__walk *walk) {
+    while (walk->depth > 0) {
+        mpt__level *level = &walk->level[walk->depth - 1];
+        const mpt__module *above = mpt__module_slot(walk->context, level->slot);
+        walk->path[level->length] = '\0';
+        if (level->next == above->child_count) {
+            walk->depth--;
+            continue;
+        }
+        const mpt__module_child *row = &above->children[level->next++];
+        mpt__module *child = mpt__module_slot(walk->context, row->slot);
+        if (child->mark != walk->mark) return mpt__walk_down(walk, child, row->name);
+    }
+    return NULL;
+}
+
+/* A tensor of a module's state, and its path in the tree. */
+typedef struct mpt__buffer {
+    mpt__tensor *tensor;
+    const char *path;
+} mpt__buffer;
+
+/* The next tensor of state, as mpt__walk_parameter gives parameters; false at the end. */
+static bool mpt__walk_buffer(mpt__walk *walk, mpt__buffer *buffer) {
+    for (;;) {
+        const mpt__running *has = walk->module->running;
+        while (has && walk->row < MPT__BUFFERS && !has->buffer[walk->row]) walk->row++;
+        if (has && walk->row < MPT__BUFFERS) break;
+        if (!mpt__walk_next(walk)) return false;
+    }
+    const mpt__running *running = walk->module->running;
+    buffer->tensor = running->buffer[walk->row];
+    buffer->path = running->path[walk->row++];
+    return true;
+}
+
+/* The next parameter, of the current module or the next that has one; NULL at the end. One that is
+   tied to another is passed over. */
+static mpt__module_parameter *mpt__walk_parameter(mpt__walk *walk) {
+    mpt__module_parameter *row;
+    do {
+        while (walk->row == walk->module->parameter_count)
+            if (!mpt__walk_next(walk)) return NULL;
+        row = &walk->module->parameters[walk->row++];
+    } while (row->owner);
+    return row;
+}
+
+/* ==== Numbers ====
+ *
+ * The number of a tree's root is in the key of its initial values. What a failed creation was to be
+ * made of stays, but gives its numbers back if they are the last ones, so that a second try draws
+ * the same values. What is used after all gets the next ones. */
+
+static bool mpt__number_is_free(const mpt__module *module) {
+    return module && module->creation && !module->parent && !module->frozen;
+}
+
+static void mpt__number_back(mpt_context *context, const mpt_module *modules, int count) {
+    int64_t first = INT64_MAX, numbers = 0;
+    for (int i = 0; i < count; i++) {
+        const mpt__module *module = mpt__module_at(context, modules[i]);
+        if (!mpt__number_is_free(module)) continue;
+        numbers += module->numbers;
+        if (module->first < first) first = module->first;
+    }
+    if (first + numbers != (int64_t)context->module_creations + 1) return;
+    context->module_creations = (uint64_t)(first - 1);
+    for (int i = 0; i < count; i++) {
+        mpt__module *module = mpt__module_at(context, modules[i]);
+        if (mpt__number_is_free(module)) module->creation = 0;
+    }
+}
+
+/* The next numbers for a tree that has none, the last of them for the root. */
+static void mpt__number(mpt_context *context, mpt__module *root) {
+    if (root->creation) return;
+    root->first = (int64_t)context->module_creations + 1;
+    context->module_creations += (uint64_t)root->numbers;
+    root->creation = (int64_t)context->module_creations;
+}
+
+/* ==== Building ==== */
+
+static bool mpt__check_open(mpt_context *context, const mpt__module *module, const char *what) {
+    if (module->frozen)
+        mpt__error(context, MPT_ERROR_STATE,
+                   "the tree is in use (forward, optimizer, save or a value was read) and takes no "
+                   "more %s; add all of them first",
+                   what);
+    return !module->frozen;
+}
+
+static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, const char *name,
+                                 mpt__module *child) {
+    if (!mpt__check_open(context, module, "children")) return context->base.status;
+    int depth = 1, most = 0;
+    for (const mpt__module *above = module; above->parent; depth++)
+        above = mpt__module_slot(context, above->parent);
+    mpt__walk walk;
+    for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
+         below = mpt__walk_next(&walk)) {
+        if (below == module)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+        if (walk.depth > most) most = walk.depth;
+    }
+    if (depth + most > MPT__MAX_DEPTH)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
+                          MPT__MAX_DEPTH);
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (child->frozen)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "child %s is in use; build the whole tree, then load and use it",
+                          name);
+    for (int64_t i = 0; i < module->child_count; i++) {
+        if (strcmp(module->children[i].name, name) == 0)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
+                              name);
+    }
+    if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
+        return context->base.status;
+    mpt__module_child *rows = module->children + module->child_count;
+    rows->name = mpt__host_text(context, name);
+    rows->slot = child->id.slot;
+    if (!rows->name) return context->base.status;
+    module->child_count++;
+    if (!child->parent) child->parent = module->id.slot;
+    child->parents++;
+    mpt__number(context, child);
+    for (mpt__module *above = module;;) {
+        above->numbers += child->numbers;
+        if (above->first > child->first) above->first = child->first;
+        if (!above->parent) return MPT_OK;
+        above = mpt__module_slot(context, above->parent);
+    }
+}
+
+static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, const char *name,
+                                     const mpt_shape *shape, mpt_init init, int64_t fan_in) {
+    if (!mpt__check_open(context, module, "parameters") ||
+        mpt__checked_bytes(context, MPT_F32, shape) < 0)
+        return context->base.status;
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        if (strcmp(module->parameters[i].name, name) == 0)
+            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
+                              name);
+    }
+    if (!mpt__room(context, module->parameters, module->parameter_capacity,
+                   module->parameter_count + 1))
+        return context->base.status;
+    mpt__module_parameter *rows = module->parameters + module->parameter_count;
+    memset(rows, 0, sizeof *rows);
+    rows->name = mpt__host_text(context, name);
+    rows->shape = *shape;
+    rows->init = init;
+    rows->fan_in = fan_in;
+    if (rows->name) module->parameter_count++;
+    return context->base.status;
+}
+
+/* ==== Layers ==== */
+
+/* A module without a number: mpt__layer_made follows. NULL with an error recorded. */
+static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__layer layer) {
+    if (!mpt__enter(context, call)) return NULL;
+    mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
+    if (!module) return NULL;
+    module->attributes = mpt__no_attributes;
+    module->layer = layer;
+    module->cls.name = mpt__layer_rows[layer].name;
+    module->cls.n_inputs = module->cls.n_outputs = 1;
+    module->training = true;
+    module->first = INT64_MAX;
+    module->numbers = 1;
+    return module;
+}
+
+/* Ends a constructor: the handle and the number, or on error neither. */
+static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
+    if (!module) return mpt__module_handle(context, NULL);
+    if (context->base.status != MPT_OK) {
+        mpt__module_end(context, module, false);
+        return mpt__module_handle(context, NULL);
+    }
+    module->creation = (int64_t)++context->module_creations;
+    if (module->first > module->creation) module->first = module->creation;
+    return mpt__module_handle(context, module);
+}
+
+/* A parameter of PyTorch's default values by `fan_in`. */
+static void mpt__layer_parameter(mpt_context *context, mpt__module *module, const char *name,
+                                 mpt_shape shape, int64_t fan_in) {
+    mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
+    if (context->base.status == MPT_OK)
+        mpt__add_parameter(context, module, name, &shape, init, fan_in);
+}
+
+static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
+                                  bool bias) {
+    mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
+    if (!module) return mpt__module_handle(context, NULL);
+    if (in < 1 || out < 1)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more", in,
+                   out);
+    mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
+    if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear", in, out, true);
+}
+MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
+    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in, out, false);
+}
+
+/* Layers that nothing need be told. */
+#define MPT__DEFINE_LAYER(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) { \
+        return mpt__layer_made(context, \
+                               mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
+    }
+MPT__DEFINE_LAYER(relu)
+MPT__DEFINE_LAYER(gelu)
+MPT__DEFINE_LAYER(tanh)
+MPT__DEFINE_LAYER(sigmoid)
+MPT__DEFINE_LAYER(flatten)
+MPT__DEFINE_LAYER(gelu_tanh)
+MPT__DEFINE_LAYER(silu)
+#undef MPT__DEFINE_LAYER
+
+MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
+    mpt__module *module = mpt__layer_new(context, "mpt_nn_dropout", MPT__LAYER_dropout);
+    if (module) module->attributes.imm[0] = p;
+    if (module && !(p >= 0.0 && p <= 1.0))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
+    return mpt__layer_made(context, module);
+}
+
+static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                    double a, double b) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
+    if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
+    if (module && why) mpt__error(context, MPT_ERROR_ARGUMENT, why, a, b);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
+    return mpt__number_layer(context, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
+    return mpt__number_layer(context, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
+}
+MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
+    return mpt__number_layer(context, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
+}
+MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
+    return mpt__number_layer(context, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
+}
+
+static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                 int dim) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (module) module->attributes.index[0] = dim;
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim) {
+    return mpt__dim_layer(context, "mpt_nn_softmax", MPT__LAYER_softmax, dim);
+}
+MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim) {
+    return mpt__dim_layer(context, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
+}
+
+static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt__layer layer,
+                                     const mpt_module *modules, int count) {
+    mpt__module *container = mpt__layer_new(context, call, layer);
+    bool given = count == 0 || (count > 0 && modules);
+    if (container && !given)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "expected an array of modules and its length");
+    for (int i = 0; i < count && container && context->base.status == MPT_OK; i++) {
+        char text[16];
+        mpt__format_text(text, sizeof text, "%d", i);
+        mpt__module *child = mpt__module_at(context, modules[i]);
+        if (child) mpt__add_child(context, container, text, child);
+    }
+    mpt_module made = mpt__layer_made(context, container);
+    if (context && !made.slot && given) mpt__number_back(context, modules, count);
+    return made;
+}
+
+/* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
+static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
+                                    va_list arguments) {
+    enum { MOST = 255 }; /* compilers need not take more arguments */
+    mpt_module modules[MOST];
+    for (int count = 0; count <= MOST; count++) {
+        mpt_module module = va_arg(arguments, mpt_module);
+        if (!module.context && module.slot == UINT32_MAX)
+            return mpt__container_new(context, call, layer, modules, count);
+        if (count < MOST) modules[count] = module;
+    }
+    mpt__misuse(context, call, MPT_ERROR_ARGUMENT,
+                "more than %d modules; is MPT_END missing? else use the form with an array",
+                (int)MOST);
+    return mpt__module_handle(context, NULL);
+}
+
+#define MPT__DEFINE_CONTAINER(name, layer) \
+    MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
+                                        int count) { \
+        return mpt__container_new(context, #name, layer, modules, count); \
+    } \
+    MPTRAIN_API mpt_module name(mpt_context *context, ...) { \
+        va_list arguments; \
+        va_start(arguments, context); \
+        mpt_module made = mpt__gathered_new(context, #name, layer, arguments); \
+        va_end(arguments); \
+        return made; \
+    }
+MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
+MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
+#undef MPT__DEFINE_CONTAINER
+
+MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
+                                         void *user) {
+    mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
+    if (!module) return mpt__module_handle(context, NULL);
+    if (cls && cls->name && cls->forward) {
+        module->cls = *cls;
+        module->user = user;
+    } else {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "expected a class with a name and a forward");
+    }
+    return mpt__layer_made(context, module);
+}
+
+/* A name that paths can be made of. */
+static bool mpt__check_name(mpt_context *context, const char *name) {
+    if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "expected a name of 1 to 199 characters without a dot");
+}
+
+MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
+    mpt_context *context = module.context;
+    mpt__module *above = mpt__module_enter(module, "mpt_add_child");
+    mpt__module *below = above ? mpt__module_at(context, child) : NULL;
+    if (below && mpt__check_name(context, name)) mpt__add_child(context, above, name, below);
+    return mpt__status_of(context);
+}
+
+MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
+                                         mpt_init init) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_add_parameter");
+    if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
+        return mpt__status_of(context);
+    return mpt__add_parameter(context, found, name, &shape, init, 0);
+}
+
+/* ==== Freezing ==== */
+
+#define MPT__MOST_ELEMENTS (INT64_MAX / 16) /* of a tree: their bytes can still be counted */
+
+/* Elements between the starts of tensors: 256 bytes of the block's dtype. */
+static int64_t mpt__block_grain(mpt_dtype dtype) {
+    return 256 / (int64_t)mpt__dtype_info[dtype].bytes;
+}
+
+static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
+    return (value + grain - 1) / grain * grain;
+}
+
+/* A path kept for the life of the context; 0 on error. mpt_fuse tells modules apart by it. */
+static uint32_t mpt__path_new(mpt_context *context, const char *text) {
+    if (context->path_count == 0) context->path_count = 1; /* 0 means none */
+    if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
+        return 0;
+    context->paths[context->path_count] = mpt__host_text(context, text);
+    return context->paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
+}
+
+/* A place in the block for a parameter of the current module of a walk. */
+static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
+    mpt_context *context = walk->context;
+    if (!mpt__room(context, context->parameters, context->parameter_capacity,
+                   context->parameter_count + 1))
+        return context->base.status;
+    char text[MPT__PATH_BYTES + 256];
+    mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
+    mpt__parameter *parameter = &context->parameters[context->parameter_count];
+    memset(parameter, 0, sizeof *parameter);
+    parameter->path = mpt__host_text(context, text);
+    if (!parameter->path) return context->base.status;
+    parameter->live = true;
+    parameter->block = block;
+    parameter->module = walk->module->id.slot;
+    parameter->offset = context->blocks[block].numel;
+    parameter->numel = mpt__shape_numel(&row->shape);
+    if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
+        mpt__host_text_free(context, parameter->path);
+        return mpt__error(context, MPT_ERROR_SHAPE, "the tree has more than 2^59 elements");
+    }
+    row->parameter = (uint32_t)++context->parameter_count;
+    context->blocks[block].parameters++;
+    context->blocks[block].numel =
+        mpt__aligned_up(parameter->offset + parameter->numel, mpt__block_grain(MPT_F32));
+    return MPT_OK;
+}
+
+/* The persistent tensor of a parameter, in its block. */
+static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
+                                        const mpt_shape *shape) {
+    mpt__parameter *parameter = &context->parameters[index];
+    const mpt__block *block = &context->blocks[parameter->block];
+    mpt__tensor view =
+        mpt__view_on(block->values, (mpt_dtype)block->dtype, shape, parameter->offset);
+    mpt__tensor *tensor =
+        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
+    if (!tensor) return context->base.status;
+    tensor->parameter = index + 1;
+    parameter->tensor = tensor;
+    return MPT_OK;
+}
+
+static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
+    uint32_t index = 0;
+    while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
+    if (!mpt__room(context, context->blocks, context->block_capacity, (int64_t)index + 1))
+        return UINT32_MAX;
+    if ((int64_t)index == context->block_count) context->block_count++;
+    memset(&context->blocks[index], 0, sizeof *context->blocks);
+    context->blocks[index].live = 1;
+    context->blocks[index].dtype = (uint8_t)dtype;
+    context->blocks[index].moves = context->moves;
+    return index;
+}
+
+/* Gives tied parameters the places of their owners, which the walk before this one saw. */
+static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
+    mpt_context *context = walk->context;
+    const uint32_t mark = walk->mark;
+    mpt__module *module = mpt__walk_begin(walk, context, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        for (int64_t i = 0; i < module->parameter_count; i++) {
+            mpt__module_parameter *row = &module->parameters[i];
+            if (!row->owner) continue;
+            const mpt__module *owner = mpt__module_slot(context, row->owner);
+            if (owner->mark != mark && owner->mark != walk->mark)
+                return mpt__error(context, MPT_ERROR_STATE,
+                                  "parameter %s of module %s is tied to one outside the tree",
+                                  row->name, walk->path);
+            row->parameter = owner->parameters[row->owner_row].parameter;
+        }
+    }
+    return context->base.status;
+}
+
+/* Paths and places for all modules and parameters of a tree. */
+static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
+    mpt_context *context = walk->context;
+    uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
+    mpt__module *module = mpt__walk_begin(walk, context, root);
+    for (; module; module = mpt__walk_next(walk)) {
+        root->watched |= module->layer == MPT__LAYER_user;
+        module->path = mpt__path_new(context, *walk->path ? walk->path : module->cls.name);
+        if (!module->path) return context->base.status;
+        module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
+        for (int64_t i = 0; i < module->parameter_count; i++)
+            if (!module->parameters[i].owner &&
+                mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
+                return context->base.status;
+        for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+            char text[MPT__PATH_BYTES + 256];
+            if (!module->running->buffer[i]) continue;
+            mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
+                             mpt__buffer_names[i]);
+            mpt__host_text_free(context, module->running->path[i]);
+            module->running->path[i] = mpt__host_text(context, text);
+            if (!module->running->path[i]) return context->base.status;
+        }
+    }
+    return mpt__freeze_ties(walk, root);
+}
+
+/* Memory and first values for parameters that have their places. */
+static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
+    mpt_context *context = walk->context;
+    if (context->blocks[block].parameters > 0) {
+        uint32_t values = mpt__storage_new(context, context->blocks[block].numel * 4,
+                                           MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+        context->blocks[block].values = values;
+    }
+    mpt__module_parameter *row;
+    mpt__walk_begin(walk, context, root);
+    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(walk)) != NULL) {
+        if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
+            mpt__draw_parameter(context, walk->module, walk->row - 1);
+    }
+    return context->base.status;
+}
+
+/* Gives a tree's parameters their places and values; all or nothing. */
+static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
+    mpt__module *root = mpt__module_root(context, module);
+    if (root->frozen) return MPT_OK;
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        if (module->frozen) /* its parameters are there */
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "module %s is already in use in another tree; only one tree can share it",
+                walk.path);
+    }
+    if (context->base.status != MPT_OK) return context->base.status;
+    uint32_t block = mpt__block_new(context, MPT_F32);
+    if (block == UINT32_MAX) return context->base.status;
+    mpt__number(context, root);
+    bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
+                mpt__freeze_values(&walk, root, block) == MPT_OK;
+    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+        module->frozen = good;
+        for (int64_t i = 0; i < module->parameter_count && !good; i++)
+            mpt__parameter_drop(context, &module->parameters[i]);
+    }
+    if (context->blocks[block].parameters == 0) mpt__block_free(context, &context->blocks[block]);
+    return context->base.status;
+}
+
+MPT__END_LEVEL
+/* ==== Forward ==== */
+
+/* Number of a dropout call of the module in this step. What the count was at the last completed
+   optimizer step is remembered for mpt_clear_error. */
+static uint64_t mpt__dropout_count(mpt_context *context, mpt__module *module) {
+    if (module->updates != context->now.updates) {
+        module->updates = context->now.updates;
+        module->committed = module->draws;
+    }
+    if (module->draws.step != context->now.step) {
+        module->draws.step = context->now.step;
+        module->draws.count = 0;
+    }
+    return module->draws.count++;
+}
+
+/* Takes back the dropout calls since the last completed optimizer step: part of mpt_clear_error. */
+static void mpt__draws_forget(mpt_context *context) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        mpt__module *module = (mpt__module *)table->rows[i].object;
+        if (module && module->updates == context->committed.updates)
+            module->draws = module->committed;
+    }
+}
+
+static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
+                                        int64_t i) {
+    uint32_t index = module->parameters[i].parameter - 1;
+    return mpt__handle(context, context->parameters[index].tensor);
+}
+
+/* A layer that is one op; NULL on error, as all that follow. */
+static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
+                                                        const mpt__module *module, mpt__tensor *x,
+                                                        mpt_activation activation) {
+    mpt__frame frame;
+    int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
+    if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
+        !mpt__call_begin(&frame, context, op, n_in, 1, &module->attributes))
+        return NULL;
+    frame.attributes->activation = (uint8_t)activation;
+    mpt__tensor **in = frame.record->in;
+    in[0] = x;
+    const mpt__module_parameter *row = module->parameters;
+    int i = 1;
+    for (; i < n_in && i <= module->parameter_count; i++, row++)
+        in[i] = context->parameters[row->parameter - 1].tensor;
+    for (; i < n_in; i++) in[i] = NULL;
+    return mpt__call_run(&frame);
+}
+
+static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
+                                         const mpt_tensor *in, int n_in, mpt_tensor *out,
+                                         int n_out) {
+    MPT__PLAIN_FLOATS;
+    const mpt_module_class *cls = &module->cls;
+    if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
+                          cls->n_inputs ? cls->n_inputs : n_in,
+                          cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
+    if (!mpt__user_forward_begin(context, cls->name)) return context->base.status;
+    mpt_status status =
+        cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
+    context->forward_depth--;
+    context->base.op = "mpt_forward"; /* not the last call that the user's function made */
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (status != MPT_OK)
+        return mpt__error(context, status, "forward of %s reported: %s", cls->name,
+                          mpt_status_name(status));
+    if (out[0].slot == 0)
+        return mpt__error(context, MPT_ERROR_STATE, "forward of %s did not set output 0",
+                          cls->name);
+    return MPT_OK;
+}
+
+static bool mpt__is_batch_norm(const mpt__module *module) {
+    return module->layer == MPT__LAYER_batch_norm1d || module->layer == MPT__LAYER_batch_norm2d;
+}
+
+/* A layer of one input and one output that is more than an op. */
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
+                                                   mpt_tensor x, mpt_activation activation) {
+    mpt_tensor out = mpt__null(context);
+    switch (module->layer) {
+    case MPT__LAYER_user:
+    case MPT__LAYER_multi_head_attention:
+        mpt__user_forward_call(context, module, &x, 1, &out, 1);
+        return out;
+    case MPT__LAYER_dropout:
+        return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
+                                 mpt__dropout_count(context, module));
+    case MPT__LAYER_flatten:
+        return mpt_flatten(x, 1, -1);
+    default:
+        if (module->run)
+            return module->run(context, module, x, mpt__null(NULL),
+                               activation == MPT_ACTIVATION_RELU);
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "a list has no forward of its own; call its children, see mpt_child");
+        return out;
+    }
+}
+
+static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                            mpt__tensor *x);
+
+/* Puts a module's path, mode and policy in force, of which the first two stay so. */
+static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt__module *module) {
+    context->path = module->path;
+    context->module = module->id.slot;
+    context->path_hash = module->path_hash;
+    context->module_training = module->training;
+    if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
+        mpt_autocast_begin(context, (mpt_dtype)module->policy);
+}
+
+/* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
+   norm. */
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
+                                                      mpt__tensor *x, mpt_activation activation) {
+    int autocast_depth = context->autocast_depth;
+    mpt__module_begin(context, module);
+    mpt__tensor *out = NULL;
+    if (mpt__layer_rows[module->layer].op && !module->run) {
+        out = mpt__op_layer_forward(context, module, x, activation);
+    } else if (module->layer == MPT__LAYER_sequential) {
+        out = mpt__sequential_forward(context, module, x);
+    } else {
+        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x), activation);
+        if (made.slot) out = mpt__at(context, made, "output");
+    }
+    context->autocast_depth = autocast_depth;
+    return out;
+}
+
+/* Children in order. A linear layer takes an activation that follows it into its own call, a batch
+   norm and a convolution a relu. What passes between children is given up as soon as the next one
+   has it, unless a user's forward in the tree may have put a handle of it by. */
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+                                                          mpt__tensor *x) {
+    mpt__tensor *now = x;
+    bool watched = mpt__module_root(context, module)->watched;
+    for (int64_t i = 0; i < module->child_count && now; i++) {
+        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
+        mpt_activation activation = MPT_ACTIVATION_NONE;
+        const bool linear = child->layer == MPT__LAYER_linear;
+        const bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
+                                      child->layer <= MPT__LAYER_conv_transpose2d);
+        if (((takes && !child->run) || mpt__is_batch_norm(child)) &&
+            i + 1 < module->child_count) {
+            const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
+            if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
+                activation = mpt__layer_rows[next->layer].activation;
+        }
+        mpt__tensor *out = mpt__module_run(context, child, now, activation);
+        if (activation != MPT_ACTIVATION_NONE) i++;
+        if (!watched && now != x && now != out) mpt__tensor_drop(context, now);
+        now = out;
+    }
+    return now;
+}
+
+/* What both calls below do. What is made by layers alone comes as *made, not in out. */
+static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
+                               int n_out, mpt__tensor **made) {
+    mpt_context *context = module.context;
+    if (out) mpt__outputs_null(context, out, n_out);
+    mpt__module *found = mpt__module_enter(module, "mpt_forward");
+    if (!found) return mpt__status_of(context);
+    if (!in || !out || n_in < 1 || n_out < 1)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "expected at least one input and one output");
+    for (int i = 0; i < n_in; i++)
+        if (!mpt__at(context, in[i], "input")) return context->base.status;
+    if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
+    uint32_t path = context->path, above = context->module;
+    uint64_t path_hash = context->path_hash;
+    bool training = context->module_training;
+    int autocast_depth = context->autocast_depth;
+    if (found->cls.forward) {
+        mpt__module_begin(context, found);
+        mpt__user_forward_call(context, found, in, n_in, out, n_out);
+    } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
+        mpt__module_begin(context, found);
+        out[0] = found->run(context, found, in[0], in[1], false);
+    } else if (n_in != 1 || n_out != 1) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
+                   found->cls.name, n_in, n_out);
+    } else {
+        mpt__tensor *x = mpt__slot(context, in[0].slot);
+        *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
+    }
+    if (!above) mpt__wait_no_more(context);
+    context->autocast_depth = autocast_depth;
+    context->path = path;
+    context->module = above;
+    context->path_hash = path_hash;
+    context->module_training = training;
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
+                                     mpt_tensor *out, int n_out) {
+    mpt__tensor *made = NULL;
+    mpt_status status = mpt__forward(module, in, n_in, out, n_out, &made);
+    if (made) out[0] = mpt__handle(module.context, made);
+    return status;
+}
+
+MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
+    mpt_tensor out = mpt__null(module.context);
+    mpt__tensor *made = NULL;
+    mpt__forward(module, &x, 1, &out, 1, &made);
+    return made ? mpt__handle(module.context, made) : out;
+}
+
+MPT__BEGIN_COLD
+/* ---------------------------------------------------------------------------------------------
+ * nn/query.c: what can be asked of a module and done to it besides forward.
+ * ------------------------------------------------------------------------------------------- */
+
+/* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
+static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
+    mpt__module *found = mpt__module_enter(module, call);
+    return found && mpt__freeze(module.context, found) == MPT_OK ? found : NULL;
+}
+
+/* ==== Finding ==== */
+
+/* The module at a path of names that ends at `end`; NULL if there is none. */
+static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, const char *path,
+                                     const char *end) {
+    while (module && path < end) {
+        const char *dot = (const char *)memchr(path, '.', (size_t)(end - path));
+        size_t length = (size_t)((dot ? dot : end) - path);
+        mpt__module *next = NULL;
+        for (int64_t i = 0; i < module->child_count && !next; i++) {
+            const char *name = module->children[i].name;
+            if (strncmp(name, path, length) == 0 && name[length] == '\0')
+                next = mpt__module_slot(context, module->children[i].slot);
+        }
+        module = next;
+        path += length + (dot ? 1 : 0);
+    }
+    return module;
+}
+
+/* Number in its module of the parameter at `path`; *holder is that module. -1: an error
+   recorded. */
+static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, const char *path,
+                                   mpt__module **holder) {
+    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
+    *holder = dot ? mpt__module_find(context, module, path, dot) : module;
+    for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
+        const mpt__module_parameter *row = &(*holder)->parameters[i];
+        if (strcmp(row->name, name) != 0) continue;
+        if (!row->owner) return i;
+        *holder = mpt__module_slot(context, row->owner);
+        return row->owner_row;
+    }
+    mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
+               module->cls.name, path ? path : "(null)");
+    return -1;
+}
+
+MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_parameter"), *holder;
+    if (!found) return mpt__null(context);
+    int64_t i = mpt__find_parameter(context, found, path, &holder);
+    return i < 0 ? mpt__null(context) : mpt__parameter_handle(context, holder, i);
+}
+
+MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_buffer");
+    if (!found) return mpt__null(context);
+    const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
+    const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
+    for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
+        if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
+            return mpt__handle(context, holder->running->buffer[i]);
+    return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                       "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
+                       path ? path : "(null)");
+}
+
+MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_child");
+    if (!found) return mpt__module_handle(context, NULL);
+    const mpt__module *child =
+        path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
+    if (!child)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
+                   found->cls.name, path ? path : "(null)");
+    return mpt__module_handle(context, child);
+}
+
+/* ==== Listing ==== */
+
+static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, const char *name,
+                                      uint32_t *list, int64_t capacity) {
+    mpt__module *found = mpt__module_at(context, module), *holder;
+    if (!found || mpt__freeze(context, found) != MPT_OK) return -1;
+    if (name) {
+        int64_t i = mpt__find_parameter(context, found, name, &holder);
+        if (i >= 0 && list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
+        return i < 0 ? -1 : 1;
+    }
+    int64_t count = 0;
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    for (; (row = mpt__walk_parameter(&walk)) != NULL; count++)
+        if (list && count < capacity) list[count] = row->parameter - 1;
+    return count;
+}
+
+/* Counts without freezing the tree: elements, or tensors; -1 on error. */
+static int64_t mpt__count_parameters(mpt_module module, const char *call, bool elements) {
+    mpt__module *found = mpt__module_enter(module, call);
+    if (!found) return -1;
+    int64_t count = 0;
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, module.context, found);
+    while ((row = mpt__walk_parameter(&walk)) != NULL)
+        count += elements ? mpt__shape_numel(&row->shape) : 1;
+    return module.context->base.status == MPT_OK ? count : -1;
+}
+
+MPTRAIN_API int mpt_parameter_count(mpt_module module) {
+    return (int)mpt__count_parameters(module, "mpt_parameter_count", false);
+}
+
+MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module) {
+    return mpt__count_parameters(module, "mpt_parameter_numel", true);
+}
+
+/* The next parameter of a tree that is in use; NULL at the end. */
+static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
+    const mpt__module_parameter *row = mpt__walk_parameter(walk);
+    return row ? &walk->context->parameters[row->parameter - 1] : NULL;
+}
+
+/* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
+static const char *mpt__relative_path(mpt_context *context, const mpt__module *module,
+                                      const char *path) {
+    if (!module->parent) return path;
+    const char *prefix = mpt__path_text(context, module->path);
+    size_t length = strlen(prefix);
+    return strncmp(path, prefix, length) == 0 && path[length] == '.' ? path + length + 1 : path;
+}
+
+MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
+                                        size_t path_size) {
+    mpt_context *context = module.context;
+    mpt__text prose = mpt__text_make(path, path_size);
+    mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
+    if (!found) return mpt__null(context);
+    const mpt__parameter *parameter;
+    int count = 0;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
+        if (count != index) continue;
+        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter->path));
+        return mpt__handle(context, parameter->tensor);
+    }
+    return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
+                       index, count);
+}
+
+/* ==== Modes and policies ==== */
+
+static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
+    mpt__module *found = mpt__module_enter(module, call);
+    if (!found) return mpt__status_of(module.context);
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, module.context, found);
+    for (; found; found = mpt__walk_next(&walk)) found->training = on;
+    return module.context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_train(mpt_module module) {
+    return mpt__train(module, "mpt_train", true);
+}
+MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
+
+MPTRAIN_API bool mpt_is_training(mpt_module module) {
+    const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
+    return found && found->training;
+}
+
+MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
+    mpt_context *context = root.context;
+    mpt__module *found = mpt__module_enter(root, "mpt_set_label");
+    if (!found) return mpt__status_of(context);
+    if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
+    if (found->parent || found->frozen)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a label belongs to the root of a tree, before the tree is first used");
+    found->label = mpt__hash_bytes(1, label, strlen(label));
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
+    mpt__module *found = mpt__module_enter(module, "mpt_set_dtype_policy");
+    if (!found) return mpt__status_of(module.context);
+    if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
+        return mpt__error(
+            module.context, MPT_ERROR_DTYPE,
+            "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %s",
+            mpt_dtype_name(dtype));
+    found->policy = (uint8_t)dtype;
+    return MPT_OK;
+}
+
+/* ==== Pure half ==== */
+
+/* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
+static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *parameter,
+                                    size_t *bytes) {
+    *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
+    float *values = (float *)mpt__host_new(context, *bytes);
+    if (values && mpt__read_as(context, parameter->tensor, MPT_F32, values) == MPT_OK)
+        return values;
+    mpt__host_free(context, values, *bytes);
+    return NULL;
+}
+
+static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *parameter,
+                                  mpt_dtype dtype) {
+    if (parameter->optimizer)
+        return mpt__error(
+            context, MPT_ERROR_STATE,
+            "parameter %s already belongs to an optimizer; call mpt_half before it is made",
+            parameter->path);
+    size_t bytes;
+    float *values = mpt__parameter_values(context, parameter, &bytes);
+    float limit = (float)mpt__dtype_info[dtype].max_finite;
+    for (int64_t i = 0; values && i < parameter->numel; i++) {
+        if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
+        mpt__error(context, MPT_ERROR_NUMERIC,
+                   "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
+                   "weights down, use MPT_BF16, or train with autocast instead",
+                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
+        break;
+    }
+    mpt__host_free(context, values, bytes);
+    return context->base.status;
+}
+
+/* Converts a parameter into its place in another block. */
+static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
+                                int64_t offset) {
+    mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
+    mpt__tensor *tensor = parameter->tensor;
+    mpt__gradient_drop(context, &tensor->gradient); /* a view of the old block's */
+    mpt__tensor moved = *tensor;
+    moved.storage = block->values;
+    moved.dtype = block->dtype;
+    moved.offset = offset;
+    mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
+    mpt__storage_retain(context, block->values);
+    context->storages[tensor->storage].live = 2;
+    context->storages[block->values].version += context->storages[tensor->storage].version + 1;
+    mpt__storage_release(context, tensor->storage);
+    *tensor = moved;
+    parameter->block = index;
+    parameter->offset = offset;
+    parameter->has_grad = false;
+    old->moves = ++context->moves;
+    block->parameters++;
+    if (--old->parameters == 0) mpt__block_free(context, old);
+}
+
+MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_half");
+    if (!found) return mpt__status_of(context);
+    if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
+        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %s",
+                          mpt_dtype_name(dtype));
+    int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
+    mpt__parameter *parameter;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL) {
+        numel = mpt__aligned_up(numel + parameter->numel, grain);
+        if (mpt__check_half(context, parameter, dtype) != MPT_OK) return context->base.status;
+    }
+    uint32_t block = numel > 0 ? mpt__block_new(context, dtype) : UINT32_MAX;
+    if (block == UINT32_MAX) return context->base.status;
+    uint32_t values = mpt__storage_new(context, numel * mpt__dtype_info[dtype].bytes,
+                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    context->blocks[block].values = values;
+    context->blocks[block].numel = numel;
+    if (!values) mpt__block_free(context, &context->blocks[block]);
+    mpt__walk_begin(&walk, context, found);
+    while (values && (parameter = mpt__walk_values(&walk)) != NULL) {
+        mpt__move_parameter(context, parameter, block, offset);
+        offset = mpt__aligned_up(offset + parameter->numel, grain);
+    }
+    return context->base.status;
+}
+
+/* ==== Summary ==== */
+
+typedef struct mpt__summary {
+    mpt__text out;
+    int64_t parameters, bytes, buffer_bytes;
+} mpt__summary;
+
+/* One line: columns begin at 0, 27, 45 and 65, or one blank after a longer one. */
+static void mpt__summary_line(mpt__text *out, const char *name, const char *kind, const char *shape,
+                              const char *numel) {
+    static const size_t starts[] = {0, 27, 45, 65};
+    const char *column[] = {name, kind, shape, numel};
+    size_t line = out->length;
+    for (int i = 0; i < 4 && *column[i]; i++) {
+        if (i > 0) mpt__write_text(out, " ");
+        while (out->length - line < starts[i]) mpt__write_text(out, " ");
+        mpt__write_text(out, "%s", column[i]);
+    }
+    mpt__write_text(out, "\n");
+}
+
+static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dtype dtype,
+                                const mpt_shape *dims, bool buffer) {
+    char name[256], shape[192], number[24];
+    int64_t numel = mpt__shape_numel(dims), bytes = numel * mpt__dtype_info[dtype].bytes;
+    mpt__format_text(name, sizeof name, "  %s", text);
+    mpt__format_text(shape, sizeof shape, "%S", dims);
+    mpt__format_text(number, sizeof number, "%lld", numel);
+    mpt__summary_line(&summary->out, name, mpt_dtype_name(dtype), shape, buffer ? "" : number);
+    summary->parameters += buffer ? 0 : numel;
+    *(buffer ? &summary->buffer_bytes : &summary->bytes) += bytes;
+}
+
+static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
+                                const mpt__module *module) {
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        const mpt__module_parameter *row = &module->parameters[i];
+        mpt_dtype dtype = MPT_F32;
+        if (row->owner) continue; /* tied: it stands in another module */
+        if (row->parameter)
+            dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
+        mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
+    }
+    for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
+        const mpt__tensor *tensor = module->running->buffer[i];
+        if (tensor)
+            mpt__summary_tensor(summary, mpt__buffer_names[i], (mpt_dtype)tensor->dtype,
+                                &tensor->shape, true);
+    }
+}
+
+MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
+    mpt__summary summary;
+    memset(&summary, 0, sizeof summary);
+    summary.out = mpt__text_make(text, size);
+    mpt__module *found = mpt__module_enter(module, "mpt_summary");
+    if (!found) return 0;
+    mpt__walk walk;
+    found = mpt__walk_begin(&walk, module.context, found);
+    for (; found; found = mpt__walk_next(&walk)) {
+        mpt__summary_line(&summary.out, *walk.path ? walk.path : "(root)", found->cls.name, "", "");
+        mpt__summary_module(module.context, &summary, found);
+    }
+    mpt__write_text(&summary.out, "total: %lld parameters, %lld bytes", summary.parameters,
+                    summary.bytes);
+    if (summary.buffer_bytes > 0)
+        mpt__write_text(&summary.out, "; buffers: %lld bytes", summary.buffer_bytes);
+    mpt__write_text(&summary.out, "\n");
+    return summary.out.length;
+}
+
+/* ==== Copying, hashing, destroying ==== */
+
+/* Values of one buffer into another, through host memory. */
+static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, mpt_context *from,
+                                   const mpt__buffer *source) {
+    const mpt__tensor *a = target->tensor, *b = source->tensor;
+    if (a->dtype != b->dtype || !mpt__same_shape(a, b))
+        return mpt__error(to, MPT_ERROR_SHAPE, "buffer %s is %S here and %S in the source (%s)",
+                          target->path, &a->shape, &b->shape, source->path);
+    size_t bytes = (size_t)mpt__tensor_bytes(a);
+    void *values = mpt__host_new(from, bytes);
+    if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
+        mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
+    else
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+    mpt__host_free(from, values, bytes);
+    return to->base.status;
+}
+
+/* Values of one parameter into another of the same shape, through host memory. */
+static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *target,
+                                      mpt_context *from, const mpt__parameter *source) {
+    mpt__tensor *a = target->tensor;
+    const mpt__tensor *b = source->tensor;
+    if (!mpt__same_shape(a, b))
+        return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
+                          target->path, &a->shape, &b->shape, source->path);
+    size_t bytes;
+    float *values = mpt__parameter_values(from, source, &bytes);
+    if (values)
+        mpt__write_f32(to, a, values);
+    else
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+    mpt__host_free(from, values, bytes);
+    return to->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
+    mpt_context *to = destination.context, *from = source.context;
+    mpt__module *target = mpt__module_frozen(destination, "mpt_copy_module");
+    if (!target) return mpt__status_of(to);
+    if (!from) return mpt__error(to, MPT_ERROR_HANDLE, "the source is a null handle");
+    mpt__module *origin = mpt__module_frozen(source, "mpt_copy_module");
+    if (!origin) {
+        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+        return to->base.status;
+    }
+    int64_t here = mpt__module_parameters(to, destination, NULL, NULL, 0);
+    int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
+    if (here != there)
+        return mpt__error(to, MPT_ERROR_SHAPE,
+                          "the source has %lld parameters, the destination %lld", there, here);
+    const mpt__parameter *a, *b;
+    mpt__walk walk_a, walk_b;
+    mpt__walk_begin(&walk_a, to, target);
+    mpt__walk_begin(&walk_b, from, origin);
+    while ((a = mpt__walk_values(&walk_a)) != NULL && (b = mpt__walk_values(&walk_b)) != NULL)
+        if (mpt__copy_parameter(to, a, from, b) != MPT_OK) break;
+    mpt__buffer here_now, there_now;
+    mpt__walk_begin(&walk_a, to, target);
+    mpt__walk_begin(&walk_b, from, origin);
+    while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
+        if (!mpt__walk_buffer(&walk_b, &there_now))
+            return mpt__error(to, MPT_ERROR_SHAPE, "the source has no buffer for %s",
+                              here_now.path);
+        mpt__copy_buffer(to, &here_now, from, &there_now);
+    }
+    return to->base.status;
+}
+
+/* Hash over the elements of a storage range. */
+static uint64_t mpt__hash_storage(mpt_context *context, uint64_t hash, uint32_t storage,
+                                  int64_t byte_offset, int64_t bytes) {
+    unsigned char piece[4096]; /* a fixed size: pieces are hashed one by one */
+    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof piece) {
+        int64_t now = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
+        if (mpt__download(context, piece, storage, byte_offset + at, now) != MPT_OK) return 0;
+        hash = mpt__hash_bytes(hash, piece, (size_t)now);
+    }
+    return hash;
+}
+
+static uint64_t mpt__hash_tensor(mpt_context *context, uint64_t hash, const char *path,
+                                 const mpt__tensor *tensor) {
+    int64_t width = mpt__dtype_info[tensor->dtype].bytes;
+    hash = mpt__hash_bytes(hash, path, strlen(path));
+    for (int d = 0; d < tensor->shape.rank; d++)
+        hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
+    hash = mpt__hash_u64(hash, tensor->dtype);
+    return mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
+                             mpt__tensor_bytes(tensor));
+}
+
+MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
+    if (!found) return 0;
+    uint64_t hash = 0;
+    const mpt__parameter *parameter;
+    mpt__buffer buffer;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL)
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, parameter->path),
+                                parameter->tensor);
+    mpt__walk_begin(&walk, context, found);
+    while (mpt__walk_buffer(&walk, &buffer))
+        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, buffer.path),
+                                buffer.tensor);
+    return hash;
+}
+
+MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
+    mpt_context *context = root.context;
+    mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
+    if (!found) return mpt__status_of(context);
+    if (found->parent)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the module is part of another one; destroy the root");
+    if (context->module)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a forward is under way; destroy modules after it");
+    const mpt__module_parameter *row;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((row = mpt__walk_parameter(&walk)) != NULL) {
+        if (row->parameter && context->parameters[row->parameter - 1].optimizer)
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
+                context->parameters[row->parameter - 1].path);
+    }
+    if (context->base.status == MPT_OK) mpt__module_end(context, found, true);
+    return context->base.status;
+}
+
+/* ==== First values ==== */
+
+/* Sets the recipe of one parameter, and draws again if the tree is in use. */
+static mpt_status mpt__apply_init(mpt_context *context, mpt__module *module, int64_t i,
+                                  mpt_init init) {
+    module->parameters[i].init = init;
+    return module->frozen ? mpt__draw_parameter(context, module, i) : MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
+    mpt_context *context = module.context;
+    if (!mpt__enter(context, "mpt_set_init")) return mpt__status_of(context);
+    mpt__module *found = mpt__module_at(context, module), *holder;
+    if (!found || !mpt__check_init(context, init)) return context->base.status;
+    if (!name) {
+        const mpt__module_parameter *row;
+        mpt__walk walk;
+        mpt__walk_begin(&walk, context, found);
+        while ((row = mpt__walk_parameter(&walk)) != NULL && context->base.status == MPT_OK)
+            if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
+        return context->base.status;
+    }
+    int64_t i = mpt__find_parameter(context, found, name, &holder);
+    return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * nn/conv.c: convolutions: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+
+MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
+    mpt_conv_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
+    config.groups = 1;
+    config.bias = true;
+    return config;
+}
+
+/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
+static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
+    bool transposed = op == MPT__OP_conv_transpose2d;
+    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
+    for (int d = op == MPT__OP_conv1d; d < 2; d++) {
+        int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
+        if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
+            return "stride and dilation: expected 1 to 2^31 - 1";
+        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
+            return "padding: expected 0 to 2^31 - 1";
+        if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
+            return transposed ? "output_padding: expected 0 to less than stride or dilation"
+                              : "output_padding: only a transposed convolution has one";
+        if (c->same && (transposed || c->stride[d] != 1))
+            return "same: only with stride 1, and not transposed";
+    }
+    return NULL;
+}
+
+/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
+   of lines of size 1. False with an error recorded by `call`. */
+static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
+                                 const mpt_conv_config *config, mpt__attributes *a) {
+    mpt_conv_config c = config ? *config : mpt_conv_config_default();
+    const char *why = mpt__bad_conv(&c, op);
+    if (why) {
+        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
+        return false;
+    }
+    if (op == MPT__OP_conv1d) {
+        c.stride[0] = c.dilation[0] = 1;
+        c.padding[0] = c.output_padding[0] = 0;
+    }
+    for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
+    *a = mpt__no_attributes;
+    a->required = 2;
+    a->index[MPT__CONV_GROUPS] = c.groups;
+    a->index[MPT__CONV_STRIDE] = MPT__TWO(c.stride[0], c.stride[1]);
+    a->index[MPT__CONV_PADDING] = MPT__TWO(c.padding[0], c.padding[1]);
+    a->index[MPT__CONV_DILATION] = MPT__TWO(c.dilation[0], c.dilation[1]);
+    a->index[MPT__CONV_OUTPUT_PADDING] = MPT__TWO(c.output_padding[0], c.output_padding[1]);
+    a->index[MPT__CONV_SAME] = c.same;
+    return true;
+}
+
+static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, const mpt_conv_config *config) {
+    mpt_tensor in[3];
+    mpt__attributes attributes;
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
+        return mpt__null(context);
+    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                            const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
+                          config);
+}
+
+/* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
+   into groups. */
+static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt_shape weight, const mpt_conv_config *config) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (!module) return mpt__module_handle(context, NULL);
+    const int op = mpt__layer_rows[layer].op;
+    const bool transposed = op == MPT__OP_conv_transpose2d;
+    int64_t out = weight.dim[transposed], fan = 1;
+    bool good = true;
+#ifdef MPTRAIN_NO_CONV
+    mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
+#endif
+    if (mpt__conv_attributes(context, call, op, config, &module->attributes)) {
+        int64_t groups = module->attributes.index[MPT__CONV_GROUPS];
+        for (int i = 0; i < weight.rank; i++)
+            good = good && weight.dim[i] > 0 && (i > 1 || weight.dim[i] % groups == 0);
+        if (!good)
+            mpt__error(context, MPT_ERROR_ARGUMENT,
+                       "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
+                       "the groups divide",
+                       &weight, groups);
+        weight.dim[1] /= groups;
+    }
+    mpt__layer_parameter(context, module, "weight", weight, 0);
+    for (int i = 1; i < weight.rank && context->base.status == MPT_OK; i++) fan *= weight.dim[i];
+    if (!config || config->bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), fan);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
+                                     int64_t kernel_h, int64_t kernel_w,
+                                     const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv2d", MPT__LAYER_conv2d,
+                           MPT_SHAPE(out, in, kernel_h, kernel_w), config);
+}
+MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
+                                     const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
+                           config);
+}
+MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
+                                               int64_t kernel_h, int64_t kernel_w,
+                                               const mpt_conv_config *config) {
+    return mpt__conv_layer(context, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
+                           MPT_SHAPE(in, out, kernel_h, kernel_w), config);
+}
+
+/* ==== Fused with the norm behind ====
+ *
+ * Where nothing asks for gradients, a convolution that mpt_fuse paired with a batch norm waits for
+ * that one to be called, and both are one launch, of weights that have the norm's scale in them.
+ * Those are made anew whenever what they come from has changed. */
+
+static mpt_tensor mpt__fused_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                     mpt_tensor residual, bool relu) {
+    (void)residual, (void)relu;
+    const bool waits = context->no_grad_depth || context->inference_depth;
+    context->waiting.module = waits ? module->id.slot : 0;
+    mpt__tensor *out = mpt__op_layer_forward(context, module, mpt__live(context, x),
+                                             MPT_ACTIVATION_NONE);
+    context->waiting.module = 0;
+    return mpt__handle(context, out);
+}
+
+#ifndef MPTRAIN_NO_CONV
+
+/* The folded weight, dense, and behind it the bias. */
+static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
+                              mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
+    const mpt_shape each = MPT_SHAPE(channels);
+    const int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
+    view[0] = mpt__image_view(weight);
+    view[0].storage = fused->values, view[0].offset = 0;
+    view[0].dtype = (uint8_t)compute;
+    view[0].parameter = 0;
+    mpt__channels_last_strides(&view[0]);
+    view[1] = mpt__view_on(fused->values, MPT_F32, &each, place);
+}
+
+/* Rows of channels through the norm, given its weight, bias and statistics. */
+static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, bool across,
+                                   const mpt__tensor *to, mpt__tensor *const norm[4],
+                                   const mpt__tensor *rstd, double eps) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_NORM);
+    const int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
+    const int64_t inner = mpt__tensor_numel(from) / channels / first;
+    const mpt__tensor *const ends[] = {from, to};
+    launch->imm[0] = eps;
+    launch->index[0] = launch->index[1] = 1;
+    for (int i = 0; i < 2; i++) {
+        mpt__operand *o =
+            mpt__operand_ranked(launch, i * 4, ends[i], 4, i ? MPT__WRITE : MPT__READ);
+        mpt__operand_dim(o, 0, first, channels * inner);
+        mpt__operand_dim(o, 1, 1, channels * inner);
+        mpt__operand_dim(o, 2, channels, inner);
+        mpt__operand_dim(o, 3, inner, 1);
+        for (int k = 0; k < 2 && !i; k++)
+            if (norm[k]) mpt__operand_of(launch, 2 + k, norm[k], MPT__READ);
+    }
+    mpt__operand_of(launch, 6, norm[2], MPT__READ);
+    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
+    mpt__operand_of(launch, 8, norm[3], MPT__READ);
+    return mpt__submit(frame->context, launch);
+}
+
+/* in: the weight and the bias of the convolution, those of the norm, its mean and variance. */
+static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double eps,
+                            const mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    mpt__tensor *rstd = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *zero = mpt__temporary(frame, MPT_F32, &view[1].shape);
+    mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
+    if (!rstd || !zero || !scaled) return context->base.status;
+    mpt__tensor *const scale[] = {in[2], NULL, zero, in[5]};
+    const bool across = frame->op == MPT__OP_conv_transpose2d;
+    mpt__launch_fill(context, zero, 0.0);
+    mpt__fold_launch(frame, in[0], across, scaled, scale, rstd, eps);
+    mpt__launch_copy(context, scaled, &view[0], MPT__WRITE);
+    return mpt__fold_launch(frame, in[1] ? in[1] : zero, false, &view[1], in + 2, rstd, eps);
+}
+
+/* Makes the folded weight and bias where they are not those of now. A recording has them made by
+   each replay. */
+static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
+                                 double eps, mpt__tensor view[2]) {
+    mpt_context *context = frame->context;
+    uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
+    for (int i = 0; i < 6; i++) {
+        if (!in[i]) continue;
+        const uint64_t version = context->storages[in[i]->storage].version;
+        made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
+    }
+    mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
+    if (made_of == fused->made_of && !context->recorder) return MPT_OK;
+    fused->made_of = 0;
+    if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
+    return context->base.status;
+}
+#endif
+
+/* A batch norm of in (x, weight, bias, mean, variance, residual) in one launch with the convolution
+   that gives x; NULL where it is not that one which waits, or x is wanted by itself, too. */
+static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *norm,
+                                    const mpt_tensor in[6], bool relu) {
+#ifdef MPTRAIN_NO_CONV
+    (void)context, (void)norm, (void)in, (void)relu;
+    return NULL;
+#else
+    mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
+    if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
+    for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
+    const mpt__tensor *residual = found[5];
+    if (!mpt__storage_alone(context, x->storage) || x->saves != 1 || x->nodes ||
+        (in[5].slot && !residual) ||
+        (residual &&
+         (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
+        return NULL;
+    mpt__module *conv = mpt__module_slot(context, context->waiting.conv);
+    if (!conv || !conv->running || conv->running->norm != norm->id.slot ||
+        found[3]->shape.dim[0] != x->shape.dim[1])
+        return NULL;
+    mpt__frame frame;
+    mpt__waiting taken;
+    mpt__waiting_begin(&frame, context, &taken);
+    mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
+    if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
+        out = frame.out[0] = mpt__tensor_alias(context, x);
+    mpt__conv_end end = {&view[1], residual, true, relu};
+    if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {
+        mpt__tensor_drop(context, out);
+        out = NULL;
+    }
+    mpt__waiting_end(&frame, &taken);
+    mpt__tensor_drop(context, x);
+    return out;
+#endif
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * nn/norm.c: normalisation and pooling: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== Functions ==== */
+
+static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = count;
+    attributes.imm[0] = eps;
+    attributes.required = 1;
+    return attributes;
+}
+
+static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
+                                  mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt__attributes attributes = mpt__norm_attributes(count, eps);
+    return mpt__apply1(name, op, in, 3, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
+                                      double eps) {
+    return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
+}
+MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
+    return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
+}
+MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
+                                      mpt_tensor bias, double eps) {
+    return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
+}
+
+/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
+static mpt_status mpt__norm_run_both(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = mpt__call_shape(frame);
+    frame->out[0] = frame->out[1] = NULL;
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        frame->out[i] = mpt__output_new(frame);
+        status = context->base.status;
+    }
+    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, 2, status);
+    for (int i = 0; i < 2 && status != MPT_OK; i++)
+        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
+    return status;
+}
+
+static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
+                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
+                                      mpt_tensor *sum) {
+    mpt_tensor in[4];
+    mpt__frame frame;
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
+    mpt_context *context = mpt__context_of(in, 4);
+    mpt__attributes attributes = mpt__norm_attributes(dims, eps);
+    if (sum) *sum = mpt__null(context);
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
+        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
+        return mpt__null(context);
+    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
+        mpt__record_spare(context, frame.record);
+        return mpt__null(context);
+    }
+    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
+    *sum = mpt__handle(context, frame.out[1]);
+    return mpt__handle(context, frame.out[0]);
+}
+
+MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                          mpt_tensor weight, mpt_tensor bias, double eps,
+                                          mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
+                               bias, eps, sum);
+}
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
+                               mpt__null(NULL), eps, sum);
+}
+
+/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
+   statistics the batch's go to; 0: none. */
+static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
+                                        bool relu) {
+    mpt__attributes attributes = mpt__norm_attributes(0, eps);
+    attributes.index[1] = module;
+    attributes.index[2] = relu;
+    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
+                       in[5].slot || relu ? 6 : 5, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                      mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
+    in[5] = mpt__null(NULL);
+    return mpt__apply_batch_norm(in, eps, 0, false);
+}
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
+    return mpt__apply_batch_norm(in, eps, 0, true);
+}
+
+/* ==== Running statistics ==== */
+
+static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t storage[4],
+                                        int64_t channels) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
+    const mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
+    for (int i = 0; i < 4; i++) {
+        mpt__tensor view =
+            mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32, i % 2 ? &counts : &values, 0);
+        mpt__operand_of(launch, 2 + i, &view, i < 2 ? MPT__READ : MPT__WRITE);
+    }
+    return launch;
+}
+
+static int64_t mpt__running_channels(const mpt__running *running) {
+    return running->buffer[0]->shape.dim[0];
+}
+
+/* What steps have left becomes the state of its modules, or is forgotten. What captured steps leave
+   is not pending: without commit all is forgotten. */
+static void mpt__running_settle(mpt_context *context, bool commit);
+
+static void mpt__running_settles(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
+    mpt__running_settle(context, true);
+}
+
+/* The step has left something: its end settles it. */
+static void mpt__running_wait(mpt_context *context, mpt__running *running) {
+    if (!running->pending)
+        running->pending =
+            mpt__listen(context, MPT__STEP_SETTLES, mpt__running_settles, NULL) == MPT_OK;
+}
+
+/* Statistics of a batch on their way into those of a module. */
+static void mpt__running_update(mpt_context *context, void *user, const void *what) {
+    const mpt__batch_statistics *batch = (const mpt__batch_statistics *)what;
+    mpt__running *running = mpt__module_slot(context, batch->module)->running;
+    (void)user;
+    const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
+                                 running->pending ? running->next_counts : running->counts,
+                                 running->next_values, running->next_counts};
+    mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
+    launch->imm[0] = running->momentum;
+    launch->imm[1] = batch->unbiased;
+    mpt__operand_of(launch, 0, batch->mean, MPT__READ);
+    mpt__operand_of(launch, 1, batch->variance, MPT__READ);
+    if (mpt__submit(context, launch) != MPT_OK) return;
+    mpt__running_wait(context, running);
+    if (!context->step_depth) mpt__running_settle(context, true);
+}
+
+static void mpt__statistics_settle(mpt_context *context, mpt__running *running, bool commit) {
+    if (!commit) return;
+    const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
+                                 running->counts};
+    mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
+    context->storages[running->values].version++;
+    context->storages[running->counts].version++;
+}
+
+static void mpt__running_settle(mpt_context *context, bool commit) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    mpt__listen_no_more(context, MPT__STEP_SETTLES, mpt__running_settles);
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *module = (const mpt__module *)table->rows[i].object;
+        mpt__running *running = module ? module->running : NULL;
+        if (!running || (commit && !running->pending)) continue;
+        running->pending = false;
+        if (running->settle) running->settle(context, running, commit);
+    }
+}
+
+MPTRAIN_API int64_t mpt_refused_updates(mpt_module module) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_refused_updates");
+    int64_t count = 0, counts[2];
+    mpt__walk walk;
+    for (found = found ? mpt__walk_begin(&walk, context, found) : NULL; found;
+         found = mpt__walk_next(&walk)) {
+        if (!found->running || !found->running->counts) continue;
+        if (mpt__download(context, counts, found->running->counts, 0, sizeof counts) == MPT_OK)
+            count += counts[1];
+    }
+    return mpt__status_of(context) == MPT_OK ? count : -1;
+}
+
+/* Means 0, variances 1, counts 0. */
+static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t channels,
+                             double momentum) {
+    const mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
+    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
+    if (!running) return;
+    memset(running, 0, sizeof *running);
+    module->running = running;
+    running->momentum = momentum;
+    if (mpt__listen(context, MPT__BATCH_MEASURED, mpt__running_update, NULL) != MPT_OK) return;
+    uint32_t *const storages[] = {&running->values, &running->next_values, &running->counts,
+                                  &running->next_counts};
+    for (int i = 0; i < 4; i++) {
+        *storages[i] = mpt__storage_new(context, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER,
+                                        MPT__FROM_DEVICE, true);
+        if (!*storages[i]) return;
+    }
+    for (int i = 0; i < MPT__BUFFER_FP8; i++) {
+        mpt__tensor view = i < 2 ? mpt__view_on(running->values, MPT_F32, &each, i * channels)
+                                 : mpt__view_on(running->counts, MPT_I64, &none, 0);
+        running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+        if (!running->buffer[i]) return;
+    }
+    running->settle = mpt__statistics_settle;
+    mpt__launch_fill(context, running->buffer[1], 1.0);
+}
+
+/* ==== Layers ==== */
+
+MPTRAIN_API mpt_norm_config mpt_norm_config_default(void) {
+    mpt_norm_config config;
+    memset(&config, 0, sizeof config);
+    config.eps = 1e-5;
+    config.weight = config.bias = config.track = true;
+    config.momentum = 0.1;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ROW_NORMS "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)"
+#else
+#define MPT__ROW_NORMS NULL
+#endif
+#ifdef MPTRAIN_NO_CONV
+#define MPT__CHANNEL_NORMS "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)"
+#else
+#define MPT__CHANNEL_NORMS NULL
+#endif
+
+/* A norm with parameters of `shape`; `count` of groups or of dimensions; `missing` says why there
+   is none in this build. */
+static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__layer layer,
+                                  mpt_shape shape, int64_t count, const mpt_norm_config *config,
+                                  const char *missing) {
+    MPT__PLAIN_FLOATS;
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    if (!module) return NULL;
+    module->attributes = mpt__norm_attributes(count, config->eps);
+    if (missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
+    for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
+    if (context->base.status == MPT_OK && !good)
+        mpt__error(context, MPT_ERROR_SHAPE,
+                   "expected 1 to %d dimensions, or a number of features, of 1 or more",
+                   (int)MPT_MAX_RANK);
+    if (context->base.status == MPT_OK && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", config->eps);
+    static const char *const names[] = {"weight", "bias"};
+    for (int i = 0; i < 2 && context->base.status == MPT_OK; i++) {
+        bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
+        mpt_init init = mpt_init_make(i == 0 ? MPT_INIT_ONES : MPT_INIT_ZEROS, 0, 0);
+        if (wanted) mpt__add_parameter(context, module, names[i], &shape, init, 0);
+    }
+    return module;
+}
+
+static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
+    return config ? *config : mpt_norm_config_default();
+}
+
+#define MPT__DEFINE_ROW_NORM(name) \
+    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
+                                         const mpt_norm_config *given) { \
+        mpt_norm_config config = mpt__norm_config_of(given); \
+        return mpt__layer_made(context, \
+                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
+                                             shape.rank, &config, MPT__ROW_NORMS)); \
+    }
+MPT__DEFINE_ROW_NORM(layer_norm)
+MPT__DEFINE_ROW_NORM(rms_norm)
+#undef MPT__DEFINE_ROW_NORM
+
+MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
+                                         const mpt_norm_config *given) {
+    mpt_norm_config config = mpt__norm_config_of(given);
+    mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
+                                        MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
+    if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
+                   channels);
+    return mpt__layer_made(context, module);
+}
+
+/* A bias that a batch's mean takes away again costs memory and time; once for each module. */
+static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mpt__tensor *x) {
+    const mpt__record *record = x->record;
+    if (module->noticed || !record) return;
+    module->noticed = true;
+    bool conv = record->op == MPT__OP_conv2d || record->op == MPT__OP_conv1d ||
+                record->op == MPT__OP_conv_transpose2d;
+    conv = conv && record->attributes.activation == MPT_ACTIVATION_NONE;
+    if (conv && record->n_in > 2 && record->in[2])
+        mpt__log(&context->base, MPT_LOG_INFO,
+                 "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "
+                 "without one (config.bias = false)",
+                 mpt__path_text(context, record->path), mpt__path_text(context, module->path));
+}
+
+/* Of the batch while it trains, and where there is nothing else. */
+static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                          mpt_tensor residual, bool relu) {
+    const mpt__running *running = module->running;
+    const bool training = module->training && !context->inference_depth;
+    const mpt__tensor *tensor = mpt__live(context, x);
+    mpt_tensor in[6];
+    bool flat = module->layer == MPT__LAYER_batch_norm1d;
+    int rank = tensor->shape.rank;
+    if (flat ? rank != 2 && rank != 3 : rank != 4)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
+                           module->cls.name, &tensor->shape,
+                           flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
+    if (training) mpt__notice_bias(context, module, tensor);
+    in[0] = x, in[5] = residual;
+    for (int i = 0; i < 2; i++) {
+        in[1 + i] = in[3 + i] = mpt__null(NULL);
+        if (running && !training) in[3 + i] = mpt__handle(context, running->buffer[i]);
+        for (int64_t k = 0; k < module->parameter_count; k++)
+            if (strcmp(module->parameters[k].name, i ? "bias" : "weight") == 0)
+                in[1 + i] = mpt__parameter_handle(context, module, k);
+    }
+    relu = relu || module->attributes.index[2];
+    mpt__tensor *fused = mpt__fused_norm(context, module, in, relu);
+    if (fused) return mpt__handle(context, fused);
+    return mpt__apply_batch_norm(in, module->attributes.imm[0],
+                                 running && training ? module->id.slot : 0, relu);
+}
+
+static mpt_module mpt__batch_norm_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                        int64_t features, const mpt_norm_config *given) {
+    mpt_norm_config config = mpt__norm_config_of(given);
+    mpt__module *module = mpt__norm_new(context, call, layer, MPT_SHAPE(features), 0, &config,
+                                        MPT__CHANNEL_NORMS);
+    if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "momentum %g: expected at most 1 (negative: the mean of all)", config.momentum);
+    if (module) module->attributes.index[2] = config.relu, module->run = mpt__batch_norm_forward;
+    if (module && context->base.status == MPT_OK && config.track)
+        mpt__running_new(context, module, features, config.momentum);
+    return mpt__layer_made(context, module);
+}
+
+MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config) {
+    return mpt__batch_norm_layer(context, "mpt_nn_batch_norm1d", MPT__LAYER_batch_norm1d, features,
+                                 config);
+}
+MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
+                                           const mpt_norm_config *config) {
+    return mpt__batch_norm_layer(context, "mpt_nn_batch_norm2d", MPT__LAYER_batch_norm2d, features,
+                                 config);
+}
+
+/* ==== Pooling ==== */
+
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
+    mpt_pool_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) {
+        config.window[d] = window;
+        config.step[d] = step;
+        config.padding[d] = padding;
+    }
+    config.count_padding = true;
+    return config;
+}
+
+static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
+    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
+    mpt__attributes attributes = mpt__no_attributes;
+    for (int d = 0; d < 2; d++) {
+        attributes.index[d] = config.window[d];
+        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
+        attributes.index[4 + d] = config.padding[d];
+    }
+    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
+                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
+    return attributes;
+}
+
+static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = height;
+    attributes.index[1] = width;
+    attributes.index[6] = MPT__POOL_ADAPTIVE;
+    return attributes;
+}
+
+/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
+static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
+                                    const mpt_pool_config *config) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    mpt__attributes attributes = mpt__pooling_attributes(config);
+    mpt__spares spares;
+    spares.count = 0;
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank != 3)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
+                           &tensor->shape);
+    mpt_shape shape =
+        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
+    for (int k = 0; k < 6; k += 2) {
+        attributes.index[k + 1] = attributes.index[k];
+        attributes.index[k] = k < 4;
+    }
+    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
+    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
+    if (!y.slot) return mpt__spares_end(&spares, y);
+    shape = mpt_get_shape(y);
+    shape.dim[2] = shape.dim[3];
+    shape.rank = 3;
+    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
+}
+
+#define MPT__DEFINE_POOL(kind) \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config); \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
+                                                        int64_t width) { \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
+                           &attributes); \
+    } \
+    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, \
+                                                  const mpt_pool_config *config) { \
+        return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
+                                  mpt__pooling_attributes(config)); \
+    }
+
+static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
+                                     mpt__attributes attributes) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+    const char *missing = MPT__CHANNEL_NORMS;
+    if (module) module->attributes = attributes;
+    if (module && missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    return mpt__layer_made(context, module);
+}
+
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
+
+MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
+                                                  int64_t width) {
+    return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
+                              mpt__adaptive_attributes(height, width));
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * nn/attention.c: embedding and attention: functions and layers.
+ * ------------------------------------------------------------------------------------------- */
+
+static mpt__module *mpt__attention_layer(mpt_context *context, const char *call, mpt__layer layer) {
+    mpt__module *module = mpt__layer_new(context, call, layer);
+#ifdef MPTRAIN_NO_ATTENTION
+    if (module)
+        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+                   "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
+#endif
+    return module;
+}
+
+/* ==== Embedding ==== */
+
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
+    mpt_tensor in[2];
+    in[0] = ids, in[1] = weight;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = padding_index;
+    attributes.required = 2;
+    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
+}
+
+MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
+                                        int64_t padding_index) {
+    mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
+    if (!module) return mpt__module_handle(context, NULL);
+    module->attributes.index[0] = padding_index;
+    mpt_shape shape = MPT_SHAPE(count, width);
+    mpt_init normal = mpt_init_make(MPT_INIT_NORMAL, 0, 1);
+    if (count < 1 || width < 1 || padding_index < -1 || padding_index >= count)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
+                   count, width, padding_index);
+    else if (context->base.status == MPT_OK)
+        mpt__add_parameter(context, module, "weight", &shape, normal, 0);
+    return mpt__layer_made(context, module);
+}
+
+/* ==== Attention ==== */
+
+MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
+    mpt_attention_config config;
+    memset(&config, 0, sizeof config);
+    return config;
+}
+
+/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
+static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
+                                                 double scale, uint64_t stream, uint64_t call) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    attributes.rank = (uint8_t)heads;
+    attributes.imm[0] = scale;
+    attributes.imm[1] = dropout;
+    attributes.index[0] = causal;
+    attributes.index[1] = (int64_t)stream;
+    attributes.index[2] = (int64_t)call;
+    return attributes;
+}
+
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                                        const mpt_attention_config *config) {
+    static const char name[] = "mpt_scaled_dot_product_attention";
+    mpt_attention_config none = mpt_attention_config_default();
+    if (!config) config = &none;
+    mpt_tensor in[4];
+    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
+    mpt_context *context = mpt__context_of(in, 4);
+    double p = config->dropout;
+    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
+                    "dropout %g, scale %g: expected a probability, and a finite number", p,
+                    config->scale);
+        return mpt__null(context);
+    }
+    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
+    bool drops = context && p > 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
+        drops ? context->now.module_calls++ : 0);
+    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
+}
+
+#ifndef MPTRAIN_NO_ATTENTION
+/* Heads side by side in [B, T, E]; k and v null: q holds all three. */
+static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
+    mpt__frame frame;
+    mpt_context *context = in[0].context;
+    if (!mpt__enter(context, "mpt_nn_multi_head_attention") ||
+        !mpt__call_begin(&frame, context, MPT__OP_scaled_dot_product_attention, 4, 1, attributes))
+        return mpt__null(context);
+    if (mpt__find_inputs(context, in, 4, 1, frame.record->in))
+        return mpt__handle(context, mpt__call_run(&frame));
+    mpt__record_spare(context, frame.record);
+    return mpt__null(context);
+}
+
+/* Part i of 3 of the fused projection of x. */
+static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, int64_t width, int i) {
+    mpt_tensor part = mpt__null(NULL);
+    weight = mpt__spare(spares, mpt_slice(weight, 0, i * width, (i + 1) * width, 1));
+    if (bias.slot) part = mpt__spare(spares, mpt_slice(bias, 0, i * width, (i + 1) * width, 1));
+    return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
+}
+
+static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
+    return a.slot == b.slot && a.generation == b.generation;
+}
+
+/* in: x, or query, key, value, and maybe a mask. */
+static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt_tensor *in,
+                                          int n_in, mpt_tensor *out, int n_out) {
+    mpt_context *context = self.context;
+    mpt__module *module = mpt__module_at(context, self);
+    mpt_tensor part[4], none = mpt__null(NULL);
+    (void)user;
+    if (!module) return context->base.status;
+    if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
+                          "mask, and one output",
+                          n_in, n_out);
+    bool training = context->module_training && !context->inference_depth, own = n_in == 1;
+    double p = training ? module->attributes.imm[1] : 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        module->attributes.rank, module->attributes.index[0] != 0, p, 0.0, module->path_hash,
+        p > 0.0 ? mpt__dropout_count(context, module) : 0);
+    int64_t width = module->parameters[0].shape.dim[1];
+    mpt_tensor weight = mpt__parameter_handle(context, module, 0);
+    mpt_tensor bias =
+        module->parameter_count > 1 ? mpt__parameter_handle(context, module, 1) : none;
+    mpt__spares spares;
+    spares.count = 0;
+    if (n_in > 1) own = mpt__same_handle(in[0], in[1]) && mpt__same_handle(in[0], in[2]);
+    part[1] = part[2] = none;
+    part[3] = n_in == 4 ? in[3] : none;
+    if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
+    for (int i = 0; i < 3 && !own; i++)
+        part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
+    mpt_module project = mpt_child(self, "out_proj");
+    if (context->base.status != MPT_OK) return context->base.status;
+    mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
+    out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
+    return context->base.status;
+}
+
+#endif
+
+MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
+    mpt_multi_head_config config;
+    memset(&config, 0, sizeof config);
+    config.bias = true;
+    return config;
+}
+
+MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
+                                                   const mpt_multi_head_config *config) {
+    static const char name[] = "mpt_nn_multi_head_attention";
+    mpt_multi_head_config defaults = mpt_multi_head_config_default();
+    if (!config) config = &defaults;
+    bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
+                width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
+    mpt_module project = mpt__module_handle(context, NULL);
+    if (good) project = mpt__linear_new(context, name, width, width, config->bias);
+    mpt__module *child = project.slot ? mpt__module_at(context, project) : NULL;
+    mpt__module *module = child || !good
+                              ? mpt__attention_layer(context, name, MPT__LAYER_multi_head_attention)
+                              : NULL;
+    if (module && !good)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
+                   "probability",
+                   width, heads, config->dropout);
+#ifndef MPTRAIN_NO_ATTENTION
+    if (module && context->base.status == MPT_OK) {
+        mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
+        module->cls.forward = mpt__multi_head_forward;
+        module->cls.n_inputs = 0;
+        module->attributes.rank = (uint8_t)heads;
+        module->attributes.imm[1] = config->dropout;
+        module->attributes.index[0] = config->causal;
+        mpt__add_parameter(context, module, "in_proj_weight", &weight,
+                           mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
+        if (config->bias) {
+            mpt__add_parameter(context, module, "in_proj_bias", &bias,
+                               mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
+            child->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
+        }
+        mpt__add_child(context, module, "out_proj", child);
+    }
+#endif
+    mpt_module made = mpt__layer_made(context, module);
+    if (context && !made.slot) mpt__number_back(context, &project, 1);
+    return made;
+}
+
+/* ==== Tied weights ==== */
+
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
+    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
+    int64_t i = mpt__find_parameter(context, found, path, &holder);
+    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
+    if (k < 0) return context->base.status;
+    const mpt__module_parameter *from = &owner->parameters[k];
+    mpt__module_parameter *row = &holder->parameters[i];
+    if (row == from)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
+                          source);
+    bool same = row->shape.rank == from->shape.rank;
+    for (int d = 0; same && d < row->shape.rank; d++)
+        same = row->shape.dim[d] == from->shape.dim[d];
+    if (!same)
+        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
+                          path, &row->shape, source, &from->shape);
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
+        const mpt__module *other = (const mpt__module *)table->rows[m].object;
+        for (int64_t r = 0; other && r < other->parameter_count; r++) {
+            mpt__module_parameter *tied = &other->parameters[r];
+            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
+            tied->owner = owner->id.slot, tied->owner_row = k;
+        }
+    }
+    row->owner = owner->id.slot, row->owner_row = k;
+    return MPT_OK;
+}
+
+/* ==== Linear and cross-entropy ==== */
+
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                                const mpt_nll_config *config) {
+    static const char name[] = "mpt_linear_cross_entropy";
+    mpt_nll_config defaults = mpt_nll_config_default();
+    if (!config) config = &defaults;
+    mpt_tensor in[4];
+    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
+    mpt_context *context = mpt__context_of(in, 4);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
+                    config->label_smoothing);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = config->ignore_index;
+    attributes.reduction = (uint8_t)config->reduction;
+    attributes.required = 3;
+    attributes.imm[0] = config->label_smoothing;
+    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * nn/resize.c: images of another size: function and layer.
+ * ------------------------------------------------------------------------------------------- */
+
+/* What was asked for as attributes of the op; false with an error recorded if it makes no sense. */
+static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
+                                        mpt_interpolation mode, bool align_corners,
+                                        mpt__attributes *attributes) {
+    MPT__PLAIN_FLOATS;
+    bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
+    *attributes = mpt__no_attributes;
+#ifdef MPTRAIN_NO_CONV
+    return mpt__reject(context, MPT_ERROR_UNSUPPORTED,
+                       "built without interpolation (MPTRAIN_NO_CONV)");
+#endif
+    for (int i = 0; i < 2 && sized; i++) {
+        sized = size->dim[i] >= 1;
+        attributes->index[i] = size->dim[i];
+    }
+    if (!sized && !scaled)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "size %S, scale %g: expected MPT_SHAPE(height, width), or MPT_SCALAR "
+                           "and a scale above 0",
+                           size, scale);
+    if (mode != MPT_NEAREST && mode != MPT_BILINEAR)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "mode %d is neither MPT_NEAREST nor MPT_BILINEAR", (int)mode);
+    if (align_corners && mode == MPT_NEAREST)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "MPT_NEAREST has no corners to align");
+    attributes->index[2] = mode == MPT_NEAREST ? MPT__RESIZE_NEAREST
+                           : align_corners     ? MPT__RESIZE_CORNERS
+                                               : MPT__RESIZE_CENTERS;
+    attributes->imm[0] = scale;
+    return true;
+}
+
+MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners) {
+    static const char name[] = "mpt_interpolate";
+    mpt__attributes attributes;
+    if (!mpt__enter(x.context, name) ||
+        !mpt__interpolate_attributes(x.context, &size, scale, mode, align_corners, &attributes))
+        return mpt__null(x.context);
+    return mpt__apply1(name, MPT__OP_interpolate, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners) {
+    mpt__module *module = mpt__layer_new(context, "mpt_nn_upsample", MPT__LAYER_upsample);
+    if (module)
+        mpt__interpolate_attributes(context, &size, scale, mode, align_corners,
+                                    &module->attributes);
+    return mpt__layer_made(context, module);
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * nn/fp8.c: linear layers whose products are of fp8 numbers, by delayed scaling.
+ *
+ * A layer keeps a scale for each of x, weight and gradient, a power of two that the largest values
+ * of the last steps give. Forward puts x and weight into E4M3 and saves these, backward the
+ * gradient into E5M2; products are of the numbers that stand for, widened to fp32, which is exact.
+ * ------------------------------------------------------------------------------------------- */
+
+MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
+    mpt_fp8_config config = {16, 0};
+    return config;
+}
+
+#ifdef MPTRAIN_NO_FP8
+
+MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
+    (void)dtype, (void)saturate;
+    mpt__misuse(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
+                "built without fp8 (MPTRAIN_NO_FP8)");
+    return mpt__null(x.context);
+}
+
+MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
+    (void)config;
+    mpt__misuse(module.context, "mpt_fp8", MPT_ERROR_UNSUPPORTED,
+                "built without fp8 (MPTRAIN_NO_FP8)");
+    return mpt__status_of(module.context);
+}
+
+#else
+
+/* ==== Casts ==== */
+
+/* A dense tensor by row `row` of a layer's state (NULL: a scale of 1), as `dtype`; NULL on
+   error. */
+static mpt__tensor *mpt__fp8_cast(mpt_context *context, const mpt__tensor *x, mpt_dtype dtype,
+                                  mpt__fp8_way way, const mpt__tensor *state, int row,
+                                  bool watched) {
+    /* Codes are kept: not in the memory of widened numbers before them, of four times their
+       size. */
+    context->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
+    mpt__tensor *out = mpt__tensor_new(context, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
+    context->pool_reach = MPT__POOL_REACH;
+    if (!out) return NULL;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_SCALE);
+    int64_t count = mpt__tensor_numel(x);
+    mpt__operand_on(launch, 0, x->storage, (mpt_dtype)x->dtype, x->offset, count, MPT__READ);
+    mpt__operand_on(launch, 1, out->storage, dtype, out->offset, count, MPT__WRITE);
+    if (state)
+        mpt__operand_on(launch, 2, state->storage, MPT_F32,
+                        state->offset + row * state->shape.dim[1], state->shape.dim[1],
+                        watched ? MPT__READ_WRITE : MPT__READ);
+    launch->index[0] = way;
+    if (mpt__submit(context, launch) == MPT_OK) return out;
+    mpt__tensor_drop(context, out);
+    return NULL;
+}
+
+MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
+    if (!tensor) return mpt__null(context);
+    if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %s",
+                           mpt_dtype_name(dtype));
+    if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
+        return mpt__refuse(context, MPT_ERROR_DTYPE,
+                           "argument 1 is %s; mpt_cast it to float32 first",
+                           mpt_dtype_name((mpt_dtype)tensor->dtype));
+    mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
+    tensor = mpt__live(context, dense);
+    mpt__tensor *out = NULL;
+    if (tensor && context->base.status == MPT_OK)
+        out = mpt__fp8_cast(context, tensor, dtype, saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT,
+                            NULL, 0, false);
+    if (dense.slot != x.slot) mpt_release(dense);
+    return out ? mpt__handle(context, out) : mpt__null(context);
+}
+
+/* ==== The layer as an op ====
+ *
+ * A user-defined op of the library's own: inputs x, weight, bias (or none) and the state. */
+
+enum { MPT__FP8_X, MPT__FP8_WEIGHT, MPT__FP8_GRADIENT, MPT__FP8_ROWS };
+
+static void mpt__fp8_end(mpt_context *context, mpt_tensor handle) {
+    mpt__tensor *tensor = handle.slot ? mpt__live(context, handle) : NULL;
+    if (tensor) mpt__tensor_drop(context, tensor);
+}
+
+/* `x` as [rows, columns], quantised by a row of the state; the null handle on error. */
+static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t columns, int row,
+                                     bool watched) {
+    mpt_context *context = call->frame->context;
+    mpt_tensor flat = mpt_reshape(x, MPT_SHAPE(-1, columns)), dense = flat;
+    const mpt__tensor *tensor = mpt__live(context, flat);
+    if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat); /* a view */
+    tensor = mpt__live(context, dense);
+    mpt__tensor *out = NULL;
+    if (tensor && context->base.status == MPT_OK)
+        out = mpt__fp8_cast(context, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
+                            MPT__FP8_SCALE, call->frame->in[3], row, watched);
+    mpt__fp8_end(context, flat);
+    if (dense.slot != flat.slot) mpt__fp8_end(context, dense);
+    return out ? mpt__handle(context, out) : mpt__null(context);
+}
+
+static mpt_tensor mpt__fp8_widened(mpt_op_call *call, mpt_tensor quantised, int row) {
+    mpt_context *context = call->frame->context;
+    const mpt__tensor *tensor = mpt__live(context, quantised);
+    mpt__tensor *out = tensor ? mpt__fp8_cast(context, tensor, MPT_F32, MPT__FP8_WIDEN,
+                                              call->frame->in[3], row, false)
+                              : NULL;
+    return out ? mpt__handle(context, out) : mpt__null(context);
+}
+
+/* That of the module whose call it is; NULL if it is no more. */
+static mpt__running *mpt__fp8_running(mpt_op_call *call) {
+    uint32_t slot = (uint32_t)(uintptr_t)call->op->user;
+    const mpt__module *module = mpt__module_slot(call->frame->context, slot);
+    mpt__running *running = module ? module->running : NULL;
+    return running && running->values == call->frame->in[3]->storage ? running : NULL;
+}
+
+/* Whether the call takes note of magnitudes: in training; the step then ends with an update. */
+static bool mpt__fp8_watched(mpt_op_call *call) {
+    mpt_context *context = call->frame->context;
+    mpt__running *running = mpt__fp8_running(call);
+    const mpt__module *module = mpt__module_slot(context, (uint32_t)(uintptr_t)call->op->user);
+    if (!running || !module->training || context->inference_depth) return false;
+    mpt__running_wait(context, running);
+    return true;
+}
+
+static mpt_tensor mpt__fp8_as(mpt_tensor x, mpt_dtype dtype) {
+    return mpt_get_dtype(x) == dtype ? x : mpt_cast(x, dtype);
+}
+
+static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
+    mpt_context *context = call->frame->context;
+    mpt__tensor *const *in = call->frame->in;
+    mpt_shape shape = in[0]->shape;
+    int64_t columns = in[1]->shape.dim[1];
+    (void)user;
+    if (shape.rank < 1 || shape.dim[shape.rank - 1] != columns)
+        return mpt__error(context, MPT_ERROR_SHAPE,
+                          "linear layer in fp8: input %S does not fit weight %S (the last "
+                          "dimension has to be %lld)",
+                          &shape, &in[1]->shape, columns);
+    mpt_dtype dtype = mpt__autocast_dtype(context);
+    if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
+    if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
+        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %s",
+                          mpt_dtype_name((mpt_dtype)in[0]->dtype));
+    mpt__running *running = mpt__fp8_running(call);
+    bool watched = mpt__fp8_watched(call);
+    if (!running || mpt_scope_begin(context) != MPT_OK) return context->base.status;
+    mpt_tensor wide[2], y;
+    mpt_autocast_begin(context, MPT_F32);
+    for (int i = 0; i < 2; i++) {
+        mpt_tensor codes =
+            mpt__fp8_quantised(call, mpt__handle(context, in[i]), columns, i, watched);
+        wide[i] = mpt__fp8_widened(call, codes, i);
+        running->spare[i] = mpt_keep(codes);
+    }
+    y = in[2] ? mpt__fp8_as(mpt__handle(context, in[2]), MPT_F32) : mpt__null(NULL);
+    y = mpt__fp8_as(mpt_linear(wide[0], wide[1], y, MPT_ACTIVATION_NONE), dtype);
+    shape.dim[shape.rank - 1] = in[1]->shape.dim[0];
+    running->spare[2] = mpt_keep(mpt_reshape(y, shape));
+    mpt_autocast_end(context);
+    mpt_scope_end(context);
+    for (int i = 0; i < 2; i++) mpt_op_save(call, i, running->spare[i]);
+    return mpt_op_set_output(call, 0, running->spare[2]);
+}
+
+static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
+    const mpt__frame *frame = call->frame;
+    mpt_context *context = frame->context;
+    const int64_t outputs = frame->in[1]->shape.dim[0];
+    mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
+    bool watched = mpt__fp8_watched(call);
+    (void)user;
+    mpt_autocast_begin(context, MPT_F32); /* mpt_backward may be called in any region */
+    if (mpt__wants(frame, 2))
+        mpt_op_set_input_grad(call, 2, mpt_sum(mpt__fp8_as(dy, MPT_F32), 0, false));
+    mpt_tensor codes = mpt__fp8_quantised(call, dy, outputs, MPT__FP8_GRADIENT, watched);
+    mpt_tensor slope = mpt__fp8_widened(call, codes, MPT__FP8_GRADIENT);
+    if (mpt__wants(frame, 0)) {
+        mpt_tensor weight = mpt__fp8_widened(call, mpt_op_saved(call, 1), MPT__FP8_WEIGHT);
+        mpt_tensor dx = mpt__fp8_as(mpt_matmul(slope, weight), (mpt_dtype)frame->in[0]->dtype);
+        mpt_op_set_input_grad(call, 0, mpt_reshape(dx, frame->in[0]->shape));
+        mpt_release(weight);
+    }
+    if (mpt__wants(frame, 1)) {
+        mpt_tensor x = mpt__fp8_widened(call, mpt_op_saved(call, 0), MPT__FP8_X);
+        mpt_op_set_input_grad(call, 1, mpt_matmul(mpt_transpose(slope, 0, 1), x));
+    }
+    mpt_autocast_end(context);
+    return context->base.status;
+}
+
+static mpt_tensor mpt__fp8_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+                                   mpt_tensor residual, bool relu) {
+    mpt__running *running = module->running;
+    (void)residual, (void)relu;
+    mpt_op op = {context, running->op_slot, running->op_generation};
+    mpt_tensor in[4], out = mpt__null(context);
+    in[0] = x;
+    for (int i = 0; i < 2; i++)
+        in[1 + i] = i < module->parameter_count ? mpt__parameter_handle(context, module, i)
+                                                : mpt__null(NULL);
+    in[3] = mpt__handle(context, running->buffer[MPT__BUFFER_FP8]);
+    mpt_op_apply(op, in, 4, &out, 1);
+    for (int i = 0; i < 3; i++) { /* what was saved lives on until backward has used it */
+        mpt__fp8_end(context, running->spare[i]);
+        running->spare[i] = mpt__null(context);
+    }
+    return out;
+}
+
+/* ==== State ==== */
+
+/* The step's largest values enter the history and give the next scales, or are forgotten. */
+static void mpt__fp8_settle(mpt_context *context, mpt__running *running, bool commit) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_UPDATE);
+    launch->index[0] = commit;
+    launch->index[1] = running->margin;
+    mpt__operand_of(launch, 0, running->buffer[MPT__BUFFER_FP8], MPT__READ_WRITE);
+    mpt__submit(context, launch);
+    context->storages[running->values].version++;
+}
+
+/* Ops live as long as the context: that of a module's slot is for each module that comes there. */
+static mpt_op mpt__fp8_op_of(mpt_context *context, uint32_t slot) {
+    static const mpt_op_class cls = {
+        "fp8_linear", MPT_AUTOCAST_INPUT, mpt__fp8_op_forward, mpt__fp8_op_backward, 4, 1};
+    void *user = (void *)(uintptr_t)slot;
+    for (int64_t i = 1; i < context->objects[MPT__USER_OP].count; i++) {
+        const mpt__op *op = (const mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)i);
+        if (op && op->cls.forward == cls.forward && op->user == user)
+            return mpt__op_handle(context, op);
+    }
+    return mpt_op_register(context, &cls, user);
+}
+
+/* Scales of 1, an empty history. */
+static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
+    const mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
+    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
+    if (!running) return;
+    module->running = running;
+    module->run = mpt__fp8_forward;
+    running->margin = config->margin;
+    running->values = mpt__storage_new(context, shape.dim[0] * shape.dim[1] * 4,
+                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    if (!running->values) return;
+    mpt__tensor view = mpt__view_on(running->values, MPT_F32, &shape, 0);
+    running->buffer[MPT__BUFFER_FP8] =
+        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+    if (!running->buffer[MPT__BUFFER_FP8]) return;
+    running->settle = mpt__fp8_settle;
+    for (int row = 0; row < MPT__FP8_ROWS; row++) {
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+        launch->imm[0] = 1;
+        mpt__operand_on(launch, 0, running->values, MPT_F32,
+                        row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
+        mpt__submit(context, launch);
+    }
+    mpt_op op = mpt__fp8_op_of(context, module->id.slot);
+    running->op_slot = op.slot, running->op_generation = op.generation;
+}
+
+MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
+    mpt_context *context = handle.context;
+    mpt_fp8_config c = config ? *config : mpt_fp8_config_default();
+    mpt__module *module = mpt__module_enter(handle, "mpt_fp8");
+    if (!module) return mpt__status_of(context);
+    if (c.history < 1 || c.history > MPT__FP8_LONGEST || c.margin < 0 || c.margin > 32)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "history = %d, margin = %d; expected 1..%d and 0..32", c.history,
+                          c.margin, (int)MPT__FP8_LONGEST);
+    if (module->frozen)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the tree is in use; call mpt_fp8 before its first forward, optimizer, "
+                          "save or value read");
+    int64_t layers = 0;
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, context, module); module && context->base.status == MPT_OK;
+         module = mpt__walk_next(&walk)) {
+        if (module->layer != MPT__LAYER_linear) continue;
+        layers++;
+        if (!module->running) mpt__fp8_new(context, module, &c);
+    }
+    if (layers == 0 && context->base.status == MPT_OK)
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
+    return context->base.status;
+}
+
+#endif
+
+/* ---------------------------------------------------------------------------------------------
+ * nn/fuse.c: which convolutions are fused with the batch norm behind them, from the op records of a
+ * forward. How they run then stands in nn/conv.c.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPTRAIN_NO_CONV
+
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+    (void)x;
+    if (text && size > 0) *text = '\0';
+    mpt__misuse(module.context, "mpt_fuse", MPT_ERROR_UNSUPPORTED,
+                "built without convolutions (MPTRAIN_NO_CONV)");
+    return -1;
+}
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
+    mpt__module_enter(module, "mpt_unfuse");
+    return mpt__status_of(module.context);
+}
+
+#else
+
+static bool mpt__is_conv(const mpt__module *module) {
+    return module->layer == MPT__LAYER_conv2d || module->layer == MPT__LAYER_conv1d ||
+           module->layer == MPT__LAYER_conv_transpose2d;
+}
+
+static void mpt__unfuse(mpt_context *context, mpt__module *root) {
+    mpt__walk walk;
+    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+        if (!mpt__is_conv(m)) continue;
+        mpt__running_free(context, m->running);
+        m->running = NULL, m->run = NULL;
+    }
+}
+
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
+    mpt__module *found = mpt__module_enter(module, "mpt_unfuse");
+    if (found && module.context->module)
+        return mpt__error(module.context, MPT_ERROR_STATE, "a forward is under way");
+    if (found) mpt__unfuse(module.context, found);
+    return mpt__status_of(module.context);
+}
+
+/* ==== The trace ==== */
+
+/* Marks the records of now, so that those of the trace are told from them. */
+static uint32_t mpt__trace_mark(mpt_context *context) {
+    const uint32_t mark = ++context->walk_mark;
+    for (int64_t i = 1; i < context->record_count; i++)
+        if (context->records[i]->live) context->records[i]->mark = mark;
+    return mark;
+}
+
+/* All parameters and modules of a tree for the trace, as in evaluation, but recorded; or back. */
+static void mpt__trace_modes(mpt_context *context, mpt__module *root, bool begin) {
+    mpt__walk walk;
+    const mpt__module_parameter *row;
+    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+        if (begin) m->resumes = m->training;
+        m->training = !begin && m->resumes;
+    }
+    mpt__walk_begin(&walk, context, root);
+    while ((row = mpt__walk_parameter(&walk)) != NULL) {
+        mpt__tensor *tensor = context->parameters[row->parameter - 1].tensor;
+        if (begin) tensor->flags |= MPT__REQUIRES_GRAD;
+        if (!begin && !(tensor->flags & MPT__LEAF)) tensor->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
+    }
+}
+
+typedef struct mpt__trace {
+    mpt_context *context;
+    uint32_t mark;
+    const mpt__tensor *out; /* of the net */
+} mpt__trace;
+
+/* The next record of the trace from number *at on; NULL at the end. */
+static const mpt__record *mpt__trace_next(const mpt__trace *trace, int64_t *at) {
+    while (*at < trace->context->record_count) {
+        const mpt__record *record = trace->context->records[(*at)++];
+        if (record->live && record->mark != trace->mark) return record;
+    }
+    return NULL;
+}
+
+/* How often a layer was called; *call: the last time. */
+static int mpt__trace_calls(const mpt__trace *trace, const mpt__module *module,
+                            const mpt__record **call) {
+    const mpt__record *record;
+    int count = 0;
+    for (int64_t at = 1; (record = mpt__trace_next(trace, &at)) != NULL;)
+        if (record->path == module->path && record->op == mpt__layer_rows[module->layer].op)
+            *call = record, count++;
+    return count;
+}
+
+/* How often the result of a call was used; *user: by what, NULL: it is the net's own result. */
+static int mpt__trace_uses(const mpt__trace *trace, const mpt__record *call,
+                           const mpt__record **user) {
+    const mpt__record *record;
+    int count = trace->out->record == call;
+    *user = NULL;
+    for (int64_t at = 1; (record = mpt__trace_next(trace, &at)) != NULL;)
+        for (int i = 0; i < record->n_in; i++)
+            if (record->in[i] && record->in[i]->record == call) *user = record, count++;
+    return count;
+}
+
+/* The batch norm layer that made a call; NULL: it was none. */
+static mpt__module *mpt__trace_norm(mpt_context *context, const mpt__record *call) {
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t i = 1; i < table->count; i++) {
+        mpt__module *module = (mpt__module *)table->rows[i].object;
+        if (module && module->frozen && module->path == call->path && mpt__is_batch_norm(module))
+            return module;
+    }
+    return NULL;
+}
+
+/* ==== Pairing ==== */
+
+/* Tries the folded numbers; says what is wrong with them, NULL: nothing, or an error recorded. */
+static const char *mpt__fold_try(mpt_context *context, const mpt__module *conv,
+                                 const mpt__module *norm, const mpt__record *call,
+                                 const mpt__record *next) {
+    mpt__tensor *const from[] = {call->in[1], call->in[2], next->in[1],
+                                 next->in[2], next->in[3], next->in[4]};
+    const char *why = NULL;
+    mpt__frame frame;
+    mpt__tensor view[2];
+    mpt__attributes attributes = call->attributes;
+    frame.context = context;
+    frame.op = call->op;
+    frame.attributes = &attributes;
+    frame.compute = MPT_F32;
+    frame.n_temporary = 0;
+    mpt_status status =
+        mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
+    mpt__drop_temporaries(&frame);
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        const mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));
+        const mpt__tensor flat = mpt__view_on(view[i].storage, MPT_F32, &numel, view[i].offset);
+        size_t bytes = ((size_t)numel.dim[0] + 1) * sizeof(float);
+        float *values = (float *)mpt__host_new(context, bytes);
+        if (values) status = mpt__read_as(context, &flat, MPT_F32, values);
+        for (int64_t k = 0; values && status == MPT_OK && k < numel.dim[0]; k++)
+            if (!(values[k] <= 65504.0f && values[k] >= -65504.0f))
+                why = "its weights times the norm's scale would be beyond fp16";
+        mpt__host_free(context, values, bytes);
+    }
+    return why;
+}
+
+/* Pairs a convolution with its norm. Says why not, else NULL. */
+static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
+                                   const mpt__record **call, const mpt__record **next,
+                                   mpt__module **norm) {
+    mpt_context *context = trace->context;
+    const int calls = mpt__trace_calls(trace, conv, call);
+    if (calls != 1) return calls ? "it is called more than once" : "it is not called";
+    const int uses = mpt__trace_uses(trace, *call, next);
+    if (uses != 1) return uses ? "its result is used more than once" : "its result is not used";
+    if (!*next) return "its result is the net's";
+    if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call ||
+        (*call)->attributes.activation != MPT_ACTIVATION_NONE)
+        return "no batch norm takes its result";
+    *norm = mpt__trace_norm(context, *next);
+    if (!*norm) return "the batch norm after it is no layer";
+    if (!(*next)->in[3]) return "the batch norm after it keeps no running statistics";
+    const mpt__tensor *weight = (*call)->in[1];
+    if (weight->dtype == MPT_F64) return "its weights are float64";
+    if ((*call)->op == MPT__OP_conv_transpose2d &&
+        (*call)->attributes.index[MPT__CONV_GROUPS] != 1)
+        return "it is transposed, of more than one group";
+    const int64_t floats = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32)) +
+                           (*next)->in[3]->shape.dim[0];
+    conv->running = (mpt__running *)mpt__host_new(context, sizeof *conv->running);
+    if (!conv->running) return NULL;
+    memset(conv->running, 0, sizeof *conv->running);
+    conv->running->norm = (*norm)->id.slot;
+    conv->running->values = mpt__storage_new(context, floats * 4, MPT_MEMORY_FORM,
+                                             MPT__FROM_DEVICE, false);
+    const char *why = conv->running->values ? mpt__fold_try(context, conv, *norm, *call, *next)
+                                            : NULL;
+    if (!why && context->base.status == MPT_OK) {
+        conv->run = mpt__fused_forward;
+        return NULL;
+    }
+    mpt__running_free(context, conv->running);
+    conv->running = NULL;
+    return why;
+}
+
+/* Pairs what can be, a line of text for each convolution; returns how many. */
+static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__text *text) {
+    mpt_context *context = trace->context;
+    int64_t count = 0;
+    mpt__walk walk;
+    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+        if (!mpt__is_conv(m)) continue;
+        const mpt__record *call = NULL, *next = NULL, *last = NULL;
+        mpt__module *norm = NULL;
+        const char *why = mpt__fuse_layer(trace, m, &call, &next, &norm);
+        if (context->base.status != MPT_OK) return -1;
+        const char *name = *walk.path ? walk.path : m->cls.name;
+        if (why) {
+            mpt__write_text(text, "%s: by itself, since %s\n", name, why);
+            continue;
+        }
+        count++;
+        mpt__write_text(text, "%s + %s%s%s", name, mpt__path_text(context, norm->path),
+                        next->n_in > 5 && next->in[5] ? " + residual" : "",
+                        next->attributes.index[2] ? " + relu" : "");
+        if (mpt__trace_uses(trace, next, &last) == 1 && last && last->op == MPT__OP_relu)
+            mpt__write_text(text, " (the relu after it apart: see config.relu of the norm)");
+        mpt__write_text(text, "\n");
+    }
+    return count;
+}
+
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = module.context;
+    mpt__text lines = mpt__text_make(text, size);
+    mpt__module *root = mpt__module_enter(module, "mpt_fuse");
+    const mpt__tensor *given = root ? mpt__at(context, x, "x") : NULL;
+    if (!given || (!root->frozen && mpt__freeze(context, root) != MPT_OK)) return -1;
+    if (context->module || context->recorder || context->in_backward) {
+        mpt__error(context, MPT_ERROR_STATE, "a forward, a backward or a recording is under way");
+        return -1;
+    }
+    if (mpt_scope_begin(context) != MPT_OK) return -1;
+    const int no_grad = context->no_grad_depth, inference = context->inference_depth;
+    int64_t count = -1;
+    mpt__unfuse(context, root);
+    context->no_grad_depth = context->inference_depth = 0;
+    mpt__trace_modes(context, root, true);
+    mpt__trace trace = {context, mpt__trace_mark(context), NULL};
+    mpt__tensor *image = mpt__tensor_alias(context, given);
+    if (image) trace.out = mpt__live(context, mpt_forward(module, mpt__handle(context, image)));
+    mpt__trace_modes(context, root, false);
+    context->base.op = "mpt_fuse";
+    if (trace.out && context->base.status == MPT_OK)
+        count = mpt__fuse_all(&trace, root, &lines);
+    context->no_grad_depth = no_grad, context->inference_depth = inference;
+    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
+    return context->base.status == MPT_OK ? count : -1;
+}
+
+#endif
+MPT__END_LEVEL
+/* ---------------------------------------------------------------------------------------------
+ * train/optimizer.h: what an optimizer is, and how the rooms of training see its state.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__TRAIN_OPTIMIZER_INCLUDED
+#define MPT__TRAIN_OPTIMIZER_INCLUDED
+
+/* ==== Contract ==== */
+
+enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+
+/* When an optimizer has a moment. */
+typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
+
+/* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
+   the kernel, weight decay behind them; the variant goes to index[0]. */
+typedef struct mpt__rule {
+    mpt__kernel kernel;
+    mpt__function function;
+    bool cycles; /* the first setting is what one cycle moves */
+    struct {
+        const char *name; /* in state; NULL = none */
+        mpt__need need;   /* always, where the first setting is not 0, in the variant */
+    } moment[MPT__MOMENTS];
+    struct {
+        const char *name;
+        double low, below;
+    } setting[MPT__SETTINGS]; /* the last ones may be missing */
+} mpt__rule;
+
+typedef struct mpt__group {
+    double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
+    double weight_decay, setting[MPT__SETTINGS];
+    uint16_t lr_slot; /* what the kernels read where there is no table */
+    uint32_t table;   /* storage of a per-step schedule's window; 0 = none */
+} mpt__group;
+
+/* What mirrors elements [first, first + count) of a block. */
+typedef struct mpt__optim_state {
+    uint32_t block;
+    uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
+    uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
+    uint64_t stream;               /* of the random words that round its elements */
+    int64_t first, count;
+    int64_t held;      /* parameters of the block that are in the optimizer */
+    int64_t row, rows; /* its segments; rows 0: no gradient in this pattern */
+} mpt__optim_state;
+
+/* One parameter; its step count has the same index. */
+typedef struct mpt__optim_item {
+    uint32_t parameter; /* index in context->parameters */
+    uint32_t group, state;
+    uint32_t block;   /* the state's: where the parameter was when it came */
+    bool had_grad;    /* in the pattern that the segments were built of */
+    uint64_t history; /* hash of the patterns in which it had one: equal where step counts are */
+} mpt__optim_item;
+
+/* The device scalars of an optimizer. */
+enum {
+    MPT__OPTIM_APPLIED,    /* i: steps */
+    MPT__OPTIM_FOUND,      /* i: found_inf of the last unscale */
+    MPT__OPTIM_NORM,       /* f */
+    MPT__OPTIM_MULTIPLIER, /* f: means something while it is pending on blocks */
+    MPT__OPTIM_SLOTS
+};
+
+/* How far an optimizer is in the current update of its scaler. */
+typedef enum mpt__stage { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
+
+struct mpt__schedule; /* train/rates.c */
+
+typedef struct mpt__optimizer {
+    mpt__id id;
+    const mpt__rule *rule;
+    double setting[MPT__SETTINGS];
+    double initial; /* value of the first moment of what is new */
+    bool variant, maximize, shared, warned_no_grad, warned_unscaled;
+    bool stochastic; /* bf16 values are rounded by chance and have no masters */
+    bool pattern_valid, norm_valid;
+    mpt__group *groups;
+    int64_t group_count, group_capacity;
+    mpt__optim_state *states;
+    int64_t state_count, state_capacity;
+    mpt__optim_item *items;
+    int64_t item_count, item_capacity;
+    int64_t row_count;
+    int64_t *rows;             /* host copy of the segments, behind it the group of each */
+    uint32_t segments, counts; /* storages */
+    int64_t with_grad;         /* parameters with a gradient in the pattern */
+    uint64_t patterns;         /* so far; other groups and options count, too */
+    uint16_t slot[MPT__OPTIM_SLOTS];
+    uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
+    mpt__stage stage;
+    bool checked;                   /* its gradients were looked at: found_inf means something */
+    struct mpt__schedule *schedule; /* NULL = none */
+} mpt__optimizer;
+
+/* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
+   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
+typedef struct mpt__state_item {
+    const char *name;
+    uint32_t storage;
+    mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
+    int64_t offset, count;
+    void *host;
+    uint16_t slot;
+} mpt__state_item;
+typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
+                                         const mpt__state_item *item);
+
+/* Adds name and bits of a state item to the hash at `user`. */
+static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
+    uint64_t *hash = (uint64_t *)user;
+    *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
+    if (item->storage) {
+        int64_t size = (int64_t)mpt_dtype_size(item->dtype);
+        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
+                                  item->count * size);
+    } else if (item->host) {
+        *hash = mpt__hash_bytes(*hash, item->host, 8);
+    } else {
+        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
+    }
+    return context->base.status;
+}
+
+/* ==== Settings ==== */
+
+#define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
+
+/* False with an error recorded unless low <= value < below. */
+static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,
+                              double below) {
+    if (value >= low && value < below) return true;
+    if (below < MPT__NO_LIMIT) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low,
+                   below);
+    } else {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a finite number >= %g", name,
+                   value, low);
+    }
+    return false;
+}
+
+/* ==== Handles ==== */
+
+MPT__HANDLES(optimizer, MPT__OPTIMIZER)
+
+static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
+    return &context->blocks[state->block];
+}
+
+#endif
+MPT__BEGIN_COLD
+/* ---------------------------------------------------------------------------------------------
+ * train/rates.c: learning rates over time, as an optimizer asks for them.
+ *
+ * A schedule per step lives on the device: a table of coming rates, indexed by the count of applied
+ * steps, so that a skipped step does not move it and nobody waits. The host only knows how many
+ * steps it has queued, which is never less than what was applied; it uploads a new window of the
+ * table when the queue may have reached the end of the old one. A second row of the table, where
+ * one cycle moves momentum, takes the place of the update's first setting.
+ * ------------------------------------------------------------------------------------------- */
+
+/* Rates per upload: 8 KB for each group, twice that with momentum. */
+enum { MPT__LR_WINDOW = 1024 };
+
+/* ==== Curves ==== */
+
+typedef enum mpt__rate_kind {
+    MPT__CONSTANT_LR,
+    MPT__LINEAR_LR,
+    MPT__EXPONENTIAL_LR,
+    MPT__STEP_LR,
+    MPT__MULTI_STEP_LR,
+    MPT__POLYNOMIAL_LR,
+    MPT__COSINE_LR,
+    MPT__RESTARTS_LR,
+    MPT__ONE_CYCLE_LR,
+    MPT__RATE_KINDS
+} mpt__rate_kind;
+
+static const double mpt__pi = 3.14159265358979323846;
+
+/* Factors of the base rate at time t. */
+static double mpt__constant_factor(const mpt_rate *rate, int64_t t) {
+    return t < rate->count[0] ? rate->number[0] : 1;
+}
+
+static double mpt__linear_factor(const mpt_rate *rate, int64_t t) {
+    double done = t < rate->count[0] ? (double)t / (double)rate->count[0] : 1;
+    return rate->number[0] + (rate->number[1] - rate->number[0]) * done;
+}
+
+static double mpt__exponential_factor(const mpt_rate *rate, int64_t t) {
+    return mpt__power(rate->number[0], t);
+}
+
+static double mpt__step_factor(const mpt_rate *rate, int64_t t) {
+    return mpt__power(rate->number[0], t / rate->count[0]);
+}
+
+static double mpt__multi_step_factor(const mpt_rate *rate, int64_t t) {
+    int64_t passed = 0;
+    while (passed < rate->count[0] && rate->milestone[passed] <= t) passed++;
+    return mpt__power(rate->number[0], passed);
+}
+
+static double mpt__polynomial_factor(const mpt_rate *rate, int64_t t) {
+    if (t >= rate->count[0]) return rate->number[0] > 0 ? 0 : 1;
+    return mpt__exp(rate->number[0] * mpt__ln(1 - (double)t / (double)rate->count[0]));
+}
+
+/* Past its end the cosine rises again, as PyTorch's CosineAnnealingLR does. */
+static double mpt__cosine_factor(const mpt_rate *rate, int64_t t) {
+    int64_t at = rate->count[0] < INT64_MAX / 2 ? t % (2 * rate->count[0]) : t;
+    return (1 + mpt__cos(mpt__pi * (double)at / (double)rate->count[0])) / 2;
+}
+
+static double mpt__restarts_factor(const mpt_rate *rate, int64_t t) {
+    int64_t length = rate->count[0], mult = rate->count[1];
+    if (mult == 1) t %= length;
+    for (; t >= length; length = length < INT64_MAX / mult ? length * mult : INT64_MAX) t -= length;
+    return (1 + mpt__cos(mpt__pi * (double)t / (double)length)) / 2;
+}
+
+enum { MPT__CYCLE_LINEAR = 1, MPT__CYCLE_THREE = 2 }; /* bits of count[1] */
+
+/* The cycle at time t: from first to high, then to last; in three phases by way of first. */
+static double mpt__cycle(const mpt_rate *rate, int64_t t, double first, double high, double last) {
+    const bool three = (rate->count[1] & MPT__CYCLE_THREE) != 0;
+    const double top = rate->number[0] * (double)rate->count[0] - 1;
+    const double end[3] = {top, 2 * top, (double)rate->count[0] - 1};
+    const double value[4] = {first, high, three ? first : last, last};
+    const double at = (double)t < end[2] ? (double)t : end[2];
+    int phase = at <= top ? 0 : !three || at > end[1] ? 2 : 1;
+    double begin = phase == 0 ? 0 : phase == 1 || !three ? top : end[1];
+    double from = phase == 2 && !three ? high : value[phase], to = value[phase + 1];
+    double done = end[phase] > begin ? (at - begin) / (end[phase] - begin) : 1;
+    if (rate->count[1] & MPT__CYCLE_LINEAR) return from + (to - from) * done;
+    return to + (from - to) / 2 * (1 + mpt__cos(mpt__pi * done));
+}
+
+static double mpt__one_cycle_factor(const mpt_rate *rate, int64_t t) {
+    double start = 1 / rate->number[1];
+    return mpt__cycle(rate, t, start, 1, start / rate->number[2]);
+}
+
+/* One row per kind. Counts are at least 1, numbers in [low, high]. */
+static const struct mpt__rate_rule {
+    double (*factor)(const mpt_rate *rate, int64_t t);
+    bool floor; /* number[0] is eta_min: the factor is of what the base rate is above that */
+    const char *count[2];
+    struct {
+        const char *name;
+        double low, high;
+    } number[3];
+} mpt__rate_rules[MPT__RATE_KINDS] = {
+    {mpt__constant_factor, false, {"total", NULL}, {{"factor", 0, 1}}},
+    {mpt__linear_factor, false, {"total", NULL}, {{"start", 0, 1}, {"end", 0, 1}}},
+    {mpt__exponential_factor, false, {NULL, NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
+    {mpt__step_factor, false, {"size", NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
+    {mpt__multi_step_factor, false, {"count", NULL}, {{"gamma", 0, MPT__NO_LIMIT}}},
+    {mpt__polynomial_factor, false, {"total", NULL}, {{"power", 0, MPT__NO_LIMIT}}},
+    {mpt__cosine_factor, true, {"t_max", NULL}, {{"eta_min", 0, MPT__NO_LIMIT}}},
+    {mpt__restarts_factor, true, {"t_0", "mult"}, {{"eta_min", 0, MPT__NO_LIMIT}}},
+    {mpt__one_cycle_factor,
+     false,
+     {"total", NULL},
+     {{"pct_start", 0, 1},
+      {"div_factor", 1, MPT__NO_LIMIT},
+      {"final_div_factor", 1e-6, MPT__NO_LIMIT}}}};
+
+static mpt_rate mpt__rate_make(mpt__rate_kind kind, int64_t n, int64_t m, double a, double b) {
+    mpt_rate rate;
+    memset(&rate, 0, sizeof rate);
+    rate.kind = (int)kind;
+    rate.count[0] = n, rate.count[1] = m;
+    rate.number[0] = a, rate.number[1] = b;
+    return rate;
+}
+
+MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total) {
+    return mpt__rate_make(MPT__CONSTANT_LR, total, 0, factor, 0);
+}
+MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total) {
+    return mpt__rate_make(MPT__LINEAR_LR, total, 0, start, end);
+}
+MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma) {
+    return mpt__rate_make(MPT__EXPONENTIAL_LR, 0, 0, gamma, 0);
+}
+MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma) {
+    return mpt__rate_make(MPT__STEP_LR, size, 0, gamma, 0);
+}
+MPTRAIN_API mpt_rate mpt_polynomial_lr(int64_t total, double power) {
+    return mpt__rate_make(MPT__POLYNOMIAL_LR, total, 0, power, 0);
+}
+MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min) {
+    return mpt__rate_make(MPT__COSINE_LR, t_max, 0, eta_min, 0);
+}
+MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min) {
+    return mpt__rate_make(MPT__RESTARTS_LR, t_0, mult, eta_min, 0);
+}
+MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
+    mpt_rate rate = mpt__rate_make(MPT__MULTI_STEP_LR, milestones ? count : 0, 0, gamma, 0);
+    for (int i = 0; i < rate.count[0] && count <= MPT_MAX_MILESTONES; i++)
+        rate.milestone[i] = milestones[i];
+    return rate;
+}
+
+/* ==== What a schedule is ==== */
+
+typedef struct mpt__schedule {
+    mpt__id id;
+    mpt__optimizer *optimizer; /* NULL once it is destroyed */
+    mpt_schedule_unit unit;
+    bool chained, plateau, told; /* told: that a schedule per step moves by itself */
+    bool cycles;                 /* momentum, too: the table has two rows */
+    int count;                   /* curves; 0: the base rate */
+    mpt_rate rate[MPT_MAX_RATES];
+    int64_t milestone[MPT_MAX_RATES];
+    double max_lr, low_momentum, high_momentum; /* of one cycle */
+    mpt_plateau_config config;                  /* of a plateau */
+    mpt_schedule_state state; /* time per step: what comes on top of the applied steps */
+    int64_t first;            /* applied steps at the window's begin; -1: no window yet */
+    int64_t queued;           /* steps queued: an upper bound of those applied */
+    uint16_t first_slot;      /* `first` on the device */
+    double *window;           /* host side of an upload */
+} mpt__schedule;
+
+MPT__HANDLES(schedule, MPT__SCHEDULE)
+
+/* Whether the device has its rates in a table. */
+static bool mpt__schedule_tabled(const mpt__schedule *schedule) {
+    return schedule && (schedule->unit == MPT_PER_STEP || schedule->cycles) && !schedule->plateau;
+}
+
+static int64_t mpt__schedule_numbers(const mpt__schedule *schedule) {
+    return schedule->cycles ? 2 * MPT__LR_WINDOW : MPT__LR_WINDOW;
+}
+
+/* The rate at time t, for a group that starts from `base`. */
+static double mpt__schedule_rate(const mpt__schedule *schedule, double base, int64_t t) {
+    int at = 0;
+    if (schedule->chained) {
+        double product = 1;
+        for (int i = 0; i < schedule->count; i++)
+            product *= mpt__rate_rules[schedule->rate[i].kind].factor(&schedule->rate[i], t);
+        return base * product;
+    }
+    if (schedule->count == 0) return base;
+    while (at + 1 < schedule->count && schedule->milestone[at] <= t) at++;
+    const mpt_rate *rate = &schedule->rate[at];
+    const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
+    double lowest = rule->floor ? rate->number[0] : 0;
+    return lowest +
+           (base - lowest) * rule->factor(rate, t - (at > 0 ? schedule->milestone[at - 1] : 0));
+}
+
+/* The time of the next step; waits for the device where it depends on the steps applied. */
+static int64_t mpt__schedule_time(mpt_context *context, const mpt__schedule *schedule) {
+    const mpt__optimizer *optimizer = schedule->optimizer;
+    bool counted = optimizer && schedule->unit == MPT_PER_STEP;
+    return schedule->state.time +
+           (counted ? mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]) : 0);
+}
+
+static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
+                               const mpt__group *group) {
+    MPT__PLAIN_FLOATS;
+    const mpt__schedule *schedule = optimizer->schedule;
+    if (!schedule) return group->lr;
+    return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
+}
+
+/* Uploads the window that begins at the steps applied so far; the one place that reads them. Per
+   epoch it is the same number throughout. */
+static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
+    MPT__PLAIN_FLOATS;
+    mpt__optimizer *optimizer = schedule->optimizer;
+    const bool moves = schedule->unit == MPT_PER_STEP;
+    int64_t first = mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
+    int64_t begin = schedule->state.time + (moves ? first : 0);
+    double *row = schedule->window;
+    for (int64_t t = 0; t < MPT__LR_WINDOW && schedule->cycles; t++)
+        row[MPT__LR_WINDOW + t] =
+            mpt__cycle(&schedule->rate[0], begin + (moves ? t : 0), schedule->high_momentum,
+                       schedule->low_momentum, schedule->high_momentum);
+    for (int64_t i = 0; i < optimizer->group_count; i++) {
+        mpt__group *group = &optimizer->groups[i];
+        for (int64_t t = 0; t < MPT__LR_WINDOW; t++)
+            row[t] = mpt__schedule_rate(schedule, group->lr, begin + (moves ? t : 0));
+        mpt_status status =
+            mpt__upload(context, group->table, 0, row, mpt__schedule_numbers(schedule) * 8);
+        if (status != MPT_OK) return status;
+    }
+    mpt__scalar_set_i(context, schedule->first_slot, first);
+    schedule->first = schedule->queued = first;
+    return context->base.status;
+}
+
+static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer) {
+    mpt__schedule *schedule = optimizer->schedule;
+    if (!mpt__schedule_tabled(schedule)) return MPT_OK;
+    if (context->backend.synchronous)
+        schedule->queued = context->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
+    int64_t at = schedule->queued - schedule->first;
+    bool beyond = schedule->unit == MPT_PER_STEP && (at < 0 || at >= MPT__LR_WINDOW);
+    mpt_status status = MPT_OK;
+    int64_t writes = context->host_writes;
+    context->unrecorded = context->capturing; /* captured steps come here, too */
+    if (schedule->first < 0 || beyond) status = mpt__schedule_fill(context, schedule);
+    context->unrecorded = false;
+    context->host_writes = writes;
+    schedule->queued++;
+    return status;
+}
+
+static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *optimizer,
+                                  const mpt__group *group) {
+    launch->slot[0] = group->lr_slot;
+    launch->slot[3] = optimizer->slot[MPT__OPTIM_APPLIED];
+    if (!group->table) return;
+    mpt__operand *operand =
+        mpt__operand_on(launch, 7, group->table, MPT_F64, 0, MPT__LR_WINDOW, MPT__READ);
+    launch->slot[4] = optimizer->schedule->first_slot;
+    if (!optimizer->schedule->cycles) return;
+    operand->rank = 2;
+    operand->shape[0] = 2, operand->shape[1] = MPT__LR_WINDOW;
+    operand->stride[0] = MPT__LR_WINDOW, operand->stride[1] = 1;
+}
+
+static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer) {
+    mpt__schedule *schedule = optimizer->schedule;
+    for (int64_t i = 0; i < optimizer->group_count; i++) {
+        mpt__group *group = &optimizer->groups[i];
+        if (!mpt__schedule_tabled(schedule))
+            mpt__scalar_set_f(context, group->lr_slot,
+                              schedule
+                                  ? mpt__schedule_rate(schedule, group->lr, schedule->state.time)
+                                  : group->lr);
+        else if (!group->table)
+            group->table = mpt__storage_new(context, mpt__schedule_numbers(schedule) * 8,
+                                            MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+    }
+    if (schedule) schedule->first = -1;
+    return context->base.status;
+}
+
+static void mpt__schedule_detach(mpt__schedule *schedule) { schedule->optimizer = NULL; }
+
+static mpt_status mpt__schedule_visit(mpt_context *context, mpt__schedule *schedule,
+                                      mpt__state_item *item, mpt__state_visitor visit, void *user) {
+    const struct {
+        const char *name;
+        void *host;
+        mpt_dtype dtype;
+    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64},
+                {"schedule.best", &schedule->state.best, MPT_F64},
+                {"schedule.bad", &schedule->state.bad, MPT_I64},
+                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64}};
+    mpt_status status = MPT_OK;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
+        item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;
+        status = visit(context, user, item);
+    }
+    return status;
+}
+
+MPT__END_LEVEL
+/* ---------------------------------------------------------------------------------------------
+ * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
+ *
+ * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
+ * covers, and counts of steps. What it does with gradients stands in train/update.c.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== States ==== */
+
+static void mpt__storage_forget(mpt_context *context, uint32_t *storage) {
+    if (*storage) mpt__storage_release(context, *storage);
+    *storage = 0;
+}
+
+static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dtype from_dtype,
+                                     int64_t from_offset, uint32_t to, mpt_dtype to_dtype,
+                                     int64_t to_offset, int64_t count) {
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__operand_on(launch, 0, from, from_dtype, from_offset, count, MPT__READ);
+    mpt__operand_on(launch, 1, to, to_dtype, to_offset, count, MPT__WRITE);
+    return mpt__submit(context, launch);
+}
+
+static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
+                              const mpt__optim_state *state, int k) {
+    if (k == MPT__MASTER)
+        return !optimizer->stochastic && mpt__block_of(context, state)->dtype != MPT_F32;
+    if (!optimizer->rule->moment[k].name) return false;
+    mpt__need need = optimizer->rule->moment[k].need;
+    return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
+           : need == MPT__IF_VARIANT ? optimizer->variant
+                                     : true;
+}
+
+/* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
+static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *optimizer,
+                                   mpt__optim_state *state, int64_t first, int64_t end) {
+    mpt__optim_state larger = *state;
+    if (state->count > 0 && state->first < first) first = state->first;
+    if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
+    larger.first = first, larger.count = end - first;
+    memset(larger.mirror, 0, sizeof larger.mirror);
+    for (int k = 0; k < MPT__MIRRORS && context->base.status == MPT_OK; k++) {
+        if (!mpt__wants_mirror(context, optimizer, state, k)) continue;
+        mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
+        larger.mirror[k] =
+            mpt__storage_new(context, larger.count * 4, kind, MPT__FROM_DEVICE, true);
+        if (larger.mirror[k] && state->mirror[k])
+            mpt__copy_elements(context, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
+                               state->first - first, state->count);
+    }
+    bool made = context->base.status == MPT_OK;
+    for (int k = 0; k < MPT__MIRRORS; k++)
+        mpt__storage_forget(context, made ? &state->mirror[k] : &larger.mirror[k]);
+    if (made) *state = larger;
+    return context->base.status;
+}
+
+/* Masters of elements [offset, offset + count) of the block from its half values. */
+static mpt_status mpt__master_load(mpt_context *context, const mpt__optim_state *state,
+                                   int64_t offset, int64_t count) {
+    const mpt__block *block = mpt__block_of(context, state);
+    return mpt__copy_elements(context, block->values, (mpt_dtype)block->dtype, offset,
+                              state->mirror[MPT__MASTER], MPT_F32, offset - state->first, count);
+}
+
+/* Counts the changes of a block's values by others than updates: mpt_write, mpt_load, and, where
+   parameters may be shared, other optimizers. */
+static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optimizer *optimizer,
+                                    const mpt__optim_state *state) {
+    const mpt__block *block = mpt__block_of(context, state);
+    return context->storages[block->values].version - block->updates[!optimizer->shared];
+}
+
+/* What others wrote counts: the master is loaded again. */
+static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer *optimizer,
+                                      mpt__optim_state *state) {
+    uint32_t now = mpt__foreign_writes(context, optimizer, state);
+    if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
+    state->agreed = now;
+    return mpt__master_load(context, state, state->first, state->count);
+}
+
+/* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
+static void mpt__values_updated(mpt_context *context, const mpt__optimizer *optimizer,
+                                mpt__optim_state *state, int form) {
+    mpt__block *block = mpt__block_of(context, state);
+    uint32_t version = ++context->storages[block->values].version;
+    if (form >= 0 && context->base.status == MPT_OK) block->form_version[form] = version;
+    memset(block->form_read, 0, sizeof block->form_read);
+    if (!optimizer->shared) block->updates[1]++;
+    state->agreed = mpt__foreign_writes(context, optimizer, state);
+}
+
+MPT__BEGIN_COLD
+/* ==== Taking parameters ==== */
+
+/* Index of the state that mirrors a block; made empty if there is none. UINT32_MAX on error. */
+static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (optimizer->states[i].block == block) return (uint32_t)i;
+    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
+                   optimizer->state_count + 1))
+        return UINT32_MAX;
+    mpt__optim_state *state = &optimizer->states[optimizer->state_count];
+    memset(state, 0, sizeof *state);
+    state->block = block;
+    state->agreed = mpt__foreign_writes(context, optimizer, state);
+    return (uint32_t)optimizer->state_count++;
+}
+
+/* Makes the states cover the listed parameters, each state in one go. */
+static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
+                                      const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        uint32_t index = mpt__state_of(context, optimizer, parameter->block);
+        if (index == UINT32_MAX) break;
+        mpt__optim_state *state = &optimizer->states[index];
+        int64_t first = parameter->offset, end = first + parameter->numel;
+        if (first >= state->first && end <= state->first + state->count) continue;
+        for (int64_t k = i + 1; k < count; k++) {
+            const mpt__parameter *other = &context->parameters[list[k]];
+            if (other->block != parameter->block) continue;
+            if (other->offset < first) first = other->offset;
+            if (other->offset + other->numel > end) end = other->offset + other->numel;
+        }
+        mpt__state_cover(context, optimizer, state, first, end);
+    }
+    return context->base.status;
+}
+
+/* NULL if the optimizer does not hold the parameter. */
+static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t parameter) {
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        if (optimizer->items[i].parameter == parameter) return &optimizer->items[i];
+    return NULL;
+}
+
+/* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
+   need. */
+static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimizer *optimizer,
+                                        const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; optimizer->stochastic && i < count; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
+        if (dtype == MPT_BF16) continue;
+        return mpt__error(context, MPT_ERROR_DTYPE,
+                          "stochastic_rounding: parameter %s is %s; call mpt_half(net, MPT_BF16) "
+                          "before the optimizer is made",
+                          parameter->path, mpt_dtype_name(dtype));
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *optimizer,
+                                  const uint32_t *list, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const mpt__parameter *parameter = &context->parameters[list[i]];
+        if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
+            optimizer->shared)
+            continue;
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "parameter %s is in another optimizer already; destroy that one, or set "
+                          "allow_shared in the config if both shall update it",
+                          parameter->path);
+    }
+    return MPT_OK;
+}
+
+enum { MPT__ROW_BYTES = MPT__SEGMENT_FIELDS * 8 };
+
+static void mpt__items_free(mpt_context *context, mpt__optimizer *optimizer) {
+    size_t n = (size_t)optimizer->item_capacity;
+    mpt__host_free(context, optimizer->items, n * sizeof *optimizer->items);
+    mpt__host_free(context, optimizer->rows, n * (MPT__ROW_BYTES + 8));
+    mpt__storage_forget(context, &optimizer->segments);
+    mpt__storage_forget(context, &optimizer->counts);
+}
+
+/* Room for n items, in all tables by item. On error nothing changed. */
+static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optimizer, int64_t n) {
+    if (n <= optimizer->item_capacity) return MPT_OK;
+    mpt__optimizer larger = *optimizer;
+    int64_t held = optimizer->item_count;
+    size_t size = sizeof *larger.items;
+    larger.item_capacity = n;
+    larger.items = (mpt__optim_item *)mpt__host_new(context, (size_t)n * size);
+    larger.rows = (int64_t *)mpt__host_new(context, (size_t)n * (MPT__ROW_BYTES + 8));
+    larger.segments = mpt__storage_new(context, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
+                                       MPT__FROM_DEVICE, false);
+    larger.counts = mpt__storage_new(context, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+    if (context->base.status == MPT_OK && held > 0) {
+        memcpy(larger.items, optimizer->items, (size_t)held * size);
+        mpt__copy_elements(context, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
+    }
+    bool made = context->base.status == MPT_OK;
+    mpt__items_free(context, made ? optimizer : &larger);
+    if (made) *optimizer = larger;
+    return context->base.status;
+}
+
+static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint32_t index,
+                          uint32_t group) {
+    mpt__parameter *parameter = &context->parameters[index];
+    mpt__optim_item *item = &optimizer->items[optimizer->item_count++];
+    if (!parameter->optimizer) parameter->optimizer = optimizer->id.slot;
+    memset(item, 0, sizeof *item);
+    item->parameter = index;
+    item->group = group;
+    item->state = mpt__state_of(context, optimizer, parameter->block);
+    item->block = parameter->block;
+    item->history = optimizer->patterns; /* as its peers, and nobody from before */
+    mpt__optim_state *state = &optimizer->states[item->state];
+    state->held++;
+    mpt__module *holder = mpt__module_slot(context, parameter->module);
+    state->stream = mpt__module_root(context, holder)->path_hash;
+    if (state->mirror[MPT__MASTER])
+        mpt__master_load(context, state, parameter->offset, parameter->numel);
+    if (optimizer->initial == 0) return;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    launch->imm[0] = optimizer->initial;
+    mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
+                    parameter->numel, MPT__WRITE);
+    mpt__submit(context, launch);
+}
+
+/* The listed parameters become members of `group`; what is new starts with a step count of 0. */
+static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, const uint32_t *list,
+                            int64_t count, uint32_t group) {
+    mpt_status status = mpt__check_free(context, optimizer, list, count);
+    if (status == MPT_OK) status = mpt__check_stochastic(context, optimizer, list, count);
+    if (status == MPT_OK)
+        status = mpt__items_reserve(context, optimizer, optimizer->item_count + count);
+    if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
+    if (status != MPT_OK) return status;
+    optimizer->pattern_valid = false;
+    optimizer->patterns++;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t owner = context->parameters[list[i]].optimizer;
+        bool held = owner == optimizer->id.slot || optimizer->shared;
+        mpt__optim_item *item = held ? mpt__item_of(optimizer, list[i]) : NULL;
+        if (item)
+            item->group = group;
+        else
+            mpt__item_add(context, optimizer, list[i], group);
+    }
+    return context->base.status;
+}
+
+/* Takes a module's parameters, or the one of that path. */
+static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimizer,
+                                   mpt_module module, const char *path, uint32_t group) {
+    int64_t count = mpt__module_parameters(context, module, path, NULL, 0);
+    if (count < 0) return context->base.status;
+    if (count == 0)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "the module has no parameters; an optimizer needs one or more");
+    size_t bytes = (size_t)count * sizeof(uint32_t);
+    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
+    if (!list) return context->base.status;
+    mpt__module_parameters(context, module, path, list, count);
+    mpt__take(context, optimizer, list, count, group);
+    mpt__host_free(context, list, bytes);
+    return context->base.status;
+}
+
+/* Index of a new group; -1 on error. */
+static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
+                              double weight_decay) {
+    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
+                   optimizer->group_count + 1))
+        return -1;
+    mpt__group *group = &optimizer->groups[optimizer->group_count];
+    group->lr = lr;
+    group->weight_decay = weight_decay;
+    memcpy(group->setting, optimizer->setting, sizeof group->setting);
+    group->table = 0;
+    group->lr_slot = mpt__scalar_new_f(context, lr);
+    return group->lr_slot ? optimizer->group_count++ : -1;
+}
+
+static void mpt__group_free(mpt_context *context, mpt__group *group) {
+    mpt__scalar_free(context, group->lr_slot);
+    mpt__storage_forget(context, &group->table);
+}
+
+/* ==== Making and destroying ==== */
+
+static void mpt__optimizer_free(mpt_context *context, void *object) {
+    mpt__optimizer *optimizer = (mpt__optimizer *)object;
+    if (optimizer->schedule) mpt__schedule_detach(optimizer->schedule);
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        if (parameter->live && parameter->optimizer == optimizer->id.slot) parameter->optimizer = 0;
+    }
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        mpt__optim_state *state = &optimizer->states[i];
+        mpt__block *block = mpt__block_of(context, state);
+        if (block->live && block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
+            mpt__materialise_gradients(context, block);
+        for (int k = 0; k < MPT__MIRRORS; k++) mpt__storage_forget(context, &state->mirror[k]);
+    }
+    for (int64_t i = 0; i < optimizer->group_count; i++)
+        mpt__group_free(context, &optimizer->groups[i]);
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
+    mpt__items_free(context, optimizer);
+    mpt__room_free(context, optimizer->states, optimizer->state_capacity);
+    mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
+}
+
+static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
+    if (value >= least) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name, value,
+                       least);
+}
+
+static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
+    return mpt__check_number(context, "lr", lr, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(context, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
+}
+
+/* What the configs of all kinds of optimizers say, settings in the order of the rule. */
+typedef struct mpt__plan {
+    double lr, weight_decay, setting[MPT__SETTINGS];
+    bool variant, maximize, shared, stochastic;
+    double initial;
+} mpt__plan;
+
+/* An optimizer over all parameters of a tree. */
+static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
+                                        const mpt__plan *plan) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = module.context;
+    bool ok =
+        mpt__enter_checked(context, name) && mpt__check_rate(context, plan->lr, plan->weight_decay);
+    for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
+        ok = mpt__check_number(context, rule->setting[i].name, plan->setting[i],
+                               rule->setting[i].low, rule->setting[i].below);
+    mpt__optimizer *optimizer =
+        ok ? (mpt__optimizer *)mpt__object_make(context, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
+    if (!optimizer) return mpt__optimizer_handle(context, NULL);
+    optimizer->rule = rule;
+    memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
+    optimizer->variant = plan->variant;
+    optimizer->maximize = plan->maximize;
+    optimizer->shared = plan->shared;
+    optimizer->stochastic = plan->stochastic;
+    optimizer->initial = plan->initial;
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
+    if (context->base.status == MPT_OK &&
+        mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
+        mpt__take_module(context, optimizer, module, NULL, 0);
+    if (context->base.status == MPT_OK) return mpt__optimizer_handle(context, optimizer);
+    mpt__object_free(context, MPT__OPTIMIZER, optimizer->id.slot);
+    return mpt__optimizer_handle(context, NULL);
+}
+
+MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
+    if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
+    return mpt__status_of(handle.context);
+}
+
+/* ==== The optimizers ==== */
+
+static const mpt__rule mpt__sgd_rule = {
+    MPT__K_SGD,
+    MPT__FN_NONE,
+    true,
+    {{"momentum_buffer", MPT__IF_FIRST}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"momentum", 0, MPT__NO_LIMIT}, {"dampening", -MPT__NO_LIMIT, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+#define MPT__ADAM_SETTINGS \
+    { \
+        {"beta1", 0, 1}, {"beta2", 0, 1}, { "eps", 0, MPT__NO_LIMIT } \
+    }
+static const mpt__rule mpt__adam_rule = {
+    MPT__K_ADAM,
+    MPT__FN_NONE,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__amsgrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_AMSGRAD,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {"exp_avg_sq", MPT__ALWAYS}, {"max_exp_avg_sq", MPT__ALWAYS}},
+    MPT__ADAM_SETTINGS};
+
+static const mpt__rule mpt__rmsprop_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_RMSPROP,
+    true,
+    {{"square_avg", MPT__ALWAYS},
+     {"momentum_buffer", MPT__IF_FIRST},
+     {"grad_avg", MPT__IF_VARIANT}},
+    {{"momentum", 0, MPT__NO_LIMIT}, {"alpha", 0, 1}, {"eps", 0, MPT__NO_LIMIT}}};
+
+static const mpt__rule mpt__adagrad_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADAGRAD,
+    false,
+    {{"sum", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"lr_decay", 0, MPT__NO_LIMIT}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__adadelta_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_ADADELTA,
+    false,
+    {{"square_avg", MPT__ALWAYS}, {"acc_delta", MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"rho", 0, 1}, {"eps", 0, MPT__NO_LIMIT}, {NULL, 0, 0}}};
+
+static const mpt__rule mpt__lion_rule = {
+    MPT__K_MOMENTS,
+    MPT__FN_LION,
+    true,
+    {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
+    {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
+
+MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
+    mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
+    mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
+    mpt_adamw_config config = mpt_adam_config_default();
+    config.weight_decay = 1e-2;
+    return config;
+}
+
+MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
+    mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
+    mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
+    mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
+    mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
+    mpt_context *context = module.context;
+    mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
+    if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
+        return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
+    mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
+                "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
+                c.dampening);
+    return mpt__optimizer_handle(context, NULL);
+}
+
+static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
+                                   bool decoupled) {
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, c.eps}, decoupled,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,     0};
+    return mpt__optimizer_new(name, module, c.amsgrad ? &mpt__amsgrad_rule : &mpt__adam_rule,
+                              &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
+    return mpt__adam_new("mpt_adam", module, config ? *config : mpt_adam_config_default(), false);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
+    return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
+}
+
+MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
+    mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,        0};
+    return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
+    mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
+    if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
+        return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
+    mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
+                "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
+    mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.rho, c.eps, 0},     false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+    return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
+}
+
+MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
+    mpt_lion_config c = config ? *config : mpt_lion_config_default();
+    mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, 0}, false,
+                      c.maximize, c.allow_shared, c.stochastic_rounding, 0};
+    return mpt__optimizer_new("mpt_lion", module, &mpt__lion_rule, &plan);
+}
+
+/* ==== Groups and rates ==== */
+
+MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
+                                  const mpt_group_config *config) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
+    if (!optimizer) return -1;
+    double lr = config ? config->lr : optimizer->groups[0].lr;
+    double weight_decay = config ? config->weight_decay : optimizer->groups[0].weight_decay;
+    if (!mpt__check_rate(context, lr, weight_decay)) return -1;
+    int64_t group = mpt__group_new(context, optimizer, lr, weight_decay);
+    if (group < 0) return -1;
+    mpt_status status = mpt__schedule_rebase(context, optimizer); /* first: takes memory, too */
+    if (status == MPT_OK)
+        status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
+    if (status == MPT_OK) return (int)group;
+    mpt__group_free(context, &optimizer->groups[group]);
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        if (optimizer->items[i].group == (uint32_t)group) optimizer->items[i].group = 0;
+    optimizer->group_count--;
+    return -1;
+}
+
+MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_groups");
+    return optimizer ? (int)optimizer->group_count : -1;
+}
+
+static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
+                             int lowest) {
+    if (group >= lowest && group < optimizer->group_count) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
+                       group, optimizer->group_count);
+}
+
+MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_set_lr");
+    if (!optimizer) return mpt__status_of(context);
+    if (!mpt__check_group(context, optimizer, group, -1) || !mpt__check_rate(context, lr, 0))
+        return context->base.status;
+    for (int64_t i = 0; i < optimizer->group_count; i++)
+        if (group < 0 || i == group) optimizer->groups[i].lr = lr;
+    return mpt__schedule_rebase(context, optimizer);
+}
+
+MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_get_lr");
+    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return MPT__NAN_F64;
+    return mpt__schedule_lr(context, optimizer, &optimizer->groups[group]);
+}
+
+/* Where a group keeps an option, with its limits; NULL and an error where there is none of that
+   name. */
+static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
+                           double *low, double *below) {
+    mpt_context *context = handle.context;
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
+    char names[200];
+    mpt__text list = mpt__text_make(names, sizeof names);
+    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return NULL;
+    const mpt__rule *rule = optimizer->rule;
+    *low = 0, *below = MPT__NO_LIMIT;
+    if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
+    for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {
+        *low = rule->setting[i].low, *below = rule->setting[i].below;
+        if (name && strcmp(name, rule->setting[i].name) == 0)
+            return &optimizer->groups[group].setting[i];
+        mpt__write_text(&list, "%s, ", rule->setting[i].name);
+    }
+    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
+               name ? name : "NULL", names);
+    return NULL;
+}
+
+MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name,
+                                      double value) {
+    mpt_context *context = handle.context;
+    double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
+    if (!option || !mpt__check_number(context, name, value, low, below))
+        return mpt__status_of(context);
+    mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
+        for (int k = 0; k < MPT__MOMENTS; k++)
+            if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
+                return mpt__error(
+                    context, MPT_ERROR_STATE,
+                    "the optimizer was made with %s = 0, so it keeps no %s; set it in "
+                    "the config",
+                    name, optimizer->rule->moment[k].name);
+    *option = value;
+    optimizer->patterns++;
+    return MPT_OK;
+}
+
+MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
+    double low, below;
+    const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
+    return option ? *option : MPT__NAN_F64;
+}
+MPT__END_LEVEL
+
+MPT__BEGIN_COLD
+/* ---------------------------------------------------------------------------------------------
+ * train/average.c: averages of weights over the steps of an optimizer: EMA and SWA.
+ *
+ * An average is fp32 and mirrors the part of each block that a module's parameters take. Its update
+ * is a launch that compares the optimizer's count of applied steps with the one it saw last, so a
+ * skipped step, or one that failed, does not move it, and nobody waits.
+ * ------------------------------------------------------------------------------------------- */
+
+typedef struct mpt__ema_part {
+    uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
+    uint32_t moves;                  /* the block's */
+    int64_t first, count;
+} mpt__ema_part;
+
+typedef struct mpt__ema {
+    mpt__id id;
+    mpt_module module;
+    mpt_optimizer optimizer;
+    mpt_ema_config config;
+    mpt__ema_part *part; /* as a rule one for each dtype of parameters */
+    int64_t capacity;
+    int parts;
+    bool applied;                   /* the module's values are the averages */
+    uint16_t seen_slot, count_slot; /* i: applied steps at the last update; updates so far */
+} mpt__ema;
+
+MPT__HANDLES(ema, MPT__EMA)
+
+/* ==== Making and destroying ==== */
+
+static void mpt__ema_free(mpt_context *context, void *object) {
+    mpt__ema *ema = (mpt__ema *)object;
+    for (int i = 0; i < ema->parts; i++) {
+        mpt__storage_forget(context, &ema->part[i].average);
+        mpt__storage_forget(context, &ema->part[i].backup);
+    }
+    mpt__room_free(context, ema->part, ema->capacity);
+    mpt__scalar_free(context, ema->seen_slot);
+    mpt__scalar_free(context, ema->count_slot);
+}
+
+/* Whether the module lives and mpt_half took no parameters from where they were. */
+static bool mpt__ema_lives(const mpt_context *context, const mpt__ema *ema) {
+    const mpt__object *row = &context->objects[MPT__MODULE].rows[ema->module.slot];
+    bool lives = row->object && row->generation == ema->module.generation;
+    for (int i = 0; i < ema->parts; i++)
+        lives = lives && context->blocks[ema->part[i].block].moves == ema->part[i].moves;
+    return lives;
+}
+
+/* Lets the parts cover a parameter, and none between that other modules have. */
+static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__parameter *parameter) {
+    const mpt__block *block = &context->blocks[parameter->block];
+    mpt__ema_part *part = ema->parts > 0 ? &ema->part[ema->parts - 1] : NULL;
+    if (part && part->block == parameter->block &&
+        mpt__aligned_up(part->first + part->count, mpt__block_grain((mpt_dtype)block->dtype)) ==
+            parameter->offset) {
+        part->count = parameter->offset + parameter->numel - part->first;
+        return;
+    }
+    if (!mpt__room(context, ema->part, ema->capacity, ema->parts + 1)) return;
+    part = &ema->part[ema->parts++];
+    memset(part, 0, sizeof *part);
+    part->block = parameter->block, part->moves = block->moves;
+    part->first = parameter->offset, part->count = parameter->numel;
+}
+
+/* Copies between the values of a part, at `values`, and another storage of it. */
+static mpt_status mpt__ema_move(mpt_context *context, const mpt__ema_part *part, uint32_t other,
+                                bool average, bool to_values) {
+    const mpt__block *block = &context->blocks[part->block];
+    mpt_dtype own = (mpt_dtype)block->dtype, dtype = average ? MPT_F32 : own;
+    if (!to_values)
+        return mpt__copy_elements(context, block->values, own, part->first, other, dtype, 0,
+                                  part->count);
+    mpt__copy_elements(context, other, dtype, 0, block->values, own, part->first, part->count);
+    context->storages[block->values].version++;
+    mpt__values_replayed(context, block->values); /* masters hold on to what they know */
+    return context->base.status;
+}
+
+static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
+    int64_t count = mpt__module_parameters(context, ema->module, NULL, NULL, 0);
+    if (count < 0) return context->base.status;
+    if (count == 0)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "the module has no parameters to average");
+    size_t bytes = (size_t)count * sizeof(uint32_t);
+    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
+    if (!list) return context->base.status;
+    mpt__module_parameters(context, ema->module, NULL, list, count);
+    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++)
+        mpt__ema_cover(context, ema, &context->parameters[list[i]]);
+    mpt__host_free(context, list, bytes);
+    for (int i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
+        mpt__ema_part *part = &ema->part[i];
+        part->average =
+            mpt__storage_new(context, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
+        if (part->average) mpt__ema_move(context, part, part->average, true, false);
+    }
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_ema_config mpt_ema_config_default(void) {
+    mpt_ema_config config = {0.999, false, false};
+    return config;
+}
+
+MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
+                                   const mpt_ema_config *config) {
+    mpt_context *context = module.context;
+    mpt_ema_config c = config ? *config : mpt_ema_config_default();
+    mpt__ema *ema = NULL;
+    const mpt__optimizer *steps = NULL;
+    if (mpt__enter(context, "mpt_ema_create") && mpt__module_at(context, module))
+        steps = mpt__optimizer_at(context, optimizer);
+    if (steps && mpt__check_number(context, "decay", c.decay, 0, 1))
+        ema = (mpt__ema *)mpt__object_make(context, MPT__EMA, sizeof *ema);
+    if (!ema) return mpt__ema_handle(context, NULL);
+    ema->module = module, ema->optimizer = optimizer, ema->config = c;
+    ema->seen_slot =
+        mpt__scalar_new_i(context, mpt__scalar_get_i(context, steps->slot[MPT__OPTIM_APPLIED]));
+    ema->count_slot = mpt__scalar_new_i(context, 0);
+    if (mpt__ema_parts_make(context, ema) == MPT_OK) return mpt__ema_handle(context, ema);
+    mpt__object_free(context, MPT__EMA, ema->id.slot);
+    return mpt__ema_handle(context, NULL);
+}
+
+/* Whether averages stand where the values of a block were. */
+static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
+    const mpt__object_table *table = &context->objects[MPT__EMA];
+    for (int64_t slot = 1; slot < table->count; slot++) {
+        const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
+        for (int i = 0; ema && ema->applied && i < ema->parts; i++)
+            if (ema->part[i].block == block && mpt__ema_lives(context, ema)) return true;
+    }
+    return false;
+}
+
+/* ==== Calls ==== */
+
+/* Begins a call on averages whose module lives. */
+static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
+    mpt__ema *ema = mpt__ema_enter(handle, name);
+    if (!ema || !mpt__module_at(handle.context, ema->module)) return NULL;
+    if (mpt__ema_lives(handle.context, ema)) return ema;
+    mpt__error(handle.context, MPT_ERROR_STATE,
+               "mpt_half moved parameters; make averages anew");
+    return NULL;
+}
+
+MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_update");
+    const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(context, ema->optimizer) : NULL;
+    if (!optimizer) return mpt__status_of(context);
+    if (ema->applied)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the module's values are the averages; call mpt_ema_restore first");
+    for (int i = 0; i < ema->parts; i++) {
+        const mpt__ema_part *part = &ema->part[i];
+        const mpt__block *block = &context->blocks[part->block];
+        mpt__launch *launch = mpt__launch_begin(context, MPT__K_AVERAGE);
+        mpt__operand_on(launch, 0, part->average, MPT_F32, 0, part->count, MPT__READ_WRITE);
+        mpt__operand_on(launch, 1, block->values, (mpt_dtype)block->dtype, part->first, part->count,
+                        MPT__READ);
+        launch->slot[0] = optimizer->slot[MPT__OPTIM_APPLIED];
+        launch->slot[1] = ema->seen_slot;
+        launch->slot[2] = ema->count_slot;
+        launch->imm[0] = ema->config.decay;
+        launch->index[0] = ema->config.equal ? 2 : ema->config.warmup;
+        launch->index[1] = i == ema->parts - 1;
+        mpt__submit(context, launch);
+    }
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_apply");
+    if (!ema) return mpt__status_of(context);
+    for (int i = 0; i < ema->parts; i++) {
+        mpt__ema_part *part = &ema->part[i];
+        const mpt__block *block = &context->blocks[part->block];
+        if (mpt__averages_applied(context, part->block))
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "averages were applied already; call mpt_ema_restore first");
+        if (!part->backup)
+            part->backup =
+                mpt__storage_new(context, part->count * mpt__dtype_info[block->dtype].bytes,
+                                 MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+        if (!part->backup) return context->base.status;
+    }
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
+    ema->applied = context->base.status == MPT_OK; /* all is kept: mpt_ema_restore can give it */
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_restore");
+    if (!ema) return mpt__status_of(context);
+    if (!ema->applied)
+        return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
+    for (int i = 0; i < ema->parts; i++)
+        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
+    ema->applied = context->base.status != MPT_OK;
+    return context->base.status;
+}
+
+/* Visits the averages of every parameter under its name, then the counts. */
+static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
+                                 mpt__state_visitor visit, void *user) {
+    char name[512];
+    mpt__state_item item;
+    memset(&item, 0, sizeof item);
+    item.name = name;
+    item.dtype = MPT_F32;
+    mpt_status status = MPT_OK;
+    for (int64_t k = 0; k < context->parameter_count && status == MPT_OK; k++) {
+        const mpt__parameter *parameter = &context->parameters[k];
+        for (int i = 0; i < ema->parts && parameter->live; i++) {
+            const mpt__ema_part *part = &ema->part[i];
+            item.offset = parameter->offset - part->first, item.count = parameter->numel;
+            if (part->block != parameter->block || item.offset < 0 ||
+                item.offset + item.count > part->count)
+                continue;
+            mpt__format_text(name, sizeof name, "%s.average", parameter->path);
+            item.storage = part->average;
+            status = visit(context, user, &item);
+        }
+    }
+    item.storage = 0;
+    item.dtype = MPT_I64;
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
+        item.slot = i ? ema->count_slot : ema->seen_slot;
+        status = visit(context, user, &item);
+    }
+    return status;
+}
+
+MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema handle) {
+    const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_hash");
+    uint64_t hash = 0;
+    if (ema) mpt__ema_visit(handle.context, ema, mpt__hash_item, &hash);
+    return hash;
+}
+
+MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
+    mpt_context *context = handle.context;
+    const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
+    if (!ema) return mpt__status_of(context);
+    if (ema->applied && mpt__ema_lives(context, ema))
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "the module's values are the averages; call mpt_ema_restore first");
+    mpt__object_free(context, MPT__EMA, ema->id.slot);
+    return context->base.status;
+}
+
+MPT__END_LEVEL
+/* ---------------------------------------------------------------------------------------------
+ * train/update.c: what optimizers do with gradients: segments, norms, clipping, updates; their
+ * state.
+ *
+ * Kernels run over segments of the part of a block that an optimizer covers, built on the host from
+ * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
+ * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== Segments ==== */
+
+/* The group of each segment. */
+static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
+    return optimizer->rows + optimizer->item_capacity * MPT__SEGMENT_FIELDS;
+}
+
+/* Segments of all parameters with a gradient, by state and group. Only parameters without a gap
+   between them merge: what stands in a gap is nobody's, and a multiplier that is not finite would
+   leave NaN there for every later norm. */
+static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
+    int64_t rows = 0, groups = optimizer->group_count;
+    for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
+        mpt__optim_state *state = &optimizer->states[part / groups];
+        int64_t *last = NULL;
+        uint64_t history = 0; /* of the items in `last` */
+        if (part % groups == 0) state->row = rows;
+        for (int64_t i = 0; i < optimizer->item_count; i++) {
+            const mpt__optim_item *item = &optimizer->items[i];
+            if (!item->had_grad || item->state * groups + item->group != part) continue;
+            const mpt__parameter *parameter = &context->parameters[item->parameter];
+            int64_t offset = parameter->offset - state->first;
+            if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
+                last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
+                item->history == history) {
+                last[MPT__SEGMENT_COUNT] += parameter->numel;
+                last[MPT__SEGMENT_STEPS]++;
+                continue;
+            }
+            history = item->history;
+            mpt__row_groups(optimizer)[rows] = item->group;
+            last = &optimizer->rows[rows++ * MPT__SEGMENT_FIELDS];
+            last[MPT__SEGMENT_OFFSET] = offset;
+            last[MPT__SEGMENT_COUNT] = parameter->numel;
+            last[MPT__SEGMENT_STEP] = i;
+            last[MPT__SEGMENT_STEPS] = 1;
+        }
+        state->rows = rows - state->row;
+    }
+    optimizer->row_count = rows;
+}
+
+/* Brings the segments up to date with which parameters have a gradient now. */
+static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) {
+    bool changed = !optimizer->pattern_valid;
+    int64_t with_grad = 0;
+    mpt__optim_item *const end = optimizer->items + optimizer->item_count;
+    for (mpt__optim_item *item = optimizer->items; item < end; item++) {
+        const mpt__parameter *parameter = &context->parameters[item->parameter];
+        if (!parameter->live || parameter->block != item->block)
+            return mpt__error(
+                context, MPT_ERROR_STATE,
+                "the module whose parameters the optimizer holds was destroyed; destroy the "
+                "optimizer too and make one for the new module");
+        if (item->had_grad != parameter->has_grad) {
+            item->had_grad = parameter->has_grad;
+            changed = true;
+        }
+        with_grad += parameter->has_grad;
+    }
+    optimizer->with_grad = with_grad;
+    /* The rows depend on all of them, which the step being captured has to know. */
+    for (int64_t i = 0; i < optimizer->item_count && context->capturing; i++)
+        mpt__has_grad(context, &context->parameters[optimizer->items[i].parameter]);
+    if (!changed) return MPT_OK;
+    optimizer->pattern_valid = optimizer->norm_valid = false;
+    optimizer->patterns++;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        mpt__optim_item *item = &optimizer->items[i];
+        if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
+    }
+    mpt__build_rows(context, optimizer);
+    mpt_status status = mpt__upload(context, optimizer->segments, 0, optimizer->rows,
+                                    optimizer->row_count * MPT__ROW_BYTES);
+    optimizer->pattern_valid = status == MPT_OK;
+    return status;
+}
+
+static void mpt__segments_operand(mpt__launch *launch, int position,
+                                  const mpt__optimizer *optimizer, int64_t row, int64_t rows) {
+    mpt__operand *operand = mpt__operand_on(launch, position, optimizer->segments, MPT_I64,
+                                            row * MPT__SEGMENT_FIELDS, rows, MPT__READ);
+    operand->rank = 2;
+    operand->shape[1] = MPT__SEGMENT_FIELDS;
+    operand->stride[0] = MPT__SEGMENT_FIELDS;
+    operand->stride[1] = 1;
+}
+
+/* A launch over all gradients of a state. */
+static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optimizer *optimizer,
+                                          const mpt__optim_state *state, mpt__kernel kernel,
+                                          mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(context, kernel);
+    mpt__operand_on(launch, 0, mpt__block_of(context, state)->gradients, MPT_F32, state->first,
+                    state->count, access);
+    mpt__segments_operand(launch, 1, optimizer, state->row, state->rows);
+    return launch;
+}
+
+/* ==== The pending multiplier ==== */
+
+/* For each state of an optimizer that has gradients now. */
+#define MPT__EACH_STATE(state, optimizer) \
+    for (mpt__optim_state *state = (optimizer)->states, \
+                          *state##_end = state + (optimizer)->state_count; \
+         state < state##_end; state++) \
+        if (state->rows)
+
+/* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
+static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimizer *optimizer,
+                                       uint16_t slot, double limit) {
+    MPT__EACH_STATE(state, optimizer) {
+        mpt__launch *launch =
+            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
+        launch->slot[0] = slot;
+        launch->imm[0] = limit;
+        mpt__submit(context, launch);
+        mpt__block_of(context, state)->multiplier_slot = 0;
+    }
+    return context->base.status;
+}
+
+static void mpt__materialise(mpt_context *context, const mpt__optimizer *optimizer) {
+    MPT__EACH_STATE(state, optimizer) {
+        mpt__materialise_gradients(context, mpt__block_of(context, state));
+    }
+}
+
+/* The optimizer's multiplier if it is pending on all its gradients; else 0, and afterwards no
+   multiplier is pending on any of them. */
+static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimizer) {
+    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+    MPT__EACH_STATE(state, optimizer) {
+        if (mpt__block_of(context, state)->multiplier_slot == slot) continue;
+        mpt__materialise(context, optimizer);
+        return 0;
+    }
+    return slot;
+}
+
+/* Whether a user has handles on gradients of a state: references beyond the block's own, those of
+   recordings and the views that its parameters keep. Those live: mpt__pattern has looked. */
+static bool mpt__gradients_seen(const mpt_context *context, const mpt__optimizer *optimizer,
+                                uint32_t gradients) {
+    const mpt__storage *storage = &context->storages[gradients];
+    int64_t others = (int64_t)storage->references - storage->recordings - 1;
+    const mpt__optim_item *item = optimizer->items, *end = item + optimizer->item_count;
+    for (; others > 0 && item < end; item++) {
+        const mpt__tensor *view = context->parameters[item->parameter].tensor->gradient;
+        if (view && view->storage == gradients) others--;
+    }
+    return others > 0;
+}
+
+/* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
+   holds parameters of others as well, or there are handles on gradients. */
+static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
+    uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+    MPT__EACH_STATE(state, optimizer) {
+        const mpt__block *block = mpt__block_of(context, state);
+        if (state->held != block->parameters ||
+            mpt__gradients_seen(context, optimizer, block->gradients))
+            return mpt__scale_gradients(context, optimizer, slot, 0);
+    }
+    MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
+    return context->base.status;
+}
+
+/* ==== Norm and clipping ==== */
+
+/* Norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
+   multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
+   product is not finite. */
+static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, mpt__norm norm,
+                             uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
+    bool first = true;
+    MPT__EACH_STATE(state, optimizer) {
+        mpt__launch *launch =
+            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
+        launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
+        launch->slot[1] = found_slot;
+        launch->slot[2] = norm_slot;
+        launch->slot[3] = first ? scale_slot : (uint16_t)MPT__SLOT_NONE;
+        launch->index[0] = !first;
+        launch->index[1] = (int64_t)norm;
+        first = false;
+        mpt__submit(context, launch);
+    }
+    optimizer->norm_valid = norm_slot != 0 && norm == MPT__NORM_2;
+}
+
+/* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
+   computes the norm where clipping may follow. Without any gradient nothing happens. */
+static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
+                                         uint16_t scale_slot, bool with_norm) {
+    mpt_status status = mpt__pattern(context, optimizer);
+    if (status != MPT_OK || optimizer->with_grad == 0) return status;
+    mpt__materialise(context, optimizer);
+    mpt__norm_launch(context, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+                     with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
+    return mpt__hold(context, optimizer);
+}
+
+/* The norm of all gradients as a tensor; with `clips`, it becomes max_norm at most. */
+static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double p, bool clips,
+                                 double max_norm) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
+    if (!optimizer) return mpt__null(context);
+    if (!(max_norm >= 0))
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
+                           max_norm);
+    if (p != 1 && p != 2 && p != MPT__INF_F64)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
+    mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
+    mpt_shape shape = MPT_SCALAR;
+    mpt__tensor *norm = NULL;
+    if (mpt__pattern(context, optimizer) == MPT_OK)
+        norm = mpt__tensor_new(context, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
+    if (!norm) return mpt__null(context);
+    bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
+    if (any) {
+        uint16_t pending = mpt__pending(context, optimizer);
+        if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
+            mpt__norm_launch(context, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+                             optimizer->slot[MPT__OPTIM_NORM]);
+    }
+    mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
+    mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
+    if (any) {
+        launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
+        launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
+        launch->imm[0] = max_norm;
+    }
+    mpt__submit(context, launch);
+    if (clips) optimizer->norm_valid = false;
+    if (any && clips) mpt__hold(context, optimizer);
+    return mpt__tensor_done(context, norm, context->base.status);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
+    return mpt__grad_norm("mpt_clip_grad_norm", optimizer, 2, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p) {
+    return mpt__grad_norm("mpt_clip_grad_norm_p", optimizer, p, true, max_norm);
+}
+
+MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
+    return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
+}
+
+MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
+    if (!optimizer) return mpt__status_of(context);
+    if (!(limit >= 0))
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "limit = %g; expected 0 or more", limit);
+    if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
+        return context->base.status;
+    uint16_t pending = mpt__pending(context, optimizer);
+    uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
+    optimizer->norm_valid = false;
+    if (limit > 0) return mpt__scale_gradients(context, optimizer, slot, limit);
+    mpt__scale_gradients(context, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
+    mpt__scalar_set_f(context, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
+    return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
+}
+
+/* ==== The update ==== */
+
+MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_zero_grad");
+    if (!optimizer) return mpt__status_of(context);
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        mpt__clear_grad(&context->parameters[optimizer->items[i].parameter]);
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        mpt__block *block = mpt__block_of(context, &optimizer->states[i]);
+        if (block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
+            block->multiplier_slot = 0;
+    }
+    return MPT_OK;
+}
+
+/* Segments [row, row + rows) of a state, which are of one group. With a form, the kernel takes the
+   values for the master of that. */
+static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
+                                     const mpt__optim_state *state, int form, int64_t row,
+                                     int64_t rows, uint16_t found_slot) {
+    static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
+    const mpt__rule *rule = optimizer->rule;
+    const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
+    mpt__block *block = mpt__block_of(context, state);
+    if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
+        mpt__materialise_gradients(context, block);
+    mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
+    launch->function = (uint8_t)rule->function;
+    mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
+                    state->count, MPT__READ_WRITE);
+    if (form >= 0)
+        mpt__operand_on(launch, 0, block->form[form], form ? MPT_BF16 : MPT_F16, state->first,
+                        state->count, MPT__READ_WRITE);
+    mpt__operand_on(launch, 2, block->gradients, MPT_F32, state->first, state->count, MPT__READ);
+    mpt__segments_operand(launch, 4, optimizer, row, rows);
+    mpt__operand_on(launch, 5, optimizer->counts, MPT_I64, 0, optimizer->item_count,
+                    MPT__READ_WRITE);
+    for (int k = 0; k < MPT__MIRRORS; k++)
+        if (state->mirror[k])
+            mpt__operand_on(launch, position[k], state->mirror[k], MPT_F32, 0, state->count,
+                            MPT__READ_WRITE);
+    launch->slot[1] =
+        block->multiplier_slot ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_ONE;
+    launch->slot[2] = found_slot;
+    mpt__schedule_operand(launch, optimizer, group);
+    int settings = 0;
+    for (; settings < MPT__SETTINGS && rule->setting[settings].name; settings++)
+        launch->imm[settings] = group->setting[settings];
+    launch->imm[settings] = group->weight_decay;
+    launch->index[0] = optimizer->variant;
+    launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
+    launch->index[2] = optimizer->maximize;
+    launch->index[3] = optimizer->stochastic;
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = state->stream;
+    return mpt__submit(context, launch);
+}
+
+/* One launch per state and group; each commits its step counts, the last one the step. */
+static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *optimizer,
+                                      uint16_t found_slot) {
+    const int64_t *group = mpt__row_groups(optimizer);
+    MPT__EACH_STATE(state, optimizer) {
+        int64_t row = state->row, end = row + state->rows, rows;
+        int form = mpt__form_in_use(context, mpt__block_of(context, state));
+        mpt__master_refresh(context, optimizer, state);
+        for (; row < end; row += rows) {
+            for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
+            mpt__launch_update(context, optimizer, state, form, row, rows, found_slot);
+        }
+        mpt__values_updated(context, optimizer, state, form);
+    }
+    return context->base.status;
+}
+
+/* A warning that names parameters without a gradient; once, until there is one again. */
+static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
+    char names[200];
+    mpt__text list = mpt__text_make(names, sizeof names);
+    if (optimizer->warned_no_grad) return;
+    optimizer->warned_no_grad = true;
+    for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
+        mpt__write_text(&list, "%s%s", i ? ", " : "",
+                        context->parameters[optimizer->items[i].parameter].path);
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
+             "nothing: %s%s; "
+             "call mpt_backward first, on a loss that depends on them",
+             context->base.op, optimizer->item_count, names,
+             list.length >= sizeof names ? " .." : "");
+}
+
+/* One update of everything that has a gradient, by mpt__pattern of now. Queued; nothing happens on
+   the device while found_slot (0: none) or the error word is set. */
+static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
+                                        uint16_t found_slot) {
+    if (context->base.status != MPT_OK) return context->base.status;
+    if (optimizer->with_grad == 0) {
+        mpt__warn_no_grad(context, optimizer);
+        return MPT_OK;
+    }
+    optimizer->warned_no_grad = false;
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (mpt__averages_applied(context, optimizer->states[i].block))
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "the module's values are averages; call mpt_ema_restore first");
+    if (context->anomaly) mpt__anomaly_look(context);
+    uint8_t phase = context->launch.phase;
+    context->launch.phase = MPT__UPDATE;
+    mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
+    mpt_status status = mpt__schedule_before_step(context, optimizer);
+    if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
+    context->launch.phase = phase;
+    if (status != MPT_OK) return status;
+    context->committed = context->now;
+    context->committed.updates = ++context->now.updates;
+    return MPT_OK;
+}
+
+/* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
+static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) {
+    bool ended = context->autocast_depth == 0; /* then entry 1 is the region that was open last */
+    if (optimizer->warned_unscaled || !ended || context->autocast[1] != MPT_F16) return;
+    optimizer->warned_unscaled = true;
+    if (context->objects[MPT__SCALER].count > 1) return;
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "mpt_step: gradients of an fp16 region without a loss scaler; small ones become 0 in "
+             "silence: use mpt_grad_scaler, or MPT_BF16");
+}
+
+MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
+    if (!optimizer) return mpt__status_of(context);
+    mpt__warn_unscaled(context, optimizer);
+    mpt__pattern(context, optimizer);
+    return mpt__optimizer_update(context, optimizer, 0);
+}
+
+MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_applied_steps");
+    return optimizer ? mpt__scalar_get_i(handle.context, optimizer->slot[MPT__OPTIM_APPLIED]) : -1;
+}
+
+/* ==== State ==== */
+
+/* Visits moments, masters and step counts of every parameter under its name, then the count of
+   applied steps, the rates of groups and the schedule. */
+static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
+                                       mpt__state_visitor visit, void *user) {
+    char name[512];
+    mpt__state_item item;
+    memset(&item, 0, sizeof item);
+    item.name = name;
+    mpt_status status = MPT_OK;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
+        for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
+            bool step = k == MPT__MIRRORS;
+            item.storage = step ? optimizer->counts : state->mirror[k];
+            if (!item.storage) continue;
+            item.dtype = step ? MPT_I64 : MPT_F32;
+            item.offset = step ? i : parameter->offset - state->first;
+            item.count = step ? 1 : parameter->numel;
+            mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
+                             step               ? "step"
+                             : k == MPT__MASTER ? "master"
+                                                : optimizer->rule->moment[k].name);
+            status = visit(context, user, &item);
+        }
+    }
+    if (status != MPT_OK) return status;
+    mpt__format_text(name, sizeof name, "applied_steps");
+    item.storage = 0;
+    item.dtype = MPT_I64;
+    item.count = 1;
+    item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
+    status = visit(context, user, &item);
+    for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
+        mpt__format_text(name, sizeof name, "group.%lld.lr", i);
+        item.host = &optimizer->groups[i].lr;
+        item.dtype = MPT_F64;
+        status = visit(context, user, &item);
+    }
+    if (status != MPT_OK || !optimizer->schedule) return status;
+    return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
+}
+
+MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
+    const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_hash");
+    uint64_t hash = 0;
+    if (optimizer) mpt__optimizer_visit(handle.context, optimizer, mpt__hash_item, &hash);
+    return hash;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * train/scaler.c: dynamic loss scaling, as torch.amp.GradScaler, with its scale, counters and
+ * found_inf on the device: no call of an iteration waits.
+ *
+ * Better than the original on purpose: gradients are tested after the multiplication as well; the
+ * scale has a floor and a ceiling; a run of skips ends in a diagnosis instead of a scale of 0;
+ * steps without gradients and updates without steps are harmless.
+ * ------------------------------------------------------------------------------------------- */
+
+/* The device scalars of a scaler. */
+enum {
+    MPT__SCALER_SCALE,   /* f: a double that holds a float */
+    MPT__SCALER_TRACKER, /* i, as all that follow */
+    MPT__SCALER_FOUND,   /* of several optimizers, any found a non-finite gradient */
+    MPT__SCALER_UPDATES,
+    MPT__SCALER_SKIPPED,
+    MPT__SCALER_IN_A_ROW,
+    MPT__SCALER_LAST,
+    MPT__SCALER_OUTCOME,
+    MPT__SCALER_LOSS, /* a loss since the last look was not finite */
+    MPT__SCALER_SEED, /* the scale of the last loss, as an fp32 */
+    MPT__SCALER_SLOTS
+};
+
+typedef struct mpt__scaler {
+    mpt__id id;
+    mpt_scaler_config config;
+    uint16_t slots[MPT__SCALER_SLOTS];
+    bool scaled;  /* a loss was scaled at least once */
+    bool stepped; /* disabled: a step was made */
+    bool tracing; /* switched the NaN tracer on */
+    bool told_bf16, told_idle;
+    uint32_t changes;                     /* of the factors, which captured steps have in them */
+    mpt_scaler_stats seen;                /* as of the last look at the device */
+    int64_t unseen;                       /* updates queued since */
+    int64_t lost_losses;                  /* skips in a row with a non-finite loss */
+    int64_t window_steps, window_skipped; /* counters at the begin of the window */
+    int64_t skipped_before;               /* skips of the window before; -1: none yet */
+    char culprit[128];                    /* parameter whose gradient overflowed at the last skip */
+} mpt__scaler;
+
+MPT__HANDLES(scaler, MPT__SCALER)
+
+/* ==== The optimizers of an update ==== */
+
+/* The first optimizer behind row *i that takes part in the current update of a scaler, 0: of any.
+   NULL: none is left. */
+static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t scaler, int64_t *i) {
+    const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
+    while (++*i < table->count) {
+        mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[*i].object;
+        if (optimizer && optimizer->scaler && (!scaler || optimizer->scaler == scaler))
+            return optimizer;
+    }
+    return NULL;
+}
+
+/* The current update of a scaler ends, 0: of all. Returns how many optimizers took part. */
+static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler) {
+    int64_t count = 0, i = 0;
+    mpt__optimizer *optimizer;
+    for (; (optimizer = mpt__next_member(context, scaler, &i)) != NULL; count++)
+        optimizer->scaler = 0;
+    return count;
+}
+
+MPT__BEGIN_COLD
+/* ==== Making and destroying ==== */
+
+MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
+    mpt_scaler_config config = {65536, 2, 0.5, 2000, 1, 16777216, true, false, 100, 1000};
+    return config;
+}
+
+/* Whether `scale` stays a positive finite number in fp32. */
+static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
+    float single = (float)scale;
+    if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                       "%s = %g; expected a positive number in fp32's range", name, scale);
+}
+
+static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
+                               int64_t interval) {
+    if (!(growth > 1 && growth < MPT__NO_LIMIT)) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "growth_factor = %g; expected more than 1", growth);
+    } else if (!(backoff > 0 && backoff < 1)) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
+    }
+    return context->base.status == MPT_OK &&
+           mpt__check_count(context, "growth_interval", interval, 1);
+}
+
+static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
+    if (c->max_scale > 0 && c->max_scale < c->min_scale)
+        mpt__error(context, MPT_ERROR_ARGUMENT, "max_scale = %g is below min_scale = %g",
+                   c->max_scale, c->min_scale);
+    return context->base.status == MPT_OK &&
+           mpt__check_scale(context, "init_scale", c->init_scale) &&
+           mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) &&
+           mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
+           mpt__check_count(context, "patience", c->patience, 0) &&
+           mpt__check_count(context, "window", c->window, 0);
+}
+
+static void mpt__scaler_free(mpt_context *context, void *object) {
+    mpt__scaler *scaler = (mpt__scaler *)object;
+    mpt__dismiss_members(context, scaler->id.slot);
+    for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
+}
+
+/* Updates under way and runs of skips are given up: part of mpt_clear_error. */
+static void mpt__scaler_forget(mpt_context *context) {
+    const mpt__object_table *table = &context->objects[MPT__SCALER];
+    mpt__dismiss_members(context, 0);
+    for (int64_t i = 1; i < table->count; i++) {
+        mpt__scaler *scaler = (mpt__scaler *)table->rows[i].object;
+        if (!scaler || scaler->config.patience == 0 ||
+            scaler->seen.skipped_in_a_row < scaler->config.patience)
+            continue;
+        mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */
+        scaler->seen.skipped_in_a_row = 0;
+    }
+}
+
+static mpt_status mpt__put_scale(mpt_context *context, mpt__scaler *scaler, double scale) {
+    scaler->seen.scale = (double)(float)scale;
+    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], scaler->seen.scale);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
+    MPT__PLAIN_FLOATS;
+    mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
+    if (!mpt__enter_checked(context, "mpt_grad_scaler") ||
+        (c.enabled && !mpt__check_scaler_config(context, &c)))
+        return mpt__scaler_handle(context, NULL);
+    mpt__scaler *scaler =
+        (mpt__scaler *)mpt__object_make(context, MPT__SCALER, sizeof(mpt__scaler));
+    if (!scaler) return mpt__scaler_handle(context, NULL);
+    scaler->config = c;
+    scaler->skipped_before = -1;
+    for (int i = 0; i < MPT__SCALER_SLOTS; i++) scaler->slots[i] = mpt__scalar_new_i(context, 0);
+    if (mpt__put_scale(context, scaler, c.init_scale) == MPT_OK)
+        return mpt__scaler_handle(context, scaler);
+    mpt__object_free(context, MPT__SCALER, scaler->id.slot);
+    return mpt__scaler_handle(context, NULL);
+}
+
+MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_destroy");
+    if (scaler) mpt__object_free(handle.context, MPT__SCALER, scaler->id.slot);
+    return mpt__status_of(handle.context);
+}
+
+MPT__END_LEVEL
+/* ==== Scaling the loss ==== */
+
+/* bf16 has fp32's range; said once. */
+static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
+    int depth = context->autocast_depth; /* 0: entry 1 is the region that was open last */
+    if (scaler->told_bf16 || context->autocast[depth ? depth : 1] != MPT_BF16) return;
+    scaler->told_bf16 = true;
+    mpt__log(
+        &context->base, MPT_LOG_INFO,
+        "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set enabled = "
+        "false in mpt_scaler_config to save its work");
+}
+
+MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
+    mpt__tensor *found = scaler ? mpt__at(context, loss, "loss") : NULL;
+    if (!found) return mpt__null(context);
+    scaler->scaled = true;
+    if (!scaler->config.enabled) return loss;
+    mpt__note_bf16(context, scaler);
+    mpt__frame frame;
+    if (!mpt__call_begin(&frame, context, MPT__OP_scale_loss, 1, 1, &mpt__no_attributes))
+        return mpt__null(context);
+    frame.record->in[0] = found;
+    frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
+    frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
+    frame.attributes->index[2] = scaler->slots[MPT__SCALER_SEED];
+    return mpt__handle(context, mpt__call_run(&frame));
+}
+
+/* ==== Unscale, step, skip ==== */
+
+static mpt_status mpt__check_scaled(mpt_context *context, const mpt__scaler *scaler) {
+    if (scaler->scaled) return MPT_OK;
+    return mpt__error(
+        context, MPT_ERROR_STATE,
+        "no loss was scaled yet; call mpt_backward(mpt_scale_loss(scaler, loss)) first");
+}
+
+/* Begins a call that takes an optimizer to stage `to` of the scaler's current update. NULL: the
+   call ends here. */
+static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_handle,
+                                     const char *name, mpt__stage to, mpt__optimizer **optimizer) {
+#define MPT__LEFT_OUT "mpt_scaler_skip left this optimizer out of the current update"
+    static const char *const misuse[4][4] = {
+        /* [to][from], in the order of mpt__stage */
+        {NULL, NULL, NULL, NULL},
+        {NULL, "mpt_unscale was called already; to leave an iteration early, call mpt_scaler_skip",
+         "mpt_unscale is called after mpt_scaler_step of this optimizer; call it before",
+         MPT__LEFT_OUT},
+        {NULL, NULL, "mpt_scaler_step has already been called on this optimizer", MPT__LEFT_OUT},
+        {NULL, NULL, "mpt_scaler_step has been called on this optimizer; skip it before", NULL}};
+#undef MPT__LEFT_OUT
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, name);
+    mpt__optimizer *found = scaler ? mpt__optimizer_at(context, optimizer_handle) : NULL;
+    *optimizer = found;
+    if (!found) return NULL;
+    if (!scaler->config.enabled) return scaler;
+    if (to != MPT__SKIPPED && mpt__check_scaled(context, scaler) != MPT_OK) return NULL;
+    if (found->scaler != scaler->id.slot) found->stage = MPT__READY, found->checked = false;
+    found->scaler = scaler->id.slot;
+    if (misuse[to][found->stage]) {
+        mpt__error(context, MPT_ERROR_STATE, "%s; mpt_scaler_update ends an update",
+                   misuse[to][found->stage]);
+        return NULL;
+    }
+    found->stage = to;
+    return scaler;
+}
+
+/* Unscales what has a gradient and notes whether there was any: only then found_inf means
+   something. */
+static mpt_status mpt__scaler_unscale(mpt_context *context, const mpt__scaler *scaler,
+                                      mpt__optimizer *optimizer, bool with_norm) {
+    mpt_status status =
+        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
+    optimizer->checked = optimizer->with_grad > 0;
+    return status;
+}
+
+MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+    mpt__optimizer *optimizer;
+    const mpt__scaler *scaler =
+        mpt__scaler_take(handle, optimizer_handle, "mpt_unscale", MPT__UNSCALED, &optimizer);
+    if (!scaler) return mpt__status_of(handle.context);
+    return scaler->config.enabled ? mpt__scaler_unscale(handle.context, scaler, optimizer, true)
+                                  : MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer;
+    mpt__scaler *scaler =
+        mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
+    if (!scaler) return mpt__status_of(context);
+    bool enabled = scaler->config.enabled;
+    if (enabled && !optimizer->checked)
+        mpt__scaler_unscale(context, scaler, optimizer, false);
+    else
+        mpt__pattern(context, optimizer);
+    if (!enabled) scaler->stepped = true;
+    return mpt__optimizer_update(context, optimizer,
+                                 enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
+}
+
+MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+    mpt__optimizer *optimizer;
+    mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_skip", MPT__SKIPPED, &optimizer);
+    return mpt__status_of(handle.context);
+}
+
+/* ==== Looking at the device ==== */
+
+static void mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler,
+                             mpt_scaler_stats *stats) {
+    const mpt__scalar *scalars = context->scalars;
+    stats->scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
+    stats->growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
+    stats->steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
+    stats->skipped = scalars[scaler->slots[MPT__SCALER_SKIPPED]].i;
+    stats->skipped_in_a_row = scalars[scaler->slots[MPT__SCALER_IN_A_ROW]].i;
+    stats->last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
+}
+
+/* Whether the gradient of a parameter holds a non-finite value. */
+static bool mpt__gradient_overflowed(mpt_context *context, const mpt__parameter *parameter) {
+    const mpt__block *block = &context->blocks[parameter->block];
+    if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
+    mpt__operand_on(launch, 0, block->gradients, MPT_F32, parameter->offset, parameter->numel,
+                    MPT__READ);
+    launch->slot[0] = MPT__SLOT_NONFINITE;
+    mpt__submit(context, launch);
+    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE) >= 0;
+}
+
+/* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
+   so its layer is where it began. */
+static void mpt__find_culprit(mpt_context *context, mpt__scaler *scaler) {
+    const mpt__optimizer *optimizer;
+    for (int64_t m = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &m)) != NULL;) {
+        for (int64_t i = optimizer->item_count - 1; i >= 0; i--) {
+            const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+            if (!mpt__gradient_overflowed(context, parameter)) continue;
+            mpt__format_text(scaler->culprit, sizeof scaler->culprit, "%s", parameter->path);
+            return;
+        }
+    }
+}
+
+/* The layer of the culprit: its path without the parameter's name. */
+static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
+    memcpy(layer, scaler->culprit, 128);
+    char *dot = strrchr(layer, '.');
+    if (dot) *dot = '\0';
+    if (!layer[0]) mpt__format_text(layer, 128, "%s", "that overflows");
+}
+
+/* The NaN tracer looks at the step after an overflow, and at those after it until one is clean. */
+static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on) {
+    if (on == scaler->tracing) return;
+    scaler->tracing = on;
+    if (context->tracer.on) return; /* the user's own: it stays */
+    if (on) {
+        mpt__trace_start(context, false);
+    } else {
+        mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
+    }
+}
+
+/* The end of a run of skips: says whether scaling can help at all, and where it began. */
+static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) {
+    const mpt_scaler_stats *now = &scaler->seen;
+    const char *report = mpt_nan_report(context);
+    char layer[128], cause[420];
+    mpt__culprit_layer(scaler, layer);
+    if (scaler->lost_losses > 0)
+        mpt__format_text(cause, sizeof cause,
+                         "the loss itself was NaN or infinite in the last %lld of them, which no "
+                         "loss scale can cure; check the learning rate, the data, and logarithms, "
+                         "divisions and exponentials in the model",
+                         scaler->lost_losses);
+    else
+        mpt__format_text(cause, sizeof cause,
+                         "the loss was finite but gradients overflowed in backward (%s); check the "
+                         "learning rate and the size of targets, or keep layer %s in fp32 with "
+                         "mpt_set_dtype_policy",
+                         scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
+    return mpt__error(
+        context, MPT_ERROR_NUMERIC,
+        "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
+        now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
+        report);
+}
+
+enum {
+    MPT__RISE = 2,          /* a window with this many times the skips of the one before is worse */
+    MPT__RISE_PER_CENT = 2, /* but a rate below this is what a growing scale costs */
+    MPT__RISE_LEAST = 2     /* and a single skip is no rate */
+};
+
+/* At the end of a window: warns when skips have become frequent. */
+static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
+    const mpt_scaler_stats *now = &scaler->seen;
+    int64_t steps = now->steps - scaler->window_steps;
+    if (scaler->config.window == 0 || steps < scaler->config.window) return;
+    int64_t skipped = now->skipped - scaler->window_skipped, before = scaler->skipped_before;
+    scaler->window_steps = now->steps;
+    scaler->window_skipped = now->skipped;
+    scaler->skipped_before = skipped;
+    if (before < 0 || skipped < MPT__RISE_LEAST || skipped < MPT__RISE * before ||
+        skipped * 100 < steps * MPT__RISE_PER_CENT)
+        return;
+    char layer[128];
+    mpt__culprit_layer(scaler, layer);
+    mpt__log(
+        &context->base, MPT_LOG_WARNING,
+        "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): check "
+        "learning rate or keep layer %s in fp32",
+        before, skipped, steps, now->scale, layer);
+}
+
+/* Reads the counters, which must be readable, and draws the conclusions. */
+static mpt_status mpt__scaler_look(mpt_context *context, mpt__scaler *scaler) {
+    int64_t before = scaler->seen.skipped;
+    mpt__scaler_read(context, scaler, &scaler->seen);
+    scaler->unseen = 0;
+    bool lost = context->scalars[scaler->slots[MPT__SCALER_LOSS]].i != 0;
+    if (lost) mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_LOSS], 0);
+    bool skipped = scaler->seen.skipped > before;
+    scaler->lost_losses = lost && skipped ? scaler->lost_losses + 1 : 0;
+    if (skipped) mpt__find_culprit(context, scaler);
+    bool over =
+        scaler->config.patience > 0 && scaler->seen.skipped_in_a_row >= scaler->config.patience;
+    mpt__scaler_trace(context, scaler, skipped && !over);
+    if (over) return mpt__give_up(context, scaler);
+    mpt__compare_windows(context, scaler);
+    return context->base.status;
+}
+
+/* After an update. Where the device runs on its own, its counters are looked at only as often as
+   patience and window need it. */
+static mpt_status mpt__scaler_watch(mpt_context *context, mpt__scaler *scaler) {
+    const mpt_scaler_config *c = &scaler->config;
+    if (!context->backend.synchronous) {
+        int64_t patience = c->patience ? c->patience : INT64_MAX;
+        int64_t window = c->window ? c->window : INT64_MAX;
+        if (++scaler->unseen < (patience < window ? patience : window)) return MPT_OK;
+        mpt__wait(context);
+    }
+    if (context->base.status != MPT_OK) return context->base.status;
+    return mpt__scaler_look(context, scaler);
+}
+
+/* ==== Update ==== */
+
+/* The slot that tells whether any optimizer of this update overflowed; counts those that were
+   checked and those that made a step. */
+static uint16_t mpt__join_found(mpt_context *context, const mpt__scaler *scaler, int64_t *checked,
+                                int64_t *stepped) {
+    uint16_t found = 0;
+    const mpt__optimizer *optimizer;
+    *checked = *stepped = 0;
+    for (int64_t i = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &i)) != NULL;) {
+        if (!optimizer->checked || optimizer->stage == MPT__SKIPPED) continue;
+        *stepped += optimizer->stage == MPT__STEPPED;
+        uint16_t own = optimizer->slot[MPT__OPTIM_FOUND];
+        if ((*checked)++ > 0) {
+            mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_OR);
+            launch->slot[0] = scaler->slots[MPT__SCALER_FOUND];
+            launch->slot[1] = found, launch->slot[2] = own;
+            mpt__submit(context, launch);
+            own = scaler->slots[MPT__SCALER_FOUND];
+        }
+        found = own;
+    }
+    return found;
+}
+
+static mpt_status mpt__launch_scaler_update(mpt_context *context, const mpt__scaler *scaler,
+                                            uint16_t found, bool counts) {
+    const mpt_scaler_config *c = &scaler->config;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALER_UPDATE);
+    launch->slot[0] = scaler->slots[MPT__SCALER_SCALE];
+    launch->slot[1] = scaler->slots[MPT__SCALER_TRACKER];
+    launch->slot[2] = found;
+    for (int i = 0; i < 5 && counts; i++)
+        launch->slot[3 + i] = scaler->slots[MPT__SCALER_UPDATES + i];
+    launch->imm[0] = c->growth_factor, launch->imm[1] = c->backoff_factor;
+    launch->imm[2] = c->min_scale, launch->imm[3] = c->max_scale;
+    launch->index[0] = c->growth_interval, launch->index[1] = c->fixed;
+    return mpt__submit(context, launch);
+}
+
+MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_update");
+    if (!scaler) return mpt__status_of(context);
+    if (!scaler->config.enabled) return MPT_OK;
+    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
+    int64_t checked, stepped;
+    uint16_t found = mpt__join_found(context, scaler, &checked, &stepped);
+    mpt_status status = context->base.status;
+    if (checked > 0 && status == MPT_OK)
+        status = mpt__launch_scaler_update(context, scaler, found, stepped > 0);
+    if (checked > 0 && status == MPT_OK) {
+        mpt__recorder_note(context, MPT__SCALER, &scaler->id);
+        status = context->capturing ? MPT_OK : mpt__scaler_watch(context, scaler);
+    }
+    if (mpt__dismiss_members(context, scaler->id.slot) == 0 && !scaler->told_idle) {
+        scaler->told_idle = true;
+        mpt__log(
+            &context->base, MPT_LOG_WARNING,
+            "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, so the "
+            "scale stays as it is; call mpt_scaler_step before");
+    }
+    return status;
+}
+
+MPT__BEGIN_COLD
+/* ==== Asking and setting ==== */
+
+MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_step_outcome");
+    if (!scaler) return MPT_OUTCOME_NONE;
+    if (!scaler->config.enabled) return scaler->stepped ? MPT_OUTCOME_APPLIED : MPT_OUTCOME_NONE;
+    return (mpt_outcome)mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_OUTCOME]);
+}
+
+MPTRAIN_API double mpt_get_scale(mpt_scaler handle) {
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_get_scale");
+    if (!scaler) return MPT__NAN_F64;
+    if (!scaler->config.enabled) return 1;
+    return mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
+}
+
+MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_set_scale");
+    if (!scaler) return mpt__status_of(context);
+    if (!mpt__check_scale(context, "scale", scale)) return context->base.status;
+    if (!scaler->config.enabled) return MPT_OK;
+    return mpt__put_scale(context, scaler, scale);
+}
+
+MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_statistics");
+    mpt_scaler_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.scale = 1;
+    if (scaler && scaler->config.enabled) mpt__scaler_read(context, scaler, &stats);
+    return stats;
+}
+
+MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_config");
+    return scaler ? scaler->config : mpt_scaler_config_default();
+}
+
+MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
+    mpt_context *context = handle.context;
+    const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_state");
+    mpt_scaler_state state;
+    memset(&state, 0, sizeof state);
+    if (!scaler) return state;
+    state.scale = mpt__scalar_get_f(context, scaler->slots[MPT__SCALER_SCALE]);
+    state.growth_factor = scaler->config.growth_factor;
+    state.backoff_factor = scaler->config.backoff_factor;
+    state.growth_interval = scaler->config.growth_interval;
+    state.growth_tracker = mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_TRACKER]);
+    return state;
+}
+
+MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
+    if (!scaler) return mpt__status_of(context);
+    if (!state)
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "state is NULL; pass one of mpt_scaler_get_state");
+    if (!scaler->config.enabled) return MPT_OK;
+    if (!mpt__check_scale(context, "scale", state->scale) ||
+        !mpt__check_factors(context, state->growth_factor, state->backoff_factor,
+                            state->growth_interval) ||
+        !mpt__check_count(context, "growth_tracker", state->growth_tracker, 0))
+        return context->base.status;
+    scaler->config.growth_factor = state->growth_factor;
+    scaler->config.backoff_factor = state->backoff_factor;
+    scaler->config.growth_interval = state->growth_interval;
+    scaler->changes++;
+    scaler->seen.growth_tracker = state->growth_tracker;
+    mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
+    return mpt__put_scale(context, scaler, state->scale);
+}
+MPT__END_LEVEL
+
+MPT__BEGIN_COLD
+/* ---------------------------------------------------------------------------------------------
+ * train/schedule.c: schedules: curves, what joins them, one cycle, plateaus; how the device gets
+ * their rates stands in train/rates.c.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== Making and destroying ==== */
+
+static void mpt__schedule_free(mpt_context *context, void *object) {
+    mpt__schedule *schedule = (mpt__schedule *)object;
+    mpt__optimizer *optimizer = schedule->optimizer;
+    if (optimizer) {
+        for (int64_t i = 0; i < optimizer->group_count; i++)
+            mpt__storage_forget(context, &optimizer->groups[i].table);
+        optimizer->schedule = NULL;
+        optimizer->patterns++; /* captured steps read its table */
+    }
+    mpt__scalar_free(context, schedule->first_slot);
+    mpt__host_free(context, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
+}
+
+/* low <= value <= high; an upper limit of MPT__NO_LIMIT is none. */
+static bool mpt__check_within(mpt_context *context, const char *name, double value, double low,
+                              double high) {
+    if (high >= MPT__NO_LIMIT) return mpt__check_number(context, name, value, low, high);
+    if (value >= low && value <= high) return true;
+    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g]", name, value, low,
+                       high);
+}
+
+/* Milestones are 1 or more and rise; `strictly`: none twice. */
+static bool mpt__check_milestones(mpt_context *context, const int64_t *at, int64_t count,
+                                  bool strictly) {
+    for (int64_t i = 0; i < count; i++) {
+        int64_t least = i > 0 ? at[i - 1] + strictly : 1;
+        if (at[i] < least)
+            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                               "milestone %lld is %lld; expected %lld or more, for they rise", i,
+                               at[i], least);
+    }
+    return true;
+}
+
+/* `count_name` replaces that of the first count, unless it is NULL. */
+static bool mpt__check_curve(mpt_context *context, const mpt_rate *rate, const char *count_name,
+                             bool chained) {
+    if (rate->kind < 0 || rate->kind >= (int)MPT__RATE_KINDS)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "the rate was made by none of the functions for that (kind %d)",
+                           rate->kind);
+    const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
+    for (int i = 0; i < 2 && rule->count[i]; i++)
+        if (!mpt__check_count(context, i == 0 && count_name ? count_name : rule->count[i],
+                              rate->count[i], 1))
+            return false;
+    for (int i = 0; i < 3 && rule->number[i].name; i++)
+        if (!mpt__check_within(context, rule->number[i].name, rate->number[i], rule->number[i].low,
+                               rule->number[i].high))
+            return false;
+    if (chained && rule->floor && rate->number[0] != 0)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "eta_min = %g; a chained schedule multiplies factors, which knows no "
+                           "lowest rate but 0",
+                           rate->number[0]);
+    if (rate->kind != (int)MPT__MULTI_STEP_LR) return true;
+    if (rate->count[0] > MPT_MAX_MILESTONES)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "count = %lld; at most %d milestones",
+                           rate->count[0], MPT_MAX_MILESTONES);
+    return mpt__check_milestones(context, rate->milestone, rate->count[0], false);
+}
+
+static bool mpt__check_plan(mpt_context *context, const mpt__optimizer *optimizer,
+                            const mpt__schedule *plan, const char *count_name) {
+    for (int i = 0; i < plan->count; i++)
+        if (!mpt__check_curve(context, &plan->rate[i], i == 0 ? count_name : NULL, plan->chained))
+            return false;
+    if (!plan->chained && !mpt__check_milestones(context, plan->milestone, plan->count - 1, true))
+        return false;
+    if (plan->unit != MPT_PER_STEP && plan->unit != MPT_PER_EPOCH)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH", (int)plan->unit);
+    if (optimizer->schedule)
+        return mpt__reject(
+            context, MPT_ERROR_STATE,
+            "the optimizer has a schedule already; end that one with mpt_schedule_destroy");
+    if (!plan->cycles) return true;
+    if (!optimizer->rule->cycles || optimizer->setting[0] == 0)
+        return mpt__reject(context, MPT_ERROR_STATE,
+                           "the optimizer has no momentum that could cycle; set cycle_momentum = "
+                           "false, or a momentum > 0");
+    return mpt__check_number(context, "base_momentum", plan->low_momentum, 0, 1) &&
+           mpt__check_number(context, "max_momentum", plan->high_momentum, 0, 1);
+}
+
+/* Makes an object of `plan` for an optimizer that has none yet. */
+static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
+                                      const mpt__schedule *plan, const char *count_name) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
+    mpt__schedule *schedule = NULL;
+    if (optimizer && mpt__check_plan(context, optimizer, plan, count_name))
+        schedule = (mpt__schedule *)mpt__object_make(context, MPT__SCHEDULE, sizeof *schedule);
+    if (!schedule) return mpt__schedule_handle(context, NULL);
+    mpt__id id = schedule->id;
+    *schedule = *plan;
+    schedule->id = id;
+    schedule->window =
+        (double *)mpt__host_new(context, (size_t)mpt__schedule_numbers(schedule) * 8);
+    schedule->first_slot = mpt__scalar_new_i(context, 0);
+    schedule->optimizer = optimizer;
+    optimizer->schedule = schedule;
+    optimizer->patterns++;
+    if (mpt__schedule_rebase(context, optimizer) == MPT_OK) {
+        for (int64_t i = 0; i < optimizer->group_count && plan->max_lr > 0; i++)
+            optimizer->groups[i].lr = plan->max_lr;
+        if (plan->max_lr > 0) mpt__schedule_rebase(context, optimizer);
+        return mpt__schedule_handle(context, schedule);
+    }
+    mpt__object_free(context, MPT__SCHEDULE, id.slot);
+    return mpt__schedule_handle(context, NULL);
+}
+
+/* A plan of `count` curves, sequential ones with count - 1 milestones. */
+static mpt__schedule mpt__plan_of(const mpt_rate *rates, int count, const int64_t *milestones,
+                                  mpt_schedule_unit unit) {
+    mpt__schedule plan;
+    memset(&plan, 0, sizeof plan);
+    plan.unit = unit, plan.count = count;
+    for (int i = 0; i < count; i++) plan.rate[i] = rates[i];
+    for (int i = 0; i + 1 < count && milestones; i++) plan.milestone[i] = milestones[i];
+    return plan;
+}
+
+MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
+                                             mpt_schedule_unit unit) {
+    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
+    return mpt__schedule_new("mpt_schedule_create", optimizer, &plan, NULL);
+}
+
+static mpt_schedule mpt__schedule_join(const char *name, mpt_optimizer optimizer,
+                                       const mpt_rate *rates, int count, const int64_t *milestones,
+                                       bool chained, mpt_schedule_unit unit) {
+    mpt_context *context = optimizer.context;
+    if (!rates || count < 1 || count > MPT_MAX_RATES || (!chained && count > 1 && !milestones)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
+                    "expected 1 to %d rates and one milestone less, got %d rates%s", MPT_MAX_RATES,
+                    rates ? count : 0, chained || milestones ? "" : " and no milestones");
+        return mpt__schedule_handle(context, NULL);
+    }
+    mpt__schedule plan = mpt__plan_of(rates, count, milestones, unit);
+    plan.chained = chained;
+    return mpt__schedule_new(name, optimizer, &plan, NULL);
+}
+
+MPTRAIN_API mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates,
+                                           int count, const int64_t *milestones,
+                                           mpt_schedule_unit unit) {
+    return mpt__schedule_join("mpt_sequential_lr", optimizer, rates, count, milestones, false,
+                              unit);
+}
+
+MPTRAIN_API mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
+                                        mpt_schedule_unit unit) {
+    return mpt__schedule_join("mpt_chained_lr", optimizer, rates, count, NULL, true, unit);
+}
+
+MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
+                                              double eta_min, mpt_schedule_unit unit) {
+    mpt_rate rate = mpt_cosine_lr(t_max, eta_min);
+    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
+    return mpt__schedule_new("mpt_cosine_annealing", optimizer, &plan, NULL);
+}
+
+MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
+                                    int64_t t_max, double eta_min, mpt_schedule_unit unit) {
+    MPT__PLAIN_FLOATS;
+    bool falls = warmup >= 0 && t_max > warmup;
+    mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup),
+                         mpt_cosine_lr(falls ? t_max - warmup : 1, eta_min)};
+    mpt__schedule plan = mpt__plan_of(rates, falls ? 2 : 1, &warmup, unit);
+    return mpt__schedule_new("mpt_warmup", optimizer, &plan, "warmup");
+}
+
+MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void) {
+    mpt_one_cycle_config config = {0, 0, 0.3, 25, 1e4, false, false, true, 0.85, 0.95};
+    return config;
+}
+
+MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
+                                       mpt_schedule_unit unit) {
+    MPT__PLAIN_FLOATS;
+    mpt_one_cycle_config c = config ? *config : mpt_one_cycle_config_default();
+    int64_t shape =
+        (c.linear ? MPT__CYCLE_LINEAR : 0) | (int64_t)(c.three_phase ? MPT__CYCLE_THREE : 0);
+    mpt_rate rate = mpt__rate_make(MPT__ONE_CYCLE_LR, c.total, shape, c.pct_start, c.div_factor);
+    rate.number[2] = c.final_div_factor;
+    mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
+    plan.max_lr = c.max_lr;
+    plan.cycles = c.cycle_momentum;
+    plan.low_momentum = c.base_momentum, plan.high_momentum = c.max_momentum;
+    if (c.max_lr >= 0 && c.max_lr < MPT__NO_LIMIT)
+        return mpt__schedule_new("mpt_one_cycle", optimizer, &plan, NULL);
+    mpt__misuse(optimizer.context, "mpt_one_cycle", MPT_ERROR_ARGUMENT,
+                "max_lr = %g; expected a finite number >= 0", c.max_lr);
+    return mpt__schedule_handle(optimizer.context, NULL);
+}
+
+MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void) {
+    mpt_plateau_config config = {0.1, 10, 1e-4, false, false, 0, 0, 1e-8};
+    return config;
+}
+
+static bool mpt__check_plateau(mpt_context *context, const mpt_plateau_config *c) {
+    return mpt__check_number(context, "factor", c->factor, 0, 1) &&
+           mpt__check_count(context, "patience", c->patience, 0) &&
+           mpt__check_number(context, "threshold", c->threshold, 0, MPT__NO_LIMIT) &&
+           mpt__check_count(context, "cooldown", c->cooldown, 0) &&
+           mpt__check_number(context, "min_lr", c->min_lr, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(context, "eps", c->eps, 0, MPT__NO_LIMIT);
+}
+
+MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
+                                               const mpt_plateau_config *config) {
+    mpt__schedule plan = mpt__plan_of(NULL, 0, NULL, MPT_PER_EPOCH);
+    plan.plateau = true;
+    plan.config = config ? *config : mpt_plateau_config_default();
+    double worst = MPT__INF_F64;
+    plan.state.best = plan.config.maximize ? -worst : worst;
+    if (!mpt__optimizer_enter(optimizer, "mpt_reduce_on_plateau") ||
+        !mpt__check_plateau(optimizer.context, &plan.config))
+        return mpt__schedule_handle(optimizer.context, NULL);
+    return mpt__schedule_new("mpt_reduce_on_plateau", optimizer, &plan, NULL);
+}
+
+/* ==== Calls ==== */
+
+static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name) {
+    mpt__schedule *schedule = mpt__schedule_enter(handle, name);
+    if (!schedule || schedule->optimizer) return schedule;
+    mpt__error(handle.context, MPT_ERROR_STATE, "the optimizer of this schedule was destroyed");
+    return NULL;
+}
+
+MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
+    if (!schedule) return mpt__status_of(context);
+    if (schedule->plateau)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "a plateau schedule moves by mpt_schedule_metric, which needs a value");
+    if (schedule->unit == MPT_PER_EPOCH) {
+        schedule->state.time++;
+        return mpt__schedule_rebase(context, schedule->optimizer);
+    }
+    if (!schedule->told)
+        mpt__log(&context->base, MPT_LOG_INFO,
+                 "mpt_schedule_step: a schedule per step moves by itself with every applied step; "
+                 "the call does nothing");
+    schedule->told = true;
+    return MPT_OK;
+}
+
+static bool mpt__plateau_better(const mpt__schedule *schedule, double value) {
+    const mpt_plateau_config *c = &schedule->config;
+    double sign = c->maximize ? 1 : -1, best = schedule->state.best;
+    double margin = c->absolute ? sign * c->threshold : 0;
+    double factor = c->absolute ? 1 : 1 + sign * c->threshold;
+    return sign * value > sign * (best * factor + margin);
+}
+
+MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
+    if (!schedule) return mpt__status_of(context);
+    if (!schedule->plateau)
+        return mpt__error(context, MPT_ERROR_STATE,
+                          "only a schedule of mpt_reduce_on_plateau looks at a metric");
+    mpt_schedule_state *state = &schedule->state;
+    mpt__optimizer *optimizer = schedule->optimizer;
+    bool better = mpt__plateau_better(schedule, value);
+    if (better) state->best = value;
+    state->bad = better || state->cooldown > 0 ? 0 : state->bad + 1;
+    if (state->cooldown > 0) state->cooldown--;
+    state->time++;
+    if (state->bad <= schedule->config.patience) return MPT_OK;
+    state->cooldown = schedule->config.cooldown;
+    state->bad = 0;
+    for (int64_t i = 0; i < optimizer->group_count; i++) {
+        double *lr = &optimizer->groups[i].lr, cut = *lr * schedule->config.factor;
+        if (cut < schedule->config.min_lr) cut = schedule->config.min_lr;
+        if (*lr - cut > schedule->config.eps) *lr = cut;
+    }
+    return mpt__schedule_rebase(context, optimizer);
+}
+
+/* What mpt_fit, where it is built, does at the end of an epoch. */
+static MPT__UNUSED mpt_status mpt__schedule_epoch(mpt_schedule handle, double metric) {
+    const mpt__schedule *schedule = mpt__schedule_at(handle.context, handle);
+    return schedule && schedule->plateau ? mpt_schedule_metric(handle, metric)
+                                         : mpt_schedule_step(handle);
+}
+
+MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
+    const mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_get_state");
+    mpt_schedule_state state;
+    memset(&state, 0, sizeof state);
+    if (schedule) {
+        state = schedule->state;
+        state.time = mpt__schedule_time(handle.context, schedule);
+    }
+    return state;
+}
+
+MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
+                                              const mpt_schedule_state *state) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = handle.context;
+    mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
+    if (!schedule) return mpt__status_of(context);
+    if (!state) return mpt__error(context, MPT_ERROR_ARGUMENT, "there is no state");
+    if (!mpt__check_count(context, "time", state->time, 0) ||
+        !mpt__check_count(context, "bad", state->bad, 0) ||
+        !mpt__check_count(context, "cooldown", state->cooldown, 0))
+        return context->base.status;
+    int64_t applied = mpt__schedule_time(context, schedule) - schedule->state.time;
+    schedule->state = *state;
+    schedule->state.time -= applied;
+    return mpt__schedule_rebase(context, schedule->optimizer);
+}
+
+MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule handle) {
+    mpt_context *context = handle.context;
+    mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_destroy");
+    if (!schedule) return mpt__status_of(context);
+    mpt__optimizer *optimizer = schedule->optimizer;
+    for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) /* the rates stay */
+        optimizer->groups[i].lr = mpt__schedule_lr(context, optimizer, &optimizer->groups[i]);
+    mpt__object_free(context, MPT__SCHEDULE, schedule->id.slot);
+    return optimizer ? mpt__schedule_rebase(context, optimizer) : context->base.status;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * train/checkpoint.c: weights as safetensors, to and from files and memory.
  *
  * A file is: the size of the header (u64), the header (JSON, padded with spaces to a multiple of
  * 8), then the elements of all tensors without gaps; all numbers little-endian. A file is data:
@@ -42043,7 +41805,7 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 80_fit.c: the short road: the training loop and the evaluation loop as one call each.
+ * train/fit.c: the short road: the training loop and the evaluation loop as one call each.
  *
  * Nothing here can do what a loop by hand could not: only public calls are made. State lies on the
  * stack, so a steady-state step makes no call to the allocator.
@@ -42477,7 +42239,7 @@ MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_
 #endif /* MPTRAIN_NO_FIT */
 
 /* ---------------------------------------------------------------------------------------------
- * 81_compile.c: captured steps: a training step that runs from its recording.
+ * graph/capture.c: captured steps: a training step that runs from its recording.
  *
  * The first call of a step makes what is made once (gradients, moments, half forms), the second is
  * recorded, and from the third on the launches are repeated: by a graph of the backend where there
@@ -43097,7 +42859,350 @@ MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_ten
 }
 
 /* ---------------------------------------------------------------------------------------------
- * 90_context.c: contexts: made, asked, cleared of errors, destroyed.
+ * watch/check.c: what tensors hold, whether gradients are right, what could differ from run to run.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== Statistics ==== */
+
+/* The elements as fp32 in host memory, to be given back with mpt__host_free; NULL on error. */
+static float *mpt__host_values(mpt_context *context, const mpt__tensor *tensor, size_t *bytes) {
+    const int64_t numel = mpt__tensor_numel(tensor);
+    float *values = (float *)mpt__host_array(context, numel + 1, sizeof *values);
+    *bytes = (size_t)(numel + 1) * sizeof *values;
+    if (values && mpt__read_as(context, tensor, MPT_F32, values) == MPT_OK) return values;
+    mpt__host_free(context, values, *bytes);
+    return NULL;
+}
+
+static void mpt__count_value(mpt_tensor_stats *stats, float value) {
+    const uint32_t magnitude = mpt__f32_bits(value) & 0x7fffffffu;
+    if (magnitude >= 0x7f800000u) {
+        stats->nans += magnitude > 0x7f800000u;
+        stats->infinities += magnitude == 0x7f800000u;
+        return;
+    }
+    stats->min = value < stats->min ? (double)value : stats->min;
+    stats->max = value > stats->max ? (double)value : stats->max;
+    stats->mean += (double)value;
+    stats->zeros += magnitude == 0;
+    int binade = (int)(magnitude >> 23) - 127 - MPT_BINADE_FIRST;
+    binade = binade < 0 ? 0 : binade >= MPT_BINADES ? MPT_BINADES - 1 : binade;
+    stats->binade[binade] += magnitude != 0;
+}
+
+/* Mean and deviation in two passes. */
+static void mpt__count_values(mpt_tensor_stats *stats, const float *values, int64_t numel) {
+    double squares = 0.0;
+    stats->min = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000)), stats->max = -stats->min;
+    for (int64_t i = 0; i < numel; i++) mpt__count_value(stats, values[i]);
+    stats->count = numel;
+    const double finite = (double)(numel - stats->nans - stats->infinities);
+    stats->mean = finite > 0 ? stats->mean / finite : MPT__NAN_F64;
+    for (int64_t i = 0; i < numel; i++) {
+        const double off = (double)values[i] - stats->mean;
+        if (mpt__f32_is_finite(values[i])) squares += off * off;
+    }
+    stats->deviation = finite > 0 ? sqrt(squares / finite) : MPT__NAN_F64;
+    if (finite == 0) stats->min = stats->max = MPT__NAN_F64;
+}
+
+static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor *tensor,
+                                         mpt_tensor_stats *stats) {
+    size_t bytes;
+    float *values = mpt__host_values(context, tensor, &bytes);
+    if (!values) return context->base.status;
+    memset(stats, 0, sizeof *stats);
+    mpt__count_values(stats, values, mpt__tensor_numel(tensor));
+    mpt__host_free(context, values, bytes);
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
+    MPT__PLAIN_FLOATS;
+    mpt_tensor_stats stats;
+    memset(&stats, 0, sizeof stats);
+    stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_statistics", "tensor");
+    if (found) mpt__tensor_statistics(tensor.context, found, &stats);
+    return stats;
+}
+
+MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
+                                     int bins) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = tensor.context;
+    size_t bytes;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
+    if (!found) return mpt__status_of(context);
+    if (!counts || bins < 1 || !(low < high) || !mpt__f64_is_finite(high - low))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "%d bins from %g to %g: expected an array of 1 or more, and finite low < "
+                          "high",
+                          counts ? bins : 0, low, high);
+    float *values = mpt__host_values(context, found, &bytes);
+    if (!values) return context->base.status;
+    memset(counts, 0, (size_t)bins * sizeof *counts);
+    for (int64_t i = 0; i < mpt__tensor_numel(found); i++) {
+        const double value = (double)values[i];
+        if (!(value >= low && value <= high)) continue;
+        const int bin = (int)((value - low) / (high - low) * bins);
+        counts[bin < bins ? bin : bins - 1]++;
+    }
+    mpt__host_free(context, values, bytes);
+    return MPT_OK;
+}
+
+/* ==== Statistics of a net as text ==== */
+
+/* How many of the values fp16 would turn into 0 or infinity. */
+static int64_t mpt__lost_in_fp16(const mpt_tensor_stats *stats) {
+    int64_t lost = 0;
+    for (int i = 0; i < MPT_BINADES; i++) {
+        const int power = i + MPT_BINADE_FIRST;
+        if (power < -25 || power > 15) lost += stats->binade[i];
+    }
+    return lost;
+}
+
+/* Powers of two, four to a character, from thin to thick. */
+static void mpt__draw_binades(mpt__text *out, const mpt_tensor_stats *stats) {
+    static const char ink[] = " .:-=+*#%@";
+    int64_t most = 1, sum[MPT_BINADES / 4];
+    for (int i = 0; i < MPT_BINADES / 4; i++) {
+        const int64_t *four = stats->binade + 4 * i;
+        sum[i] = four[0] + four[1] + four[2] + four[3];
+        most = sum[i] > most ? sum[i] : most;
+    }
+    for (int i = 0; i < MPT_BINADES / 4; i++)
+        mpt__write_text(out, "%c", ink[sum[i] ? 1 + (int)(8 * sum[i] / most) : 0]);
+}
+
+/* Blanks up to a column of the line that began at `line`, and one blank at least. */
+static void mpt__column(mpt__text *out, size_t line, int column) {
+    const int width = 11;
+    mpt__write_text(out, " ");
+    while (out->length - line < (size_t)(25 + width * column)) mpt__write_text(out, " ");
+}
+
+/* The columns after the name. */
+static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_stats *s) {
+    const double percent = s->count ? 100.0 / (double)s->count : 0.0;
+    const double numbers[] = {s->min,
+                              s->max,
+                              s->mean,
+                              s->deviation,
+                              percent * (double)s->zeros,
+                              percent * (double)mpt__lost_in_fp16(s)};
+    for (int i = 0; i < 6; i++) {
+        mpt__column(out, line, i);
+        mpt__write_text(out, "%.3g", numbers[i]);
+    }
+    mpt__column(out, line, 6);
+    mpt__write_text(out, "|");
+    mpt__draw_binades(out, s);
+    mpt__write_text(out, "|");
+    if (s->nans || s->infinities)
+        mpt__write_text(out, " %lld NaN, %lld infinite", s->nans, s->infinities);
+}
+
+MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
+    static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
+                                         "% zero", "% lost", "2^-40 .. 2^23"};
+    mpt_context *context = module.context;
+    mpt__text out = mpt__text_make(text, size);
+    mpt__module *found = mpt__module_frozen(module, "mpt_histograms");
+    if (!found) return 0;
+    mpt__write_text(&out, "%s", gradients ? "gradient of" : "parameter");
+    for (int i = 0; i < 7; i++) {
+        mpt__column(&out, 0, i);
+        mpt__write_text(&out, "%s", titles[i]);
+    }
+    const mpt__parameter *parameter;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, context, found);
+    while ((parameter = mpt__walk_values(&walk)) != NULL) {
+        mpt_tensor_stats stats;
+        const mpt__tensor *tensor = parameter->tensor;
+        const bool none = gradients && !mpt__leaf_has_grad(context, tensor);
+        mpt__write_text(&out, "\n");
+        const size_t line = out.length;
+        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter->path),
+                        none ? " none" : "");
+        if (none) continue;
+        if (gradients)
+            tensor = mpt__live(context, mpt_grad(mpt__handle(context, parameter->tensor)));
+        if (!tensor || mpt__tensor_statistics(context, tensor, &stats) != MPT_OK) return 0;
+        mpt__histogram_line(&out, line, &stats);
+    }
+    mpt__write_text(&out, "\n");
+    return out.length;
+}
+
+/* ==== Gradients against small changes ==== */
+
+enum { MPT__CHECK_INPUTS = 8 };
+
+typedef struct mpt__gradcheck {
+    mpt_context *context;
+    mpt_check_fn fn;
+    void *user;
+    mpt_gradcheck_config config;
+    mpt_tensor in[MPT__CHECK_INPUTS];
+    int n_in;
+} mpt__gradcheck;
+
+MPTRAIN_API mpt_gradcheck_config mpt_gradcheck_config_default(void) {
+    mpt_gradcheck_config config;
+    config.step = 1e-2;
+    config.rtol = 1e-2;
+    config.atol = 1e-3;
+    return config;
+}
+
+/* Weights in [-1, 1) for the outputs, so that one number depends on all of them. */
+static float mpt__check_weight(int64_t i) {
+    return (float)((i * 7919 + 104729) % 2003) / 1001.5f - 1.0f;
+}
+
+/* The weighted sum of fn's output; NaN on error. */
+static double mpt__check_value(mpt__gradcheck *check) {
+    mpt_context *context = check->context;
+    size_t bytes;
+    double sum = 0.0;
+    mpt_scope_begin(context);
+    mpt_no_grad_begin(context);
+    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
+    float *values = found ? mpt__host_values(context, found, &bytes) : NULL;
+    for (int64_t i = 0; values && i < mpt__tensor_numel(found); i++)
+        sum += (double)values[i] * (double)mpt__check_weight(i);
+    if (values) mpt__host_free(context, values, bytes);
+    mpt_no_grad_end(context);
+    mpt_scope_end(context);
+    return context->base.status == MPT_OK ? sum : MPT__NAN_F64;
+}
+
+/* Leaves of the inputs' values, and one backward pass from the function of them. */
+static mpt_status mpt__check_backward(mpt__gradcheck *check) {
+    mpt_context *context = check->context;
+    size_t bytes;
+    for (int i = 0; i < check->n_in; i++)
+        if (mpt__dtype_computes(mpt_get_dtype(check->in[i]))) mpt_requires_grad(check->in[i], true);
+    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
+    float *weights = found ? mpt__host_values(context, found, &bytes) : NULL;
+    if (!weights) return context->base.status;
+    const mpt_shape shape = found->shape;
+    const mpt_dtype dtype = (mpt_dtype)found->dtype;
+    for (int64_t i = 0; i < mpt__shape_numel(&shape); i++) weights[i] = mpt__check_weight(i);
+    const mpt_tensor upstream = mpt_from(context, MPT_F32, shape, weights);
+    mpt__host_free(context, weights, bytes);
+    return mpt_backward_from(out, dtype == MPT_F32 ? upstream : mpt_cast(upstream, dtype), false);
+}
+
+/* Every slope by elements of input `i`. */
+static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
+    mpt_context *context = check->context;
+    size_t bytes = 0, slope_bytes = 0;
+    const mpt_tensor leaf = check->in[i];
+    const mpt__tensor *found = mpt__enter_at(leaf, "mpt_gradcheck", "an input");
+    if (!found) return context->base.status;
+    const mpt_shape shape = found->shape;
+    float *values = mpt__host_values(context, found, &bytes), *slopes = NULL;
+    if (values && mpt_has_grad(leaf))
+        slopes = mpt__host_values(context, mpt__live(context, mpt_grad(leaf)), &slope_bytes);
+    for (int64_t k = 0; values && k < mpt__shape_numel(&shape); k++) {
+        const float value = values[k];
+        double side[2], at[2];
+        for (int s = 0; s < 2; s++) {
+            values[k] =
+                (float)((double)value + (s ? 1.0 : -1.0) * check->config.step *
+                                            (value > 1 || value < -1 ? (double)value : 1.0));
+            at[s] = (double)values[k];
+            check->in[i] = mpt_from(context, MPT_F32, shape, values);
+            side[s] = mpt__check_value(check);
+            mpt_release(check->in[i]);
+        }
+        values[k] = value;
+        const double expected = (side[1] - side[0]) / (at[1] - at[0]);
+        const double got = slopes ? (double)slopes[k] : 0.0;
+        const double off = got > expected ? got - expected : expected - got;
+        const double size = expected < 0 ? -expected : expected;
+        if (context->base.status != MPT_OK) break;
+        if (off <= check->config.atol + check->config.rtol * size) continue;
+        mpt__enter(context, "mpt_gradcheck");
+        mpt__error(context, MPT_ERROR_NUMERIC,
+                   "input %d, element %lld: backward gives %g, small changes of the input give %g",
+                   i, k, got, expected);
+        break;
+    }
+    check->in[i] = leaf;
+    mpt__host_free(context, slopes, slope_bytes);
+    mpt__host_free(context, values, bytes);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
+                                     const mpt_tensor *in, int n_in,
+                                     const mpt_gradcheck_config *config) {
+    MPT__PLAIN_FLOATS;
+    mpt__gradcheck check;
+    if (!mpt__enter(context, "mpt_gradcheck")) return mpt__status_of(context);
+    check.context = context, check.fn = fn, check.user = user, check.n_in = n_in;
+    check.config = config ? *config : mpt_gradcheck_config_default();
+    if (!fn || !in || n_in < 1 || n_in > MPT__CHECK_INPUTS || !(check.config.step > 0.0))
+        return mpt__error(context, MPT_ERROR_ARGUMENT,
+                          "expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
+                          (int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
+    mpt_scope_begin(context);
+    for (int i = 0; i < n_in; i++) {
+        mpt__enter(context, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
+        const mpt__tensor *input = mpt__at(context, in[i], "an input");
+        if (!input) break;
+        if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
+            mpt__error(context, MPT_ERROR_DTYPE,
+                       "input %d is %s: small changes need fp32; mpt_cast it inside the function",
+                       i, mpt_dtype_name((mpt_dtype)input->dtype));
+        check.in[i] = mpt_clone(mpt_detach(in[i]));
+    }
+    mpt_status status = context->base.status;
+    if (status == MPT_OK) status = mpt__check_backward(&check);
+    for (int i = 0; i < n_in && status == MPT_OK; i++)
+        if (mpt_get_dtype(check.in[i]) == MPT_F32) status = mpt__check_input(&check, i);
+    mpt_scope_end(context);
+    return status;
+}
+
+/* ==== What could differ ==== */
+
+MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size) {
+    mpt__text out = mpt__text_make(text, size);
+    if (!mpt__enter(context, "mpt_determinism")) return 0;
+    mpt__write_text(&out,
+                    "seed %llu; every op gives the same bits in every run, with any number of "
+                    "threads and workers\n",
+                    (unsigned long long)context->config.seed);
+#if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
+    if (!context->backend.synchronous)
+        mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", context->backend.name);
+    else if (mpt_get_isa(context) != MPT_ISA_REF)
+        mpt__write_text(&out,
+                        "%s kernels: other levels differ in the last places (MPT_ISA_REF gives one "
+                        "result everywhere)\n",
+                        mpt_isa_name(mpt_get_isa(context)));
+    if (context->timed_products)
+        mpt__write_text(&out,
+                        "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
+                        "mpt_benchmark_text\n");
+    if (context->tf32)
+        mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32, or to parts of bf16\n");
+#endif
+    return out.length;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * context.c: contexts: made, asked, cleared of errors, destroyed.
  * ------------------------------------------------------------------------------------------- */
 
 MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }
@@ -43212,8 +43317,11 @@ static bool mpt__backend_create(mpt_context *context) {
         return false;
     }
     context->config.device = MPT_DEVICE_CPU;
-    return mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
-                                   &context->backend, &context->config.isa) == MPT_OK;
+    if (mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
+                                &context->backend, &context->config.isa) != MPT_OK)
+        return false;
+    context->pool = ((mpt__cpu *)context->backend.self)->pool;
+    return true;
 }
 
 /* The device scalars, and what the host sees of them. */
@@ -43242,6 +43350,7 @@ static bool mpt__scalars_start(mpt_context *context) {
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *context) {
     context->pool_reach = MPT__POOL_REACH;
+    context->ops = mpt__op_rows;
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch.phase = MPT__OTHER;
@@ -43355,8 +43464,7 @@ MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
 }
 MPTRAIN_API int mpt_get_threads(mpt_context *context) {
     if (!context) return 0;
-    if (context->config.device != MPT_DEVICE_CPU) return 1;
-    return mpt__pool_threads(((mpt__cpu *)context->backend.self)->pool);
+    return context->pool ? mpt__pool_threads(context->pool) : 1;
 }
 MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
     return context ? context->config.device : MPT_DEVICE_AUTO;
@@ -43512,10 +43620,10 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
 
 MPT__END_LEVEL
 /* ---------------------------------------------------------------------------------------------
- * 99_end.h: gives the user's compiler flags back; changelog; licence.
+ * face/changelog.h: gives the user's compiler flags back; changelog; licence.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__99_END_INCLUDED
-#define MPT__99_END_INCLUDED
+#ifndef MPT__FACE_CHANGELOG_INCLUDED
+#define MPT__FACE_CHANGELOG_INCLUDED
 
 #ifdef MPT__END_FLOAT_CONTROL
 MPT__END_FLOAT_CONTROL

@@ -8,7 +8,7 @@
  *     cc -O2 -DMPTRAIN_CUDA -c your_program.c            (where MPTRAIN_IMPLEMENTATION is defined)
  *     nvcc -arch=native your_program.o mptrain_cuda.o -lcublasLt -lm -lpthread
  *
- * It executes launches (20_launch.h in mptrain.h: the contract of every kernel) and knows nothing
+ * It executes launches (waist/launch.h in mptrain.h: the contract of every kernel) and knows nothing
  * of tensors, modules or optimizers. All kernels go to one stream, in order; whatever varies from
  * step to step is read from device scalars, so the host never waits inside a step. Arithmetic is
  * fp32 on values converted on load and rounded once on store. Every sum has a tree that depends on
@@ -782,7 +782,7 @@ __device__ __forceinline__ float mpt__pow_exponent(float a, float b) {
     return a == 0 && b >= 0 ? 0.0f : mpt__pow(a, b) * logf(a);
 }
 
-/* R(name, value): as in 30_cpu_ref.c; a the element, b the second one, c and d the constants. */
+/* R(name, value): as in cpu/elementwise.c; a the element, b the second one, c and d the constants. */
 #define MPT__UNARY_FUNCTIONS(R) \
     R(NEG, -a) \
     R(EXP, expf(a)) \
@@ -1011,7 +1011,7 @@ mpt_status mpt__cuda_binary(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
-/* ---- Random numbers: the bits of 12_random.c and 15_math.c ---- */
+/* ---- Random numbers: the bits of ground/random.c and ground/math.c ---- */
 
 struct mpt__key {
     unsigned long long seed, stream, call;
@@ -6334,7 +6334,7 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
         {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL}, \
         {mpt__cuda_attention_dkv, NULL},
 /* ---------------------------------------------------------------------------------------------
- * 63_fp8.cu: scaled fp8.
+ * cuda/fp8.cu: scaled fp8.
  * ------------------------------------------------------------------------------------------- */
 
 struct mpt__fp8 {

@@ -223,7 +223,7 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
     size_t end = n < MPT__ZIP_END ? 0 : n - MPT__ZIP_END + 1, at, count;
     while (end > 0 && mpt__load_u32(p + end - 1) != 0x06054b50u) end--;
     if (end-- == 0)
-        return (mpt__load_u32(p) == 0x04034b50u ||
+        return ((n >= 4 && mpt__load_u32(p) == 0x04034b50u) ||
                 mpt__refuse_known(npy->context, npy->path, p, n, MPT__KNOWN_ALL)) &&
                mpt__npy_fault(npy, "this is no .npz: it has no directory");
     count = (size_t)mpt__load_little_endian(p + end + 10, 2);
