@@ -5293,7 +5293,7 @@ static void mpt__kernel_flushed(bool on) {
     if (on) mpt__set_float_state((uint32_t)MPT__FLOAT_PLAIN);
 }
 
-static MPT__NOINLINE void mpt__floats_end(const uint32_t *before) {
+static MPT__NOINLINE MPT__UNUSED void mpt__floats_end(const uint32_t *before) {
     if (MPT__UNLIKELY(*before != (uint32_t)MPT__FLOAT_PLAIN)) mpt__set_float_state(*before);
 }
 
@@ -19326,10 +19326,6 @@ typedef struct mpt__op_row {
     mpt__policy policy;
     mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
     mpt__function function, backward_function;
-    /* Of ops whose output 0 can be computed again from what forward saved: whether a call's can;
-       does so. NULL: none can. */
-    bool (*can_repeat)(const mpt__frame *frame);
-    mpt__op_fn repeat;
 } mpt__op_row;
 
 /* ==== Objects behind handles ==== */
@@ -19502,6 +19498,9 @@ struct mpt_context {
 
     mpt__object_table objects[MPT__OBJECT_KINDS];
     const mpt__op_row *ops; /* by mpt__op_id */
+    /* Whether output 0 of a call can be computed again from what forward saved; does so. */
+    bool (*can_repeat)(const mpt__frame *frame);
+    mpt__op_fn repeat;
 
     mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
     mpt__listener listeners[MPT__MAX_LISTENERS];
@@ -21112,7 +21111,7 @@ static MPT__COLD bool mpt__records_grow(mpt_context *context) {
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
     mpt__record *record = frame->record;
     if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
-    if (frame->is_view || !frame->row->can_repeat || !frame->row->can_repeat(frame)) return;
+    if (frame->is_view || !frame->context->can_repeat(frame)) return;
     record->repeats = MPT__REPEATS;
     record->saved_version[record->n_saved] =
         frame->context->storages[frame->out[0]->storage].version;
@@ -21545,7 +21544,7 @@ static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) 
     if (!tensor->storage) return context->base.status;
     mpt__frame_of(&frame, context, record);
     frame.out[0] = tensor;
-    mpt_status status = frame.row->repeat(&frame);
+    mpt_status status = context->repeat(&frame);
     mpt__drop_temporaries(&frame);
     if (status != MPT_OK) return status;
     context->storages[tensor->storage].version = record->saved_version[record->n_saved];
@@ -26735,7 +26734,7 @@ MPT__END_LEVEL
 #define mpt__none_backward NULL
 
 static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE, NULL, NULL},
+    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
     {#id, \
      onnx, \
@@ -26744,9 +26743,7 @@ static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
      mpt__##forward##_forward, \
      mpt__##backward##_backward, \
      MPT__FN_##fn, \
-     MPT__FN_##backward_fn, \
-     mpt__can_repeat, \
-     mpt__repeat},
+     MPT__FN_##backward_fn},
     MPT__OPS(MPT__ROW)
 #undef MPT__ROW
 };
@@ -36554,8 +36551,8 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
  * that one to be called, and both are one launch, of weights that have the norm's scale in them.
  * Those are made anew whenever what they come from has changed. */
 
-static mpt_tensor mpt__fused_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
-                                     mpt_tensor residual, bool relu) {
+static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *context, mpt__module *module,
+                                                 mpt_tensor x, mpt_tensor residual, bool relu) {
     (void)residual, (void)relu;
     const bool waits = context->no_grad_depth || context->inference_depth;
     context->waiting.module = waits ? module->id.slot : 0;
@@ -43351,6 +43348,7 @@ static bool mpt__scalars_start(mpt_context *context) {
 static bool mpt__context_start(mpt_context *context) {
     context->pool_reach = MPT__POOL_REACH;
     context->ops = mpt__op_rows;
+    context->can_repeat = mpt__can_repeat, context->repeat = mpt__repeat;
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch.phase = MPT__OTHER;

@@ -155,6 +155,7 @@ static bool mpt__scalars_start(mpt_context *context) {
 static bool mpt__context_start(mpt_context *context) {
     context->pool_reach = MPT__POOL_REACH;
     context->ops = mpt__op_rows;
+    context->can_repeat = mpt__can_repeat, context->repeat = mpt__repeat;
     if (!mpt__scalars_start(context)) return false;
     context->module_training = true;
     context->launch.phase = MPT__OTHER;

@@ -88,7 +88,7 @@ static MPT__COLD bool mpt__records_grow(mpt_context *context) {
 static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
     mpt__record *record = frame->record;
     if (frame->is_view && mpt__repeater(frame->in[0])) record->repeats = MPT__REPEATS_VIEW;
-    if (frame->is_view || !frame->row->can_repeat || !frame->row->can_repeat(frame)) return;
+    if (frame->is_view || !frame->context->can_repeat(frame)) return;
     record->repeats = MPT__REPEATS;
     record->saved_version[record->n_saved] =
         frame->context->storages[frame->out[0]->storage].version;
@@ -521,7 +521,7 @@ static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) 
     if (!tensor->storage) return context->base.status;
     mpt__frame_of(&frame, context, record);
     frame.out[0] = tensor;
-    mpt_status status = frame.row->repeat(&frame);
+    mpt_status status = context->repeat(&frame);
     mpt__drop_temporaries(&frame);
     if (status != MPT_OK) return status;
     context->storages[tensor->storage].version = record->saved_version[record->n_saved];

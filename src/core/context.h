@@ -200,10 +200,6 @@ typedef struct mpt__op_row {
     mpt__policy policy;
     mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
     mpt__function function, backward_function;
-    /* Of ops whose output 0 can be computed again from what forward saved: whether a call's can;
-       does so. NULL: none can. */
-    bool (*can_repeat)(const mpt__frame *frame);
-    mpt__op_fn repeat;
 } mpt__op_row;
 
 /* ==== Objects behind handles ==== */
@@ -376,6 +372,9 @@ struct mpt_context {
 
     mpt__object_table objects[MPT__OBJECT_KINDS];
     const mpt__op_row *ops; /* by mpt__op_id */
+    /* Whether output 0 of a call can be computed again from what forward saved; does so. */
+    bool (*can_repeat)(const mpt__frame *frame);
+    mpt__op_fn repeat;
 
     mpt__launch launch; /* the one being filled; between calls, the origin of the next ones */
     mpt__listener listeners[MPT__MAX_LISTENERS];

@@ -389,7 +389,7 @@ static void mpt__kernel_flushed(bool on) {
     if (on) mpt__set_float_state((uint32_t)MPT__FLOAT_PLAIN);
 }
 
-static MPT__NOINLINE void mpt__floats_end(const uint32_t *before) {
+static MPT__NOINLINE MPT__UNUSED void mpt__floats_end(const uint32_t *before) {
     if (MPT__UNLIKELY(*before != (uint32_t)MPT__FLOAT_PLAIN)) mpt__set_float_state(*before);
 }
 

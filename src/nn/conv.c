@@ -139,8 +139,8 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
  * that one to be called, and both are one launch, of weights that have the norm's scale in them.
  * Those are made anew whenever what they come from has changed. */
 
-static mpt_tensor mpt__fused_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
-                                     mpt_tensor residual, bool relu) {
+static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *context, mpt__module *module,
+                                                 mpt_tensor x, mpt_tensor residual, bool relu) {
     (void)residual, (void)relu;
     const bool waits = context->no_grad_depth || context->inference_depth;
     context->waiting.module = waits ? module->id.slot : 0;

@@ -14,7 +14,7 @@
 #define mpt__none_backward NULL
 
 static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE, NULL, NULL},
+    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
     {#id, \
      onnx, \
@@ -23,9 +23,7 @@ static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
      mpt__##forward##_forward, \
      mpt__##backward##_backward, \
      MPT__FN_##fn, \
-     MPT__FN_##backward_fn, \
-     mpt__can_repeat, \
-     mpt__repeat},
+     MPT__FN_##backward_fn},
     MPT__OPS(MPT__ROW)
 #undef MPT__ROW
 };
