@@ -495,6 +495,12 @@ static MPT__NOINLINE mpt_status mpt__launch_plainly(const mpt__backend *backend,
     return backend->launch(backend->self, execution, launch);
 }
 
+static MPT__NOINLINE int64_t mpt__workspace_plainly(const mpt__backend *backend,
+                                                    const mpt__launch *launch) {
+    MPT__PLAIN_FLOATS;
+    return backend->workspace(backend->self, launch);
+}
+
 /* Runs a launch, its operands set. */
 static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
@@ -508,7 +514,9 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *l
     if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
         return context->base.status;
     mpt__execution execution = {context->data, mpt__device_scalars(context), NULL};
-    launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
+    launch->workspace = !backend->workspace     ? 0
+                        : backend->synchronous ? backend->workspace(backend->self, launch)
+                                               : mpt__workspace_plainly(backend, launch);
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(context, launch->workspace);
         if (!execution.workspace) return context->base.status;

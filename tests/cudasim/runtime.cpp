@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <algorithm>
 #include <cerrno>
+#include <cfenv>
 #include <chrono>
 #include <csignal>
 #include <cstdarg>
@@ -301,7 +302,12 @@ bool step(CUstream_st *s) {
     if (s->queue.front().until && !s->queue.front().until->done) return false;
     const queued next = std::move(s->queue.front());
     s->queue.pop_front();
-    if (next.work) next.work();
+    if (!next.work) return true;
+    std::fenv_t host; // how the host rounds and traps is nothing to a device
+    std::feholdexcept(&host);
+    std::fesetenv(FE_DFL_ENV);
+    next.work();
+    std::fesetenv(&host);
     return true;
 }
 
