@@ -19613,7 +19613,7 @@ static MPT__COLD bool mpt__not_forked(mpt_context *context) {
 
 /* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
    error). */
-static bool mpt__enter(mpt_context *context, const char *op) {
+static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
     if (!context) return false;
     context->base.call++;
     if (context->base.status != MPT_OK) return false;
