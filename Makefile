@@ -7,7 +7,7 @@
 #   make tests         builds the suite without running it
 #   make amalgamate    writes mptrain.h from src/
 #   make check-header  fails unless mptrain.h is what src/ generates
-#   make lint          the rules of the house: floors, rooms, forbidden calls
+#   make lint          the rules of the house: wings, rooms, forbidden calls
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder

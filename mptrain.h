@@ -6712,7 +6712,7 @@ static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float
 }
 
 /* ---------------------------------------------------------------------------------------------
- * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms 30 to 37.
+ * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms here.
  * ------------------------------------------------------------------------------------------- */
 
 /* ==== Contract ==== */

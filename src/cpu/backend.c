@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms 30 to 37.
+ * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms here.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__CPU_BACKEND_INCLUDED
 #define MPT__CPU_BACKEND_INCLUDED
