@@ -125,9 +125,13 @@ check-header: $(BUILD)/amalgamate
 	    { echo "the two files are not what src/ generates: run 'make amalgamate'"; exit 1; }
 	@echo "mptrain.h and mptrain_cuda.cu are what src/ generates"
 
+SCRIPTS := $(wildcard tools/*.sh tools/*/*.sh tests/*/*.sh .ci/run)
 lint: $(BUILD)/lint $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
 	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
+	@for script in $(SCRIPTS); do \
+	    read -r shell <$$script; \
+	    $${shell#*!} -n $$script || exit 1; done
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
 
 # A room is compiled with nothing on the path but what its wing may use. What is declared but not
