@@ -1,4 +1,5 @@
 /* generated from src/ by tools/amalgamate.c: edit there */
+#ifndef MPT__TEMPLATE
 /* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it.
 
    The wings, from the ground up; each may use those before it, but nobody above the waist knows the
@@ -2357,6 +2358,108 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
 /* ---------------------------------------------------------------------------------------------
+ * waist/functions.h: every elementwise function of UNARY and BINARY, once. From this list come
+ * mpt__function (waist/launch.h), the tables of the CPU's levels, and the switch of CUDA.
+ *
+ * E(ID, nanoseconds, value) or S(..): a is the element, b the second one, c and d are the constants
+ * of the launch. A value is written in the words of cpu/vocabulary.h, which each backend gives for
+ * its own numbers; waist/functions.inl makes some more of them. S: what the CPU computes one by one
+ * on every level, since it has no vector of it. Nanoseconds are those of the reference level.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__WAIST_FUNCTIONS_INCLUDED
+#define MPT__WAIST_FUNCTIONS_INCLUDED
+
+#define MPT__TRUTH(m) v_select(m, v_set(1), v_zero())
+
+#define MPT__UNARY_FUNCTIONS(E, S) \
+    E(NEG, 2, v_negate(a)) \
+    E(EXP, 8, v_exp(a)) \
+    E(LOG, 10, v_log(a)) \
+    E(SQRT, 6, v_sqrt(a)) \
+    E(RELU, 2, v_relu(a)) \
+    E(GELU, 20, v_gelu(a)) \
+    E(GELU_TANH, 15, v_gelu_tanh(a)) \
+    E(TANH, 12, v_tanh(a)) \
+    E(SIGMOID, 10, v_sigmoid(a)) \
+    E(ADD_SCALAR, 2, v_add(a, v_set(c))) \
+    E(MUL_SCALAR, 2, v_mul(a, v_set(c))) \
+    E(MUL_SLOT, 2, v_mul(a, v_set(c))) /* c: the device scalar slot[0] */ \
+    E(ISNAN, 2, MPT__TRUTH(v_is_nan(a))) \
+    E(ISINF, 2, MPT__TRUTH(v_is_inf(a))) \
+    E(NOT, 2, MPT__TRUTH(v_equal(a, v_zero()))) \
+    S(LOG1P, 25, v_log1p(a)) \
+    E(RSQRT, 8, v_div(v_set(1), v_sqrt(a))) \
+    E(ABS, 2, v_abs(a)) \
+    S(SIGN, 2, v_sign(a)) \
+    S(SIN, 25, v_sin(a)) \
+    S(COS, 25, v_cos(a)) \
+    E(CLAMP, 2, v_smaller(v_set(d), v_larger(v_set(c), a))) \
+    S(POW_SCALAR, 50, v_pow(a, v_set(c))) \
+    E(LEAKY_RELU, 2, v_select(v_greater(a, v_zero()), a, v_mul(a, v_set(c)))) \
+    S(ELU, 20, v_select(v_greater(a, v_zero()), a, v_mul(v_set(c), v_expm1(a)))) \
+    E(SILU, 12, v_mul(a, v_sigmoid(a))) \
+    S(SOFTPLUS, 45, v_softplus(a, v_set(c), v_set(d))) \
+    S(FINITE, 2, v_select(v_is_inf(a), v_zero(), a)) \
+    S(ONE_FOR_ZERO, 2, v_select(v_equal(a, v_zero()), v_set(1), a))
+
+/* Results of EQUAL to OR are bool. In the slopes of RELU, TANH, SIGMOID, SQRT and RSQRT a is the
+   saved output, in the others the input. KEEP and DROP: adding -0 changes nothing. */
+#define MPT__BINARY_FUNCTIONS(E, S) \
+    E(ADD, 2, v_add(a, b)) \
+    E(SUB, 2, v_sub(a, b)) \
+    E(MUL, 2, v_mul(a, b)) \
+    E(DIV, 3, v_div(a, b)) \
+    E(EQUAL, 2, MPT__TRUTH(v_equal(a, b))) \
+    E(NOT_EQUAL, 2, v_select(v_equal(a, b), v_zero(), v_set(1))) \
+    E(LESS, 2, MPT__TRUTH(v_greater(b, a))) \
+    E(LESS_EQUAL, 2, v_at_least(b, a)) \
+    E(GREATER, 2, MPT__TRUTH(v_greater(a, b))) \
+    E(GREATER_EQUAL, 2, v_at_least(a, b)) \
+    S(AND, 2, v_select(v_equal(a, v_zero()), v_zero(), \
+                       v_select(v_equal(b, v_zero()), v_zero(), v_set(1)))) \
+    S(OR, 2, v_select(v_equal(a, v_zero()), v_select(v_equal(b, v_zero()), v_zero(), v_set(1)), \
+                      v_set(1))) \
+    E(MINIMUM, 2, v_select(v_is_nan(a), a, v_smaller(a, b))) \
+    E(MAXIMUM, 2, v_max_nan(a, b)) \
+    S(POW, 50, v_pow(a, b)) \
+    E(KEEP, 2, v_select(v_equal(a, v_zero()), v_set(-0.0f), v_mul(a, b))) \
+    E(DROP, 2, v_select(v_equal(a, v_zero()), b, v_set(-0.0f))) \
+    S(SHARE, 2, v_select(v_greater(b, a), v_zero(), \
+                         v_select(v_equal(a, b), v_set(0.5f), v_set(1)))) \
+    S(POW_SLOPE, 50, v_pow_slope(a, b)) /* of a^b by a; 0 for b = 0 */ \
+    S(POW_EXPONENT, 70, v_pow_exponent(a, b)) /* of a^b by b; 0 for a = 0 <= b */ \
+    E(RELU_BACKWARD, 2, v_gate(a, b)) \
+    E(GELU_BACKWARD, 25, v_mul(b, v_gelu_slope(a))) \
+    E(GELU_TANH_BACKWARD, 20, v_mul(b, v_gelu_tanh_slope(a))) \
+    E(TANH_BACKWARD, 2, v_mul(b, v_sub(v_set(1), v_mul(a, a)))) \
+    E(SIGMOID_BACKWARD, 2, v_mul(v_mul(b, a), v_sub(v_set(1), a))) \
+    E(SQRT_BACKWARD, 3, v_div(b, v_mul(v_set(2), a))) \
+    S(LOG1P_BACKWARD, 3, v_div(b, v_add(v_set(1), a))) \
+    S(RSQRT_BACKWARD, 2, v_mul(v_mul(v_mul(v_mul(b, v_set(-0.5f)), a), a), a)) \
+    S(ABS_BACKWARD, 2, v_mul(b, v_sign(a))) \
+    S(SIN_BACKWARD, 25, v_mul(b, v_cos(a))) \
+    S(COS_BACKWARD, 25, v_mul(v_negate(b), v_sin(a))) \
+    E(CLAMP_BACKWARD, 2, v_select(v_greater(a, v_set(c)), \
+                                  v_select(v_greater(v_set(d), a), b, v_zero()), v_zero())) \
+    S(HARDTANH_BACKWARD, 2, \
+      v_select(v_greater(v_at_least(v_set(c), a), v_zero()), v_zero(), \
+               v_select(v_greater(v_at_least(a, v_set(d)), v_zero()), v_zero(), b))) \
+    S(POW_SCALAR_BACKWARD, 50, v_mul(b, v_pow_slope(a, v_set(c)))) \
+    E(LEAKY_RELU_BACKWARD, 2, v_select(v_greater(a, v_zero()), b, v_mul(b, v_set(c)))) \
+    S(ELU_BACKWARD, 10, v_select(v_greater(a, v_zero()), b, v_mul(v_mul(b, v_set(c)), v_exp(a)))) \
+    E(SILU_BACKWARD, 12, v_mul(b, v_silu_slope(a))) \
+    S(SOFTPLUS_BACKWARD, 12, v_select(v_greater(v_mul(a, v_set(c)), v_set(d)), b, \
+                                      v_mul(b, v_sigmoid(v_mul(a, v_set(c)))))) \
+    S(RATIO, 3, v_select(v_equal(a, v_zero()), v_zero(), v_div(b, a))) \
+    E(SQUARED_DIFFERENCE, 2, v_mul(v_sub(a, b), v_sub(a, b))) \
+    E(EXP_DIFFERENCE, 9, v_exp(v_sub(a, b))) \
+    /* b zeros in a product */ \
+    S(PROD_SHARE, 4, \
+      v_select(v_equal(b, v_zero()), v_div(v_set(1), a), \
+               v_select(v_equal(b, v_set(1)), MPT__TRUTH(v_equal(a, v_zero())), v_zero())))
+
+#endif
+/* ---------------------------------------------------------------------------------------------
  * waist/launch.h: the waist. Above it ops, modules and optimizers; below it backends.
  *
  * Ops lower to launches; a backend executes launches and nothing else. A launch names storages by
@@ -2726,84 +2829,14 @@ typedef enum mpt__kernel {
 #define MPT__MARGIN_SLOPE (p - c + a > 0 ? d * (r == 2 ? 2 * (p - c + a) : 1) : 0)
 #define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c =
-   imm[0], d = imm[1], s = slot. Those that give bool compare integers exactly. */
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. Those that give bool compare
+   integers exactly. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
-    /* unary */
-    MPT__FN_NEG,
-    MPT__FN_EXP,
-    MPT__FN_LOG,
-    MPT__FN_SQRT,
-    MPT__FN_RELU,
-    MPT__FN_GELU,
-    MPT__FN_GELU_TANH,
-    MPT__FN_TANH,
-    MPT__FN_SIGMOID,
-    MPT__FN_ADD_SCALAR, /* a + c */
-    MPT__FN_MUL_SCALAR, /* a * c */
-    MPT__FN_MUL_SLOT,   /* a * s */
-    MPT__FN_ISNAN,
-    MPT__FN_ISINF, /* bool out */
-    MPT__FN_NOT,   /* bool out; a == 0 */
-    MPT__FN_LOG1P,
-    MPT__FN_RSQRT,
-    MPT__FN_ABS,
-    MPT__FN_SIGN,
-    MPT__FN_SIN,
-    MPT__FN_COS,
-    MPT__FN_CLAMP,      /* min(max(a, c), d); NaN passes */
-    MPT__FN_POW_SCALAR, /* a^c */
-    MPT__FN_LEAKY_RELU, /* a > 0 ? a : c a */
-    MPT__FN_ELU,        /* a > 0 ? a : c (exp(a) - 1) */
-    MPT__FN_SILU,
-    MPT__FN_SOFTPLUS,     /* c a > d ? a : log(1 + exp(c a)) / c */
-    MPT__FN_FINITE,       /* |a| infinite ? 0 : a */
-    MPT__FN_ONE_FOR_ZERO, /* a == 0 ? 1 : a */
-    /* binary */
-    MPT__FN_ADD,
-    MPT__FN_SUB,
-    MPT__FN_MUL,
-    MPT__FN_DIV,
-    MPT__FN_EQUAL, /* bool out, from here to OR */
-    MPT__FN_NOT_EQUAL,
-    MPT__FN_LESS,
-    MPT__FN_LESS_EQUAL,
-    MPT__FN_GREATER,
-    MPT__FN_GREATER_EQUAL,
-    MPT__FN_AND,
-    MPT__FN_OR,
-    MPT__FN_MINIMUM, /* NaN wins */
-    MPT__FN_MAXIMUM,
-    MPT__FN_POW,
-    MPT__FN_KEEP,         /* a == 0 ? -0 : a b; adding -0 changes nothing */
-    MPT__FN_DROP,         /* a != 0 ? -0 : b */
-    MPT__FN_SHARE,        /* a < b ? 0 : a == b ? 1/2 : 1 */
-    MPT__FN_POW_SLOPE,    /* of a^b by a; 0 for b = 0 */
-    MPT__FN_POW_EXPONENT, /* of a^b by b; 0 for a = 0 <= b */
-    /* backward: a = saved value, b = dy */
-    MPT__FN_RELU_BACKWARD,      /* saved output; a <= 0 ? 0 : b */
-    MPT__FN_GELU_BACKWARD,      /* saved input */
-    MPT__FN_GELU_TANH_BACKWARD, /* saved input */
-    MPT__FN_TANH_BACKWARD,      /* saved output */
-    MPT__FN_SIGMOID_BACKWARD,   /* saved output */
-    MPT__FN_SQRT_BACKWARD,      /* saved output; b / (2 a) */
-    MPT__FN_LOG1P_BACKWARD,     /* from here on, unless it says otherwise: saved input */
-    MPT__FN_RSQRT_BACKWARD,     /* saved output */
-    MPT__FN_ABS_BACKWARD,
-    MPT__FN_SIN_BACKWARD,
-    MPT__FN_COS_BACKWARD,
-    MPT__FN_CLAMP_BACKWARD,    /* c < a < d ? b : 0 */
-    MPT__FN_HARDTANH_BACKWARD, /* a <= c || a >= d ? 0 : b */
-    MPT__FN_POW_SCALAR_BACKWARD,
-    MPT__FN_LEAKY_RELU_BACKWARD,
-    MPT__FN_ELU_BACKWARD,
-    MPT__FN_SILU_BACKWARD,
-    MPT__FN_SOFTPLUS_BACKWARD,
-    MPT__FN_RATIO,              /* a == 0 ? 0 : b / a */
-    MPT__FN_SQUARED_DIFFERENCE, /* (a - b)^2 */
-    MPT__FN_EXP_DIFFERENCE,     /* exp(a - b) */
-    MPT__FN_PROD_SHARE,         /* b zeros in a product: b == 0 ? 1 / a : b == 1 && a == 0 */
+#define MPT__ROW(id, ns, value) MPT__FN_##id,
+    MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW)
+    MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)
+#undef MPT__ROW
     /* reductions */
     MPT__FN_SUM,
     MPT__FN_MEAN,
@@ -5776,13 +5809,8 @@ static MPT__INLINE float mpt__f8e5m2_to_f32(uint8_t byte) {
 #endif
 
 /* ---------------------------------------------------------------------------------------------
- * ground/convert.c: the words for vectors, bulk conversions between fp32, fp16 and bf16, and bulk
- * tests for inf and NaN.
- *
- * Every level gives the bits of the scalar functions in ground/dtype.c for every input, with
- * flush-to- zero and denormals-are-zero on or off: bf16 and the tests use integers only; the fp16
- * instructions ignore FTZ, and DAZ only turns fp32 denormals into zeros, which fp16 would make of
- * them anyway. (AVX512_BF16's own conversion always flushes denormals, so it is not used.)
+ * ground/convert.c: bulk conversions between fp32, fp16 and bf16, and bulk tests for inf and NaN,
+ * as portable C. Vectors do the same with the same bits (cpu/template/convert.c).
  * ------------------------------------------------------------------------------------------- */
 
 /* Any alignment; source and destination do not overlap; n may be 0. */
@@ -5798,221 +5826,6 @@ typedef struct mpt__convert_table {
     void (*u8_to_half)(const uint8_t *from, uint16_t *to, size_t n, const uint16_t table[256]);
 } mpt__convert_table;
 
-/* ==== Vocabulary ====
- *
- * The words in which conversions and the functions of ground/math.c are written, once for each
- * width: mpt__v1_add and so on, for 1, 4 (NEON), 8 (AVX2) and 16 (AVX-512) lanes. words(p) loads
- * 32-bit patterns from anywhere. larger(a, b) is a > b ? a : b and smaller(a, b) is a < b ? a : b:
- * both give b if either is NaN, as the x86 instructions do. select(m, a, b) is m ? a : b. sar
- * shifts with the sign.
- *
- * Arithmetic uses operators where the compiler has them for vectors: they obey the pragmas around
- * this code, while the body of an intrinsic obeys those around the header that it came from. */
-
-#if defined(_MSC_VER) && !defined(__clang__)
-#define MPT__LANES(a, operation, b, intrinsic) intrinsic(a, b)
-#else
-#define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
-#endif
-
-#define MPT__ARITHMETIC(SPEC, V, P, S) \
-    SPEC V##_f V##_add(V##_f a, V##_f b) { return MPT__LANES(a, +, b, P##add##S); } \
-    SPEC V##_f V##_sub(V##_f a, V##_f b) { return MPT__LANES(a, -, b, P##sub##S); } \
-    SPEC V##_f V##_mul(V##_f a, V##_f b) { return MPT__LANES(a, *, b, P##mul##S); } \
-    SPEC V##_f V##_div(V##_f a, V##_f b) { return MPT__LANES(a, /, b, P##div##S); }
-
-typedef float mpt__v1_f;
-typedef uint32_t mpt__v1_i;
-typedef bool mpt__v1_m;
-#define MPT__V1 static MPT__INLINE
-
-MPT__V1 float mpt__v1_add(float a, float b) { return a + b; }
-MPT__V1 float mpt__v1_sub(float a, float b) { return a - b; }
-MPT__V1 float mpt__v1_mul(float a, float b) { return a * b; }
-MPT__V1 float mpt__v1_div(float a, float b) { return a / b; }
-MPT__V1 float mpt__v1_set(float a) { return a; }
-MPT__V1 float mpt__v1_larger(float a, float b) { return a > b ? a : b; }
-MPT__V1 float mpt__v1_smaller(float a, float b) { return a < b ? a : b; }
-MPT__V1 uint32_t mpt__v1_bits(float a) { return mpt__f32_bits(a); }
-MPT__V1 uint32_t mpt__v1_words(const void *p) {
-    uint32_t word;
-    memcpy(&word, p, sizeof word);
-    return word;
-}
-MPT__V1 float mpt__v1_float(uint32_t a) { return mpt__f32_from_bits(a); }
-MPT__V1 float mpt__v1_convert(uint32_t a) { return (float)(int32_t)a; }
-MPT__V1 uint32_t mpt__v1_iset(int32_t a) { return (uint32_t)a; }
-MPT__V1 uint32_t mpt__v1_iadd(uint32_t a, uint32_t b) { return a + b; }
-MPT__V1 uint32_t mpt__v1_isub(uint32_t a, uint32_t b) { return a - b; }
-MPT__V1 uint32_t mpt__v1_iand(uint32_t a, uint32_t b) { return a & b; }
-MPT__V1 uint32_t mpt__v1_ior(uint32_t a, uint32_t b) { return a | b; }
-MPT__V1 uint32_t mpt__v1_shl23(uint32_t a) { return a << 23; }
-MPT__V1 uint32_t mpt__v1_shr16(uint32_t a) { return a >> 16; }
-MPT__V1 uint32_t mpt__v1_sar1(uint32_t a) { return a >> 1 | (a & 0x80000000u); }
-MPT__V1 uint32_t mpt__v1_sar23(uint32_t a) { return a >> 23 | (0u - (a >> 31)) << 9; }
-MPT__V1 bool mpt__v1_igt(uint32_t a, uint32_t b) { return (int32_t)a > (int32_t)b; }
-MPT__V1 float mpt__v1_select(bool m, float a, float b) { return m ? a : b; }
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-typedef __m256 mpt__v8_f;
-typedef __m256i mpt__v8_i;
-typedef __m256i mpt__v8_m;
-#define MPT__V8 MPT__TARGET("avx2") static MPT__INLINE
-
-MPT__ARITHMETIC(MPT__V8, mpt__v8, _mm256_, _ps)
-MPT__V8 __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
-MPT__V8 __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
-MPT__V8 __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
-MPT__V8 __m256i mpt__v8_bits(__m256 a) { return _mm256_castps_si256(a); }
-MPT__V8 __m256i mpt__v8_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-MPT__V8 __m256 mpt__v8_float(__m256i a) { return _mm256_castsi256_ps(a); }
-MPT__V8 __m256 mpt__v8_convert(__m256i a) { return _mm256_cvtepi32_ps(a); }
-MPT__V8 __m256i mpt__v8_iset(int32_t a) { return _mm256_set1_epi32(a); }
-MPT__V8 __m256i mpt__v8_iadd(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
-MPT__V8 __m256i mpt__v8_isub(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
-MPT__V8 __m256i mpt__v8_iand(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
-MPT__V8 __m256i mpt__v8_ior(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
-MPT__V8 __m256i mpt__v8_shl23(__m256i a) { return _mm256_slli_epi32(a, 23); }
-MPT__V8 __m256i mpt__v8_shr16(__m256i a) { return _mm256_srli_epi32(a, 16); }
-MPT__V8 __m256i mpt__v8_sar1(__m256i a) { return _mm256_srai_epi32(a, 1); }
-MPT__V8 __m256i mpt__v8_sar23(__m256i a) { return _mm256_srai_epi32(a, 23); }
-MPT__V8 __m256i mpt__v8_igt(__m256i a, __m256i b) { return _mm256_cmpgt_epi32(a, b); }
-MPT__V8 __m256 mpt__v8_select(__m256i m, __m256 a, __m256 b) {
-    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(m));
-}
-
-typedef __m512 mpt__v16_f;
-typedef __m512i mpt__v16_i;
-typedef __mmask16 mpt__v16_m;
-#define MPT__V16_STATIC MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq") static
-#define MPT__V16 MPT__V16_STATIC MPT__INLINE
-#define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
-
-MPT__ARITHMETIC(MPT__V16, mpt__v16, _mm512_, _ps)
-MPT__V16 __m512 mpt__v16_set(float a) { return _mm512_set1_ps(a); }
-MPT__V16 __m512 mpt__v16_larger(__m512 a, __m512 b) {
-    return _mm512_maskz_max_ps(MPT__V16_ALL, a, b);
-}
-MPT__V16 __m512 mpt__v16_smaller(__m512 a, __m512 b) {
-    return _mm512_maskz_min_ps(MPT__V16_ALL, a, b);
-}
-MPT__V16 __m512i mpt__v16_bits(__m512 a) { return _mm512_castps_si512(a); }
-MPT__V16 __m512i mpt__v16_words(const void *p) { return _mm512_loadu_si512(p); }
-MPT__V16 __m512 mpt__v16_float(__m512i a) { return _mm512_castsi512_ps(a); }
-MPT__V16 __m512 mpt__v16_convert(__m512i a) { return _mm512_maskz_cvtepi32_ps(MPT__V16_ALL, a); }
-MPT__V16 __m512i mpt__v16_iset(int32_t a) { return _mm512_set1_epi32(a); }
-MPT__V16 __m512i mpt__v16_iadd(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
-MPT__V16 __m512i mpt__v16_isub(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
-MPT__V16 __m512i mpt__v16_iand(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
-MPT__V16 __m512i mpt__v16_ior(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
-MPT__V16 __m512i mpt__v16_shl23(__m512i a) { return _mm512_maskz_slli_epi32(MPT__V16_ALL, a, 23); }
-MPT__V16 __m512i mpt__v16_shr16(__m512i a) { return _mm512_maskz_srli_epi32(MPT__V16_ALL, a, 16); }
-MPT__V16 __m512i mpt__v16_sar23(__m512i a) { return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 23); }
-MPT__V16 __mmask16 mpt__v16_igt(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(a, b); }
-MPT__V16 __m512 mpt__v16_select(__mmask16 m, __m512 a, __m512 b) {
-    return _mm512_mask_blend_ps(m, b, a);
-}
-#endif
-
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-typedef float32x4_t mpt__v4_f;
-typedef int32x4_t mpt__v4_i;
-typedef uint32x4_t mpt__v4_m;
-#define MPT__V4 static MPT__INLINE
-
-MPT__ARITHMETIC(MPT__V4, mpt__v4, v, q_f32)
-MPT__V4 mpt__v4_f mpt__v4_set(float a) { return vdupq_n_f32(a); }
-MPT__V4 mpt__v4_f mpt__v4_larger(mpt__v4_f a, mpt__v4_f b) {
-    return vbslq_f32(vcgtq_f32(a, b), a, b);
-}
-MPT__V4 mpt__v4_f mpt__v4_smaller(mpt__v4_f a, mpt__v4_f b) {
-    return vbslq_f32(vcltq_f32(a, b), a, b);
-}
-MPT__V4 mpt__v4_i mpt__v4_bits(mpt__v4_f a) { return vreinterpretq_s32_f32(a); }
-MPT__V4 mpt__v4_i mpt__v4_words(const void *p) { return vld1q_s32((const int32_t *)p); }
-MPT__V4 mpt__v4_f mpt__v4_float(mpt__v4_i a) { return vreinterpretq_f32_s32(a); }
-MPT__V4 mpt__v4_f mpt__v4_convert(mpt__v4_i a) { return vcvtq_f32_s32(a); }
-MPT__V4 mpt__v4_i mpt__v4_iset(int32_t a) { return vdupq_n_s32(a); }
-MPT__V4 mpt__v4_i mpt__v4_iadd(mpt__v4_i a, mpt__v4_i b) { return vaddq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_isub(mpt__v4_i a, mpt__v4_i b) { return vsubq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_iand(mpt__v4_i a, mpt__v4_i b) { return vandq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_ior(mpt__v4_i a, mpt__v4_i b) { return vorrq_s32(a, b); }
-MPT__V4 mpt__v4_i mpt__v4_shl23(mpt__v4_i a) { return vshlq_n_s32(a, 23); }
-MPT__V4 mpt__v4_i mpt__v4_shr16(mpt__v4_i a) {
-    return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), 16));
-}
-MPT__V4 mpt__v4_i mpt__v4_sar1(mpt__v4_i a) { return vshrq_n_s32(a, 1); }
-MPT__V4 mpt__v4_i mpt__v4_sar23(mpt__v4_i a) { return vshrq_n_s32(a, 23); }
-MPT__V4 mpt__v4_m mpt__v4_igt(mpt__v4_i a, mpt__v4_i b) { return vcgtq_s32(a, b); }
-MPT__V4 mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
-    return vbslq_f32(m, a, b);
-}
-#endif
-
-/* ==== Text of all levels ==== */
-
-/* One conversion of a level: W elements at a time by its step, the rest by that of REST. */
-#define MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, NAME, FROM, TO) \
-    SPEC void mpt__##LEVEL##_##NAME(const FROM *from, TO *to, size_t n) { \
-        size_t i = 0; \
-        for (; i + (W) <= n; i += (W)) mpt__##LEVEL##_##NAME##_step(from + i, to + i); \
-        if (i < n) mpt__##REST##_##NAME(from + i, to + i, n - i); \
-    }
-#define MPT__CONVERT_LOOPS(SPEC, W, LEVEL, REST) \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f16_to_f32, uint16_t, float) \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, bf16_to_f32, uint16_t, float) \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_f16, float, uint16_t) \
-    MPT__CONVERT_LOOP(SPEC, W, LEVEL, REST, f32_to_bf16, float, uint16_t)
-
-/* Eight, or W, fp32 patterns to bf16 in the low halves of words. */
-#define MPT__ROUND_BF16(SPEC, V, NAME) \
-    SPEC MPT__INLINE V##_i NAME(V##_i bits) { \
-        V##_m nan = V##_igt(V##_iand(bits, V##_iset(0x7fffffff)), V##_iset(0x7f800000)); \
-        V##_i odd = V##_iand(V##_shr16(bits), V##_iset(1)); \
-        V##_i sum = V##_iadd(bits, V##_iadd(odd, V##_iset(0x7fff))); \
-        return V##_bits(V##_select(nan, V##_float(V##_iset(0x7fc0)), V##_float(V##_shr16(sum)))); \
-    }
-
-/* The tests of a level, and its table with the look-up of level BYTES. An exponent of all ones and
-   `one` in its lowest bit give a carry to the sign, in each half of a word for 16-bit formats. Four
-   runs are read side by side: one core gets more out of memory from several pages at once. */
-#define MPT__FINITE_OF(V, p) V##_iadd(V##_iand(V##_words(p), mask), carry)
-#define MPT__FINITE_FOUR(V, p, run) \
-    V##_ior(V##_ior(MPT__FINITE_OF(V, p), MPT__FINITE_OF(V, p + run)), \
-            V##_ior(MPT__FINITE_OF(V, p + 2 * run), MPT__FINITE_OF(V, p + 3 * run)))
-#define MPT__CONVERT_TABLE(SPEC, V, W, LEVEL, BYTES) \
-    SPEC bool mpt__##LEVEL##_finite(const void *values, size_t bytes, int32_t exponent, \
-                                    int32_t one) { \
-        const V##_i mask = V##_iset(exponent), carry = V##_iset(one); \
-        const size_t step = 4 * (W); \
-        const char *at = (const char *)values; \
-        V##_i sum = V##_iset(0); \
-        uint32_t words[4 * (W)] = {0}, all = 0; \
-        const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run; \
-        for (size_t i = 0; i < run; i += step, at += step) \
-            sum = V##_ior(sum, MPT__FINITE_FOUR(V, at, run)); \
-        if (rest > 0) memcpy(words, at + 3 * run, rest); \
-        sum = V##_ior(sum, MPT__FINITE_FOUR(V, (const char *)words, step)); \
-        memcpy(words, &sum, sizeof sum); \
-        for (int i = 0; i < (W); i++) all |= words[i]; \
-        return (all & 0x80008000u) == 0; \
-    } \
-    static bool mpt__##LEVEL##_finite_f32(const float *values, size_t n) { \
-        return mpt__##LEVEL##_finite(values, 4 * n, 0x7f800000, 0x00800000); \
-    } \
-    static bool mpt__##LEVEL##_finite_f16(const uint16_t *values, size_t n) { \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7c007c00, 0x04000400); \
-    } \
-    static bool mpt__##LEVEL##_finite_bf16(const uint16_t *values, size_t n) { \
-        return mpt__##LEVEL##_finite(values, 2 * n, 0x7f807f80, 0x00800080); \
-    } \
-    static const mpt__convert_table mpt__convert_##LEVEL = { \
-        mpt__##LEVEL##_f16_to_f32,  mpt__##LEVEL##_bf16_to_f32, mpt__##LEVEL##_f32_to_f16, \
-        mpt__##LEVEL##_f32_to_bf16, mpt__##LEVEL##_finite_f32,  mpt__##LEVEL##_finite_f16, \
-        mpt__##LEVEL##_finite_bf16, mpt__##BYTES##_u8_to_half};
-
-/* ==== Levels ==== */
-
 static void mpt__portable_f16_to_f32(const uint16_t *from, float *to, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = mpt__f16_to_f32(from[i]);
 }
@@ -6025,171 +5838,46 @@ static void mpt__portable_f32_to_f16(const float *from, uint16_t *to, size_t n) 
 static void mpt__portable_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16(from[i]);
 }
-/* Eight a turn take less than half the instructions of one. */
+/* Four a turn take about half the instructions of one. */
 #define MPT__LOOK_UP(NAME, TYPE) \
     static void mpt__portable_##NAME(const uint8_t *from, TYPE *to, size_t n, const TYPE *table) { \
-        size_t i = 0; \
-        for (; i + 8 <= n; i += 8) { \
-            to[i] = table[from[i]], to[i + 1] = table[from[i + 1]]; \
-            to[i + 2] = table[from[i + 2]], to[i + 3] = table[from[i + 3]]; \
-            to[i + 4] = table[from[i + 4]], to[i + 5] = table[from[i + 5]]; \
-            to[i + 6] = table[from[i + 6]], to[i + 7] = table[from[i + 7]]; \
+        for (; n >= 4; n -= 4, from += 4, to += 4) { \
+            to[0] = table[from[0]], to[1] = table[from[1]]; \
+            to[2] = table[from[2]], to[3] = table[from[3]]; \
         } \
-        for (; i < n; i++) to[i] = table[from[i]]; \
+        for (size_t i = 0; i < n; i++) to[i] = table[from[i]]; \
     }
 MPT__LOOK_UP(u8_to_f32, float)
 MPT__LOOK_UP(u8_to_half, uint16_t)
-MPT__CONVERT_TABLE(static, mpt__v1, 1, portable, portable)
 
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-#define MPT__CONVERT_AVX2 MPT__TARGET("avx2,f16c") static
-
-MPT__ROUND_BF16(MPT__CONVERT_AVX2, mpt__v8, mpt__avx2_round_bf16)
-/* The same without a NaN. */
-MPT__CONVERT_AVX2 MPT__INLINE __m256i mpt__avx2_round_number(__m256i bits) {
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i below = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
-    return _mm256_srli_epi32(_mm256_add_epi32(below, odd), 16);
-}
-/* Two of them in a row. That there is a NaN is seldom. */
-MPT__CONVERT_AVX2 MPT__INLINE __m256i mpt__avx2_round_two(__m256 a, __m256 b) {
-    __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
-    if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0)
-        low = mpt__avx2_round_bf16(low), high = mpt__avx2_round_bf16(high);
-    else
-        low = mpt__avx2_round_number(low), high = mpt__avx2_round_number(high);
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
-}
-
-MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f16_to_f32_step(const uint16_t *from, float *to) {
-    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from)));
-}
-MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_bf16_to_f32_step(const uint16_t *from, float *to) {
-    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
-    _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
-}
-MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_f16_step(const float *from, uint16_t *to) {
-    __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128((__m128i *)(void *)to, half);
-}
-MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_half_f32_to_bf16_step(const float *from,
-                                                                   uint16_t *to) {
-    __m256i words = mpt__avx2_round_bf16(mpt__v8_words(from));
-    __m256i twice = _mm256_packus_epi32(words, words); /* its quarters: 0 0 1 1 */
-    __m256i packed = _mm256_permute4x64_epi64(twice, 0x08);
-    _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
-}
-MPT__CONVERT_AVX2 MPT__INLINE void mpt__avx2_f32_to_bf16_step(const float *from, uint16_t *to) {
-    _mm256_storeu_si256((__m256i *)(void *)to, mpt__avx2_round_two(_mm256_loadu_ps(from),
-                                                                  _mm256_loadu_ps(from + 8)));
-}
-MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2, portable, f16_to_f32, uint16_t, float)
-MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2, portable, bf16_to_f32, uint16_t, float)
-MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2, portable, f32_to_f16, float, uint16_t)
-MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 8, avx2_half, portable, f32_to_bf16, float, uint16_t)
-MPT__CONVERT_LOOP(MPT__CONVERT_AVX2, 16, avx2, avx2_half, f32_to_bf16, float, uint16_t)
-MPT__CONVERT_TABLE(MPT__CONVERT_AVX2, mpt__v8, 8, avx2, portable)
-
-/* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */
-MPT__V16 __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
-    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
-    const __m512 value = _mm512_castsi512_ps(bits);
-    __mmask16 none = nan ? _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q) : (__mmask16)0;
-    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
-    return nan ? _mm512_mask_mov_epi32(sum, none, _mm512_set1_epi32(0x7fc00000)) : sum;
-}
-MPT__V16 __m256i mpt__avx512_round_bf16(__m512i bits) {
-    const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
-                                          0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
-    bits = mpt__avx512_round_high(bits, true);
-    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, bits));
-}
-MPT__V16 __m256i mpt__avx512_round_f16(__m512 value) {
-    return _mm512_maskz_cvtps_ph(MPT__V16_ALL, value, _MM_FROUND_TO_NEAREST_INT);
-}
-/* The first n of 16 lanes. */
-#define MPT__V16_FIRST(n) ((__mmask16)((1u << (n)) - 1))
-
-MPT__V16 void mpt__avx512_rest_f16_to_f32(const uint16_t *from, float *to, size_t n) {
-    __m256i half = _mm256_maskz_loadu_epi16(MPT__V16_FIRST(n), from);
-    _mm512_mask_storeu_ps(to, MPT__V16_FIRST(n), _mm512_maskz_cvtph_ps(MPT__V16_ALL, half));
-}
-MPT__V16 void mpt__avx512_rest_bf16_to_f32(const uint16_t *from, float *to, size_t n) {
-    __m256i half = _mm256_maskz_loadu_epi16(MPT__V16_FIRST(n), from);
-    __m512i wide = _mm512_maskz_cvtepu16_epi32(MPT__V16_ALL, half);
-    _mm512_mask_storeu_epi32(to, MPT__V16_FIRST(n),
-                             _mm512_maskz_slli_epi32(MPT__V16_ALL, wide, 16));
-}
-MPT__V16 void mpt__avx512_rest_f32_to_f16(const float *from, uint16_t *to, size_t n) {
-    __m512 value = _mm512_maskz_loadu_ps(MPT__V16_FIRST(n), from);
-    _mm256_mask_storeu_epi16(to, MPT__V16_FIRST(n), mpt__avx512_round_f16(value));
-}
-MPT__V16 void mpt__avx512_rest_f32_to_bf16(const float *from, uint16_t *to, size_t n) {
-    __m512i bits = _mm512_maskz_loadu_epi32(MPT__V16_FIRST(n), from);
-    _mm256_mask_storeu_epi16(to, MPT__V16_FIRST(n), mpt__avx512_round_bf16(bits));
-}
-#define mpt__avx512_f16_to_f32_step(from, to) mpt__avx512_rest_f16_to_f32(from, to, 16)
-#define mpt__avx512_bf16_to_f32_step(from, to) mpt__avx512_rest_bf16_to_f32(from, to, 16)
-#define mpt__avx512_f32_to_f16_step(from, to) mpt__avx512_rest_f32_to_f16(from, to, 16)
-#define mpt__avx512_f32_to_bf16_step(from, to) mpt__avx512_rest_f32_to_bf16(from, to, 16)
-MPT__CONVERT_LOOPS(MPT__V16_STATIC, 16, avx512, avx512_rest)
-
-/* Two registers of the table per look-up, the higher bits of the index select among the results. */
-MPT__V16_STATIC void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_t n,
-                                            const uint16_t table[256]) {
-    __m512i part[8];
-    memcpy(part, table, sizeof part);
-    for (size_t i = 0; i < n; i += 32) {
-        const __mmask32 lanes = 0xffffffffu >> (n - i < 32 ? 32 - (n - i) : 0);
-        const __m512i index =
-            _mm512_maskz_cvtepu8_epi16(lanes, _mm256_maskz_loadu_epi8(lanes, from + i));
-        const __mmask32 bit6 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
-        const __mmask32 bit7 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
-        __m512i found[4];
-        found[0] = _mm512_permutex2var_epi16(part[0], index, part[1]);
-        found[1] = _mm512_permutex2var_epi16(part[2], index, part[3]);
-        found[2] = _mm512_permutex2var_epi16(part[4], index, part[5]);
-        found[3] = _mm512_permutex2var_epi16(part[6], index, part[7]);
-        found[0] = _mm512_mask_blend_epi16(bit6, found[0], found[1]);
-        found[2] = _mm512_mask_blend_epi16(bit6, found[2], found[3]);
-        _mm512_mask_storeu_epi16(to + i, lanes, _mm512_mask_blend_epi16(bit7, found[0], found[2]));
+/* An exponent of all ones and `one` in its lowest bit give a carry to the sign, in each half of a
+   word for 16-bit formats. */
+static bool mpt__portable_finite(const void *values, size_t bytes, uint32_t exponent,
+                                 uint32_t one) {
+    const char *at = (const char *)values;
+    uint32_t sum = 0;
+    for (size_t n; bytes > 0; bytes -= n, at += n) {
+        uint32_t word = 0;
+        n = bytes < sizeof word ? bytes : sizeof word;
+        memcpy(&word, at, n);
+        sum |= (word & exponent) + one;
     }
+    return (sum & 0x80008000u) == 0;
 }
-MPT__CONVERT_TABLE(MPT__V16_STATIC, mpt__v16, 16, avx512, avx512)
-#endif
+static bool mpt__portable_finite_f32(const float *values, size_t n) {
+    return mpt__portable_finite(values, 4 * n, 0x7f800000, 0x00800000);
+}
+static bool mpt__portable_finite_f16(const uint16_t *values, size_t n) {
+    return mpt__portable_finite(values, 2 * n, 0x7c007c00, 0x04000400);
+}
+static bool mpt__portable_finite_bf16(const uint16_t *values, size_t n) {
+    return mpt__portable_finite(values, 2 * n, 0x7f807f80, 0x00800080);
+}
 
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-MPT__ROUND_BF16(static, mpt__v4, mpt__neon_round_bf16)
-
-MPT__V4 void mpt__neon_f16_to_f32_step(const uint16_t *from, float *to) {
-    vst1q_f32(to, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))));
-}
-MPT__V4 void mpt__neon_bf16_to_f32_step(const uint16_t *from, float *to) {
-    vst1q_f32(to, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16)));
-}
-MPT__V4 void mpt__neon_f32_to_f16_step(const float *from, uint16_t *to) {
-    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from))));
-}
-MPT__V4 void mpt__neon_f32_to_bf16_step(const float *from, uint16_t *to) {
-    vst1_u16(to, vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_words(from)))));
-}
-MPT__CONVERT_LOOPS(static, 4, neon, portable)
-MPT__CONVERT_TABLE(static, mpt__v4, 4, neon, portable)
-#endif
-
-/* The table for a level that this CPU has. */
-static const mpt__convert_table *mpt__convert_table_for(mpt_isa isa) {
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-    if (isa == MPT_ISA_AVX2) return &mpt__convert_avx2;
-    if (isa >= MPT_ISA_AVX512 && isa <= MPT_ISA_AMX) return &mpt__convert_avx512;
-#endif
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    if (isa >= MPT_ISA_NEON) return &mpt__convert_neon;
-#endif
-    (void)isa;
-    return &mpt__convert_portable;
-}
+static const mpt__convert_table mpt__convert_portable = {
+    mpt__portable_f16_to_f32,  mpt__portable_bf16_to_f32, mpt__portable_f32_to_f16,
+    mpt__portable_f32_to_bf16, mpt__portable_finite_f32,  mpt__portable_finite_f16,
+    mpt__portable_finite_bf16, mpt__portable_u8_to_half};
 
 /* ---------------------------------------------------------------------------------------------
  * ground/elements.c: elements of any dtype, read and written one after the other.
@@ -6311,175 +5999,17 @@ static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t st
 }
 
 /* ---------------------------------------------------------------------------------------------
- * ground/math.c: exp, log, tanh, erf and their kin without the C library, whose bits differ from
- * one platform to the next.
+ * ground/math.c: exp, log, tanh, erf and their kin in double, without the C library, whose bits
+ * differ from one platform to the next.
  *
  * Everything here is made of + - * / sqrt and integer operations in a fixed order, so every
- * compiler and CPU gives the same bits. The float functions exist for 1, 4 (NEON), 8 (AVX2) and 16
- * (AVX-512) lanes from one text, MPT__MATH_FUNCTIONS, and agree bit for bit (NaN: as a class) as
- * long as denormals are treated alike; nothing may be contracted to FMA. Their polynomials were
- * fitted for the least maximal relative error, coefficients rounded to float one by one.
- *
- * float, measured, in ulp: log 0.80, exp 0.99, erf 1.29, tanh 1.33, sigmoid 2.41. double: about
- * 1e-15 relative.
+ * compiler and CPU gives the same bits; nothing may be contracted to FMA. Relative errors are about
+ * 1e-15. Those of floats are in cpu/template/math.c.
  * ------------------------------------------------------------------------------------------- */
 
 #include <math.h>
 
-/* ==== The float functions ==== */
-
-#define MPT__ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low bits */
-#define MPT__ROUND_MAGIC_BITS 0x4b400000
-#define MPT__LOG2_E_F 1.44269504f
-#define MPT__LN2_HIGH_F 0.693359375f /* 10 bits: times any exponent it is exact */
-#define MPT__LN2_LOW_F (-2.12194440e-4f)
-#define MPT__SQRT_HALF_BITS 0x3f3504f3
-#define MPT__TANH_SWITCH_BITS 0x3f200000 /* 0.625 */
-#define MPT__ERF_SWITCH_BITS 0x3f666666  /* 0.9 */
-#define MPT__SIGN_BIT (-0x7fffffff - 1)
-
-/* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
-static const float mpt__exp_coefficients[5] = {0.49999994f, 0.166665211f, 0.0416682735f,
-                                               0.00836868584f, 0.00138201355f};
-/* log(1+f) = f - f^2/2 + f^3 P(f) for sqrt(1/2) <= 1+f <= sqrt(2); error 7.7e-10. */
-static const float mpt__log_coefficients[9] = {0.333333135f,  -0.250000089f, 0.200020716f,
-                                               -0.166679904f, 0.142203629f,  -0.124062076f,
-                                               0.118834704f,  -0.116701923f, 0.0674955621f};
-/* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
-static const float mpt__tanh_coefficients[6] = {-0.333333313f, 0.133332208f,    -0.0539481789f,
-                                                0.021706894f,  -0.00819001347f, 0.00215268368f};
-/* erf(x) = x + x P(x^2) for |x| <= 0.9; error 8.9e-10. */
-static const float mpt__erf_small_coefficients[7] = {
-    0.128379166f,   -0.376126289f,    0.112836242f,   -0.02685556f,
-    0.00519175315f, -0.000803975272f, 7.94310035e-05f};
-/* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
-static const float mpt__erf_large_coefficients[7] = {
-    -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
-    0.0223151781f,    -0.00306548341f, 0.000198219554f};
-
-#define MPT__HORNER(V, i) \
-    if ((i) < n - 1) sum = V##_add(V##_mul(sum, x), V##_set(c[i]))
-
-/* y 2^k, with k in the low bits of t = k + MPT__ROUND_MAGIC: in two factors, since k alone may lie
-   outside the exponents of a float. */
-#define MPT__MATH_SCALE(SPEC, V) \
-    SPEC V##_f V##_scale(V##_f y, V##_f t) { \
-        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS)); \
-        V##_i half = V##_sar1(k); \
-        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127)))); \
-        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127)))); \
-        return V##_mul(V##_mul(y, factor1), factor2); \
-    }
-
-/* Defines the float functions in the vocabulary V; SPEC goes before each, NAME(exp) is its name.
- *   exp       any x; overflow gives infinity, results round to denormals as they should
- *   log       natural; -infinity for zeros, NaN below
- *   sigmoid   1 / (1 + exp(-x)), without loss on either side
- *   tanh erf  odd; +-1 for large |x|; the sign of zero stays */
-#define MPT__MATH_FUNCTIONS(SPEC, NAME, V) \
-    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */ \
-    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) { \
-        V##_f sum = V##_set(c[n - 1]); \
-        MPT__HORNER(V, 7); \
-        MPT__HORNER(V, 6); \
-        MPT__HORNER(V, 5); \
-        MPT__HORNER(V, 4); \
-        MPT__HORNER(V, 3); \
-        MPT__HORNER(V, 2); \
-        MPT__HORNER(V, 1); \
-        MPT__HORNER(V, 0); \
-        return sum; \
-    } \
- \
-    SPEC V##_f NAME(exp)(V##_f x) { \
-        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */ \
-        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x)); \
-        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC)); \
-        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC)); \
-        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F))); \
-        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F))); \
-        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5); \
-        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f)); \
-        return V##_scale(y, t); \
-    } \
- \
-    SPEC V##_f NAME(log)(V##_f x) { \
-        V##_i bits = V##_bits(x); \
-        V##_m denormal = V##_igt(V##_iset(0x00800000), bits); \
-        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x); \
-        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f)); \
-        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */ \
-        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS))); \
-        V##_f e = V##_add(V##_convert(k), shift); \
-        V##_f f = V##_sub(V##_float(V##_isub(V##_bits(scaled), V##_shl23(k))), V##_set(1.0f)); \
-        V##_f square = V##_mul(f, f); \
-        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square); \
-        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F))); \
-        y = V##_sub(y, V##_mul(square, V##_set(0.5f))); \
-        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F))); \
-        /* Infinity and NaN; then what is not above zero; then the zeros among that. */ \
-        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y); \
-        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y); \
-        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))), \
-                          V##_float(V##_iset(-0x00800000)), y); \
-    } \
- \
-    SPEC V##_f NAME(sigmoid)(V##_f x) { \
-        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT)))); \
-        V##_m negative = V##_igt(V##_iset(0), V##_bits(x)); \
-        V##_f above = V##_select(negative, e, V##_set(1.0f)); \
-        return V##_div(above, V##_add(e, V##_set(1.0f))); \
-    } \
- \
-    SPEC V##_f NAME(tanh)(V##_f x) { \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
-        V##_f square = V##_mul(a, a); \
-        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6); \
-        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p)); \
-        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f)); \
-        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e)); \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS)); \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
-    } \
- \
-    SPEC V##_f NAME(erf)(V##_f x) { \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
-        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7); \
-        V##_f lesser = V##_add(a, V##_mul(a, p)); \
-        V##_f in = V##_smaller(V##_set(4.0f), a); \
-        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7); \
-        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q)); \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS)); \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
-    }
-
-/* mpt__expf mpt__logf mpt__sigmoidf mpt__tanhf mpt__erff */
-#define MPT__NAME_SCALAR(name) mpt__##name##f
-MPT__MATH_SCALE(MPT__V1, mpt__v1)
-MPT__MATH_FUNCTIONS(MPT__V1, MPT__NAME_SCALAR, mpt__v1)
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-/* mpt__avx2_exp8 and so on; mpt__avx512_exp16 and so on. */
-#define MPT__NAME_AVX2(name) mpt__avx2_##name##8
-#define MPT__NAME_AVX512(name) mpt__avx512_##name##16
-MPT__MATH_SCALE(MPT__V8, mpt__v8)
-MPT__V16 __m512 mpt__v16_scale(__m512 y, __m512 t) {
-    return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, mpt__v16_sub(t, mpt__v16_set(MPT__ROUND_MAGIC)));
-}
-MPT__MATH_FUNCTIONS(MPT__V8, MPT__NAME_AVX2, mpt__v8)
-MPT__MATH_FUNCTIONS(MPT__V16, MPT__NAME_AVX512, mpt__v16)
-#endif
-
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-/* mpt__neon_exp4 and so on. */
-#define MPT__NAME_NEON(name) mpt__neon_##name##4
-MPT__MATH_SCALE(MPT__V4, mpt__v4)
-MPT__MATH_FUNCTIONS(MPT__V4, MPT__NAME_NEON, mpt__v4)
-#endif
-
-/* ==== double ==== */
+/* ==== Functions ==== */
 
 #define MPT__NAN_F64 mpt__f64_from_bits(UINT64_C(0x7ff8000000000000))
 #define MPT__INF_F64 mpt__f64_from_bits(UINT64_C(0x7ff0000000000000))
@@ -6922,6 +6452,332 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 }
 
 /* ---------------------------------------------------------------------------------------------
+ * cpu/vocabulary.h: the words that kernels for several instruction sets are written in.
+ *
+ * A level (cpu/level/) is an instruction set. It gives its vocabulary, functions on vectors such as
+ * mpt__v8_add, and then includes cpu/template/level.c, in which every kernel stands once as an
+ * ordinary function: v_add there is MPT__V(add), which the level says is mpt__v8_add, and
+ * MPT__LEVEL(softmax) is mpt__avx2_softmax. So a debugger enters each of them, and a compiler names
+ * its line. In the one file mptrain.h the templates stand at the end, and the file includes itself
+ * for each level.
+ *
+ * What a level says before it includes the templates:
+ *   MPT__V(word), MPT__LEVEL(name)   names of its words and of its kernels
+ *   MPT__WIDTH                       floats of a vector; 1, 4, 8 or 16
+ *   MPT__FN, MPT__OP                 target and storage class of a function, and of one to inline
+ *
+ * The words: words(p) loads 32-bit patterns from anywhere. larger(a, b) is a > b ? a : b and
+ * smaller(a, b) is a < b ? a : b: both give b if either is NaN, as the x86 instructions do.
+ * select(m, a, b) is m ? a : b. sar shifts with the sign. What a load or a store does is said in
+ * cpu/level/avx2.c.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_VOCABULARY_INCLUDED
+#define MPT__CPU_VOCABULARY_INCLUDED
+
+/* The name of this file, where its users renamed it. Only the one file includes itself. */
+#ifndef MPTRAIN_FILE
+#define MPTRAIN_FILE "mptrain.h"
+#endif
+
+/* Vector kernels are in the build: a CPU that has them, and mpt__real is float. */
+#define MPT__JOIN_TOKENS(a, b) a##b
+#define MPT__JOIN(a, b) MPT__JOIN_TOKENS(a, b)
+#define MPT__REAL_IS_float 1
+#if !defined(MPTRAIN_NO_SIMD) && MPT__JOIN(MPT__REAL_IS_, MPT__REAL)
+#if defined(MPT__X86)
+#define MPT__SIMD_X86 1
+#define MPT__SIMD 1
+#elif defined(MPT__ARM64)
+#define MPT__SIMD_NEON 1
+#define MPT__SIMD 1
+#endif
+#endif
+
+/* Arithmetic uses operators where the compiler has them for vectors: they obey the pragmas around
+   this code, while the body of an intrinsic obeys those around the header that it came from. */
+#if defined(_MSC_VER) && !defined(__clang__)
+#define MPT__LANES(a, operation, b, intrinsic) intrinsic(a, b)
+#else
+#define MPT__LANES(a, operation, b, intrinsic) ((a)operation(b))
+#endif
+#define MPT__ARITHMETIC(OP, V, P, S) \
+    OP V##_f V##_add(V##_f a, V##_f b) { return MPT__LANES(a, +, b, P##add##S); } \
+    OP V##_f V##_sub(V##_f a, V##_f b) { return MPT__LANES(a, -, b, P##sub##S); } \
+    OP V##_f V##_mul(V##_f a, V##_f b) { return MPT__LANES(a, *, b, P##mul##S); } \
+    OP V##_f V##_div(V##_f a, V##_f b) { return MPT__LANES(a, /, b, P##div##S); }
+
+/* Patterns of floats to bf16 in the low halves of words. */
+#define MPT__ROUND_BF16(OP, V, NAME) \
+    OP V##_i NAME(V##_i bits) { \
+        V##_m nan = V##_igt(V##_iand(bits, V##_iset(0x7fffffff)), V##_iset(0x7f800000)); \
+        V##_i odd = V##_iand(V##_shr16(bits), V##_iset(1)); \
+        V##_i sum = V##_iadd(bits, V##_iadd(odd, V##_iset(0x7fff))); \
+        return V##_bits(V##_select(nan, V##_float(V##_iset(0x7fc0)), V##_float(V##_shr16(sum)))); \
+    }
+
+/* Undefined again in cpu/vocabulary_end.h. */
+#define v_f MPT__V(f)
+#define v_i MPT__V(i)
+#define v_m MPT__V(m)
+#define v_d MPT__V(d)
+#define v_u MPT__V(u)
+#define v_zero MPT__V(zero)
+#define v_set MPT__V(set)
+#define v_load MPT__V(load)
+#define v_store MPT__V(store)
+#define v_load_full MPT__V(load_full)
+#define v_load_as MPT__V(load_as)
+#define v_load_first MPT__V(load_first)
+#define v_store_as MPT__V(store_as)
+#define v_stream MPT__V(stream)
+#define v_fence MPT__V(fence)
+#define v_first MPT__V(first)
+#define v_words_from MPT__V(words_from)
+#define v_load_quads MPT__V(load_quads)
+#define v_transpose4 MPT__V(transpose4)
+#define v_load_two MPT__V(load_two)
+#define v_load_apart MPT__V(load_apart)
+#define v_store_two MPT__V(store_two)
+#define v_in_order MPT__V(in_order)
+#define v_store_both MPT__V(store_both)
+#define v_load_rest MPT__V(load_rest)
+#define v_stream_as MPT__V(stream_as)
+#define v_add MPT__V(add)
+#define v_sub MPT__V(sub)
+#define v_mul MPT__V(mul)
+#define v_div MPT__V(div)
+#define v_fma MPT__V(fma)
+#define v_sqrt MPT__V(sqrt)
+#define v_larger MPT__V(larger)
+#define v_smaller MPT__V(smaller)
+#define v_select MPT__V(select)
+#define v_greater MPT__V(greater)
+#define v_equal MPT__V(equal)
+#define v_is_nan MPT__V(is_nan)
+#define v_round MPT__V(round)
+#define v_peak MPT__V(peak)
+#define v_total MPT__V(total)
+#define v_store_sums MPT__V(store_sums)
+#define v_negate MPT__V(negate)
+#define v_abs MPT__V(abs)
+#define v_is_inf MPT__V(is_inf)
+#define v_bits MPT__V(bits)
+#define v_float MPT__V(float)
+#define v_words MPT__V(words)
+#define v_convert MPT__V(convert)
+#define v_iset MPT__V(iset)
+#define v_iadd MPT__V(iadd)
+#define v_isub MPT__V(isub)
+#define v_iand MPT__V(iand)
+#define v_ior MPT__V(ior)
+#define v_igt MPT__V(igt)
+#define v_shl23 MPT__V(shl23)
+#define v_sar1 MPT__V(sar1)
+#define v_sar23 MPT__V(sar23)
+#define v_uset MPT__V(uset)
+#define v_ucount MPT__V(ucount)
+#define v_umul MPT__V(umul)
+#define v_uhigh MPT__V(uhigh)
+#define v_uxor MPT__V(uxor)
+#define v_ustore MPT__V(ustore)
+#define v_no_doubles MPT__V(no_doubles)
+#define v_add_doubles MPT__V(add_doubles)
+#define v_add_squares MPT__V(add_squares)
+#define v_scale MPT__V(scale)
+#define v_polynomial MPT__V(polynomial)
+#define v_exp MPT__V(exp)
+#define v_log MPT__V(log)
+#define v_sigmoid MPT__V(sigmoid)
+#define v_tanh MPT__V(tanh)
+#define v_erf MPT__V(erf)
+#define v_relu MPT__V(relu)
+#define v_max_nan MPT__V(max_nan)
+#define v_at_least MPT__V(at_least)
+#define v_gate MPT__V(gate)
+#define v_gelu_inner MPT__V(gelu_inner)
+#define v_gelu MPT__V(gelu)
+#define v_gelu_tanh MPT__V(gelu_tanh)
+#define v_gelu_slope MPT__V(gelu_slope)
+#define v_gelu_tanh_slope MPT__V(gelu_tanh_slope)
+#define v_silu_slope MPT__V(silu_slope)
+#define v_log1p MPT__V(log1p)
+#define v_expm1 MPT__V(expm1)
+#define v_sign MPT__V(sign)
+#define v_sin MPT__V(sin)
+#define v_cos MPT__V(cos)
+#define v_pow MPT__V(pow)
+#define v_softplus MPT__V(softplus)
+#define v_pow_slope MPT__V(pow_slope)
+#define v_pow_exponent MPT__V(pow_exponent)
+#define v_gemm_quads MPT__V(gemm_quads)
+#define v_gemm_octs MPT__V(gemm_octs)
+#define v_put_tile MPT__V(put_tile)
+#define v_activate MPT__V(activate)
+#define v_pairs MPT__V(pairs)
+#define v_word MPT__V(word)
+#define v_store_pair MPT__V(store_pair)
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/one.c: the vocabulary of single floats, and the functions made of it: those of every
+ * CPU, whose bits the wider levels give.
+ * ------------------------------------------------------------------------------------------- */
+
+/* ==== Constants of cpu/template/math.c ==== */
+
+#define MPT__ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low bits */
+#define MPT__ROUND_MAGIC_BITS 0x4b400000
+#define MPT__LOG2_E_F 1.44269504f
+#define MPT__LN2_HIGH_F 0.693359375f /* 10 bits: times any exponent it is exact */
+#define MPT__LN2_LOW_F (-2.12194440e-4f)
+#define MPT__SQRT_HALF_BITS 0x3f3504f3
+#define MPT__TANH_SWITCH_BITS 0x3f200000 /* 0.625 */
+#define MPT__ERF_SWITCH_BITS 0x3f666666  /* 0.9 */
+#define MPT__SIGN_BIT (-0x7fffffff - 1)
+
+/* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
+static const float mpt__exp_coefficients[5] = {0.49999994f, 0.166665211f, 0.0416682735f,
+                                               0.00836868584f, 0.00138201355f};
+/* log(1+f) = f - f^2/2 + f^3 P(f) for sqrt(1/2) <= 1+f <= sqrt(2); error 7.7e-10. */
+static const float mpt__log_coefficients[9] = {0.333333135f,  -0.250000089f, 0.200020716f,
+                                               -0.166679904f, 0.142203629f,  -0.124062076f,
+                                               0.118834704f,  -0.116701923f, 0.0674955621f};
+/* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
+static const float mpt__tanh_coefficients[6] = {-0.333333313f, 0.133332208f,    -0.0539481789f,
+                                                0.021706894f,  -0.00819001347f, 0.00215268368f};
+/* erf(x) = x + x P(x^2) for |x| <= 0.9; error 8.9e-10. */
+static const float mpt__erf_small_coefficients[7] = {
+    0.128379166f,   -0.376126289f,    0.112836242f,   -0.02685556f,
+    0.00519175315f, -0.000803975272f, 7.94310035e-05f};
+/* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
+static const float mpt__erf_large_coefficients[7] = {
+    -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
+    0.0223151781f,    -0.00306548341f, 0.000198219554f};
+
+/* ==== Vocabulary ==== */
+
+typedef float mpt__v1_f;
+typedef uint32_t mpt__v1_i;
+typedef bool mpt__v1_m;
+#define MPT__V1 static MPT__INLINE
+
+MPT__V1 float mpt__v1_add(float a, float b) { return a + b; }
+MPT__V1 float mpt__v1_sub(float a, float b) { return a - b; }
+MPT__V1 float mpt__v1_mul(float a, float b) { return a * b; }
+MPT__V1 float mpt__v1_div(float a, float b) { return a / b; }
+MPT__V1 float mpt__v1_set(float a) { return a; }
+MPT__V1 float mpt__v1_larger(float a, float b) { return a > b ? a : b; }
+MPT__V1 float mpt__v1_smaller(float a, float b) { return a < b ? a : b; }
+MPT__V1 uint32_t mpt__v1_bits(float a) { return mpt__f32_bits(a); }
+MPT__V1 float mpt__v1_float(uint32_t a) { return mpt__f32_from_bits(a); }
+MPT__V1 float mpt__v1_convert(uint32_t a) { return (float)(int32_t)a; }
+MPT__V1 uint32_t mpt__v1_iset(int32_t a) { return (uint32_t)a; }
+MPT__V1 uint32_t mpt__v1_iadd(uint32_t a, uint32_t b) { return a + b; }
+MPT__V1 uint32_t mpt__v1_isub(uint32_t a, uint32_t b) { return a - b; }
+MPT__V1 uint32_t mpt__v1_iand(uint32_t a, uint32_t b) { return a & b; }
+MPT__V1 uint32_t mpt__v1_ior(uint32_t a, uint32_t b) { return a | b; }
+MPT__V1 uint32_t mpt__v1_shl23(uint32_t a) { return a << 23; }
+MPT__V1 uint32_t mpt__v1_sar1(uint32_t a) { return a >> 1 | (a & 0x80000000u); }
+MPT__V1 uint32_t mpt__v1_sar23(uint32_t a) { return a >> 23 | (0u - (a >> 31)) << 9; }
+MPT__V1 bool mpt__v1_igt(uint32_t a, uint32_t b) { return (int32_t)a > (int32_t)b; }
+MPT__V1 float mpt__v1_select(bool m, float a, float b) { return m ? a : b; }
+
+/* ==== The functions of one float ==== */
+
+#define MPT__V(word) mpt__v1_##word
+#define MPT__WIDTH 1
+#define MPT__FN static
+#define MPT__OP static MPT__INLINE
+#define MPT__TEMPLATE /* what stands at the end of this file */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+
+/* ==== The reference: words on mpt__real ==== */
+
+static MPT__INLINE bool mpt__real_is_nan(mpt__real x) {
+    return sizeof x == sizeof(float) ? mpt__f32_is_nan((float)x) : mpt__f64_is_nan((double)x);
+}
+static MPT__INLINE bool mpt__real_is_finite(mpt__real x) { return mpt__f64_is_finite((double)x); }
+static MPT__INLINE mpt__real mpt__real_infinity(void) {
+    return (mpt__real)mpt__f32_from_bits(0x7f800000u);
+}
+
+/* The functions of cpu/template/math.c, or of ground/math.c, for this type. Both sides compile; one
+   is never called. */
+#define MPT__REAL_FUNCTION(name, of_float, of_double) \
+    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
+        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
+                                                  : (mpt__real)of_double((double)x); \
+    }
+MPT__REAL_FUNCTION(exp, mpt__v1_exp, mpt__exp)
+MPT__REAL_FUNCTION(log, mpt__v1_log, mpt__ln)
+MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
+MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
+MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
+
+/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. */
+static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqrt((double)x); }
+
+typedef mpt__real mpt__real_f;
+typedef bool mpt__real_m;
+#define MPT__REAL_OP static MPT__INLINE mpt__real
+MPT__REAL_OP mpt__real_zero(void) { return 0; }
+MPT__REAL_OP mpt__real_set(mpt__real a) { return a; }
+MPT__REAL_OP mpt__real_add(mpt__real a, mpt__real b) { return a + b; }
+MPT__REAL_OP mpt__real_sub(mpt__real a, mpt__real b) { return a - b; }
+MPT__REAL_OP mpt__real_mul(mpt__real a, mpt__real b) { return a * b; }
+MPT__REAL_OP mpt__real_div(mpt__real a, mpt__real b) { return a / b; }
+MPT__REAL_OP mpt__real_negate(mpt__real a) { return -a; }
+MPT__REAL_OP mpt__real_larger(mpt__real a, mpt__real b) { return a > b ? a : b; }
+MPT__REAL_OP mpt__real_smaller(mpt__real a, mpt__real b) { return a < b ? a : b; }
+MPT__REAL_OP mpt__real_select(bool m, mpt__real a, mpt__real b) { return m ? a : b; }
+static MPT__INLINE bool mpt__real_greater(mpt__real a, mpt__real b) { return a > b; }
+static MPT__INLINE bool mpt__real_equal(mpt__real a, mpt__real b) { return a == b; }
+static MPT__INLINE bool mpt__real_is_inf(mpt__real a) {
+    return !mpt__real_is_finite(a) && !mpt__real_is_nan(a);
+}
+MPT__REAL_OP mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
+MPT__REAL_OP mpt__real_sign(mpt__real a) { return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0)); }
+MPT__REAL_OP mpt__real_log1p(mpt__real a) { return (mpt__real)mpt__ln1p((double)a); }
+MPT__REAL_OP mpt__real_expm1(mpt__real a) { return (mpt__real)mpt__expm1((double)a); }
+MPT__REAL_OP mpt__real_pow(mpt__real a, mpt__real b) {
+    return (mpt__real)mpt__pow((double)a, (double)b);
+}
+MPT__REAL_OP mpt__real_wave(mpt__real a, bool cosine) {
+    double value[2];
+    mpt__sincos_far((double)a, &value[0], &value[1]);
+    return (mpt__real)value[cosine];
+}
+MPT__REAL_OP mpt__real_sin(mpt__real a) { return mpt__real_wave(a, false); }
+MPT__REAL_OP mpt__real_cos(mpt__real a) { return mpt__real_wave(a, true); }
+MPT__REAL_OP mpt__real_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
+    if (a * beta > threshold) return a;
+    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
+}
+MPT__REAL_OP mpt__real_pow_slope(mpt__real a, mpt__real b) {
+    if (b == 2) return a + a;
+    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
+}
+MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
+    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
+}
+
+/* ==== Its functions ==== */
+
+#define MPT__SQRT_HALF ((mpt__real)0.70710678118654752)    /* 1 / sqrt(2) */
+#define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
+#define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
+#define MPT__GELU_CUBE ((mpt__real)0.044715)
+
+#define MPT__V(word) mpt__real_##word
+#define MPT__LEVEL(name) mpt__ref_##name
+#define MPT__WIDTH 0
+#define MPT__OP static MPT__INLINE
+#define MPT__TEMPLATE /* what stands at the end of this file */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+
+/* ---------------------------------------------------------------------------------------------
  * cpu/elementwise.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
  * softmax and matrix products are in cpu/rows.c; those of training in cpu/loss.c and
  * cpu/optimizer.c.
@@ -6936,8 +6792,6 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
  * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
  * gradient check can ask for 1e-6.
  * ------------------------------------------------------------------------------------------- */
-
-#include <math.h>
 
 /* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
    on small machines: no frame is then larger than 8 KiB. No result depends on it. */
@@ -6969,106 +6823,24 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 
 /* ==== The functions ==== */
 
-/* R(name, nanoseconds per element, value): a the element, b the second one, c and d the constants.
-   Those of the launch stand in the order of mpt__function; behind them, what kernels need. */
-#define MPT__REF_UNARY(R) \
-    R(NEG, 2, -a) \
-    R(EXP, 8, mpt__real_exp(a)) \
-    R(LOG, 10, mpt__real_log(a)) \
-    R(SQRT, 6, mpt__real_sqrt(a)) \
-    R(RELU, 2, a > 0 || mpt__real_is_nan(a) ? a : 0) \
-    R(GELU, 20, (mpt__real)0.5 * a * (1 + mpt__real_erf(a * MPT__SQRT_HALF))) \
-    R(GELU_TANH, 15, (mpt__real)0.5 * a * (1 + mpt__real_tanh(mpt__ref_gelu_inner(a)))) \
-    R(TANH, 12, mpt__real_tanh(a)) \
-    R(SIGMOID, 10, mpt__real_sigmoid(a)) \
-    R(ADD_SCALAR, 2, a + c) \
-    R(MUL_SCALAR, 2, a *c) \
-    R(MUL_SLOT, 2, a *c) \
-    R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0) \
-    R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1) \
-    R(NOT, 2, a == 0 ? 1 : 0) \
-    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a)) \
-    R(RSQRT, 8, 1 / mpt__real_sqrt(a)) \
-    R(ABS, 2, mpt__real_abs(a)) \
-    R(SIGN, 2, mpt__real_sign(a)) \
-    R(SIN, 25, mpt__real_wave(a, false)) \
-    R(COS, 25, mpt__real_wave(a, true)) \
-    R(CLAMP, 2, mpt__real_clamp(a, c, d)) \
-    R(POW_SCALAR, 50, mpt__real_pow(a, c)) \
-    R(LEAKY_RELU, 2, a > 0 ? a : a * c) \
-    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a)) \
-    R(SILU, 12, a *mpt__real_sigmoid(a)) \
-    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d)) \
-    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0) \
-    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a) \
-    R(SPLAT, 1, ((void)a, c))
-
-#define MPT__REF_BINARY(R) \
-    R(ADD, 2, a + b) \
-    R(SUB, 2, a - b) \
-    R(MUL, 2, a *b) \
-    R(DIV, 3, a / b) \
-    R(EQUAL, 2, a == b ? 1 : 0) \
-    R(NOT_EQUAL, 2, a == b ? 0 : 1) \
-    R(LESS, 2, a < b ? 1 : 0) \
-    R(LESS_EQUAL, 2, a <= b ? 1 : 0) \
-    R(GREATER, 2, a > b ? 1 : 0) \
-    R(GREATER_EQUAL, 2, a >= b ? 1 : 0) \
-    R(AND, 2, a != 0 && b != 0 ? 1 : 0) \
-    R(OR, 2, a != 0 || b != 0 ? 1 : 0) \
-    R(MINIMUM, 2, mpt__real_min(a, b)) \
-    R(MAXIMUM, 2, mpt__real_max(a, b)) \
-    R(POW, 50, mpt__real_pow(a, b)) \
-    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b) \
-    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO) \
-    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1) \
-    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b)) \
-    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b)) \
-    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b) \
-    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a)) \
-    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
-    R(TANH_BACKWARD, 2, b *(1 - a * a)) \
-    R(SIGMOID_BACKWARD, 2, b *a *(1 - a)) \
-    R(SQRT_BACKWARD, 3, b / (2 * a)) \
-    R(LOG1P_BACKWARD, 3, b / (1 + a)) \
-    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a) \
-    R(ABS_BACKWARD, 2, b *mpt__real_sign(a)) \
-    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true)) \
-    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false)) \
-    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0) \
-    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b) \
-    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c)) \
-    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c) \
-    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a)) \
-    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a)) \
-    R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c)) \
-    R(RATIO, 3, a == 0 ? 0 : b / a) \
-    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b)) \
-    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b)) \
-    R(PROD_SHARE, 4, b == 0 ? 1 / a : b == 1 && a == 0 ? 1 : 0)
-
-/* Where a function stands in the tables of a level. */
+/* Where a function stands in the tables of a level: as in waist/functions.h; SPLAT, the constant c,
+   is for kernels. */
 enum {
 #define MPT__ROW(id, ns, value) MPT__UNARY_##id,
-    MPT__REF_UNARY(MPT__ROW) MPT__UNARY_COUNT,
+    MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) MPT__UNARY_SPLAT,
+    MPT__UNARY_COUNT,
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) MPT__BINARY_##id,
     MPT__BINARY_START = -1,
-    MPT__REF_BINARY(MPT__ROW) MPT__BINARY_COUNT
+    MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW) MPT__BINARY_COUNT
 #undef MPT__ROW
 };
 #define MPT__UNARY_AT(function) ((int)(function) - (int)MPT__FN_NEG)
 #define MPT__BINARY_AT(function) ((int)(function) - (int)MPT__FN_ADD)
 #define MPT__ROW(id, ns, value) ns,
-static const uint8_t mpt__ref_unary_ns[] = {MPT__REF_UNARY(MPT__ROW)};
-static const uint8_t mpt__ref_binary_ns[] = {MPT__REF_BINARY(MPT__ROW)};
+static const uint8_t mpt__ref_unary_ns[] = {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) 1};
+static const uint8_t mpt__ref_binary_ns[] = {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)};
 #undef MPT__ROW
-typedef char mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_ONE_FOR_ZERO) ==
-                                                           (int)MPT__UNARY_ONE_FOR_ZERO &&
-                                                       MPT__BINARY_AT(MPT__FN_PROD_SHARE) ==
-                                                           (int)MPT__BINARY_PROD_SHARE
-                                                   ? 1
-                                                   : -1];
 
 /* ==== The words of a level ==== */
 
@@ -7172,60 +6944,6 @@ typedef struct mpt__words {
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;
-
-/* ==== Real numbers ==== */
-
-static MPT__INLINE bool mpt__real_is_nan(mpt__real x) {
-    return sizeof x == sizeof(float) ? mpt__f32_is_nan((float)x) : mpt__f64_is_nan((double)x);
-}
-static MPT__INLINE bool mpt__real_is_finite(mpt__real x) { return mpt__f64_is_finite((double)x); }
-static MPT__INLINE mpt__real mpt__real_infinity(void) {
-    return (mpt__real)mpt__f32_from_bits(0x7f800000u);
-}
-
-/* The functions of ground/math.c for this type. Both sides compile; one is never called. */
-#define MPT__REAL_FUNCTION(name, of_float, of_double) \
-    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
-        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
-                                                  : (mpt__real)of_double((double)x); \
-    }
-MPT__REAL_FUNCTION(exp, mpt__expf, mpt__exp)
-MPT__REAL_FUNCTION(log, mpt__logf, mpt__ln)
-MPT__REAL_FUNCTION(tanh, mpt__tanhf, mpt__tanh)
-MPT__REAL_FUNCTION(erf, mpt__erff, mpt__erf)
-MPT__REAL_FUNCTION(sigmoid, mpt__sigmoidf, mpt__sigmoid)
-
-/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. */
-static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqrt((double)x); }
-
-/* The larger one; NaN wins. */
-static MPT__INLINE mpt__real mpt__real_max(mpt__real a, mpt__real b) {
-    return a > b || mpt__real_is_nan(a) ? a : b;
-}
-static MPT__INLINE mpt__real mpt__real_min(mpt__real a, mpt__real b) {
-    return a < b || mpt__real_is_nan(a) ? a : b;
-}
-
-static MPT__INLINE mpt__real mpt__real_clamp(mpt__real a, mpt__real low, mpt__real high) {
-    mpt__real x = low > a ? low : a;
-    return high < x ? high : x;
-}
-
-static MPT__INLINE mpt__real mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
-static MPT__INLINE mpt__real mpt__real_sign(mpt__real a) {
-    return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0));
-}
-
-static MPT__INLINE mpt__real mpt__real_pow(mpt__real a, mpt__real b) {
-    return (mpt__real)mpt__pow((double)a, (double)b);
-}
-
-/* Sine or cosine. */
-static MPT__INLINE mpt__real mpt__real_wave(mpt__real a, bool cosine) {
-    double value[2];
-    mpt__sincos_far((double)a, &value[0], &value[1]);
-    return (mpt__real)value[cosine];
-}
 
 /* ==== Operands ==== */
 
@@ -7480,7 +7198,7 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 #define MPT__PLUS(a, b) ((a) + (b))
 #define MPT__TIMES(a, b) ((a) * (b))
 MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
-MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max)
+MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max_nan)
 MPT__DEFINE_FOLD(mpt__ref_fold_products, mpt__real, MPT__TIMES)
 MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
 
@@ -7787,69 +7505,28 @@ static void mpt__ref_copy(const mpt__cpu_call *call) {
     mpt__ref_map_run(&map, call, 2, 2.0);
 }
 
-#define MPT__SQRT_HALF ((mpt__real)0.70710678118654752)    /* 1 / sqrt(2) */
-#define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
-#define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
-#define MPT__GELU_CUBE ((mpt__real)0.044715)
-#define MPT__MINUS_ZERO ((mpt__real)-0.0)
-
-static mpt__real mpt__ref_gelu_inner(mpt__real a) {
-    return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
-}
-
-static mpt__real mpt__ref_gelu_slope(mpt__real a) {
-    mpt__real below = (mpt__real)0.5 * (1 + mpt__real_erf(a * MPT__SQRT_HALF));
-    return below + a * MPT__NORMAL_PEAK * mpt__real_exp((mpt__real)-0.5 * a * a);
-}
-
-static mpt__real mpt__ref_gelu_tanh_slope(mpt__real a) {
-    mpt__real t = mpt__real_tanh(mpt__ref_gelu_inner(a)), rest = 1 - t * t;
-    mpt__real slope = (mpt__real)0.5 * (1 + t);
-    if (rest == 0) return slope; /* the other factor may be infinite here */
-    return slope + (mpt__real)0.5 * a * rest * MPT__SQRT_2_BY_PI * (1 + 3 * MPT__GELU_CUBE * a * a);
-}
-
-static mpt__real mpt__ref_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
-    if (a * beta > threshold) return a;
-    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
-}
-
-static mpt__real mpt__ref_silu_slope(mpt__real a) {
-    mpt__real s = mpt__real_sigmoid(a);
-    return s * (1 + a * (1 - s));
-}
-
-static mpt__real mpt__ref_pow_slope(mpt__real a, mpt__real b) {
-    if (b == 2) return a + a;
-    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
-}
-
-static mpt__real mpt__ref_pow_exponent(mpt__real a, mpt__real b) {
-    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
-}
-
-#define MPT__ROW(id, ns, value) \
+/* The reference level, one by one. */
+#define MPT__V(word) mpt__real_##word
+#define MPT__UNARY_ROW(id, ns, value) \
     static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, \
                                     mpt__real d) { \
-        (void)c, (void)d; \
         for (int64_t i = 0; i < n; i++) { \
             const mpt__real a = x[i]; \
-            out[i] = value; \
+            (void)c, (void)d, out[i] = value; \
         } \
     }
-MPT__REF_UNARY(MPT__ROW)
-#undef MPT__ROW
-#define MPT__ROW(id, ns, value) \
+#define MPT__BINARY_ROW(id, ns, value) \
     static void mpt__ref_binary_##id(mpt__real *out, const mpt__real *x, const mpt__real *y, \
                                      int64_t n, mpt__real c, mpt__real d) { \
-        (void)c, (void)d; \
         for (int64_t i = 0; i < n; i++) { \
             const mpt__real a = x[i], b = y[i]; \
-            out[i] = value; \
+            (void)c, (void)d, out[i] = value; \
         } \
     }
-MPT__REF_BINARY(MPT__ROW)
-#undef MPT__ROW
+MPT__UNARY_FUNCTIONS(MPT__UNARY_ROW, MPT__UNARY_ROW)
+MPT__UNARY_ROW(SPLAT, 1, ((void)a, c))
+MPT__BINARY_FUNCTIONS(MPT__BINARY_ROW, MPT__BINARY_ROW)
+#undef MPT__V
 
 static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
                                 int64_t n) {
@@ -10411,7 +10088,7 @@ static void mpt__ref_add_lanes(mpt__real *lane, int64_t first, const mpt__real *
 static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real *to = &lane[(size_t)(first + i) % MPT__SUM_LANES];
-        *to = mpt__real_max(*to, x[i]);
+        *to = mpt__real_max_nan(*to, x[i]);
     }
 }
 
@@ -10505,10 +10182,11 @@ static const mpt__words mpt__ref_words = {1.0,
                                           false,
                                           &mpt__convert_portable,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
-                                          {MPT__REF_UNARY(MPT__ROW)},
+                                          {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW)
+                                               mpt__ref_unary_SPLAT},
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) mpt__ref_binary_##id,
-                                          {MPT__REF_BINARY(MPT__ROW)},
+                                          {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)},
 #undef MPT__ROW
                                           mpt__ref_peak,
                                           mpt__ref_add_lanes,
@@ -10579,1714 +10257,13 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * cpu/template/words.c: the words of a vector level (mpt__words, cpu/elementwise.c) for any ISA:
- * macros that make them from a vocabulary, that of ground/math.c and the vector layer of
- * cpu/level/avx2.c, cpu/level/avx512.c or cpu/level/neon.c.
+ * cpu/product.h: a product of matrices, C = act(alpha A B + bias), and the level that computes it.
  *
- * Every word does the operations of its reference in the same order, and sums have the same tree:
- * the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals to
- * zero, as moments that fade away would make them slow.
+ * A level is a table of functions, mpt__gemm_level, that cpu/template/gemm.c or the room of an
+ * instruction set makes; the driver in cpu/gemm.c has the loops.
  * ------------------------------------------------------------------------------------------- */
-
-/* Vector kernels are in the build: a CPU that has them, and mpt__real is float. */
-#define MPT__JOIN_TOKENS(a, b) a##b
-#define MPT__JOIN(a, b) MPT__JOIN_TOKENS(a, b)
-#define MPT__REAL_IS_float 1
-#if !defined(MPTRAIN_NO_SIMD) && MPT__JOIN(MPT__REAL_IS_, MPT__REAL)
-#if defined(MPT__X86)
-#define MPT__SIMD_X86 1
-#define MPT__SIMD 1
-#elif defined(MPT__ARM64)
-#define MPT__SIMD_NEON 1
-#define MPT__SIMD 1
-#endif
-#endif
-
-#ifdef MPT__SIMD
-
-/* ==== The functions of a level ==== */
-
-/* As MPT__REF_UNARY and MPT__REF_BINARY, R(ID, value), in the words of vocabulary V. F(name) is a
-   function of ground/math.c. P(ID): the reference does it. */
-#define MPT__SIMD_UNARY(R, P, FN, N, V, W, F) \
-    R(NEG, V##_float(V##_iadd(V##_bits(a), V##_iset(MPT__SIGN_BIT))), FN, N, V, W) \
-    R(EXP, F(exp)(a), FN, N, V, W) \
-    R(LOG, F(log)(a), FN, N, V, W) \
-    R(SQRT, V##_sqrt(a), FN, N, V, W) \
-    R(RELU, V##_relu(a), FN, N, V, W) \
-    R(GELU, V##_gelu(a), FN, N, V, W) \
-    R(GELU_TANH, V##_gelu_tanh(a), FN, N, V, W) \
-    R(TANH, F(tanh)(a), FN, N, V, W) \
-    R(SIGMOID, F(sigmoid)(a), FN, N, V, W) \
-    R(ADD_SCALAR, V##_add(a, V##_set(c)), FN, N, V, W) \
-    R(MUL_SCALAR, V##_mul(a, V##_set(c)), FN, N, V, W) \
-    R(MUL_SLOT, V##_mul(a, V##_set(c)), FN, N, V, W) \
-    R(ISNAN, V##_select(V##_is_nan(a), V##_set(1.0f), V##_zero()), FN, N, V, W) \
-    R(ISINF, \
-      V##_select(V##_equal(V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), \
-                           V##_float(V##_iset(0x7f800000))), \
-                 V##_set(1.0f), V##_zero()), \
-      FN, N, V, W) \
-    R(NOT, V##_select(V##_equal(a, V##_zero()), V##_set(1.0f), V##_zero()), FN, N, V, W) \
-    P(LOG1P) \
-    R(RSQRT, V##_div(V##_set(1.0f), V##_sqrt(a)), FN, N, V, W) \
-    R(ABS, V##_float(V##_iand(V##_bits(a), V##_iset(0x7fffffff))), FN, N, V, W) \
-    P(SIGN) \
-    P(SIN) \
-    P(COS) \
-    R(CLAMP, V##_smaller(V##_set(d), V##_larger(V##_set(c), a)), FN, N, V, W) \
-    P(POW_SCALAR) \
-    R(LEAKY_RELU, V##_select(V##_greater(a, V##_zero()), a, V##_mul(a, V##_set(c))), FN, N, V, W) \
-    P(ELU) \
-    R(SILU, V##_mul(a, F(sigmoid)(a)), FN, N, V, W) \
-    P(SOFTPLUS) \
-    P(FINITE) \
-    P(ONE_FOR_ZERO) \
-    R(SPLAT, ((void)a, V##_set(c)), FN, N, V, W)
-
-#define MPT__SIMD_BINARY(R, P, FN, N, V, W, F) \
-    R(ADD, V##_add(a, b), FN, N, V, W) \
-    R(SUB, V##_sub(a, b), FN, N, V, W) \
-    R(MUL, V##_mul(a, b), FN, N, V, W) \
-    R(DIV, V##_div(a, b), FN, N, V, W) \
-    R(EQUAL, V##_select(V##_equal(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W) \
-    R(NOT_EQUAL, V##_select(V##_equal(a, b), V##_zero(), V##_set(1.0f)), FN, N, V, W) \
-    R(LESS, V##_select(V##_greater(b, a), V##_set(1.0f), V##_zero()), FN, N, V, W) \
-    R(LESS_EQUAL, V##_at_least(b, a), FN, N, V, W) \
-    R(GREATER, V##_select(V##_greater(a, b), V##_set(1.0f), V##_zero()), FN, N, V, W) \
-    R(GREATER_EQUAL, V##_at_least(a, b), FN, N, V, W) \
-    P(AND) \
-    P(OR) \
-    R(MINIMUM, V##_select(V##_is_nan(a), a, V##_smaller(a, b)), FN, N, V, W) \
-    R(MAXIMUM, V##_max_nan(a, b), FN, N, V, W) \
-    P(POW) \
-    R(KEEP, V##_select(V##_equal(a, V##_zero()), V##_set(-0.0f), V##_mul(a, b)), FN, N, V, W) \
-    R(DROP, V##_select(V##_equal(a, V##_zero()), b, V##_set(-0.0f)), FN, N, V, W) \
-    P(SHARE) \
-    P(POW_SLOPE) \
-    P(POW_EXPONENT) \
-    R(RELU_BACKWARD, \
-      V##_select(V##_greater(a, V##_zero()), b, V##_select(V##_is_nan(a), b, V##_zero())), FN, N, \
-      V, W) \
-    R(GELU_BACKWARD, V##_mul(b, V##_gelu_slope(a)), FN, N, V, W) \
-    R(GELU_TANH_BACKWARD, V##_mul(b, V##_gelu_tanh_slope(a)), FN, N, V, W) \
-    R(TANH_BACKWARD, V##_mul(b, V##_sub(V##_set(1.0f), V##_mul(a, a))), FN, N, V, W) \
-    R(SIGMOID_BACKWARD, V##_mul(V##_mul(b, a), V##_sub(V##_set(1.0f), a)), FN, N, V, W) \
-    R(SQRT_BACKWARD, V##_div(b, V##_mul(V##_set(2.0f), a)), FN, N, V, W) \
-    P(LOG1P_BACKWARD) \
-    P(RSQRT_BACKWARD) \
-    P(ABS_BACKWARD) \
-    P(SIN_BACKWARD) \
-    P(COS_BACKWARD) \
-    R(CLAMP_BACKWARD, \
-      V##_select(V##_greater(a, V##_set(c)), \
-                 V##_select(V##_greater(V##_set(d), a), b, V##_zero()), V##_zero()), \
-      FN, N, V, W) \
-    P(HARDTANH_BACKWARD) \
-    P(POW_SCALAR_BACKWARD) \
-    R(LEAKY_RELU_BACKWARD, V##_select(V##_greater(a, V##_zero()), b, V##_mul(b, V##_set(c))), FN, \
-      N, V, W) \
-    P(ELU_BACKWARD) \
-    R(SILU_BACKWARD, V##_mul(b, V##_silu_slope(a)), FN, N, V, W) \
-    P(SOFTPLUS_BACKWARD) \
-    P(RATIO) \
-    R(SQUARED_DIFFERENCE, V##_mul(V##_sub(a, b), V##_sub(a, b)), FN, N, V, W) \
-    R(EXP_DIFFERENCE, F(exp)(V##_sub(a, b)), FN, N, V, W) \
-    P(PROD_SHARE)
-
-/* FN and OP: target and storage class of a function and of one to be inlined; N: prefix of what is
-   made; V: vocabulary; W: its lanes; F: names of the functions of ground/math.c. */
-#define MPT__SIMD_WORDS(OP, V, F) \
-    /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0 */ \
-    OP V##_f V##_relu(V##_f a) { return V##_add(V##_larger(V##_zero(), a), V##_zero()); } \
-    OP V##_f V##_exp(V##_f a) { return F(exp)(a); } \
-    OP V##_f V##_gelu_inner(V##_f a) { \
-        V##_f cube = V##_mul(V##_mul(V##_mul(V##_set(MPT__GELU_CUBE), a), a), a); \
-        return V##_mul(V##_set(MPT__SQRT_2_BY_PI), V##_add(a, cube)); \
-    } \
-    OP V##_f V##_gelu(V##_f a) { \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF))); \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), erf)); \
-    } \
-    OP V##_f V##_gelu_tanh(V##_f a) { \
-        V##_f t = F(tanh)(V##_gelu_inner(a)); \
-        return V##_mul(V##_mul(V##_set(0.5f), a), V##_add(V##_set(1.0f), t)); \
-    } \
-    OP V##_f V##_gelu_slope(V##_f a) { \
-        V##_f erf = F(erf)(V##_mul(a, V##_set(MPT__SQRT_HALF))); \
-        V##_f below = V##_mul(V##_set(0.5f), V##_add(V##_set(1.0f), erf)); \
-        V##_f e = F(exp)(V##_mul(V##_mul(V##_set(-0.5f), a), a)); \
-        return V##_add(below, V##_mul(V##_mul(a, V##_set(MPT__NORMAL_PEAK)), e)); \
-    } \
-    OP V##_f V##_gelu_tanh_slope(V##_f a) { \
-        V##_f t = F(tanh)(V##_gelu_inner(a)), one = V##_set(1.0f); \
-        V##_f rest = V##_sub(one, V##_mul(t, t)); \
-        V##_f slope = V##_mul(V##_set(0.5f), V##_add(one, t)); \
-        V##_f factor = V##_mul(V##_mul(V##_set(3 * MPT__GELU_CUBE), a), a); \
-        V##_f more = V##_mul(V##_mul(V##_set(0.5f), a), rest); \
-        more = V##_mul(V##_mul(more, V##_set(MPT__SQRT_2_BY_PI)), V##_add(one, factor)); \
-        return V##_select(V##_equal(rest, V##_zero()), slope, V##_add(slope, more)); \
-    } \
-    OP V##_f V##_max_nan(V##_f a, V##_f b) { \
-        return V##_select(V##_is_nan(a), a, V##_larger(a, b)); \
-    } \
-    /* a >= b ? 1 : 0 */ \
-    OP V##_f V##_at_least(V##_f a, V##_f b) { \
-        V##_f one = V##_set(1.0f); \
-        return V##_select(V##_greater(a, b), one, V##_select(V##_equal(a, b), one, V##_zero())); \
-    } \
-    OP V##_f V##_silu_slope(V##_f a) { \
-        V##_f s = F(sigmoid)(a), one = V##_set(1.0f); \
-        return V##_mul(s, V##_add(one, V##_mul(a, V##_sub(one, s)))); \
-    }
-
-/* out[i] = VALUE of a, from x, and (in 2) b, from y. */
-#define MPT__SIMD_EACH1(V, W, VALUE) \
-    int64_t i = 0; \
-    for (; i + W <= n; i += W) { \
-        V##_f a = V##_load(x + i); \
-        V##_store(out + i, VALUE); \
-    } \
-    if (i < n) { \
-        V##_f a = V##_load_as(x + i, n - i, MPT_F32); \
-        V##_store_as(out + i, VALUE, n - i, MPT_F32); \
-    }
-#define MPT__SIMD_EACH2(V, W, VALUE) \
-    int64_t i = 0; \
-    for (; i + W <= n; i += W) { \
-        V##_f a = V##_load(x + i), b = V##_load(y + i); \
-        V##_store(out + i, VALUE); \
-    } \
-    if (i < n) { \
-        V##_f a = V##_load_as(x + i, n - i, MPT_F32), b = V##_load_as(y + i, n - i, MPT_F32); \
-        V##_store_as(out + i, VALUE, n - i, MPT_F32); \
-    }
-
-/* The functions of MPT__SIMD_UNARY and MPT__SIMD_BINARY, then the other words. */
-#define MPT__SIMD_UNARY_ROW(id, value, FN, N, V, W) \
-    FN void N##_unary_##id(float *out, const float *x, int64_t n, float c, float d) { \
-        (void)c, (void)d; \
-        MPT__SIMD_EACH1(V, W, value) \
-    }
-#define MPT__SIMD_BINARY_ROW(id, value, FN, N, V, W) \
-    FN void N##_binary_##id(float *out, const float *x, const float *y, int64_t n, float c, \
-                            float d) { \
-        (void)c, (void)d; \
-        MPT__SIMD_EACH2(V, W, value) \
-    }
-
-#define MPT__SIMD_PEAK(FN, N, V, W) \
-    FN float N##_peak(const float *x, int64_t n, float start) { \
-        if (n < W) return mpt__ref_peak(x, n, start); \
-        V##_f top = V##_set(start); \
-        for (int64_t i = 0; i + W <= n; i += W) top = V##_larger(V##_load(x + i), top); \
-        return V##_peak(V##_larger(V##_load(x + n - W), top)); \
-    }
-
-/* In blocks of W rows and 4 columns, the last ones of a side reaching back over what is done; level
-   REST takes what is narrower. The rows of one line of memory of `to` follow each other, so that a
-   store beyond the caches fills it. */
-#define MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST) \
-    OP void N##_turn(float *to, int64_t to_step, const float *from, int64_t from_step, \
-                     int64_t rows, int64_t columns, void store(float *p, V##_f v)) { \
-        for (int64_t line = 0; line < rows; line += 16) { \
-            for (int64_t c = 0; c < columns; c += 4) { \
-                for (int64_t r = line; r < rows && r < line + 16; r += W) { \
-                    const int64_t i = mpt__ref_min(r, rows - W); \
-                    const int64_t j = mpt__ref_min(c, columns - 4); \
-                    const float *x = from + i * from_step + j; \
-                    float *at = to + j * to_step + i; \
-                    V##_f r0 = V##_load_quads(x, 4 * from_step); \
-                    V##_f r1 = V##_load_quads(x + from_step, 4 * from_step); \
-                    V##_f r2 = V##_load_quads(x + 2 * from_step, 4 * from_step); \
-                    V##_f r3 = V##_load_quads(x + 3 * from_step, 4 * from_step); \
-                    V##_transpose4(&r0, &r1, &r2, &r3); \
-                    store(at, r0), store(at + to_step, r1); \
-                    store(at + 2 * to_step, r2), store(at + 3 * to_step, r3); \
-                } \
-            } \
-        } \
-    } \
-    FN void N##_transpose(float *to, int64_t to_step, const float *from, int64_t from_step, \
-                          int64_t rows, int64_t columns, bool beyond_cache) { \
-        if (rows < W || columns < 4) { \
-            REST##_transpose(to, to_step, from, from_step, rows, columns, false); \
-        } else if (beyond_cache) { \
-            N##_turn(to, to_step, from, from_step, rows, columns, V##_stream); \
-            V##_fence(); \
-        } else { \
-            N##_turn(to, to_step, from, from_step, rows, columns, V##_store); \
-        } \
-    }
-
-/* X(k) for the vectors of W lanes that make MPT__SUM_LANES. */
-#define MPT__SIMD_VECTORS_16(X, V) X(0, V, 16)
-#define MPT__SIMD_VECTORS_8(X, V) X(0, V, 8) X(1, V, 8)
-#define MPT__SIMD_VECTORS_4(X, V) X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4)
-
-#define MPT__LANES_LOAD(k, V, W) V##_f s##k = V##_load(lane + k * W);
-#define MPT__LANES_ADD(k, V, W) s##k = V##_add(s##k, V##_load(x + k * W));
-#define MPT__LANES_MAX(k, V, W) s##k = V##_max_nan(s##k, V##_load(x + k * W));
-#define MPT__LANES_STORE(k, V, W) V##_store(lane + k * W, s##k);
-#define MPT__SIMD_LANES(FN, N, V, W, word, STEP) \
-    FN void N##_##word##_lanes(float *lane, int64_t first, const float *x, int64_t n) { \
-        const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16); \
-        mpt__ref_##word##_lanes(lane, first, x, head); \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V); \
-        for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) { \
-            MPT__SIMD_VECTORS_##W(STEP, V); \
-            x += MPT__SUM_LANES; \
-        } \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V); \
-        mpt__ref_##word##_lanes(lane, first + head, x, n); \
-    }
-
-/* Four i share what they load of w; those past the last one repeat it, for nobody. n >= W is known
-   where it is so. */
-#define MPT__PRODUCTS_LOAD(V, at) V##_load_as(at, n, MPT_F32)
-#define MPT__PRODUCTS_OF_FOUR(V) \
-    { \
-        V##_f s0 = MPT__PRODUCTS_LOAD(V, start); \
-        V##_f s1 = MPT__PRODUCTS_LOAD(V, start + i1 * p->start_step); \
-        V##_f s2 = MPT__PRODUCTS_LOAD(V, start + i2 * p->start_step); \
-        V##_f s3 = MPT__PRODUCTS_LOAD(V, start + i3 * p->start_step); \
-        for (int64_t j = 0; j < p->depth; j++, w += p->w_step) { \
-            const float *x = p->x[j] + i * p->x_step + c; \
-            V##_f b = MPT__PRODUCTS_LOAD(V, w); \
-            s0 = V##_fma(MPT__PRODUCTS_LOAD(V, x), b, s0); \
-            s1 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x1), b, s1); \
-            s2 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x2), b, s2); \
-            s3 = V##_fma(MPT__PRODUCTS_LOAD(V, x + x3), b, s3); \
-        } \
-        V##_store_as(out, s0, n, MPT_F32); \
-        if (i1 > 0) V##_store_as(out + i1 * p->out_step, s1, n, MPT_F32); \
-        if (i2 > i1) V##_store_as(out + i2 * p->out_step, s2, n, MPT_F32); \
-        if (i3 > i2) V##_store_as(out + i3 * p->out_step, s3, n, MPT_F32); \
-    }
-#ifdef MPTRAIN_NO_CONV
-#define MPT__SIMD_SUM_PRODUCTS(FN, N, V, W)
-#define MPT__SUM_PRODUCTS_OF(N) mpt__ref_sum_products
-#else
-#define MPT__SUM_PRODUCTS_OF(N) N##_sum_products
-#define MPT__SIMD_SUM_PRODUCTS(FN, N, V, W) \
-    FN void N##_sum_products(const mpt__product_sums *p) { \
-        for (int64_t i = 0; i < p->count; i += 4) { \
-            const int64_t last = p->count - i - 1, i1 = last > 0, i2 = last > 1 ? 2 : i1; \
-            const int64_t i3 = last > 2 ? 3 : i2; \
-            const int64_t x1 = i1 * p->x_step, x2 = i2 * p->x_step, x3 = i3 * p->x_step; \
-            for (int64_t c = 0; c < p->n; c += W) { \
-                const float *start = p->start + i * p->start_step + c, *w = p->w + c; \
-                float *out = p->out + i * p->out_step + c; \
-                int64_t n = W; \
-                if (p->n - c >= W) MPT__PRODUCTS_OF_FOUR(V) else { \
-                    n = p->n - c; \
-                    MPT__PRODUCTS_OF_FOUR(V) \
-                } \
-            } \
-        } \
-    }
-#endif
-
-#define MPT__EXP_STEP(k, V, W) \
-    d = V##_sub(V##_load(x + k * W), shift); \
-    e = V##_exp(d); \
-    V##_store(out + k * W, differences ? d : e); \
-    s##k = V##_add(s##k, e);
-/* What lies behind the n elements adds nothing to its lane. */
-#define MPT__EXP_REST(k, V, W) \
-    d = V##_sub(V##_load_as(x + k * W, n - k * W, MPT_F32), shift); \
-    e = V##_exp(d); \
-    V##_store_as(out + k * W, differences ? d : e, n - k * W, MPT_F32); \
-    V##_store_as(rest + k * W, e, n - k * W, MPT_F32); \
-    s##k = V##_add(s##k, V##_load(rest + k * W));
-#define MPT__SIMD_ADD_EXP(FN, N, V, W) \
-    FN void N##_add_exp(float *lane, float *out, const float *x, int64_t n, float most, \
-                        bool differences) { \
-        const V##_f shift = V##_set(most); \
-        float rest[MPT__SUM_LANES] = {0}; \
-        V##_f d, e; \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V); \
-        for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) { \
-            MPT__SIMD_VECTORS_##W(MPT__EXP_STEP, V); \
-            x += MPT__SUM_LANES, out += MPT__SUM_LANES; \
-        } \
-        if (n > 0) { MPT__SIMD_VECTORS_##W(MPT__EXP_REST, V); } \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_STORE, V); \
-    }
-
-#define MPT__SIMD_FOLD_16(V) s0
-#define MPT__SIMD_FOLD_8(V) V##_add(s0, s1)
-#define MPT__SIMD_FOLD_4(V) V##_add(V##_add(s0, s2), V##_add(s1, s3))
-#define MPT__SIMD_SOFTMAX(FN, N, V, W) \
-    FN void N##_softmax(float *out, const float *x, int64_t n, bool log) { \
-        float lane[MPT__SUM_LANES] = {0}; \
-        const float most = N##_peak(x, n, -mpt__real_infinity()) + 0.0f; \
-        N##_add_exp(lane, out, x, n, most, log); \
-        MPT__SIMD_VECTORS_##W(MPT__LANES_LOAD, V); \
-        float total = V##_total(MPT__SIMD_FOLD_##W(V)); \
-        if (log) { \
-            N##_unary_LOG(&total, &total, 1, 0, 0); \
-            N##_unary_ADD_SCALAR(out, out, n, -total, 0); \
-        } else { \
-            N##_unary_MUL_SCALAR(out, out, n, 1 / total, 0); \
-        } \
-    }
-
-/* y dy or dy; and y (dy - total) or dy - exp(y) total: of a, from y, and b, from dy. */
-#define MPT__SLOPE_ADDEND(V) (log ? b : V##_mul(b, a))
-#define MPT__SLOPE(V) (log ? V##_sub(b, V##_mul(V##_exp(a), total)) : V##_mul(a, V##_sub(b, total)))
-#define MPT__SLOPE_STEP(k, V, W) \
-    a = V##_load(y + i + k * W), b = V##_load(dy + i + k * W); \
-    s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
-#define MPT__SLOPE_REST(k, V, W) \
-    a = V##_load_as(y + i + k * W, n - i - k * W, MPT_F32); \
-    b = V##_load_as(dy + i + k * W, n - i - k * W, MPT_F32); \
-    s##k = V##_add(s##k, MPT__SLOPE_ADDEND(V));
-#define MPT__SLOPE_START(k, V, W) V##_f s##k = V##_zero();
-#define MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W) \
-    FN void N##_softmax_backward(float *dx, const float *y, const float *dy, int64_t n, \
-                                 bool log) { \
-        V##_f a, b; \
-        int64_t i = 0; \
-        MPT__SIMD_VECTORS_##W(MPT__SLOPE_START, V); \
-        for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) { \
-            MPT__SIMD_VECTORS_##W(MPT__SLOPE_STEP, V); \
-        } \
-        if (i < n) { MPT__SIMD_VECTORS_##W(MPT__SLOPE_REST, V); } \
-        const V##_f total = V##_set(V##_total(MPT__SIMD_FOLD_##W(V))); \
-        for (i = 0; i + W <= n; i += W) { \
-            a = V##_load(y + i), b = V##_load(dy + i); \
-            V##_store(dx + i, MPT__SLOPE(V)); \
-        } \
-        if (i < n) { \
-            a = V##_load_as(y + i, n - i, MPT_F32), b = V##_load_as(dy + i, n - i, MPT_F32); \
-            V##_store_as(dx + i, MPT__SLOPE(V), n - i, MPT_F32); \
-        } \
-    }
-
-/* X(k) for four vectors at a time: of one run, or of two or four, or of columns. */
-#define MPT__SIMD_FOUR(X, V, W) X(0, V, W) X(1, V, W) X(2, V, W) X(3, V, W)
-
-/* The rows of norms, for floats and for halves of either type, which a branch tells apart. What is
-   there or wanted beside x is decided where it is used: a loop for each case would not be faster,
-   but large. X(k) for the vectors that make MPT__NORM_LANES. */
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* Row r of a part; where there is none, of x, which nobody looks at. */
-static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r) {
-    if (b->data[part] == NULL) part = MPT__PART_X;
-    return b->data[part] + r * b->step[part];
-}
-
-/* Numbers of channels, and nothing but x, dy and out: what there are loops of its own for. */
-static bool mpt__norm_plain(const mpt__norm_block *b) {
-    return b->mode != MPT__NORM_LINES && !b->relu && b->data[MPT__PART_MORE] == NULL &&
-           b->data[MPT__PART_OUT] != NULL && b->data[MPT__PART_REST] == NULL;
-}
-
-/* A word of the reference on the elements from i on of some rows: less than 16. */
-static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_block *b, int64_t r,
-                                         int64_t rows, int64_t i) {
-    const int64_t n = b->n - i, size = b->dtype == MPT_F32 ? 4 : 2;
-    mpt__real part[MPT__PARTS][16];
-    mpt__norm_block one = *b;
-    one.rows = 1, one.n = n;
-    for (int64_t end = r + rows; r < end; r++) {
-        mpt__norm_begin_at(&one, b, r, i);
-        for (int k = 0; k < MPT__PARTS; k++) {
-            if (b->data[k] == NULL) continue;
-            if (k < MPT__PART_OUT)
-                mpt__load_real(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
-            one.data[k] = (char *)part[k];
-        }
-        word(&one);
-        for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
-            if (b->data[k] != NULL)
-                mpt__store_real(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
-    }
-}
-
-#define MPT__NORM_VECTORS_16(X, V) X(0, V, 16) X(1, V, 16)
-#define MPT__NORM_VECTORS_8(X, V) X(0, V, 8) X(1, V, 8) X(2, V, 8) X(3, V, 8)
-#define MPT__NORM_VECTORS_4(X, V) \
-    X(0, V, 4) X(1, V, 4) X(2, V, 4) X(3, V, 4) X(4, V, 4) X(5, V, 4) X(6, V, 4) X(7, V, 4)
-#define MPT__NORM_FOLD_16(V, s) V##_total(V##_add(s##0, s##1))
-#define MPT__NORM_FOLD_8(V, s) V##_total(V##_add(V##_add(s##0, s##2), V##_add(s##1, s##3)))
-#define MPT__NORM_FOLD_4(V, s) \
-    V##_total(V##_add(V##_add(V##_add(s##0, s##4), V##_add(s##2, s##6)), \
-                      V##_add(V##_add(s##1, s##5), V##_add(s##3, s##7))))
-/* Masks are cheap with the widest vectors alone: elsewhere what fills no vector is a call. */
-#define MPT__NORM_LOAD_16(FN, OP, V) \
-    OP V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
-        return V##_load_as(p, n, dtype); \
-    }
-#define MPT__NORM_LOAD_8(FN, OP, V) \
-    FN MPT__NOINLINE V##_f V##_load_rest(const void *p, int64_t n, int dtype) { \
-        return V##_load_as(p, n, dtype); \
-    }
-#define MPT__NORM_LOAD_4 MPT__NORM_LOAD_8
-#define MPT__NORM_ZERO(k, V, W) V##_f s##k = V##_zero(), t##k = V##_zero();
-#define MPT__NORM_CLEAR(k, V, W) s##k = t##k = V##_zero();
-#define MPT__NORM_LOAD_LANES(k, V, W) \
-    s##k = V##_load(lane + k * W), t##k = V##_load(lane + MPT__NORM_LANES + k * W);
-#define MPT__NORM_STORE_LANES(k, V, W) \
-    V##_store(lane + k * W, s##k), V##_store(lane + MPT__NORM_LANES + k * W, t##k);
-#define MPT__NORM_SUM(k, V, W) \
-    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean); \
-    if (slopes) { \
-        d = V##_load_full(dy + k * W * size, dtype); \
-        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d); \
-        if (lines) d = V##_mul(d, V##_load(weight + k * W)); \
-    } \
-    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
-/* Of the widest vectors: rows of bf16 as V##_load_two has them, as far as there are pairs. */
-#define MPT__NORM_PAIRS_8(...)
-#define MPT__NORM_PAIRS_4(...)
-#define MPT__NORM_PAIRS_16(...) __VA_ARGS__
-#define MPT__PAIR_SUM(k, V, W) \
-    e##k = V##_sub(e##k, mean); \
-    if (relu) d##k = V##_gate(y##k, d##k); \
-    s##k = V##_add(s##k, d##k), t##k = V##_add(t##k, V##_mul(d##k, e##k));
-#define MPT__PAIR_SUM_ONE(k, V, W) \
-    e##k = V##_sub(e##k, mean); \
-    s##k = V##_add(s##k, e##k), t##k = V##_add(t##k, V##_mul(e##k, e##k));
-#define MPT__PAIR_FETCH(p) \
-    MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON); \
-    if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON + 64);
-#define MPT__PAIR_NORM(k, V, W) \
-    v##k = V##_mul(V##_sub(v##k, mean), rstd); \
-    if (biased) v##k = V##_add(v##k, bias);
-#define MPT__PAIR_SLOPE(k, V, W) \
-    v##k = V##_mul(V##_sub(v##k, mean), slope); \
-    d##k = V##_sub(V##_sub(V##_mul(d##k, weight), shift), v##k);
-#define MPT__NORM_SUM_REST(k, V, W) \
-    e = V##_sub(V##_load_rest(x + k * W * size, left - k * W, dtype), mean); \
-    e = d = V##_select(V##_first(left - k * W), e, V##_zero()); \
-    if (slopes) { \
-        d = V##_load_rest(dy + k * W * size, left - k * W, dtype); \
-        if (relu) d = V##_gate(V##_load_rest(y + k * W * size, left - k * W, dtype), d); \
-        if (lines) d = V##_mul(d, V##_load_rest(weight + k * W, left - k * W, MPT_F32)); \
-    } \
-    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
-/* Vector k of a row, and of the next. */
-#define MPT__NORM_NEXT(k, V, W) \
-    if (centred) v##k = V##_sub(v##k, mean); \
-    v##k = V##_mul(V##_mul(v##k, rstd), V##_load(weight + k * W)); \
-    if (bias) v##k = V##_add(v##k, V##_load(bias + k * W));
-#define MPT__NORM_NEXT_SUM(k, V, W) \
-    if (centred) e##k = V##_sub(e##k, next_mean), s##k = V##_add(s##k, e##k); \
-    t##k = V##_add(t##k, V##_mul(e##k, e##k));
-/* What a step reads comes before what it writes, which may lie as far into a page: a CPU that first
-   compares no more than that would wait. Of floats the next row comes last: those that no cache
-   holds took 8 % longer otherwise (measured on Zen 4). */
-#define MPT__NORM_SLOPE_GET(k, V, W) \
-    w##k = V##_load(weight + k * W), dw##k = V##_load(dw + k * W); \
-    if (db) db##k = V##_load(db + k * W);
-#define MPT__NORM_SLOPE_AHEAD(V) \
-    V##_load_two(next, &e0, &e1, dtype), V##_load_two(next_dy, &g0, &g1, dtype);
-#define MPT__NORM_SLOPE_NEXT(k, V, W) \
-    if (dtype == MPT_F32) { MPT__NORM_SLOPE_GET(k, V, W) } \
-    if (centred) v##k = V##_sub(v##k, mean); \
-    v##k = V##_mul(v##k, rstd); \
-    V##_store(dw + k * W, V##_add(dw##k, V##_mul(d##k, v##k))); \
-    if (db) V##_store(db + k * W, V##_add(db##k, d##k)); \
-    d##k = V##_mul(d##k, w##k); \
-    if (centred) d##k = V##_sub(d##k, shift); \
-    d##k = V##_mul(V##_sub(d##k, V##_mul(v##k, slope)), rstd);
-#define MPT__NORM_SLOPE_SUM(k, V, W) \
-    g##k = V##_mul(g##k, w##k); \
-    if (centred) s##k = V##_add(s##k, g##k), e##k = V##_sub(e##k, next_mean); \
-    t##k = V##_add(t##k, V##_mul(g##k, e##k));
-/* Passes: of the level with the widest vectors, whose gain pays for their size. Pairs of bf16 come
-   as two vectors, those of even places and those of odd ones: so do weights, sums and bias. What is
-   read lies in pages that no cache foresees: all lines of a step are asked for. */
-#define MPT__NORM_AHEAD 4096 /* bytes */
-#define MPT__NORM_SOON 2048  /* of rows that are read twice, which come sooner */
-#define MPT__NORM_FETCH(p) \
-    MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD); \
-    if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
-#define MPT__NORM_PASSES_8(FN, OP, N, V, W)
-#define MPT__NORM_PASSES_4(FN, OP, N, V, W)
-#define MPT__NORM_PASSES_WORDS_16(N) N##_norm_next, N##_norm_slope_next
-#define MPT__NORM_PASSES_WORDS_8(N) NULL, NULL
-#define MPT__NORM_PASSES_WORDS_4(N) NULL, NULL
-#define MPT__NORM_PASSES_16(FN, OP, N, V, W) \
-    OP void N##_norm_next_of(mpt__norm_block *b, int dtype) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size; \
-        const bool centred = b->mean, streams = b->beyond_cache; \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd); \
-        const V##_f next_mean = V##_set(b->next_mean); \
-        const float *weight = b->weight, *bias = b->bias; \
-        const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0]; \
-        char *out = b->data[MPT__PART_OUT]; \
-        V##_f v0, v1, e0, e1; \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V); \
-        for (; x < end; x += by, next += by, out += by) { \
-            MPT__NORM_FETCH(next) \
-            V##_load_two(x, &v0, &v1, dtype); \
-            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT, V); \
-            V##_load_two(next, &e0, &e1, dtype); \
-            V##_store_two(out, v0, v1, dtype, streams); \
-            MPT__NORM_VECTORS_##W(MPT__NORM_NEXT_SUM, V); \
-            weight += MPT__NORM_LANES; \
-            if (bias) bias += MPT__NORM_LANES; \
-        } \
-        if (streams && b->last) V##_fence(); \
-        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype); \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t); \
-    } \
-    OP void N##_norm_slope_next_of(mpt__norm_block *b, int dtype) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size; \
-        const bool centred = b->mean, streams = b->beyond_cache; \
-        const V##_f mean = V##_set(centred ? *b->mean : 0), rstd = V##_set(*b->rstd); \
-        const V##_f shift = V##_set(*b->shift), slope = V##_set(*b->slope); \
-        const V##_f next_mean = V##_set(b->next_mean); \
-        const float *weight = b->weight; \
-        const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY]; \
-        const char *end = x + b->n * size; \
-        const char *next = b->next[0], *next_dy = b->next[1]; \
-        char *out = b->data[MPT__PART_OUT]; \
-        float *dw = b->sum[0], *db = b->sum[1]; \
-        V##_f d0, d1, v0, v1, e0, e1, g0, g1, w0, w1, dw0, dw1; \
-        V##_f db0 = V##_zero(), db1 = db0; \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V); \
-        for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) { \
-            MPT__NORM_FETCH(next) \
-            MPT__NORM_FETCH(next_dy) \
-            V##_load_two(x, &v0, &v1, dtype), V##_load_two(dy, &d0, &d1, dtype); \
-            if (dtype != MPT_F32) { \
-                MPT__NORM_SLOPE_AHEAD(V) \
-                MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_GET, V) \
-            } \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_NEXT, V); \
-            V##_store_two(out, d0, d1, dtype, streams); \
-            if (dtype == MPT_F32) { MPT__NORM_SLOPE_AHEAD(V) } \
-            MPT__NORM_VECTORS_##W(MPT__NORM_SLOPE_SUM, V); \
-            weight += MPT__NORM_LANES, dw += MPT__NORM_LANES; \
-            if (db) db += MPT__NORM_LANES; \
-        } \
-        if (streams && b->last) V##_fence(); \
-        V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype); \
-        b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t); \
-    } \
-    MPT__NORM_WORD(FN, N, norm_next) \
-    MPT__NORM_WORD(FN, N, norm_slope_next)
-/* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
-   to do without. */
-#define MPT__IN_PAIRS(b) \
-    ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
-     !(b)->beyond_cache)
-#define MPT__PAIR_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
-#define MPT__PAIR_LOAD(V, part, a) \
-    MPT__PREFETCH_FAR(MPT__PAIR_PLACE(part) + 2048); \
-    V##_load_two(MPT__PAIR_PLACE(part), &a##0, &a##1, MPT_BF16);
-#define MPT__PAIR_STORE(V, part, a) \
-    V##_store_two(MPT__PAIR_PLACE(part), a##0, a##1, MPT_BF16, false);
-#define MPT__PAIR_NUMBER(V, a) V##_f a##0, a##1; V##_load_apart(b->a + i, &a##0, &a##1);
-#define MPT__COLUMN_NORM(V, k) \
-    v##k = V##_add(V##_mul(V##_sub(v##k, mean##k), rstd##k), bias##k);
-#define MPT__COLUMN_SLOPE(V, k) \
-    v##k = V##_mul(V##_sub(v##k, mean##k), slope##k); \
-    d##k = V##_sub(V##_sub(V##_mul(d##k, weight##k), shift##k), v##k);
-#define MPT__NORM_IN_PAIRS_8(FN, OP, N, V, W)
-#define MPT__NORM_IN_PAIRS_4(FN, OP, N, V, W)
-#define MPT__NORM_IN_PAIRS_16(FN, OP, N, V, W) \
-    FN bool N##_norm_pairs(const mpt__norm_block *b) { \
-        V##_f v0, v1, y0, y1; \
-        if (!MPT__IN_PAIRS(b) || !b->bias) return false; \
-        for (int64_t i = 0; i < b->n; i += 32) { \
-            MPT__PAIR_NUMBER(V, mean) \
-            MPT__PAIR_NUMBER(V, rstd) \
-            MPT__PAIR_NUMBER(V, bias) \
-            for (int64_t r = 0; r < b->rows; r++) { \
-                MPT__PAIR_LOAD(V, MPT__PART_X, v) \
-                MPT__COLUMN_NORM(V, 0) \
-                MPT__COLUMN_NORM(V, 1) \
-                if (b->data[MPT__PART_MORE]) { \
-                    MPT__PAIR_LOAD(V, MPT__PART_MORE, y) \
-                    v0 = V##_add(v0, y0), v1 = V##_add(v1, y1); \
-                } \
-                if (b->relu) v0 = V##_relu(v0), v1 = V##_relu(v1); \
-                MPT__PAIR_STORE(V, MPT__PART_OUT, v) \
-            } \
-        } \
-        return true; \
-    } \
-    FN bool N##_norm_slope_pairs(const mpt__norm_block *b) { \
-        V##_f v0, v1, d0, d1, y0 = V##_zero(), y1 = y0; \
-        const bool more = b->data[MPT__PART_MORE]; \
-        if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false; \
-        for (int64_t i = 0; i < b->n; i += 32) { \
-            MPT__PAIR_NUMBER(V, mean) \
-            MPT__PAIR_NUMBER(V, weight) \
-            MPT__PAIR_NUMBER(V, shift) \
-            MPT__PAIR_NUMBER(V, slope) \
-            for (int64_t r = 0; r < b->rows; r++) { \
-                MPT__PAIR_LOAD(V, MPT__PART_X, v) \
-                MPT__PAIR_LOAD(V, MPT__PART_DY, d) \
-                if (more) { MPT__PAIR_LOAD(V, MPT__PART_MORE, y) } \
-                if (b->relu) d0 = V##_gate(y0, d0), d1 = V##_gate(y1, d1); \
-                if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(V, MPT__PART_REST, d) } \
-                MPT__COLUMN_SLOPE(V, 0) \
-                MPT__COLUMN_SLOPE(V, 1) \
-                if (!b->relu && more) d0 = V##_add(d0, y0), d1 = V##_add(d1, y1); \
-                MPT__PAIR_STORE(V, MPT__PART_OUT, d) \
-            } \
-        } \
-        return true; \
-    }
-/* Vector k of some columns, down the rows. */
-#define MPT__COLUMN_BEGIN(k, V, W) \
-    const V##_f mean##k = V##_load(mean + k * W); \
-    V##_f s##k = V##_load(sum + k * W), t##k = V##_load(more + k * W);
-#define MPT__COLUMN_SUM(k, V, W) \
-    e = d = V##_sub(V##_load_full(x + k * W * size, dtype), mean##k); \
-    if (slopes) { \
-        d = V##_load_full(dy + k * W * size, dtype); \
-        if (relu) d = V##_gate(V##_load_full(y + k * W * size, dtype), d); \
-    } \
-    s##k = V##_add(s##k, d), t##k = V##_add(t##k, V##_mul(d, e));
-#define MPT__COLUMN_AHEAD(p, W) \
-    for (int64_t k = 0; k < 4 * W * size; k += 64) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + k);
-#define MPT__COLUMN_END(k, V, W) V##_store(sum + k * W, s##k), V##_store(more + k * W, t##k);
-#define MPT__SIMD_NORM(FN, OP, N, V, W) \
-    OP V##_f V##_gate(V##_f y, V##_f d) { \
-        V##_f kept = V##_select(V##_is_nan(y), d, V##_zero()); \
-        return V##_select(V##_greater(y, V##_zero()), d, kept); \
-    } \
-    OP void V##_stream_as(void *p, V##_f v, int dtype) { \
-        if (dtype == MPT_F32) \
-            V##_stream((float *)p, v); \
-        else \
-            V##_store_as(p, v, W, dtype); \
-    } \
-    MPT__NORM_LOAD_##W(FN, OP, V) \
-    OP void N##_norm_sums_of(mpt__norm_block *b, int dtype) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size; \
-        const int64_t left = b->n % MPT__NORM_LANES; \
-        const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY]; \
-        const bool relu = b->relu, lines = !rows; \
-        float *lane = b->lane; \
-        V##_f d, e; \
-        MPT__NORM_VECTORS_##W(MPT__NORM_ZERO, V) \
-        if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_LOAD_LANES, V) } \
-        for (int64_t r = 0; r < b->rows; r++) { \
-            const V##_f mean = V##_set(b->mean[rows ? r : 0]); \
-            const char *x = mpt__norm_place(b, MPT__PART_X, r), *end = x + (b->n - left) * size; \
-            const char *dy = mpt__norm_place(b, MPT__PART_DY, r); \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, r); \
-            const float *weight = b->weight; \
-            MPT__NORM_PAIRS_##W( \
-                V##_f d0, d1, e0, e1, y0 = V##_zero(), y1 = y0; \
-                for (; rows && !slopes && x < end; x += by) { \
-                    V##_load_two(x, &e0, &e1, dtype); \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM_ONE, V) \
-                } \
-                for (; rows && x < end; x += by, dy += by, y += by) { \
-                    V##_load_two(x, &e0, &e1, dtype), V##_load_two(dy, &d0, &d1, dtype); \
-                    if (relu) V##_load_two(y, &y0, &y1, dtype); \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_SUM, V) \
-                } if (rows) V##_in_order(&s0, &s1, dtype), V##_in_order(&t0, &t1, dtype);) \
-            for (; x < end; x += by, dy += by, y += by) { \
-                MPT__NORM_VECTORS_##W(MPT__NORM_SUM, V) \
-                if (lines && slopes) weight += MPT__NORM_LANES; \
-            } \
-            if (left) { MPT__NORM_VECTORS_##W(MPT__NORM_SUM_REST, V) } \
-            if (lane) { MPT__NORM_VECTORS_##W(MPT__NORM_STORE_LANES, V) } \
-            if (lines && r + 1 < b->rows) continue; \
-            b->total[0] = MPT__NORM_FOLD_##W(V, s), b->total[1] = MPT__NORM_FOLD_##W(V, t); \
-            if (lines) return; \
-            for (int k = 0; k < 2; k++) \
-                if (b->sum[k]) b->sum[k][r] += b->total[k]; \
-            MPT__NORM_VECTORS_##W(MPT__NORM_CLEAR, V) \
-        } \
-    } \
-    /* The last vector of a row reaches back over the one before it, or, where that would count \
-       twice and where it is the only one, is done by the reference. */ \
-    OP void N##_norm_of(mpt__norm_block *b, int dtype, bool plain) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < W ? 0 : b->n; \
-        const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE]; \
-        const bool lines = !plain && b->mode == MPT__NORM_LINES, streams = b->beyond_cache; \
-        const bool columns = b->mode == MPT__NORM_COLUMNS, biased = b->bias; \
-        const float *means = b->mean, *rstds = b->rstd, *biases = b->bias, *weights = b->weight; \
-        V##_f bias = V##_zero(), v; \
-        for (int64_t r = 0; r < b->rows; r++) { \
-            const char *x = mpt__norm_place(b, MPT__PART_X, r); \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, r); \
-            char *out = mpt__norm_place(b, MPT__PART_OUT, r); \
-            V##_f mean = V##_set(means[columns ? 0 : r]), rstd = V##_set(rstds[columns ? 0 : r]); \
-            if (!columns && !lines && biased) bias = V##_set(biases[r]); \
-            int64_t i = 0; \
-            MPT__NORM_PAIRS_##W(V##_f v0, v1; const bool fetches = b->fetches; \
-                for (; plain && !columns && i + 32 <= n; i += 32) { \
-                    V##_load_two(x + i * size, &v0, &v1, dtype); \
-                    if (fetches) { MPT__PAIR_FETCH(x) } \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_NORM, V) \
-                    V##_store_two(out + i * size, v0, v1, dtype, streams); \
-                }) \
-            for (; i < n; i += W) { \
-                if (i > n - W) i = n - W; \
-                if (columns) mean = V##_load(means + i), rstd = V##_load(rstds + i); \
-                if ((columns || lines) && biased) bias = V##_load(biases + i); \
-                v = V##_mul(V##_sub(V##_load_full(x + i * size, dtype), mean), rstd); \
-                if (lines) v = V##_mul(v, V##_load(weights + i)); \
-                if (biased) v = V##_add(v, bias); \
-                if (more) v = V##_add(v, V##_load_full(y + i * size, dtype)); \
-                if (relu) v = V##_relu(v); \
-                if (streams) \
-                    V##_stream_as(out + i * size, v, dtype); \
-                else \
-                    V##_store_as(out + i * size, v, W, dtype); \
-            } \
-        } \
-        if (streams) V##_fence(); \
-        if (n == 0) mpt__norm_rest(mpt__ref_norm, b, 0, b->rows, 0); \
-    } \
-    OP void N##_norm_slope_of(mpt__norm_block *b, int dtype, bool plain) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2; \
-        const bool relu = !plain && b->relu, more = !plain && !relu && b->data[MPT__PART_MORE]; \
-        const bool is_out = plain || b->data[MPT__PART_OUT]; \
-        const bool is_rest = !plain && b->data[MPT__PART_REST], streams = b->beyond_cache; \
-        const bool lines = !plain && b->mode == MPT__NORM_LINES; \
-        const bool columns = b->mode == MPT__NORM_COLUMNS; \
-        const int64_t n = lines ? b->n / W * W : b->n < W ? 0 : b->n; \
-        const float *means = b->mean, *shifts = b->shift, *slopes = b->slope, *weights = b->weight;\
-        float *const dw = lines ? b->sum[0] : NULL, *const db = lines ? b->sum[1] : NULL; \
-        V##_f rstd = V##_zero(), d, v; \
-        for (int64_t r = 0; r < b->rows; r++) { \
-            const int64_t of = columns ? 0 : r; \
-            const char *x = mpt__norm_place(b, MPT__PART_X, r); \
-            const char *dy = mpt__norm_place(b, MPT__PART_DY, r); \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, r); \
-            char *out = mpt__norm_place(b, MPT__PART_OUT, r); \
-            char *rest = mpt__norm_place(b, MPT__PART_REST, r); \
-            V##_f mean = V##_set(means[of]), weight = V##_set(weights[lines ? 0 : of]); \
-            V##_f shift = V##_set(shifts[of]), slope = V##_set(slopes[of]); \
-            if (lines) rstd = V##_set(b->rstd[r]); \
-            int64_t i = 0; \
-            MPT__NORM_PAIRS_##W(V##_f d0, d1, v0, v1; const bool fetches = b->fetches; \
-                for (; plain && !columns && i + 32 <= n; i += 32) { \
-                    V##_load_two(x + i * size, &v0, &v1, dtype); \
-                    V##_load_two(dy + i * size, &d0, &d1, dtype); \
-                    if (fetches) { \
-                        MPT__PAIR_FETCH(x) \
-                        MPT__PAIR_FETCH(dy) \
-                    } \
-                    MPT__NORM_VECTORS_##W(MPT__PAIR_SLOPE, V) \
-                    V##_store_two(out + i * size, d0, d1, dtype, streams); \
-                }) \
-            for (; i < n; i += W) { \
-                if (i > n - W) i = n - W; \
-                if (columns || lines) weight = V##_load(weights + i); \
-                if (columns) { \
-                    mean = V##_load(means + i); \
-                    shift = V##_load(shifts + i), slope = V##_load(slopes + i); \
-                } \
-                d = V##_load_full(dy + i * size, dtype); \
-                if (relu) d = V##_gate(V##_load_full(y + i * size, dtype), d); \
-                v = V##_sub(V##_load_full(x + i * size, dtype), mean); \
-                if (lines) v = V##_mul(v, rstd); \
-                if (is_rest) V##_store_as(rest + i * size, d, W, dtype); \
-                if (dw) V##_store(dw + i, V##_add(V##_load(dw + i), V##_mul(d, v))); \
-                if (db) V##_store(db + i, V##_add(V##_load(db + i), d)); \
-                if (!is_out) continue; \
-                d = V##_sub(V##_sub(V##_mul(d, weight), shift), V##_mul(v, slope)); \
-                if (lines) d = V##_mul(d, rstd); \
-                if (more) d = V##_add(d, V##_load_full(y + i * size, dtype)); \
-                if (streams) \
-                    V##_stream_as(out + i * size, d, dtype); \
-                else \
-                    V##_store_as(out + i * size, d, W, dtype); \
-            } \
-        } \
-        if (streams) V##_fence(); \
-        if (n < b->n) mpt__norm_rest(mpt__ref_norm_slope, b, 0, b->rows, n); \
-    } \
-    OP void N##_norm_columns_of(mpt__norm_block *b, int dtype) { \
-        const int64_t size = dtype == MPT_F32 ? 4 : 2, whole = b->n / W * W, rows = b->rows; \
-        const bool relu = b->relu, slopes = b->data[MPT__PART_DY]; \
-        const int64_t x_by = b->step[MPT__PART_X], dy_by = slopes ? b->step[MPT__PART_DY] : 0; \
-        const int64_t y_by = relu ? b->step[MPT__PART_MORE] : 0; \
-        V##_f d, e; \
-        for (int64_t i = 0, by; i < whole; i += by) { \
-            const float *mean = b->mean + i; \
-            float *sum = b->sum[0] + i, *more = b->sum[1] + i; \
-            const char *x = mpt__norm_place(b, MPT__PART_X, 0) + i * size; \
-            const char *dy = mpt__norm_place(b, MPT__PART_DY, 0) + i * size; \
-            const char *y = mpt__norm_place(b, MPT__PART_MORE, 0) + i * size; \
-            by = whole - i < 4 * W ? W : 4 * W; \
-            if (by == W) { \
-                MPT__COLUMN_BEGIN(0, V, W) \
-                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) { \
-                    MPT__COLUMN_SUM(0, V, W) \
-                } \
-                MPT__COLUMN_END(0, V, W) \
-            } else { \
-                MPT__SIMD_FOUR(MPT__COLUMN_BEGIN, V, W) \
-                for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) { \
-                    MPT__COLUMN_AHEAD(x, W) \
-                    if (slopes) { MPT__COLUMN_AHEAD(dy, W) } \
-                    if (relu) { MPT__COLUMN_AHEAD(y, W) } \
-                    MPT__SIMD_FOUR(MPT__COLUMN_SUM, V, W) \
-                } \
-                MPT__SIMD_FOUR(MPT__COLUMN_END, V, W) \
-            } \
-        } \
-        if (whole < b->n) mpt__norm_rest(mpt__ref_norm_columns, b, 0, b->rows, whole); \
-    } \
-    MPT__NORM_PASSES_##W(FN, OP, N, V, W) \
-    MPT__NORM_WORD(FN, N, norm_sums) \
-    MPT__NORM_IN_PAIRS_##W(FN, OP, N, V, W) \
-    MPT__NORM_WORD_PLAIN(FN, N, norm, W) \
-    MPT__NORM_WORD_PLAIN(FN, N, norm_slope, W) \
-    MPT__NORM_WORD(FN, N, norm_columns)
-#define MPT__NORM_WORD(FN, N, name) \
-    FN void N##_##name(mpt__norm_block *b) { \
-        if (b->dtype == MPT_F32) \
-            N##_##name##_of(b, MPT_F32); \
-        else if (b->dtype == MPT_F16) \
-            N##_##name##_of(b, MPT_F16); \
-        else \
-            N##_##name##_of(b, MPT_BF16); \
-    }
-#define MPT__NORM_WORD_PLAIN(FN, N, name, W) \
-    FN void N##_##name(mpt__norm_block *b) { \
-        MPT__NORM_PAIRS_##W(if (N##_##name##_pairs(b)) return;) \
-        const bool plain = mpt__norm_plain(b); \
-        if (b->dtype == MPT_F32 && plain) \
-            N##_##name##_of(b, MPT_F32, true); \
-        else if (b->dtype == MPT_F32) \
-            N##_##name##_of(b, MPT_F32, false); \
-        else if (b->dtype == MPT_BF16 && plain) \
-            N##_##name##_of(b, MPT_BF16, true); \
-        else \
-            N##_##name##_of(b, b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16, false); \
-    }
-#define MPT__SIMD_NORM_WORDS(N, W) \
-    N##_norm_sums, N##_norm, N##_norm_slope, N##_norm_columns, MPT__NORM_PASSES_WORDS_##W(N)
-#else
-#define MPT__SIMD_NORM(FN, OP, N, V, W)
-#define MPT__SIMD_NORM_WORDS(N, W) MPT__REF_NORM_WORDS
-#endif
-
-/* All is inlined: what a call stores for short rows would wait among the stores of these. */
-#define MPT__SIMD_ROWS(FN, OP, N, V, W) \
-    OP void N##_line(char *to, const char *from, int64_t bytes, bool adds) { \
-        for (int64_t k = 0; k < bytes; k += 4 * W) { \
-            const V##_f v = V##_load((const float *)(const void *)(from + k)); \
-            float *out = (float *)(void *)(to + k); \
-            V##_store(out, adds ? V##_add(V##_load(out), v) : v); \
-        } \
-    } \
-    FN void N##_rows(const mpt__rows *r) { \
-        if (r->adds) \
-            mpt__rows_each(r, true, N##_line); \
-        else \
-            mpt__rows_each(r, false, N##_line); \
-    }
-
-/* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
-#define MPT__SQUARES_START(k, V, W) V##_d s##k = V##_no_doubles();
-#define MPT__SQUARES_ADD(k, V, W) \
-    s##k = V##_add_squares(s##k, V##_mul(V##_load(x + i + k * W), by));
-#define MPT__SQUARES_END(k, V, W) V##_add_doubles(lane + k * W, s##k);
-#define MPT__SIMD_SQUARES(FN, N, V, W) \
-    FN void N##_add_squares(double *lane, const float *x, int64_t n, float multiplier) { \
-        const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run; \
-        const float *const rest = x + runs; \
-        mpt__ref_add_run(lane, rest, n - runs, multiplier); \
-        const V##_f by = V##_set(multiplier); \
-        while (x < rest) { \
-            x += run; \
-            MPT__SIMD_VECTORS_##W(MPT__SQUARES_START, V) \
-            for (int64_t i = -run; i != 0; i += MPT__SUM_LANES) { \
-                if (W == 16) MPT__PREFETCH(x + run + i); \
-                MPT__SIMD_VECTORS_##W(MPT__SQUARES_ADD, V) \
-            } \
-            MPT__SIMD_VECTORS_##W(MPT__SQUARES_END, V) \
-        } \
-    }
-
-/* Philox 4x32-10 (ground/random.c) in 64-bit lanes of which the low words count: W / 2 blocks in
-   each of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round r. */
-static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS]) {
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {
-        keys[2 * r] = key0, keys[2 * r + 1] = key1;
-        key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;
-    }
-}
-#define MPT__PHILOX_HALF(V, c, r) \
-    p = V##_umul(c##0, m0), q = V##_umul(c##2, m1); \
-    c##0 = V##_uxor(V##_uhigh(q), c##1, V##_uset(keys[2 * r])), c##1 = q; \
-    c##2 = V##_uxor(V##_uhigh(p), c##3, V##_uset(keys[2 * r + 1])), c##3 = p
-#define MPT__SIMD_RANDOM(FN, OP, N, V, W) \
-    OP void N##_philox(const uint64_t *keys, uint64_t sequence, uint64_t block, \
-                       uint32_t out[4 * W]) { \
-        const V##_u m0 = V##_uset(MPT__PHILOX_M0), m1 = V##_uset(MPT__PHILOX_M1); \
-        V##_u a0 = V##_ucount(block), b0 = V##_ucount(block + W / 2), p, q; \
-        V##_u a1 = V##_uhigh(a0), b1 = V##_uhigh(b0); \
-        V##_u a2 = V##_uset(sequence), a3 = V##_uset(sequence >> 32), b2 = a2, b3 = a3; \
-        for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) { \
-            MPT__PHILOX_HALF(V, a, r); \
-            MPT__PHILOX_HALF(V, b, r); \
-        } \
-        V##_ustore(out, a0, a1, a2, a3); \
-        V##_ustore(out + 2 * W, b0, b1, b2, b3); \
-    } \
-    FN void N##_random(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) { \
-        const uint64_t sequence = mpt__hash_u64(key.stream, key.call); \
-        uint64_t keys[2 * MPT__PHILOX_ROUNDS]; \
-        mpt__philox_keys(key.seed, keys); \
-        for (; n >= 4 * W; n -= 4 * W, first += 4 * W, out += 4 * W) \
-            N##_philox(keys, sequence, first / 4, out); \
-        mpt__random_bits(key, first, n, out); \
-    } \
-    FN void N##_dropout(float *out, const float *x, int64_t n, mpt__rng_key key, uint64_t first, \
-                        uint32_t threshold, float factor) { \
-        const uint64_t sequence = mpt__hash_u64(key.stream, key.call); \
-        const int64_t whole = n / (4 * W) * (4 * W); \
-        uint64_t keys[2 * MPT__PHILOX_ROUNDS]; \
-        uint32_t words[4 * W]; \
-        mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole, \
-                               threshold, factor); \
-        mpt__philox_keys(key.seed, keys); \
-        const V##_f by = V##_set(factor); \
-        for (int64_t at = 0; at < whole; at += 4 * W) { \
-            N##_philox(keys, sequence, (first + (uint64_t)at) / 4, words); \
-            for (int k = 0; k < 4 * W; k += W) { \
-                V##_f v = V##_mul(V##_load(x + at + k), by); \
-                V##_m kept = V##_words_from(words + k, threshold); \
-                V##_store(out + at + k, V##_select(kept, v, V##_zero())); \
-            } \
-        } \
-    }
-
-/* Updates: whole vectors first, with nothing to decide in the loop, then the rest. APART: halves
-   follow in a pass of their own. */
-#define MPT__SIMD_UPDATE_PARTS(FN, N, W, word, APART) \
-    FN void N##_##word(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
-                       void *half, int64_t n) { \
-        const int64_t rest = n % W, at = n - rest; \
-        void *along = (APART) ? NULL : half; \
-        N##_##word##_part(w, p, g, m, v, along, at, true); \
-        if (rest > 0) { \
-            void *last = along != NULL ? (uint16_t *)along + at : NULL; \
-            float *m_last = m != NULL ? m + at : m, *v_last = v != NULL ? v + at : v; \
-            N##_##word##_part(w, p + at, g + at, m_last, v_last, last, rest, false); \
-        } \
-        if (along != half) w->param.words->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);\
-    }
-#define MPT__SIMD_UPDATE(FN, OP, N, V, W) \
-    OP void N##_sgd_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
-                         void *half, int64_t n, bool whole) { \
-        const int dtype = w->param.dtype; \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay); \
-        const V##_f momentum = V##_set(w->momentum), keep = V##_set(w->keep); \
-        const V##_f lr = V##_set(w->lr); \
-        const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov; \
-        (void)v; \
-        for (int64_t i = 0; i < n; i += W) { \
-            const int64_t left = whole ? W : n - i; \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32); \
-            V##_f step = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier); \
-            if (decays) step = V##_add(step, V##_mul(decay, weight)); \
-            if (m != NULL) { \
-                V##_f moment = step; \
-                if (!first) { \
-                    moment = V##_mul(momentum, V##_load_as(m + i, left, MPT_F32)); \
-                    moment = V##_add(moment, V##_mul(keep, step)); \
-                } \
-                V##_store_as(m + i, moment, left, MPT_F32); \
-                step = nesterov ? V##_add(step, V##_mul(momentum, moment)) : moment; \
-            } \
-            weight = V##_sub(weight, V##_mul(lr, step)); \
-            V##_store_as(p + i, weight, left, MPT_F32); \
-            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype); \
-        } \
-    } \
-    OP void N##_adam_part(const mpt__ref_update *w, float *p, const float *g, float *m, float *v, \
-                          void *half, int64_t n, bool whole) { \
-        const int dtype = w->param.dtype; \
-        const V##_f multiplier = V##_set(w->multiplier), decay = V##_set(w->decay); \
-        const V##_f beta1 = V##_set(w->beta1), rest1 = V##_set(w->rest1); \
-        const V##_f beta2 = V##_set(w->beta2), rest2 = V##_set(w->rest2); \
-        const V##_f eps = V##_set(w->eps), size = V##_set(w->step_size); \
-        const V##_f root = V##_set(w->root_factor), shrink = V##_set(w->shrink); \
-        const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0; \
-        for (int64_t i = 0; i < n; i += W) { \
-            const int64_t left = whole ? W : n - i; \
-            V##_f weight = V##_load_as(p + i, left, MPT_F32); \
-            V##_f gradient = V##_mul(V##_load_as(g + i, left, MPT_F32), multiplier); \
-            if (decoupled) weight = V##_sub(weight, V##_mul(shrink, weight)); \
-            if (decays) gradient = V##_add(gradient, V##_mul(decay, weight)); \
-            V##_f m1 = V##_mul(beta1, V##_load_as(m + i, left, MPT_F32)); \
-            V##_f v1 = V##_mul(beta2, V##_load_as(v + i, left, MPT_F32)); \
-            m1 = V##_add(m1, V##_mul(rest1, gradient)); \
-            v1 = V##_add(v1, V##_mul(V##_mul(rest2, gradient), gradient)); \
-            V##_f below = V##_add(V##_mul(V##_sqrt(v1), root), eps); \
-            weight = V##_sub(weight, V##_div(V##_mul(size, m1), below)); \
-            V##_store_as(m + i, m1, left, MPT_F32); \
-            V##_store_as(v + i, v1, left, MPT_F32); \
-            V##_store_as(p + i, weight, left, MPT_F32); \
-            if (half != NULL) V##_store_as((uint16_t *)half + i, weight, left, dtype); \
-        } \
-    } \
-    MPT__SIMD_UPDATE_PARTS(FN, N, W, sgd, false) \
-    /* Rounding to bf16 in many instructions would crowd out the roots and quotients; measured. */\
-    MPT__SIMD_UPDATE_PARTS(FN, N, W, adam, W == 8 && w->param.dtype == MPT_BF16)
-
-/* The words; REST is the level below that transposes what is narrow. */
-#define MPT__SIMD_PORTABLE(id)
-#define MPT__SIMD_UNARY_REF(id) mpt__ref_unary_##id,
-#define MPT__SIMD_BINARY_REF(id) mpt__ref_binary_##id,
-#define MPT__SIMD_UNARY_NAME(id, value, FN, N, V, W) N##_unary_##id,
-#define MPT__SIMD_BINARY_NAME(id, value, FN, N, V, W) N##_binary_##id,
-#define MPT__SIMD_LEVEL(FN, OP, N, V, W, F, REST, convert, stream, gate, slowness) \
-    MPT__SIMD_UNARY(MPT__SIMD_UNARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F) \
-    MPT__SIMD_BINARY(MPT__SIMD_BINARY_ROW, MPT__SIMD_PORTABLE, FN, N, V, W, F) \
-    MPT__SIMD_PEAK(FN, N, V, W) \
-    MPT__SIMD_LANES(FN, N, V, W, add, MPT__LANES_ADD) \
-    MPT__SIMD_LANES(FN, N, V, W, max, MPT__LANES_MAX) \
-    MPT__SIMD_SUM_PRODUCTS(FN, N, V, W) \
-    MPT__SIMD_ADD_EXP(FN, N, V, W) \
-    MPT__SIMD_SOFTMAX(FN, N, V, W) \
-    MPT__SIMD_SOFTMAX_BACKWARD(FN, N, V, W) \
-    MPT__SIMD_TRANSPOSE(FN, OP, N, V, W, REST) \
-    MPT__SIMD_SQUARES(FN, N, V, W) \
-    MPT__SIMD_RANDOM(FN, OP, N, V, W) \
-    MPT__SIMD_UPDATE(FN, OP, N, V, W) \
-    MPT__SIMD_NORM(FN, OP, N, V, W) \
-    static const mpt__words N##_words = { \
-        slowness, \
-        true, \
-        convert, \
-        {MPT__SIMD_UNARY(MPT__SIMD_UNARY_NAME, MPT__SIMD_UNARY_REF, FN, N, V, W, F)}, \
-        {MPT__SIMD_BINARY(MPT__SIMD_BINARY_NAME, MPT__SIMD_BINARY_REF, FN, N, V, W, F)}, \
-        N##_peak, \
-        N##_add_lanes, \
-        N##_max_lanes, \
-        MPT__SUM_PRODUCTS_OF(N), \
-        N##_add_exp, \
-        N##_softmax, \
-        N##_softmax_backward, \
-        N##_add_squares, \
-        N##_random, \
-        N##_dropout, \
-        N##_transpose, \
-        N##_rows, \
-        stream, \
-        N##_sgd, \
-        N##_adam, \
-        gate, \
-        true, \
-        MPT__SIMD_NORM_WORDS(N, W)};
-
-#endif
-/* ---------------------------------------------------------------------------------------------
- * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
- * ------------------------------------------------------------------------------------------- */
-
-#ifdef MPT__SIMD_X86
-#define MPT__HAS_AVX2 1
-
-/* ==== Vector layer: 8 floats, in addition to the words of ground/math.c ==== */
-
-#define MPT__AVX2 MPT__TARGET("avx2,fma,f16c") static
-#define MPT__AVX2_OP MPT__TARGET("avx2,fma,f16c") static MPT__FORCE_INLINE
-
-MPT__AVX2_OP mpt__v8_f mpt__v8_zero(void) { return _mm256_setzero_ps(); }
-MPT__AVX2_OP mpt__v8_f mpt__v8_load(const float *p) { return _mm256_loadu_ps(p); }
-MPT__AVX2_OP void mpt__v8_store(float *p, mpt__v8_f v) { _mm256_storeu_ps(p, v); }
-MPT__AVX2_OP mpt__v8_f mpt__v8_sqrt(mpt__v8_f a) { return _mm256_sqrt_ps(a); }
-MPT__AVX2_OP mpt__v8_f mpt__v8_fma(mpt__v8_f a, mpt__v8_f b, mpt__v8_f c) {
-    return _mm256_fmadd_ps(a, b, c);
-}
-
-/* The first n lanes; none below 1, all from 8 up. */
-MPT__AVX2_OP mpt__v8_m mpt__v8_first(int64_t n) {
-    __m256i count = _mm256_set1_epi32((int)(n < 0 ? 0 : n > 8 ? 8 : n));
-    return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_first(const void *p, mpt__v8_m lanes) {
-    return _mm256_maskload_ps((const float *)p, lanes);
-}
-MPT__AVX2_OP mpt__v8_m mpt__v8_greater(mpt__v8_f a, mpt__v8_f b) {
-    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
-}
-MPT__AVX2_OP mpt__v8_m mpt__v8_equal(mpt__v8_f a, mpt__v8_f b) {
-    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
-}
-MPT__AVX2_OP mpt__v8_m mpt__v8_is_nan(mpt__v8_f a) {
-    return _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-}
-/* Lanes of random words >= threshold, unsigned. */
-MPT__AVX2_OP mpt__v8_m mpt__v8_words_from(const uint32_t *words, uint32_t threshold) {
-    __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)words);
-    __m256i t = _mm256_set1_epi32((int)threshold);
-    return _mm256_cmpeq_epi32(_mm256_max_epu32(w, t), w);
-}
-
-/* Rounds to MPT_F16 or MPT_BF16 and back; 0 leaves as is. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_round(mpt__v8_f v, int dtype) {
-    if (dtype == MPT_F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-    if (dtype == MPT_BF16) {
-        __m256i half = mpt__avx2_round_bf16(_mm256_castps_si256(v));
-        return _mm256_castsi256_ps(_mm256_slli_epi32(half, 16));
-    }
-    return v;
-}
-
-MPT__AVX2_OP mpt__v8_f mpt__v8_from_half(__m128i half, int dtype) {
-    if (dtype == MPT_F16) return _mm256_cvtph_ps(half);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-/* 8 elements of dtype F32, F16 or BF16 as floats. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_full(const void *p, int dtype) {
-    if (dtype == MPT_F32) return _mm256_loadu_ps((const float *)p);
-    return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)p), dtype);
-}
-/* The first n of 8 elements, all from 8 up, none below 1; the rest 0. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_as(const void *p, int64_t n, int dtype) {
-    if (n >= 8) return mpt__v8_load_full(p, dtype);
-    if (dtype == MPT_F32) return _mm256_maskload_ps((const float *)p, mpt__v8_first(n));
-    uint16_t rest[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int i = 0; i < n; i++) rest[i] = ((const uint16_t *)p)[i];
-    return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)(const void *)rest), dtype);
-}
-
-/* Stores the first n (any number) of 8 lanes as elements of dtype F32, F16 or BF16. */
-MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
-    __m128i half;
-    if (dtype == MPT_F32) {
-        if (n >= 8) {
-            _mm256_storeu_ps((float *)p, v);
-        } else {
-            _mm256_maskstore_ps((float *)p, mpt__v8_first(n), v);
-        }
-        return;
-    }
-    if (dtype == MPT_F16) {
-        half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-    } else {
-        __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(v));
-        half = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    }
-    if (n >= 8) {
-        _mm_storeu_si128((__m128i *)p, half);
-    } else {
-        uint16_t rest[8];
-        _mm_storeu_si128((__m128i *)(void *)rest, half);
-        for (int i = 0; i < n; i++) ((uint16_t *)p)[i] = rest[i];
-    }
-}
-
-/* Transposes 4 rows of W: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-#define MPT__X86_TRANSPOSE4(OP, V, P) \
-    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) { \
-        V##_f low01 = P##_unpacklo_ps(*r0, *r1), high01 = P##_unpackhi_ps(*r0, *r1); \
-        V##_f low23 = P##_unpacklo_ps(*r2, *r3), high23 = P##_unpackhi_ps(*r2, *r3); \
-        *r0 = P##_shuffle_ps(low01, low23, 0x44); \
-        *r1 = P##_shuffle_ps(low01, low23, 0xee); \
-        *r2 = P##_shuffle_ps(high01, high23, 0x44); \
-        *r3 = P##_shuffle_ps(high01, high23, 0xee); \
-    }
-MPT__X86_TRANSPOSE4(MPT__AVX2_OP, mpt__v8, _mm256)
-
-/* Loads quarter l (4 lanes) from p + l * step, or stores it there. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
-}
-MPT__AVX2_OP void mpt__v8_store_quads(float *p, int64_t step, mpt__v8_f v) {
-    _mm_storeu_ps(p, _mm256_castps256_ps128(v));
-    _mm_storeu_ps(p + step, _mm256_extractf128_ps(v, 1));
-}
-
-/* Stores past the caches, aligned; a fence makes them seen by other threads. */
-MPT__AVX2_OP void mpt__v8_stream(float *p, mpt__v8_f v) { _mm256_stream_ps(p, v); }
-MPT__AVX2_OP void mpt__v8_fence(void) { _mm_sfence(); }
-
-/* The largest lane, none being NaN; and the sum of the lanes, folded in halves. */
-#define MPT__AVX2_ACROSS(name, op) \
-    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) { \
-        __m128 a = _mm_##op##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
-        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a)); \
-        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1))); \
-    }
-MPT__AVX2_ACROSS(peak, max)
-MPT__AVX2_ACROSS(total, add)
-
-/* Sums s0 .. s7 over their lanes. */
-MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m256 s4, __m256 s5,
-                                 __m256 s6, __m256 s7) {
-    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(s0, s1), _mm256_hadd_ps(s2, s3));
-    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s4, s5), _mm256_hadd_ps(s6, s7));
-    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-}
-
-MPT__SIMD_WORDS(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
-
-/* Doubles made of the floats of a vector. */
-typedef struct mpt__v8_d {
-    __m256d low, high;
-} mpt__v8_d;
-MPT__AVX2_OP mpt__v8_d mpt__v8_no_doubles(void) {
-    mpt__v8_d v = {_mm256_setzero_pd(), _mm256_setzero_pd()};
-    return v;
-}
-MPT__AVX2_OP void mpt__v8_add_doubles(double *p, mpt__v8_d v) {
-    _mm256_storeu_pd(p, _mm256_add_pd(_mm256_loadu_pd(p), v.low));
-    _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_loadu_pd(p + 4), v.high));
-}
-MPT__AVX2_OP mpt__v8_d mpt__v8_add_squares(mpt__v8_d sum, mpt__v8_f x) {
-    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
-    __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-    sum.low = _mm256_fmadd_pd(low, low, sum.low);
-    sum.high = _mm256_fmadd_pd(high, high, sum.high);
-    return sum;
-}
-
-/* 64-bit integers. umul multiplies low words; ucount is at, at + 1 and so on. */
-typedef __m256i mpt__v8_u;
-MPT__AVX2_OP mpt__v8_u mpt__v8_uset(uint64_t a) { return _mm256_set1_epi64x((long long)a); }
-MPT__AVX2_OP mpt__v8_u mpt__v8_ucount(uint64_t at) {
-    return _mm256_add_epi64(mpt__v8_uset(at), _mm256_setr_epi64x(0, 1, 2, 3));
-}
-MPT__AVX2_OP mpt__v8_u mpt__v8_umul(mpt__v8_u a, mpt__v8_u b) { return _mm256_mul_epu32(a, b); }
-MPT__AVX2_OP mpt__v8_u mpt__v8_uhigh(mpt__v8_u a) { return _mm256_srli_epi64(a, 32); }
-MPT__AVX2_OP mpt__v8_u mpt__v8_uxor(mpt__v8_u a, mpt__v8_u b, mpt__v8_u c) {
-    return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
-}
-/* The low words of lane 0 of a, b, c, d, then those of lane 1 and so on. */
-MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_u c, mpt__v8_u d) {
-    __m256i ab = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xaa);
-    __m256i cd = _mm256_blend_epi32(c, _mm256_slli_epi64(d, 32), 0xaa);
-    __m256i even = _mm256_unpacklo_epi64(ab, cd), odd = _mm256_unpackhi_epi64(ab, cd);
-    __m256i *to = (__m256i *)(void *)p;
-    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
-    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
-}
-
-MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
-                              int16_t infinity) {
-    const __m256i zero = _mm256_setzero_si256(), bound = _mm256_set1_epi16(infinity);
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(y + i));
-        __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(dy + i));
-        a = _mm256_andnot_si256(_mm256_cmpeq_epi16(a, zero), _mm256_cmpgt_epi16(a, bound));
-        _mm256_storeu_si256((__m256i *)(void *)(dx + i), _mm256_and_si256(a, b));
-    }
-    for (; i < n; i++) dx[i] = y[i] != 0 && y[i] > infinity ? dy[i] : 0;
-}
-
-/* ==== The level ==== */
-
-MPT__SIMD_ROWS(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8)
-/* Values as in MPT__SIMD_UNARY and MPT__SIMD_BINARY. Wider vectors would gain nothing. */
-#define MPT__STREAM_CASE(id, value) \
-    case MPT__FN_##id: \
-        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) { \
-            const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32); \
-            if (n >= 8) \
-                mpt__v8_stream(out, value); \
-            else \
-                mpt__v8_store_as(out, value, n, MPT_F32); \
-        } \
-        break;
-#define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
-MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
-                                float c) {
-    const mpt__v8_f by = mpt__v8_set(c), zero = mpt__v8_zero();
-    switch (function) {
-        MPT__STREAM_CASE(RELU, mpt__v8_relu(a))
-        MPT__STREAM_CASE(ADD_SCALAR, mpt__v8_add(a, by))
-        MPT__STREAM_CASE(MUL_SCALAR, mpt__v8_mul(a, by))
-        MPT__STREAM_CASE(ADD, mpt__v8_add(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(SUB, mpt__v8_sub(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(MUL, mpt__v8_mul(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(DIV, mpt__v8_div(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(RELU_BACKWARD,
-                         mpt__v8_select(mpt__v8_greater(a, zero), MPT__STREAM_B,
-                                        mpt__v8_select(mpt__v8_is_nan(a), MPT__STREAM_B, zero)))
-    default:
-        return false;
-    }
-    mpt__v8_fence();
-    return true;
-}
-
-MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
-                &mpt__convert_avx2, mpt__avx2_stream, mpt__avx2_gate, 0.15)
-
-#endif
-/* ---------------------------------------------------------------------------------------------
- * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
- * ------------------------------------------------------------------------------------------- */
-
-#ifdef MPT__SIMD_X86
-#define MPT__HAS_AVX512 1
-
-/* ==== Vector layer: 16 floats; contracts as in cpu/level/avx2.c ==== */
-
-#define MPT__AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static
-#define MPT__AVX512_OP \
-    MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static MPT__FORCE_INLINE
-
-MPT__AVX512_OP mpt__v16_f mpt__v16_zero(void) { return _mm512_setzero_ps(); }
-MPT__AVX512_OP mpt__v16_f mpt__v16_load(const float *p) { return _mm512_loadu_ps(p); }
-MPT__AVX512_OP void mpt__v16_store(float *p, mpt__v16_f v) { _mm512_storeu_ps(p, v); }
-MPT__AVX512_OP mpt__v16_f mpt__v16_sqrt(mpt__v16_f a) {
-    return _mm512_maskz_sqrt_ps((__mmask16)0xffff, a);
-}
-MPT__AVX512_OP mpt__v16_f mpt__v16_fma(mpt__v16_f a, mpt__v16_f b, mpt__v16_f c) {
-    return _mm512_fmadd_ps(a, b, c);
-}
-MPT__AVX512_OP mpt__v16_m mpt__v16_first(int64_t n) {
-    return (__mmask16)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
-}
-MPT__AVX512_OP mpt__v16_f mpt__v16_load_first(const void *p, mpt__v16_m lanes) {
-    return _mm512_maskz_loadu_ps(lanes, p);
-}
-MPT__AVX512_OP mpt__v16_m mpt__v16_greater(mpt__v16_f a, mpt__v16_f b) {
-    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
-}
-MPT__AVX512_OP mpt__v16_m mpt__v16_equal(mpt__v16_f a, mpt__v16_f b) {
-    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
-}
-MPT__AVX512_OP mpt__v16_m mpt__v16_is_nan(mpt__v16_f a) {
-    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-}
-MPT__AVX512_OP mpt__v16_m mpt__v16_words_from(const uint32_t *words, uint32_t threshold) {
-    return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32((int)threshold));
-}
-MPT__AVX512_OP mpt__v16_f mpt__v16_from_half(__m256i half, int dtype) {
-    if (dtype == MPT_F16) return _mm512_maskz_cvtph_ps((__mmask16)0xffff, half);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-MPT__AVX512_OP __m256i mpt__v16_to_half(mpt__v16_f v, int dtype) {
-    if (dtype == MPT_F16) return mpt__avx512_round_f16(v);
-    return mpt__avx512_round_bf16(_mm512_castps_si512(v));
-}
-MPT__AVX512_OP mpt__v16_f mpt__v16_round(mpt__v16_f v, int dtype) {
-    if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
-    return mpt__v16_from_half(mpt__v16_to_half(v, dtype), dtype);
-}
-MPT__AVX512_OP mpt__v16_f mpt__v16_load_full(const void *p, int dtype) {
-    if (dtype == MPT_F32) return _mm512_loadu_ps(p);
-    return mpt__v16_from_half(_mm256_loadu_si256((const __m256i *)p), dtype);
-}
-MPT__AVX512_OP mpt__v16_f mpt__v16_load_as(const void *p, int64_t n, int dtype) {
-    if (n >= 16) return mpt__v16_load_full(p, dtype);
-    __mmask16 lanes = mpt__v16_first(n);
-    if (dtype == MPT_F32) return _mm512_maskz_loadu_ps(lanes, p);
-    return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
-}
-MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
-    __mmask16 lanes = mpt__v16_first(n);
-    if (dtype == MPT_F32) {
-        if (n >= 16) {
-            _mm512_storeu_ps(p, v);
-        } else {
-            _mm512_mask_storeu_ps(p, lanes, v);
-        }
-    } else if (n >= 16) {
-        _mm256_storeu_si256((__m256i *)p, mpt__v16_to_half(v, dtype));
-    } else {
-        _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
-    }
-}
-MPT__X86_TRANSPOSE4(MPT__AVX512_OP, mpt__v16, _mm512)
-MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step) {
-    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p));
-    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + step), 1);
-    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 2 * step), 2);
-    return _mm512_insertf32x4(v, _mm_loadu_ps(p + 3 * step), 3);
-}
-MPT__AVX512_OP void mpt__v16_stream(float *p, mpt__v16_f v) { _mm512_stream_ps(p, v); }
-MPT__AVX512_OP void mpt__v16_fence(void) { _mm_sfence(); }
-MPT__AVX512_OP void mpt__v16_store_quads(float *p, int64_t step, mpt__v16_f v) {
-    _mm_storeu_ps(p, _mm512_castps512_ps128(v));
-    _mm_storeu_ps(p + step, _mm512_extractf32x4_ps(v, 1));
-    _mm_storeu_ps(p + 2 * step, _mm512_extractf32x4_ps(v, 2));
-    _mm_storeu_ps(p + 3 * step, _mm512_extractf32x4_ps(v, 3));
-}
-MPT__AVX512_OP float mpt__v16_peak(mpt__v16_f v) {
-    return mpt__v8_peak(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
-}
-MPT__AVX512_OP __m256 mpt__v16_fold(mpt__v16_f v) {
-    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-}
-MPT__AVX512_OP float mpt__v16_total(mpt__v16_f v) { return mpt__v8_total(mpt__v16_fold(v)); }
-MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, __m512 s4,
-                                    __m512 s5, __m512 s6, __m512 s7) {
-    return mpt__v8_sum8(mpt__v16_fold(s0), mpt__v16_fold(s1), mpt__v16_fold(s2), mpt__v16_fold(s3),
-                        mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
-}
-
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* 32 elements: of bf16 those of even places, then those of odd ones; of others as they lie. */
-MPT__AVX512_OP void mpt__v16_load_two(const void *p, mpt__v16_f *a, mpt__v16_f *b, int dtype) {
-    if (dtype != MPT_BF16) {
-        *a = mpt__v16_load_full(p, dtype);
-        *b = mpt__v16_load_full((const char *)p + (dtype == MPT_F32 ? 64 : 32), dtype);
-        return;
-    }
-    const __m512i pairs = _mm512_loadu_si512(p);
-    *a = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    *b = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
-}
-/* Of 32 floats those of even places, then those of odd ones. */
-MPT__AVX512_OP void mpt__v16_load_apart(const float *p, mpt__v16_f *a, mpt__v16_f *b) {
-    const __m512i even =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const mpt__v16_f low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
-    *a = _mm512_permutex2var_ps(low, even, high);
-    *b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
-}
-/* Both rounded to bf16, a to the even places. That there is a NaN is seldom. */
-MPT__AVX512_OP __m512i mpt__v16_round_pairs(mpt__v16_f a, mpt__v16_f b) {
-    __m512i low = _mm512_castps_si512(a), high = _mm512_castps_si512(b);
-    if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q))
-        low = mpt__avx512_round_high(low, true), high = mpt__avx512_round_high(high, true);
-    else
-        low = mpt__avx512_round_high(low, false), high = mpt__avx512_round_high(high, false);
-    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), high);
-}
-MPT__AVX512_OP void mpt__v16_store_two(void *p, mpt__v16_f a, mpt__v16_f b, int dtype,
-                                       bool streams) {
-    const int64_t bytes = dtype == MPT_F32 ? 64 : 32;
-    if (dtype == MPT_BF16 && streams)
-        _mm512_stream_si512((__m512i *)p, mpt__v16_round_pairs(a, b));
-    else if (dtype == MPT_BF16)
-        _mm512_storeu_si512(p, mpt__v16_round_pairs(a, b));
-    else if (dtype == MPT_F32 && streams)
-        mpt__v16_stream((float *)p, a), mpt__v16_stream((float *)p + 16, b);
-    else
-        mpt__v16_store_as(p, a, 16, dtype), mpt__v16_store_as((char *)p + bytes, b, 16, dtype);
-}
-/* Two vectors as of load_two in the order of what they are of. */
-MPT__AVX512_OP void mpt__v16_in_order(mpt__v16_f *a, mpt__v16_f *b, int dtype) {
-    if (dtype != MPT_BF16) return;
-    const __m512i low =
-        _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    const mpt__v16_f even = *a;
-    *a = _mm512_permutex2var_ps(even, low, *b), *b = _mm512_permutex2var_ps(even, high, *b);
-}
-#endif
-
-MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
-
-typedef struct mpt__v16_d {
-    __m512d low, high;
-} mpt__v16_d;
-MPT__AVX512_OP mpt__v16_d mpt__v16_no_doubles(void) {
-    mpt__v16_d v = {_mm512_setzero_pd(), _mm512_setzero_pd()};
-    return v;
-}
-MPT__AVX512_OP void mpt__v16_add_doubles(double *p, mpt__v16_d v) {
-    _mm512_storeu_pd(p, _mm512_add_pd(_mm512_loadu_pd(p), v.low));
-    _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_loadu_pd(p + 8), v.high));
-}
-MPT__AVX512_OP mpt__v16_d mpt__v16_add_squares(mpt__v16_d sum, mpt__v16_f x) {
-    __m512d low = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_castps512_ps256(x));
-    __m512d high = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_extractf32x8_ps(x, 1));
-    sum.low = _mm512_fmadd_pd(low, low, sum.low);
-    sum.high = _mm512_fmadd_pd(high, high, sum.high);
-    return sum;
-}
-typedef __m512i mpt__v16_u;
-MPT__AVX512_OP mpt__v16_u mpt__v16_uset(uint64_t a) { return _mm512_set1_epi64((long long)a); }
-MPT__AVX512_OP mpt__v16_u mpt__v16_ucount(uint64_t at) {
-    return _mm512_add_epi64(mpt__v16_uset(at), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-}
-MPT__AVX512_OP mpt__v16_u mpt__v16_umul(mpt__v16_u a, mpt__v16_u b) {
-    return _mm512_maskz_mul_epu32((__mmask8)0xff, a, b);
-}
-MPT__AVX512_OP mpt__v16_u mpt__v16_uhigh(mpt__v16_u a) {
-    return _mm512_maskz_srli_epi64((__mmask8)0xff, a, 32);
-}
-MPT__AVX512_OP mpt__v16_u mpt__v16_uxor(mpt__v16_u a, mpt__v16_u b, mpt__v16_u c) {
-    return _mm512_ternarylogic_epi64(a, b, c, 0x96);
-}
-MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt__v16_u c,
-                                    mpt__v16_u d) {
-    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-    const __m512i second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-    __m512i ab = _mm512_mask_slli_epi64(a, (__mmask8)0xff, b, 32);
-    __m512i cd = _mm512_mask_slli_epi64(c, (__mmask8)0xff, d, 32);
-    ab = _mm512_mask_blend_epi32((__mmask16)0xaaaa, a, ab);
-    cd = _mm512_mask_blend_epi32((__mmask16)0xaaaa, c, cd);
-    _mm512_storeu_si512(p, _mm512_permutex2var_epi64(ab, first, cd));
-    _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi64(ab, second, cd));
-}
-
-/* ==== The level ==== */
-
-#define mpt__avx512_rows mpt__avx2_rows
-MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
-                &mpt__convert_avx512, mpt__avx2_stream, mpt__avx2_gate, 0.15)
-
-#endif
-/* ---------------------------------------------------------------------------------------------
- * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
- * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
- * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
- * packed is 1.4 % of the instructions of a product of 256^3.
- * ------------------------------------------------------------------------------------------- */
-
-#ifdef MPT__SIMD_NEON
-#define MPT__HAS_NEON 1
-
-/* ==== Vector layer: 4 floats; contracts as in cpu/level/avx2.c ==== */
-
-#define MPT__NEON static
-#define MPT__NEON_OP static MPT__FORCE_INLINE
-
-MPT__NEON_OP mpt__v4_f mpt__v4_zero(void) { return vdupq_n_f32(0.0f); }
-MPT__NEON_OP mpt__v4_f mpt__v4_load(const float *p) { return vld1q_f32(p); }
-MPT__NEON_OP void mpt__v4_store(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
-MPT__NEON_OP mpt__v4_f mpt__v4_sqrt(mpt__v4_f a) { return vsqrtq_f32(a); }
-MPT__NEON_OP mpt__v4_f mpt__v4_fma(mpt__v4_f a, mpt__v4_f b, mpt__v4_f c) {
-    return vfmaq_f32(c, a, b);
-}
-MPT__NEON_OP mpt__v4_m mpt__v4_greater(mpt__v4_f a, mpt__v4_f b) {
-    return (mpt__v4_m)MPT__LANES(a, >, b, vcgtq_f32);
-}
-MPT__NEON_OP mpt__v4_m mpt__v4_equal(mpt__v4_f a, mpt__v4_f b) {
-    return (mpt__v4_m)MPT__LANES(a, ==, b, vceqq_f32);
-}
-MPT__NEON_OP mpt__v4_m mpt__v4_is_nan(mpt__v4_f a) {
-    int32x4_t magnitude = vandq_s32(mpt__v4_bits(a), vdupq_n_s32(0x7fffffff));
-    return vcgtq_s32(magnitude, vdupq_n_s32(0x7f800000));
-}
-MPT__NEON_OP mpt__v4_m mpt__v4_first(int64_t n) {
-    static const int32_t lanes[4] = {0, 1, 2, 3};
-    return vcltq_s32(vld1q_s32(lanes), vdupq_n_s32((int32_t)(n < 0 ? 0 : n > 4 ? 4 : n)));
-}
-MPT__NEON_OP mpt__v4_m mpt__v4_words_from(const uint32_t *words, uint32_t threshold) {
-    return vcgeq_u32(vld1q_u32(words), vdupq_n_u32(threshold));
-}
-
-MPT__NEON_OP mpt__v4_f mpt__v4_from_half(uint16x4_t half, int dtype) {
-    if (dtype == MPT_F16) return vcvt_f32_f16(vreinterpret_f16_u16(half));
-    return vreinterpretq_f32_u32(vshll_n_u16(half, 16));
-}
-MPT__NEON_OP uint16x4_t mpt__v4_to_half(mpt__v4_f v, int dtype) {
-    if (dtype == MPT_F16) return vreinterpret_u16_f16(vcvt_f16_f32(v));
-    return vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_bits(v))));
-}
-MPT__NEON_OP mpt__v4_f mpt__v4_round(mpt__v4_f v, int dtype) {
-    if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
-    return mpt__v4_from_half(mpt__v4_to_half(v, dtype), dtype);
-}
-/* Memory of any type, which vld1 and vst1 do not promise to take. */
-MPT__NEON_OP mpt__v4_f mpt__v4_load_full(const void *p, int dtype) {
-    float32x4_t v;
-    uint16x4_t half;
-    if (dtype == MPT_F32) {
-        memcpy(&v, p, sizeof v);
-        return v;
-    }
-    memcpy(&half, p, sizeof half);
-    return mpt__v4_from_half(half, dtype);
-}
-MPT__NEON_OP mpt__v4_f mpt__v4_load_as(const void *p, int64_t n, int dtype) {
-    uint32_t rest[4] = {0, 0, 0, 0};
-    if (n >= 4) return mpt__v4_load_full(p, dtype);
-    if (n > 0) memcpy(rest, p, (size_t)n * (dtype == MPT_F32 ? 4 : 2));
-    return mpt__v4_load_full(rest, dtype);
-}
-MPT__NEON_OP mpt__v4_f mpt__v4_load_first(const void *p, mpt__v4_m lanes) {
-    return mpt__v4_load_as(p, (int64_t)vaddvq_u32(vshrq_n_u32(lanes, 31)), MPT_F32);
-}
-MPT__NEON_OP void mpt__v4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
-    if (dtype != MPT_F32) {
-        uint16x4_t half = mpt__v4_to_half(v, dtype);
-        if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
-    } else if (n > 0) {
-        memcpy(p, &v, n < 4 ? (size_t)n * 4 : sizeof v);
-    }
-}
-MPT__NEON_OP void mpt__v4_transpose4(mpt__v4_f *r0, mpt__v4_f *r1, mpt__v4_f *r2, mpt__v4_f *r3) {
-    float32x4_t low02 = vzip1q_f32(*r0, *r2), high02 = vzip2q_f32(*r0, *r2);
-    float32x4_t low13 = vzip1q_f32(*r1, *r3), high13 = vzip2q_f32(*r1, *r3);
-    *r0 = vzip1q_f32(low02, low13);
-    *r1 = vzip2q_f32(low02, low13);
-    *r2 = vzip1q_f32(high02, high13);
-    *r3 = vzip2q_f32(high02, high13);
-}
-MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step) {
-    (void)step;
-    return vld1q_f32(p);
-}
-MPT__NEON_OP void mpt__v4_stream(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
-MPT__NEON_OP void mpt__v4_fence(void) {}
-MPT__NEON_OP void mpt__v4_store_quads(float *p, int64_t step, mpt__v4_f v) {
-    (void)step;
-    vst1q_f32(p, v);
-}
-MPT__NEON_OP float mpt__v4_peak(mpt__v4_f v) { return vmaxvq_f32(v); }
-MPT__NEON_OP float mpt__v4_total(mpt__v4_f v) {
-    float32x2_t half = vadd_f32(vget_low_f32(v), vget_high_f32(v));
-    return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
-}
-MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt__v4_f s2,
-                                     mpt__v4_f s3, mpt__v4_f s4, mpt__v4_f s5, mpt__v4_f s6,
-                                     mpt__v4_f s7) {
-    vst1q_f32(to, vpaddq_f32(vpaddq_f32(s0, s1), vpaddq_f32(s2, s3)));
-    vst1q_f32(to + 4, vpaddq_f32(vpaddq_f32(s4, s5), vpaddq_f32(s6, s7)));
-}
-
-MPT__SIMD_WORDS(MPT__NEON_OP, mpt__v4, MPT__NAME_NEON)
-
-typedef float64x2x2_t mpt__v4_d;
-MPT__NEON_OP mpt__v4_d mpt__v4_no_doubles(void) {
-    mpt__v4_d v = {{vdupq_n_f64(0.0), vdupq_n_f64(0.0)}};
-    return v;
-}
-MPT__NEON_OP void mpt__v4_add_doubles(double *p, mpt__v4_d v) {
-    vst1q_f64(p, vaddq_f64(vld1q_f64(p), v.val[0]));
-    vst1q_f64(p + 2, vaddq_f64(vld1q_f64(p + 2), v.val[1]));
-}
-MPT__NEON_OP mpt__v4_d mpt__v4_add_squares(mpt__v4_d sum, mpt__v4_f x) {
-    float64x2_t low = vcvt_f64_f32(vget_low_f32(x)), high = vcvt_high_f64_f32(x);
-    sum.val[0] = vfmaq_f64(sum.val[0], low, low);
-    sum.val[1] = vfmaq_f64(sum.val[1], high, high);
-    return sum;
-}
-
-typedef uint64x2_t mpt__v4_u;
-MPT__NEON_OP mpt__v4_u mpt__v4_uset(uint64_t a) { return vdupq_n_u64(a); }
-MPT__NEON_OP mpt__v4_u mpt__v4_ucount(uint64_t at) {
-    return vsetq_lane_u64(at + 1, vdupq_n_u64(at), 1);
-}
-MPT__NEON_OP mpt__v4_u mpt__v4_umul(mpt__v4_u a, mpt__v4_u b) {
-    return vmull_u32(vmovn_u64(a), vmovn_u64(b));
-}
-MPT__NEON_OP mpt__v4_u mpt__v4_uhigh(mpt__v4_u a) { return vshrq_n_u64(a, 32); }
-MPT__NEON_OP mpt__v4_u mpt__v4_uxor(mpt__v4_u a, mpt__v4_u b, mpt__v4_u c) {
-    return veorq_u64(veorq_u64(a, b), c);
-}
-MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_u c, mpt__v4_u d) {
-    uint32x2x4_t words = {{vmovn_u64(a), vmovn_u64(b), vmovn_u64(c), vmovn_u64(d)}};
-    vst4_u32(p, words);
-}
-
-/* ==== The level ==== */
-
-MPT__SIMD_ROWS(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4)
-MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
-                &mpt__convert_neon, NULL, NULL, 0.3)
-
-#endif
-/* ---------------------------------------------------------------------------------------------
- * cpu/template/gemm.c: micro-kernels of matrix products, C = act(alpha A B + bias), in fp32 with
- * FMA.
- *
- * A level is a table of functions, mpt__gemm_level, that one macro makes of a vector layer; the
- * driver in cpu/gemm.c has the loops. A new ISA adds a line at the end of this room.
- * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_PRODUCT_INCLUDED
+#define MPT__CPU_PRODUCT_INCLUDED
 
 /* ==== One product ==== */
 
@@ -12379,7 +10356,7 @@ static MPT__UNUSED mpt__gemm_side mpt__gemm_part(const mpt__gemm_side *side,
     return part;
 }
 
-#if defined(MPT__HAS_AVX2) || defined(MPT__HAS_NEON)
+#ifdef MPT__SIMD
 #define MPT__HAS_GEMM 1
 
 typedef struct mpt__gemm_level mpt__gemm_level;
@@ -12392,9 +10369,9 @@ typedef struct mpt__gemm {
     const mpt__gemm_image *a_image, *b_image, *c_image;
     char *c;
     int c_dtype, activation;
-    bool accumulate;  /* the activation follows */
-    bool fast;        /* fp32 may be multiplied in parts, see mpt_benchmark */
-    int64_t onto;     /* bytes from C to what the sums are added to then; lies as C does */
+    bool accumulate; /* the activation follows */
+    bool fast;       /* fp32 may be multiplied in parts, see mpt_benchmark */
+    int64_t onto;    /* bytes from C to what the sums are added to then; lies as C does */
     float alpha;
     int64_t c_row, c_column;
     /* Batch dimensions, the last one fastest; strides of a, b, bias, c. */
@@ -12405,8 +10382,11 @@ typedef struct mpt__gemm {
 /* c[rows, columns] = or (ADD) += A B, `depth` deep. ROOM: c may be written as far as a whole tile
    goes. HALF: c is of bf16, and the tile whole, or of the level's `middle` rows and as wide; floats
    at b[1].data are added to each row unless it is NULL, and ReLU follows if b[1].inner. */
-typedef void mpt__gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, int how);
+#define MPT__TILE_TAKES \
+    int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, int64_t ldc, \
+        int rows, int columns, int how
+#define MPT__TILE_GIVES depth, a, b, c, ldc, rows, columns, how
+typedef void mpt__gemm_tile(MPT__TILE_TAKES);
 enum { MPT__GEMM_ADD = 1, MPT__GEMM_ROOM = 2, MPT__GEMM_HALF = 4, MPT__GEMM_MORE = 8 };
 
 struct mpt__gemm_level {
@@ -12452,7 +10432,13 @@ struct mpt__gemm_level {
     int middle; /* rows of the next smaller tile; 0: the last rows are not shared out */
 };
 
-#define MPT__GEMM_SLACK 64       /* bytes */
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#define MPT__GEMM_CONV_OF(function) NULL
+#else
+#define MPT__GEMM_CONV_OF(function) function
+#endif
+
+#define MPT__GEMM_SLACK 64      /* bytes */
 #define MPT__GEMM_MAX_TILE 1024 /* floats of the largest tile, 32 x 32 */
 
 /* The dtype that the values of a side have when they get here. */
@@ -12465,17 +10451,13 @@ static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
 static int64_t mpt__round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* ==== Micro-kernels, for any vector layer ====
+/* ==== Rows of a tile ====
  *
- * FN: target and storage class; N: prefix of the functions made; V: vocabulary; W: its lanes. Rows
- * are spelled out by the preprocessor, so that every compiler keeps the tile in registers. */
-
-#define MPT__ROWS_2(X, V, W) X(0, V, W) X(1, V, W)
-#define MPT__ROWS_4(X, V, W) MPT__ROWS_2(X, V, W) X(2, V, W) X(3, V, W)
-#define MPT__ROWS_6(X, V, W) MPT__ROWS_4(X, V, W) X(4, V, W) X(5, V, W)
-#define MPT__ROWS_8(X, V, W) MPT__ROWS_6(X, V, W) X(6, V, W) X(7, V, W)
-#define MPT__ROWS_12(X, V, W) MPT__ROWS_8(X, V, W) X(8, V, W) X(9, V, W) X(10, V, W) X(11, V, W)
-#define MPT__ROWS_14(X, V, W) MPT__ROWS_12(X, V, W) X(12, V, W) X(13, V, W)
+ * Rows are spelled out, so that every compiler keeps the tile in registers: x0, x1 .. are the first
+ * vectors of a row of C, y0, y1 .. the second ones. X(i) for all that there may be: a tile of fewer
+ * rows leaves out those from its height on, which is a constant where the function is inlined. */
+#define MPT__ROWS_8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define MPT__ROWS_14(X) MPT__ROWS_8(X) X(8) X(9) X(10) X(11) X(12) X(13)
 
 /* Rows of A, o floats apart: pointers to every third one, scaled steps to those between, so few
    registers that none has to wait elsewhere. */
@@ -12493,66 +10475,7 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__LINES_A11 a9[2 * o]
 #define MPT__LINES_A12 a12[0]
 #define MPT__LINES_A13 a12[o]
-#define MPT__LINES_STEP1(i, V, W) x##i = V##_fma(V##_set(MPT__LINES_A##i), b0, x##i);
-#define MPT__LINES_STEP2(i, V, W) \
-    { \
-        V##_f s = V##_set(MPT__LINES_A##i); \
-        x##i = V##_fma(s, b0, x##i); \
-        y##i = V##_fma(s, b1, y##i); \
-    }
-/* PLACE: A may lie where it is, and lines are fetched; else it is in panels of MR rows. */
-#define MPT__TILE_LINES(of, PLACE, MR) \
-    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : MR; \
-    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o; \
-    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o; \
-    const char *ahead = (of)[1].data; \
-    const int64_t ahead_step = (of)[1].inner;
-#define MPT__TILE_NEXT(PLACE) \
-    if (PLACE) MPT__PREFETCH(ahead); \
-    a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
-
-/* x: the first vector of a row, y: the second one. */
-#define MPT__TILE_ZERO1(i, V, W) V##_f x##i = V##_zero();
-#define MPT__TILE_ZERO2(i, V, W) MPT__TILE_ZERO1(i, V, W) V##_f y##i = V##_zero();
-#define MPT__TILE_ADD1(i, V, W) x##i = V##_add(V##_load(to + i * ld), x##i);
-#define MPT__TILE_ADD2(i, V, W) \
-    MPT__TILE_ADD1(i, V, W) y##i = V##_add(V##_load(to + i * ld + W), y##i);
-#define MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld, x##i);
-#define MPT__TILE_STORE2(i, V, W) MPT__TILE_STORE1(i, V, W) V##_store(to + i * ld + W, y##i);
-#define MPT__PANEL_LOAD1(V, W) V##_f b0 = V##_load(from);
-#define MPT__PANEL_LOAD2(V, W) V##_f b0 = V##_load(from), b1 = V##_load(from + W);
-
-/* The products of one k; those of NEON are in its section. */
-#define MPT__TILE_STEP_8(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 8)
-#define MPT__TILE_STEP_16(ROWS, NV, V) MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, 16)
-
-/* One tile of ROWS x (NV W) from panels, or rows of A where they lie. */
-#define MPT__GEMM_TILE(FN, NAME, V, W, ROWS, NV, PLACE, MR) \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
-                 int64_t ldc, int rows, int columns, int how) { \
-        const bool whole = (how & MPT__GEMM_ROOM) || (rows == ROWS && columns == NV * W); \
-        const bool add = (how & MPT__GEMM_ADD) != 0; \
-        MPT__ALIGN(64) float beside[ROWS * NV * W]; \
-        const int64_t b_step = b->inner; \
-        const float *from = mpt__gemm_floats_of(b); \
-        MPT__TILE_LINES(a, PLACE, MR) \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W); \
-        for (; depth > 0; depth--, from += b_step) { \
-            MPT__PANEL_LOAD##NV(V, W); \
-            MPT__TILE_STEP_##W(ROWS, NV, V); \
-            MPT__TILE_NEXT(PLACE); \
-        } \
-        float *to = whole ? c : beside; \
-        const int64_t ld = whole ? ldc : NV * W; \
-        if (add && whole) { \
-            MPT__ROWS_##ROWS(MPT__TILE_ADD##NV, V, W) \
-        } \
-        MPT__ROWS_##ROWS(MPT__TILE_STORE##NV, V, W); \
-        if (!whole) V##_put_tile(beside, ld, c, ldc, rows, columns, add); \
-    }
-
-/* The same with B where it lies. The last rows and columns are done twice where they fill
-   no tile, but for columns that fill no vector. */
+/* Rows of C: the last ones may be done twice. */
 #define MPT__LINES_C0 c
 #define MPT__LINES_C1 (c + ldc)
 #define MPT__LINES_C2 (c + 2 * ldc)
@@ -12561,533 +10484,313 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #define MPT__LINES_C5 (c3 + 2 * ldc)
 #define MPT__LINES_C6 c6
 #define MPT__LINES_C7 (c6 + ldc)
-#define MPT__DIRECT_LOAD1(V, W, HALF) \
-    V##_f b0 = HALF ? V##_load_as(from, columns, dtype) : V##_load_first(from, lanes);
-#define MPT__DIRECT_LOAD2(V, W, HALF) \
-    V##_f b0 = V##_load_full(from, dtype), b1 = V##_load_full(from + past * bytes, dtype);
-#define MPT__DIRECT_ADD1(i, V, W) \
-    x##i = V##_add(V##_load_as(MPT__LINES_C##i, columns, MPT_F32), x##i);
-#define MPT__DIRECT_ADD2(i, V, W) \
-    x##i = V##_add(V##_load(MPT__LINES_C##i), x##i); \
-    y##i = V##_add(V##_load(MPT__LINES_C##i + past), y##i);
-#define MPT__DIRECT_STORE1(i, V, W) V##_store_as(MPT__LINES_C##i, x##i, columns, MPT_F32);
-#define MPT__DIRECT_STORE2(i, V, W) \
-    V##_store(MPT__LINES_C##i, x##i); \
-    V##_store(MPT__LINES_C##i + past, y##i);
-#define MPT__GEMM_DIRECT(FN, NAME, V, W, ROWS, NV, HALF) \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
-                 int64_t ldc, int rows, int columns, int how) { \
-        const int dtype = !HALF ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16; \
-        const int bytes = HALF ? 2 : 4; \
-        const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes; \
-        const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6; \
-        const int64_t past = columns - W; \
-        const V##_m lanes = V##_first(columns); \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W); \
-        for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) { \
-            const char *from = b->data; \
-            const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o; \
-            for (int64_t p = 0; p < depth; p++) { \
-                MPT__DIRECT_LOAD##NV(V, W, HALF) \
-                MPT__ROWS_##ROWS(MPT__LINES_STEP##NV, V, W) \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step; \
-            } \
-            (void)a3, (void)a6; \
-        } \
-        ldc = rows > 1 ? ldc : 0; \
-        float *c3 = c + third * ldc, *c6 = c + sixth * ldc; \
-        if ((how & MPT__GEMM_ADD) != 0) { \
-            MPT__ROWS_##ROWS(MPT__DIRECT_ADD##NV, V, W) \
-        } \
-        MPT__ROWS_##ROWS(MPT__DIRECT_STORE##NV, V, W); \
-        (void)lanes, (void)past, (void)c3, (void)c6; \
-    }
 
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
-#define MPT__GEMM_CONV(FN, N, V, W, R, STEP)
-#define MPT__GEMM_CONV_OF(function) NULL
-#else
-#define MPT__LINES_STORE1(i, V, W) \
-    if (i < rows) { \
-        float *p = c + i * ldc; \
-        if (add) x##i = V##_add(V##_load_as(p, columns, MPT_F32), x##i); \
-        V##_store_as(p, x##i, columns, MPT_F32); \
-    }
-#define MPT__LINES_STORE2(i, V, W) \
-    if (i < rows) { \
-        float *p = c + i * ldc; \
-        if (add) x##i = V##_add(V##_load(p), x##i); \
-        if (add) y##i = V##_add(V##_load_as(p + W, columns - W, MPT_F32), y##i); \
-        V##_store(p, x##i); \
-        V##_store_as(p + W, y##i, columns - W, MPT_F32); \
-    }
-#define MPT__GEMM_LINES(FN, NAME, V, W, ROWS, NV, STEP) \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, float *c, \
-                 int64_t ldc, int rows, int columns, int how) { \
-        const bool add = (how & MPT__GEMM_ADD) != 0; \
-        const int64_t o = a->outer, a_step = a->inner, b_step = b->inner; \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO##NV, V, W); \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) { \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a); \
-            const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o; \
-            for (int64_t p = 0; p < depth; p++) { \
-                MPT__PANEL_LOAD##NV(V, W); \
-                MPT__ROWS_##ROWS(STEP##NV, V, W); \
-                a0 += a_step, a3 += a_step, a6 += a_step, from += b_step; \
-            } \
-            (void)a6; \
-        } \
-        MPT__ROWS_##ROWS(MPT__LINES_STORE##NV, V, W); \
-    }
-#define MPT__GEMM_CONV(FN, N, V, W, R, STEP) \
-    MPT__GEMM_LINES(FN, N##_lines##R##x1, V, W, R, 1, STEP) \
-    MPT__GEMM_LINES(FN, N##_lines##R##x2, V, W, R, 2, STEP) \
-    static void N##_gemm_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                               float *c, int64_t ldc, int rows, int columns, int how) { \
-        MPT__GEMM_OF_WIDTH(N##_lines, W, R)(depth, a, b, c, ldc, rows, columns, how); \
-    }
-#define MPT__GEMM_CONV_OF(function) function
+/* PLACE: A may lie where it is, and lines are fetched; else it is in panels of PANEL rows. */
+#define MPT__TILE_LINES(of, PLACE, PANEL) \
+    const int64_t o = (PLACE) ? (of)->outer : 1, a_step = (PLACE) ? (of)->inner : PANEL; \
+    const float *a0 = mpt__gemm_floats_of(of), *a3 = a0 + 3 * o, *a6 = a3 + 3 * o; \
+    const float *a9 = a6 + 3 * o, *a12 = a9 + 3 * o; \
+    const char *ahead = (of)[1].data; \
+    const int64_t ahead_step = (of)[1].inner;
+#define MPT__TILE_NEXT(PLACE) \
+    if (PLACE) MPT__PREFETCH(ahead); \
+    a0 += a_step, a3 += a_step, a6 += a_step, a9 += a_step, a12 += a_step, ahead += ahead_step
+#define MPT__TILE_ZERO(i) v_f x##i = v_zero(), y##i = x##i;
 #endif
 
-/* The tiles of R rows, one and two vectors wide, and the choice between two such functions. */
-#define MPT__GEMM_TILES(FN, N, V, W, R, PLACE, MR) \
-    MPT__GEMM_TILE(FN, N##R##x1, V, W, R, 1, PLACE, MR) \
-    MPT__GEMM_TILE(FN, N##R##x2, V, W, R, 2, PLACE, MR)
-#define MPT__GEMM_DIRECTS(FN, N, V, W, R, HALF) \
-    MPT__GEMM_DIRECT(FN, N##R##x1, V, W, R, 1, HALF) \
-    MPT__GEMM_DIRECT(FN, N##R##x2, V, W, R, 2, HALF)
-#define MPT__GEMM_OF_WIDTH(N, W, R) (columns > W ? N##R##x2 : N##R##x1)
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/vectors.h: what the kernels of all vector levels share.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_VECTORS_INCLUDED
+#define MPT__CPU_VECTORS_INCLUDED
 
-/* c[rows, columns] = or (add) += a tile that was summed beside it. */
-#define MPT__GEMM_PUT(FN, V, W) \
-    FN MPT__NOINLINE void V##_put_tile(const float *from, int64_t ld, float *c, int64_t ldc, \
-                                       int rows, int columns, bool add) { \
-        for (; rows > 0; rows--, from += ld, c += ldc) { \
-            for (int j = 0; j < columns; j += W) { \
-                V##_f v = V##_load(from + j); \
-                if (add) v = V##_add(V##_load_as(c + j, columns - j, MPT_F32), v); \
-                V##_store_as(c + j, v, columns - j, MPT_F32); \
-            } \
-        } \
+#ifdef MPT__SIMD
+
+/* The keys of Philox's rounds (ground/random.c), two for each. */
+static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS]) {
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {
+        keys[2 * r] = key0, keys[2 * r + 1] = key1;
+        key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;
     }
+}
 
-#define MPT__GEMM_ACTIVATE(FN, V, F) \
-    FN MPT__NOINLINE V##_f V##_activate(V##_f a, int activation) { \
-        switch (activation) { \
-        case MPT_ACTIVATION_GELU: return V##_gelu(a); \
-        case MPT_ACTIVATION_GELU_TANH: return V##_gelu_tanh(a); \
-        case MPT_ACTIVATION_TANH: return F(tanh)(a); \
-        case MPT_ACTIVATION_SIGMOID: return F(sigmoid)(a); \
-        default: return a; \
-        } \
+/* ==== Rows of norms ==== */
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* Row r of a part; where there is none, of x, which nobody looks at. */
+static MPT__INLINE char *mpt__norm_place(const mpt__norm_block *b, int part, int64_t r) {
+    if (b->data[part] == NULL) part = MPT__PART_X;
+    return b->data[part] + r * b->step[part];
+}
+
+/* Numbers of channels, and nothing but x, dy and out: what there are loops of its own for. */
+static bool mpt__norm_plain(const mpt__norm_block *b) {
+    return b->mode != MPT__NORM_LINES && !b->relu && b->data[MPT__PART_MORE] == NULL &&
+           b->data[MPT__PART_OUT] != NULL && b->data[MPT__PART_REST] == NULL;
+}
+
+/* A word of the reference on the elements from i on of some rows: less than 16. */
+static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_block *b, int64_t r,
+                                         int64_t rows, int64_t i) {
+    const int64_t n = b->n - i, size = b->dtype == MPT_F32 ? 4 : 2;
+    mpt__real part[MPT__PARTS][16];
+    mpt__norm_block one = *b;
+    one.rows = 1, one.n = n;
+    for (int64_t end = r + rows; r < end; r++) {
+        mpt__norm_begin_at(&one, b, r, i);
+        for (int k = 0; k < MPT__PARTS; k++) {
+            if (b->data[k] == NULL) continue;
+            if (k < MPT__PART_OUT)
+                mpt__load_real(part[k], mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, n);
+            one.data[k] = (char *)part[k];
+        }
+        word(&one);
+        for (int k = MPT__PART_OUT; k < MPT__PARTS; k++)
+            if (b->data[k] != NULL)
+                mpt__store_real(mpt__norm_place(b, k, r) + i * size, b->dtype, 0, 1, part[k], n);
     }
+}
+#endif
 
-/* Contiguous elements of DTYPE, as far as whole vectors go. */
-#define MPT__LOAD_WHOLE(V, W, DTYPE) \
-    if (step == 1 && round == 0 && dtype == DTYPE) { \
-        for (; i + W <= n; i += W) V##_store(to + i, V##_load_full(from + 2 * i, DTYPE)); \
+#endif
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPT__SIMD_X86
+#define MPT__HAS_AVX2 1
+
+#define MPT__AVX2 MPT__TARGET("avx2,fma,f16c") static
+#define MPT__AVX2_OP MPT__TARGET("avx2,fma,f16c") static MPT__FORCE_INLINE
+
+/* ==== Words: arithmetic, integers ==== */
+
+typedef __m256 mpt__v8_f;
+typedef __m256i mpt__v8_i;
+typedef __m256i mpt__v8_m;
+
+MPT__ARITHMETIC(MPT__AVX2_OP, mpt__v8, _mm256_, _ps)
+MPT__AVX2_OP __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
+MPT__AVX2_OP __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+MPT__AVX2_OP __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_bits(__m256 a) { return _mm256_castps_si256(a); }
+MPT__AVX2_OP __m256i mpt__v8_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+MPT__AVX2_OP __m256 mpt__v8_float(__m256i a) { return _mm256_castsi256_ps(a); }
+MPT__AVX2_OP __m256 mpt__v8_convert(__m256i a) { return _mm256_cvtepi32_ps(a); }
+MPT__AVX2_OP __m256i mpt__v8_iset(int32_t a) { return _mm256_set1_epi32(a); }
+MPT__AVX2_OP __m256i mpt__v8_iadd(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_isub(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_iand(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_ior(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_shl23(__m256i a) { return _mm256_slli_epi32(a, 23); }
+MPT__AVX2_OP __m256i mpt__v8_shr16(__m256i a) { return _mm256_srli_epi32(a, 16); }
+MPT__AVX2_OP __m256i mpt__v8_sar1(__m256i a) { return _mm256_srai_epi32(a, 1); }
+MPT__AVX2_OP __m256i mpt__v8_sar23(__m256i a) { return _mm256_srai_epi32(a, 23); }
+MPT__AVX2_OP __m256i mpt__v8_igt(__m256i a, __m256i b) { return _mm256_cmpgt_epi32(a, b); }
+MPT__AVX2_OP __m256 mpt__v8_select(__m256i m, __m256 a, __m256 b) {
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(m));
+}
+
+MPT__ROUND_BF16(MPT__AVX2_OP, mpt__v8, mpt__avx2_round_bf16)
+/* The same without a NaN. */
+MPT__AVX2_OP __m256i mpt__avx2_round_number(__m256i bits) {
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i below = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
+    return _mm256_srli_epi32(_mm256_add_epi32(below, odd), 16);
+}
+/* Two of them in a row. That there is a NaN is seldom. */
+MPT__AVX2_OP __m256i mpt__avx2_round_two(__m256 a, __m256 b) {
+    __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
+    if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0)
+        low = mpt__avx2_round_bf16(low), high = mpt__avx2_round_bf16(high);
+    else
+        low = mpt__avx2_round_number(low), high = mpt__avx2_round_number(high);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+}
+
+/* ==== Words: floats, memory ==== */
+
+MPT__AVX2_OP mpt__v8_f mpt__v8_negate(mpt__v8_f a) {
+    return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_abs(mpt__v8_f a) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_is_inf(mpt__v8_f a) {
+    const __m256 infinity = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+    return _mm256_castps_si256(_mm256_cmp_ps(mpt__v8_abs(a), infinity, _CMP_EQ_OQ));
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_zero(void) { return _mm256_setzero_ps(); }
+MPT__AVX2_OP mpt__v8_f mpt__v8_load(const float *p) { return _mm256_loadu_ps(p); }
+MPT__AVX2_OP void mpt__v8_store(float *p, mpt__v8_f v) { _mm256_storeu_ps(p, v); }
+MPT__AVX2_OP mpt__v8_f mpt__v8_sqrt(mpt__v8_f a) { return _mm256_sqrt_ps(a); }
+MPT__AVX2_OP mpt__v8_f mpt__v8_fma(mpt__v8_f a, mpt__v8_f b, mpt__v8_f c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+/* The first n lanes; none below 1, all from 8 up. */
+MPT__AVX2_OP mpt__v8_m mpt__v8_first(int64_t n) {
+    __m256i count = _mm256_set1_epi32((int)(n < 0 ? 0 : n > 8 ? 8 : n));
+    return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_first(const void *p, mpt__v8_m lanes) {
+    return _mm256_maskload_ps((const float *)p, lanes);
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_greater(mpt__v8_f a, mpt__v8_f b) {
+    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_equal(mpt__v8_f a, mpt__v8_f b) {
+    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_is_nan(mpt__v8_f a) {
+    return _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+}
+/* Lanes of random words >= threshold, unsigned. */
+MPT__AVX2_OP mpt__v8_m mpt__v8_words_from(const uint32_t *words, uint32_t threshold) {
+    __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)words);
+    __m256i t = _mm256_set1_epi32((int)threshold);
+    return _mm256_cmpeq_epi32(_mm256_max_epu32(w, t), w);
+}
+
+/* Rounds to MPT_F16 or MPT_BF16 and back; 0 leaves as is. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_round(mpt__v8_f v, int dtype) {
+    if (dtype == MPT_F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    if (dtype == MPT_BF16) {
+        __m256i half = mpt__avx2_round_bf16(_mm256_castps_si256(v));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(half, 16));
     }
+    return v;
+}
 
-/* K k at a time where the condition holds, with what is known spelled out. */
-#define MPT__PACK_RUN(CONDITION, K, PACK) \
-    if (CONDITION) { \
-        for (; left >= K; left -= K, p += K * bytes, at += K * width) PACK; \
+MPT__AVX2_OP mpt__v8_f mpt__v8_from_half(__m128i half, int dtype) {
+    if (dtype == MPT_F16) return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+/* 8 elements of dtype F32, F16 or BF16 as floats. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_full(const void *p, int dtype) {
+    if (dtype == MPT_F32) return _mm256_loadu_ps((const float *)p);
+    return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)p), dtype);
+}
+/* The first n of 8 elements, all from 8 up, none below 1; the rest 0. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_as(const void *p, int64_t n, int dtype) {
+    if (n >= 8) return mpt__v8_load_full(p, dtype);
+    if (dtype == MPT_F32) return _mm256_maskload_ps((const float *)p, mpt__v8_first(n));
+    uint16_t rest[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int i = 0; i < n; i++) rest[i] = ((const uint16_t *)p)[i];
+    return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)(const void *)rest), dtype);
+}
+
+/* Stores the first n (any number) of 8 lanes as elements of dtype F32, F16 or BF16. */
+MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
+    __m128i half;
+    if (dtype == MPT_F32) {
+        if (n >= 8) {
+            _mm256_storeu_ps((float *)p, v);
+        } else {
+            _mm256_maskstore_ps((float *)p, mpt__v8_first(n), v);
+        }
+        return;
     }
-
-#define MPT__GEMM_COMMON(FN, OP, N, V, W, MR) \
-    OP void N##_sweep(int lines, const float *a, int64_t a_step, const char *b, int64_t b_step, \
-                      float *c, int64_t n, int dtype) { \
-        const int bytes = dtype == MPT_F32 ? 4 : 2; \
-        const int64_t two = lines > 1 ? 2 * b_step : 0, a_two = lines > 1 ? 2 * a_step : 0; \
-        const V##_f a0 = V##_set(a[0]), a1 = V##_set(a[a_two / 2]), a2 = V##_set(a[a_two]); \
-        const V##_f a3 = V##_set(a[a_two / 2 * 3]); \
-        const char *b2 = b + two; \
-        for (; n > 0; n -= W, b += W * bytes, b2 += W * bytes, c += W) { \
-            V##_f sum = V##_fma(a0, V##_load_as(b, n, dtype), V##_load_as(c, n, MPT_F32)); \
-            if (lines > 1) { \
-                sum = V##_fma(a1, V##_load_as(b + b_step, n, dtype), sum); \
-                sum = V##_fma(a2, V##_load_as(b2, n, dtype), sum); \
-                sum = V##_fma(a3, V##_load_as(b2 + b_step, n, dtype), sum); \
-            } \
-            V##_store_as(c, sum, n, MPT_F32); \
-        } \
-    } \
-    OP void N##_sweep_all(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                          float *c, int64_t ldc, int rows, int64_t columns, int dtype) { \
-        const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2); \
-        const float *of = mpt__gemm_floats_of(a); \
-        const char *line = b->data; \
-        for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) { \
-            for (int i = 0; i < rows; i++) { \
-                const float *at = of + i * a->outer; \
-                if (depth >= 4) { \
-                    N##_sweep(4, at, a->inner, line, b_step, c + i * ldc, columns, dtype); \
-                    continue; \
-                } \
-                for (int64_t k = 0; k < depth; k++) { \
-                    N##_sweep(1, at + k * a->inner, 0, line + k * b_step, 0, c + i * ldc, columns, \
-                              dtype); \
-                } \
-            } \
-        } \
-    } \
-    FN void N##_gemm_sweep(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                           float *c, int64_t ldc, int rows, int columns, int how) { \
-        (void)how; \
-        if (b->dtype == MPT_F32) { \
-            N##_sweep_all(depth, a, b, c, ldc, rows, columns, MPT_F32); \
-        } else { \
-            N##_sweep_all(depth, a, b, c, ldc, rows, columns, \
-                          b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16); \
-        } \
-    } \
-    /* Columns past the end repeat the last one, and so does a row. */ \
-    OP void N##_gemm_dot_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                            float *c, int64_t ldc, int rows, int columns, int u_dtype, \
-                            int w_dtype) { \
-        const int u_bytes = u_dtype == MPT_F32 ? 4 : 2, w_bytes = w_dtype == MPT_F32 ? 4 : 2; \
-        const int64_t a_row = a->outer * u_bytes, b_column = b->outer * w_bytes; \
-        const char *a0 = a->data, *b0 = b->data, *b1 = b0 + (columns > 1 ? b_column : 0); \
-        const char *b2 = b1 + (columns > 2 ? b_column : 0); \
-        const char *b3 = b2 + (columns > 3 ? b_column : 0); \
-        for (int i = 0; i < rows; i += 2, a0 += 2 * a_row, c += 2 * ldc) { \
-            const char *a1 = a0 + (i + 1 < rows ? a_row : 0); \
-            V##_f s00 = V##_zero(), s01 = s00, s02 = s00, s03 = s00; \
-            V##_f s10 = s00, s11 = s00, s12 = s00, s13 = s00; \
-            for (int64_t k = 0; k < depth; k += W) { \
-                const int64_t n = depth - k, ka = k * u_bytes, kb = k * w_bytes; \
-                V##_f u = V##_load_as(a0 + ka, n, u_dtype), v = V##_load_as(a1 + ka, n, u_dtype); \
-                V##_f w = V##_load_as(b0 + kb, n, w_dtype), x = V##_load_as(b1 + kb, n, w_dtype); \
-                V##_f y = V##_load_as(b2 + kb, n, w_dtype), z = V##_load_as(b3 + kb, n, w_dtype); \
-                s00 = V##_fma(u, w, s00), s10 = V##_fma(v, w, s10); \
-                s01 = V##_fma(u, x, s01), s11 = V##_fma(v, x, s11); \
-                s02 = V##_fma(u, y, s02), s12 = V##_fma(v, y, s12); \
-                s03 = V##_fma(u, z, s03), s13 = V##_fma(v, z, s13); \
-            } \
-            float sums[8]; \
-            V##_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13); \
-            for (int r = 0; r < 2 && i + r < rows; r++) { \
-                if (columns == 4) { \
-                    memcpy(c + r * ldc, sums + 4 * r, 4 * sizeof *c); \
-                } else { \
-                    for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j]; \
-                } \
-            } \
-        } \
-    } \
-    /* A line of p by `count` ones of q, 8 at a time; the last are done twice, but for 2. */ \
-    OP void N##_dots_of(int64_t depth, const char *p, const mpt__gemm_side *q, int64_t count, \
-                        float *c, int64_t step, int p_dtype, int q_dtype) { \
-        const int p_bytes = p_dtype == MPT_F32 ? 4 : 2, q_bytes = q_dtype == MPT_F32 ? 4 : 2; \
-        const char *line = q->data; \
-        for (int64_t n; count > 0; count -= n, c += n * step, line += n * q->outer * q_bytes) { \
-            n = count > 8 ? 8 : count > 2 ? count : 1; \
-            const int64_t third = n < 6 ? n - 3 : 3, sixth = n < 8 ? n - 2 : 6; \
-            const int64_t o = n > 1 ? q->outer * q_bytes : 0; \
-            const char *q0 = line, *q3 = line + third * o, *q6 = line + sixth * o; \
-            V##_f s0 = V##_zero(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
-            for (int64_t k = 0; k < depth; k += W) { \
-                const int64_t left = depth - k; \
-                V##_f u = V##_load_as(p + k * p_bytes, left, p_dtype); \
-                s0 = V##_fma(u, V##_load_as(q0, left, q_dtype), s0); \
-                s1 = V##_fma(u, V##_load_as(q0 + o, left, q_dtype), s1); \
-                s2 = V##_fma(u, V##_load_as(q0 + 2 * o, left, q_dtype), s2); \
-                s3 = V##_fma(u, V##_load_as(q3, left, q_dtype), s3); \
-                s4 = V##_fma(u, V##_load_as(q3 + o, left, q_dtype), s4); \
-                s5 = V##_fma(u, V##_load_as(q3 + 2 * o, left, q_dtype), s5); \
-                s6 = V##_fma(u, V##_load_as(q6, left, q_dtype), s6); \
-                s7 = V##_fma(u, V##_load_as(q6 + o, left, q_dtype), s7); \
-                q0 += W * q_bytes, q3 += W * q_bytes, q6 += W * q_bytes; \
-            } \
-            float sums[8]; \
-            V##_store_sums(sums, s0, s1, s2, s3, s4, s5, s6, s7); \
-            for (int64_t i = 0; i < n; i++) { \
-                c[i * step] = sums[i < 3 ? i : i < third + 3 ? i - third + 3 : i - sixth + 6]; \
-            } \
-        } \
-    } \
-    FN void N##_dots(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q, \
-                     int64_t count, float *c, int64_t step) { \
-        if (p->dtype == MPT_F32 && q->dtype == MPT_F32) { \
-            N##_dots_of(depth, p->data, q, count, c, step, MPT_F32, MPT_F32); \
-        } else { \
-            N##_dots_of(depth, p->data, q, count, c, step, p->dtype, q->dtype); \
-        } \
-    } \
-    FN void N##_gemm_dot(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, int how) { \
-        (void)how; /* all of K comes at once */ \
-        if (rows == 1 || columns == 1) { \
-            N##_dots(depth, rows == 1 ? a : b, rows == 1 ? b : a, rows == 1 ? columns : rows, c, \
-                     rows == 1 ? 1 : ldc); \
-        } else if (columns == 2) { \
-            mpt__gemm_side second = *b; \
-            second.data = mpt__gemm_at(b, 1, 0); \
-            N##_dots(depth, b, a, rows, c, ldc); \
-            N##_dots(depth, &second, a, rows, c + 1, ldc); \
-        } else if (a->dtype == MPT_F32 && b->dtype == MPT_F32) { \
-            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32); \
-        } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) { \
-            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_BF16); \
-        } else { \
-            N##_gemm_dot_of(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype); \
-        } \
-    } \
- \
-    /* A panel whose outer elements are contiguous. A vector that reaches past the width is \
-       overwritten by the next k. */ \
-    FN void N##_pack_outer(float *to, int width, const mpt__gemm_side *side, int64_t outer, \
-                           int64_t count, int64_t k, int64_t depth) { \
-        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2; \
-        const char *from = mpt__gemm_at(side, outer, k); \
-        const int64_t step = side->inner * bytes; \
-        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16; \
-        const bool quick = dtype != MPT_F32 && round == 0; \
-        if (dtype == MPT_F32 && round == 0 && width <= W) { \
-            const V##_m lanes = V##_first(count); \
-            for (; depth > 0; depth--, to += width, from += step) \
-                V##_store(to, V##_load_first(from, lanes)); \
-        } \
-        if (quick && width == 2 * W && count == width) { \
-            for (; depth > 0; depth--, to += 2 * W, from += step) { \
-                V##_store(to, V##_load_full(from, half)); \
-                V##_store(to + W, V##_load_full(from + 2 * W, half)); \
-            } \
-        } \
-        /* What is read past the width is of the next line, and is written over. */ \
-        if (quick && width <= W && count == width && count + side->inner >= W) \
-            for (; depth > 1; depth--, to += width, from += step) \
-                V##_store(to, V##_load_full(from, half)); \
-        for (; depth > 0; depth--, to += width, from += step) { \
-            for (int64_t r = 0; r < width; r += W) { \
-                V##_f v = r < count ? V##_load_as(from + r * bytes, count - r, dtype) : V##_zero();\
-                V##_store(to + r, V##_round(v, round)); \
-            } \
-        } \
-    } \
- \
-    FN void N##_gemm_load(float *to, const char *from, int64_t step, int64_t n, int dtype, \
-                          int round) { \
-        const int bytes = dtype == MPT_F32 ? 4 : 2; \
-        int64_t i = 0; \
-        MPT__LOAD_WHOLE(V, W, MPT_BF16) \
-        MPT__LOAD_WHOLE(V, W, MPT_F16) \
-        for (; i < n; i += W) { \
-            V##_f v; \
-            if (step == 1) { \
-                v = V##_load_as(from + i * bytes, n - i, dtype); \
-            } else { \
-                uint32_t lanes[W] = {0}; \
-                for (int64_t x = 0; x < W && i + x < n; x++) { \
-                    memcpy((char *)lanes + x * bytes, from + (i + x) * step * bytes, \
-                           (size_t)bytes); \
-                } \
-                v = V##_load_as(lanes, W, dtype); \
-            } \
-            V##_store_as(to + i, V##_round(v, round), n - i, MPT_F32); \
-        } \
-    } \
- \
-    /* Four lines of k of W outer elements, of which the first `left` count, transposed. */ \
-    OP void N##_put_quads(float *to, int width, V##_f v0, V##_f v1, V##_f v2, V##_f v3, \
-                          int64_t left) { \
-        V##_transpose4(&v0, &v1, &v2, &v3); \
-        V##_store(to, v0); \
-        if (left > 1) V##_store(to + width, v1); \
-        if (left > 2) V##_store(to + 2 * width, v2); \
-        if (left > 3) V##_store(to + 3 * width, v3); \
-    } \
-    OP void N##_pack_quads(float *to, int width, const char *p, int64_t row, int64_t lines, \
-                           int round, int64_t left) { \
-        const V##_f v0 = V##_round(V##_gemm_quads(p, row, lines), round); \
-        const V##_f v1 = V##_round(V##_gemm_quads(p + row, row, lines - 1), round); \
-        const V##_f v2 = V##_round(V##_gemm_quads(p + 2 * row, row, lines - 2), round); \
-        const V##_f v3 = V##_round(V##_gemm_quads(p + 3 * row, row, lines - 3), round); \
-        N##_put_quads(to, width, v0, v1, v2, v3, left); \
-    } \
-    OP void N##_pack_octs(float *to, int width, const char *p, int64_t row, int64_t lines, \
-                          int dtype) { \
-        V##_f a0, a1, a2, a3, b0, b1, b2, b3; \
-        V##_gemm_octs(p, row, lines, dtype, &a0, &b0); \
-        V##_gemm_octs(p + row, row, lines - 1, dtype, &a1, &b1); \
-        V##_gemm_octs(p + 2 * row, row, lines - 2, dtype, &a2, &b2); \
-        V##_gemm_octs(p + 3 * row, row, lines - 3, dtype, &a3, &b3); \
-        N##_put_quads(to, width, a0, a1, a2, a3, 4); \
-        N##_put_quads(to + 4 * width, width, b0, b1, b2, b3, 4); \
-    } \
-    FN MPT__NOINLINE void N##_pack_some(float *to, int width, const char *p, int64_t row, \
-                                        int64_t lines, int dtype, int round, int64_t left) { \
-        if (dtype != MPT_F32) { \
-            N##_pack_octs(to, width, p, row, lines, dtype); \
-        } else { \
-            N##_pack_quads(to, width, p, row, lines, round, left); \
-        } \
-    } \
-    /* A panel whose k are contiguous, at most W or a multiple of W wide; the last k, where they \
-       are no 4, go by way of the stack. */ \
-    FN void N##_pack_inner(float *to, int width, const mpt__gemm_side *side, int64_t outer, \
-                           int64_t count, int64_t k, int64_t depth) { \
-        const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2; \
-        const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;\
-        const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16; \
-        const int64_t row = side->outer * bytes; \
-        const char *from = mpt__gemm_at(side, outer, k); \
-        for (int64_t r = 0; r < width; r += W, to += W, from += W * row) { \
-            const char *p = from; \
-            const int64_t lines = count - r; \
-            float *at = to, staged[4 * W]; \
-            int64_t left = depth; \
-            MPT__PACK_RUN(floats && lines >= W, 4, N##_pack_quads(at, width, p, row, W, 0, 4)) \
-            MPT__PACK_RUN(floats && lines == MR, 4, N##_pack_quads(at, width, p, row, MR, 0, 4)) \
-            MPT__PACK_RUN(quick && lines >= W, 8, N##_pack_octs(at, width, p, row, W, half)) \
-            MPT__PACK_RUN(quick && lines == MR, 8, N##_pack_octs(at, width, p, row, MR, half)) \
-            for (int64_t n; left > 0; left -= n, p += n * bytes, at += n * width) { \
-                n = quick && left >= 8 ? 8 : 4; \
-                if (n == 8 || (dtype == MPT_F32 && left >= 4)) { \
-                    N##_pack_some(at, width, p, row, lines, dtype, round, n); \
-                    continue; \
-                } \
-                memset(staged, 0, sizeof staged); \
-                for (int64_t i = 0; i < W && i < lines; i++) { \
-                    N##_gemm_load(staged + 4 * i, p + i * row, 1, left < 4 ? left : 4, dtype, 0); \
-                } \
-                N##_pack_some(at, width, (const char *)staged, 16, W, MPT_F32, round, left); \
-            } \
-        } \
-    } \
- \
-    FN bool N##_gemm_pack(void *to, bool b, const mpt__gemm_side *side, int64_t outer, \
-                          int64_t count, int64_t k, int64_t depth) { \
-        const int width = b ? 2 * W : MR; \
-        float *panel = (float *)to; \
-        if (side->inner == 1 && side->outer != 1) { \
-            N##_pack_inner(panel, width, side, outer, count, k, depth); \
-        } else if (side->outer == 1) { \
-            N##_pack_outer(panel, width, side, outer, count, k, depth); \
-        } else { \
-            for (int64_t i = 0; i < depth; i++, panel += width) { \
-                memset(panel, 0, (size_t)width * sizeof(float)); \
-                N##_gemm_load(panel, mpt__gemm_at(side, outer, k + i), side->outer, count, \
-                              side->dtype, side->round); \
-            } \
-        } \
-        return true; \
+    if (dtype == MPT_F16) {
+        half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+    } else {
+        __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(v));
+        half = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     }
-
-/* Two vectors, one behind the other. */
-#define MPT__STORE_BOTH(OP, NAME, V, W, STORE) \
-    OP void NAME(void *p, V##_f a, V##_f b, int dtype) { \
-        STORE(p, a, W, dtype); \
-        STORE((char *)p + W * (dtype == MPT_F32 ? 4 : 2), b, W, dtype); \
+    if (n >= 8) {
+        _mm_storeu_si128((__m128i *)p, half);
+    } else {
+        uint16_t rest[8];
+        _mm_storeu_si128((__m128i *)(void *)rest, half);
+        for (int i = 0; i < n; i++) ((uint16_t *)p)[i] = rest[i];
     }
+}
 
-/* Rows that lie one behind the other are one. A bias that rows share is loaded once. */
-#define MPT__GEMM_FINISH(FN, NAME, V, W, STORE, BOTH, DTYPE) \
-    FN void NAME(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i, int64_t j, \
-                 int64_t rows, int64_t columns) { \
-        const int dtype = DTYPE, bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation; \
-        const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL; \
-        const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU; \
-        const bool other = activation != MPT_ACTIVATION_NONE && !relu; \
-        const V##_f alpha = V##_set(g->alpha); \
-        float shared[64]; \
-        char *c = g->c + (i * g->c_row + j) * bytes; \
-        mpt__gemm_side bias = g->bias; \
-        if (biased) bias.data = mpt__gemm_at(&bias, i, j); \
-        if (!biased && ld == columns && g->c_row == columns) { \
-            columns *= rows; \
-            rows = 1; \
-        } \
-        if (!biased || (bias.outer == 0 && columns <= 64)) { \
-            if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) { \
-                g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round); \
-                bias.data = (const char *)shared; \
-            } \
-            bias.dtype = MPT_F32, bias.round = 0; \
-        } \
-        const bool simple = !scaled && !accumulate && !other && bias.dtype == MPT_F32 && \
-                            bias.round == 0; \
-        if (simple && columns == 2 * W && (!biased || bias.outer == 0)) { /* a tile's width */ \
-            const float *more = biased ? mpt__gemm_floats_of(&bias) : sum; \
-            const V##_f b0 = V##_load(more), b1 = V##_load(more + W); \
-            for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) { \
-                V##_f v0 = V##_load(sum), v1 = V##_load(sum + W); \
-                if (biased) v0 = V##_add(v0, b0), v1 = V##_add(v1, b1); \
-                if (relu) v0 = V##_relu(v0), v1 = V##_relu(v1); \
-                BOTH(c, v0, v1, dtype); \
-            } \
-            return; \
-        } \
-        for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) { \
-            int64_t x = 0; \
-            for (; simple && x + W <= columns; x += W) { \
-                V##_f v = V##_load(sum + x); \
-                if (biased) v = V##_add(v, V##_load(mpt__gemm_floats_of(&bias) + x)); \
-                if (relu) v = V##_relu(v); \
-                STORE(c + x * bytes, v, W, dtype); \
-            } \
-            for (; x < columns; x += W) { \
-                const int64_t n = columns - x; \
-                V##_f v = V##_load_as(sum + x, n, MPT_F32); \
-                if (scaled) v = V##_mul(v, alpha); \
-                if (biased) { \
-                    V##_f more = V##_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype); \
-                    v = V##_add(v, V##_round(more, bias.round)); \
-                } \
-                if (accumulate) v = V##_add(V##_load_as(c + g->onto + x * bytes, n, dtype), v); \
-                if (relu) v = V##_relu(v); \
-                if (other) v = V##_activate(v, activation); \
-                STORE(c + x * bytes, v, n, dtype); \
-            } \
-            if (biased) bias.data = mpt__gemm_at(&bias, 1, 0); \
-        } \
+/* Transposes 4 rows: lane 4 l + j of row r becomes lane 4 l + r of column j. */
+MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2,
+                                    mpt__v8_f *r3) {
+    const mpt__v8_f low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
+    const mpt__v8_f low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
+    *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
+    *r1 = _mm256_shuffle_ps(low01, low23, 0xee);
+    *r2 = _mm256_shuffle_ps(high01, high23, 0x44);
+    *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
+}
+
+/* Loads quarter l (4 lanes) from p + l * step. */
+MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
+}
+
+/* Stores past the caches, aligned; a fence makes them seen by other threads. */
+MPT__AVX2_OP void mpt__v8_stream(float *p, mpt__v8_f v) { _mm256_stream_ps(p, v); }
+MPT__AVX2_OP void mpt__v8_fence(void) { _mm_sfence(); }
+
+/* The largest lane, none being NaN; and the sum of the lanes, folded in halves. */
+#define MPT__AVX2_ACROSS(name, op) \
+    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) { \
+        __m128 a = _mm_##op##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
+        a = _mm_##op##_ps(a, _mm_movehl_ps(a, a)); \
+        return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1))); \
     }
+MPT__AVX2_ACROSS(peak, max)
+MPT__AVX2_ACROSS(total, add)
 
-/* ==== Levels ==== */
+/* Sums s0 .. s7 over their lanes. */
+MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m256 s4, __m256 s5,
+                                 __m256 s6, __m256 s7) {
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(s0, s1), _mm256_hadd_ps(s2, s3));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s4, s5), _mm256_hadd_ps(s6, s7));
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
 
-#define MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, FINISH, PLACE) \
-    {MR, 2 * W, DR, 4, 1, 384, CHUNK, RATE, N##_gemm_tile, N##_gemm_direct, \
-     MPT__GEMM_CONV_OF(N##_gemm_direct), \
-     DR, N##_gemm_sweep, N##_gemm_dot, N##_gemm_pack, N##_gemm_load, FINISH, NULL, NULL, false, \
-     PLACE, R2}
+/* Doubles made of the floats of a vector. */
+typedef struct mpt__v8_d {
+    __m256d low, high;
+} mpt__v8_d;
+MPT__AVX2_OP mpt__v8_d mpt__v8_no_doubles(void) {
+    mpt__v8_d v = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+    return v;
+}
+MPT__AVX2_OP void mpt__v8_add_doubles(double *p, mpt__v8_d v) {
+    _mm256_storeu_pd(p, _mm256_add_pd(_mm256_loadu_pd(p), v.low));
+    _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_loadu_pd(p + 4), v.high));
+}
+MPT__AVX2_OP mpt__v8_d mpt__v8_add_squares(mpt__v8_d sum, mpt__v8_f x) {
+    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    sum.low = _mm256_fmadd_pd(low, low, sum.low);
+    sum.high = _mm256_fmadd_pd(high, high, sum.high);
+    return sum;
+}
 
-/* A level with tiles of R1, R2 or MR rows by 2 W columns, and direct ones of 2 or DR rows. F: the
-   names of the functions in ground/math.c. */
-#define MPT__GEMM_LEVEL(FN, OP, N, V, W, F, R1, R2, MR, DR, CHUNK, RATE, PLACE) \
-    MPT__GEMM_ACTIVATE(FN, V, F) \
-    MPT__GEMM_PUT(FN, V, W) \
-    MPT__GEMM_COMMON(FN, OP, N, V, W, MR) \
-    MPT__GEMM_FINISH(FN, N##_gemm_finish, V, W, V##_store_as, V##_store_both, g->c_dtype) \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R1, PLACE, MR) \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, R2, PLACE, MR) \
-    MPT__GEMM_TILES(FN, N##_tile, V, W, MR, PLACE, MR) \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, 2, false) \
-    MPT__GEMM_DIRECTS(FN, N##_direct, V, W, DR, false) \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, 2, true) \
-    MPT__GEMM_DIRECTS(FN, N##_halves, V, W, DR, true) \
-    static void N##_gemm_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                              float *c, int64_t ldc, int rows, int columns, int how) { \
-        mpt__gemm_tile *tile = rows > R2   ? MPT__GEMM_OF_WIDTH(N##_tile, W, MR) \
-                               : rows > R1 ? MPT__GEMM_OF_WIDTH(N##_tile, W, R2) \
-                                           : MPT__GEMM_OF_WIDTH(N##_tile, W, R1); \
-        tile(depth, a, b, c, ldc, rows, columns, how); \
-    } \
-    static void N##_gemm_direct(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                                float *c, int64_t ldc, int rows, int columns, int how) { \
-        mpt__gemm_tile *tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_direct, W, DR) \
-                                        : MPT__GEMM_OF_WIDTH(N##_direct, W, 2); \
-        if (b->dtype != MPT_F32) \
-            tile = rows > 2 ? MPT__GEMM_OF_WIDTH(N##_halves, W, DR) \
-                            : MPT__GEMM_OF_WIDTH(N##_halves, W, 2); \
-        tile(depth, a, b, c, ldc, rows, columns, how); \
-    } \
-    static const mpt__gemm_level N##_gemm_level = \
-        MPT__GEMM_LEVEL_OF(N, W, R2, MR, DR, CHUNK, RATE, N##_gemm_finish, PLACE);
+/* 64-bit integers. umul multiplies low words; ucount is at, at + 1 and so on. */
+typedef __m256i mpt__v8_u;
+MPT__AVX2_OP mpt__v8_u mpt__v8_uset(uint64_t a) { return _mm256_set1_epi64x((long long)a); }
+MPT__AVX2_OP mpt__v8_u mpt__v8_ucount(uint64_t at) {
+    return _mm256_add_epi64(mpt__v8_uset(at), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+MPT__AVX2_OP mpt__v8_u mpt__v8_umul(mpt__v8_u a, mpt__v8_u b) { return _mm256_mul_epu32(a, b); }
+MPT__AVX2_OP mpt__v8_u mpt__v8_uhigh(mpt__v8_u a) { return _mm256_srli_epi64(a, 32); }
+MPT__AVX2_OP mpt__v8_u mpt__v8_uxor(mpt__v8_u a, mpt__v8_u b, mpt__v8_u c) {
+    return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
+}
+/* The low words of lane 0 of a, b, c, d, then those of lane 1 and so on. */
+MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_u c, mpt__v8_u d) {
+    __m256i ab = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xaa);
+    __m256i cd = _mm256_blend_epi32(c, _mm256_slli_epi64(d, 32), 0xaa);
+    __m256i even = _mm256_unpacklo_epi64(ab, cd), odd = _mm256_unpackhi_epi64(ab, cd);
+    __m256i *to = (__m256i *)(void *)p;
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+}
 
-/* V_gemm_quads: four floats from p and from every 4th line on, of `lines` that are `row` bytes
-   apart; zeros past them. V_gemm_octs: of eight halves. V_store_sums: sums of 8 vectors over their
-   lanes. */
-#ifdef MPT__HAS_AVX2
+/* gemm_quads: four floats from p and from every 4th line on, of `lines` that are `row` bytes apart;
+   zeros past them. gemm_octs: of eight halves. store_sums: sums of 8 vectors over their lanes.
+   store_both: two vectors, one behind the other. */
 MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
     return _mm_loadu_ps((const float *)(const void *)p);
 }
@@ -13124,11 +10827,349 @@ MPT__AVX2_OP void mpt__v8_store_both(void *p, mpt__v8_f a, mpt__v8_f b, int dtyp
     mpt__v8_store_as(p, a, 8, dtype);
     mpt__v8_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
 }
-MPT__GEMM_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, 2, 4, 6, 6, 168,
-                32, false)
+
+/* ==== Kernels of its own ==== */
+
+MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
+                              int16_t infinity) {
+    const __m256i zero = _mm256_setzero_si256(), bound = _mm256_set1_epi16(infinity);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)(y + i));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(dy + i));
+        a = _mm256_andnot_si256(_mm256_cmpeq_epi16(a, zero), _mm256_cmpgt_epi16(a, bound));
+        _mm256_storeu_si256((__m256i *)(void *)(dx + i), _mm256_and_si256(a, b));
+    }
+    for (; i < n; i++) dx[i] = y[i] != 0 && y[i] > infinity ? dy[i] : 0;
+}
+
+/* ==== The level ==== */
+
+static bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
+                             float c);
+#define MPT__V(word) mpt__v8_##word
+#define MPT__LEVEL(name) mpt__avx2_##name
+#define MPT__WIDTH 8
+#define MPT__FN MPT__AVX2
+#define MPT__OP MPT__AVX2_OP
+#define MPT__BELOW(name) mpt__ref_##name
+#define MPT__SLOWNESS 0.15
+#define MPT__STREAM mpt__avx2_stream
+#define MPT__GATE mpt__avx2_gate
+#define MPT__U8_TO_HALF mpt__portable_u8_to_half
+#define MPT__TILE_FEW 2
+#define MPT__TILE_MIDDLE 4
+#define MPT__TILE_ROWS 6
+#define MPT__DIRECT_ROWS 6
+#define MPT__CHUNK_ROWS 168
+#define MPT__RATE 32
+#define MPT__IN_PLACE false
+#define MPT__TEMPLATE /* what stands at the end of this file */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+
+/* Values as in waist/functions.h. Wider vectors would gain nothing. */
+#define MPT__STREAM_CASE(id, value) \
+    case MPT__FN_##id: \
+        for (; n > 0; n -= 8, out += 8, x += 8, y += 8) { \
+            const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32), to = value; \
+            n >= 8 ? mpt__v8_stream(out, to) : mpt__v8_store_as(out, to, n, MPT_F32); \
+        } \
+        break;
+#define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
+MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
+                                float c) {
+    const mpt__v8_f by = mpt__v8_set(c);
+    switch (function) {
+        MPT__STREAM_CASE(RELU, mpt__v8_relu(a))
+        MPT__STREAM_CASE(ADD_SCALAR, mpt__v8_add(a, by))
+        MPT__STREAM_CASE(MUL_SCALAR, mpt__v8_mul(a, by))
+        MPT__STREAM_CASE(ADD, mpt__v8_add(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(SUB, mpt__v8_sub(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(MUL, mpt__v8_mul(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(DIV, mpt__v8_div(a, MPT__STREAM_B))
+        MPT__STREAM_CASE(RELU_BACKWARD, mpt__v8_gate(a, MPT__STREAM_B))
+    default:
+        return false;
+    }
+    mpt__v8_fence();
+    return true;
+}
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPT__SIMD_X86
+#define MPT__HAS_AVX512 1
+
+#define MPT__AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static
+#define MPT__AVX512_OP \
+    MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static MPT__FORCE_INLINE
+
+/* ==== Words: arithmetic, integers; contracts as in cpu/level/avx2.c ==== */
+
+typedef __m512 mpt__v16_f;
+typedef __m512i mpt__v16_i;
+typedef __mmask16 mpt__v16_m;
+#define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
+
+MPT__ARITHMETIC(MPT__AVX512_OP, mpt__v16, _mm512_, _ps)
+MPT__AVX512_OP __m512 mpt__v16_set(float a) { return _mm512_set1_ps(a); }
+MPT__AVX512_OP __m512 mpt__v16_larger(__m512 a, __m512 b) {
+    return _mm512_maskz_max_ps(MPT__V16_ALL, a, b);
+}
+MPT__AVX512_OP __m512 mpt__v16_smaller(__m512 a, __m512 b) {
+    return _mm512_maskz_min_ps(MPT__V16_ALL, a, b);
+}
+MPT__AVX512_OP __m512i mpt__v16_bits(__m512 a) { return _mm512_castps_si512(a); }
+MPT__AVX512_OP __m512i mpt__v16_words(const void *p) { return _mm512_loadu_si512(p); }
+MPT__AVX512_OP __m512 mpt__v16_float(__m512i a) { return _mm512_castsi512_ps(a); }
+MPT__AVX512_OP __m512 mpt__v16_convert(__m512i a) {
+    return _mm512_maskz_cvtepi32_ps(MPT__V16_ALL, a);
+}
+MPT__AVX512_OP __m512i mpt__v16_iset(int32_t a) { return _mm512_set1_epi32(a); }
+MPT__AVX512_OP __m512i mpt__v16_iadd(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_isub(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_iand(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_ior(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_shl23(__m512i a) {
+    return _mm512_maskz_slli_epi32(MPT__V16_ALL, a, 23);
+}
+MPT__AVX512_OP __m512i mpt__v16_sar23(__m512i a) {
+    return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 23);
+}
+MPT__AVX512_OP __mmask16 mpt__v16_igt(__m512i a, __m512i b) {
+    return _mm512_cmpgt_epi32_mask(a, b);
+}
+MPT__AVX512_OP __m512 mpt__v16_select(__mmask16 m, __m512 a, __m512 b) {
+    return _mm512_mask_blend_ps(m, b, a);
+}
+MPT__AVX512_OP __m512 mpt__v16_scale(__m512 y, __m512 t) {
+    return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, mpt__v16_sub(t, mpt__v16_set(MPT__ROUND_MAGIC)));
+}
+#define MPT__OWN_SCALE
+/* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */
+MPT__AVX512_OP __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
+    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
+    const __m512 value = _mm512_castsi512_ps(bits);
+    __mmask16 none = nan ? _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q) : (__mmask16)0;
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
+    return nan ? _mm512_mask_mov_epi32(sum, none, _mm512_set1_epi32(0x7fc00000)) : sum;
+}
+MPT__AVX512_OP __m256i mpt__avx512_round_bf16(__m512i bits) {
+    const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
+                                          0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
+    bits = mpt__avx512_round_high(bits, true);
+    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, bits));
+}
+MPT__AVX512_OP __m256i mpt__avx512_round_f16(__m512 value) {
+    return _mm512_maskz_cvtps_ph(MPT__V16_ALL, value, _MM_FROUND_TO_NEAREST_INT);
+}
+
+/* ==== Words: floats, memory ==== */
+
+MPT__AVX512_OP mpt__v16_f mpt__v16_negate(mpt__v16_f a) {
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_abs(mpt__v16_f a) {
+    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_is_inf(mpt__v16_f a) {
+    const __m512 infinity = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000));
+    return _mm512_cmp_ps_mask(mpt__v16_abs(a), infinity, _CMP_EQ_OQ);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_zero(void) { return _mm512_setzero_ps(); }
+MPT__AVX512_OP mpt__v16_f mpt__v16_load(const float *p) { return _mm512_loadu_ps(p); }
+MPT__AVX512_OP void mpt__v16_store(float *p, mpt__v16_f v) { _mm512_storeu_ps(p, v); }
+MPT__AVX512_OP mpt__v16_f mpt__v16_sqrt(mpt__v16_f a) {
+    return _mm512_maskz_sqrt_ps((__mmask16)0xffff, a);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_fma(mpt__v16_f a, mpt__v16_f b, mpt__v16_f c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_first(int64_t n) {
+    return (__mmask16)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_first(const void *p, mpt__v16_m lanes) {
+    return _mm512_maskz_loadu_ps(lanes, p);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_greater(mpt__v16_f a, mpt__v16_f b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_equal(mpt__v16_f a, mpt__v16_f b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_is_nan(mpt__v16_f a) {
+    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_words_from(const uint32_t *words, uint32_t threshold) {
+    return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32((int)threshold));
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_from_half(__m256i half, int dtype) {
+    if (dtype == MPT_F16) return _mm512_maskz_cvtph_ps((__mmask16)0xffff, half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+MPT__AVX512_OP __m256i mpt__v16_to_half(mpt__v16_f v, int dtype) {
+    if (dtype == MPT_F16) return mpt__avx512_round_f16(v);
+    return mpt__avx512_round_bf16(_mm512_castps_si512(v));
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_round(mpt__v16_f v, int dtype) {
+    if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
+    return mpt__v16_from_half(mpt__v16_to_half(v, dtype), dtype);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_full(const void *p, int dtype) {
+    if (dtype == MPT_F32) return _mm512_loadu_ps(p);
+    return mpt__v16_from_half(_mm256_loadu_si256((const __m256i *)p), dtype);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_as(const void *p, int64_t n, int dtype) {
+    if (n >= 16) return mpt__v16_load_full(p, dtype);
+    __mmask16 lanes = mpt__v16_first(n);
+    if (dtype == MPT_F32) return _mm512_maskz_loadu_ps(lanes, p);
+    return mpt__v16_from_half(_mm256_maskz_loadu_epi16(lanes, p), dtype);
+}
+MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
+    __mmask16 lanes = mpt__v16_first(n);
+    if (dtype == MPT_F32) {
+        if (n >= 16) {
+            _mm512_storeu_ps(p, v);
+        } else {
+            _mm512_mask_storeu_ps(p, lanes, v);
+        }
+    } else if (n >= 16) {
+        _mm256_storeu_si256((__m256i *)p, mpt__v16_to_half(v, dtype));
+    } else {
+        _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
+    }
+}
+MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
+                                       mpt__v16_f *r3) {
+    const mpt__v16_f low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
+    const mpt__v16_f low23 = _mm512_unpacklo_ps(*r2, *r3), high23 = _mm512_unpackhi_ps(*r2, *r3);
+    *r0 = _mm512_shuffle_ps(low01, low23, 0x44);
+    *r1 = _mm512_shuffle_ps(low01, low23, 0xee);
+    *r2 = _mm512_shuffle_ps(high01, high23, 0x44);
+    *r3 = _mm512_shuffle_ps(high01, high23, 0xee);
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step) {
+    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + step), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(p + 2 * step), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(p + 3 * step), 3);
+}
+MPT__AVX512_OP void mpt__v16_stream(float *p, mpt__v16_f v) { _mm512_stream_ps(p, v); }
+MPT__AVX512_OP void mpt__v16_fence(void) { _mm_sfence(); }
+MPT__AVX512_OP float mpt__v16_peak(mpt__v16_f v) {
+    return mpt__v8_peak(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+}
+MPT__AVX512_OP __m256 mpt__v16_fold(mpt__v16_f v) {
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+}
+MPT__AVX512_OP float mpt__v16_total(mpt__v16_f v) { return mpt__v8_total(mpt__v16_fold(v)); }
+MPT__AVX512_OP __m256 mpt__v16_sum8(__m512 s0, __m512 s1, __m512 s2, __m512 s3, __m512 s4,
+                                    __m512 s5, __m512 s6, __m512 s7) {
+    return mpt__v8_sum8(mpt__v16_fold(s0), mpt__v16_fold(s1), mpt__v16_fold(s2), mpt__v16_fold(s3),
+                        mpt__v16_fold(s4), mpt__v16_fold(s5), mpt__v16_fold(s6), mpt__v16_fold(s7));
+}
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+/* 32 elements: of bf16 those of even places, then those of odd ones; of others as they lie. */
+MPT__AVX512_OP void mpt__v16_load_two(const void *p, mpt__v16_f *a, mpt__v16_f *b, int dtype) {
+    if (dtype != MPT_BF16) {
+        *a = mpt__v16_load_full(p, dtype);
+        *b = mpt__v16_load_full((const char *)p + (dtype == MPT_F32 ? 64 : 32), dtype);
+        return;
+    }
+    const __m512i pairs = _mm512_loadu_si512(p);
+    *a = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    *b = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+}
+/* Of 32 floats those of even places, then those of odd ones. */
+MPT__AVX512_OP void mpt__v16_load_apart(const float *p, mpt__v16_f *a, mpt__v16_f *b) {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const mpt__v16_f low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+    *a = _mm512_permutex2var_ps(low, even, high);
+    *b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), high);
+}
+/* Both rounded to bf16, a to the even places. That there is a NaN is seldom. */
+MPT__AVX512_OP __m512i mpt__v16_round_pairs(mpt__v16_f a, mpt__v16_f b) {
+    __m512i low = _mm512_castps_si512(a), high = _mm512_castps_si512(b);
+    if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q))
+        low = mpt__avx512_round_high(low, true), high = mpt__avx512_round_high(high, true);
+    else
+        low = mpt__avx512_round_high(low, false), high = mpt__avx512_round_high(high, false);
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), high);
+}
+MPT__AVX512_OP void mpt__v16_store_two(void *p, mpt__v16_f a, mpt__v16_f b, int dtype,
+                                       bool streams) {
+    const int64_t bytes = dtype == MPT_F32 ? 64 : 32;
+    if (dtype == MPT_BF16 && streams)
+        _mm512_stream_si512((__m512i *)p, mpt__v16_round_pairs(a, b));
+    else if (dtype == MPT_BF16)
+        _mm512_storeu_si512(p, mpt__v16_round_pairs(a, b));
+    else if (dtype == MPT_F32 && streams)
+        mpt__v16_stream((float *)p, a), mpt__v16_stream((float *)p + 16, b);
+    else
+        mpt__v16_store_as(p, a, 16, dtype), mpt__v16_store_as((char *)p + bytes, b, 16, dtype);
+}
+/* Two vectors as of load_two in the order of what they are of. */
+MPT__AVX512_OP void mpt__v16_in_order(mpt__v16_f *a, mpt__v16_f *b, int dtype) {
+    if (dtype != MPT_BF16) return;
+    const __m512i low =
+        _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const mpt__v16_f even = *a;
+    *a = _mm512_permutex2var_ps(even, low, *b), *b = _mm512_permutex2var_ps(even, high, *b);
+}
 #endif
 
-#ifdef MPT__HAS_AVX512
+typedef struct mpt__v16_d {
+    __m512d low, high;
+} mpt__v16_d;
+MPT__AVX512_OP mpt__v16_d mpt__v16_no_doubles(void) {
+    mpt__v16_d v = {_mm512_setzero_pd(), _mm512_setzero_pd()};
+    return v;
+}
+MPT__AVX512_OP void mpt__v16_add_doubles(double *p, mpt__v16_d v) {
+    _mm512_storeu_pd(p, _mm512_add_pd(_mm512_loadu_pd(p), v.low));
+    _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_loadu_pd(p + 8), v.high));
+}
+MPT__AVX512_OP mpt__v16_d mpt__v16_add_squares(mpt__v16_d sum, mpt__v16_f x) {
+    __m512d low = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_castps512_ps256(x));
+    __m512d high = _mm512_maskz_cvtps_pd((__mmask8)0xff, _mm512_extractf32x8_ps(x, 1));
+    sum.low = _mm512_fmadd_pd(low, low, sum.low);
+    sum.high = _mm512_fmadd_pd(high, high, sum.high);
+    return sum;
+}
+typedef __m512i mpt__v16_u;
+MPT__AVX512_OP mpt__v16_u mpt__v16_uset(uint64_t a) { return _mm512_set1_epi64((long long)a); }
+MPT__AVX512_OP mpt__v16_u mpt__v16_ucount(uint64_t at) {
+    return _mm512_add_epi64(mpt__v16_uset(at), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+}
+MPT__AVX512_OP mpt__v16_u mpt__v16_umul(mpt__v16_u a, mpt__v16_u b) {
+    return _mm512_maskz_mul_epu32((__mmask8)0xff, a, b);
+}
+MPT__AVX512_OP mpt__v16_u mpt__v16_uhigh(mpt__v16_u a) {
+    return _mm512_maskz_srli_epi64((__mmask8)0xff, a, 32);
+}
+MPT__AVX512_OP mpt__v16_u mpt__v16_uxor(mpt__v16_u a, mpt__v16_u b, mpt__v16_u c) {
+    return _mm512_ternarylogic_epi64(a, b, c, 0x96);
+}
+MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt__v16_u c,
+                                    mpt__v16_u d) {
+    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    const __m512i second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    __m512i ab = _mm512_mask_slli_epi64(a, (__mmask8)0xff, b, 32);
+    __m512i cd = _mm512_mask_slli_epi64(c, (__mmask8)0xff, d, 32);
+    ab = _mm512_mask_blend_epi32((__mmask16)0xaaaa, a, ab);
+    cd = _mm512_mask_blend_epi32((__mmask16)0xaaaa, c, cd);
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi64(ab, first, cd));
+    _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi64(ab, second, cd));
+}
+
 MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines) {
     __m512 v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
     if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
@@ -13150,12 +11191,240 @@ MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1,
                                         mpt__v16_f s7) {
     _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
-MPT__STORE_BOTH(MPT__AVX512_OP, mpt__v16_store_both, mpt__v16, 16, mpt__v16_store_as)
-MPT__GEMM_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, 4, 8, 14,
-                8, 336, 32, true)
-#endif
+MPT__AVX512_OP void mpt__v16_store_both(void *p, mpt__v16_f a, mpt__v16_f b, int dtype) {
+    mpt__v16_store_as(p, a, 16, dtype);
+    mpt__v16_store_as((char *)p + 16 * (dtype == MPT_F32 ? 4 : 2), b, 16, dtype);
+}
 
-#ifdef MPT__HAS_NEON
+/* ==== Kernels of its own ==== */
+
+/* Two registers of the table per look-up, the higher bits of the index select among the results. */
+MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_t n,
+                                            const uint16_t table[256]) {
+    __m512i part[8];
+    memcpy(part, table, sizeof part);
+    for (size_t i = 0; i < n; i += 32) {
+        const __mmask32 lanes = 0xffffffffu >> (n - i < 32 ? 32 - (n - i) : 0);
+        const __m512i index =
+            _mm512_maskz_cvtepu8_epi16(lanes, _mm256_maskz_loadu_epi8(lanes, from + i));
+        const __mmask32 bit6 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+        const __mmask32 bit7 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
+        __m512i found[4];
+        found[0] = _mm512_permutex2var_epi16(part[0], index, part[1]);
+        found[1] = _mm512_permutex2var_epi16(part[2], index, part[3]);
+        found[2] = _mm512_permutex2var_epi16(part[4], index, part[5]);
+        found[3] = _mm512_permutex2var_epi16(part[6], index, part[7]);
+        found[0] = _mm512_mask_blend_epi16(bit6, found[0], found[1]);
+        found[2] = _mm512_mask_blend_epi16(bit6, found[2], found[3]);
+        _mm512_mask_storeu_epi16(to + i, lanes, _mm512_mask_blend_epi16(bit7, found[0], found[2]));
+    }
+}
+#define mpt__avx512_rows mpt__avx2_rows
+
+/* ==== The level ==== */
+
+#define MPT__V(word) mpt__v16_##word
+#define MPT__LEVEL(name) mpt__avx512_##name
+#define MPT__WIDTH 16
+#define MPT__FN MPT__AVX512
+#define MPT__OP MPT__AVX512_OP
+#define MPT__BELOW(name) mpt__avx2_##name
+#define MPT__SLOWNESS 0.15
+#define MPT__STREAM mpt__avx2_stream
+#define MPT__GATE mpt__avx2_gate
+#define MPT__U8_TO_HALF mpt__avx512_u8_to_half
+#define MPT__TILE_FEW 4
+#define MPT__TILE_MIDDLE 8
+#define MPT__TILE_ROWS 14
+#define MPT__DIRECT_ROWS 8
+#define MPT__CHUNK_ROWS 336
+#define MPT__RATE 32
+#define MPT__IN_PLACE true
+#define MPT__OWN_ROWS
+#define MPT__TEMPLATE /* what stands at the end of this file */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
+ * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
+ * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
+ * packed is 1.4 % of the instructions of a product of 256^3.
+ * ------------------------------------------------------------------------------------------- */
+
+#ifdef MPT__SIMD_NEON
+#define MPT__HAS_NEON 1
+
+#define MPT__NEON static
+#define MPT__NEON_OP static MPT__FORCE_INLINE
+
+/* ==== Words: arithmetic, integers; contracts as in cpu/level/avx2.c ==== */
+
+typedef float32x4_t mpt__v4_f;
+typedef int32x4_t mpt__v4_i;
+typedef uint32x4_t mpt__v4_m;
+
+MPT__ARITHMETIC(MPT__NEON_OP, mpt__v4, v, q_f32)
+MPT__NEON_OP mpt__v4_f mpt__v4_set(float a) { return vdupq_n_f32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_larger(mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_smaller(mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(vcltq_f32(a, b), a, b);
+}
+MPT__NEON_OP mpt__v4_i mpt__v4_bits(mpt__v4_f a) { return vreinterpretq_s32_f32(a); }
+MPT__NEON_OP mpt__v4_i mpt__v4_words(const void *p) { return vld1q_s32((const int32_t *)p); }
+MPT__NEON_OP mpt__v4_f mpt__v4_float(mpt__v4_i a) { return vreinterpretq_f32_s32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_convert(mpt__v4_i a) { return vcvtq_f32_s32(a); }
+MPT__NEON_OP mpt__v4_i mpt__v4_iset(int32_t a) { return vdupq_n_s32(a); }
+MPT__NEON_OP mpt__v4_i mpt__v4_iadd(mpt__v4_i a, mpt__v4_i b) { return vaddq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_isub(mpt__v4_i a, mpt__v4_i b) { return vsubq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_iand(mpt__v4_i a, mpt__v4_i b) { return vandq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_ior(mpt__v4_i a, mpt__v4_i b) { return vorrq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_shl23(mpt__v4_i a) { return vshlq_n_s32(a, 23); }
+MPT__NEON_OP mpt__v4_i mpt__v4_shr16(mpt__v4_i a) {
+    return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), 16));
+}
+MPT__NEON_OP mpt__v4_i mpt__v4_sar1(mpt__v4_i a) { return vshrq_n_s32(a, 1); }
+MPT__NEON_OP mpt__v4_i mpt__v4_sar23(mpt__v4_i a) { return vshrq_n_s32(a, 23); }
+MPT__NEON_OP mpt__v4_m mpt__v4_igt(mpt__v4_i a, mpt__v4_i b) { return vcgtq_s32(a, b); }
+MPT__NEON_OP mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(m, a, b);
+}
+MPT__ROUND_BF16(MPT__NEON_OP, mpt__v4, mpt__neon_round_bf16)
+
+/* ==== Words: floats, memory ==== */
+
+MPT__NEON_OP mpt__v4_f mpt__v4_negate(mpt__v4_f a) { return vnegq_f32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_abs(mpt__v4_f a) { return vabsq_f32(a); }
+MPT__NEON_OP mpt__v4_m mpt__v4_is_inf(mpt__v4_f a) {
+    return vceqq_s32(vandq_s32(mpt__v4_bits(a), vdupq_n_s32(0x7fffffff)), vdupq_n_s32(0x7f800000));
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_zero(void) { return vdupq_n_f32(0.0f); }
+MPT__NEON_OP mpt__v4_f mpt__v4_load(const float *p) { return vld1q_f32(p); }
+MPT__NEON_OP void mpt__v4_store(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
+MPT__NEON_OP mpt__v4_f mpt__v4_sqrt(mpt__v4_f a) { return vsqrtq_f32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_fma(mpt__v4_f a, mpt__v4_f b, mpt__v4_f c) {
+    return vfmaq_f32(c, a, b);
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_greater(mpt__v4_f a, mpt__v4_f b) {
+    return (mpt__v4_m)MPT__LANES(a, >, b, vcgtq_f32);
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_equal(mpt__v4_f a, mpt__v4_f b) {
+    return (mpt__v4_m)MPT__LANES(a, ==, b, vceqq_f32);
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_is_nan(mpt__v4_f a) {
+    int32x4_t magnitude = vandq_s32(mpt__v4_bits(a), vdupq_n_s32(0x7fffffff));
+    return vcgtq_s32(magnitude, vdupq_n_s32(0x7f800000));
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_first(int64_t n) {
+    static const int32_t lanes[4] = {0, 1, 2, 3};
+    return vcltq_s32(vld1q_s32(lanes), vdupq_n_s32((int32_t)(n < 0 ? 0 : n > 4 ? 4 : n)));
+}
+MPT__NEON_OP mpt__v4_m mpt__v4_words_from(const uint32_t *words, uint32_t threshold) {
+    return vcgeq_u32(vld1q_u32(words), vdupq_n_u32(threshold));
+}
+
+MPT__NEON_OP mpt__v4_f mpt__v4_from_half(uint16x4_t half, int dtype) {
+    if (dtype == MPT_F16) return vcvt_f32_f16(vreinterpret_f16_u16(half));
+    return vreinterpretq_f32_u32(vshll_n_u16(half, 16));
+}
+MPT__NEON_OP uint16x4_t mpt__v4_to_half(mpt__v4_f v, int dtype) {
+    if (dtype == MPT_F16) return vreinterpret_u16_f16(vcvt_f16_f32(v));
+    return vmovn_u32(vreinterpretq_u32_s32(mpt__neon_round_bf16(mpt__v4_bits(v))));
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_round(mpt__v4_f v, int dtype) {
+    if (dtype != MPT_F16 && dtype != MPT_BF16) return v;
+    return mpt__v4_from_half(mpt__v4_to_half(v, dtype), dtype);
+}
+/* Memory of any type, which vld1 and vst1 do not promise to take. */
+MPT__NEON_OP mpt__v4_f mpt__v4_load_full(const void *p, int dtype) {
+    float32x4_t v;
+    uint16x4_t half;
+    if (dtype == MPT_F32) {
+        memcpy(&v, p, sizeof v);
+        return v;
+    }
+    memcpy(&half, p, sizeof half);
+    return mpt__v4_from_half(half, dtype);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_load_as(const void *p, int64_t n, int dtype) {
+    uint32_t rest[4] = {0, 0, 0, 0};
+    if (n >= 4) return mpt__v4_load_full(p, dtype);
+    if (n > 0) memcpy(rest, p, (size_t)n * (dtype == MPT_F32 ? 4 : 2));
+    return mpt__v4_load_full(rest, dtype);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_load_first(const void *p, mpt__v4_m lanes) {
+    return mpt__v4_load_as(p, (int64_t)vaddvq_u32(vshrq_n_u32(lanes, 31)), MPT_F32);
+}
+MPT__NEON_OP void mpt__v4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
+    if (dtype != MPT_F32) {
+        uint16x4_t half = mpt__v4_to_half(v, dtype);
+        if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
+    } else if (n > 0) {
+        memcpy(p, &v, n < 4 ? (size_t)n * 4 : sizeof v);
+    }
+}
+MPT__NEON_OP void mpt__v4_transpose4(mpt__v4_f *r0, mpt__v4_f *r1, mpt__v4_f *r2, mpt__v4_f *r3) {
+    float32x4_t low02 = vzip1q_f32(*r0, *r2), high02 = vzip2q_f32(*r0, *r2);
+    float32x4_t low13 = vzip1q_f32(*r1, *r3), high13 = vzip2q_f32(*r1, *r3);
+    *r0 = vzip1q_f32(low02, low13);
+    *r1 = vzip2q_f32(low02, low13);
+    *r2 = vzip1q_f32(high02, high13);
+    *r3 = vzip2q_f32(high02, high13);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step) {
+    (void)step;
+    return vld1q_f32(p);
+}
+MPT__NEON_OP void mpt__v4_stream(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
+MPT__NEON_OP void mpt__v4_fence(void) {}
+MPT__NEON_OP float mpt__v4_peak(mpt__v4_f v) { return vmaxvq_f32(v); }
+MPT__NEON_OP float mpt__v4_total(mpt__v4_f v) {
+    float32x2_t half = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
+}
+MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt__v4_f s2,
+                                     mpt__v4_f s3, mpt__v4_f s4, mpt__v4_f s5, mpt__v4_f s6,
+                                     mpt__v4_f s7) {
+    vst1q_f32(to, vpaddq_f32(vpaddq_f32(s0, s1), vpaddq_f32(s2, s3)));
+    vst1q_f32(to + 4, vpaddq_f32(vpaddq_f32(s4, s5), vpaddq_f32(s6, s7)));
+}
+
+typedef float64x2x2_t mpt__v4_d;
+MPT__NEON_OP mpt__v4_d mpt__v4_no_doubles(void) {
+    mpt__v4_d v = {{vdupq_n_f64(0.0), vdupq_n_f64(0.0)}};
+    return v;
+}
+MPT__NEON_OP void mpt__v4_add_doubles(double *p, mpt__v4_d v) {
+    vst1q_f64(p, vaddq_f64(vld1q_f64(p), v.val[0]));
+    vst1q_f64(p + 2, vaddq_f64(vld1q_f64(p + 2), v.val[1]));
+}
+MPT__NEON_OP mpt__v4_d mpt__v4_add_squares(mpt__v4_d sum, mpt__v4_f x) {
+    float64x2_t low = vcvt_f64_f32(vget_low_f32(x)), high = vcvt_high_f64_f32(x);
+    sum.val[0] = vfmaq_f64(sum.val[0], low, low);
+    sum.val[1] = vfmaq_f64(sum.val[1], high, high);
+    return sum;
+}
+
+typedef uint64x2_t mpt__v4_u;
+MPT__NEON_OP mpt__v4_u mpt__v4_uset(uint64_t a) { return vdupq_n_u64(a); }
+MPT__NEON_OP mpt__v4_u mpt__v4_ucount(uint64_t at) {
+    return vsetq_lane_u64(at + 1, vdupq_n_u64(at), 1);
+}
+MPT__NEON_OP mpt__v4_u mpt__v4_umul(mpt__v4_u a, mpt__v4_u b) {
+    return vmull_u32(vmovn_u64(a), vmovn_u64(b));
+}
+MPT__NEON_OP mpt__v4_u mpt__v4_uhigh(mpt__v4_u a) { return vshrq_n_u64(a, 32); }
+MPT__NEON_OP mpt__v4_u mpt__v4_uxor(mpt__v4_u a, mpt__v4_u b, mpt__v4_u c) {
+    return veorq_u64(veorq_u64(a, b), c);
+}
+MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_u c, mpt__v4_u d) {
+    uint32x2x4_t words = {{vmovn_u64(a), vmovn_u64(b), vmovn_u64(c), vmovn_u64(d)}};
+    vst4_u32(p, words);
+}
+
 MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines) {
     (void)row;
     return lines > 0 ? mpt__v4_load_full(p, MPT_F32) : mpt__v4_zero();
@@ -13166,19 +11435,36 @@ MPT__NEON_OP void mpt__v4_gemm_octs(const char *p, int64_t row, int64_t lines, i
     *low = lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
     *high = lines > 0 ? mpt__v4_load_full(p + 8, dtype) : mpt__v4_zero();
 }
+MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtype) {
+    mpt__v4_store_as(p, a, 4, dtype);
+    mpt__v4_store_as((char *)p + 4 * (dtype == MPT_F32 ? 4 : 2), b, 4, dtype);
+}
+
+/* ==== The level ==== */
+
+#define MPT__V(word) mpt__v4_##word
+#define MPT__LEVEL(name) mpt__neon_##name
+#define MPT__WIDTH 4
+#define MPT__FN MPT__NEON
+#define MPT__OP MPT__NEON_OP
+#define MPT__BELOW(name) mpt__ref_##name
+#define MPT__SLOWNESS 0.3
+#define MPT__STREAM NULL
+#define MPT__GATE NULL
+#define MPT__U8_TO_HALF mpt__portable_u8_to_half
+#define MPT__TILE_FEW 4
+#define MPT__TILE_MIDDLE 8
+#define MPT__TILE_ROWS 12
+#define MPT__DIRECT_ROWS 8
+#define MPT__CHUNK_ROWS 168
+#define MPT__RATE 16
+#define MPT__IN_PLACE false
 /* A vector of a panel of A holds four rows, each a lane for the instruction. */
-#define MPT__TILE_STEP_4(ROWS, NV, V) \
-    const V##_f q0 = V##_load(a0), q1 = V##_load(a0 + 4), q2 = V##_load(a0 + 8); \
-    MPT__ROWS_##ROWS(MPT__LANES_STEP##NV, V, 4)
-#define MPT__LANES_STEP1(i, V, W) \
-    x##i = vfmaq_laneq_f32(x##i, b0, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
-#define MPT__LANES_STEP2(i, V, W) \
-    MPT__LANES_STEP1(i, V, W) \
-    y##i = vfmaq_laneq_f32(y##i, b1, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4);
-MPT__STORE_BOTH(MPT__NEON_OP, mpt__v4_store_both, mpt__v4, 4, mpt__v4_store_as)
-MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 4, 8, 12, 8, 168,
-                16, false)
-#endif
+#define MPT__ROW_START const v_f q0 = v_load(a0), q1 = v_load(a0 + 4), q2 = v_load(a0 + 8);
+#define MPT__ROW_STEP(i, b, sum) vfmaq_laneq_f32(sum, b, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4)
+#define MPT__TEMPLATE /* what stands at the end of this file */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -13203,9 +11489,14 @@ MPT__GEMM_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, 
 
 #ifdef MPTRAIN_EMULATE_AMX
 #define MPT__PAIRS_BASE(name) mpt__avx2_gemm_##name
+#define MPT__V(word) mpt__v8_##word
+#define MPT__WIDTH 8
 #define MPT__PAIRS_FN MPT__AVX2
+#define MPT__PAIRS_OP MPT__AVX2_OP
 #else
 #define MPT__PAIRS_BASE(name) mpt__avx512_gemm_##name
+#define MPT__V(word) mpt__v16_##word
+#define MPT__WIDTH 16
 #define MPT__PAIRS_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
 #define MPT__PAIRS_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
@@ -13265,8 +11556,11 @@ MPT__PAIRS_OP void mpt__pairs_store_both(void *p, mpt__v16_f a, mpt__v16_f b, in
     (void)dtype;
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
-MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish_half, mpt__v16, 16, mpt__pairs_store_as,
-                 mpt__pairs_store_both, MPT_BF16)
+MPT__PAIRS_FN void mpt__pairs_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+                                          int64_t i, int64_t j, int64_t rows, int64_t columns) {
+    mpt__avx512_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__pairs_store_as,
+                               mpt__pairs_store_both);
+}
 static void mpt__pairs_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__pairs_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
@@ -13374,55 +11668,67 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* ==== Tiles ==== */
 
-#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
-#define MPT__PAIRS_LINES2(i, V, W) \
-    { \
-        V##_f s = V##_set(MPT__LINES_A##i); \
-        x##i = V##_pairs(x##i, s, b0); \
-        y##i = V##_pairs(y##i, s, b1); \
-    }
-#define MPT__PAIRS_STORE(i, V, W) \
-    V##_store(c + i * ldc, x##i); \
-    V##_store(c + i * ldc + W, y##i);
-
-#define MPT__PAIRS_BIAS(i, V, W) x##i = V##_add(x##i, b0), y##i = V##_add(y##i, b1);
-#define MPT__PAIRS_RELU(i, V, W) x##i = V##_relu(x##i), y##i = V##_relu(y##i);
-#define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
-
-/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
-#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS) \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides, \
-                 float *c, int64_t ldc, int how) { \
-        const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
-        MPT__TILE_LINES(a, true, 0) \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W); \
-        for (; depth > 0; depth -= 2, b += 2 * W) { \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
-            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W); \
-            MPT__TILE_NEXT(true); \
-        } \
-        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) { \
-            uint16_t *half = (uint16_t *)(void *)c; \
-            if (bias != NULL) { \
-                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W); \
-                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W); \
-            } \
-            if (sides[1].inner != 0) { \
-                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W); \
-            } \
-            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W); \
-            return; \
-        } \
-        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W); \
-    }
+/* What differs with the emulation. */
 #ifdef MPTRAIN_EMULATE_AMX
-#define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v8, 8, ROWS)
-#else
-#define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v16, 16, ROWS)
-#endif
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION) /* no lines */
-#elif defined(MPTRAIN_EMULATE_AMX)
 MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
+MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
+    mpt__v8_store_as(to, x, 8, MPT_BF16);
+    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+}
+#else
+/* An integer is broadcast beside the ports that products need, a float is not. */
+MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
+}
+MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
+#endif
+
+#define MPT__PAIRS_STEP(i) \
+    if (i < height) x##i = v_pairs(x##i, v_set(MPT__LINES_A##i), b0); \
+    if (i < height) y##i = v_pairs(y##i, v_set(MPT__LINES_A##i), b1);
+#define MPT__PAIRS_BIAS(i) x##i = v_add(x##i, b0), y##i = v_add(y##i, b1);
+#define MPT__PAIRS_RELU(i) x##i = v_relu(x##i), y##i = v_relu(y##i);
+#define MPT__PAIRS_STORE_HALF(i) \
+    if (i < height) v_store_pair(half + i * ldc, x##i, y##i);
+#define MPT__PAIRS_STORE(i) \
+    if (i < height) v_store(c + i * ldc, x##i), v_store(c + i * ldc + MPT__WIDTH, y##i);
+
+/* A whole tile of `height` rows by two vectors, of floats or (HALF) of bf16; b[1] is read of the
+   latter. */
+MPT__PAIRS_OP void mpt__pairs_tile_of(MPT__TILE_TAKES, int height) {
+    const float *from = mpt__gemm_floats_of(b), *bias = mpt__gemm_floats_of(b + 1);
+    (void)rows, (void)columns;
+    MPT__TILE_LINES(a, true, 0)
+    MPT__ROWS_14(MPT__TILE_ZERO)
+    for (; depth > 0; depth -= 2, from += 2 * MPT__WIDTH) {
+        const v_f b0 = v_load(from), b1 = v_load(from + MPT__WIDTH);
+        MPT__ROWS_14(MPT__PAIRS_STEP)
+        MPT__TILE_NEXT(true);
+    }
+    if (height >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {
+        uint16_t *half = (uint16_t *)(void *)c;
+        if (bias != NULL) {
+            const v_f b0 = v_load(bias), b1 = v_load(bias + MPT__WIDTH);
+            MPT__ROWS_14(MPT__PAIRS_BIAS)
+        }
+        if (b[1].inner != 0) { MPT__ROWS_14(MPT__PAIRS_RELU) }
+        MPT__ROWS_14(MPT__PAIRS_STORE_HALF)
+        return;
+    }
+    MPT__ROWS_14(MPT__PAIRS_STORE)
+}
+MPT__PAIRS_FN void mpt__pairs4(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 4); }
+MPT__PAIRS_FN void mpt__pairs8(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 8); }
+MPT__PAIRS_FN void mpt__pairs14(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 14); }
+
+/* ==== Lines of pixels ==== */
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPTRAIN_EMULATE_AMX
 static MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
                                          int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = from[i] | (uint32_t)from[i + apart] << 16;
@@ -13436,90 +11742,109 @@ MPT__PAIRS_FN MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *fr
                                                    (const char *)(from + apart), 0xffff, true,
                                                    MPT_BF16));
 }
-/* An integer is broadcast beside the ports that products need, a float is not. */
-MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
-    int32_t word;
-    memcpy(&word, p, sizeof word);
-    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
-}
 #endif
+MPT__PAIRS_OP v_f mpt__pairs_word_step(v_f sum, const float *a, v_f b) {
+    return v_pairs(sum, v_word(a), b);
+}
+MPT__PAIRS_OP v_f mpt__pairs_step(v_f sum, const float *a, v_f b) {
+    return v_pairs(sum, v_set(*a), b);
+}
+MPT__PAIRS_FN void mpt__pairs_lines_narrow(MPT__TILE_TAKES) {
+    MPT__PAIRS_BASE(lines_of)(MPT__TILE_GIVES, MPT__PAIRS_DIRECT, false, mpt__pairs_word_step);
+}
+MPT__PAIRS_FN void mpt__pairs_lines_wide(MPT__TILE_TAKES) {
+    MPT__PAIRS_BASE(lines_of)(MPT__TILE_GIVES, MPT__PAIRS_DIRECT, true, mpt__pairs_step);
+}
+static void mpt__pairs_lines_apart(MPT__TILE_TAKES) {
+    (columns > MPT__WIDTH ? mpt__pairs_lines_wide : mpt__pairs_lines_narrow)(MPT__TILE_GIVES);
+}
 #ifdef MPTRAIN_NO_CONV
-#define MPT__PAIRS_CONV(FN, V, W, R) MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)
-#define mpt__pairs_lines mpt__pairs_gemm_lines
+#define mpt__pairs_lines mpt__pairs_lines_apart
 #else
 /* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
    apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
-#define MPT__PAIRS_TAP(V, A, P, Q, R) \
+#define MPT__PAIRS_TAP(A, P, Q, R) \
     { \
-        const V##_f s = V##_word(&MPT__LINES_A##A); \
-        P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
+        const v_f s = v_word(&MPT__LINES_A##A); \
+        P = v_pairs(P, s, b0), Q = v_pairs(Q, s, b1), R = v_pairs(R, s, b2); \
     }
-#define MPT__PAIRS_TAPS(X, V) \
-    X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1) \
-    X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
-#define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
-#define MPT__PAIRS_TAPS_8(X, V) \
-    MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5) \
-    X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
-#define MPT__PAIRS_CONV(FN, V, W, R) \
-    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES) \
-    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                            float *c, int64_t ldc, int rows, int columns, int how) { \
-        const bool add = (how & MPT__GEMM_ADD) != 0; \
-        const int64_t o = a->outer, next = b->outer, b_step = b->inner; \
-        V##_f none = V##_zero(); \
-        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W); \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) { \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a); \
-            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o; \
-            for (int64_t p = 0; p < depth; p++, from += b_step) { \
-                const V##_f b0 = V##_load(from), b1 = V##_load(from + next); \
-                const V##_f b2 = V##_load(from + 2 * next); \
-                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V) \
-                a0++, a3++, a6++, a9++; \
-            } \
-            (void)a9; \
-        } \
-        MPT__ROWS_##R(MPT__LINES_STORE1, V, W); \
-    } \
-    static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                                 float *c, int64_t ldc, int rows, int columns, int how) { \
-        (b->outer > 1 ? mpt__pairs_taps \
-                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how); \
-    }
-#endif
+#define MPT__PAIRS_TAPS(X) \
+    X(0, x0, none, none) X(1, x1, x0, none) X(2, x2, x1, x0) X(3, x3, x2, x1) X(4, x4, x3, x2) \
+    X(5, x5, x4, x3)
 #ifdef MPTRAIN_EMULATE_AMX
-MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v8, 8, 6)
+#define MPT__PAIRS_ALL_TAPS(X) MPT__PAIRS_TAPS(X) X(6, none, x5, x4) X(7, none, none, x5)
 #else
-MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v16, 16, 8)
+#define MPT__PAIRS_ALL_TAPS(X) \
+    MPT__PAIRS_TAPS(X) X(6, x6, x5, x4) X(7, x7, x6, x5) X(8, none, x7, x6) X(9, none, none, x7)
 #endif
-#ifdef MPTRAIN_EMULATE_AMX
-MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
-    mpt__v8_store_as(to, x, 8, MPT_BF16);
-    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+#define MPT__PAIRS_TAPS_STORE(i) \
+    if (i < MPT__PAIRS_DIRECT && i < rows) { \
+        float *p = c + i * ldc; \
+        if (add) x##i = v_add(v_load_as(p, columns, MPT_F32), x##i); \
+        v_store_as(p, x##i, columns, MPT_F32); \
+    }
+#define MPT__PAIRS_ZERO(i) v_f x##i = v_zero();
+MPT__PAIRS_FN void mpt__pairs_taps(MPT__TILE_TAKES) {
+    const bool add = (how & MPT__GEMM_ADD) != 0;
+    const int64_t o = a->outer, next = b->outer, b_step = b->inner;
+    v_f none = v_zero();
+    MPT__ROWS_8(MPT__PAIRS_ZERO)
+    for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {
+        const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);
+        const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;
+        for (int64_t p = 0; p < depth; p++, from += b_step) {
+            const v_f b0 = v_load(from), b1 = v_load(from + next);
+            const v_f b2 = v_load(from + 2 * next);
+            MPT__PAIRS_ALL_TAPS(MPT__PAIRS_TAP)
+            a0++, a3++, a6++, a9++;
+        }
+        (void)a9;
+    }
+    MPT__ROWS_8(MPT__PAIRS_TAPS_STORE)
 }
-#else
-MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+static void mpt__pairs_lines(MPT__TILE_TAKES) {
+    (b->outer > 1 ? mpt__pairs_taps : mpt__pairs_lines_apart)(MPT__TILE_GIVES);
 }
 #endif
-MPT__PAIRS_TILES(4)
-MPT__PAIRS_TILES(8)
-MPT__PAIRS_TILES(14)
+#endif
 
-static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, int how) {
+static void mpt__pairs_tile(MPT__TILE_TAKES) {
     MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int whole = rows > 8 ? 14 : rows > 4 ? 8 : 4;
     const bool room = (how & (MPT__GEMM_ROOM | MPT__GEMM_HALF)) ||
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
+    float *to = room ? c : beside;
+    const int64_t ld = room ? ldc : (int64_t)MPT__PAIRS_WIDTH;
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
-                  : mpt__pairs4)(depth, a, b, room ? c : beside,
-                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH, how);
+                  : mpt__pairs4)(depth, a, b, to, ld, rows, columns, how);
     if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
+
+#ifndef MPTRAIN_NO_ATTENTION
+/* c = factor times the products of up to 8 rows of pairs, o floats apart, and a panel of them. */
+#define MPT__PAIRS_LINE(i) \
+    x##i = v_pairs(x##i, v_set(MPT__LINES_A##i), b0); \
+    y##i = v_pairs(y##i, v_set(MPT__LINES_A##i), b1);
+#define MPT__PAIRS_PUT(i) \
+    if (i < rows) { \
+        v_store_as(c + i * ldc, v_mul(x##i, times), columns, MPT_F32); \
+        v_store_as(c + i * ldc + MPT__WIDTH, v_mul(y##i, times), columns - MPT__WIDTH, MPT_F32); \
+    }
+MPT__PAIRS_FN void mpt__pairs_attend(int64_t depth, const float *a0, int64_t o, const float *b,
+                                     float *c, int64_t ldc, int64_t rows, int64_t columns,
+                                     float factor) {
+    const v_f times = v_set(factor);
+    const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;
+    MPT__ROWS_8(MPT__TILE_ZERO)
+    for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * MPT__WIDTH) {
+        const v_f b0 = v_load(b), b1 = v_load(b + MPT__WIDTH);
+        MPT__ROWS_8(MPT__PAIRS_LINE)
+    }
+    MPT__ROWS_8(MPT__PAIRS_PUT)
+}
+#endif
 
 /* ==== The level ==== */
 
@@ -13539,6 +11864,8 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__pairs_gemm_level : &MPT__PAIRS_BASE(level);
 }
 
+#undef MPT__V
+#undef MPT__WIDTH
 #endif
 /* ---------------------------------------------------------------------------------------------
  * cpu/level/amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
@@ -13880,8 +12207,7 @@ static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down
 }
 
 /* Where C has no room for it, a tile is summed beside C. */
-static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                             float *c, int64_t ldc, int rows, int columns, int how, int products) {
+static void mpt__amx_tile_of(MPT__TILE_TAKES, int products) {
     MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
     const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
     const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
@@ -13915,25 +12241,31 @@ enum { MPT__AMX_RATE = 4 };
 enum { MPT__AMX_RATE = 400 };
 #endif
 
-#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE) \
-    static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, int how) { \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS); \
-    } \
-    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
-                         int64_t count, int64_t k, int64_t depth) { \
-        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, \
-                                (PRODUCTS) > 1 ? 2 : 1); \
-    } \
-    static const mpt__gemm_level N##_gemm_level = { \
-        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL, \
-        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish, \
-        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false, 0};
-
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
-MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
-MPT__AMX_VARIANT(mpt__amx_split, 4, 832, MPT__AMX_RATE / 3)
-MPT__AMX_VARIANT(mpt__amx_fast, 3, 832, MPT__AMX_RATE / 3)
+
+/* N: products of the parts of two values, 1 where each has one, else 4, or 3 without lo lo. */
+#define MPT__AMX_TILE_OF(name, N) \
+    static void name(MPT__TILE_TAKES) { mpt__amx_tile_of(MPT__TILE_GIVES, N); }
+#define MPT__AMX_PACK_OF(name, PARTS) \
+    static bool name(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
+                     int64_t count, int64_t k, int64_t depth) { \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, PARTS); \
+    }
+MPT__AMX_TILE_OF(mpt__amx_tile, 1)
+MPT__AMX_TILE_OF(mpt__amx_split_tile, 4)
+MPT__AMX_TILE_OF(mpt__amx_fast_tile, 3)
+MPT__AMX_PACK_OF(mpt__amx_pack, 1)
+MPT__AMX_PACK_OF(mpt__amx_split_pack, 2)
+
+#define MPT__AMX_LEVEL(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
+    {32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
+     MPT__PAIRS_BASE(load), mpt__pairs_finish, mpt__amx_bracket, mpt__amx_choose, REFUSES, false, 0}
+static const mpt__gemm_level mpt__amx_gemm_level =
+    MPT__AMX_LEVEL(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
+static const mpt__gemm_level mpt__amx_split_gemm_level =
+    MPT__AMX_LEVEL(mpt__amx_split_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
+static const mpt__gemm_level mpt__amx_fast_gemm_level =
+    MPT__AMX_LEVEL(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 
 #ifndef MPTRAIN_EMULATE_AMX
 /* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
@@ -13950,8 +12282,10 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
-static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 8, 14, 8, 336, 32, mpt__pairs_finish, true);
+static const mpt__gemm_level mpt__amx_other_gemm_level = {
+    14, 32, 8, 4, 1, 384, 336, 32, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct,
+    MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8, mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot,
+    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__pairs_finish, NULL, NULL, false, true, 8};
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
@@ -14089,18 +12423,19 @@ MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *si
 /* ==== Tiles ==== */
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
-#define MPT__QUADS_ZERO(i, V, W) V##_f w##i = V##_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
-#define MPT__QUADS_STEP(i, V, W) \
-    { \
+#define MPT__QUADS_ZERO(i) mpt__v4_f w##i = mpt__v4_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
+#define MPT__QUADS_STEP(i) \
+    if (i < pairs) { \
         const uint16x8_t pair = vld1q_u16(of + 8 * i); \
         w##i = mpt__quads_sum(w##i, pair, b0); \
         x##i = mpt__quads_sum(x##i, pair, b1); \
         y##i = mpt__quads_sum(y##i, pair, b2); \
         z##i = mpt__quads_sum(z##i, pair, b3); \
     }
-#define MPT__QUADS_STORE(i, V, W) \
-    mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
-    mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
+#define MPT__QUADS_STORE(i) \
+    if (i < pairs) mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
+    if (i < pairs) mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
+#define MPT__QUADS_ROWS_6(X) X(0) X(1) X(2) X(3) X(4) X(5)
 
 MPT__QUADS_OP mpt__v4_f mpt__quads_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
@@ -14116,27 +12451,30 @@ MPT__QUADS_OP void mpt__quads_store(float *to, int64_t ld, bool add, mpt__v4_f l
     vst1q_f32(to + ld, lower);
 }
 
-/* A whole tile of 2 PAIRS rows. */
-#define MPT__QUADS_TILE(PAIRS) \
-    MPT__QUADS_FN void mpt__quads##PAIRS(int64_t depth, const char *a, const char *b, float *to, \
-                                         int64_t ld, bool add) { \
-        const uint16_t *of = (const uint16_t *)(const void *)a; \
-        const uint16_t *from = (const uint16_t *)(const void *)b; \
-        MPT__ROWS_##PAIRS(MPT__QUADS_ZERO, mpt__v4, 4); \
-        for (; depth > 0; depth -= 4) { \
-            const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8); \
-            const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24); \
-            MPT__ROWS_##PAIRS(MPT__QUADS_STEP, mpt__v4, 4); \
-            of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS; \
-        } \
-        MPT__ROWS_##PAIRS(MPT__QUADS_STORE, mpt__v4, 4) \
+/* A whole tile of 2 `pairs` rows. */
+MPT__QUADS_OP void mpt__quads_of(int64_t depth, const char *a, const char *b, float *to, int64_t ld,
+                                 bool add, int pairs) {
+    const uint16_t *of = (const uint16_t *)(const void *)a;
+    const uint16_t *from = (const uint16_t *)(const void *)b;
+    MPT__QUADS_ROWS_6(MPT__QUADS_ZERO)
+    for (; depth > 0; depth -= 4) {
+        const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8);
+        const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24);
+        MPT__QUADS_ROWS_6(MPT__QUADS_STEP)
+        of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS;
     }
-MPT__QUADS_TILE(2)
-MPT__QUADS_TILE(4)
-MPT__QUADS_TILE(6)
+    MPT__QUADS_ROWS_6(MPT__QUADS_STORE)
+}
+#define MPT__QUADS_TILE(name, pairs) \
+    MPT__QUADS_FN void name(int64_t depth, const char *a, const char *b, float *to, int64_t ld, \
+                            bool add) { \
+        mpt__quads_of(depth, a, b, to, ld, add, pairs); \
+    }
+MPT__QUADS_TILE(mpt__quads2, 2)
+MPT__QUADS_TILE(mpt__quads4, 4)
+MPT__QUADS_TILE(mpt__quads6, 6)
 
-static void mpt__quads_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, int how) {
+static void mpt__quads_tile(MPT__TILE_TAKES) {
     MPT__ALIGN(64) float beside[MPT__QUADS_ROWS * MPT__QUADS_COLUMNS];
     const int whole = rows > 8 ? 12 : rows > 4 ? 8 : 4;
     const bool add = (how & MPT__GEMM_ADD) != 0;
@@ -14156,9 +12494,15 @@ MPT__QUADS_OP void mpt__quads_store_as(void *p, mpt__v4_f v, int64_t n, int dtyp
     (void)dtype;
     if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
 }
-MPT__STORE_BOTH(MPT__QUADS_OP, mpt__quads_store_both, mpt__v4, 4, mpt__quads_store_as)
-MPT__GEMM_FINISH(MPT__QUADS_FN, mpt__quads_finish_half, mpt__v4, 4, mpt__quads_store_as,
-                 mpt__quads_store_both, MPT_BF16)
+MPT__QUADS_OP void mpt__quads_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtype) {
+    mpt__quads_store_as(p, a, 4, dtype);
+    mpt__quads_store_as((char *)p + 8, b, 4, dtype);
+}
+MPT__QUADS_FN void mpt__quads_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+                                          int64_t i, int64_t j, int64_t rows, int64_t columns) {
+    mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__quads_store_as,
+                             mpt__quads_store_both);
+}
 static void mpt__quads_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__quads_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
@@ -14178,6 +12522,114 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
                                         : g->b_image != NULL && g->m < 32;
     return halves && !few ? &mpt__quads_gemm_level : &mpt__neon_gemm_level;
 }
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/vocabulary_end.h: behind the last level the words of cpu/vocabulary.h are no names any more.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_VOCABULARY_END_INCLUDED
+#define MPT__CPU_VOCABULARY_END_INCLUDED
+
+#undef v_f
+#undef v_i
+#undef v_m
+#undef v_d
+#undef v_u
+#undef v_zero
+#undef v_set
+#undef v_load
+#undef v_store
+#undef v_load_full
+#undef v_load_as
+#undef v_load_first
+#undef v_store_as
+#undef v_stream
+#undef v_fence
+#undef v_first
+#undef v_words_from
+#undef v_load_quads
+#undef v_transpose4
+#undef v_load_two
+#undef v_load_apart
+#undef v_store_two
+#undef v_in_order
+#undef v_store_both
+#undef v_load_rest
+#undef v_stream_as
+#undef v_add
+#undef v_sub
+#undef v_mul
+#undef v_div
+#undef v_fma
+#undef v_sqrt
+#undef v_larger
+#undef v_smaller
+#undef v_select
+#undef v_greater
+#undef v_equal
+#undef v_is_nan
+#undef v_round
+#undef v_peak
+#undef v_total
+#undef v_store_sums
+#undef v_negate
+#undef v_abs
+#undef v_is_inf
+#undef v_bits
+#undef v_float
+#undef v_words
+#undef v_convert
+#undef v_iset
+#undef v_iadd
+#undef v_isub
+#undef v_iand
+#undef v_ior
+#undef v_igt
+#undef v_shl23
+#undef v_sar1
+#undef v_sar23
+#undef v_uset
+#undef v_ucount
+#undef v_umul
+#undef v_uhigh
+#undef v_uxor
+#undef v_ustore
+#undef v_no_doubles
+#undef v_add_doubles
+#undef v_add_squares
+#undef v_scale
+#undef v_polynomial
+#undef v_exp
+#undef v_log
+#undef v_sigmoid
+#undef v_tanh
+#undef v_erf
+#undef v_relu
+#undef v_max_nan
+#undef v_at_least
+#undef v_gate
+#undef v_gelu_inner
+#undef v_gelu
+#undef v_gelu_tanh
+#undef v_gelu_slope
+#undef v_gelu_tanh_slope
+#undef v_silu_slope
+#undef v_log1p
+#undef v_expm1
+#undef v_sign
+#undef v_sin
+#undef v_cos
+#undef v_pow
+#undef v_softplus
+#undef v_pow_slope
+#undef v_pow_exponent
+#undef v_gemm_quads
+#undef v_gemm_octs
+#undef v_put_tile
+#undef v_activate
+#undef v_pairs
+#undef v_word
+#undef v_store_pair
 
 #endif
 /* ---------------------------------------------------------------------------------------------
@@ -18118,35 +16570,6 @@ static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int oper
     return rows;
 }
 
-#ifdef MPT__HAS_PAIRS
-
-/* 8 rows by 2 W columns, from rows of pairs, o floats apart, and a panel of them. */
-#define MPT__ATTENTION_PUT(i, V, W) \
-    if (i < rows) { \
-        V##_store_as(c + i * ldc, V##_mul(x##i, times), columns, MPT_F32); \
-        V##_store_as(c + i * ldc + W, V##_mul(y##i, times), columns - W, MPT_F32); \
-    }
-#define MPT__ATTENTION_TILE(V, W) \
-    MPT__PAIRS_FN void mpt__attention_pairs( \
-        int64_t depth, const float *a0, int64_t o, const float *b, float *c, \
-        int64_t ldc, int64_t rows, int64_t columns, float factor) { \
-        const V##_f times = V##_set(factor); \
-        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o; \
-        MPT__ROWS_8(MPT__TILE_ZERO2, V, W); \
-        for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * W) { \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
-            MPT__ROWS_8(MPT__PAIRS_LINES2, V, W); \
-        } \
-        MPT__ROWS_8(MPT__ATTENTION_PUT, V, W); \
-    }
-#ifdef MPTRAIN_EMULATE_AMX
-MPT__ATTENTION_TILE(mpt__v8, 8)
-#else
-MPT__ATTENTION_TILE(mpt__v16, 16)
-#endif
-
-#endif
-
 /* The own block of an operand into turned[i]; the first one, or its products, are scaled. */
 static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i) {
     const mpt__attention *w = t->w;
@@ -18276,7 +16699,7 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
     for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
-            mpt__attention_pairs(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
+            mpt__pairs_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
                                  own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
                                  i == 0 ? (float)w->scale : 1.0f);
     }
@@ -19439,6 +17862,7 @@ struct mpt_context {
     mpt__base base; /* first: rooms below know only this */
     mpt_config config;
     mpt__backend backend;
+    const mpt__convert_table *convert; /* the fastest of this CPU that the context may use */
     mpt__pool *pool; /* of a CPU backend; NULL where the host has no threads of its own */
 
     void **data; /* by storage id */
@@ -28822,7 +27246,7 @@ static MPT__INLINE float mpt__normalised(const mpt__delivery *delivery, float va
 static void mpt__delivery_begin(mpt_context *context, mpt__delivery *delivery,
                                 const mpt__dataset *dataset, mpt_dtype to) {
     memset(delivery, 0, sizeof *delivery);
-    delivery->convert = mpt__convert_table_for(context->config.isa);
+    delivery->convert = context->convert;
     delivery->from = dataset->dtype;
     delivery->to = to;
     delivery->normalised = dataset->normalised;
@@ -41628,7 +40052,7 @@ static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weights
     copy->entry = entry;
     copy->path = weight->path;
     copy->tensor = weight->tensor;
-    copy->convert = mpt__convert_table_for(a->context->config.isa);
+    copy->convert = a->context->convert;
     copy->from = entry->dtype;
     copy->to = weight->tensor->dtype;
     copy->shape = mpt__archive_shape(a, entry);
@@ -43290,6 +41714,7 @@ static bool mpt__backend_create(mpt_context *context) {
     const mpt_config *config = &context->config;
     mpt_device device = config->device;
     char why[160] = "it was built without MPTRAIN_CUDA";
+    context->convert = &mpt__convert_portable;
 #if defined(MPTRAIN_CUDA)
     if (device != MPT_DEVICE_CPU) {
         const int count = mpt__cuda_device_count(why, sizeof why);
@@ -43325,7 +41750,9 @@ static bool mpt__backend_create(mpt_context *context) {
     if (mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
                                 &context->backend, &context->config.isa) != MPT_OK)
         return false;
-    context->pool = ((mpt__cpu *)context->backend.self)->pool;
+    const mpt__cpu *cpu = (const mpt__cpu *)context->backend.self;
+    context->pool = cpu->pool;
+    if (cpu->words != NULL) context->convert = cpu->words->convert;
     return true;
 }
 
@@ -43693,4 +42120,1830 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 */
 
 #endif
+#endif
+#else
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/level.c: all that is made for an instruction set: what a level includes behind its
+ * words (cpu/vocabulary.h). Besides those the level says:
+ *
+ *   MPT__BELOW(name)   kernels of the level below, which do what is too narrow for vectors
+ *   MPT__SLOWNESS      nanoseconds of what takes the reference level one
+ *   MPT__STREAM, MPT__GATE, MPT__U8_TO_HALF   functions of its own, or of another level; or NULL
+ *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
+ *   and those of cpu/template/gemm.c
+ *
+ * With a width of one, that of a single float: the functions of cpu/template/math.c alone. With a
+ * width of zero, that of the reference (cpu/level/one.c): the words of waist/functions.inl alone.
+ * ------------------------------------------------------------------------------------------- */
+#if defined(MPT__V) && MPT__WIDTH > 0
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/math.c: exp, log, sigmoid, tanh and erf of floats.
+ *
+ * They are made of + - * / and integer operations in a fixed order, so every compiler and CPU gives
+ * the same bits for any number of lanes (NaN: as a class) as long as denormals are treated alike;
+ * nothing may be contracted to FMA. Their polynomials were fitted for the least maximal relative
+ * error, coefficients rounded to float one by one.
+ *
+ *   exp       any x; overflow gives infinity, results round to denormals as they should
+ *   log       natural; -infinity for zeros, NaN below
+ *   sigmoid   1 / (1 + exp(-x)), without loss on either side
+ *   tanh erf  odd; +-1 for large |x|; the sign of zero stays
+ *
+ * Measured, in ulp: log 0.80, exp 0.99, erf 1.29, tanh 1.33, sigmoid 2.41.
+ * ------------------------------------------------------------------------------------------- */
+#ifdef MPT__V
+
+#ifndef MPT__OWN_SCALE
+/* y 2^k, with k in the low bits of t = k + MPT__ROUND_MAGIC: in two factors, since k alone may lie
+   outside the exponents of a float. */
+MPT__FN MPT__INLINE v_f v_scale(v_f y, v_f t) {
+    v_i k = v_isub(v_bits(t), v_iset(MPT__ROUND_MAGIC_BITS));
+    v_i half = v_sar1(k);
+    v_f factor1 = v_float(v_shl23(v_iadd(half, v_iset(127))));
+    v_f factor2 = v_float(v_shl23(v_iadd(v_isub(k, half), v_iset(127))));
+    return v_mul(v_mul(y, factor1), factor2);
+}
+
+#endif
+
+/* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */
+#define MPT__HORNER(i) \
+    if ((i) < n - 1) sum = v_add(v_mul(sum, x), v_set(c[i]))
+MPT__FN MPT__INLINE v_f v_polynomial(v_f x, const float *c, int n) {
+    v_f sum = v_set(c[n - 1]);
+    MPT__HORNER(7);
+    MPT__HORNER(6);
+    MPT__HORNER(5);
+    MPT__HORNER(4);
+    MPT__HORNER(3);
+    MPT__HORNER(2);
+    MPT__HORNER(1);
+    MPT__HORNER(0);
+    return sum;
+}
+
+MPT__FN MPT__INLINE v_f v_exp(v_f x) {
+    /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */
+    v_f in = v_smaller(v_set(89.0f), v_larger(v_set(-104.0f), x));
+    v_f t = v_add(v_mul(in, v_set(MPT__LOG2_E_F)), v_set(MPT__ROUND_MAGIC));
+    v_f n = v_sub(t, v_set(MPT__ROUND_MAGIC));
+    v_f high = v_sub(in, v_mul(n, v_set(MPT__LN2_HIGH_F)));
+    v_f r = v_sub(high, v_mul(n, v_set(MPT__LN2_LOW_F)));
+    v_f p = v_polynomial(r, mpt__exp_coefficients, 5);
+    v_f y = v_add(v_add(v_mul(v_mul(p, r), r), r), v_set(1.0f));
+    return v_scale(y, t);
+}
+
+MPT__FN MPT__INLINE v_f v_log(v_f x) {
+    v_i bits = v_bits(x);
+    v_m denormal = v_igt(v_iset(0x00800000), bits);
+    v_f scaled = v_select(denormal, v_mul(x, v_set(33554432.0f)), x);
+    v_f shift = v_select(denormal, v_set(-25.0f), v_set(0.0f));
+    /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */
+    v_i k = v_sar23(v_isub(v_bits(scaled), v_iset(MPT__SQRT_HALF_BITS)));
+    v_f e = v_add(v_convert(k), shift);
+    v_f f = v_sub(v_float(v_isub(v_bits(scaled), v_shl23(k))), v_set(1.0f));
+    v_f square = v_mul(f, f);
+    v_f y = v_mul(v_mul(v_polynomial(f, mpt__log_coefficients, 9), f), square);
+    y = v_add(y, v_mul(e, v_set(MPT__LN2_LOW_F)));
+    y = v_sub(y, v_mul(square, v_set(0.5f)));
+    y = v_add(v_add(y, f), v_mul(e, v_set(MPT__LN2_HIGH_F)));
+    /* Infinity and NaN; then what is not above zero; then the zeros among that. */
+    y = v_select(v_igt(bits, v_iset(0x7f7fffff)), v_add(x, x), y);
+    y = v_select(v_igt(v_iset(1), bits), v_float(v_iset(0x7fc00000)), y);
+    return v_select(v_igt(v_iset(1), v_iand(bits, v_iset(0x7fffffff))),
+                    v_float(v_iset(-0x00800000)), y);
+}
+
+MPT__FN MPT__INLINE v_f v_sigmoid(v_f x) {
+    v_f e = v_exp(v_float(v_ior(v_bits(x), v_iset(MPT__SIGN_BIT))));
+    v_m negative = v_igt(v_iset(0), v_bits(x));
+    v_f above = v_select(negative, e, v_set(1.0f));
+    return v_div(above, v_add(e, v_set(1.0f)));
+}
+
+MPT__FN MPT__INLINE v_f v_tanh(v_f x) {
+    v_i sign = v_iand(v_bits(x), v_iset(MPT__SIGN_BIT));
+    v_f a = v_float(v_iand(v_bits(x), v_iset(0x7fffffff)));
+    v_f square = v_mul(a, a);
+    v_f p = v_polynomial(square, mpt__tanh_coefficients, 6);
+    v_f lesser = v_add(a, v_mul(v_mul(square, a), p));
+    v_f e = v_add(v_exp(v_add(a, a)), v_set(1.0f));
+    v_f large = v_sub(v_set(1.0f), v_div(v_set(2.0f), e));
+    v_m is_large = v_igt(v_bits(a), v_iset(MPT__TANH_SWITCH_BITS));
+    return v_float(v_ior(v_bits(v_select(is_large, large, lesser)), sign));
+}
+
+MPT__FN MPT__INLINE v_f v_erf(v_f x) {
+    v_i sign = v_iand(v_bits(x), v_iset(MPT__SIGN_BIT));
+    v_f a = v_float(v_iand(v_bits(x), v_iset(0x7fffffff)));
+    v_f p = v_polynomial(v_mul(a, a), mpt__erf_small_coefficients, 7);
+    v_f lesser = v_add(a, v_mul(a, p));
+    v_f in = v_smaller(v_set(4.0f), a);
+    v_f q = v_polynomial(in, mpt__erf_large_coefficients, 7);
+    v_f large = v_sub(v_set(1.0f), v_exp(q));
+    v_m is_large = v_igt(v_bits(a), v_iset(MPT__ERF_SWITCH_BITS));
+    return v_float(v_ior(v_bits(v_select(is_large, large, lesser)), sign));
+}
+
+#endif
+#endif
+#if defined(MPT__V) && MPT__WIDTH != 1
+/* ---------------------------------------------------------------------------------------------
+ * waist/functions.inl: words that are made of others, the same for every backend and width.
+ * ------------------------------------------------------------------------------------------- */
+#ifdef MPT__V
+
+/* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0. */
+MPT__OP v_f v_relu(v_f a) { return v_add(v_larger(v_zero(), a), v_zero()); }
+/* d where y is not <= 0: the slope of relu by its output. */
+MPT__OP v_f v_gate(v_f y, v_f d) {
+    v_f kept = v_select(v_is_nan(y), d, v_zero());
+    return v_select(v_greater(y, v_zero()), d, kept);
+}
+MPT__OP v_f v_max_nan(v_f a, v_f b) { return v_select(v_is_nan(a), a, v_larger(a, b)); }
+/* a >= b ? 1 : 0 */
+MPT__OP v_f v_at_least(v_f a, v_f b) {
+    v_f one = v_set(1);
+    return v_select(v_greater(a, b), one, v_select(v_equal(a, b), one, v_zero()));
+}
+MPT__OP v_f v_gelu_inner(v_f a) {
+    v_f cube = v_mul(v_mul(v_mul(v_set(MPT__GELU_CUBE), a), a), a);
+    return v_mul(v_set(MPT__SQRT_2_BY_PI), v_add(a, cube));
+}
+MPT__OP v_f v_gelu(v_f a) {
+    v_f erf = v_erf(v_mul(a, v_set(MPT__SQRT_HALF)));
+    return v_mul(v_mul(v_set(0.5f), a), v_add(v_set(1), erf));
+}
+MPT__OP v_f v_gelu_tanh(v_f a) {
+    v_f t = v_tanh(v_gelu_inner(a));
+    return v_mul(v_mul(v_set(0.5f), a), v_add(v_set(1), t));
+}
+MPT__OP v_f v_gelu_slope(v_f a) {
+    v_f erf = v_erf(v_mul(a, v_set(MPT__SQRT_HALF)));
+    v_f below = v_mul(v_set(0.5f), v_add(v_set(1), erf));
+    v_f e = v_exp(v_mul(v_mul(v_set(-0.5f), a), a));
+    return v_add(below, v_mul(v_mul(a, v_set(MPT__NORMAL_PEAK)), e));
+}
+/* Where tanh is 1 nothing is left for the second factor, which may be infinite there. */
+MPT__OP v_f v_gelu_tanh_slope(v_f a) {
+    v_f t = v_tanh(v_gelu_inner(a)), one = v_set(1);
+    v_f rest = v_sub(one, v_mul(t, t));
+    v_f slope = v_mul(v_set(0.5f), v_add(one, t));
+    v_f factor = v_mul(v_mul(v_set(3 * MPT__GELU_CUBE), a), a);
+    v_f more = v_mul(v_mul(v_set(0.5f), a), rest);
+    more = v_mul(v_mul(more, v_set(MPT__SQRT_2_BY_PI)), v_add(one, factor));
+    return v_select(v_equal(rest, v_zero()), slope, v_add(slope, more));
+}
+MPT__OP v_f v_silu_slope(v_f a) {
+    v_f s = v_sigmoid(a), one = v_set(1);
+    return v_mul(s, v_add(one, v_mul(a, v_sub(one, s))));
+}
+
+#endif
+#endif
+
+#if defined(MPT__V) && MPT__WIDTH > 1
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/convert.c: bulk conversions of a level, and bulk tests for inf and NaN.
+ *
+ * They give the bits of the scalar functions in ground/dtype.c for every input, with flush-to-zero
+ * and denormals-are-zero on or off: bf16 and the tests use integers only; the fp16 instructions
+ * ignore FTZ, and DAZ only turns fp32 denormals into zeros, which fp16 would make of them anyway.
+ * (AVX512_BF16's own conversion always flushes denormals, so it is not used.)
+ * ------------------------------------------------------------------------------------------- */
+#ifdef MPT__V
+
+MPT__OP void MPT__LEVEL(to_f32)(const uint16_t *from, float *to, size_t n, int dtype) {
+    int64_t left = (int64_t)n;
+    for (; left >= MPT__WIDTH; left -= MPT__WIDTH, from += MPT__WIDTH, to += MPT__WIDTH)
+        v_store(to, v_load_full(from, dtype));
+    if (left > 0) v_store_as(to, v_load_as(from, left, dtype), left, MPT_F32);
+}
+MPT__FN void MPT__LEVEL(f16_to_f32)(const uint16_t *from, float *to, size_t n) {
+    MPT__LEVEL(to_f32)(from, to, n, MPT_F16);
+}
+MPT__FN void MPT__LEVEL(bf16_to_f32)(const uint16_t *from, float *to, size_t n) {
+    MPT__LEVEL(to_f32)(from, to, n, MPT_BF16);
+}
+
+MPT__FN void MPT__LEVEL(f32_to_f16)(const float *from, uint16_t *to, size_t n) {
+    int64_t left = (int64_t)n;
+    for (; left > 0; left -= MPT__WIDTH, from += MPT__WIDTH, to += MPT__WIDTH)
+        v_store_as(to, v_load_as(from, left, MPT_F32), left, MPT_F16);
+}
+MPT__FN void MPT__LEVEL(f32_to_bf16)(const float *from, uint16_t *to, size_t n) {
+    int64_t left = (int64_t)n;
+    for (; left >= 2 * MPT__WIDTH; left -= 2 * MPT__WIDTH, from += 2 * MPT__WIDTH) {
+        v_store_both(to, v_load(from), v_load(from + MPT__WIDTH), MPT_BF16);
+        to += 2 * MPT__WIDTH;
+    }
+    for (; left > 0; left -= MPT__WIDTH, from += MPT__WIDTH, to += MPT__WIDTH)
+        v_store_as(to, v_load_as(from, left, MPT_F32), left, MPT_BF16);
+}
+
+/* An exponent of all ones and `one` in its lowest bit give a carry to the sign, in each half of a
+   word for 16-bit formats. Four runs are read side by side: one core gets more out of memory from
+   several pages at once. */
+#define MPT__FINITE_OF(p) v_iadd(v_iand(v_words(p), mask), carry)
+#define MPT__FINITE_FOUR(p, run) \
+    v_ior(v_ior(MPT__FINITE_OF(p), MPT__FINITE_OF(p + run)), \
+          v_ior(MPT__FINITE_OF(p + 2 * run), MPT__FINITE_OF(p + 3 * run)))
+MPT__FN bool MPT__LEVEL(finite)(const void *values, size_t bytes, int32_t exponent, int32_t one) {
+    const v_i mask = v_iset(exponent), carry = v_iset(one);
+    const size_t step = 4 * MPT__WIDTH;
+    const char *at = (const char *)values;
+    v_i sum = v_iset(0);
+    uint32_t words[4 * MPT__WIDTH] = {0}, all = 0;
+    const size_t run = bytes / sizeof words * step, rest = bytes - 4 * run;
+    for (size_t i = 0; i < run; i += step, at += step) sum = v_ior(sum, MPT__FINITE_FOUR(at, run));
+    if (rest > 0) memcpy(words, at + 3 * run, rest);
+    sum = v_ior(sum, MPT__FINITE_FOUR((const char *)words, step));
+    memcpy(words, &sum, sizeof sum);
+    for (int i = 0; i < MPT__WIDTH; i++) all |= words[i];
+    return (all & 0x80008000u) == 0;
+}
+static bool MPT__LEVEL(finite_f32)(const float *values, size_t n) {
+    return MPT__LEVEL(finite)(values, 4 * n, 0x7f800000, 0x00800000);
+}
+static bool MPT__LEVEL(finite_f16)(const uint16_t *values, size_t n) {
+    return MPT__LEVEL(finite)(values, 2 * n, 0x7c007c00, 0x04000400);
+}
+static bool MPT__LEVEL(finite_bf16)(const uint16_t *values, size_t n) {
+    return MPT__LEVEL(finite)(values, 2 * n, 0x7f807f80, 0x00800080);
+}
+
+static const mpt__convert_table MPT__LEVEL(convert) = {
+    MPT__LEVEL(f16_to_f32),  MPT__LEVEL(bf16_to_f32), MPT__LEVEL(f32_to_f16),
+    MPT__LEVEL(f32_to_bf16), MPT__LEVEL(finite_f32),  MPT__LEVEL(finite_f16),
+    MPT__LEVEL(finite_bf16), MPT__U8_TO_HALF};
+
+#endif
+
+/* X(k) for the vectors that make MPT__SUM_LANES and MPT__NORM_LANES, and how they fold in
+   halves. */
+#if MPT__WIDTH == 16
+#define MPT__VECTORS(X) X(0)
+#define MPT__FOLD s0
+#define MPT__NORM_VECTORS(X) X(0) X(1)
+#define MPT__NORM_FOLD(s) v_total(v_add(s##0, s##1))
+#elif MPT__WIDTH == 8
+#define MPT__VECTORS(X) X(0) X(1)
+#define MPT__FOLD v_add(s0, s1)
+#define MPT__NORM_VECTORS(X) X(0) X(1) X(2) X(3)
+#define MPT__NORM_FOLD(s) v_total(v_add(v_add(s##0, s##2), v_add(s##1, s##3)))
+#else
+#define MPT__VECTORS(X) X(0) X(1) X(2) X(3)
+#define MPT__FOLD v_add(v_add(s0, s2), v_add(s1, s3))
+#define MPT__NORM_VECTORS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define MPT__NORM_FOLD(s) \
+    v_total(v_add(v_add(v_add(s##0, s##4), v_add(s##2, s##6)), \
+                  v_add(v_add(s##1, s##5), v_add(s##3, s##7))))
+#endif
+#define MPT__FOUR(X) X(0) X(1) X(2) X(3)
+
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/rows.c: the words of a vector level (mpt__words, cpu/elementwise.c).
+ *
+ * Every word does the operations of its reference in the same order, and sums have the same tree:
+ * the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals to
+ * zero, as moments that fade away would make them slow (cpu/template/update.c).
+ * ------------------------------------------------------------------------------------------- */
+#ifdef MPT__V
+
+/* ==== Functions of one and of two ==== */
+
+/* out[i] = value(a, b, c, d) of a, from x, and b, from y. */
+MPT__OP void MPT__LEVEL(each)(float *out, const float *x, int64_t n, float c, float d,
+                              v_f value(v_f, float, float)) {
+    int64_t i = 0;
+    for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) v_store(out + i, value(v_load(x + i), c, d));
+    if (i < n) {
+        v_f a = v_load_as(x + i, n - i, MPT_F32);
+        v_store_as(out + i, value(a, c, d), n - i, MPT_F32);
+    }
+}
+MPT__OP void MPT__LEVEL(each_two)(float *out, const float *x, const float *y, int64_t n, float c,
+                                  float d, v_f value(v_f, v_f, float, float)) {
+    int64_t i = 0;
+    for (; i + MPT__WIDTH <= n; i += MPT__WIDTH)
+        v_store(out + i, value(v_load(x + i), v_load(y + i), c, d));
+    if (i < n) {
+        v_f a = v_load_as(x + i, n - i, MPT_F32), b = v_load_as(y + i, n - i, MPT_F32);
+        v_store_as(out + i, value(a, b, c, d), n - i, MPT_F32);
+    }
+}
+#define MPT__UNARY_OF(id, ns, value) \
+    MPT__OP v_f MPT__LEVEL(value_##id)(v_f a, float c, float d) { \
+        return (void)c, (void)d, value; \
+    } \
+    MPT__FN void MPT__LEVEL(unary_##id)(float *out, const float *x, int64_t n, float c, float d) { \
+        MPT__LEVEL(each)(out, x, n, c, d, MPT__LEVEL(value_##id)); \
+    }
+#define MPT__BINARY_OF(id, ns, value) \
+    MPT__OP v_f MPT__LEVEL(value_##id)(v_f a, v_f b, float c, float d) { \
+        return (void)c, (void)d, value; \
+    } \
+    MPT__FN void MPT__LEVEL(binary_##id)(float *out, const float *x, const float *y, int64_t n, \
+                                         float c, float d) { \
+        MPT__LEVEL(each_two)(out, x, y, n, c, d, MPT__LEVEL(value_##id)); \
+    }
+#define MPT__NOT_HERE(id, ns, value)
+MPT__UNARY_FUNCTIONS(MPT__UNARY_OF, MPT__NOT_HERE)
+MPT__UNARY_OF(SPLAT, 1, ((void)a, v_set(c)))
+MPT__BINARY_FUNCTIONS(MPT__BINARY_OF, MPT__NOT_HERE)
+
+/* ==== Lanes and sums ==== */
+
+MPT__FN float MPT__LEVEL(peak)(const float *x, int64_t n, float start) {
+    if (n < MPT__WIDTH) return mpt__ref_peak(x, n, start);
+    v_f top = v_set(start);
+    for (int64_t i = 0; i + MPT__WIDTH <= n; i += MPT__WIDTH) top = v_larger(v_load(x + i), top);
+    return v_peak(v_larger(v_load(x + n - MPT__WIDTH), top));
+}
+
+#define MPT__LANES_LOAD(k) v_f s##k = v_load(lane + k * MPT__WIDTH);
+#define MPT__LANES_ADD(k) s##k = v_add(s##k, v_load(x + k * MPT__WIDTH));
+#define MPT__LANES_MAX(k) s##k = v_max_nan(s##k, v_load(x + k * MPT__WIDTH));
+#define MPT__LANES_STORE(k) v_store(lane + k * MPT__WIDTH, s##k);
+MPT__FN void MPT__LEVEL(add_lanes)(float *lane, int64_t first, const float *x, int64_t n) {
+    const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
+    mpt__ref_add_lanes(lane, first, x, head);
+    MPT__VECTORS(MPT__LANES_LOAD);
+    for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {
+        MPT__VECTORS(MPT__LANES_ADD);
+        x += MPT__SUM_LANES;
+    }
+    MPT__VECTORS(MPT__LANES_STORE);
+    mpt__ref_add_lanes(lane, first + head, x, n);
+}
+
+MPT__FN void MPT__LEVEL(max_lanes)(float *lane, int64_t first, const float *x, int64_t n) {
+    const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
+    mpt__ref_max_lanes(lane, first, x, head);
+    MPT__VECTORS(MPT__LANES_LOAD);
+    for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {
+        MPT__VECTORS(MPT__LANES_MAX);
+        x += MPT__SUM_LANES;
+    }
+    MPT__VECTORS(MPT__LANES_STORE);
+    mpt__ref_max_lanes(lane, first + head, x, n);
+}
+
+/* ==== Softmax ==== */
+
+#define MPT__EXP_STEP(k) \
+    d = v_sub(v_load(x + k * MPT__WIDTH), shift); \
+    e = v_exp(d); \
+    v_store(out + k * MPT__WIDTH, differences ? d : e); \
+    s##k = v_add(s##k, e);
+/* What lies behind the n elements adds nothing to its lane. */
+#define MPT__EXP_REST(k) \
+    d = v_sub(v_load_as(x + k * MPT__WIDTH, n - k * MPT__WIDTH, MPT_F32), shift); \
+    e = v_exp(d); \
+    v_store_as(out + k * MPT__WIDTH, differences ? d : e, n - k * MPT__WIDTH, MPT_F32); \
+    v_store_as(rest + k * MPT__WIDTH, e, n - k * MPT__WIDTH, MPT_F32); \
+    s##k = v_add(s##k, v_load(rest + k * MPT__WIDTH));
+MPT__FN void MPT__LEVEL(add_exp)(float *lane, float *out, const float *x, int64_t n, float most,
+                                 bool differences) {
+    const v_f shift = v_set(most);
+    float rest[MPT__SUM_LANES] = {0};
+    v_f d, e;
+    MPT__VECTORS(MPT__LANES_LOAD);
+    for (; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {
+        MPT__VECTORS(MPT__EXP_STEP);
+        x += MPT__SUM_LANES, out += MPT__SUM_LANES;
+    }
+    if (n > 0) { MPT__VECTORS(MPT__EXP_REST); }
+    MPT__VECTORS(MPT__LANES_STORE);
+}
+
+MPT__FN void MPT__LEVEL(softmax)(float *out, const float *x, int64_t n, bool log) {
+    float lane[MPT__SUM_LANES] = {0};
+    const float most = MPT__LEVEL(peak)(x, n, -mpt__real_infinity()) + 0.0f;
+    MPT__LEVEL(add_exp)(lane, out, x, n, most, log);
+    MPT__VECTORS(MPT__LANES_LOAD);
+    float total = v_total(MPT__FOLD);
+    if (log) {
+        MPT__LEVEL(unary_LOG)(&total, &total, 1, 0, 0);
+        MPT__LEVEL(unary_ADD_SCALAR)(out, out, n, -total, 0);
+    } else {
+        MPT__LEVEL(unary_MUL_SCALAR)(out, out, n, 1 / total, 0);
+    }
+}
+
+/* y dy or dy; and y (dy - total) or dy - exp(y) total: of a, from y, and b, from dy. */
+#define MPT__SLOPE_ADDEND (log ? b : v_mul(b, a))
+#define MPT__SLOPE (log ? v_sub(b, v_mul(v_exp(a), total)) : v_mul(a, v_sub(b, total)))
+#define MPT__SLOPE_STEP(k) \
+    a = v_load(y + i + k * MPT__WIDTH), b = v_load(dy + i + k * MPT__WIDTH); \
+    s##k = v_add(s##k, MPT__SLOPE_ADDEND);
+#define MPT__SLOPE_REST(k) \
+    a = v_load_as(y + i + k * MPT__WIDTH, n - i - k * MPT__WIDTH, MPT_F32); \
+    b = v_load_as(dy + i + k * MPT__WIDTH, n - i - k * MPT__WIDTH, MPT_F32); \
+    s##k = v_add(s##k, MPT__SLOPE_ADDEND);
+#define MPT__SLOPE_START(k) v_f s##k = v_zero();
+MPT__FN void MPT__LEVEL(softmax_backward)(float *dx, const float *y, const float *dy, int64_t n,
+                                          bool log) {
+    v_f a, b;
+    int64_t i = 0;
+    MPT__VECTORS(MPT__SLOPE_START);
+    for (; i + MPT__SUM_LANES <= n; i += MPT__SUM_LANES) { MPT__VECTORS(MPT__SLOPE_STEP); }
+    if (i < n) { MPT__VECTORS(MPT__SLOPE_REST); }
+    const v_f total = v_set(v_total(MPT__FOLD));
+    for (i = 0; i + MPT__WIDTH <= n; i += MPT__WIDTH) {
+        a = v_load(y + i), b = v_load(dy + i);
+        v_store(dx + i, MPT__SLOPE);
+    }
+    if (i < n) {
+        a = v_load_as(y + i, n - i, MPT_F32), b = v_load_as(dy + i, n - i, MPT_F32);
+        v_store_as(dx + i, MPT__SLOPE, n - i, MPT_F32);
+    }
+}
+
+/* ==== Moves ==== */
+
+/* In blocks of MPT__WIDTH rows and 4 columns, the last ones of a side reaching back over what is
+   done; the level below takes what is narrower. The rows of one line of memory of `to` follow each
+   other, so that a store beyond the caches fills it. */
+MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int64_t from_step,
+                              int64_t rows, int64_t columns, void store(float *p, v_f v)) {
+    for (int64_t line = 0; line < rows; line += 16) {
+        for (int64_t c = 0; c < columns; c += 4) {
+            for (int64_t r = line; r < rows && r < line + 16; r += MPT__WIDTH) {
+                const int64_t i = mpt__ref_min(r, rows - MPT__WIDTH);
+                const int64_t j = mpt__ref_min(c, columns - 4);
+                const float *x = from + i * from_step + j;
+                float *at = to + j * to_step + i;
+                v_f r0 = v_load_quads(x, 4 * from_step);
+                v_f r1 = v_load_quads(x + from_step, 4 * from_step);
+                v_f r2 = v_load_quads(x + 2 * from_step, 4 * from_step);
+                v_f r3 = v_load_quads(x + 3 * from_step, 4 * from_step);
+                v_transpose4(&r0, &r1, &r2, &r3);
+                store(at, r0), store(at + to_step, r1);
+                store(at + 2 * to_step, r2), store(at + 3 * to_step, r3);
+            }
+        }
+    }
+}
+MPT__FN void MPT__LEVEL(transpose)(float *to, int64_t to_step, const float *from, int64_t from_step,
+                                   int64_t rows, int64_t columns, bool beyond_cache) {
+    if (rows < MPT__WIDTH || columns < 4) {
+        MPT__BELOW(transpose)(to, to_step, from, from_step, rows, columns, false);
+    } else if (beyond_cache) {
+        MPT__LEVEL(turn)(to, to_step, from, from_step, rows, columns, v_stream);
+        v_fence();
+    } else {
+        MPT__LEVEL(turn)(to, to_step, from, from_step, rows, columns, v_store);
+    }
+}
+
+#ifndef MPT__OWN_ROWS
+/* All is inlined: what a call stores for short rows would wait among the stores of these. */
+MPT__OP void MPT__LEVEL(line)(char *to, const char *from, int64_t bytes, bool adds) {
+    for (int64_t k = 0; k < bytes; k += 4 * MPT__WIDTH) {
+        const v_f v = v_load((const float *)(const void *)(from + k));
+        float *out = (float *)(void *)(to + k);
+        v_store(out, adds ? v_add(v_load(out), v) : v);
+    }
+}
+MPT__FN void MPT__LEVEL(rows)(const mpt__rows *r) {
+    if (r->adds)
+        mpt__rows_each(r, true, MPT__LEVEL(line));
+    else
+        mpt__rows_each(r, false, MPT__LEVEL(line));
+}
+
+#endif
+
+/* ==== Sums of products ==== */
+
+#ifndef MPTRAIN_NO_CONV
+/* Four i share what they load of w; those past the last one repeat it, for nobody. n >= MPT__WIDTH
+   is known where it is so. */
+#define MPT__PRODUCTS_LOAD(at) v_load_as(at, n, MPT_F32)
+MPT__OP void MPT__LEVEL(four_sums)(const mpt__product_sums *p, int64_t i, int64_t i1, int64_t i2,
+                                   int64_t i3, int64_t c, int64_t n) {
+    const int64_t x1 = i1 * p->x_step, x2 = i2 * p->x_step, x3 = i3 * p->x_step;
+    const float *start = p->start + i * p->start_step + c, *w = p->w + c;
+    float *out = p->out + i * p->out_step + c;
+    v_f s0 = MPT__PRODUCTS_LOAD(start);
+    v_f s1 = MPT__PRODUCTS_LOAD(start + i1 * p->start_step);
+    v_f s2 = MPT__PRODUCTS_LOAD(start + i2 * p->start_step);
+    v_f s3 = MPT__PRODUCTS_LOAD(start + i3 * p->start_step);
+    for (int64_t j = 0; j < p->depth; j++, w += p->w_step) {
+        const float *x = p->x[j] + i * p->x_step + c;
+        v_f b = MPT__PRODUCTS_LOAD(w);
+        s0 = v_fma(MPT__PRODUCTS_LOAD(x), b, s0);
+        s1 = v_fma(MPT__PRODUCTS_LOAD(x + x1), b, s1);
+        s2 = v_fma(MPT__PRODUCTS_LOAD(x + x2), b, s2);
+        s3 = v_fma(MPT__PRODUCTS_LOAD(x + x3), b, s3);
+    }
+    v_store_as(out, s0, n, MPT_F32);
+    if (i1 > 0) v_store_as(out + i1 * p->out_step, s1, n, MPT_F32);
+    if (i2 > i1) v_store_as(out + i2 * p->out_step, s2, n, MPT_F32);
+    if (i3 > i2) v_store_as(out + i3 * p->out_step, s3, n, MPT_F32);
+}
+MPT__FN void MPT__LEVEL(sum_products)(const mpt__product_sums *p) {
+    for (int64_t i = 0; i < p->count; i += 4) {
+        const int64_t last = p->count - i - 1, i1 = last > 0, i2 = last > 1 ? 2 : i1;
+        const int64_t i3 = last > 2 ? 3 : i2;
+        for (int64_t c = 0; c < p->n; c += MPT__WIDTH) {
+            if (p->n - c >= MPT__WIDTH)
+                MPT__LEVEL(four_sums)(p, i, i1, i2, i3, c, MPT__WIDTH);
+            else
+                MPT__LEVEL(four_sums)(p, i, i1, i2, i3, c, p->n - c);
+        }
+    }
+}
+#endif
+
+/* ==== Squares ==== */
+
+/* The square of a float is exact in double, so that fusing it with the sum changes nothing. */
+#define MPT__SQUARES_START(k) v_d s##k = v_no_doubles();
+#define MPT__SQUARES_ADD(k) s##k = v_add_squares(s##k, v_mul(v_load(x + i + k * MPT__WIDTH), by));
+#define MPT__SQUARES_END(k) v_add_doubles(lane + k * MPT__WIDTH, s##k);
+MPT__FN void MPT__LEVEL(add_squares)(double *lane, const float *x, int64_t n, float multiplier) {
+    const int64_t run = MPT__SQUARE_RUN(n), runs = MPT__SQUARE_RUNS * run;
+    const float *const rest = x + runs;
+    mpt__ref_add_run(lane, rest, n - runs, multiplier);
+    const v_f by = v_set(multiplier);
+    while (x < rest) {
+        x += run;
+        MPT__VECTORS(MPT__SQUARES_START)
+        for (int64_t i = -run; i != 0; i += MPT__SUM_LANES) {
+            if (MPT__WIDTH == 16) MPT__PREFETCH(x + run + i);
+            MPT__VECTORS(MPT__SQUARES_ADD)
+        }
+        MPT__VECTORS(MPT__SQUARES_END)
+    }
+}
+
+/* ==== Random numbers ==== */
+
+/* Philox 4x32-10 (ground/random.c) in 64-bit lanes of which the low words count: MPT__WIDTH / 2
+   blocks in each of two sets of counters, a and b. keys[2 r] and keys[2 r + 1] are those of round
+   r (mpt__philox_keys). */
+#define MPT__PHILOX_HALF(c, r) \
+    p = v_umul(c##0, m0), q = v_umul(c##2, m1); \
+    c##0 = v_uxor(v_uhigh(q), c##1, v_uset(keys[2 * r])), c##1 = q; \
+    c##2 = v_uxor(v_uhigh(p), c##3, v_uset(keys[2 * r + 1])), c##3 = p
+MPT__OP void MPT__LEVEL(philox)(const uint64_t *keys, uint64_t sequence, uint64_t block,
+                                uint32_t out[4 * MPT__WIDTH]) {
+    const v_u m0 = v_uset(MPT__PHILOX_M0), m1 = v_uset(MPT__PHILOX_M1);
+    v_u a0 = v_ucount(block), b0 = v_ucount(block + MPT__WIDTH / 2), p, q;
+    v_u a1 = v_uhigh(a0), b1 = v_uhigh(b0);
+    v_u a2 = v_uset(sequence), a3 = v_uset(sequence >> 32), b2 = a2, b3 = a3;
+    for (int r = 0; r < MPT__PHILOX_ROUNDS; r++) {
+        MPT__PHILOX_HALF(a, r);
+        MPT__PHILOX_HALF(b, r);
+    }
+    v_ustore(out, a0, a1, a2, a3);
+    v_ustore(out + 2 * MPT__WIDTH, b0, b1, b2, b3);
+}
+MPT__FN void MPT__LEVEL(random)(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
+    const uint64_t sequence = mpt__hash_u64(key.stream, key.call);
+    uint64_t keys[2 * MPT__PHILOX_ROUNDS];
+    mpt__philox_keys(key.seed, keys);
+    for (; n >= 4 * MPT__WIDTH; n -= 4 * MPT__WIDTH, first += 4 * MPT__WIDTH, out += 4 * MPT__WIDTH)
+        MPT__LEVEL(philox)(keys, sequence, first / 4, out);
+    mpt__random_bits(key, first, n, out);
+}
+MPT__FN void MPT__LEVEL(dropout)(float *out, const float *x, int64_t n, mpt__rng_key key,
+                                 uint64_t first, uint32_t threshold, float factor) {
+    const uint64_t sequence = mpt__hash_u64(key.stream, key.call);
+    const int64_t whole = n / (4 * MPT__WIDTH) * (4 * MPT__WIDTH);
+    uint64_t keys[2 * MPT__PHILOX_ROUNDS];
+    uint32_t words[4 * MPT__WIDTH];
+    mpt__ref_dropout_block(out + whole, x + whole, n - whole, key, first + (uint64_t)whole,
+                           threshold, factor);
+    mpt__philox_keys(key.seed, keys);
+    const v_f by = v_set(factor);
+    for (int64_t at = 0; at < whole; at += 4 * MPT__WIDTH) {
+        MPT__LEVEL(philox)(keys, sequence, (first + (uint64_t)at) / 4, words);
+        for (int k = 0; k < 4 * MPT__WIDTH; k += MPT__WIDTH) {
+            v_f v = v_mul(v_load(x + at + k), by);
+            v_m kept = v_words_from(words + k, threshold);
+            v_store(out + at + k, v_select(kept, v, v_zero()));
+        }
+    }
+}
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/norm.c: the rows of norms (mpt__norm_block), for floats and for halves of either
+ * type, which a branch tells apart. What is there or wanted beside x is decided where it is used: a
+ * loop for each case would not be faster, but large. X(k) are the vectors that make
+ * MPT__NORM_LANES.
+ * ------------------------------------------------------------------------------------------- */
+#if defined(MPT__V) && !(defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION))
+
+#define MPT__NORM_AHEAD 4096 /* bytes */
+#define MPT__NORM_SOON 2048  /* of rows that are read twice, which come sooner */
+
+MPT__OP void v_stream_as(void *p, v_f v, int dtype) {
+    if (dtype == MPT_F32)
+        v_stream((float *)p, v);
+    else
+        v_store_as(p, v, MPT__WIDTH, dtype);
+}
+
+/* Masks are cheap with the widest vectors alone: elsewhere what fills no vector is a call. */
+#if MPT__WIDTH == 16
+MPT__OP v_f v_load_rest(const void *p, int64_t n, int dtype) { return v_load_as(p, n, dtype); }
+#else
+MPT__FN MPT__NOINLINE v_f v_load_rest(const void *p, int64_t n, int dtype) {
+    return v_load_as(p, n, dtype);
+}
+#endif
+
+/* ==== Sums ==== */
+
+#define MPT__NORM_ZERO(k) v_f s##k = v_zero(), t##k = v_zero();
+#define MPT__NORM_CLEAR(k) s##k = t##k = v_zero();
+#define MPT__NORM_LOAD_LANES(k) \
+    s##k = v_load(lane + k * MPT__WIDTH), t##k = v_load(lane + MPT__NORM_LANES + k * MPT__WIDTH);
+#define MPT__NORM_STORE_LANES(k) \
+    v_store(lane + k * MPT__WIDTH, s##k), v_store(lane + MPT__NORM_LANES + k * MPT__WIDTH, t##k);
+#define MPT__NORM_SUM(k) \
+    e = d = v_sub(v_load_full(x + k * MPT__WIDTH * size, dtype), mean); \
+    if (slopes) { \
+        d = v_load_full(dy + k * MPT__WIDTH * size, dtype); \
+        if (relu) d = v_gate(v_load_full(y + k * MPT__WIDTH * size, dtype), d); \
+        if (lines) d = v_mul(d, v_load(weight + k * MPT__WIDTH)); \
+    } \
+    s##k = v_add(s##k, d), t##k = v_add(t##k, v_mul(d, e));
+#define MPT__NORM_SUM_REST(k) \
+    e = d = v_select(v_first(MPT__LEFT(k)), v_sub(MPT__REST_OF(x, k), mean), v_zero()); \
+    if (slopes) { \
+        d = MPT__REST_OF(dy, k); \
+        if (relu) d = v_gate(MPT__REST_OF(y, k), d); \
+        if (lines) d = v_mul(d, v_load_rest(weight + k * MPT__WIDTH, MPT__LEFT(k), MPT_F32)); \
+    } \
+    s##k = v_add(s##k, d), t##k = v_add(t##k, v_mul(d, e));
+#define MPT__LEFT(k) (left - k * MPT__WIDTH)
+#define MPT__REST_OF(p, k) v_load_rest(p + k * MPT__WIDTH * size, MPT__LEFT(k), dtype)
+/* Of the widest vectors: rows of bf16 as v_load_two has them, as far as there are pairs. */
+#define MPT__PAIR_SUM(k) \
+    e##k = v_sub(e##k, mean); \
+    if (relu) d##k = v_gate(y##k, d##k); \
+    s##k = v_add(s##k, d##k), t##k = v_add(t##k, v_mul(d##k, e##k));
+#define MPT__PAIR_SUM_ONE(k) \
+    e##k = v_sub(e##k, mean); \
+    s##k = v_add(s##k, e##k), t##k = v_add(t##k, v_mul(e##k, e##k));
+#define MPT__PAIR_FETCH(p) \
+    MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON); \
+    if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON + 64);
+#define MPT__PAIR_NORM(k) \
+    v##k = v_mul(v_sub(v##k, mean), rstd); \
+    if (biased) v##k = v_add(v##k, bias);
+#define MPT__PAIR_SLOPE(k) \
+    v##k = v_mul(v_sub(v##k, mean), slope); \
+    d##k = v_sub(v_sub(v_mul(d##k, weight), shift), v##k);
+MPT__OP void MPT__LEVEL(norm_sums_of)(mpt__norm_block *b, int dtype) {
+    const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;
+    const int64_t left = b->n % MPT__NORM_LANES;
+    const bool rows = b->mode == MPT__NORM_ROWS, slopes = b->data[MPT__PART_DY];
+    const bool relu = b->relu, lines = !rows;
+    float *lane = b->lane;
+    v_f d, e;
+    MPT__NORM_VECTORS(MPT__NORM_ZERO)
+    if (lane) { MPT__NORM_VECTORS(MPT__NORM_LOAD_LANES) }
+    for (int64_t r = 0; r < b->rows; r++) {
+        const v_f mean = v_set(b->mean[rows ? r : 0]);
+        const char *x = mpt__norm_place(b, MPT__PART_X, r), *end = x + (b->n - left) * size;
+        const char *dy = mpt__norm_place(b, MPT__PART_DY, r);
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, r);
+        const float *weight = b->weight;
+#if MPT__WIDTH == 16
+        v_f d0, d1, e0, e1, y0 = v_zero(), y1 = y0;
+        for (; rows && !slopes && x < end; x += by) {
+            v_load_two(x, &e0, &e1, dtype);
+            MPT__NORM_VECTORS(MPT__PAIR_SUM_ONE)
+        }
+        for (; rows && x < end; x += by, dy += by, y += by) {
+            v_load_two(x, &e0, &e1, dtype), v_load_two(dy, &d0, &d1, dtype);
+            if (relu) v_load_two(y, &y0, &y1, dtype);
+            MPT__NORM_VECTORS(MPT__PAIR_SUM)
+        }
+        if (rows) v_in_order(&s0, &s1, dtype), v_in_order(&t0, &t1, dtype);
+#endif
+        for (; x < end; x += by, dy += by, y += by) {
+            MPT__NORM_VECTORS(MPT__NORM_SUM)
+            if (lines && slopes) weight += MPT__NORM_LANES;
+        }
+        if (left) { MPT__NORM_VECTORS(MPT__NORM_SUM_REST) }
+        if (lane) { MPT__NORM_VECTORS(MPT__NORM_STORE_LANES) }
+        if (lines && r + 1 < b->rows) continue;
+        b->total[0] = MPT__NORM_FOLD(s), b->total[1] = MPT__NORM_FOLD(t);
+        if (lines) return;
+        for (int k = 0; k < 2; k++)
+            if (b->sum[k]) b->sum[k][r] += b->total[k];
+        MPT__NORM_VECTORS(MPT__NORM_CLEAR)
+    }
+}
+
+/* ==== Results and slopes ==== */
+
+/* The last vector of a row reaches back over the one before it, or, where that would count twice
+   and where it is the only one, is done by the reference. */
+MPT__OP void MPT__LEVEL(norm_of)(mpt__norm_block *b, int dtype, bool plain) {
+    const int64_t size = dtype == MPT_F32 ? 4 : 2, n = b->n < MPT__WIDTH ? 0 : b->n;
+    const bool relu = !plain && b->relu, more = !plain && b->data[MPT__PART_MORE];
+    const bool lines = !plain && b->mode == MPT__NORM_LINES, streams = b->beyond_cache;
+    const bool columns = b->mode == MPT__NORM_COLUMNS, biased = b->bias;
+    const float *means = b->mean, *rstds = b->rstd, *biases = b->bias, *weights = b->weight;
+    v_f bias = v_zero(), v;
+    for (int64_t r = 0; r < b->rows; r++) {
+        const char *x = mpt__norm_place(b, MPT__PART_X, r);
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, r);
+        char *out = mpt__norm_place(b, MPT__PART_OUT, r);
+        v_f mean = v_set(means[columns ? 0 : r]), rstd = v_set(rstds[columns ? 0 : r]);
+        if (!columns && !lines && biased) bias = v_set(biases[r]);
+        int64_t i = 0;
+#if MPT__WIDTH == 16
+        v_f v0, v1;
+        const bool fetches = b->fetches;
+        for (; plain && !columns && i + 32 <= n; i += 32) {
+            v_load_two(x + i * size, &v0, &v1, dtype);
+            if (fetches) { MPT__PAIR_FETCH(x) }
+            MPT__NORM_VECTORS(MPT__PAIR_NORM)
+            v_store_two(out + i * size, v0, v1, dtype, streams);
+        }
+#endif
+        for (; i < n; i += MPT__WIDTH) {
+            if (i > n - MPT__WIDTH) i = n - MPT__WIDTH;
+            if (columns) mean = v_load(means + i), rstd = v_load(rstds + i);
+            if ((columns || lines) && biased) bias = v_load(biases + i);
+            v = v_mul(v_sub(v_load_full(x + i * size, dtype), mean), rstd);
+            if (lines) v = v_mul(v, v_load(weights + i));
+            if (biased) v = v_add(v, bias);
+            if (more) v = v_add(v, v_load_full(y + i * size, dtype));
+            if (relu) v = v_relu(v);
+            if (streams)
+                v_stream_as(out + i * size, v, dtype);
+            else
+                v_store_as(out + i * size, v, MPT__WIDTH, dtype);
+        }
+    }
+    if (streams) v_fence();
+    if (n == 0) mpt__norm_rest(mpt__ref_norm, b, 0, b->rows, 0);
+}
+MPT__OP void MPT__LEVEL(norm_slope_of)(mpt__norm_block *b, int dtype, bool plain) {
+    const int64_t size = dtype == MPT_F32 ? 4 : 2;
+    const bool relu = !plain && b->relu, more = !plain && !relu && b->data[MPT__PART_MORE];
+    const bool is_out = plain || b->data[MPT__PART_OUT];
+    const bool is_rest = !plain && b->data[MPT__PART_REST], streams = b->beyond_cache;
+    const bool lines = !plain && b->mode == MPT__NORM_LINES;
+    const bool columns = b->mode == MPT__NORM_COLUMNS;
+    const int64_t n = lines ? b->n / MPT__WIDTH * MPT__WIDTH : b->n < MPT__WIDTH ? 0 : b->n;
+    const float *means = b->mean, *shifts = b->shift, *slopes = b->slope, *weights = b->weight;
+    float *const dw = lines ? b->sum[0] : NULL, *const db = lines ? b->sum[1] : NULL;
+    v_f rstd = v_zero(), d, v;
+    for (int64_t r = 0; r < b->rows; r++) {
+        const int64_t of = columns ? 0 : r;
+        const char *x = mpt__norm_place(b, MPT__PART_X, r);
+        const char *dy = mpt__norm_place(b, MPT__PART_DY, r);
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, r);
+        char *out = mpt__norm_place(b, MPT__PART_OUT, r);
+        char *rest = mpt__norm_place(b, MPT__PART_REST, r);
+        v_f mean = v_set(means[of]), weight = v_set(weights[lines ? 0 : of]);
+        v_f shift = v_set(shifts[of]), slope = v_set(slopes[of]);
+        if (lines) rstd = v_set(b->rstd[r]);
+        int64_t i = 0;
+#if MPT__WIDTH == 16
+        v_f d0, d1, v0, v1;
+        const bool fetches = b->fetches;
+        for (; plain && !columns && i + 32 <= n; i += 32) {
+            v_load_two(x + i * size, &v0, &v1, dtype);
+            v_load_two(dy + i * size, &d0, &d1, dtype);
+            if (fetches) {
+                MPT__PAIR_FETCH(x)
+                MPT__PAIR_FETCH(dy)
+            }
+            MPT__NORM_VECTORS(MPT__PAIR_SLOPE)
+            v_store_two(out + i * size, d0, d1, dtype, streams);
+        }
+#endif
+        for (; i < n; i += MPT__WIDTH) {
+            if (i > n - MPT__WIDTH) i = n - MPT__WIDTH;
+            if (columns || lines) weight = v_load(weights + i);
+            if (columns) {
+                mean = v_load(means + i);
+                shift = v_load(shifts + i), slope = v_load(slopes + i);
+            }
+            d = v_load_full(dy + i * size, dtype);
+            if (relu) d = v_gate(v_load_full(y + i * size, dtype), d);
+            v = v_sub(v_load_full(x + i * size, dtype), mean);
+            if (lines) v = v_mul(v, rstd);
+            if (is_rest) v_store_as(rest + i * size, d, MPT__WIDTH, dtype);
+            if (dw) v_store(dw + i, v_add(v_load(dw + i), v_mul(d, v)));
+            if (db) v_store(db + i, v_add(v_load(db + i), d));
+            if (!is_out) continue;
+            d = v_sub(v_sub(v_mul(d, weight), shift), v_mul(v, slope));
+            if (lines) d = v_mul(d, rstd);
+            if (more) d = v_add(d, v_load_full(y + i * size, dtype));
+            if (streams)
+                v_stream_as(out + i * size, d, dtype);
+            else
+                v_store_as(out + i * size, d, MPT__WIDTH, dtype);
+        }
+    }
+    if (streams) v_fence();
+    if (n < b->n) mpt__norm_rest(mpt__ref_norm_slope, b, 0, b->rows, n);
+}
+
+/* ==== Columns ==== */
+
+/* Vector k of some columns, down the rows. */
+#define MPT__COLUMN_BEGIN(k) \
+    const v_f mean##k = v_load(mean + k * MPT__WIDTH); \
+    v_f s##k = v_load(sum + k * MPT__WIDTH), t##k = v_load(more + k * MPT__WIDTH);
+#define MPT__COLUMN_SUM(k) \
+    e = d = v_sub(v_load_full(x + k * MPT__WIDTH * size, dtype), mean##k); \
+    if (slopes) { \
+        d = v_load_full(dy + k * MPT__WIDTH * size, dtype); \
+        if (relu) d = v_gate(v_load_full(y + k * MPT__WIDTH * size, dtype), d); \
+    } \
+    s##k = v_add(s##k, d), t##k = v_add(t##k, v_mul(d, e));
+#define MPT__COLUMN_AHEAD(p) \
+    for (int64_t k = 0; k < 4 * MPT__WIDTH * size; k += 64) \
+        MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + k);
+#define MPT__COLUMN_END(k) \
+    v_store(sum + k * MPT__WIDTH, s##k), v_store(more + k * MPT__WIDTH, t##k);
+MPT__OP void MPT__LEVEL(norm_columns_of)(mpt__norm_block *b, int dtype) {
+    const int64_t size = dtype == MPT_F32 ? 4 : 2, whole = b->n / MPT__WIDTH * MPT__WIDTH;
+    const int64_t rows = b->rows;
+    const bool relu = b->relu, slopes = b->data[MPT__PART_DY];
+    const int64_t x_by = b->step[MPT__PART_X], dy_by = slopes ? b->step[MPT__PART_DY] : 0;
+    const int64_t y_by = relu ? b->step[MPT__PART_MORE] : 0;
+    v_f d, e;
+    for (int64_t i = 0, by; i < whole; i += by) {
+        const float *mean = b->mean + i;
+        float *sum = b->sum[0] + i, *more = b->sum[1] + i;
+        const char *x = mpt__norm_place(b, MPT__PART_X, 0) + i * size;
+        const char *dy = mpt__norm_place(b, MPT__PART_DY, 0) + i * size;
+        const char *y = mpt__norm_place(b, MPT__PART_MORE, 0) + i * size;
+        by = whole - i < 4 * MPT__WIDTH ? MPT__WIDTH : 4 * MPT__WIDTH;
+        if (by == MPT__WIDTH) {
+            MPT__COLUMN_BEGIN(0)
+            for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {
+                MPT__COLUMN_SUM(0)
+            }
+            MPT__COLUMN_END(0)
+        } else {
+            MPT__FOUR(MPT__COLUMN_BEGIN)
+            for (int64_t r = 0; r < rows; r++, x += x_by, dy += dy_by, y += y_by) {
+                MPT__COLUMN_AHEAD(x)
+                if (slopes) { MPT__COLUMN_AHEAD(dy) }
+                if (relu) { MPT__COLUMN_AHEAD(y) }
+                MPT__FOUR(MPT__COLUMN_SUM)
+            }
+            MPT__FOUR(MPT__COLUMN_END)
+        }
+    }
+    if (whole < b->n) mpt__norm_rest(mpt__ref_norm_columns, b, 0, b->rows, whole);
+}
+
+/* ==== The widest vectors ==== */
+
+#if MPT__WIDTH == 16
+/* Passes, of this level alone, where their gain pays for their size. Pairs of bf16 come as two
+   vectors, those of even places and those of odd ones: so do weights, sums and bias. What is read
+   lies in pages that no cache foresees: all lines of a step are asked for. */
+#define MPT__NORM_FETCH(p) \
+    MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD); \
+    if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + MPT__NORM_AHEAD + 64);
+/* Vector k of a row, and of the next. */
+#define MPT__NORM_NEXT(k) \
+    if (centred) v##k = v_sub(v##k, mean); \
+    v##k = v_mul(v_mul(v##k, rstd), v_load(weight + k * MPT__WIDTH)); \
+    if (bias) v##k = v_add(v##k, v_load(bias + k * MPT__WIDTH));
+#define MPT__NORM_NEXT_SUM(k) \
+    if (centred) e##k = v_sub(e##k, next_mean), s##k = v_add(s##k, e##k); \
+    t##k = v_add(t##k, v_mul(e##k, e##k));
+/* What a step reads comes before what it writes, which may lie as far into a page: a CPU that first
+   compares no more than that would wait. Of floats the next row comes last: those that no cache
+   holds took 8 % longer otherwise (measured on Zen 4). */
+#define MPT__NORM_SLOPE_GET(k) \
+    w##k = v_load(weight + k * MPT__WIDTH), dw##k = v_load(dw + k * MPT__WIDTH); \
+    if (db) db##k = v_load(db + k * MPT__WIDTH);
+#define MPT__NORM_SLOPE_AHEAD \
+    v_load_two(next, &e0, &e1, dtype), v_load_two(next_dy, &g0, &g1, dtype);
+#define MPT__NORM_SLOPE_NEXT(k) \
+    if (dtype == MPT_F32) { MPT__NORM_SLOPE_GET(k) } \
+    v##k = v_mul(centred ? v_sub(v##k, mean) : v##k, rstd); \
+    v_store(dw + k * MPT__WIDTH, v_add(dw##k, v_mul(d##k, v##k))); \
+    if (db) v_store(db + k * MPT__WIDTH, v_add(db##k, d##k)); \
+    d##k = v_mul(d##k, w##k); \
+    if (centred) d##k = v_sub(d##k, shift); \
+    d##k = v_mul(v_sub(d##k, v_mul(v##k, slope)), rstd);
+#define MPT__NORM_SLOPE_SUM(k) \
+    g##k = v_mul(g##k, w##k); \
+    if (centred) s##k = v_add(s##k, g##k), e##k = v_sub(e##k, next_mean); \
+    t##k = v_add(t##k, v_mul(g##k, e##k));
+MPT__OP void MPT__LEVEL(norm_next_of)(mpt__norm_block *b, int dtype) {
+    const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;
+    const bool centred = b->mean, streams = b->beyond_cache;
+    const v_f mean = v_set(centred ? *b->mean : 0), rstd = v_set(*b->rstd);
+    const v_f next_mean = v_set(b->next_mean);
+    const float *weight = b->weight, *bias = b->bias;
+    const char *x = b->data[MPT__PART_X], *end = x + b->n * size, *next = b->next[0];
+    char *out = b->data[MPT__PART_OUT];
+    v_f v0, v1, e0, e1;
+    MPT__NORM_VECTORS(MPT__NORM_ZERO);
+    for (; x < end; x += by, next += by, out += by) {
+        MPT__NORM_FETCH(next)
+        v_load_two(x, &v0, &v1, dtype);
+        MPT__NORM_VECTORS(MPT__NORM_NEXT);
+        v_load_two(next, &e0, &e1, dtype);
+        v_store_two(out, v0, v1, dtype, streams);
+        MPT__NORM_VECTORS(MPT__NORM_NEXT_SUM);
+        weight += MPT__NORM_LANES;
+        if (bias) bias += MPT__NORM_LANES;
+    }
+    if (streams && b->last) v_fence();
+    v_in_order(&s0, &s1, dtype), v_in_order(&t0, &t1, dtype);
+    b->total[0] = MPT__NORM_FOLD(s), b->total[1] = MPT__NORM_FOLD(t);
+}
+MPT__OP void MPT__LEVEL(norm_slope_next_of)(mpt__norm_block *b, int dtype) {
+    const int64_t size = dtype == MPT_F32 ? 4 : 2, by = MPT__NORM_LANES * size;
+    const bool centred = b->mean, streams = b->beyond_cache;
+    const v_f mean = v_set(centred ? *b->mean : 0), rstd = v_set(*b->rstd);
+    const v_f shift = v_set(*b->shift), slope = v_set(*b->slope);
+    const v_f next_mean = v_set(b->next_mean);
+    const float *weight = b->weight;
+    const char *x = b->data[MPT__PART_X], *dy = b->data[MPT__PART_DY];
+    const char *end = x + b->n * size;
+    const char *next = b->next[0], *next_dy = b->next[1];
+    char *out = b->data[MPT__PART_OUT];
+    float *dw = b->sum[0], *db = b->sum[1];
+    v_f d0, d1, v0, v1, e0, e1, g0, g1, w0, w1, dw0, dw1;
+    v_f db0 = v_zero(), db1 = db0;
+    MPT__NORM_VECTORS(MPT__NORM_ZERO);
+    for (; x < end; x += by, dy += by, next += by, next_dy += by, out += by) {
+        MPT__NORM_FETCH(next)
+        MPT__NORM_FETCH(next_dy)
+        v_load_two(x, &v0, &v1, dtype), v_load_two(dy, &d0, &d1, dtype);
+        if (dtype != MPT_F32) {
+            MPT__NORM_SLOPE_AHEAD
+            MPT__NORM_VECTORS(MPT__NORM_SLOPE_GET)
+        }
+        MPT__NORM_VECTORS(MPT__NORM_SLOPE_NEXT);
+        v_store_two(out, d0, d1, dtype, streams);
+        if (dtype == MPT_F32) { MPT__NORM_SLOPE_AHEAD }
+        MPT__NORM_VECTORS(MPT__NORM_SLOPE_SUM);
+        weight += MPT__NORM_LANES, dw += MPT__NORM_LANES;
+        if (db) db += MPT__NORM_LANES;
+    }
+    if (streams && b->last) v_fence();
+    v_in_order(&s0, &s1, dtype), v_in_order(&t0, &t1, dtype);
+    b->total[0] = MPT__NORM_FOLD(s), b->total[1] = MPT__NORM_FOLD(t);
+}
+
+/* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
+   to do without. */
+#define MPT__IN_PAIRS(b) \
+    ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
+     !(b)->beyond_cache)
+#define MPT__PAIR_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
+#define MPT__PAIR_LOAD(part, a) \
+    MPT__PREFETCH_FAR(MPT__PAIR_PLACE(part) + 2048); \
+    v_load_two(MPT__PAIR_PLACE(part), &a##0, &a##1, MPT_BF16);
+#define MPT__PAIR_STORE(part, a) v_store_two(MPT__PAIR_PLACE(part), a##0, a##1, MPT_BF16, false);
+#define MPT__PAIR_NUMBER(a) \
+    v_f a##0, a##1; \
+    v_load_apart(b->a + i, &a##0, &a##1);
+#define MPT__COLUMN_NORM(k) v##k = v_add(v_mul(v_sub(v##k, mean##k), rstd##k), bias##k);
+#define MPT__COLUMN_SLOPE(k) \
+    v##k = v_mul(v_sub(v##k, mean##k), slope##k); \
+    d##k = v_sub(v_sub(v_mul(d##k, weight##k), shift##k), v##k);
+MPT__FN bool MPT__LEVEL(norm_pairs)(const mpt__norm_block *b) {
+    v_f v0, v1, y0, y1;
+    if (!MPT__IN_PAIRS(b) || !b->bias) return false;
+    for (int64_t i = 0; i < b->n; i += 32) {
+        MPT__PAIR_NUMBER(mean)
+        MPT__PAIR_NUMBER(rstd)
+        MPT__PAIR_NUMBER(bias)
+        for (int64_t r = 0; r < b->rows; r++) {
+            MPT__PAIR_LOAD(MPT__PART_X, v)
+            MPT__COLUMN_NORM(0)
+            MPT__COLUMN_NORM(1)
+            if (b->data[MPT__PART_MORE]) {
+                MPT__PAIR_LOAD(MPT__PART_MORE, y)
+                v0 = v_add(v0, y0), v1 = v_add(v1, y1);
+            }
+            if (b->relu) v0 = v_relu(v0), v1 = v_relu(v1);
+            MPT__PAIR_STORE(MPT__PART_OUT, v)
+        }
+    }
+    return true;
+}
+MPT__FN bool MPT__LEVEL(norm_slope_pairs)(const mpt__norm_block *b) {
+    v_f v0, v1, d0, d1, y0 = v_zero(), y1 = y0;
+    const bool more = b->data[MPT__PART_MORE];
+    if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false;
+    for (int64_t i = 0; i < b->n; i += 32) {
+        MPT__PAIR_NUMBER(mean)
+        MPT__PAIR_NUMBER(weight)
+        MPT__PAIR_NUMBER(shift)
+        MPT__PAIR_NUMBER(slope)
+        for (int64_t r = 0; r < b->rows; r++) {
+            MPT__PAIR_LOAD(MPT__PART_X, v)
+            MPT__PAIR_LOAD(MPT__PART_DY, d)
+            if (more) { MPT__PAIR_LOAD(MPT__PART_MORE, y) }
+            if (b->relu) d0 = v_gate(y0, d0), d1 = v_gate(y1, d1);
+            if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(MPT__PART_REST, d) }
+            MPT__COLUMN_SLOPE(0)
+            MPT__COLUMN_SLOPE(1)
+            if (!b->relu && more) d0 = v_add(d0, y0), d1 = v_add(d1, y1);
+            MPT__PAIR_STORE(MPT__PART_OUT, d)
+        }
+    }
+    return true;
+}
+#endif
+
+/* ==== Of each dtype ==== */
+
+MPT__OP void MPT__LEVEL(norm_as)(mpt__norm_block *b, void of(mpt__norm_block *, int)) {
+    if (b->dtype == MPT_F32)
+        of(b, MPT_F32);
+    else if (b->dtype == MPT_F16)
+        of(b, MPT_F16);
+    else
+        of(b, MPT_BF16);
+}
+MPT__FN void MPT__LEVEL(norm_sums)(mpt__norm_block *b) {
+    MPT__LEVEL(norm_as)(b, MPT__LEVEL(norm_sums_of));
+}
+MPT__FN void MPT__LEVEL(norm_columns)(mpt__norm_block *b) {
+    MPT__LEVEL(norm_as)(b, MPT__LEVEL(norm_columns_of));
+}
+#if MPT__WIDTH == 16
+MPT__FN void MPT__LEVEL(norm_next)(mpt__norm_block *b) {
+    MPT__LEVEL(norm_as)(b, MPT__LEVEL(norm_next_of));
+}
+MPT__FN void MPT__LEVEL(norm_slope_next)(mpt__norm_block *b) {
+    MPT__LEVEL(norm_as)(b, MPT__LEVEL(norm_slope_next_of));
+}
+#endif
+
+MPT__OP void MPT__LEVEL(norm_with)(mpt__norm_block *b, void of(mpt__norm_block *, int, bool)) {
+    const bool plain = mpt__norm_plain(b);
+    if (b->dtype == MPT_F32 && plain)
+        of(b, MPT_F32, true);
+    else if (b->dtype == MPT_F32)
+        of(b, MPT_F32, false);
+    else if (b->dtype == MPT_BF16 && plain)
+        of(b, MPT_BF16, true);
+    else
+        of(b, b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16, false);
+}
+MPT__FN void MPT__LEVEL(norm)(mpt__norm_block *b) {
+#if MPT__WIDTH == 16
+    if (MPT__LEVEL(norm_pairs)(b)) return;
+#endif
+    MPT__LEVEL(norm_with)(b, MPT__LEVEL(norm_of));
+}
+MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
+#if MPT__WIDTH == 16
+    if (MPT__LEVEL(norm_slope_pairs)(b)) return;
+#endif
+    MPT__LEVEL(norm_with)(b, MPT__LEVEL(norm_slope_of));
+}
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/update.c: the updates of optimizers: whole vectors first, with nothing to decide in
+ * the loop, then the rest.
+ * ------------------------------------------------------------------------------------------- */
+#ifdef MPT__V
+
+MPT__OP void MPT__LEVEL(sgd_part)(const mpt__ref_update *w, float *p, const float *g, float *m,
+                                  float *v, void *half, int64_t n, bool whole) {
+    const int dtype = w->param.dtype;
+    const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
+    const v_f momentum = v_set(w->momentum), keep = v_set(w->keep);
+    const v_f lr = v_set(w->lr);
+    const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;
+    (void)v;
+    for (int64_t i = 0; i < n; i += MPT__WIDTH) {
+        const int64_t left = whole ? MPT__WIDTH : n - i;
+        v_f weight = v_load_as(p + i, left, MPT_F32);
+        v_f step = v_mul(v_load_as(g + i, left, MPT_F32), multiplier);
+        if (decays) step = v_add(step, v_mul(decay, weight));
+        if (m != NULL) {
+            v_f moment = step;
+            if (!first) {
+                moment = v_mul(momentum, v_load_as(m + i, left, MPT_F32));
+                moment = v_add(moment, v_mul(keep, step));
+            }
+            v_store_as(m + i, moment, left, MPT_F32);
+            step = nesterov ? v_add(step, v_mul(momentum, moment)) : moment;
+        }
+        weight = v_sub(weight, v_mul(lr, step));
+        v_store_as(p + i, weight, left, MPT_F32);
+        if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
+    }
+}
+MPT__OP void MPT__LEVEL(adam_part)(const mpt__ref_update *w, float *p, const float *g, float *m,
+                                   float *v, void *half, int64_t n, bool whole) {
+    const int dtype = w->param.dtype;
+    const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
+    const v_f beta1 = v_set(w->beta1), rest1 = v_set(w->rest1);
+    const v_f beta2 = v_set(w->beta2), rest2 = v_set(w->rest2);
+    const v_f eps = v_set(w->eps), size = v_set(w->step_size);
+    const v_f root = v_set(w->root_factor), shrink = v_set(w->shrink);
+    const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;
+    for (int64_t i = 0; i < n; i += MPT__WIDTH) {
+        const int64_t left = whole ? MPT__WIDTH : n - i;
+        v_f weight = v_load_as(p + i, left, MPT_F32);
+        v_f gradient = v_mul(v_load_as(g + i, left, MPT_F32), multiplier);
+        if (decoupled) weight = v_sub(weight, v_mul(shrink, weight));
+        if (decays) gradient = v_add(gradient, v_mul(decay, weight));
+        v_f m1 = v_mul(beta1, v_load_as(m + i, left, MPT_F32));
+        v_f v1 = v_mul(beta2, v_load_as(v + i, left, MPT_F32));
+        m1 = v_add(m1, v_mul(rest1, gradient));
+        v1 = v_add(v1, v_mul(v_mul(rest2, gradient), gradient));
+        v_f below = v_add(v_mul(v_sqrt(v1), root), eps);
+        weight = v_sub(weight, v_div(v_mul(size, m1), below));
+        v_store_as(m + i, m1, left, MPT_F32);
+        v_store_as(v + i, v1, left, MPT_F32);
+        v_store_as(p + i, weight, left, MPT_F32);
+        if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
+    }
+}
+
+/* The rest begins at `at`; halves are at `half`, or follow in a pass of their own. */
+MPT__OP void MPT__LEVEL(update)(const mpt__ref_update *w, float *p, const float *g, float *m,
+                                float *v, void *half, int64_t n,
+                                void part(const mpt__ref_update *, float *, const float *, float *,
+                                          float *, void *, int64_t, bool)) {
+    const int64_t rest = n % MPT__WIDTH, at = n - rest;
+    part(w, p, g, m, v, half, at, true);
+    if (rest > 0) {
+        void *last = half != NULL ? (uint16_t *)half + at : NULL;
+        part(w, p + at, g + at, m != NULL ? m + at : m, v != NULL ? v + at : v, last, rest, false);
+    }
+}
+MPT__FN void MPT__LEVEL(sgd)(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,
+                             void *half, int64_t n) {
+    MPT__LEVEL(update)(w, p, g, m, v, half, n, MPT__LEVEL(sgd_part));
+}
+/* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
+   measured. */
+MPT__FN void MPT__LEVEL(adam)(const mpt__ref_update *w, float *p, const float *g, float *m,
+                              float *v, void *half, int64_t n) {
+    const bool apart = MPT__WIDTH == 8 && w->param.dtype == MPT_BF16;
+    MPT__LEVEL(update)(w, p, g, m, v, apart ? NULL : half, n, MPT__LEVEL(adam_part));
+    if (apart && half != NULL) w->param.words->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
+}
+
+#endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
+ *
+ * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
+ * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS;
+ * MPT__IN_PLACE; MPT__CHUNK_ROWS and MPT__RATE.
+ * ------------------------------------------------------------------------------------------- */
+#ifdef MPT__V
+
+/* ==== Edges, activations ==== */
+
+/* c[rows, columns] = or (add) += a tile that was summed beside it. */
+MPT__FN MPT__NOINLINE void v_put_tile(const float *from, int64_t ld, float *c, int64_t ldc,
+                                      int rows, int columns, bool add) {
+    for (; rows > 0; rows--, from += ld, c += ldc) {
+        for (int j = 0; j < columns; j += MPT__WIDTH) {
+            v_f v = v_load(from + j);
+            if (add) v = v_add(v_load_as(c + j, columns - j, MPT_F32), v);
+            v_store_as(c + j, v, columns - j, MPT_F32);
+        }
+    }
+}
+
+MPT__FN MPT__NOINLINE v_f v_activate(v_f a, int activation) {
+    switch (activation) {
+    case MPT_ACTIVATION_GELU: return v_gelu(a);
+    case MPT_ACTIVATION_GELU_TANH: return v_gelu_tanh(a);
+    case MPT_ACTIVATION_TANH: return v_tanh(a);
+    case MPT_ACTIVATION_SIGMOID: return v_sigmoid(a);
+    default: return a;
+    }
+}
+
+/* ==== Tiles ==== */
+
+/* The products of one k: of a row, and what comes before the first of them. */
+#ifndef MPT__ROW_STEP
+#define MPT__ROW_START
+#define MPT__ROW_STEP(i, b, sum) v_fma(v_set(MPT__LINES_A##i), b, sum)
+#endif
+#define MPT__TILE_STEP(i) \
+    if (i < height) x##i = MPT__ROW_STEP(i, b0, x##i); \
+    if (i < height && wide) y##i = MPT__ROW_STEP(i, b1, y##i);
+#define MPT__TILE_ADD(i) \
+    if (i < height) x##i = v_add(v_load(to + i * ld), x##i); \
+    if (i < height && wide) y##i = v_add(v_load(to + i * ld + MPT__WIDTH), y##i);
+#define MPT__TILE_STORE(i) \
+    if (i < height) v_store(to + i * ld, x##i); \
+    if (i < height && wide) v_store(to + i * ld + MPT__WIDTH, y##i);
+
+/* One tile of `height` rows and one vector or two (wide), from panels, or rows of A where they
+   lie. */
+MPT__OP void MPT__LEVEL(tile)(MPT__TILE_TAKES, int height, bool wide) {
+    const int width = wide ? 2 * MPT__WIDTH : MPT__WIDTH;
+    const bool whole = (how & MPT__GEMM_ROOM) || (rows == height && columns == width);
+    const bool add = (how & MPT__GEMM_ADD) != 0;
+    MPT__ALIGN(64) float beside[MPT__TILE_ROWS * 2 * MPT__WIDTH];
+    const int64_t b_step = b->inner;
+    const float *from = mpt__gemm_floats_of(b);
+    MPT__TILE_LINES(a, MPT__IN_PLACE, MPT__TILE_ROWS)
+    MPT__ROWS_14(MPT__TILE_ZERO)
+    for (; depth > 0; depth--, from += b_step) {
+        const v_f b0 = v_load(from), b1 = wide ? v_load(from + MPT__WIDTH) : b0;
+        MPT__ROW_START
+        MPT__ROWS_14(MPT__TILE_STEP)
+        MPT__TILE_NEXT(MPT__IN_PLACE);
+    }
+    float *to = whole ? c : beside;
+    const int64_t ld = whole ? ldc : width;
+    if (add && whole) { MPT__ROWS_14(MPT__TILE_ADD) }
+    MPT__ROWS_14(MPT__TILE_STORE)
+    if (!whole) v_put_tile(beside, ld, c, ldc, rows, columns, add);
+}
+#define MPT__TILE_OF(name, height) \
+    MPT__FN void MPT__LEVEL(name##_narrow)(MPT__TILE_TAKES) { \
+        MPT__LEVEL(tile)(MPT__TILE_GIVES, height, false); \
+    } \
+    MPT__FN void MPT__LEVEL(name##_wide)(MPT__TILE_TAKES) { \
+        MPT__LEVEL(tile)(MPT__TILE_GIVES, height, true); \
+    }
+MPT__TILE_OF(tile_few, MPT__TILE_FEW)
+MPT__TILE_OF(tile_middle, MPT__TILE_MIDDLE)
+MPT__TILE_OF(tile_most, MPT__TILE_ROWS)
+
+/* Of the two functions of a name that which has as many columns. */
+#define MPT__BY_WIDTH(name) \
+    (columns > MPT__WIDTH ? MPT__LEVEL(name##_wide) : MPT__LEVEL(name##_narrow))
+static void MPT__LEVEL(gemm_tile)(MPT__TILE_TAKES) {
+    mpt__gemm_tile *tile = rows > MPT__TILE_MIDDLE ? MPT__BY_WIDTH(tile_most)
+                           : rows > MPT__TILE_FEW  ? MPT__BY_WIDTH(tile_middle)
+                                                   : MPT__BY_WIDTH(tile_few);
+    tile(MPT__TILE_GIVES);
+}
+
+/* ==== B where it lies ==== */
+
+/* The last rows and columns are done twice where they fill no tile, but for columns that fill no
+   vector. */
+#define MPT__DIRECT_STEP(i) \
+    if (i < height) x##i = v_fma(v_set(MPT__LINES_A##i), b0, x##i); \
+    if (i < height && wide) y##i = v_fma(v_set(MPT__LINES_A##i), b1, y##i);
+#define MPT__DIRECT_ADD(i) \
+    if (i < height && wide) x##i = v_add(v_load(MPT__LINES_C##i), x##i); \
+    if (i < height && wide) y##i = v_add(v_load(MPT__LINES_C##i + past), y##i); \
+    if (i < height && !wide) x##i = v_add(v_load_as(MPT__LINES_C##i, columns, MPT_F32), x##i);
+#define MPT__DIRECT_STORE(i) \
+    if (i < height && wide) v_store(MPT__LINES_C##i, x##i), v_store(MPT__LINES_C##i + past, y##i); \
+    if (i < height && !wide) v_store_as(MPT__LINES_C##i, x##i, columns, MPT_F32);
+MPT__OP void MPT__LEVEL(direct)(MPT__TILE_TAKES, int height, bool wide, bool halves) {
+    const int dtype = !halves ? MPT_F32 : b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;
+    const int bytes = halves ? 2 : 4;
+    const int64_t o = rows > 1 ? a->outer : 0, a_step = a->inner, b_step = b->inner * bytes;
+    const int64_t third = rows < 6 ? rows - 3 : 3, sixth = rows < 8 ? rows - 2 : 6;
+    const int64_t past = columns - MPT__WIDTH;
+    const v_m lanes = v_first(columns);
+    MPT__ROWS_8(MPT__TILE_ZERO)
+    for (int left = how; left >= 0; left -= MPT__GEMM_MORE, a++, b++) {
+        const char *from = b->data;
+        const float *a0 = mpt__gemm_floats_of(a), *a3 = a0 + third * o, *a6 = a0 + sixth * o;
+        for (int64_t p = 0; p < depth; p++) {
+            const v_f b0 = wide     ? v_load_full(from, dtype)
+                           : halves ? v_load_as(from, columns, dtype)
+                                    : v_load_first(from, lanes);
+            const v_f b1 = wide ? v_load_full(from + past * bytes, dtype) : b0;
+            MPT__ROWS_8(MPT__DIRECT_STEP)
+            a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;
+        }
+    }
+    ldc = rows > 1 ? ldc : 0;
+    float *c3 = c + third * ldc, *c6 = c + sixth * ldc;
+    if ((how & MPT__GEMM_ADD) != 0) { MPT__ROWS_8(MPT__DIRECT_ADD) }
+    MPT__ROWS_8(MPT__DIRECT_STORE)
+}
+#define MPT__DIRECT_OF(name, height, halves) \
+    MPT__FN void MPT__LEVEL(name##_narrow)(MPT__TILE_TAKES) { \
+        MPT__LEVEL(direct)(MPT__TILE_GIVES, height, false, halves); \
+    } \
+    MPT__FN void MPT__LEVEL(name##_wide)(MPT__TILE_TAKES) { \
+        MPT__LEVEL(direct)(MPT__TILE_GIVES, height, true, halves); \
+    }
+MPT__DIRECT_OF(direct_two, 2, false)
+MPT__DIRECT_OF(direct_most, MPT__DIRECT_ROWS, false)
+MPT__DIRECT_OF(direct_two_halves, 2, true)
+MPT__DIRECT_OF(direct_halves, MPT__DIRECT_ROWS, true)
+static void MPT__LEVEL(gemm_direct)(MPT__TILE_TAKES) {
+    mpt__gemm_tile *tile = rows > 2 ? MPT__BY_WIDTH(direct_most) : MPT__BY_WIDTH(direct_two);
+    if (b->dtype != MPT_F32)
+        tile = rows > 2 ? MPT__BY_WIDTH(direct_halves) : MPT__BY_WIDTH(direct_two_halves);
+    tile(MPT__TILE_GIVES);
+}
+
+/* ==== Lines of pixels ==== */
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#define MPT__LINE_STEP(i) \
+    if (i < height) x##i = step(x##i, &MPT__LINES_A##i, b0); \
+    if (i < height && wide) y##i = step(y##i, &MPT__LINES_A##i, b1);
+#define MPT__LINE_STORE(i) \
+    if (i < height && i < rows) { \
+        float *p = c + i * ldc; \
+        const int64_t n = wide ? MPT__WIDTH : columns; \
+        v_store_as(p, add ? v_add(v_load_as(p, n, MPT_F32), x##i) : x##i, n, MPT_F32); \
+        if (wide) MPT__LEVEL(line_end)(p + MPT__WIDTH, y##i, columns - MPT__WIDTH, add); \
+    }
+MPT__OP void MPT__LEVEL(line_end)(float *p, v_f y, int64_t n, bool add) {
+    v_store_as(p, add ? v_add(v_load_as(p, n, MPT_F32), y) : y, n, MPT_F32);
+}
+/* step(sum, a, b) adds to a sum what the word at a makes with b. */
+MPT__OP void MPT__LEVEL(gemm_lines_of)(MPT__TILE_TAKES, int height, bool wide,
+                                       v_f step(v_f, const float *, v_f)) {
+    const bool add = (how & MPT__GEMM_ADD) != 0;
+    const int64_t o = a->outer, a_step = a->inner, b_step = b->inner;
+    MPT__ROWS_8(MPT__TILE_ZERO)
+    for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {
+        const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);
+        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;
+        for (int64_t p = 0; p < depth; p++) {
+            const v_f b0 = v_load(from), b1 = wide ? v_load(from + MPT__WIDTH) : b0;
+            MPT__ROWS_8(MPT__LINE_STEP)
+            a0 += a_step, a3 += a_step, a6 += a_step, from += b_step;
+        }
+    }
+    MPT__ROWS_8(MPT__LINE_STORE)
+}
+#endif
+
+/* ==== Sweeps and dots ==== */
+
+MPT__OP void MPT__LEVEL(sweep)(int lines, const float *a, int64_t a_step, const char *b,
+                               int64_t b_step, float *c, int64_t n, int dtype) {
+    const int bytes = dtype == MPT_F32 ? 4 : 2;
+    const int64_t two = lines > 1 ? 2 * b_step : 0, a_two = lines > 1 ? 2 * a_step : 0;
+    const v_f a0 = v_set(a[0]), a1 = v_set(a[a_two / 2]), a2 = v_set(a[a_two]);
+    const v_f a3 = v_set(a[a_two / 2 * 3]);
+    const char *b2 = b + two;
+    for (; n > 0;
+         n -= MPT__WIDTH, b += MPT__WIDTH * bytes, b2 += MPT__WIDTH * bytes, c += MPT__WIDTH) {
+        v_f sum = v_fma(a0, v_load_as(b, n, dtype), v_load_as(c, n, MPT_F32));
+        if (lines > 1) {
+            sum = v_fma(a1, v_load_as(b + b_step, n, dtype), sum);
+            sum = v_fma(a2, v_load_as(b2, n, dtype), sum);
+            sum = v_fma(a3, v_load_as(b2 + b_step, n, dtype), sum);
+        }
+        v_store_as(c, sum, n, MPT_F32);
+    }
+}
+MPT__OP void MPT__LEVEL(sweep_all)(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
+                                   float *c, int64_t ldc, int rows, int64_t columns, int dtype) {
+    const int64_t b_step = b->inner * (dtype == MPT_F32 ? 4 : 2);
+    const float *of = mpt__gemm_floats_of(a);
+    const char *line = b->data;
+    for (; depth > 0; depth -= 4, of += 4 * a->inner, line += 4 * b_step) {
+        for (int i = 0; i < rows; i++) {
+            const float *at = of + i * a->outer;
+            if (depth >= 4) {
+                MPT__LEVEL(sweep)(4, at, a->inner, line, b_step, c + i * ldc, columns, dtype);
+                continue;
+            }
+            for (int64_t k = 0; k < depth; k++, at += a->inner)
+                MPT__LEVEL(sweep)(1, at, 0, line + k * b_step, 0, c + i * ldc, columns, dtype);
+        }
+    }
+}
+MPT__FN void MPT__LEVEL(gemm_sweep)(MPT__TILE_TAKES) {
+    (void)how;
+    if (b->dtype == MPT_F32) {
+        MPT__LEVEL(sweep_all)(depth, a, b, c, ldc, rows, columns, MPT_F32);
+    } else {
+        const int half = b->dtype == MPT_F16 ? MPT_F16 : MPT_BF16;
+        MPT__LEVEL(sweep_all)(depth, a, b, c, ldc, rows, columns, half);
+    }
+}
+/* Columns past the end repeat the last one, and so does a row. */
+MPT__OP void MPT__LEVEL(gemm_dot_of)(int64_t depth, const mpt__gemm_side *a,
+                                     const mpt__gemm_side *b, float *c, int64_t ldc, int rows,
+                                     int columns, int u_dtype, int w_dtype) {
+    const int u_bytes = u_dtype == MPT_F32 ? 4 : 2, w_bytes = w_dtype == MPT_F32 ? 4 : 2;
+    const int64_t a_row = a->outer * u_bytes, b_column = b->outer * w_bytes;
+    const char *a0 = a->data, *b0 = b->data, *b1 = b0 + (columns > 1 ? b_column : 0);
+    const char *b2 = b1 + (columns > 2 ? b_column : 0);
+    const char *b3 = b2 + (columns > 3 ? b_column : 0);
+    for (int i = 0; i < rows; i += 2, a0 += 2 * a_row, c += 2 * ldc) {
+        const char *a1 = a0 + (i + 1 < rows ? a_row : 0);
+        v_f s00 = v_zero(), s01 = s00, s02 = s00, s03 = s00;
+        v_f s10 = s00, s11 = s00, s12 = s00, s13 = s00;
+        for (int64_t k = 0; k < depth; k += MPT__WIDTH) {
+            const int64_t n = depth - k, ka = k * u_bytes, kb = k * w_bytes;
+            v_f u = v_load_as(a0 + ka, n, u_dtype), v = v_load_as(a1 + ka, n, u_dtype);
+            v_f w = v_load_as(b0 + kb, n, w_dtype), x = v_load_as(b1 + kb, n, w_dtype);
+            v_f y = v_load_as(b2 + kb, n, w_dtype), z = v_load_as(b3 + kb, n, w_dtype);
+            s00 = v_fma(u, w, s00), s10 = v_fma(v, w, s10);
+            s01 = v_fma(u, x, s01), s11 = v_fma(v, x, s11);
+            s02 = v_fma(u, y, s02), s12 = v_fma(v, y, s12);
+            s03 = v_fma(u, z, s03), s13 = v_fma(v, z, s13);
+        }
+        float sums[8];
+        v_store_sums(sums, s00, s01, s02, s03, s10, s11, s12, s13);
+        for (int r = 0; r < 2 && i + r < rows; r++) {
+            if (columns == 4) {
+                memcpy(c + r * ldc, sums + 4 * r, 4 * sizeof *c);
+            } else {
+                for (int j = 0; j < columns; j++) c[r * ldc + j] = sums[4 * r + j];
+            }
+        }
+    }
+}
+/* A line of p by `count` ones of q, 8 at a time; the last are done twice, but for 2. */
+MPT__OP void MPT__LEVEL(dots_of)(int64_t depth, const char *p, const mpt__gemm_side *q,
+                                 int64_t count, float *c, int64_t step, int p_dtype, int q_dtype) {
+    const int p_bytes = p_dtype == MPT_F32 ? 4 : 2, q_bytes = q_dtype == MPT_F32 ? 4 : 2;
+    const char *line = q->data;
+    for (int64_t n; count > 0; count -= n, c += n * step, line += n * q->outer * q_bytes) {
+        n = count > 8 ? 8 : count > 2 ? count : 1;
+        const int64_t third = n < 6 ? n - 3 : 3, sixth = n < 8 ? n - 2 : 6;
+        const int64_t o = n > 1 ? q->outer * q_bytes : 0;
+        const char *q0 = line, *q3 = line + third * o, *q6 = line + sixth * o;
+        v_f s0 = v_zero(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+        for (int64_t k = 0; k < depth; k += MPT__WIDTH) {
+            const int64_t left = depth - k;
+            v_f u = v_load_as(p + k * p_bytes, left, p_dtype);
+            s0 = v_fma(u, v_load_as(q0, left, q_dtype), s0);
+            s1 = v_fma(u, v_load_as(q0 + o, left, q_dtype), s1);
+            s2 = v_fma(u, v_load_as(q0 + 2 * o, left, q_dtype), s2);
+            s3 = v_fma(u, v_load_as(q3, left, q_dtype), s3);
+            s4 = v_fma(u, v_load_as(q3 + o, left, q_dtype), s4);
+            s5 = v_fma(u, v_load_as(q3 + 2 * o, left, q_dtype), s5);
+            s6 = v_fma(u, v_load_as(q6, left, q_dtype), s6);
+            s7 = v_fma(u, v_load_as(q6 + o, left, q_dtype), s7);
+            q0 += MPT__WIDTH * q_bytes, q3 += MPT__WIDTH * q_bytes, q6 += MPT__WIDTH * q_bytes;
+        }
+        float sums[8];
+        v_store_sums(sums, s0, s1, s2, s3, s4, s5, s6, s7);
+        for (int64_t i = 0; i < n; i++) {
+            c[i * step] = sums[i < 3 ? i : i < third + 3 ? i - third + 3 : i - sixth + 6];
+        }
+    }
+}
+MPT__FN void MPT__LEVEL(dots)(int64_t depth, const mpt__gemm_side *p, const mpt__gemm_side *q,
+                              int64_t count, float *c, int64_t step) {
+    if (p->dtype == MPT_F32 && q->dtype == MPT_F32) {
+        MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, MPT_F32, MPT_F32);
+    } else {
+        MPT__LEVEL(dots_of)(depth, p->data, q, count, c, step, p->dtype, q->dtype);
+    }
+}
+MPT__FN void MPT__LEVEL(gemm_dot)(MPT__TILE_TAKES) {
+    (void)how; /* all of K comes at once */
+    if (rows == 1 || columns == 1) {
+        const mpt__gemm_side *many = rows == 1 ? b : a;
+        const int64_t count = rows == 1 ? columns : rows, step = rows == 1 ? 1 : ldc;
+        MPT__LEVEL(dots)(depth, rows == 1 ? a : b, many, count, c, step);
+    } else if (columns == 2) {
+        mpt__gemm_side second = *b;
+        second.data = mpt__gemm_at(b, 1, 0);
+        MPT__LEVEL(dots)(depth, b, a, rows, c, ldc);
+        MPT__LEVEL(dots)(depth, &second, a, rows, c + 1, ldc);
+    } else if (a->dtype == MPT_F32 && b->dtype == MPT_F32) {
+        MPT__LEVEL(gemm_dot_of)(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_F32);
+    } else if (a->dtype == MPT_F32 && b->dtype == MPT_BF16) {
+        MPT__LEVEL(gemm_dot_of)(depth, a, b, c, ldc, rows, columns, MPT_F32, MPT_BF16);
+    } else {
+        MPT__LEVEL(gemm_dot_of)(depth, a, b, c, ldc, rows, columns, a->dtype, b->dtype);
+    }
+}
+
+/* ==== Panels ==== */
+
+/* A panel whose outer elements are contiguous. A vector that reaches past the width is overwritten
+   by the next k. */
+MPT__FN void MPT__LEVEL(pack_outer)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
+                                    int64_t count, int64_t k, int64_t depth) {
+    const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
+    const char *from = mpt__gemm_at(side, outer, k);
+    const int64_t step = side->inner * bytes;
+    const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;
+    const bool quick = dtype != MPT_F32 && round == 0;
+    if (dtype == MPT_F32 && round == 0 && width <= MPT__WIDTH) {
+        const v_m lanes = v_first(count);
+        for (; depth > 0; depth--, to += width, from += step)
+            v_store(to, v_load_first(from, lanes));
+    }
+    if (quick && width == 2 * MPT__WIDTH && count == width) {
+        for (; depth > 0; depth--, to += 2 * MPT__WIDTH, from += step) {
+            v_store(to, v_load_full(from, half));
+            v_store(to + MPT__WIDTH, v_load_full(from + 2 * MPT__WIDTH, half));
+        }
+    }
+    /* What is read past the width is of the next line, and is written over. */
+    if (quick && width <= MPT__WIDTH && count == width && count + side->inner >= MPT__WIDTH)
+        for (; depth > 1; depth--, to += width, from += step) v_store(to, v_load_full(from, half));
+    for (; depth > 0; depth--, to += width, from += step) {
+        for (int64_t r = 0; r < width; r += MPT__WIDTH) {
+            v_f v = r < count ? v_load_as(from + r * bytes, count - r, dtype) : v_zero();
+            v_store(to + r, v_round(v, round));
+        }
+    }
+}
+
+/* Contiguous elements of DTYPE, as far as whole vectors go. */
+#define MPT__LOAD_WHOLE(DTYPE) \
+    if (step == 1 && round == 0 && dtype == DTYPE) { \
+        for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) \
+            v_store(to + i, v_load_full(from + 2 * i, DTYPE)); \
+    }
+
+MPT__FN void MPT__LEVEL(gemm_load)(float *to, const char *from, int64_t step, int64_t n, int dtype,
+                                   int round) {
+    const int bytes = dtype == MPT_F32 ? 4 : 2;
+    int64_t i = 0;
+    MPT__LOAD_WHOLE(MPT_BF16)
+    MPT__LOAD_WHOLE(MPT_F16)
+    for (; i < n; i += MPT__WIDTH) {
+        v_f v;
+        if (step == 1) {
+            v = v_load_as(from + i * bytes, n - i, dtype);
+        } else {
+            uint32_t lanes[MPT__WIDTH] = {0};
+            for (int64_t x = 0; x < MPT__WIDTH && i + x < n; x++) {
+                memcpy((char *)lanes + x * bytes, from + (i + x) * step * bytes, (size_t)bytes);
+            }
+            v = v_load_as(lanes, MPT__WIDTH, dtype);
+        }
+        v_store_as(to + i, v_round(v, round), n - i, MPT_F32);
+    }
+}
+
+/* K k at a time where the condition holds, with what is known spelled out. */
+#define MPT__PACK_RUN(CONDITION, K, PACK) \
+    if (CONDITION) { \
+        for (; left >= K; left -= K, p += K * bytes, at += K * width) PACK; \
+    }
+
+/* Four lines of k of MPT__WIDTH outer elements, of which the first `left` count, transposed. */
+MPT__OP void MPT__LEVEL(put_quads)(float *to, int width, v_f v0, v_f v1, v_f v2, v_f v3,
+                                   int64_t left) {
+    v_transpose4(&v0, &v1, &v2, &v3);
+    v_store(to, v0);
+    if (left > 1) v_store(to + width, v1);
+    if (left > 2) v_store(to + 2 * width, v2);
+    if (left > 3) v_store(to + 3 * width, v3);
+}
+MPT__OP void MPT__LEVEL(pack_quads)(float *to, int width, const char *p, int64_t row, int64_t lines,
+                                    int round, int64_t left) {
+    const v_f v0 = v_round(v_gemm_quads(p, row, lines), round);
+    const v_f v1 = v_round(v_gemm_quads(p + row, row, lines - 1), round);
+    const v_f v2 = v_round(v_gemm_quads(p + 2 * row, row, lines - 2), round);
+    const v_f v3 = v_round(v_gemm_quads(p + 3 * row, row, lines - 3), round);
+    MPT__LEVEL(put_quads)(to, width, v0, v1, v2, v3, left);
+}
+MPT__OP void MPT__LEVEL(pack_octs)(float *to, int width, const char *p, int64_t row, int64_t lines,
+                                   int dtype) {
+    v_f a0, a1, a2, a3, b0, b1, b2, b3;
+    v_gemm_octs(p, row, lines, dtype, &a0, &b0);
+    v_gemm_octs(p + row, row, lines - 1, dtype, &a1, &b1);
+    v_gemm_octs(p + 2 * row, row, lines - 2, dtype, &a2, &b2);
+    v_gemm_octs(p + 3 * row, row, lines - 3, dtype, &a3, &b3);
+    MPT__LEVEL(put_quads)(to, width, a0, a1, a2, a3, 4);
+    MPT__LEVEL(put_quads)(to + 4 * width, width, b0, b1, b2, b3, 4);
+}
+MPT__FN MPT__NOINLINE void MPT__LEVEL(pack_some)(float *to, int width, const char *p, int64_t row,
+                                                 int64_t lines, int dtype, int round,
+                                                 int64_t left) {
+    if (dtype != MPT_F32) {
+        MPT__LEVEL(pack_octs)(to, width, p, row, lines, dtype);
+    } else {
+        MPT__LEVEL(pack_quads)(to, width, p, row, lines, round, left);
+    }
+}
+/* A panel whose k are contiguous, at most MPT__WIDTH or a multiple of it wide; the last k, where
+   they are no 4, go by way of the stack. */
+MPT__FN void MPT__LEVEL(pack_inner)(float *to, int width, const mpt__gemm_side *side, int64_t outer,
+                                    int64_t count, int64_t k, int64_t depth) {
+    const int dtype = side->dtype, round = side->round, bytes = dtype == MPT_F32 ? 4 : 2;
+    const bool floats = dtype == MPT_F32 && round == 0, quick = dtype != MPT_F32 && round == 0;
+    const int half = dtype == MPT_F16 ? MPT_F16 : MPT_BF16;
+    const int64_t row = side->outer * bytes;
+    const char *from = mpt__gemm_at(side, outer, k);
+    for (int64_t r = 0; r < width; r += MPT__WIDTH, to += MPT__WIDTH, from += MPT__WIDTH * row) {
+        const char *p = from;
+        const int64_t lines = count - r;
+        float *at = to, staged[4 * MPT__WIDTH];
+        int64_t left = depth;
+        MPT__PACK_RUN(floats && lines >= MPT__WIDTH, 4,
+                      MPT__LEVEL(pack_quads)(at, width, p, row, MPT__WIDTH, 0, 4))
+        MPT__PACK_RUN(floats && lines == MPT__TILE_ROWS, 4,
+                      MPT__LEVEL(pack_quads)(at, width, p, row, MPT__TILE_ROWS, 0, 4))
+        MPT__PACK_RUN(quick && lines >= MPT__WIDTH, 8,
+                      MPT__LEVEL(pack_octs)(at, width, p, row, MPT__WIDTH, half))
+        MPT__PACK_RUN(quick && lines == MPT__TILE_ROWS, 8,
+                      MPT__LEVEL(pack_octs)(at, width, p, row, MPT__TILE_ROWS, half))
+        for (int64_t n; left > 0; left -= n, p += n * bytes, at += n * width) {
+            n = quick && left >= 8 ? 8 : 4;
+            if (n == 8 || (dtype == MPT_F32 && left >= 4)) {
+                MPT__LEVEL(pack_some)(at, width, p, row, lines, dtype, round, n);
+                continue;
+            }
+            memset(staged, 0, sizeof staged);
+            n = left < 4 ? left : 4;
+            for (int64_t i = 0; i < MPT__WIDTH && i < lines; i++)
+                MPT__LEVEL(gemm_load)(staged + 4 * i, p + i * row, 1, n, dtype, 0);
+            n = 4;
+            MPT__LEVEL(pack_some)(at, width, (const char *)staged, 16, MPT__WIDTH, MPT_F32, round,
+                                  left);
+        }
+    }
+}
+
+MPT__FN bool MPT__LEVEL(gemm_pack)(void *to, bool b, const mpt__gemm_side *side, int64_t outer,
+                                   int64_t count, int64_t k, int64_t depth) {
+    const int width = b ? 2 * MPT__WIDTH : MPT__TILE_ROWS;
+    float *panel = (float *)to;
+    if (side->inner == 1 && side->outer != 1) {
+        MPT__LEVEL(pack_inner)(panel, width, side, outer, count, k, depth);
+    } else if (side->outer == 1) {
+        MPT__LEVEL(pack_outer)(panel, width, side, outer, count, k, depth);
+    } else {
+        for (int64_t i = 0; i < depth; i++, panel += width) {
+            memset(panel, 0, (size_t)width * sizeof(float));
+            const char *from = mpt__gemm_at(side, outer, k + i);
+            MPT__LEVEL(gemm_load)(panel, from, side->outer, count, side->dtype, side->round);
+        }
+    }
+    return true;
+}
+
+/* ==== Results ==== */
+
+/* Rows that lie one behind the other are one. A bias that rows share is loaded once. store and both
+   put one vector, or two of a tile's width, as elements of dtype. */
+MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                                        int64_t j, int64_t rows, int64_t columns, int dtype,
+                                        void store(void *, v_f, int64_t, int),
+                                        void both(void *, v_f, v_f, int)) {
+    const int bytes = dtype == MPT_F32 ? 4 : 2, activation = g->activation;
+    const bool scaled = g->alpha != 1.0f, biased = g->bias.data != NULL;
+    const bool accumulate = g->accumulate, relu = activation == MPT_ACTIVATION_RELU;
+    const bool other = activation != MPT_ACTIVATION_NONE && !relu;
+    const v_f alpha = v_set(g->alpha);
+    float shared[64];
+    char *c = g->c + (i * g->c_row + j) * bytes;
+    mpt__gemm_side bias = g->bias;
+    if (biased) bias.data = mpt__gemm_at(&bias, i, j);
+    if (!biased && ld == columns && g->c_row == columns) {
+        columns *= rows;
+        rows = 1;
+    }
+    if (!biased || (bias.outer == 0 && columns <= 64)) {
+        if (biased && (bias.dtype != MPT_F32 || bias.round != 0)) {
+            g->level->load(shared, bias.data, 1, columns, bias.dtype, bias.round);
+            bias.data = (const char *)shared;
+        }
+        bias.dtype = MPT_F32, bias.round = 0;
+    }
+    const bool simple =
+        !scaled && !accumulate && !other && bias.dtype == MPT_F32 && bias.round == 0;
+    if (simple && columns == 2 * MPT__WIDTH && (!biased || bias.outer == 0)) { /* a tile's width */
+        const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;
+        const v_f b0 = v_load(more), b1 = v_load(more + MPT__WIDTH);
+        for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {
+            v_f v0 = v_load(sum), v1 = v_load(sum + MPT__WIDTH);
+            if (biased) v0 = v_add(v0, b0), v1 = v_add(v1, b1);
+            if (relu) v0 = v_relu(v0), v1 = v_relu(v1);
+            both(c, v0, v1, dtype);
+        }
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {
+        int64_t x = 0;
+        for (; simple && x + MPT__WIDTH <= columns; x += MPT__WIDTH) {
+            v_f v = v_load(sum + x);
+            if (biased) v = v_add(v, v_load(mpt__gemm_floats_of(&bias) + x));
+            if (relu) v = v_relu(v);
+            store(c + x * bytes, v, MPT__WIDTH, dtype);
+        }
+        for (; x < columns; x += MPT__WIDTH) {
+            const int64_t n = columns - x;
+            v_f v = v_load_as(sum + x, n, MPT_F32);
+            if (scaled) v = v_mul(v, alpha);
+            if (biased) {
+                v_f more = v_load_as(mpt__gemm_at(&bias, 0, x), n, bias.dtype);
+                v = v_add(v, v_round(more, bias.round));
+            }
+            if (accumulate) v = v_add(v_load_as(c + g->onto + x * bytes, n, dtype), v);
+            if (relu) v = v_relu(v);
+            if (other) v = v_activate(v, activation);
+            store(c + x * bytes, v, n, dtype);
+        }
+        if (biased) bias.data = mpt__gemm_at(&bias, 1, 0);
+    }
+}
+
+MPT__FN void MPT__LEVEL(gemm_finish)(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                                     int64_t j, int64_t rows, int64_t columns) {
+    MPT__LEVEL(gemm_finish_as)(g, sum, ld, i, j, rows, columns, g->c_dtype, v_store_as,
+                               v_store_both);
+}
+
+/* ==== The level ==== */
+
+static const mpt__gemm_level MPT__LEVEL(gemm_level) = {
+    MPT__TILE_ROWS, 2 * MPT__WIDTH, MPT__DIRECT_ROWS, 4, 1, 384, MPT__CHUNK_ROWS, MPT__RATE,
+    MPT__LEVEL(gemm_tile), MPT__LEVEL(gemm_direct), MPT__GEMM_CONV_OF(MPT__LEVEL(gemm_direct)),
+    MPT__DIRECT_ROWS, MPT__LEVEL(gemm_sweep), MPT__LEVEL(gemm_dot), MPT__LEVEL(gemm_pack),
+    MPT__LEVEL(gemm_load), MPT__LEVEL(gemm_finish), NULL, NULL, false, MPT__IN_PLACE,
+    MPT__TILE_MIDDLE};
+
+#endif
+
+#define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
+#define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
+#define MPT__OTHER_UNARY(id, ns, value) mpt__ref_unary_##id,
+#define MPT__OTHER_BINARY(id, ns, value) mpt__ref_binary_##id,
+static const mpt__words MPT__LEVEL(words) = {
+    MPT__SLOWNESS,
+    true,
+    &MPT__LEVEL(convert),
+    {MPT__UNARY_FUNCTIONS(MPT__HERE_UNARY, MPT__OTHER_UNARY) MPT__LEVEL(unary_SPLAT)},
+    {MPT__BINARY_FUNCTIONS(MPT__HERE_BINARY, MPT__OTHER_BINARY)},
+    MPT__LEVEL(peak),
+    MPT__LEVEL(add_lanes),
+    MPT__LEVEL(max_lanes),
+#ifdef MPTRAIN_NO_CONV
+    mpt__ref_sum_products,
+#else
+    MPT__LEVEL(sum_products),
+#endif
+    MPT__LEVEL(add_exp),
+    MPT__LEVEL(softmax),
+    MPT__LEVEL(softmax_backward),
+    MPT__LEVEL(add_squares),
+    MPT__LEVEL(random),
+    MPT__LEVEL(dropout),
+    MPT__LEVEL(transpose),
+    MPT__LEVEL(rows),
+    MPT__STREAM,
+    MPT__LEVEL(sgd),
+    MPT__LEVEL(adam),
+    MPT__GATE,
+    true,
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+    MPT__REF_NORM_WORDS
+#else
+    MPT__LEVEL(norm_sums),
+    MPT__LEVEL(norm),
+    MPT__LEVEL(norm_slope),
+    MPT__LEVEL(norm_columns),
+#if MPT__WIDTH == 16
+    MPT__LEVEL(norm_next),
+    MPT__LEVEL(norm_slope_next)
+#else
+    NULL,
+    NULL
+#endif
+#endif
+};
+
+#undef MPT__VECTORS
+#undef MPT__FOLD
+#undef MPT__NORM_VECTORS
+#undef MPT__NORM_FOLD
+#endif
+
+/* What the level said counts no more. */
+#undef MPT__V
+#undef MPT__LEVEL
+#undef MPT__WIDTH
+#undef MPT__FN
+#undef MPT__OP
+#undef MPT__BELOW
+#undef MPT__SLOWNESS
+#undef MPT__STREAM
+#undef MPT__GATE
+#undef MPT__U8_TO_HALF
+#undef MPT__TILE_FEW
+#undef MPT__TILE_MIDDLE
+#undef MPT__TILE_ROWS
+#undef MPT__DIRECT_ROWS
+#undef MPT__CHUNK_ROWS
+#undef MPT__RATE
+#undef MPT__IN_PLACE
+#undef MPT__OWN_SCALE
+#undef MPT__OWN_ROWS
+#undef MPT__ROW_START
+#undef MPT__ROW_STEP
 #endif

@@ -1,4 +1,5 @@
 /* generated from src/ by tools/amalgamate.c: edit there */
+#ifndef MPT__TEMPLATE
 /* ---------------------------------------------------------------------------------------------
  * mptrain_cuda.cu: the CUDA backend of mptrain, for NVIDIA GPUs of compute capability 7.5 and up.
  *
@@ -6914,3 +6915,5 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->destroy = mpt__cuda_destroy;
     return MPT_OK;
 }
+#else
+#endif

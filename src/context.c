@@ -89,6 +89,7 @@ static bool mpt__backend_create(mpt_context *context) {
     const mpt_config *config = &context->config;
     mpt_device device = config->device;
     char why[160] = "it was built without MPTRAIN_CUDA";
+    context->convert = &mpt__convert_portable;
 #if defined(MPTRAIN_CUDA)
     if (device != MPT_DEVICE_CPU) {
         const int count = mpt__cuda_device_count(why, sizeof why);
@@ -124,7 +125,9 @@ static bool mpt__backend_create(mpt_context *context) {
     if (mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
                                 &context->backend, &context->config.isa) != MPT_OK)
         return false;
-    context->pool = ((mpt__cpu *)context->backend.self)->pool;
+    const mpt__cpu *cpu = (const mpt__cpu *)context->backend.self;
+    context->pool = cpu->pool;
+    if (cpu->words != NULL) context->convert = cpu->words->convert;
     return true;
 }
 

@@ -9,6 +9,7 @@
 #include "face/data.h"
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
+#include "waist/functions.h"
 #include "waist/launch.h"
 #endif
 
@@ -25,19 +26,22 @@ MPT__BEGIN_KERNELS
 #include "ground/elements.c"
 #include "ground/math.c"
 #include "cpu/backend.c"
+#include "cpu/vocabulary.h"
+#include "cpu/level/one.c"
 #include "cpu/elementwise.c"
 #include "cpu/halves.c"
 #include "cpu/rows.c"
 #include "cpu/loss.c"
 #include "cpu/optimizer.c"
-#include "cpu/template/words.c"
+#include "cpu/product.h"
+#include "cpu/vectors.h"
 #include "cpu/level/avx2.c"
 #include "cpu/level/avx512.c"
 #include "cpu/level/neon.c"
-#include "cpu/template/gemm.c"
 #include "cpu/level/avx512bf16.c"
 #include "cpu/level/amx.c"
 #include "cpu/level/neonbf16.c"
+#include "cpu/vocabulary_end.h"
 #include "cpu/gemm.c"
 #include "cpu/conv.c"
 #include "cpu/conv_rows.c"

@@ -240,6 +240,18 @@ TEST(known_values_fp8) {
 static const mpt_isa levels[] = {MPT_ISA_REF, MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_ISA_NEON};
 enum { LEVELS = sizeof levels / sizeof *levels, BLOCK = 4096 + 29 };
 
+static const mpt__convert_table *convert_of(mpt_isa isa) {
+#ifdef MPT__HAS_AVX2
+    if (isa == MPT_ISA_AVX2) return &mpt__avx2_convert;
+    if (isa == MPT_ISA_AVX512) return &mpt__avx512_convert;
+#endif
+#ifdef MPT__HAS_NEON
+    if (isa == MPT_ISA_NEON) return &mpt__neon_convert;
+#endif
+    (void)isa;
+    return &mpt__convert_portable;
+}
+
 /* Converts blocks of odd length at every level, so that vectors and tails both work, starting one
    element off alignment; compares with the scalar functions on every bit. */
 static long compare_from_f32(uint32_t stride) {
@@ -254,7 +266,7 @@ static long compare_from_f32(uint32_t stride) {
             want_brain[i] = mpt__f32_to_bf16(from[i + 1]);
         }
         for (int level = 0; level < LEVELS; level++) {
-            const mpt__convert_table *table = mpt__convert_table_for(levels[level]);
+            const mpt__convert_table *table = convert_of(levels[level]);
             if (!mpt__isa_supported(levels[level], features)) continue;
             table->f32_to_f16(from + 1, half + 1, BLOCK);
             table->f32_to_bf16(from + 1, brain + 1, BLOCK);
@@ -305,7 +317,7 @@ static long check_lengths(const mpt__convert_table *table) {
 TEST(bulk_conversions_give_the_scalar_bits) {
     CHECK_EQ_INT(compare_from_f32(stride_or(509)), 0);
     for (int i = 0; i < LEVELS; i++) {
-        const mpt__convert_table *table = mpt__convert_table_for(levels[i]);
+        const mpt__convert_table *table = convert_of(levels[i]);
         if (!mpt__isa_supported(levels[i], mpt__cpu_features())) continue;
         CHECK_EQ_INT(compare_to_f32(table), 0);
         CHECK_EQ_INT(check_lengths(table), 0);
@@ -326,7 +338,7 @@ TEST(flush_modes_do_not_reach_conversions) {
 #endif
     long wrong = 0;
     for (int i = 0; i < LEVELS; i++) {
-        const mpt__convert_table *table = mpt__convert_table_for(levels[i]);
+        const mpt__convert_table *table = convert_of(levels[i]);
         if (!mpt__isa_supported(levels[i], mpt__cpu_features())) continue;
         wrong += compare_to_f32(table);
     }
@@ -355,7 +367,7 @@ TEST(look_ups_take_every_entry) {
         half[i] = (uint16_t)(i * 257u ^ 0x5aa5u);
     }
     for (int level = 0; level < LEVELS; level++) {
-        const mpt__convert_table *table = mpt__convert_table_for(levels[level]);
+        const mpt__convert_table *table = convert_of(levels[level]);
         long wrong = 0;
         if (!mpt__isa_supported(levels[level], mpt__cpu_features())) continue;
         for (size_t n = 0; n < room; n++) {
@@ -381,7 +393,7 @@ TEST(look_ups_take_every_entry) {
 TEST(all_finite_sees_every_place) {
     static const uint32_t specials[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u};
     for (int level = 0; level < LEVELS; level++) {
-        const mpt__convert_table *table = mpt__convert_table_for(levels[level]);
+        const mpt__convert_table *table = convert_of(levels[level]);
         long wrong = 0;
         if (!mpt__isa_supported(levels[level], mpt__cpu_features())) continue;
         for (size_t n = 0; n < 300; n += n < 40 ? 1 : 37) {

@@ -28,11 +28,11 @@ typedef struct float_function {
     double bound; /* ulp */
 } float_function;
 
-static float own_exp(float x) { return mpt__expf(x); }
-static float own_log(float x) { return mpt__logf(x); }
-static float own_sigmoid(float x) { return mpt__sigmoidf(x); }
-static float own_tanh(float x) { return mpt__tanhf(x); }
-static float own_erf(float x) { return mpt__erff(x); }
+static float own_exp(float x) { return mpt__v1_exp(x); }
+static float own_log(float x) { return mpt__v1_log(x); }
+static float own_sigmoid(float x) { return mpt__v1_sigmoid(x); }
+static float own_tanh(float x) { return mpt__v1_tanh(x); }
+static float own_erf(float x) { return mpt__v1_erf(x); }
 
 enum { FUNCTIONS = 5 };
 static const float_function functions[FUNCTIONS] = {
@@ -106,78 +106,78 @@ TEST(float_special_values) {
         CHECK(mpt__f32_is_nan(functions[f].own(nan)));
         CHECK(mpt__f32_is_nan(functions[f].own(negative_nan)));
     }
-    CHECK_FLOAT(mpt__expf(inf), inf);
-    CHECK_FLOAT(mpt__expf(-inf), 0.0f);
-    CHECK_FLOAT(mpt__expf(0.0f), 1.0f);
-    CHECK_FLOAT(mpt__expf(-0.0f), 1.0f);
-    CHECK_FLOAT(mpt__expf(89.0f), inf);
-    CHECK(mpt__f32_is_finite(mpt__expf(88.72283f)));
-    CHECK_FLOAT(mpt__expf(-200.0f), 0.0f);
-    CHECK(mpt__expf(-103.0f) > 0.0f);
-    CHECK_FLOAT(mpt__logf(inf), inf);
-    CHECK_FLOAT(mpt__logf(0.0f), -inf);
-    CHECK_FLOAT(mpt__logf(-0.0f), -inf);
-    CHECK_FLOAT(mpt__logf(1.0f), 0.0f);
-    CHECK(mpt__f32_is_nan(mpt__logf(-1.0f)));
-    CHECK(mpt__f32_is_nan(mpt__logf(-inf)));
-    CHECK(mpt__f32_is_nan(mpt__logf(-denormal)));
-    CHECK_FLOAT(mpt__sigmoidf(inf), 1.0f);
-    CHECK_FLOAT(mpt__sigmoidf(-inf), 0.0f);
-    CHECK_FLOAT(mpt__sigmoidf(0.0f), 0.5f);
-    CHECK_FLOAT(mpt__tanhf(inf), 1.0f);
-    CHECK_FLOAT(mpt__tanhf(-inf), -1.0f);
-    CHECK_FLOAT(mpt__tanhf(-0.0f), -0.0f);
-    CHECK_FLOAT(mpt__tanhf(denormal), denormal);
-    CHECK_FLOAT(mpt__erff(inf), 1.0f);
-    CHECK_FLOAT(mpt__erff(-inf), -1.0f);
-    CHECK_FLOAT(mpt__erff(-0.0f), -0.0f);
-    CHECK_FLOAT(mpt__erff(denormal), denormal);
+    CHECK_FLOAT(mpt__v1_exp(inf), inf);
+    CHECK_FLOAT(mpt__v1_exp(-inf), 0.0f);
+    CHECK_FLOAT(mpt__v1_exp(0.0f), 1.0f);
+    CHECK_FLOAT(mpt__v1_exp(-0.0f), 1.0f);
+    CHECK_FLOAT(mpt__v1_exp(89.0f), inf);
+    CHECK(mpt__f32_is_finite(mpt__v1_exp(88.72283f)));
+    CHECK_FLOAT(mpt__v1_exp(-200.0f), 0.0f);
+    CHECK(mpt__v1_exp(-103.0f) > 0.0f);
+    CHECK_FLOAT(mpt__v1_log(inf), inf);
+    CHECK_FLOAT(mpt__v1_log(0.0f), -inf);
+    CHECK_FLOAT(mpt__v1_log(-0.0f), -inf);
+    CHECK_FLOAT(mpt__v1_log(1.0f), 0.0f);
+    CHECK(mpt__f32_is_nan(mpt__v1_log(-1.0f)));
+    CHECK(mpt__f32_is_nan(mpt__v1_log(-inf)));
+    CHECK(mpt__f32_is_nan(mpt__v1_log(-denormal)));
+    CHECK_FLOAT(mpt__v1_sigmoid(inf), 1.0f);
+    CHECK_FLOAT(mpt__v1_sigmoid(-inf), 0.0f);
+    CHECK_FLOAT(mpt__v1_sigmoid(0.0f), 0.5f);
+    CHECK_FLOAT(mpt__v1_tanh(inf), 1.0f);
+    CHECK_FLOAT(mpt__v1_tanh(-inf), -1.0f);
+    CHECK_FLOAT(mpt__v1_tanh(-0.0f), -0.0f);
+    CHECK_FLOAT(mpt__v1_tanh(denormal), denormal);
+    CHECK_FLOAT(mpt__v1_erf(inf), 1.0f);
+    CHECK_FLOAT(mpt__v1_erf(-inf), -1.0f);
+    CHECK_FLOAT(mpt__v1_erf(-0.0f), -0.0f);
+    CHECK_FLOAT(mpt__v1_erf(denormal), denormal);
 }
 
 /* ---- lanes ---- */
 
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-MPT__TARGET("avx2") static void run_avx2(int f, const float *x, float *y, size_t n) {
+#ifdef MPT__HAS_AVX2
+MPT__AVX2 void run_avx2(int f, const float *x, float *y, size_t n) {
     for (size_t i = 0; i < n; i += 8) {
         __m256 v = _mm256_loadu_ps(x + i);
-        v = f == 0   ? mpt__avx2_exp8(v)
-            : f == 1 ? mpt__avx2_log8(v)
-            : f == 2 ? mpt__avx2_sigmoid8(v)
-            : f == 3 ? mpt__avx2_tanh8(v)
-                     : mpt__avx2_erf8(v);
+        v = f == 0   ? mpt__v8_exp(v)
+            : f == 1 ? mpt__v8_log(v)
+            : f == 2 ? mpt__v8_sigmoid(v)
+            : f == 3 ? mpt__v8_tanh(v)
+                     : mpt__v8_erf(v);
         _mm256_storeu_ps(y + i, v);
     }
 }
 
-MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq")
-static void run_avx512(int f, const float *x, float *y, size_t n) {
+MPT__AVX512
+void run_avx512(int f, const float *x, float *y, size_t n) {
     for (size_t i = 0; i < n; i += 16) {
         __m512 v = _mm512_loadu_ps(x + i);
-        v = f == 0   ? mpt__avx512_exp16(v)
-            : f == 1 ? mpt__avx512_log16(v)
-            : f == 2 ? mpt__avx512_sigmoid16(v)
-            : f == 3 ? mpt__avx512_tanh16(v)
-                     : mpt__avx512_erf16(v);
+        v = f == 0   ? mpt__v16_exp(v)
+            : f == 1 ? mpt__v16_log(v)
+            : f == 2 ? mpt__v16_sigmoid(v)
+            : f == 3 ? mpt__v16_tanh(v)
+                     : mpt__v16_erf(v);
         _mm512_storeu_ps(y + i, v);
     }
 }
 #endif
 
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+#ifdef MPT__HAS_NEON
 static void run_neon(int f, const float *x, float *y, size_t n) {
     for (size_t i = 0; i < n; i += 4) {
         float32x4_t v = vld1q_f32(x + i);
-        v = f == 0   ? mpt__neon_exp4(v)
-            : f == 1 ? mpt__neon_log4(v)
-            : f == 2 ? mpt__neon_sigmoid4(v)
-            : f == 3 ? mpt__neon_tanh4(v)
-                     : mpt__neon_erf4(v);
+        v = f == 0   ? mpt__v4_exp(v)
+            : f == 1 ? mpt__v4_log(v)
+            : f == 2 ? mpt__v4_sigmoid(v)
+            : f == 3 ? mpt__v4_tanh(v)
+                     : mpt__v4_erf(v);
         vst1q_f32(y + i, v);
     }
 }
 #endif
 
-#if (defined(MPT__X86) || defined(MPT__ARM64)) && !defined(MPTRAIN_NO_SIMD)
+#ifdef MPT__SIMD
 typedef void (*run_fn)(int f, const float *x, float *y, size_t n);
 
 static void run_scalar(int f, const float *x, float *y, size_t n) {
@@ -222,7 +222,7 @@ static uint64_t hash_floats(const float *y, size_t n) {
 /* The hash of what the vectors of this CPU give, half of it at each level where there are two. */
 static uint64_t lanes_hash(int f, const float *x, float *y, size_t n) {
     (void)f, (void)x;
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#ifdef MPT__HAS_AVX2
     if (mpt__isa_supported(MPT_ISA_AVX2, mpt__cpu_features())) run_avx2(f, x, y, n);
     if (mpt__isa_supported(MPT_ISA_AVX512, mpt__cpu_features())) {
         run_avx512(f, x, y, n / 2 & ~(size_t)15);
@@ -235,7 +235,7 @@ static uint64_t lanes_hash(int f, const float *x, float *y, size_t n) {
 
 TEST(avx2_gives_the_scalar_bits) {
     NEED_STRICT_MATH;
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#ifdef MPT__HAS_AVX2
     if (!mpt__isa_supported(MPT_ISA_AVX2, mpt__cpu_features())) SKIP("AVX2");
     CHECK_EQ_INT(compare_lanes(run_avx2, stride_or(251)), 0);
 #else
@@ -245,7 +245,7 @@ TEST(avx2_gives_the_scalar_bits) {
 
 TEST(avx512_gives_the_scalar_bits) {
     NEED_STRICT_MATH;
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#ifdef MPT__HAS_AVX2
     if (!mpt__isa_supported(MPT_ISA_AVX512, mpt__cpu_features())) SKIP("AVX-512");
     CHECK_EQ_INT(compare_lanes(run_avx512, stride_or(251)), 0);
 #else
@@ -255,7 +255,7 @@ TEST(avx512_gives_the_scalar_bits) {
 
 TEST(neon_gives_the_scalar_bits) {
     NEED_STRICT_MATH;
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+#ifdef MPT__HAS_NEON
     CHECK_EQ_INT(compare_lanes(run_neon, stride_or(4099)), 0);
 #else
     SKIP("NEON");

@@ -5,9 +5,11 @@
    The spine (the first argument) lists the rooms in order. Each quoted include of a file that
    lies beside the spine is replaced by that file, once; later includes of it are left out. A room
    may include only what the spine listed before it, so the order of the output is the order of
-   the spine. The include guards of .c rooms go, since nothing includes those again, and so does
-   the second of two empty lines. Everything else is copied as it is, with line ends turned to '\n':
-   the output depends on nothing but the input, so it can be committed and compared. */
+   the spine. What a room includes from a folder template/ is read once per instruction set: it is
+   written once, behind everything else, and the file includes itself by name instead, which
+   MPTRAIN_FILE is. The include guards of .c rooms go, since nothing includes those again, and so
+   does the second of two empty lines. Everything else is copied as it is, with line ends turned to
+   '\n': the output depends on nothing but the input, so it can be committed and compared. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +23,8 @@ typedef struct {
     char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */
     char seen[MAX_ROOMS][64];     /* names of the rooms already written */
     int n_seen;
+    char entry[64]; /* the template that rooms include; the others are included by it */
+    int in_template;
     int after_empty_line;
     FILE *out;
 } amalgamation;
@@ -116,6 +120,7 @@ static int is_guard(const char *name, const char *line, size_t length) {
     static const char ending[] = "_INCLUDED\n";
     const size_t n = sizeof ending - 1;
     const char *dot = strrchr(name, '.');
+    if (strstr(name, "/template/")) return 0; /* it has none */
     if (!dot || strcmp(dot, ".c") != 0 || *line != '#') return 0;
     if (strcmp(line, "#endif\n") == 0) return 1; /* the last line */
     return length > n && memcmp(line + length - n, ending, n) == 0;
@@ -124,6 +129,19 @@ static int is_guard(const char *name, const char *line, size_t length) {
 static void write_line(amalgamation *a, const char *line, size_t length) {
     if (length > 1 || !a->after_empty_line) fwrite(line, 1, length, a->out);
     a->after_empty_line = length == 1;
+}
+
+/* Whether this line of a room includes the template; the file then includes itself. */
+static int includes_template(amalgamation *a, const char *included) {
+    if (a->in_template || !strstr(included, "/template/")) return 0;
+    if (a->entry[0] && strcmp(a->entry, included) != 0)
+        fail("rooms include two templates, %s and %s", a->entry, included);
+    strcpy(a->entry, included);
+    fprintf(a->out, "#define MPT__TEMPLATE /* what stands at the end of this file */\n"
+                    "#include MPTRAIN_FILE\n"
+                    "#undef MPT__TEMPLATE\n");
+    a->after_empty_line = 0;
+    return 1;
 }
 
 /* Writes `text`, the file `name`; depth 0 is the spine, 1 a room. */
@@ -135,14 +153,14 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
         char *inner = NULL;
         line_number++;
         if (!in_comment && parse_include(text, length, included, sizeof included)) {
-            if (was_seen(a, included)) {
+            if (was_seen(a, included) || includes_template(a, included)) {
                 text += length;
                 continue;
             }
             inner = read_beside(a, included);
         }
         if (inner) {
-            if (depth > 0)
+            if (depth > 0 && !a->in_template)
                 fail("%s:%d includes %s, which the spine does not list before it", name,
                      line_number, included);
             if (a->n_seen == MAX_ROOMS) fail("more than %d rooms", (int)MAX_ROOMS);
@@ -172,8 +190,18 @@ int main(int argc, char **argv) {
     a.out = fopen(argv[2], "wb");
     if (!a.out) fail("cannot write %s", argv[2]);
     fprintf(a.out, "/* generated from src/ by tools/amalgamate.c: edit there */\n");
+    fprintf(a.out, "#ifndef MPT__TEMPLATE\n");
     expand(&a, spine_name, spine, 0);
     free(spine);
+    fprintf(a.out, "#else\n");
+    if (a.entry[0]) {
+        a.in_template = 1;
+        spine = read_beside(&a, a.entry);
+        if (!spine) fail("cannot read %s", a.entry);
+        expand(&a, a.entry, spine, 1);
+        free(spine);
+    }
+    fprintf(a.out, "#endif\n");
     if (ferror(a.out) | fclose(a.out)) fail("cannot write %s", argv[2]);
     return 0;
 }

@@ -21,8 +21,10 @@ enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
    instruction set. A place that ends in '/' is a folder. */
 enum { NOWHERE, BASE, SIMD, BASE_AND_SIMD };
 static const char *const base_rooms[] = {"ground/base.c", "ground/files.c", "ground/platform.h"};
-static const char *const simd_rooms[] = {"ground/random.c", "ground/dtype.c", "ground/convert.c",
-                                         "ground/math.c", "cpu/"};
+static const char *const simd_rooms[] = {"ground/dtype.c", "cpu/"};
+
+/* The words that kernels are written in; cpu/vocabulary_end.h takes their names back. */
+static const char vocabulary_room[] = "cpu/vocabulary.h", vocabulary_prefix[] = "v_";
 
 /* How a word is matched: a whole identifier; one that is called, other than through a pointer in a
    struct; the start of an identifier. */
@@ -211,7 +213,9 @@ static void check_directive(const char *line, const char *room) {
         p += 6;
         p += strspn(p, " \t");
         for (length = 0; is_name(p[length]);) length++;
-        if (strncmp(p, "MPT", 3) != 0 && strncmp(p, "mpt__", 5) != 0 &&
+        int is_word = strcmp(room, vocabulary_room) == 0 &&
+                      strncmp(p, vocabulary_prefix, sizeof vocabulary_prefix - 1) == 0;
+        if (!is_word && strncmp(p, "MPT", 3) != 0 && strncmp(p, "mpt__", 5) != 0 &&
             !(allowed(BASE, room) && in_list(platform_macros, COUNT(platform_macros), p, length)))
             report("macro %.*s lacks the prefix MPT", (int)length, p);
     }
@@ -239,12 +243,17 @@ static void check_layout(const char *line, int is_room) {
     }
 }
 
-/* Rooms but the manual, the declarations and the changelog are guarded by MPT__WING_NAME_INCLUDED.
-   */
+/* What is included for each instruction set. */
+static int is_template(const char *room) {
+    return strstr(room, "/template/") != NULL || strstr(room, ".inl") != NULL;
+}
+
+/* Rooms but the manual, the declarations, the changelog and templates are guarded by
+   MPT__WING_NAME_INCLUDED. */
 static void check_guard(const char *text, const char *room) {
     char guard[128];
     size_t n = 0;
-    if (strncmp(room, "face/", 5) == 0) return;
+    if (strncmp(room, "face/", 5) == 0 || is_template(room)) return;
     n += (size_t)snprintf(guard, sizeof guard, "#ifndef MPT__");
     for (; *room && *room != '.' && n < sizeof guard - 16; room++)
         guard[n++] = *room == '/' ? '_' : (char)toupper((unsigned char)*room);
@@ -299,8 +308,8 @@ static void check_file(const char *name) {
     free(text);
 }
 
-/* Every file of the house is listed in the spine, once. That a room includes only what is listed
-   before it, the amalgamator checks. */
+/* Every file of the house but templates is listed in the spine, once. That a room includes only
+   what is listed before it, the amalgamator checks. */
 static void check_spine(const char *name, int n_files, char **files) {
     char *text = read_text(name);
     int i;
@@ -310,7 +319,7 @@ static void check_spine(const char *name, int n_files, char **files) {
     for (i = 0; i < n_files; i++) {
         const char *room = room_of(files[i]);
         char include[160], *first;
-        if (!room) continue;
+        if (!room || is_template(room)) continue;
         snprintf(include, sizeof include, "#include \"%.100s\"\n", room);
         first = strstr(text, include);
         if (!first) report("does not list %s", room);

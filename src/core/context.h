@@ -313,6 +313,7 @@ struct mpt_context {
     mpt__base base; /* first: rooms below know only this */
     mpt_config config;
     mpt__backend backend;
+    const mpt__convert_table *convert; /* the fastest of this CPU that the context may use */
     mpt__pool *pool; /* of a CPU backend; NULL where the host has no threads of its own */
 
     void **data; /* by storage id */

@@ -260,35 +260,6 @@ static mpt__attention_rows mpt__attention_take(const mpt__attention *w, int oper
     return rows;
 }
 
-#ifdef MPT__HAS_PAIRS
-
-/* 8 rows by 2 W columns, from rows of pairs, o floats apart, and a panel of them. */
-#define MPT__ATTENTION_PUT(i, V, W) \
-    if (i < rows) { \
-        V##_store_as(c + i * ldc, V##_mul(x##i, times), columns, MPT_F32); \
-        V##_store_as(c + i * ldc + W, V##_mul(y##i, times), columns - W, MPT_F32); \
-    }
-#define MPT__ATTENTION_TILE(V, W) \
-    MPT__PAIRS_FN void mpt__attention_pairs( \
-        int64_t depth, const float *a0, int64_t o, const float *b, float *c, \
-        int64_t ldc, int64_t rows, int64_t columns, float factor) { \
-        const V##_f times = V##_set(factor); \
-        const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o; \
-        MPT__ROWS_8(MPT__TILE_ZERO2, V, W); \
-        for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * W) { \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
-            MPT__ROWS_8(MPT__PAIRS_LINES2, V, W); \
-        } \
-        MPT__ROWS_8(MPT__ATTENTION_PUT, V, W); \
-    }
-#ifdef MPTRAIN_EMULATE_AMX
-MPT__ATTENTION_TILE(mpt__v8, 8)
-#else
-MPT__ATTENTION_TILE(mpt__v16, 16)
-#endif
-
-#endif
-
 /* The own block of an operand into turned[i]; the first one, or its products, are scaled. */
 static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i) {
     const mpt__attention *w = t->w;
@@ -418,7 +389,7 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
     for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
-            mpt__attention_pairs(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
+            mpt__pairs_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
                                  own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
                                  i == 0 ? (float)w->scale : 1.0f);
     }

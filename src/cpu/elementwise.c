@@ -17,10 +17,8 @@
 #define MPT__CPU_ELEMENTWISE_INCLUDED
 
 #include "ground/elements.c"
-#include "ground/math.c"
 #include "cpu/backend.c"
-
-#include <math.h>
+#include "cpu/level/one.c"
 
 /* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
    on small machines: no frame is then larger than 8 KiB. No result depends on it. */
@@ -52,106 +50,24 @@
 
 /* ==== The functions ==== */
 
-/* R(name, nanoseconds per element, value): a the element, b the second one, c and d the constants.
-   Those of the launch stand in the order of mpt__function; behind them, what kernels need. */
-#define MPT__REF_UNARY(R) \
-    R(NEG, 2, -a) \
-    R(EXP, 8, mpt__real_exp(a)) \
-    R(LOG, 10, mpt__real_log(a)) \
-    R(SQRT, 6, mpt__real_sqrt(a)) \
-    R(RELU, 2, a > 0 || mpt__real_is_nan(a) ? a : 0) \
-    R(GELU, 20, (mpt__real)0.5 * a * (1 + mpt__real_erf(a * MPT__SQRT_HALF))) \
-    R(GELU_TANH, 15, (mpt__real)0.5 * a * (1 + mpt__real_tanh(mpt__ref_gelu_inner(a)))) \
-    R(TANH, 12, mpt__real_tanh(a)) \
-    R(SIGMOID, 10, mpt__real_sigmoid(a)) \
-    R(ADD_SCALAR, 2, a + c) \
-    R(MUL_SCALAR, 2, a *c) \
-    R(MUL_SLOT, 2, a *c) \
-    R(ISNAN, 2, mpt__real_is_nan(a) ? 1 : 0) \
-    R(ISINF, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? 0 : 1) \
-    R(NOT, 2, a == 0 ? 1 : 0) \
-    R(LOG1P, 25, (mpt__real)mpt__ln1p((double)a)) \
-    R(RSQRT, 8, 1 / mpt__real_sqrt(a)) \
-    R(ABS, 2, mpt__real_abs(a)) \
-    R(SIGN, 2, mpt__real_sign(a)) \
-    R(SIN, 25, mpt__real_wave(a, false)) \
-    R(COS, 25, mpt__real_wave(a, true)) \
-    R(CLAMP, 2, mpt__real_clamp(a, c, d)) \
-    R(POW_SCALAR, 50, mpt__real_pow(a, c)) \
-    R(LEAKY_RELU, 2, a > 0 ? a : a * c) \
-    R(ELU, 20, a > 0 ? a : c * (mpt__real)mpt__expm1((double)a)) \
-    R(SILU, 12, a *mpt__real_sigmoid(a)) \
-    R(SOFTPLUS, 45, mpt__ref_softplus(a, c, d)) \
-    R(FINITE, 2, mpt__real_is_finite(a) || mpt__real_is_nan(a) ? a : 0) \
-    R(ONE_FOR_ZERO, 2, a == 0 ? 1 : a) \
-    R(SPLAT, 1, ((void)a, c))
-
-#define MPT__REF_BINARY(R) \
-    R(ADD, 2, a + b) \
-    R(SUB, 2, a - b) \
-    R(MUL, 2, a *b) \
-    R(DIV, 3, a / b) \
-    R(EQUAL, 2, a == b ? 1 : 0) \
-    R(NOT_EQUAL, 2, a == b ? 0 : 1) \
-    R(LESS, 2, a < b ? 1 : 0) \
-    R(LESS_EQUAL, 2, a <= b ? 1 : 0) \
-    R(GREATER, 2, a > b ? 1 : 0) \
-    R(GREATER_EQUAL, 2, a >= b ? 1 : 0) \
-    R(AND, 2, a != 0 && b != 0 ? 1 : 0) \
-    R(OR, 2, a != 0 || b != 0 ? 1 : 0) \
-    R(MINIMUM, 2, mpt__real_min(a, b)) \
-    R(MAXIMUM, 2, mpt__real_max(a, b)) \
-    R(POW, 50, mpt__real_pow(a, b)) \
-    R(KEEP, 2, a == 0 ? MPT__MINUS_ZERO : a * b) \
-    R(DROP, 2, a == 0 ? b : MPT__MINUS_ZERO) \
-    R(SHARE, 2, a < b ? 0 : a == b ? (mpt__real)0.5 : 1) \
-    R(POW_SLOPE, 50, mpt__ref_pow_slope(a, b)) \
-    R(POW_EXPONENT, 70, mpt__ref_pow_exponent(a, b)) \
-    R(RELU_BACKWARD, 2, a <= 0 ? 0 : b) \
-    R(GELU_BACKWARD, 25, b *mpt__ref_gelu_slope(a)) \
-    R(GELU_TANH_BACKWARD, 20, b *mpt__ref_gelu_tanh_slope(a)) \
-    R(TANH_BACKWARD, 2, b *(1 - a * a)) \
-    R(SIGMOID_BACKWARD, 2, b *a *(1 - a)) \
-    R(SQRT_BACKWARD, 3, b / (2 * a)) \
-    R(LOG1P_BACKWARD, 3, b / (1 + a)) \
-    R(RSQRT_BACKWARD, 2, b *(mpt__real)-0.5 * a * a * a) \
-    R(ABS_BACKWARD, 2, b *mpt__real_sign(a)) \
-    R(SIN_BACKWARD, 25, b *mpt__real_wave(a, true)) \
-    R(COS_BACKWARD, 25, -b *mpt__real_wave(a, false)) \
-    R(CLAMP_BACKWARD, 2, a > c && a < d ? b : 0) \
-    R(HARDTANH_BACKWARD, 2, a <= c || a >= d ? 0 : b) \
-    R(POW_SCALAR_BACKWARD, 50, b *mpt__ref_pow_slope(a, c)) \
-    R(LEAKY_RELU_BACKWARD, 2, a > 0 ? b : b * c) \
-    R(ELU_BACKWARD, 10, a > 0 ? b : b * c * mpt__real_exp(a)) \
-    R(SILU_BACKWARD, 12, b *mpt__ref_silu_slope(a)) \
-    R(SOFTPLUS_BACKWARD, 12, a *c > d ? b : b * mpt__real_sigmoid(a * c)) \
-    R(RATIO, 3, a == 0 ? 0 : b / a) \
-    R(SQUARED_DIFFERENCE, 2, (a - b) * (a - b)) \
-    R(EXP_DIFFERENCE, 9, mpt__real_exp(a - b)) \
-    R(PROD_SHARE, 4, b == 0 ? 1 / a : b == 1 && a == 0 ? 1 : 0)
-
-/* Where a function stands in the tables of a level. */
+/* Where a function stands in the tables of a level: as in waist/functions.h; SPLAT, the constant c,
+   is for kernels. */
 enum {
 #define MPT__ROW(id, ns, value) MPT__UNARY_##id,
-    MPT__REF_UNARY(MPT__ROW) MPT__UNARY_COUNT,
+    MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) MPT__UNARY_SPLAT,
+    MPT__UNARY_COUNT,
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) MPT__BINARY_##id,
     MPT__BINARY_START = -1,
-    MPT__REF_BINARY(MPT__ROW) MPT__BINARY_COUNT
+    MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW) MPT__BINARY_COUNT
 #undef MPT__ROW
 };
 #define MPT__UNARY_AT(function) ((int)(function) - (int)MPT__FN_NEG)
 #define MPT__BINARY_AT(function) ((int)(function) - (int)MPT__FN_ADD)
 #define MPT__ROW(id, ns, value) ns,
-static const uint8_t mpt__ref_unary_ns[] = {MPT__REF_UNARY(MPT__ROW)};
-static const uint8_t mpt__ref_binary_ns[] = {MPT__REF_BINARY(MPT__ROW)};
+static const uint8_t mpt__ref_unary_ns[] = {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) 1};
+static const uint8_t mpt__ref_binary_ns[] = {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)};
 #undef MPT__ROW
-typedef char mpt__ref_functions_stand_in_order[MPT__UNARY_AT(MPT__FN_ONE_FOR_ZERO) ==
-                                                           (int)MPT__UNARY_ONE_FOR_ZERO &&
-                                                       MPT__BINARY_AT(MPT__FN_PROD_SHARE) ==
-                                                           (int)MPT__BINARY_PROD_SHARE
-                                                   ? 1
-                                                   : -1];
 
 /* ==== The words of a level ==== */
 
@@ -255,60 +171,6 @@ typedef struct mpt__words {
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
 } mpt__words;
-
-/* ==== Real numbers ==== */
-
-static MPT__INLINE bool mpt__real_is_nan(mpt__real x) {
-    return sizeof x == sizeof(float) ? mpt__f32_is_nan((float)x) : mpt__f64_is_nan((double)x);
-}
-static MPT__INLINE bool mpt__real_is_finite(mpt__real x) { return mpt__f64_is_finite((double)x); }
-static MPT__INLINE mpt__real mpt__real_infinity(void) {
-    return (mpt__real)mpt__f32_from_bits(0x7f800000u);
-}
-
-/* The functions of ground/math.c for this type. Both sides compile; one is never called. */
-#define MPT__REAL_FUNCTION(name, of_float, of_double) \
-    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
-        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
-                                                  : (mpt__real)of_double((double)x); \
-    }
-MPT__REAL_FUNCTION(exp, mpt__expf, mpt__exp)
-MPT__REAL_FUNCTION(log, mpt__logf, mpt__ln)
-MPT__REAL_FUNCTION(tanh, mpt__tanhf, mpt__tanh)
-MPT__REAL_FUNCTION(erf, mpt__erff, mpt__erf)
-MPT__REAL_FUNCTION(sigmoid, mpt__sigmoidf, mpt__sigmoid)
-
-/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. */
-static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqrt((double)x); }
-
-/* The larger one; NaN wins. */
-static MPT__INLINE mpt__real mpt__real_max(mpt__real a, mpt__real b) {
-    return a > b || mpt__real_is_nan(a) ? a : b;
-}
-static MPT__INLINE mpt__real mpt__real_min(mpt__real a, mpt__real b) {
-    return a < b || mpt__real_is_nan(a) ? a : b;
-}
-
-static MPT__INLINE mpt__real mpt__real_clamp(mpt__real a, mpt__real low, mpt__real high) {
-    mpt__real x = low > a ? low : a;
-    return high < x ? high : x;
-}
-
-static MPT__INLINE mpt__real mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
-static MPT__INLINE mpt__real mpt__real_sign(mpt__real a) {
-    return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0));
-}
-
-static MPT__INLINE mpt__real mpt__real_pow(mpt__real a, mpt__real b) {
-    return (mpt__real)mpt__pow((double)a, (double)b);
-}
-
-/* Sine or cosine. */
-static MPT__INLINE mpt__real mpt__real_wave(mpt__real a, bool cosine) {
-    double value[2];
-    mpt__sincos_far((double)a, &value[0], &value[1]);
-    return (mpt__real)value[cosine];
-}
 
 /* ==== Operands ==== */
 
@@ -563,7 +425,7 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
 #define MPT__PLUS(a, b) ((a) + (b))
 #define MPT__TIMES(a, b) ((a) * (b))
 MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
-MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max)
+MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max_nan)
 MPT__DEFINE_FOLD(mpt__ref_fold_products, mpt__real, MPT__TIMES)
 MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
 
@@ -870,69 +732,28 @@ static void mpt__ref_copy(const mpt__cpu_call *call) {
     mpt__ref_map_run(&map, call, 2, 2.0);
 }
 
-#define MPT__SQRT_HALF ((mpt__real)0.70710678118654752)    /* 1 / sqrt(2) */
-#define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
-#define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
-#define MPT__GELU_CUBE ((mpt__real)0.044715)
-#define MPT__MINUS_ZERO ((mpt__real)-0.0)
-
-static mpt__real mpt__ref_gelu_inner(mpt__real a) {
-    return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
-}
-
-static mpt__real mpt__ref_gelu_slope(mpt__real a) {
-    mpt__real below = (mpt__real)0.5 * (1 + mpt__real_erf(a * MPT__SQRT_HALF));
-    return below + a * MPT__NORMAL_PEAK * mpt__real_exp((mpt__real)-0.5 * a * a);
-}
-
-static mpt__real mpt__ref_gelu_tanh_slope(mpt__real a) {
-    mpt__real t = mpt__real_tanh(mpt__ref_gelu_inner(a)), rest = 1 - t * t;
-    mpt__real slope = (mpt__real)0.5 * (1 + t);
-    if (rest == 0) return slope; /* the other factor may be infinite here */
-    return slope + (mpt__real)0.5 * a * rest * MPT__SQRT_2_BY_PI * (1 + 3 * MPT__GELU_CUBE * a * a);
-}
-
-static mpt__real mpt__ref_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
-    if (a * beta > threshold) return a;
-    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
-}
-
-static mpt__real mpt__ref_silu_slope(mpt__real a) {
-    mpt__real s = mpt__real_sigmoid(a);
-    return s * (1 + a * (1 - s));
-}
-
-static mpt__real mpt__ref_pow_slope(mpt__real a, mpt__real b) {
-    if (b == 2) return a + a;
-    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
-}
-
-static mpt__real mpt__ref_pow_exponent(mpt__real a, mpt__real b) {
-    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
-}
-
-#define MPT__ROW(id, ns, value) \
+/* The reference level, one by one. */
+#define MPT__V(word) mpt__real_##word
+#define MPT__UNARY_ROW(id, ns, value) \
     static void mpt__ref_unary_##id(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c, \
                                     mpt__real d) { \
-        (void)c, (void)d; \
         for (int64_t i = 0; i < n; i++) { \
             const mpt__real a = x[i]; \
-            out[i] = value; \
+            (void)c, (void)d, out[i] = value; \
         } \
     }
-MPT__REF_UNARY(MPT__ROW)
-#undef MPT__ROW
-#define MPT__ROW(id, ns, value) \
+#define MPT__BINARY_ROW(id, ns, value) \
     static void mpt__ref_binary_##id(mpt__real *out, const mpt__real *x, const mpt__real *y, \
                                      int64_t n, mpt__real c, mpt__real d) { \
-        (void)c, (void)d; \
         for (int64_t i = 0; i < n; i++) { \
             const mpt__real a = x[i], b = y[i]; \
-            out[i] = value; \
+            (void)c, (void)d, out[i] = value; \
         } \
     }
-MPT__REF_BINARY(MPT__ROW)
-#undef MPT__ROW
+MPT__UNARY_FUNCTIONS(MPT__UNARY_ROW, MPT__UNARY_ROW)
+MPT__UNARY_ROW(SPLAT, 1, ((void)a, c))
+MPT__BINARY_FUNCTIONS(MPT__BINARY_ROW, MPT__BINARY_ROW)
+#undef MPT__V
 
 static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
                                 int64_t n) {

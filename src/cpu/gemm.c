@@ -10,7 +10,7 @@
 #define MPT__CPU_GEMM_INCLUDED
 
 #include "cpu/level/amx.c"
-#include "cpu/level/neonbf16.c"
+#include "cpu/vocabulary_end.h"
 
 #ifdef MPT__HAS_GEMM
 

@@ -697,7 +697,7 @@ static void mpt__ref_add_lanes(mpt__real *lane, int64_t first, const mpt__real *
 static void mpt__ref_max_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real *to = &lane[(size_t)(first + i) % MPT__SUM_LANES];
-        *to = mpt__real_max(*to, x[i]);
+        *to = mpt__real_max_nan(*to, x[i]);
     }
 }
 
@@ -791,10 +791,11 @@ static const mpt__words mpt__ref_words = {1.0,
                                           false,
                                           &mpt__convert_portable,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
-                                          {MPT__REF_UNARY(MPT__ROW)},
+                                          {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW)
+                                               mpt__ref_unary_SPLAT},
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) mpt__ref_binary_##id,
-                                          {MPT__REF_BINARY(MPT__ROW)},
+                                          {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)},
 #undef MPT__ROW
                                           mpt__ref_peak,
                                           mpt__ref_add_lanes,

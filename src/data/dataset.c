@@ -314,7 +314,7 @@ static MPT__INLINE float mpt__normalised(const mpt__delivery *delivery, float va
 static void mpt__delivery_begin(mpt_context *context, mpt__delivery *delivery,
                                 const mpt__dataset *dataset, mpt_dtype to) {
     memset(delivery, 0, sizeof *delivery);
-    delivery->convert = mpt__convert_table_for(context->config.isa);
+    delivery->convert = context->convert;
     delivery->from = dataset->dtype;
     delivery->to = to;
     delivery->normalised = dataset->normalised;

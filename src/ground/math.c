@@ -1,15 +1,10 @@
 /* ---------------------------------------------------------------------------------------------
- * ground/math.c: exp, log, tanh, erf and their kin without the C library, whose bits differ from
- * one platform to the next.
+ * ground/math.c: exp, log, tanh, erf and their kin in double, without the C library, whose bits
+ * differ from one platform to the next.
  *
  * Everything here is made of + - * / sqrt and integer operations in a fixed order, so every
- * compiler and CPU gives the same bits. The float functions exist for 1, 4 (NEON), 8 (AVX2) and 16
- * (AVX-512) lanes from one text, MPT__MATH_FUNCTIONS, and agree bit for bit (NaN: as a class) as
- * long as denormals are treated alike; nothing may be contracted to FMA. Their polynomials were
- * fitted for the least maximal relative error, coefficients rounded to float one by one.
- *
- * float, measured, in ulp: log 0.80, exp 0.99, erf 1.29, tanh 1.33, sigmoid 2.41. double: about
- * 1e-15 relative.
+ * compiler and CPU gives the same bits; nothing may be contracted to FMA. Relative errors are about
+ * 1e-15. Those of floats are in cpu/template/math.c.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__GROUND_MATH_INCLUDED
 #define MPT__GROUND_MATH_INCLUDED
@@ -17,162 +12,9 @@
 #include <math.h>
 
 #include "ground/random.c"
-#include "ground/convert.c"
+#include "ground/dtype.c"
 
-/* ==== The float functions ==== */
-
-#define MPT__ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low bits */
-#define MPT__ROUND_MAGIC_BITS 0x4b400000
-#define MPT__LOG2_E_F 1.44269504f
-#define MPT__LN2_HIGH_F 0.693359375f /* 10 bits: times any exponent it is exact */
-#define MPT__LN2_LOW_F (-2.12194440e-4f)
-#define MPT__SQRT_HALF_BITS 0x3f3504f3
-#define MPT__TANH_SWITCH_BITS 0x3f200000 /* 0.625 */
-#define MPT__ERF_SWITCH_BITS 0x3f666666  /* 0.9 */
-#define MPT__SIGN_BIT (-0x7fffffff - 1)
-
-/* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
-static const float mpt__exp_coefficients[5] = {0.49999994f, 0.166665211f, 0.0416682735f,
-                                               0.00836868584f, 0.00138201355f};
-/* log(1+f) = f - f^2/2 + f^3 P(f) for sqrt(1/2) <= 1+f <= sqrt(2); error 7.7e-10. */
-static const float mpt__log_coefficients[9] = {0.333333135f,  -0.250000089f, 0.200020716f,
-                                               -0.166679904f, 0.142203629f,  -0.124062076f,
-                                               0.118834704f,  -0.116701923f, 0.0674955621f};
-/* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
-static const float mpt__tanh_coefficients[6] = {-0.333333313f, 0.133332208f,    -0.0539481789f,
-                                                0.021706894f,  -0.00819001347f, 0.00215268368f};
-/* erf(x) = x + x P(x^2) for |x| <= 0.9; error 8.9e-10. */
-static const float mpt__erf_small_coefficients[7] = {
-    0.128379166f,   -0.376126289f,    0.112836242f,   -0.02685556f,
-    0.00519175315f, -0.000803975272f, 7.94310035e-05f};
-/* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
-static const float mpt__erf_large_coefficients[7] = {
-    -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
-    0.0223151781f,    -0.00306548341f, 0.000198219554f};
-
-#define MPT__HORNER(V, i) \
-    if ((i) < n - 1) sum = V##_add(V##_mul(sum, x), V##_set(c[i]))
-
-/* y 2^k, with k in the low bits of t = k + MPT__ROUND_MAGIC: in two factors, since k alone may lie
-   outside the exponents of a float. */
-#define MPT__MATH_SCALE(SPEC, V) \
-    SPEC V##_f V##_scale(V##_f y, V##_f t) { \
-        V##_i k = V##_isub(V##_bits(t), V##_iset(MPT__ROUND_MAGIC_BITS)); \
-        V##_i half = V##_sar1(k); \
-        V##_f factor1 = V##_float(V##_shl23(V##_iadd(half, V##_iset(127)))); \
-        V##_f factor2 = V##_float(V##_shl23(V##_iadd(V##_isub(k, half), V##_iset(127)))); \
-        return V##_mul(V##_mul(y, factor1), factor2); \
-    }
-
-/* Defines the float functions in the vocabulary V; SPEC goes before each, NAME(exp) is its name.
- *   exp       any x; overflow gives infinity, results round to denormals as they should
- *   log       natural; -infinity for zeros, NaN below
- *   sigmoid   1 / (1 + exp(-x)), without loss on either side
- *   tanh erf  odd; +-1 for large |x|; the sign of zero stays */
-#define MPT__MATH_FUNCTIONS(SPEC, NAME, V) \
-    /* The sum of c[i] x^i, i < n <= 9, by Horner's rule; gcc -O2 would leave a loop one. */ \
-    SPEC V##_f V##_polynomial(V##_f x, const float *c, int n) { \
-        V##_f sum = V##_set(c[n - 1]); \
-        MPT__HORNER(V, 7); \
-        MPT__HORNER(V, 6); \
-        MPT__HORNER(V, 5); \
-        MPT__HORNER(V, 4); \
-        MPT__HORNER(V, 3); \
-        MPT__HORNER(V, 2); \
-        MPT__HORNER(V, 1); \
-        MPT__HORNER(V, 0); \
-        return sum; \
-    } \
- \
-    SPEC V##_f NAME(exp)(V##_f x) { \
-        /* Beyond these limits the result is zero or infinity anyway; NaN passes both. */ \
-        V##_f in = V##_smaller(V##_set(89.0f), V##_larger(V##_set(-104.0f), x)); \
-        V##_f t = V##_add(V##_mul(in, V##_set(MPT__LOG2_E_F)), V##_set(MPT__ROUND_MAGIC)); \
-        V##_f n = V##_sub(t, V##_set(MPT__ROUND_MAGIC)); \
-        V##_f high = V##_sub(in, V##_mul(n, V##_set(MPT__LN2_HIGH_F))); \
-        V##_f r = V##_sub(high, V##_mul(n, V##_set(MPT__LN2_LOW_F))); \
-        V##_f p = V##_polynomial(r, mpt__exp_coefficients, 5); \
-        V##_f y = V##_add(V##_add(V##_mul(V##_mul(p, r), r), r), V##_set(1.0f)); \
-        return V##_scale(y, t); \
-    } \
- \
-    SPEC V##_f NAME(log)(V##_f x) { \
-        V##_i bits = V##_bits(x); \
-        V##_m denormal = V##_igt(V##_iset(0x00800000), bits); \
-        V##_f scaled = V##_select(denormal, V##_mul(x, V##_set(33554432.0f)), x); \
-        V##_f shift = V##_select(denormal, V##_set(-25.0f), V##_set(0.0f)); \
-        /* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). */ \
-        V##_i k = V##_sar23(V##_isub(V##_bits(scaled), V##_iset(MPT__SQRT_HALF_BITS))); \
-        V##_f e = V##_add(V##_convert(k), shift); \
-        V##_f f = V##_sub(V##_float(V##_isub(V##_bits(scaled), V##_shl23(k))), V##_set(1.0f)); \
-        V##_f square = V##_mul(f, f); \
-        V##_f y = V##_mul(V##_mul(V##_polynomial(f, mpt__log_coefficients, 9), f), square); \
-        y = V##_add(y, V##_mul(e, V##_set(MPT__LN2_LOW_F))); \
-        y = V##_sub(y, V##_mul(square, V##_set(0.5f))); \
-        y = V##_add(V##_add(y, f), V##_mul(e, V##_set(MPT__LN2_HIGH_F))); \
-        /* Infinity and NaN; then what is not above zero; then the zeros among that. */ \
-        y = V##_select(V##_igt(bits, V##_iset(0x7f7fffff)), V##_add(x, x), y); \
-        y = V##_select(V##_igt(V##_iset(1), bits), V##_float(V##_iset(0x7fc00000)), y); \
-        return V##_select(V##_igt(V##_iset(1), V##_iand(bits, V##_iset(0x7fffffff))), \
-                          V##_float(V##_iset(-0x00800000)), y); \
-    } \
- \
-    SPEC V##_f NAME(sigmoid)(V##_f x) { \
-        V##_f e = NAME(exp)(V##_float(V##_ior(V##_bits(x), V##_iset(MPT__SIGN_BIT)))); \
-        V##_m negative = V##_igt(V##_iset(0), V##_bits(x)); \
-        V##_f above = V##_select(negative, e, V##_set(1.0f)); \
-        return V##_div(above, V##_add(e, V##_set(1.0f))); \
-    } \
- \
-    SPEC V##_f NAME(tanh)(V##_f x) { \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
-        V##_f square = V##_mul(a, a); \
-        V##_f p = V##_polynomial(square, mpt__tanh_coefficients, 6); \
-        V##_f lesser = V##_add(a, V##_mul(V##_mul(square, a), p)); \
-        V##_f e = V##_add(NAME(exp)(V##_add(a, a)), V##_set(1.0f)); \
-        V##_f large = V##_sub(V##_set(1.0f), V##_div(V##_set(2.0f), e)); \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__TANH_SWITCH_BITS)); \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
-    } \
- \
-    SPEC V##_f NAME(erf)(V##_f x) { \
-        V##_i sign = V##_iand(V##_bits(x), V##_iset(MPT__SIGN_BIT)); \
-        V##_f a = V##_float(V##_iand(V##_bits(x), V##_iset(0x7fffffff))); \
-        V##_f p = V##_polynomial(V##_mul(a, a), mpt__erf_small_coefficients, 7); \
-        V##_f lesser = V##_add(a, V##_mul(a, p)); \
-        V##_f in = V##_smaller(V##_set(4.0f), a); \
-        V##_f q = V##_polynomial(in, mpt__erf_large_coefficients, 7); \
-        V##_f large = V##_sub(V##_set(1.0f), NAME(exp)(q)); \
-        V##_m is_large = V##_igt(V##_bits(a), V##_iset(MPT__ERF_SWITCH_BITS)); \
-        return V##_float(V##_ior(V##_bits(V##_select(is_large, large, lesser)), sign)); \
-    }
-
-/* mpt__expf mpt__logf mpt__sigmoidf mpt__tanhf mpt__erff */
-#define MPT__NAME_SCALAR(name) mpt__##name##f
-MPT__MATH_SCALE(MPT__V1, mpt__v1)
-MPT__MATH_FUNCTIONS(MPT__V1, MPT__NAME_SCALAR, mpt__v1)
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-/* mpt__avx2_exp8 and so on; mpt__avx512_exp16 and so on. */
-#define MPT__NAME_AVX2(name) mpt__avx2_##name##8
-#define MPT__NAME_AVX512(name) mpt__avx512_##name##16
-MPT__MATH_SCALE(MPT__V8, mpt__v8)
-MPT__V16 __m512 mpt__v16_scale(__m512 y, __m512 t) {
-    return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, mpt__v16_sub(t, mpt__v16_set(MPT__ROUND_MAGIC)));
-}
-MPT__MATH_FUNCTIONS(MPT__V8, MPT__NAME_AVX2, mpt__v8)
-MPT__MATH_FUNCTIONS(MPT__V16, MPT__NAME_AVX512, mpt__v16)
-#endif
-
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-/* mpt__neon_exp4 and so on. */
-#define MPT__NAME_NEON(name) mpt__neon_##name##4
-MPT__MATH_SCALE(MPT__V4, mpt__v4)
-MPT__MATH_FUNCTIONS(MPT__V4, MPT__NAME_NEON, mpt__v4)
-#endif
-
-/* ==== double ==== */
+/* ==== Functions ==== */
 
 #define MPT__NAN_F64 mpt__f64_from_bits(UINT64_C(0x7ff8000000000000))
 #define MPT__INF_F64 mpt__f64_from_bits(UINT64_C(0x7ff0000000000000))

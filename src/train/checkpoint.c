@@ -880,7 +880,7 @@ static bool mpt__copy_begin(mpt__copy *copy, mpt__archive *a, const mpt__weights
     copy->entry = entry;
     copy->path = weight->path;
     copy->tensor = weight->tensor;
-    copy->convert = mpt__convert_table_for(a->context->config.isa);
+    copy->convert = a->context->convert;
     copy->from = entry->dtype;
     copy->to = weight->tensor->dtype;
     copy->shape = mpt__archive_shape(a, entry);

@@ -10,6 +10,7 @@
 #define MPT__WAIST_LAUNCH_INCLUDED
 
 #include "face/models.h"
+#include "waist/functions.h"
 
 #define MPT__MAX_OPERANDS 10
 #define MPT__MAX_SLOTS 8
@@ -370,84 +371,14 @@ typedef enum mpt__kernel {
 #define MPT__MARGIN_SLOPE (p - c + a > 0 ? d * (r == 2 ? 2 * (p - c + a) : 1) : 0)
 #define MPT__COSINE_SIGN (d == 1 ? -1.0f : d == -1 && a / e > p ? 1.0f : 0.0f)
 
-/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. a = in0, b = in1, c =
-   imm[0], d = imm[1], s = slot. Those that give bool compare integers exactly. */
+/* The functions of UNARY, BINARY, REDUCE, SOFTMAX, RANDOM and MOMENTS. Those that give bool compare
+   integers exactly. */
 typedef enum mpt__function {
     MPT__FN_NONE = 0,
-    /* unary */
-    MPT__FN_NEG,
-    MPT__FN_EXP,
-    MPT__FN_LOG,
-    MPT__FN_SQRT,
-    MPT__FN_RELU,
-    MPT__FN_GELU,
-    MPT__FN_GELU_TANH,
-    MPT__FN_TANH,
-    MPT__FN_SIGMOID,
-    MPT__FN_ADD_SCALAR, /* a + c */
-    MPT__FN_MUL_SCALAR, /* a * c */
-    MPT__FN_MUL_SLOT,   /* a * s */
-    MPT__FN_ISNAN,
-    MPT__FN_ISINF, /* bool out */
-    MPT__FN_NOT,   /* bool out; a == 0 */
-    MPT__FN_LOG1P,
-    MPT__FN_RSQRT,
-    MPT__FN_ABS,
-    MPT__FN_SIGN,
-    MPT__FN_SIN,
-    MPT__FN_COS,
-    MPT__FN_CLAMP,      /* min(max(a, c), d); NaN passes */
-    MPT__FN_POW_SCALAR, /* a^c */
-    MPT__FN_LEAKY_RELU, /* a > 0 ? a : c a */
-    MPT__FN_ELU,        /* a > 0 ? a : c (exp(a) - 1) */
-    MPT__FN_SILU,
-    MPT__FN_SOFTPLUS,     /* c a > d ? a : log(1 + exp(c a)) / c */
-    MPT__FN_FINITE,       /* |a| infinite ? 0 : a */
-    MPT__FN_ONE_FOR_ZERO, /* a == 0 ? 1 : a */
-    /* binary */
-    MPT__FN_ADD,
-    MPT__FN_SUB,
-    MPT__FN_MUL,
-    MPT__FN_DIV,
-    MPT__FN_EQUAL, /* bool out, from here to OR */
-    MPT__FN_NOT_EQUAL,
-    MPT__FN_LESS,
-    MPT__FN_LESS_EQUAL,
-    MPT__FN_GREATER,
-    MPT__FN_GREATER_EQUAL,
-    MPT__FN_AND,
-    MPT__FN_OR,
-    MPT__FN_MINIMUM, /* NaN wins */
-    MPT__FN_MAXIMUM,
-    MPT__FN_POW,
-    MPT__FN_KEEP,         /* a == 0 ? -0 : a b; adding -0 changes nothing */
-    MPT__FN_DROP,         /* a != 0 ? -0 : b */
-    MPT__FN_SHARE,        /* a < b ? 0 : a == b ? 1/2 : 1 */
-    MPT__FN_POW_SLOPE,    /* of a^b by a; 0 for b = 0 */
-    MPT__FN_POW_EXPONENT, /* of a^b by b; 0 for a = 0 <= b */
-    /* backward: a = saved value, b = dy */
-    MPT__FN_RELU_BACKWARD,      /* saved output; a <= 0 ? 0 : b */
-    MPT__FN_GELU_BACKWARD,      /* saved input */
-    MPT__FN_GELU_TANH_BACKWARD, /* saved input */
-    MPT__FN_TANH_BACKWARD,      /* saved output */
-    MPT__FN_SIGMOID_BACKWARD,   /* saved output */
-    MPT__FN_SQRT_BACKWARD,      /* saved output; b / (2 a) */
-    MPT__FN_LOG1P_BACKWARD,     /* from here on, unless it says otherwise: saved input */
-    MPT__FN_RSQRT_BACKWARD,     /* saved output */
-    MPT__FN_ABS_BACKWARD,
-    MPT__FN_SIN_BACKWARD,
-    MPT__FN_COS_BACKWARD,
-    MPT__FN_CLAMP_BACKWARD,    /* c < a < d ? b : 0 */
-    MPT__FN_HARDTANH_BACKWARD, /* a <= c || a >= d ? 0 : b */
-    MPT__FN_POW_SCALAR_BACKWARD,
-    MPT__FN_LEAKY_RELU_BACKWARD,
-    MPT__FN_ELU_BACKWARD,
-    MPT__FN_SILU_BACKWARD,
-    MPT__FN_SOFTPLUS_BACKWARD,
-    MPT__FN_RATIO,              /* a == 0 ? 0 : b / a */
-    MPT__FN_SQUARED_DIFFERENCE, /* (a - b)^2 */
-    MPT__FN_EXP_DIFFERENCE,     /* exp(a - b) */
-    MPT__FN_PROD_SHARE,         /* b zeros in a product: b == 0 ? 1 / a : b == 1 && a == 0 */
+#define MPT__ROW(id, ns, value) MPT__FN_##id,
+    MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW)
+    MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)
+#undef MPT__ROW
     /* reductions */
     MPT__FN_SUM,
     MPT__FN_MEAN,

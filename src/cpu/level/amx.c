@@ -342,8 +342,7 @@ static void mpt__amx_sums(int64_t depth, const char *a, const char *b, bool down
 }
 
 /* Where C has no room for it, a tile is summed beside C. */
-static void mpt__amx_tile_of(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                             float *c, int64_t ldc, int rows, int columns, int how, int products) {
+static void mpt__amx_tile_of(MPT__TILE_TAKES, int products) {
     MPT__ALIGN(64) float beside[MPT__AMX_WIDTH * MPT__AMX_WIDTH];
     const bool down = rows > 16, across = columns > 16, add = (how & MPT__GEMM_ADD) != 0;
     const bool room = (how & MPT__GEMM_ROOM) || (rows == 32 && columns == 32);
@@ -377,25 +376,31 @@ enum { MPT__AMX_RATE = 4 };
 enum { MPT__AMX_RATE = 400 };
 #endif
 
-#define MPT__AMX_VARIANT(N, PRODUCTS, DEPTH, RATE) \
-    static void N##_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                         float *c, int64_t ldc, int rows, int columns, int how) { \
-        mpt__amx_tile_of(depth, a, b, c, ldc, rows, columns, how, PRODUCTS); \
-    } \
-    static bool N##_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
-                         int64_t count, int64_t k, int64_t depth) { \
-        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, \
-                                (PRODUCTS) > 1 ? 2 : 1); \
-    } \
-    static const mpt__gemm_level N##_gemm_level = { \
-        32, 32, 0, (PRODUCTS) > 1 ? 4 : 2, MPT__AMX_K, DEPTH, 256, RATE, N##_tile, NULL, \
-        NULL, 0, NULL, NULL, N##_pack, MPT__PAIRS_BASE(load), mpt__pairs_finish, \
-        mpt__amx_bracket, mpt__amx_choose, (PRODUCTS) > 1, false, 0};
-
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
-MPT__AMX_VARIANT(mpt__amx, 1, 1024, MPT__AMX_RATE)
-MPT__AMX_VARIANT(mpt__amx_split, 4, 832, MPT__AMX_RATE / 3)
-MPT__AMX_VARIANT(mpt__amx_fast, 3, 832, MPT__AMX_RATE / 3)
+
+/* N: products of the parts of two values, 1 where each has one, else 4, or 3 without lo lo. */
+#define MPT__AMX_TILE_OF(name, N) \
+    static void name(MPT__TILE_TAKES) { mpt__amx_tile_of(MPT__TILE_GIVES, N); }
+#define MPT__AMX_PACK_OF(name, PARTS) \
+    static bool name(void *panel, bool b, const mpt__gemm_side *side, int64_t outer, \
+                     int64_t count, int64_t k, int64_t depth) { \
+        return mpt__amx_pack_of(panel, b, side, outer, count, k, depth, PARTS); \
+    }
+MPT__AMX_TILE_OF(mpt__amx_tile, 1)
+MPT__AMX_TILE_OF(mpt__amx_split_tile, 4)
+MPT__AMX_TILE_OF(mpt__amx_fast_tile, 3)
+MPT__AMX_PACK_OF(mpt__amx_pack, 1)
+MPT__AMX_PACK_OF(mpt__amx_split_pack, 2)
+
+#define MPT__AMX_LEVEL(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
+    {32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
+     MPT__PAIRS_BASE(load), mpt__pairs_finish, mpt__amx_bracket, mpt__amx_choose, REFUSES, false, 0}
+static const mpt__gemm_level mpt__amx_gemm_level =
+    MPT__AMX_LEVEL(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
+static const mpt__gemm_level mpt__amx_split_gemm_level =
+    MPT__AMX_LEVEL(mpt__amx_split_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
+static const mpt__gemm_level mpt__amx_fast_gemm_level =
+    MPT__AMX_LEVEL(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 
 #ifndef MPTRAIN_EMULATE_AMX
 /* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
@@ -412,8 +417,10 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
 #ifndef MPTRAIN_EMULATE_AMX
-static const mpt__gemm_level mpt__amx_other_gemm_level =
-    MPT__GEMM_LEVEL_OF(mpt__avx512, 16, 8, 14, 8, 336, 32, mpt__pairs_finish, true);
+static const mpt__gemm_level mpt__amx_other_gemm_level = {
+    14, 32, 8, 4, 1, 384, 336, 32, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct,
+    MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8, mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot,
+    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__pairs_finish, NULL, NULL, false, true, 8};
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {

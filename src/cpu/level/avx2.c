@@ -4,16 +4,71 @@
 #ifndef MPT__CPU_LEVEL_AVX2_INCLUDED
 #define MPT__CPU_LEVEL_AVX2_INCLUDED
 
-#include "cpu/template/words.c"
+#include "cpu/vectors.h"
 
 #ifdef MPT__SIMD_X86
 #define MPT__HAS_AVX2 1
 
-/* ==== Vector layer: 8 floats, in addition to the words of ground/math.c ==== */
-
 #define MPT__AVX2 MPT__TARGET("avx2,fma,f16c") static
 #define MPT__AVX2_OP MPT__TARGET("avx2,fma,f16c") static MPT__FORCE_INLINE
 
+/* ==== Words: arithmetic, integers ==== */
+
+typedef __m256 mpt__v8_f;
+typedef __m256i mpt__v8_i;
+typedef __m256i mpt__v8_m;
+
+MPT__ARITHMETIC(MPT__AVX2_OP, mpt__v8, _mm256_, _ps)
+MPT__AVX2_OP __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
+MPT__AVX2_OP __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+MPT__AVX2_OP __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_bits(__m256 a) { return _mm256_castps_si256(a); }
+MPT__AVX2_OP __m256i mpt__v8_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+MPT__AVX2_OP __m256 mpt__v8_float(__m256i a) { return _mm256_castsi256_ps(a); }
+MPT__AVX2_OP __m256 mpt__v8_convert(__m256i a) { return _mm256_cvtepi32_ps(a); }
+MPT__AVX2_OP __m256i mpt__v8_iset(int32_t a) { return _mm256_set1_epi32(a); }
+MPT__AVX2_OP __m256i mpt__v8_iadd(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_isub(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_iand(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_ior(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
+MPT__AVX2_OP __m256i mpt__v8_shl23(__m256i a) { return _mm256_slli_epi32(a, 23); }
+MPT__AVX2_OP __m256i mpt__v8_shr16(__m256i a) { return _mm256_srli_epi32(a, 16); }
+MPT__AVX2_OP __m256i mpt__v8_sar1(__m256i a) { return _mm256_srai_epi32(a, 1); }
+MPT__AVX2_OP __m256i mpt__v8_sar23(__m256i a) { return _mm256_srai_epi32(a, 23); }
+MPT__AVX2_OP __m256i mpt__v8_igt(__m256i a, __m256i b) { return _mm256_cmpgt_epi32(a, b); }
+MPT__AVX2_OP __m256 mpt__v8_select(__m256i m, __m256 a, __m256 b) {
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(m));
+}
+
+MPT__ROUND_BF16(MPT__AVX2_OP, mpt__v8, mpt__avx2_round_bf16)
+/* The same without a NaN. */
+MPT__AVX2_OP __m256i mpt__avx2_round_number(__m256i bits) {
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i below = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
+    return _mm256_srli_epi32(_mm256_add_epi32(below, odd), 16);
+}
+/* Two of them in a row. That there is a NaN is seldom. */
+MPT__AVX2_OP __m256i mpt__avx2_round_two(__m256 a, __m256 b) {
+    __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
+    if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0)
+        low = mpt__avx2_round_bf16(low), high = mpt__avx2_round_bf16(high);
+    else
+        low = mpt__avx2_round_number(low), high = mpt__avx2_round_number(high);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+}
+
+/* ==== Words: floats, memory ==== */
+
+MPT__AVX2_OP mpt__v8_f mpt__v8_negate(mpt__v8_f a) {
+    return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_abs(mpt__v8_f a) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+MPT__AVX2_OP mpt__v8_m mpt__v8_is_inf(mpt__v8_f a) {
+    const __m256 infinity = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+    return _mm256_castps_si256(_mm256_cmp_ps(mpt__v8_abs(a), infinity, _CMP_EQ_OQ));
+}
 MPT__AVX2_OP mpt__v8_f mpt__v8_zero(void) { return _mm256_setzero_ps(); }
 MPT__AVX2_OP mpt__v8_f mpt__v8_load(const float *p) { return _mm256_loadu_ps(p); }
 MPT__AVX2_OP void mpt__v8_store(float *p, mpt__v8_f v) { _mm256_storeu_ps(p, v); }
@@ -100,25 +155,20 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
     }
 }
 
-/* Transposes 4 rows of W: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-#define MPT__X86_TRANSPOSE4(OP, V, P) \
-    OP void V##_transpose4(V##_f *r0, V##_f *r1, V##_f *r2, V##_f *r3) { \
-        V##_f low01 = P##_unpacklo_ps(*r0, *r1), high01 = P##_unpackhi_ps(*r0, *r1); \
-        V##_f low23 = P##_unpacklo_ps(*r2, *r3), high23 = P##_unpackhi_ps(*r2, *r3); \
-        *r0 = P##_shuffle_ps(low01, low23, 0x44); \
-        *r1 = P##_shuffle_ps(low01, low23, 0xee); \
-        *r2 = P##_shuffle_ps(high01, high23, 0x44); \
-        *r3 = P##_shuffle_ps(high01, high23, 0xee); \
-    }
-MPT__X86_TRANSPOSE4(MPT__AVX2_OP, mpt__v8, _mm256)
+/* Transposes 4 rows: lane 4 l + j of row r becomes lane 4 l + r of column j. */
+MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2,
+                                    mpt__v8_f *r3) {
+    const mpt__v8_f low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
+    const mpt__v8_f low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
+    *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
+    *r1 = _mm256_shuffle_ps(low01, low23, 0xee);
+    *r2 = _mm256_shuffle_ps(high01, high23, 0x44);
+    *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
+}
 
-/* Loads quarter l (4 lanes) from p + l * step, or stores it there. */
+/* Loads quarter l (4 lanes) from p + l * step. */
 MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
-}
-MPT__AVX2_OP void mpt__v8_store_quads(float *p, int64_t step, mpt__v8_f v) {
-    _mm_storeu_ps(p, _mm256_castps256_ps128(v));
-    _mm_storeu_ps(p + step, _mm256_extractf128_ps(v, 1));
 }
 
 /* Stores past the caches, aligned; a fence makes them seen by other threads. */
@@ -142,8 +192,6 @@ MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m
     __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s4, s5), _mm256_hadd_ps(s6, s7));
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
-
-MPT__SIMD_WORDS(MPT__AVX2_OP, mpt__v8, MPT__NAME_AVX2)
 
 /* Doubles made of the floats of a vector. */
 typedef struct mpt__v8_d {
@@ -186,6 +234,48 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
     _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
 }
 
+/* gemm_quads: four floats from p and from every 4th line on, of `lines` that are `row` bytes apart;
+   zeros past them. gemm_octs: of eight halves. store_sums: sums of 8 vectors over their lanes.
+   store_both: two vectors, one behind the other. */
+MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
+    return _mm_loadu_ps((const float *)(const void *)p);
+}
+MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines) {
+    __m256 v = _mm256_setzero_ps();
+    if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
+    if (lines <= 4) return v;
+    return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
+}
+MPT__AVX2_OP void mpt__v8_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                     mpt__v8_f *low, mpt__v8_f *high) {
+    __m128i a = _mm_setzero_si128(), b = a;
+    if (lines > 0) a = _mm_loadu_si128((const __m128i *)(const void *)p);
+    if (lines > 4) b = _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * row));
+    if (dtype == MPT_F16) {
+        const __m256 v = _mm256_cvtph_ps(a), w = _mm256_cvtph_ps(b);
+        *low = _mm256_permute2f128_ps(v, w, 0x20), *high = _mm256_permute2f128_ps(v, w, 0x31);
+        return;
+    }
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+    *low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), both));
+    *high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), both));
+}
+MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
+                                     mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
+                                     mpt__v8_f s7) {
+    _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
+}
+MPT__AVX2_OP void mpt__v8_store_both(void *p, mpt__v8_f a, mpt__v8_f b, int dtype) {
+    if (dtype == MPT_BF16) {
+        _mm256_storeu_si256((__m256i *)p, mpt__avx2_round_two(a, b));
+        return;
+    }
+    mpt__v8_store_as(p, a, 8, dtype);
+    mpt__v8_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
+}
+
+/* ==== Kernels of its own ==== */
+
 MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
                               int16_t infinity) {
     const __m256i zero = _mm256_setzero_si256(), bound = _mm256_set1_epi16(infinity);
@@ -201,22 +291,39 @@ MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, 
 
 /* ==== The level ==== */
 
-MPT__SIMD_ROWS(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8)
-/* Values as in MPT__SIMD_UNARY and MPT__SIMD_BINARY. Wider vectors would gain nothing. */
+static bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
+                             float c);
+#define MPT__V(word) mpt__v8_##word
+#define MPT__LEVEL(name) mpt__avx2_##name
+#define MPT__WIDTH 8
+#define MPT__FN MPT__AVX2
+#define MPT__OP MPT__AVX2_OP
+#define MPT__BELOW(name) mpt__ref_##name
+#define MPT__SLOWNESS 0.15
+#define MPT__STREAM mpt__avx2_stream
+#define MPT__GATE mpt__avx2_gate
+#define MPT__U8_TO_HALF mpt__portable_u8_to_half
+#define MPT__TILE_FEW 2
+#define MPT__TILE_MIDDLE 4
+#define MPT__TILE_ROWS 6
+#define MPT__DIRECT_ROWS 6
+#define MPT__CHUNK_ROWS 168
+#define MPT__RATE 32
+#define MPT__IN_PLACE false
+#include "cpu/template/level.c"
+
+/* Values as in waist/functions.h. Wider vectors would gain nothing. */
 #define MPT__STREAM_CASE(id, value) \
     case MPT__FN_##id: \
         for (; n > 0; n -= 8, out += 8, x += 8, y += 8) { \
-            const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32); \
-            if (n >= 8) \
-                mpt__v8_stream(out, value); \
-            else \
-                mpt__v8_store_as(out, value, n, MPT_F32); \
+            const mpt__v8_f a = mpt__v8_load_as(x, n, MPT_F32), to = value; \
+            n >= 8 ? mpt__v8_stream(out, to) : mpt__v8_store_as(out, to, n, MPT_F32); \
         } \
         break;
 #define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
 MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
                                 float c) {
-    const mpt__v8_f by = mpt__v8_set(c), zero = mpt__v8_zero();
+    const mpt__v8_f by = mpt__v8_set(c);
     switch (function) {
         MPT__STREAM_CASE(RELU, mpt__v8_relu(a))
         MPT__STREAM_CASE(ADD_SCALAR, mpt__v8_add(a, by))
@@ -225,18 +332,13 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
         MPT__STREAM_CASE(SUB, mpt__v8_sub(a, MPT__STREAM_B))
         MPT__STREAM_CASE(MUL, mpt__v8_mul(a, MPT__STREAM_B))
         MPT__STREAM_CASE(DIV, mpt__v8_div(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(RELU_BACKWARD,
-                         mpt__v8_select(mpt__v8_greater(a, zero), MPT__STREAM_B,
-                                        mpt__v8_select(mpt__v8_is_nan(a), MPT__STREAM_B, zero)))
+        MPT__STREAM_CASE(RELU_BACKWARD, mpt__v8_gate(a, MPT__STREAM_B))
     default:
         return false;
     }
     mpt__v8_fence();
     return true;
 }
-
-MPT__SIMD_LEVEL(MPT__AVX2, MPT__AVX2_OP, mpt__avx2, mpt__v8, 8, MPT__NAME_AVX2, mpt__ref,
-                &mpt__convert_avx2, mpt__avx2_stream, mpt__avx2_gate, 0.15)
 
 #endif
 #endif

@@ -9,12 +9,83 @@
 #ifdef MPT__SIMD_X86
 #define MPT__HAS_AVX512 1
 
-/* ==== Vector layer: 16 floats; contracts as in cpu/level/avx2.c ==== */
-
 #define MPT__AVX512 MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static
 #define MPT__AVX512_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,f16c,fma") static MPT__FORCE_INLINE
 
+/* ==== Words: arithmetic, integers; contracts as in cpu/level/avx2.c ==== */
+
+typedef __m512 mpt__v16_f;
+typedef __m512i mpt__v16_i;
+typedef __mmask16 mpt__v16_m;
+#define MPT__V16_ALL ((__mmask16)0xffff) /* without a mask, gcc warns about its own header */
+
+MPT__ARITHMETIC(MPT__AVX512_OP, mpt__v16, _mm512_, _ps)
+MPT__AVX512_OP __m512 mpt__v16_set(float a) { return _mm512_set1_ps(a); }
+MPT__AVX512_OP __m512 mpt__v16_larger(__m512 a, __m512 b) {
+    return _mm512_maskz_max_ps(MPT__V16_ALL, a, b);
+}
+MPT__AVX512_OP __m512 mpt__v16_smaller(__m512 a, __m512 b) {
+    return _mm512_maskz_min_ps(MPT__V16_ALL, a, b);
+}
+MPT__AVX512_OP __m512i mpt__v16_bits(__m512 a) { return _mm512_castps_si512(a); }
+MPT__AVX512_OP __m512i mpt__v16_words(const void *p) { return _mm512_loadu_si512(p); }
+MPT__AVX512_OP __m512 mpt__v16_float(__m512i a) { return _mm512_castsi512_ps(a); }
+MPT__AVX512_OP __m512 mpt__v16_convert(__m512i a) {
+    return _mm512_maskz_cvtepi32_ps(MPT__V16_ALL, a);
+}
+MPT__AVX512_OP __m512i mpt__v16_iset(int32_t a) { return _mm512_set1_epi32(a); }
+MPT__AVX512_OP __m512i mpt__v16_iadd(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_isub(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_iand(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_ior(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
+MPT__AVX512_OP __m512i mpt__v16_shl23(__m512i a) {
+    return _mm512_maskz_slli_epi32(MPT__V16_ALL, a, 23);
+}
+MPT__AVX512_OP __m512i mpt__v16_sar23(__m512i a) {
+    return _mm512_maskz_srai_epi32(MPT__V16_ALL, a, 23);
+}
+MPT__AVX512_OP __mmask16 mpt__v16_igt(__m512i a, __m512i b) {
+    return _mm512_cmpgt_epi32_mask(a, b);
+}
+MPT__AVX512_OP __m512 mpt__v16_select(__mmask16 m, __m512 a, __m512 b) {
+    return _mm512_mask_blend_ps(m, b, a);
+}
+MPT__AVX512_OP __m512 mpt__v16_scale(__m512 y, __m512 t) {
+    return _mm512_maskz_scalef_ps(MPT__V16_ALL, y, mpt__v16_sub(t, mpt__v16_set(MPT__ROUND_MAGIC)));
+}
+#define MPT__OWN_SCALE
+/* MPT__ROUND_BF16 in fewer instructions, with masks, in place; nan: whether there may be any. */
+MPT__AVX512_OP __m512i mpt__avx512_round_high(__m512i bits, bool nan) {
+    const __m512i half = _mm512_set1_epi32(0x8000), below = _mm512_set1_epi32(0x7fff);
+    const __m512 value = _mm512_castsi512_ps(bits);
+    __mmask16 none = nan ? _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q) : (__mmask16)0;
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __m512i sum = _mm512_mask_add_epi32(_mm512_add_epi32(bits, below), odd, bits, half);
+    return nan ? _mm512_mask_mov_epi32(sum, none, _mm512_set1_epi32(0x7fc00000)) : sum;
+}
+MPT__AVX512_OP __m256i mpt__avx512_round_bf16(__m512i bits) {
+    const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
+                                          0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
+    bits = mpt__avx512_round_high(bits, true);
+    return _mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(0xffffffff, high, bits));
+}
+MPT__AVX512_OP __m256i mpt__avx512_round_f16(__m512 value) {
+    return _mm512_maskz_cvtps_ph(MPT__V16_ALL, value, _MM_FROUND_TO_NEAREST_INT);
+}
+
+/* ==== Words: floats, memory ==== */
+
+MPT__AVX512_OP mpt__v16_f mpt__v16_negate(mpt__v16_f a) {
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+MPT__AVX512_OP mpt__v16_f mpt__v16_abs(mpt__v16_f a) {
+    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
+}
+MPT__AVX512_OP mpt__v16_m mpt__v16_is_inf(mpt__v16_f a) {
+    const __m512 infinity = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000));
+    return _mm512_cmp_ps_mask(mpt__v16_abs(a), infinity, _CMP_EQ_OQ);
+}
 MPT__AVX512_OP mpt__v16_f mpt__v16_zero(void) { return _mm512_setzero_ps(); }
 MPT__AVX512_OP mpt__v16_f mpt__v16_load(const float *p) { return _mm512_loadu_ps(p); }
 MPT__AVX512_OP void mpt__v16_store(float *p, mpt__v16_f v) { _mm512_storeu_ps(p, v); }
@@ -78,7 +149,15 @@ MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtyp
         _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
     }
 }
-MPT__X86_TRANSPOSE4(MPT__AVX512_OP, mpt__v16, _mm512)
+MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
+                                       mpt__v16_f *r3) {
+    const mpt__v16_f low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
+    const mpt__v16_f low23 = _mm512_unpacklo_ps(*r2, *r3), high23 = _mm512_unpackhi_ps(*r2, *r3);
+    *r0 = _mm512_shuffle_ps(low01, low23, 0x44);
+    *r1 = _mm512_shuffle_ps(low01, low23, 0xee);
+    *r2 = _mm512_shuffle_ps(high01, high23, 0x44);
+    *r3 = _mm512_shuffle_ps(high01, high23, 0xee);
+}
 MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step) {
     __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(p));
     v = _mm512_insertf32x4(v, _mm_loadu_ps(p + step), 1);
@@ -87,12 +166,6 @@ MPT__AVX512_OP mpt__v16_f mpt__v16_load_quads(const float *p, int64_t step) {
 }
 MPT__AVX512_OP void mpt__v16_stream(float *p, mpt__v16_f v) { _mm512_stream_ps(p, v); }
 MPT__AVX512_OP void mpt__v16_fence(void) { _mm_sfence(); }
-MPT__AVX512_OP void mpt__v16_store_quads(float *p, int64_t step, mpt__v16_f v) {
-    _mm_storeu_ps(p, _mm512_castps512_ps128(v));
-    _mm_storeu_ps(p + step, _mm512_extractf32x4_ps(v, 1));
-    _mm_storeu_ps(p + 2 * step, _mm512_extractf32x4_ps(v, 2));
-    _mm_storeu_ps(p + 3 * step, _mm512_extractf32x4_ps(v, 3));
-}
 MPT__AVX512_OP float mpt__v16_peak(mpt__v16_f v) {
     return mpt__v8_peak(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
 }
@@ -158,8 +231,6 @@ MPT__AVX512_OP void mpt__v16_in_order(mpt__v16_f *a, mpt__v16_f *b, int dtype) {
 }
 #endif
 
-MPT__SIMD_WORDS(MPT__AVX512_OP, mpt__v16, MPT__NAME_AVX512)
-
 typedef struct mpt__v16_d {
     __m512d low, high;
 } mpt__v16_d;
@@ -204,11 +275,78 @@ MPT__AVX512_OP void mpt__v16_ustore(uint32_t *p, mpt__v16_u a, mpt__v16_u b, mpt
     _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi64(ab, second, cd));
 }
 
+MPT__AVX512_OP mpt__v16_f mpt__v16_gemm_quads(const char *p, int64_t row, int64_t lines) {
+    __m512 v = _mm512_setzero_ps(); /* inserts from memory leave the port of shuffles alone */
+    if (lines > 0) v = _mm512_insertf32x4(v, mpt__v8_quad(p), 0);
+    if (lines > 4) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 4 * row), 1);
+    if (lines > 8) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 8 * row), 2);
+    if (lines > 12) v = _mm512_insertf32x4(v, mpt__v8_quad(p + 12 * row), 3);
+    return v;
+}
+MPT__AVX512_OP void mpt__v16_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                       mpt__v16_f *low, mpt__v16_f *high) {
+    mpt__v8_f v[4];
+    mpt__v8_gemm_octs(p, row, lines, dtype, &v[0], &v[1]);
+    mpt__v8_gemm_octs(p + 8 * row, row, lines - 8, dtype, &v[2], &v[3]);
+    *low = _mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[2], 1);
+    *high = _mm512_insertf32x8(_mm512_castps256_ps512(v[1]), v[3], 1);
+}
+MPT__AVX512_OP void mpt__v16_store_sums(float *to, mpt__v16_f s0, mpt__v16_f s1, mpt__v16_f s2,
+                                        mpt__v16_f s3, mpt__v16_f s4, mpt__v16_f s5, mpt__v16_f s6,
+                                        mpt__v16_f s7) {
+    _mm256_storeu_ps(to, mpt__v16_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
+}
+MPT__AVX512_OP void mpt__v16_store_both(void *p, mpt__v16_f a, mpt__v16_f b, int dtype) {
+    mpt__v16_store_as(p, a, 16, dtype);
+    mpt__v16_store_as((char *)p + 16 * (dtype == MPT_F32 ? 4 : 2), b, 16, dtype);
+}
+
+/* ==== Kernels of its own ==== */
+
+/* Two registers of the table per look-up, the higher bits of the index select among the results. */
+MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_t n,
+                                            const uint16_t table[256]) {
+    __m512i part[8];
+    memcpy(part, table, sizeof part);
+    for (size_t i = 0; i < n; i += 32) {
+        const __mmask32 lanes = 0xffffffffu >> (n - i < 32 ? 32 - (n - i) : 0);
+        const __m512i index =
+            _mm512_maskz_cvtepu8_epi16(lanes, _mm256_maskz_loadu_epi8(lanes, from + i));
+        const __mmask32 bit6 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+        const __mmask32 bit7 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
+        __m512i found[4];
+        found[0] = _mm512_permutex2var_epi16(part[0], index, part[1]);
+        found[1] = _mm512_permutex2var_epi16(part[2], index, part[3]);
+        found[2] = _mm512_permutex2var_epi16(part[4], index, part[5]);
+        found[3] = _mm512_permutex2var_epi16(part[6], index, part[7]);
+        found[0] = _mm512_mask_blend_epi16(bit6, found[0], found[1]);
+        found[2] = _mm512_mask_blend_epi16(bit6, found[2], found[3]);
+        _mm512_mask_storeu_epi16(to + i, lanes, _mm512_mask_blend_epi16(bit7, found[0], found[2]));
+    }
+}
+#define mpt__avx512_rows mpt__avx2_rows
+
 /* ==== The level ==== */
 
-#define mpt__avx512_rows mpt__avx2_rows
-MPT__SIMD_LEVEL(MPT__AVX512, MPT__AVX512_OP, mpt__avx512, mpt__v16, 16, MPT__NAME_AVX512, mpt__avx2,
-                &mpt__convert_avx512, mpt__avx2_stream, mpt__avx2_gate, 0.15)
+#define MPT__V(word) mpt__v16_##word
+#define MPT__LEVEL(name) mpt__avx512_##name
+#define MPT__WIDTH 16
+#define MPT__FN MPT__AVX512
+#define MPT__OP MPT__AVX512_OP
+#define MPT__BELOW(name) mpt__avx2_##name
+#define MPT__SLOWNESS 0.15
+#define MPT__STREAM mpt__avx2_stream
+#define MPT__GATE mpt__avx2_gate
+#define MPT__U8_TO_HALF mpt__avx512_u8_to_half
+#define MPT__TILE_FEW 4
+#define MPT__TILE_MIDDLE 8
+#define MPT__TILE_ROWS 14
+#define MPT__DIRECT_ROWS 8
+#define MPT__CHUNK_ROWS 336
+#define MPT__RATE 32
+#define MPT__IN_PLACE true
+#define MPT__OWN_ROWS
+#include "cpu/template/level.c"
 
 #endif
 #endif

@@ -12,7 +12,7 @@
 #ifndef MPT__CPU_LEVEL_AVX512BF16_INCLUDED
 #define MPT__CPU_LEVEL_AVX512BF16_INCLUDED
 
-#include "cpu/template/gemm.c"
+#include "cpu/level/neon.c"
 
 #if defined(MPT__HAS_AVX512) && \
     (defined(MPTRAIN_EMULATE_AMX) || (defined(__clang__) && __clang_major__ >= 9) || \
@@ -24,9 +24,14 @@
 
 #ifdef MPTRAIN_EMULATE_AMX
 #define MPT__PAIRS_BASE(name) mpt__avx2_gemm_##name
+#define MPT__V(word) mpt__v8_##word
+#define MPT__WIDTH 8
 #define MPT__PAIRS_FN MPT__AVX2
+#define MPT__PAIRS_OP MPT__AVX2_OP
 #else
 #define MPT__PAIRS_BASE(name) mpt__avx512_gemm_##name
+#define MPT__V(word) mpt__v16_##word
+#define MPT__WIDTH 16
 #define MPT__PAIRS_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
 #define MPT__PAIRS_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
@@ -86,8 +91,11 @@ MPT__PAIRS_OP void mpt__pairs_store_both(void *p, mpt__v16_f a, mpt__v16_f b, in
     (void)dtype;
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
-MPT__GEMM_FINISH(MPT__PAIRS_FN, mpt__pairs_finish_half, mpt__v16, 16, mpt__pairs_store_as,
-                 mpt__pairs_store_both, MPT_BF16)
+MPT__PAIRS_FN void mpt__pairs_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+                                          int64_t i, int64_t j, int64_t rows, int64_t columns) {
+    mpt__avx512_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__pairs_store_as,
+                               mpt__pairs_store_both);
+}
 static void mpt__pairs_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__pairs_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
@@ -195,55 +203,67 @@ MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* ==== Tiles ==== */
 
-#define MPT__PAIRS_LINES1(i, V, W) x##i = V##_pairs(x##i, V##_word(&MPT__LINES_A##i), b0);
-#define MPT__PAIRS_LINES2(i, V, W) \
-    { \
-        V##_f s = V##_set(MPT__LINES_A##i); \
-        x##i = V##_pairs(x##i, s, b0); \
-        y##i = V##_pairs(y##i, s, b1); \
-    }
-#define MPT__PAIRS_STORE(i, V, W) \
-    V##_store(c + i * ldc, x##i); \
-    V##_store(c + i * ldc + W, y##i);
-
-#define MPT__PAIRS_BIAS(i, V, W) x##i = V##_add(x##i, b0), y##i = V##_add(y##i, b1);
-#define MPT__PAIRS_RELU(i, V, W) x##i = V##_relu(x##i), y##i = V##_relu(y##i);
-#define MPT__PAIRS_STORE_HALF(i, V, W) V##_store_pair(half + i * ldc, x##i, y##i);
-
-/* A whole tile of ROWS x 2 W, of floats or (HALF) of bf16; sides[1] is read of the latter. */
-#define MPT__PAIRS_TILE(FN, NAME, V, W, ROWS) \
-    FN void NAME(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *sides, \
-                 float *c, int64_t ldc, int how) { \
-        const float *b = mpt__gemm_floats_of(sides), *bias = mpt__gemm_floats_of(sides + 1); \
-        MPT__TILE_LINES(a, true, 0) \
-        MPT__ROWS_##ROWS(MPT__TILE_ZERO2, V, W); \
-        for (; depth > 0; depth -= 2, b += 2 * W) { \
-            V##_f b0 = V##_load(b), b1 = V##_load(b + W); \
-            MPT__ROWS_##ROWS(MPT__PAIRS_LINES2, V, W); \
-            MPT__TILE_NEXT(true); \
-        } \
-        if (ROWS >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) { \
-            uint16_t *half = (uint16_t *)(void *)c; \
-            if (bias != NULL) { \
-                const V##_f b0 = V##_load(bias), b1 = V##_load(bias + W); \
-                MPT__ROWS_##ROWS(MPT__PAIRS_BIAS, V, W); \
-            } \
-            if (sides[1].inner != 0) { \
-                MPT__ROWS_##ROWS(MPT__PAIRS_RELU, V, W); \
-            } \
-            MPT__ROWS_##ROWS(MPT__PAIRS_STORE_HALF, V, W); \
-            return; \
-        } \
-        MPT__ROWS_##ROWS(MPT__PAIRS_STORE, V, W); \
-    }
+/* What differs with the emulation. */
 #ifdef MPTRAIN_EMULATE_AMX
-#define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v8, 8, ROWS)
-#else
-#define MPT__PAIRS_TILES(ROWS) MPT__PAIRS_TILE(MPT__PAIRS_FN, mpt__pairs##ROWS, mpt__v16, 16, ROWS)
-#endif
-#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION) /* no lines */
-#elif defined(MPTRAIN_EMULATE_AMX)
 MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
+MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
+    mpt__v8_store_as(to, x, 8, MPT_BF16);
+    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+}
+#else
+/* An integer is broadcast beside the ports that products need, a float is not. */
+MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
+}
+MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
+#endif
+
+#define MPT__PAIRS_STEP(i) \
+    if (i < height) x##i = v_pairs(x##i, v_set(MPT__LINES_A##i), b0); \
+    if (i < height) y##i = v_pairs(y##i, v_set(MPT__LINES_A##i), b1);
+#define MPT__PAIRS_BIAS(i) x##i = v_add(x##i, b0), y##i = v_add(y##i, b1);
+#define MPT__PAIRS_RELU(i) x##i = v_relu(x##i), y##i = v_relu(y##i);
+#define MPT__PAIRS_STORE_HALF(i) \
+    if (i < height) v_store_pair(half + i * ldc, x##i, y##i);
+#define MPT__PAIRS_STORE(i) \
+    if (i < height) v_store(c + i * ldc, x##i), v_store(c + i * ldc + MPT__WIDTH, y##i);
+
+/* A whole tile of `height` rows by two vectors, of floats or (HALF) of bf16; b[1] is read of the
+   latter. */
+MPT__PAIRS_OP void mpt__pairs_tile_of(MPT__TILE_TAKES, int height) {
+    const float *from = mpt__gemm_floats_of(b), *bias = mpt__gemm_floats_of(b + 1);
+    (void)rows, (void)columns;
+    MPT__TILE_LINES(a, true, 0)
+    MPT__ROWS_14(MPT__TILE_ZERO)
+    for (; depth > 0; depth -= 2, from += 2 * MPT__WIDTH) {
+        const v_f b0 = v_load(from), b1 = v_load(from + MPT__WIDTH);
+        MPT__ROWS_14(MPT__PAIRS_STEP)
+        MPT__TILE_NEXT(true);
+    }
+    if (height >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {
+        uint16_t *half = (uint16_t *)(void *)c;
+        if (bias != NULL) {
+            const v_f b0 = v_load(bias), b1 = v_load(bias + MPT__WIDTH);
+            MPT__ROWS_14(MPT__PAIRS_BIAS)
+        }
+        if (b[1].inner != 0) { MPT__ROWS_14(MPT__PAIRS_RELU) }
+        MPT__ROWS_14(MPT__PAIRS_STORE_HALF)
+        return;
+    }
+    MPT__ROWS_14(MPT__PAIRS_STORE)
+}
+MPT__PAIRS_FN void mpt__pairs4(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 4); }
+MPT__PAIRS_FN void mpt__pairs8(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 8); }
+MPT__PAIRS_FN void mpt__pairs14(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 14); }
+
+/* ==== Lines of pixels ==== */
+
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+#ifdef MPTRAIN_EMULATE_AMX
 static MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
                                          int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = from[i] | (uint32_t)from[i + apart] << 16;
@@ -257,90 +277,109 @@ MPT__PAIRS_FN MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *fr
                                                    (const char *)(from + apart), 0xffff, true,
                                                    MPT_BF16));
 }
-/* An integer is broadcast beside the ports that products need, a float is not. */
-MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
-    int32_t word;
-    memcpy(&word, p, sizeof word);
-    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
-}
 #endif
+MPT__PAIRS_OP v_f mpt__pairs_word_step(v_f sum, const float *a, v_f b) {
+    return v_pairs(sum, v_word(a), b);
+}
+MPT__PAIRS_OP v_f mpt__pairs_step(v_f sum, const float *a, v_f b) {
+    return v_pairs(sum, v_set(*a), b);
+}
+MPT__PAIRS_FN void mpt__pairs_lines_narrow(MPT__TILE_TAKES) {
+    MPT__PAIRS_BASE(lines_of)(MPT__TILE_GIVES, MPT__PAIRS_DIRECT, false, mpt__pairs_word_step);
+}
+MPT__PAIRS_FN void mpt__pairs_lines_wide(MPT__TILE_TAKES) {
+    MPT__PAIRS_BASE(lines_of)(MPT__TILE_GIVES, MPT__PAIRS_DIRECT, true, mpt__pairs_step);
+}
+static void mpt__pairs_lines_apart(MPT__TILE_TAKES) {
+    (columns > MPT__WIDTH ? mpt__pairs_lines_wide : mpt__pairs_lines_narrow)(MPT__TILE_GIVES);
+}
 #ifdef MPTRAIN_NO_CONV
-#define MPT__PAIRS_CONV(FN, V, W, R) MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES)
-#define mpt__pairs_lines mpt__pairs_gemm_lines
+#define mpt__pairs_lines mpt__pairs_lines_apart
 #else
 /* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
    apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
-#define MPT__PAIRS_TAP(V, A, P, Q, R) \
+#define MPT__PAIRS_TAP(A, P, Q, R) \
     { \
-        const V##_f s = V##_word(&MPT__LINES_A##A); \
-        P = V##_pairs(P, s, b0), Q = V##_pairs(Q, s, b1), R = V##_pairs(R, s, b2); \
+        const v_f s = v_word(&MPT__LINES_A##A); \
+        P = v_pairs(P, s, b0), Q = v_pairs(Q, s, b1), R = v_pairs(R, s, b2); \
     }
-#define MPT__PAIRS_TAPS(X, V) \
-    X(V, 0, x0, none, none) X(V, 1, x1, x0, none) X(V, 2, x2, x1, x0) X(V, 3, x3, x2, x1) \
-    X(V, 4, x4, x3, x2) X(V, 5, x5, x4, x3)
-#define MPT__PAIRS_TAPS_6(X, V) MPT__PAIRS_TAPS(X, V) X(V, 6, none, x5, x4) X(V, 7, none, none, x5)
-#define MPT__PAIRS_TAPS_8(X, V) \
-    MPT__PAIRS_TAPS(X, V) X(V, 6, x6, x5, x4) X(V, 7, x7, x6, x5) \
-    X(V, 8, none, x7, x6) X(V, 9, none, none, x7)
-#define MPT__PAIRS_CONV(FN, V, W, R) \
-    MPT__GEMM_CONV(FN, mpt__pairs, V, W, R, MPT__PAIRS_LINES) \
-    FN void mpt__pairs_taps(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                            float *c, int64_t ldc, int rows, int columns, int how) { \
-        const bool add = (how & MPT__GEMM_ADD) != 0; \
-        const int64_t o = a->outer, next = b->outer, b_step = b->inner; \
-        V##_f none = V##_zero(); \
-        MPT__ROWS_##R(MPT__TILE_ZERO1, V, W); \
-        for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) { \
-            const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a); \
-            const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o; \
-            for (int64_t p = 0; p < depth; p++, from += b_step) { \
-                const V##_f b0 = V##_load(from), b1 = V##_load(from + next); \
-                const V##_f b2 = V##_load(from + 2 * next); \
-                MPT__PAIRS_TAPS_##R(MPT__PAIRS_TAP, V) \
-                a0++, a3++, a6++, a9++; \
-            } \
-            (void)a9; \
-        } \
-        MPT__ROWS_##R(MPT__LINES_STORE1, V, W); \
-    } \
-    static void mpt__pairs_lines(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b, \
-                                 float *c, int64_t ldc, int rows, int columns, int how) { \
-        (b->outer > 1 ? mpt__pairs_taps \
-                      : mpt__pairs_gemm_lines)(depth, a, b, c, ldc, rows, columns, how); \
-    }
-#endif
+#define MPT__PAIRS_TAPS(X) \
+    X(0, x0, none, none) X(1, x1, x0, none) X(2, x2, x1, x0) X(3, x3, x2, x1) X(4, x4, x3, x2) \
+    X(5, x5, x4, x3)
 #ifdef MPTRAIN_EMULATE_AMX
-MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v8, 8, 6)
+#define MPT__PAIRS_ALL_TAPS(X) MPT__PAIRS_TAPS(X) X(6, none, x5, x4) X(7, none, none, x5)
 #else
-MPT__PAIRS_CONV(MPT__PAIRS_FN, mpt__v16, 16, 8)
+#define MPT__PAIRS_ALL_TAPS(X) \
+    MPT__PAIRS_TAPS(X) X(6, x6, x5, x4) X(7, x7, x6, x5) X(8, none, x7, x6) X(9, none, none, x7)
 #endif
-#ifdef MPTRAIN_EMULATE_AMX
-MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
-    mpt__v8_store_as(to, x, 8, MPT_BF16);
-    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+#define MPT__PAIRS_TAPS_STORE(i) \
+    if (i < MPT__PAIRS_DIRECT && i < rows) { \
+        float *p = c + i * ldc; \
+        if (add) x##i = v_add(v_load_as(p, columns, MPT_F32), x##i); \
+        v_store_as(p, x##i, columns, MPT_F32); \
+    }
+#define MPT__PAIRS_ZERO(i) v_f x##i = v_zero();
+MPT__PAIRS_FN void mpt__pairs_taps(MPT__TILE_TAKES) {
+    const bool add = (how & MPT__GEMM_ADD) != 0;
+    const int64_t o = a->outer, next = b->outer, b_step = b->inner;
+    v_f none = v_zero();
+    MPT__ROWS_8(MPT__PAIRS_ZERO)
+    for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {
+        const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);
+        const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;
+        for (int64_t p = 0; p < depth; p++, from += b_step) {
+            const v_f b0 = v_load(from), b1 = v_load(from + next);
+            const v_f b2 = v_load(from + 2 * next);
+            MPT__PAIRS_ALL_TAPS(MPT__PAIRS_TAP)
+            a0++, a3++, a6++, a9++;
+        }
+        (void)a9;
+    }
+    MPT__ROWS_8(MPT__PAIRS_TAPS_STORE)
 }
-#else
-MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+static void mpt__pairs_lines(MPT__TILE_TAKES) {
+    (b->outer > 1 ? mpt__pairs_taps : mpt__pairs_lines_apart)(MPT__TILE_GIVES);
 }
 #endif
-MPT__PAIRS_TILES(4)
-MPT__PAIRS_TILES(8)
-MPT__PAIRS_TILES(14)
+#endif
 
-static void mpt__pairs_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, int how) {
+static void mpt__pairs_tile(MPT__TILE_TAKES) {
     MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int whole = rows > 8 ? 14 : rows > 4 ? 8 : 4;
     const bool room = (how & (MPT__GEMM_ROOM | MPT__GEMM_HALF)) ||
                       (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
+    float *to = room ? c : beside;
+    const int64_t ld = room ? ldc : (int64_t)MPT__PAIRS_WIDTH;
     (whole == 14  ? mpt__pairs14
      : whole == 8 ? mpt__pairs8
-                  : mpt__pairs4)(depth, a, b, room ? c : beside,
-                                 room ? ldc : (int64_t)MPT__PAIRS_WIDTH, how);
+                  : mpt__pairs4)(depth, a, b, to, ld, rows, columns, how);
     if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
 }
+
+#ifndef MPTRAIN_NO_ATTENTION
+/* c = factor times the products of up to 8 rows of pairs, o floats apart, and a panel of them. */
+#define MPT__PAIRS_LINE(i) \
+    x##i = v_pairs(x##i, v_set(MPT__LINES_A##i), b0); \
+    y##i = v_pairs(y##i, v_set(MPT__LINES_A##i), b1);
+#define MPT__PAIRS_PUT(i) \
+    if (i < rows) { \
+        v_store_as(c + i * ldc, v_mul(x##i, times), columns, MPT_F32); \
+        v_store_as(c + i * ldc + MPT__WIDTH, v_mul(y##i, times), columns - MPT__WIDTH, MPT_F32); \
+    }
+MPT__PAIRS_FN void mpt__pairs_attend(int64_t depth, const float *a0, int64_t o, const float *b,
+                                     float *c, int64_t ldc, int64_t rows, int64_t columns,
+                                     float factor) {
+    const v_f times = v_set(factor);
+    const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;
+    MPT__ROWS_8(MPT__TILE_ZERO)
+    for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * MPT__WIDTH) {
+        const v_f b0 = v_load(b), b1 = v_load(b + MPT__WIDTH);
+        MPT__ROWS_8(MPT__PAIRS_LINE)
+    }
+    MPT__ROWS_8(MPT__PAIRS_PUT)
+}
+#endif
 
 /* ==== The level ==== */
 
@@ -360,5 +399,7 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__pairs_gemm_level : &MPT__PAIRS_BASE(level);
 }
 
+#undef MPT__V
+#undef MPT__WIDTH
 #endif
 #endif

@@ -12,11 +12,51 @@
 #ifdef MPT__SIMD_NEON
 #define MPT__HAS_NEON 1
 
-/* ==== Vector layer: 4 floats; contracts as in cpu/level/avx2.c ==== */
-
 #define MPT__NEON static
 #define MPT__NEON_OP static MPT__FORCE_INLINE
 
+/* ==== Words: arithmetic, integers; contracts as in cpu/level/avx2.c ==== */
+
+typedef float32x4_t mpt__v4_f;
+typedef int32x4_t mpt__v4_i;
+typedef uint32x4_t mpt__v4_m;
+
+MPT__ARITHMETIC(MPT__NEON_OP, mpt__v4, v, q_f32)
+MPT__NEON_OP mpt__v4_f mpt__v4_set(float a) { return vdupq_n_f32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_larger(mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+MPT__NEON_OP mpt__v4_f mpt__v4_smaller(mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(vcltq_f32(a, b), a, b);
+}
+MPT__NEON_OP mpt__v4_i mpt__v4_bits(mpt__v4_f a) { return vreinterpretq_s32_f32(a); }
+MPT__NEON_OP mpt__v4_i mpt__v4_words(const void *p) { return vld1q_s32((const int32_t *)p); }
+MPT__NEON_OP mpt__v4_f mpt__v4_float(mpt__v4_i a) { return vreinterpretq_f32_s32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_convert(mpt__v4_i a) { return vcvtq_f32_s32(a); }
+MPT__NEON_OP mpt__v4_i mpt__v4_iset(int32_t a) { return vdupq_n_s32(a); }
+MPT__NEON_OP mpt__v4_i mpt__v4_iadd(mpt__v4_i a, mpt__v4_i b) { return vaddq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_isub(mpt__v4_i a, mpt__v4_i b) { return vsubq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_iand(mpt__v4_i a, mpt__v4_i b) { return vandq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_ior(mpt__v4_i a, mpt__v4_i b) { return vorrq_s32(a, b); }
+MPT__NEON_OP mpt__v4_i mpt__v4_shl23(mpt__v4_i a) { return vshlq_n_s32(a, 23); }
+MPT__NEON_OP mpt__v4_i mpt__v4_shr16(mpt__v4_i a) {
+    return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), 16));
+}
+MPT__NEON_OP mpt__v4_i mpt__v4_sar1(mpt__v4_i a) { return vshrq_n_s32(a, 1); }
+MPT__NEON_OP mpt__v4_i mpt__v4_sar23(mpt__v4_i a) { return vshrq_n_s32(a, 23); }
+MPT__NEON_OP mpt__v4_m mpt__v4_igt(mpt__v4_i a, mpt__v4_i b) { return vcgtq_s32(a, b); }
+MPT__NEON_OP mpt__v4_f mpt__v4_select(mpt__v4_m m, mpt__v4_f a, mpt__v4_f b) {
+    return vbslq_f32(m, a, b);
+}
+MPT__ROUND_BF16(MPT__NEON_OP, mpt__v4, mpt__neon_round_bf16)
+
+/* ==== Words: floats, memory ==== */
+
+MPT__NEON_OP mpt__v4_f mpt__v4_negate(mpt__v4_f a) { return vnegq_f32(a); }
+MPT__NEON_OP mpt__v4_f mpt__v4_abs(mpt__v4_f a) { return vabsq_f32(a); }
+MPT__NEON_OP mpt__v4_m mpt__v4_is_inf(mpt__v4_f a) {
+    return vceqq_s32(vandq_s32(mpt__v4_bits(a), vdupq_n_s32(0x7fffffff)), vdupq_n_s32(0x7f800000));
+}
 MPT__NEON_OP mpt__v4_f mpt__v4_zero(void) { return vdupq_n_f32(0.0f); }
 MPT__NEON_OP mpt__v4_f mpt__v4_load(const float *p) { return vld1q_f32(p); }
 MPT__NEON_OP void mpt__v4_store(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
@@ -96,10 +136,6 @@ MPT__NEON_OP mpt__v4_f mpt__v4_load_quads(const float *p, int64_t step) {
 }
 MPT__NEON_OP void mpt__v4_stream(float *p, mpt__v4_f v) { vst1q_f32(p, v); }
 MPT__NEON_OP void mpt__v4_fence(void) {}
-MPT__NEON_OP void mpt__v4_store_quads(float *p, int64_t step, mpt__v4_f v) {
-    (void)step;
-    vst1q_f32(p, v);
-}
 MPT__NEON_OP float mpt__v4_peak(mpt__v4_f v) { return vmaxvq_f32(v); }
 MPT__NEON_OP float mpt__v4_total(mpt__v4_f v) {
     float32x2_t half = vadd_f32(vget_low_f32(v), vget_high_f32(v));
@@ -111,8 +147,6 @@ MPT__NEON_OP void mpt__v4_store_sums(float *to, mpt__v4_f s0, mpt__v4_f s1, mpt_
     vst1q_f32(to, vpaddq_f32(vpaddq_f32(s0, s1), vpaddq_f32(s2, s3)));
     vst1q_f32(to + 4, vpaddq_f32(vpaddq_f32(s4, s5), vpaddq_f32(s6, s7)));
 }
-
-MPT__SIMD_WORDS(MPT__NEON_OP, mpt__v4, MPT__NAME_NEON)
 
 typedef float64x2x2_t mpt__v4_d;
 MPT__NEON_OP mpt__v4_d mpt__v4_no_doubles(void) {
@@ -147,11 +181,44 @@ MPT__NEON_OP void mpt__v4_ustore(uint32_t *p, mpt__v4_u a, mpt__v4_u b, mpt__v4_
     vst4_u32(p, words);
 }
 
+MPT__NEON_OP mpt__v4_f mpt__v4_gemm_quads(const char *p, int64_t row, int64_t lines) {
+    (void)row;
+    return lines > 0 ? mpt__v4_load_full(p, MPT_F32) : mpt__v4_zero();
+}
+MPT__NEON_OP void mpt__v4_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
+                                    mpt__v4_f *low, mpt__v4_f *high) {
+    (void)row;
+    *low = lines > 0 ? mpt__v4_load_full(p, dtype) : mpt__v4_zero();
+    *high = lines > 0 ? mpt__v4_load_full(p + 8, dtype) : mpt__v4_zero();
+}
+MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtype) {
+    mpt__v4_store_as(p, a, 4, dtype);
+    mpt__v4_store_as((char *)p + 4 * (dtype == MPT_F32 ? 4 : 2), b, 4, dtype);
+}
+
 /* ==== The level ==== */
 
-MPT__SIMD_ROWS(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4)
-MPT__SIMD_LEVEL(MPT__NEON, MPT__NEON_OP, mpt__neon, mpt__v4, 4, MPT__NAME_NEON, mpt__ref,
-                &mpt__convert_neon, NULL, NULL, 0.3)
+#define MPT__V(word) mpt__v4_##word
+#define MPT__LEVEL(name) mpt__neon_##name
+#define MPT__WIDTH 4
+#define MPT__FN MPT__NEON
+#define MPT__OP MPT__NEON_OP
+#define MPT__BELOW(name) mpt__ref_##name
+#define MPT__SLOWNESS 0.3
+#define MPT__STREAM NULL
+#define MPT__GATE NULL
+#define MPT__U8_TO_HALF mpt__portable_u8_to_half
+#define MPT__TILE_FEW 4
+#define MPT__TILE_MIDDLE 8
+#define MPT__TILE_ROWS 12
+#define MPT__DIRECT_ROWS 8
+#define MPT__CHUNK_ROWS 168
+#define MPT__RATE 16
+#define MPT__IN_PLACE false
+/* A vector of a panel of A holds four rows, each a lane for the instruction. */
+#define MPT__ROW_START const v_f q0 = v_load(a0), q1 = v_load(a0 + 4), q2 = v_load(a0 + 8);
+#define MPT__ROW_STEP(i, b, sum) vfmaq_laneq_f32(sum, b, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4)
+#include "cpu/template/level.c"
 
 #endif
 #endif

@@ -12,7 +12,7 @@
 #ifndef MPT__CPU_LEVEL_NEONBF16_INCLUDED
 #define MPT__CPU_LEVEL_NEONBF16_INCLUDED
 
-#include "cpu/template/gemm.c"
+#include "cpu/level/neon.c"
 
 #if defined(MPT__HAS_NEON)
 #if defined(__clang__) && __clang_major__ >= 13 /* Apple counts its own */
@@ -121,18 +121,19 @@ MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *si
 /* ==== Tiles ==== */
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
-#define MPT__QUADS_ZERO(i, V, W) V##_f w##i = V##_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
-#define MPT__QUADS_STEP(i, V, W) \
-    { \
+#define MPT__QUADS_ZERO(i) mpt__v4_f w##i = mpt__v4_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
+#define MPT__QUADS_STEP(i) \
+    if (i < pairs) { \
         const uint16x8_t pair = vld1q_u16(of + 8 * i); \
         w##i = mpt__quads_sum(w##i, pair, b0); \
         x##i = mpt__quads_sum(x##i, pair, b1); \
         y##i = mpt__quads_sum(y##i, pair, b2); \
         z##i = mpt__quads_sum(z##i, pair, b3); \
     }
-#define MPT__QUADS_STORE(i, V, W) \
-    mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
-    mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
+#define MPT__QUADS_STORE(i) \
+    if (i < pairs) mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
+    if (i < pairs) mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
+#define MPT__QUADS_ROWS_6(X) X(0) X(1) X(2) X(3) X(4) X(5)
 
 MPT__QUADS_OP mpt__v4_f mpt__quads_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
@@ -148,27 +149,30 @@ MPT__QUADS_OP void mpt__quads_store(float *to, int64_t ld, bool add, mpt__v4_f l
     vst1q_f32(to + ld, lower);
 }
 
-/* A whole tile of 2 PAIRS rows. */
-#define MPT__QUADS_TILE(PAIRS) \
-    MPT__QUADS_FN void mpt__quads##PAIRS(int64_t depth, const char *a, const char *b, float *to, \
-                                         int64_t ld, bool add) { \
-        const uint16_t *of = (const uint16_t *)(const void *)a; \
-        const uint16_t *from = (const uint16_t *)(const void *)b; \
-        MPT__ROWS_##PAIRS(MPT__QUADS_ZERO, mpt__v4, 4); \
-        for (; depth > 0; depth -= 4) { \
-            const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8); \
-            const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24); \
-            MPT__ROWS_##PAIRS(MPT__QUADS_STEP, mpt__v4, 4); \
-            of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS; \
-        } \
-        MPT__ROWS_##PAIRS(MPT__QUADS_STORE, mpt__v4, 4) \
+/* A whole tile of 2 `pairs` rows. */
+MPT__QUADS_OP void mpt__quads_of(int64_t depth, const char *a, const char *b, float *to, int64_t ld,
+                                 bool add, int pairs) {
+    const uint16_t *of = (const uint16_t *)(const void *)a;
+    const uint16_t *from = (const uint16_t *)(const void *)b;
+    MPT__QUADS_ROWS_6(MPT__QUADS_ZERO)
+    for (; depth > 0; depth -= 4) {
+        const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8);
+        const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24);
+        MPT__QUADS_ROWS_6(MPT__QUADS_STEP)
+        of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS;
     }
-MPT__QUADS_TILE(2)
-MPT__QUADS_TILE(4)
-MPT__QUADS_TILE(6)
+    MPT__QUADS_ROWS_6(MPT__QUADS_STORE)
+}
+#define MPT__QUADS_TILE(name, pairs) \
+    MPT__QUADS_FN void name(int64_t depth, const char *a, const char *b, float *to, int64_t ld, \
+                            bool add) { \
+        mpt__quads_of(depth, a, b, to, ld, add, pairs); \
+    }
+MPT__QUADS_TILE(mpt__quads2, 2)
+MPT__QUADS_TILE(mpt__quads4, 4)
+MPT__QUADS_TILE(mpt__quads6, 6)
 
-static void mpt__quads_tile(int64_t depth, const mpt__gemm_side *a, const mpt__gemm_side *b,
-                            float *c, int64_t ldc, int rows, int columns, int how) {
+static void mpt__quads_tile(MPT__TILE_TAKES) {
     MPT__ALIGN(64) float beside[MPT__QUADS_ROWS * MPT__QUADS_COLUMNS];
     const int whole = rows > 8 ? 12 : rows > 4 ? 8 : 4;
     const bool add = (how & MPT__GEMM_ADD) != 0;
@@ -188,9 +192,15 @@ MPT__QUADS_OP void mpt__quads_store_as(void *p, mpt__v4_f v, int64_t n, int dtyp
     (void)dtype;
     if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
 }
-MPT__STORE_BOTH(MPT__QUADS_OP, mpt__quads_store_both, mpt__v4, 4, mpt__quads_store_as)
-MPT__GEMM_FINISH(MPT__QUADS_FN, mpt__quads_finish_half, mpt__v4, 4, mpt__quads_store_as,
-                 mpt__quads_store_both, MPT_BF16)
+MPT__QUADS_OP void mpt__quads_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtype) {
+    mpt__quads_store_as(p, a, 4, dtype);
+    mpt__quads_store_as((char *)p + 8, b, 4, dtype);
+}
+MPT__QUADS_FN void mpt__quads_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+                                          int64_t i, int64_t j, int64_t rows, int64_t columns) {
+    mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__quads_store_as,
+                             mpt__quads_store_both);
+}
 static void mpt__quads_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__quads_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,

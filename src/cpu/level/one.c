@@ -1,0 +1,163 @@
+/* ---------------------------------------------------------------------------------------------
+ * cpu/level/one.c: the vocabulary of single floats, and the functions made of it: those of every
+ * CPU, whose bits the wider levels give.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CPU_LEVEL_ONE_INCLUDED
+#define MPT__CPU_LEVEL_ONE_INCLUDED
+
+#include "cpu/vocabulary.h"
+
+/* ==== Constants of cpu/template/math.c ==== */
+
+#define MPT__ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low bits */
+#define MPT__ROUND_MAGIC_BITS 0x4b400000
+#define MPT__LOG2_E_F 1.44269504f
+#define MPT__LN2_HIGH_F 0.693359375f /* 10 bits: times any exponent it is exact */
+#define MPT__LN2_LOW_F (-2.12194440e-4f)
+#define MPT__SQRT_HALF_BITS 0x3f3504f3
+#define MPT__TANH_SWITCH_BITS 0x3f200000 /* 0.625 */
+#define MPT__ERF_SWITCH_BITS 0x3f666666  /* 0.9 */
+#define MPT__SIGN_BIT (-0x7fffffff - 1)
+
+/* exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2)/2; error 3.2e-9. */
+static const float mpt__exp_coefficients[5] = {0.49999994f, 0.166665211f, 0.0416682735f,
+                                               0.00836868584f, 0.00138201355f};
+/* log(1+f) = f - f^2/2 + f^3 P(f) for sqrt(1/2) <= 1+f <= sqrt(2); error 7.7e-10. */
+static const float mpt__log_coefficients[9] = {0.333333135f,  -0.250000089f, 0.200020716f,
+                                               -0.166679904f, 0.142203629f,  -0.124062076f,
+                                               0.118834704f,  -0.116701923f, 0.0674955621f};
+/* tanh(x) = x + x^3 P(x^2) for |x| <= 0.625; error 1.8e-10. */
+static const float mpt__tanh_coefficients[6] = {-0.333333313f, 0.133332208f,    -0.0539481789f,
+                                                0.021706894f,  -0.00819001347f, 0.00215268368f};
+/* erf(x) = x + x P(x^2) for |x| <= 0.9; error 8.9e-10. */
+static const float mpt__erf_small_coefficients[7] = {
+    0.128379166f,   -0.376126289f,    0.112836242f,   -0.02685556f,
+    0.00519175315f, -0.000803975272f, 7.94310035e-05f};
+/* erf(x) = 1 - exp(P(x)) for 0.9 <= x <= 4; error 1.7e-9. */
+static const float mpt__erf_large_coefficients[7] = {
+    -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
+    0.0223151781f,    -0.00306548341f, 0.000198219554f};
+
+
+/* ==== Vocabulary ==== */
+
+typedef float mpt__v1_f;
+typedef uint32_t mpt__v1_i;
+typedef bool mpt__v1_m;
+#define MPT__V1 static MPT__INLINE
+
+MPT__V1 float mpt__v1_add(float a, float b) { return a + b; }
+MPT__V1 float mpt__v1_sub(float a, float b) { return a - b; }
+MPT__V1 float mpt__v1_mul(float a, float b) { return a * b; }
+MPT__V1 float mpt__v1_div(float a, float b) { return a / b; }
+MPT__V1 float mpt__v1_set(float a) { return a; }
+MPT__V1 float mpt__v1_larger(float a, float b) { return a > b ? a : b; }
+MPT__V1 float mpt__v1_smaller(float a, float b) { return a < b ? a : b; }
+MPT__V1 uint32_t mpt__v1_bits(float a) { return mpt__f32_bits(a); }
+MPT__V1 float mpt__v1_float(uint32_t a) { return mpt__f32_from_bits(a); }
+MPT__V1 float mpt__v1_convert(uint32_t a) { return (float)(int32_t)a; }
+MPT__V1 uint32_t mpt__v1_iset(int32_t a) { return (uint32_t)a; }
+MPT__V1 uint32_t mpt__v1_iadd(uint32_t a, uint32_t b) { return a + b; }
+MPT__V1 uint32_t mpt__v1_isub(uint32_t a, uint32_t b) { return a - b; }
+MPT__V1 uint32_t mpt__v1_iand(uint32_t a, uint32_t b) { return a & b; }
+MPT__V1 uint32_t mpt__v1_ior(uint32_t a, uint32_t b) { return a | b; }
+MPT__V1 uint32_t mpt__v1_shl23(uint32_t a) { return a << 23; }
+MPT__V1 uint32_t mpt__v1_sar1(uint32_t a) { return a >> 1 | (a & 0x80000000u); }
+MPT__V1 uint32_t mpt__v1_sar23(uint32_t a) { return a >> 23 | (0u - (a >> 31)) << 9; }
+MPT__V1 bool mpt__v1_igt(uint32_t a, uint32_t b) { return (int32_t)a > (int32_t)b; }
+MPT__V1 float mpt__v1_select(bool m, float a, float b) { return m ? a : b; }
+
+
+/* ==== The functions of one float ==== */
+
+#define MPT__V(word) mpt__v1_##word
+#define MPT__WIDTH 1
+#define MPT__FN static
+#define MPT__OP static MPT__INLINE
+#include "cpu/template/level.c"
+
+/* ==== The reference: words on mpt__real ==== */
+
+static MPT__INLINE bool mpt__real_is_nan(mpt__real x) {
+    return sizeof x == sizeof(float) ? mpt__f32_is_nan((float)x) : mpt__f64_is_nan((double)x);
+}
+static MPT__INLINE bool mpt__real_is_finite(mpt__real x) { return mpt__f64_is_finite((double)x); }
+static MPT__INLINE mpt__real mpt__real_infinity(void) {
+    return (mpt__real)mpt__f32_from_bits(0x7f800000u);
+}
+
+/* The functions of cpu/template/math.c, or of ground/math.c, for this type. Both sides compile; one
+   is never called. */
+#define MPT__REAL_FUNCTION(name, of_float, of_double) \
+    static MPT__INLINE mpt__real mpt__real_##name(mpt__real x) { \
+        return sizeof(mpt__real) == sizeof(float) ? (mpt__real)of_float((float)x) \
+                                                  : (mpt__real)of_double((double)x); \
+    }
+MPT__REAL_FUNCTION(exp, mpt__v1_exp, mpt__exp)
+MPT__REAL_FUNCTION(log, mpt__v1_log, mpt__ln)
+MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
+MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
+MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
+
+/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. */
+static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqrt((double)x); }
+
+
+typedef mpt__real mpt__real_f;
+typedef bool mpt__real_m;
+#define MPT__REAL_OP static MPT__INLINE mpt__real
+MPT__REAL_OP mpt__real_zero(void) { return 0; }
+MPT__REAL_OP mpt__real_set(mpt__real a) { return a; }
+MPT__REAL_OP mpt__real_add(mpt__real a, mpt__real b) { return a + b; }
+MPT__REAL_OP mpt__real_sub(mpt__real a, mpt__real b) { return a - b; }
+MPT__REAL_OP mpt__real_mul(mpt__real a, mpt__real b) { return a * b; }
+MPT__REAL_OP mpt__real_div(mpt__real a, mpt__real b) { return a / b; }
+MPT__REAL_OP mpt__real_negate(mpt__real a) { return -a; }
+MPT__REAL_OP mpt__real_larger(mpt__real a, mpt__real b) { return a > b ? a : b; }
+MPT__REAL_OP mpt__real_smaller(mpt__real a, mpt__real b) { return a < b ? a : b; }
+MPT__REAL_OP mpt__real_select(bool m, mpt__real a, mpt__real b) { return m ? a : b; }
+static MPT__INLINE bool mpt__real_greater(mpt__real a, mpt__real b) { return a > b; }
+static MPT__INLINE bool mpt__real_equal(mpt__real a, mpt__real b) { return a == b; }
+static MPT__INLINE bool mpt__real_is_inf(mpt__real a) {
+    return !mpt__real_is_finite(a) && !mpt__real_is_nan(a);
+}
+MPT__REAL_OP mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
+MPT__REAL_OP mpt__real_sign(mpt__real a) { return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0)); }
+MPT__REAL_OP mpt__real_log1p(mpt__real a) { return (mpt__real)mpt__ln1p((double)a); }
+MPT__REAL_OP mpt__real_expm1(mpt__real a) { return (mpt__real)mpt__expm1((double)a); }
+MPT__REAL_OP mpt__real_pow(mpt__real a, mpt__real b) {
+    return (mpt__real)mpt__pow((double)a, (double)b);
+}
+MPT__REAL_OP mpt__real_wave(mpt__real a, bool cosine) {
+    double value[2];
+    mpt__sincos_far((double)a, &value[0], &value[1]);
+    return (mpt__real)value[cosine];
+}
+MPT__REAL_OP mpt__real_sin(mpt__real a) { return mpt__real_wave(a, false); }
+MPT__REAL_OP mpt__real_cos(mpt__real a) { return mpt__real_wave(a, true); }
+MPT__REAL_OP mpt__real_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
+    if (a * beta > threshold) return a;
+    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
+}
+MPT__REAL_OP mpt__real_pow_slope(mpt__real a, mpt__real b) {
+    if (b == 2) return a + a;
+    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
+}
+MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
+    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
+}
+
+/* ==== Its functions ==== */
+
+#define MPT__SQRT_HALF ((mpt__real)0.70710678118654752)    /* 1 / sqrt(2) */
+#define MPT__SQRT_2_BY_PI ((mpt__real)0.79788456080286536) /* sqrt(2 / pi) */
+#define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
+#define MPT__GELU_CUBE ((mpt__real)0.044715)
+
+#define MPT__V(word) mpt__real_##word
+#define MPT__LEVEL(name) mpt__ref_##name
+#define MPT__WIDTH 0
+#define MPT__OP static MPT__INLINE
+#include "cpu/template/level.c"
+
+#endif
