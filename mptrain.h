@@ -2,6 +2,8 @@
 #ifndef MPT__TEMPLATE
 /* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it.
 
+   What stands in cpu/template/ is included by each level (cpu/level/), once for each.
+
    The wings, from the ground up; each may use those before it, but nobody above the waist knows the
    CPU, and nobody at all knows the context room, which knows all. */
 /* mptrain.h 0.1.0: neural network training in mixed precision, in one C header.
@@ -5503,30 +5505,13 @@ static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * ground/dtype.c: the table of dtypes, what this CPU can do, and conversions of single values.
+ * ground/dtype.c: the table of dtypes, and conversions of single values.
  *
  * Pure functions. fp16 is IEEE binary16, bf16 the upper half of an fp32, fp8 the OCP formats E4M3FN
  * and E5M2. Conversions from fp32 round to nearest even and work on integer bits, so that neither
  * compiler flags nor the caller's flush-to-zero mode reach them; a double is first rounded to fp32,
  * as PyTorch does.
  * ------------------------------------------------------------------------------------------- */
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-#ifdef _MSC_VER
-#include <intrin.h>
-#else
-#include <cpuid.h>
-#endif
-#include <immintrin.h>
-#endif
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-#include <arm_neon.h>
-#if defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
-#endif
-#endif
 
 /* What kernels compute in: float. A test that compares with finite differences makes it double. */
 #ifndef MPT__REAL
@@ -5562,111 +5547,6 @@ static const mpt__dtype_row mpt__dtype_info[MPT_DTYPE_COUNT] = {
     {"uint8", "U8", 1, false, 0, 255.0, 1.0, 1.0},
     {"bool", "BOOL", 1, false, 0, 1.0, 1.0, 1.0},
 };
-
-/* ==== CPU features ==== */
-
-enum {
-    MPT__CPU_AVX2 = 1 << 0,   /* with FMA and F16C: what the AVX2 kernels need */
-    MPT__CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ: what the AVX-512 kernels need */
-    MPT__CPU_AVX512_BF16 = 1 << 2,
-    MPT__CPU_AVX512_FP16 = 1 << 3,
-    MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
-    MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
-    MPT__CPU_AMX_INT8 = 1 << 6,
-    MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
-    MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
-};
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-/* eax, ebx, ecx, edx of a leaf; all zero where the CPU lacks it. */
-static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
-    memset(words, 0, 4 * sizeof *words);
-#ifdef _MSC_VER
-    int most[4];
-    __cpuid(most, 0);
-    if ((uint32_t)most[0] >= leaf) __cpuidex((int *)words, (int)leaf, (int)subleaf);
-#else
-    if (!__get_cpuid_count(leaf, subleaf, &words[0], &words[1], &words[2], &words[3]))
-        memset(words, 0, 4 * sizeof *words);
-#endif
-}
-
-/* The register states that the operating system saves. Needs OSXSAVE. */
-MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
-
-#define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
-#define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
-#define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
-
-/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
-typedef struct mpt__cpu_bit {
-    uint8_t subleaf, word, bit;
-    uint16_t feature; /* MPT__CPU_ */
-    uint32_t state;   /* of the registers it works on */
-} mpt__cpu_bit;
-
-static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
-                                             {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
-                                             {0, 3, 24, MPT__CPU_AMX_TILE, 0},
-                                             {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
-                                             {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
-
-static uint32_t mpt__cpu_features_x86(void) {
-    const uint32_t base =
-        1u << 12 /* FMA */ | 1u << 27 /* OSXSAVE */ | 1u << 28 /* AVX */ | 1u << 29 /* F16C */;
-    const uint32_t avx2 = 1u << 5, avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ |
-                                            1u << 30 /* BW */ | 1u << 31 /* VL */;
-    uint32_t leaf1[4], leaf7[2][4], features = 0;
-    uint64_t saved;
-    mpt__cpuid(1, 0, leaf1);
-    mpt__cpuid(7, 0, leaf7[0]);
-    mpt__cpuid(7, 1, leaf7[1]);
-    if ((leaf1[2] & base) != base || !(leaf7[0][1] & avx2)) return 0;
-    saved = mpt__cpu_saved_state();
-    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX) return 0;
-    features |= MPT__CPU_AVX2;
-    if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && (leaf7[0][1] & avx512) == avx512)
-        features |= MPT__CPU_AVX512;
-    for (size_t i = 0; i < sizeof mpt__cpu_bits / sizeof *mpt__cpu_bits; i++) {
-        const mpt__cpu_bit *b = &mpt__cpu_bits[i];
-        if ((saved & b->state) == b->state && leaf7[b->subleaf][b->word] >> b->bit & 1)
-            features |= b->feature;
-    }
-    return features;
-}
-#endif
-
-/* The MPT__CPU_ bits of what both the CPU and the operating system support. */
-static uint32_t mpt__cpu_features(void) {
-    uint32_t features = 0;
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-    features = mpt__cpu_features_x86();
-#elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    int bf16 = 0; /* FEAT_BF16 */
-#if defined(__linux__)
-    bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
-#elif defined(__APPLE__)
-    size_t size = sizeof bf16;
-    if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
-#elif defined(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE)
-    bf16 = IsProcessorFeaturePresent(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE);
-#endif
-    features = MPT__CPU_NEON | (bf16 ? (uint32_t)MPT__CPU_NEON_BF16 : 0u);
-#endif
-    return features;
-}
-
-/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
-static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
-    uint32_t needed = 0;
-    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
-    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
-    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
-    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
-    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
-    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
-    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
-}
 
 /* ==== Bits ==== */
 
@@ -6248,7 +6128,8 @@ static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
-struct mpt__words; /* what a level computes with; cpu/elementwise.c */
+struct mpt__words;      /* what a level computes with; cpu/elementwise.c */
+struct mpt__gemm_level; /* and its products; cpu/product.h */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
 typedef struct mpt__cpu_call {
@@ -6269,6 +6150,9 @@ typedef int64_t (*mpt__cpu_workspace)(const mpt__launch *launch, int threads);
 struct mpt__cpu_kernel {
     mpt__cpu_run run;
     mpt__cpu_workspace workspace;
+    const struct mpt__gemm_level *level; /* NULL: any level's; else it and not `workspace` asks: */
+    int64_t (*level_workspace)(const struct mpt__gemm_level *level, const mpt__launch *launch,
+                               int threads);
     const mpt__cpu_kernel *fallback; /* the row that this one replaced; NULL in ref */
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
@@ -6289,8 +6173,8 @@ typedef struct mpt__cpu {
 } mpt__cpu;
 
 /* Makes `run` the kernel of its row, over what stands there. */
-static MPT__NOINLINE void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
-                         mpt__cpu_workspace workspace) {
+static MPT__NOINLINE mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
+                                                   mpt__cpu_workspace workspace) {
     mpt__cpu_kernel *row = &cpu->kernel[id];
     if (row->run != NULL) {
         int level = 0;
@@ -6300,7 +6184,9 @@ static MPT__NOINLINE void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_r
     }
     row->run = run;
     row->workspace = workspace;
+    row->level = NULL;
     row->scratch = workspace != NULL || (row->fallback != NULL && row->fallback->scratch);
+    return row;
 }
 
 /* Runs a call by the row that the one under way replaced. */
@@ -6344,8 +6230,10 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
     const mpt__cpu_kernel *row = &cpu->kernel[launch->kernel];
     for (bool below = true; below && row != NULL && row->scratch; row = row->fallback) {
-        int64_t need =
-            row->workspace != NULL ? row->workspace(launch, mpt__pool_threads(cpu->pool)) : ~0;
+        const int threads = mpt__pool_threads(cpu->pool);
+        int64_t need = row->level != NULL ? row->level_workspace(row->level, launch, threads)
+                       : row->workspace != NULL ? row->workspace(launch, threads)
+                                                : ~0;
         below = need < 0;
         if (below) need = ~need;
         if (need > bytes) bytes = need;
@@ -6473,6 +6361,12 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__CPU_VOCABULARY_INCLUDED
 #define MPT__CPU_VOCABULARY_INCLUDED
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#include <immintrin.h>
+#elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+#include <arm_neon.h>
+#endif
 
 /* The name of this file, where its users renamed it. Only the one file includes itself. */
 #ifndef MPTRAIN_FILE
@@ -6613,6 +6507,11 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 #define v_gemm_octs MPT__V(gemm_octs)
 #define v_put_tile MPT__V(put_tile)
 #define v_activate MPT__V(activate)
+#define v_halves MPT__V(halves)
+#define v_load_halves MPT__V(load_halves)
+#define v_store_halves MPT__V(store_halves)
+#define v_halves_low MPT__V(halves_low)
+#define v_halves_high MPT__V(halves_high)
 #define v_pairs MPT__V(pairs)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
@@ -6933,7 +6832,9 @@ typedef struct mpt__words {
     mpt__update_fn sgd, adam;
     /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
-    bool typed; /* norms take halves as they lie */
+    mpt__cpu_run copy_halves;           /* to another layout, instead of COPY; NULL: none */
+    const struct mpt__gemm_level *gemm; /* products in fp32; NULL: by the words above */
+    bool typed;                         /* norms take halves as they lie */
     /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
        LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
        folded in halves; ROWS: those of each row, which are added to sum[..][row], too. */
@@ -10204,6 +10105,8 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
                                           NULL,
+                                          NULL,
+                                          NULL,
                                           false,
                                           MPT__REF_NORM_WORDS};
 
@@ -10515,6 +10418,15 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
         key0 += MPT__PHILOX_W0, key1 += MPT__PHILOX_W1;
     }
 }
+
+#ifndef MPTRAIN_NO_CONV
+/* An element of a copy, of fp32 where it is to be rounded. */
+static uint16_t mpt__halves_one(const char *from, int round) {
+    const float *x = (const float *)(const void *)from;
+    if (round == 0) return *(const uint16_t *)(const void *)from;
+    return round == MPT_F16 ? mpt__f32_to_f16(*x) : mpt__f32_to_bf16(*x);
+}
+#endif
 
 /* ==== Rows of norms ==== */
 
@@ -10828,6 +10740,33 @@ MPT__AVX2_OP void mpt__v8_store_both(void *p, mpt__v8_f a, mpt__v8_f b, int dtyp
     mpt__v8_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
 }
 
+/* ==== Words: 16 elements of 16 bits ==== */
+
+#ifndef MPTRAIN_NO_CONV
+typedef __m256i mpt__v8_halves;
+/* 8 elements, of fp32 where they are to be rounded. */
+MPT__AVX2_OP __m128i mpt__v8_halves_row(const char *from, int round) {
+    if (round == 0) return _mm_loadu_si128((const __m128i *)(const void *)from);
+    const __m256 x = _mm256_loadu_ps((const float *)(const void *)from);
+    if (round == MPT_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(x));
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+MPT__AVX2_OP mpt__v8_halves mpt__v8_load_halves(const char *from, int64_t step, int round) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(mpt__v8_halves_row(from, round)),
+                                   mpt__v8_halves_row(from + 8 * step, round), 1);
+}
+MPT__AVX2_OP void mpt__v8_store_halves(uint16_t *to, mpt__v8_halves x) {
+    _mm256_storeu_si256((__m256i *)(void *)to, x);
+}
+MPT__AVX2_OP mpt__v8_halves mpt__v8_halves_low(mpt__v8_halves a, mpt__v8_halves b) {
+    return _mm256_unpacklo_epi16(a, b);
+}
+MPT__AVX2_OP mpt__v8_halves mpt__v8_halves_high(mpt__v8_halves a, mpt__v8_halves b) {
+    return _mm256_unpackhi_epi16(a, b);
+}
+#endif
+
 /* ==== Kernels of its own ==== */
 
 MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
@@ -10856,6 +10795,7 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
 #define MPT__SLOWNESS 0.15
 #define MPT__STREAM mpt__avx2_stream
 #define MPT__GATE mpt__avx2_gate
+#define MPT__HALVES_COPY mpt__avx2_halves_copy
 #define MPT__U8_TO_HALF mpt__portable_u8_to_half
 #define MPT__TILE_FEW 2
 #define MPT__TILE_MIDDLE 4
@@ -10896,7 +10836,11 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
     return true;
 }
 
+#define MPT__AVX2_LEVEL true, &mpt__avx2_words, &mpt__avx2_gemm_level
+#else
+#define MPT__AVX2_LEVEL false, NULL, NULL
 #endif
+
 /* ---------------------------------------------------------------------------------------------
  * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
  * ------------------------------------------------------------------------------------------- */
@@ -11232,6 +11176,7 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #define MPT__SLOWNESS 0.15
 #define MPT__STREAM mpt__avx2_stream
 #define MPT__GATE mpt__avx2_gate
+#define MPT__HALVES_COPY mpt__avx2_halves_copy
 #define MPT__U8_TO_HALF mpt__avx512_u8_to_half
 #define MPT__TILE_FEW 4
 #define MPT__TILE_MIDDLE 8
@@ -11245,7 +11190,11 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
+#define MPT__AVX512_LEVEL true, &mpt__avx512_words, &mpt__avx512_gemm_level
+#else
+#define MPT__AVX512_LEVEL false, NULL, NULL
 #endif
+
 /* ---------------------------------------------------------------------------------------------
  * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
  * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
@@ -11440,6 +11389,26 @@ MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtyp
     mpt__v4_store_as((char *)p + 4 * (dtype == MPT_F32 ? 4 : 2), b, 4, dtype);
 }
 
+/* ==== Words: 8 elements of 16 bits ==== */
+
+#ifndef MPTRAIN_NO_CONV
+typedef uint16x8_t mpt__v4_halves;
+MPT__NEON_OP mpt__v4_halves mpt__v4_load_halves(const char *from, int64_t step, int round) {
+    const float *x = (const float *)(const void *)from;
+    (void)step;
+    if (round == 0) return vld1q_u16((const uint16_t *)(const void *)from);
+    return vcombine_u16(mpt__v4_to_half(vld1q_f32(x), round),
+                        mpt__v4_to_half(vld1q_f32(x + 4), round));
+}
+MPT__NEON_OP void mpt__v4_store_halves(uint16_t *to, mpt__v4_halves x) { vst1q_u16(to, x); }
+MPT__NEON_OP mpt__v4_halves mpt__v4_halves_low(mpt__v4_halves a, mpt__v4_halves b) {
+    return vzip1q_u16(a, b);
+}
+MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves b) {
+    return vzip2q_u16(a, b);
+}
+#endif
+
 /* ==== The level ==== */
 
 #define MPT__V(word) mpt__v4_##word
@@ -11451,6 +11420,7 @@ MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtyp
 #define MPT__SLOWNESS 0.3
 #define MPT__STREAM NULL
 #define MPT__GATE NULL
+#define MPT__HALVES_COPY mpt__neon_halves_copy
 #define MPT__U8_TO_HALF mpt__portable_u8_to_half
 #define MPT__TILE_FEW 4
 #define MPT__TILE_MIDDLE 8
@@ -11466,7 +11436,11 @@ MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtyp
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
+#define MPT__NEON_LEVEL true, &mpt__neon_words, &mpt__neon_gemm_level
+#else
+#define MPT__NEON_LEVEL false, NULL, NULL
 #endif
+
 /* ---------------------------------------------------------------------------------------------
  * cpu/level/avx512bf16.c: matrix products of bf16 by VDPBF16PS (AVX512_BF16), twice the rate of
  * fp32 where a CPU without tiles has it. Operands of any dtype take part where the launch rounds
@@ -11866,7 +11840,11 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
 
 #undef MPT__V
 #undef MPT__WIDTH
+#define MPT__PAIRS_LEVEL true, NULL, &mpt__pairs_gemm_level
+#else
+#define MPT__PAIRS_LEVEL false, NULL, NULL
 #endif
+
 /* ---------------------------------------------------------------------------------------------
  * cpu/level/amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
  * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
@@ -12257,15 +12235,15 @@ MPT__AMX_TILE_OF(mpt__amx_fast_tile, 3)
 MPT__AMX_PACK_OF(mpt__amx_pack, 1)
 MPT__AMX_PACK_OF(mpt__amx_split_pack, 2)
 
-#define MPT__AMX_LEVEL(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
+#define MPT__AMX_TABLE(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
     {32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
      MPT__PAIRS_BASE(load), mpt__pairs_finish, mpt__amx_bracket, mpt__amx_choose, REFUSES, false, 0}
 static const mpt__gemm_level mpt__amx_gemm_level =
-    MPT__AMX_LEVEL(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
+    MPT__AMX_TABLE(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
 static const mpt__gemm_level mpt__amx_split_gemm_level =
-    MPT__AMX_LEVEL(mpt__amx_split_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
+    MPT__AMX_TABLE(mpt__amx_split_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 static const mpt__gemm_level mpt__amx_fast_gemm_level =
-    MPT__AMX_LEVEL(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
+    MPT__AMX_TABLE(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 
 #ifndef MPTRAIN_EMULATE_AMX
 /* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
@@ -12303,7 +12281,11 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
                    : &mpt__amx_gemm_level;
 }
 
+#define MPT__AMX_LEVEL true, NULL, &mpt__amx_gemm_level
+#else
+#define MPT__AMX_LEVEL false, NULL, NULL
 #endif
+
 /* ---------------------------------------------------------------------------------------------
  * cpu/level/neonbf16.c: matrix products of bf16 by BFMMLA (AArch64 with FEAT_BF16), four times what
  * FMLA multiplies per instruction. Operands of any dtype take part where the launch rounds them to
@@ -12523,7 +12505,11 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__quads_gemm_level : &mpt__neon_gemm_level;
 }
 
+#define MPT__QUADS_LEVEL true, NULL, &mpt__quads_gemm_level
+#else
+#define MPT__QUADS_LEVEL false, NULL, NULL
 #endif
+
 /* ---------------------------------------------------------------------------------------------
  * cpu/vocabulary_end.h: behind the last level the words of cpu/vocabulary.h are no names any more.
  * ------------------------------------------------------------------------------------------- */
@@ -12627,6 +12613,11 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
 #undef v_gemm_octs
 #undef v_put_tile
 #undef v_activate
+#undef v_halves
+#undef v_load_halves
+#undef v_store_halves
+#undef v_halves_low
+#undef v_halves_high
 #undef v_pairs
 #undef v_word
 #undef v_store_pair
@@ -13496,7 +13487,8 @@ static bool mpt__gemm_tiny(const mpt__gemm_level *level, const mpt__launch *laun
     return true;
 }
 
-static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
+static void mpt__gemm_run(const mpt__cpu_call *call) {
+    const mpt__gemm_level *level = call->kernel->level;
     mpt__gemm g;
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
@@ -13535,54 +13527,18 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
     return g.level->refuses ? ~bytes : bytes;
 }
 
-#endif
+/* The kernel of this row is that of a level. */
+static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, mpt__kernel id,
+                                  mpt__cpu_run run,
+                                  int64_t workspace(const mpt__gemm_level *, const mpt__launch *,
+                                                    int)) {
+    mpt__cpu_kernel *row = mpt__cpu_add(cpu, id, run, NULL);
+    row->level = level;
+    row->level_workspace = workspace;
+    row->scratch = true;
+}
 
-/* ==== Levels ==== */
-
-/* What a level adds to those below it: products, and (WORDS) its words. */
-#define MPT__CPU_LEVEL(ISA, WORDS) \
-    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) { \
-        mpt__gemm_run(&mpt__##ISA##_gemm_level, call); \
-    } \
-    static int64_t mpt__##ISA##_gemm_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
-    } \
-    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) { \
-        WORDS; \
-        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace); \
-    }
-
-#ifdef MPT__HAS_AVX2
-MPT__CPU_LEVEL(avx2, cpu->words = &mpt__avx2_words)
-#else
-#define mpt__cpu_add_avx2 NULL
 #endif
-#ifdef MPT__HAS_AVX512
-MPT__CPU_LEVEL(avx512, cpu->words = &mpt__avx512_words)
-#else
-#define mpt__cpu_add_avx512 NULL
-#endif
-#ifdef MPT__HAS_PAIRS
-MPT__CPU_LEVEL(pairs, )
-#else
-#define mpt__cpu_add_pairs NULL
-#endif
-#ifdef MPT__HAS_AMX
-MPT__CPU_LEVEL(amx, )
-#else
-#define mpt__cpu_add_amx NULL
-#endif
-#ifdef MPT__HAS_NEON
-MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
-#else
-#define mpt__cpu_add_neon NULL
-#endif
-#ifdef MPT__HAS_QUADS
-MPT__CPU_LEVEL(quads, )
-#else
-#define mpt__cpu_add_quads NULL
-#endif
-
 /* ---------------------------------------------------------------------------------------------
  * cpu/conv.c: convolutions on the CPU: what they are, depthwise ones, and the reference level.
  *
@@ -14220,136 +14176,6 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
     }
 }
 
-/* ==== From one layout to another ====
- *
- * Copies that transpose, of 16 bits as they are or of fp32 to 16 bits, which would otherwise go
- * through floats in blocks. */
-
-#ifdef MPT__HAS_AVX2
-#define MPT__HALVES_ISA MPT_ISA_AVX2
-#define MPT__HALVES_FN MPT__AVX2
-#define MPT__HALVES_OP MPT__AVX2_OP
-#define MPT__HALVES_LOW _mm256_unpacklo_epi16
-#define MPT__HALVES_HIGH _mm256_unpackhi_epi16
-typedef __m256i mpt__halves;
-enum { MPT__HALVES_ROWS = 16 };
-
-/* 8 elements, of fp32 where they are to be rounded. */
-MPT__AVX2_OP __m128i mpt__halves_row(const char *from, int round) {
-    if (round == 0) return _mm_loadu_si128((const __m128i *)(const void *)from);
-    const __m256 x = _mm256_loadu_ps((const float *)(const void *)from);
-    if (round == MPT_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
-    const __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(x));
-    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-}
-MPT__AVX2_OP mpt__halves mpt__halves_load(const char *from, int64_t step, int round) {
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(mpt__halves_row(from, round)),
-                                   mpt__halves_row(from + 8 * step, round), 1);
-}
-MPT__AVX2_OP void mpt__halves_store(uint16_t *to, mpt__halves x) {
-    _mm256_storeu_si256((__m256i *)(void *)to, x);
-}
-#elif defined(MPT__HAS_NEON)
-#define MPT__HALVES_ISA MPT_ISA_NEON
-#define MPT__HALVES_FN MPT__NEON
-#define MPT__HALVES_OP MPT__NEON_OP
-#define MPT__HALVES_LOW vzip1q_u16
-#define MPT__HALVES_HIGH vzip2q_u16
-typedef uint16x8_t mpt__halves;
-enum { MPT__HALVES_ROWS = 8 };
-
-MPT__NEON_OP mpt__halves mpt__halves_load(const char *from, int64_t step, int round) {
-    const float *x = (const float *)(const void *)from;
-    (void)step;
-    if (round == 0) return vld1q_u16((const uint16_t *)(const void *)from);
-    return vcombine_u16(mpt__v4_to_half(vld1q_f32(x), round),
-                        mpt__v4_to_half(vld1q_f32(x + 4), round));
-}
-MPT__NEON_OP void mpt__halves_store(uint16_t *to, mpt__halves x) { vst1q_u16(to, x); }
-#endif
-
-#ifdef MPT__HALVES_ISA
-
-/* MPT__HALVES_ROWS rows of 8 elements become 8 rows; rows k and k + 8 lie in one vector. To
-   interleave all vectors k and k + 4 turns the bits of an element's vector and lane by one: after
-   three times those of its row and of its column have changed places. */
-#define MPT__HALVES_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define MPT__HALVES_LOAD(k) x##k = mpt__halves_load(from + k * step, step, round);
-#define MPT__HALVES_STORE(k) mpt__halves_store(to + k * to_step, y##k);
-#define MPT__HALVES_PAIR(x, y, k, next, low, high) \
-    y##low = MPT__HALVES_LOW(x##k, x##next), y##high = MPT__HALVES_HIGH(x##k, x##next);
-#define MPT__HALVES_TURN(x, y) \
-    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3) \
-    MPT__HALVES_PAIR(x, y, 2, 6, 4, 5) MPT__HALVES_PAIR(x, y, 3, 7, 6, 7)
-
-/* n rows of m elements, `step` bytes apart; the last tiles of a side reach back over what is done.
-   The two tiles that share a line of memory of `to` follow each other. */
-MPT__HALVES_OP void mpt__halves_turn(uint16_t *out, int64_t to_step, const char *in, int64_t step,
-                                     int64_t n, int64_t m, int round) {
-    enum { ROWS = MPT__HALVES_ROWS, LINE = 32 };
-    mpt__halves x0, x1, x2, x3, x4, x5, x6, x7, y0, y1, y2, y3, y4, y5, y6, y7;
-    for (int64_t line = 0; line < n; line += LINE) {
-        for (int64_t c = 0; c < m; c += 8) {
-            for (int64_t r = line; r < n && r < line + LINE; r += ROWS) {
-                const int64_t i = mpt__ref_min(r, n - ROWS), j = mpt__ref_min(c, m - 8);
-                const char *from = in + i * step + j * (round ? 4 : 2);
-                uint16_t *to = out + j * to_step + i;
-                MPT__HALVES_EACH(MPT__HALVES_LOAD)
-                MPT__HALVES_TURN(x, y)
-                MPT__HALVES_TURN(y, x)
-                MPT__HALVES_TURN(x, y)
-                MPT__HALVES_EACH(MPT__HALVES_STORE)
-            }
-        }
-    }
-}
-
-static uint16_t mpt__halves_one(const char *from, int round) {
-    const float *x = (const float *)(const void *)from;
-    if (round == 0) return *(const uint16_t *)(const void *)from;
-    return round == MPT_F16 ? mpt__f32_to_f16(*x) : mpt__f32_to_bf16(*x);
-}
-
-MPT__HALVES_FN void mpt__halves_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
-    const int64_t i = chunk % w->along * MPT__COPY_RUN;
-    const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;
-    const int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
-    const int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
-    const mpt__ref_view *view[] = {&w->walk[0].view, &w->walk[1].view};
-    const int round = view[0]->dtype == MPT_F32 ? view[1]->dtype : 0;
-    const int64_t bytes = round ? 4 : 2, step = w->step[0] * bytes;
-    mpt__ref_cursor at[2];
-    (void)thread;
-    for (int k = 0; k < 2; k++) {
-        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
-    }
-    const char *from = (const char *)view[0]->data + (at[0].offset + i) * bytes + j * step;
-    uint16_t *to = (uint16_t *)view[1]->data + at[1].offset + i * to_step + j;
-    if (n < MPT__HALVES_ROWS || m < 8) {
-        for (int64_t r = 0; r < n; r++) {
-            for (int64_t c = 0; c < m; c++)
-                to[c * to_step + r] = mpt__halves_one(from + r * step + c * bytes, round);
-        }
-    } else if (round == 0) {
-        mpt__halves_turn(to, to_step, from, step, n, m, 0);
-    } else if (round == MPT_F16) {
-        mpt__halves_turn(to, to_step, from, step, n, m, MPT_F16);
-    } else {
-        mpt__halves_turn(to, to_step, from, step, n, m, MPT_BF16);
-    }
-}
-
-static void mpt__halves_copy(const mpt__cpu_call *call) {
-    const mpt__operand *o = call->launch->operand;
-    if (!mpt__ref_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
-        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__ref_numel(&o[0]) == 0 ||
-        !mpt__ref_copy_transposed(call, mpt__halves_chunk))
-        mpt__cpu_fall_back(call);
-}
-
-#endif
-
 #endif
 /* ---------------------------------------------------------------------------------------------
  * cpu/conv_rows.c: convolutions as products of matrices, and the kernels of all levels.
@@ -14357,6 +14183,11 @@ static void mpt__halves_copy(const mpt__cpu_call *call) {
 
 #ifdef MPTRAIN_NO_CONV
 static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
+#ifdef MPT__HAS_GEMM
+static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
+    (void)cpu, (void)level;
+}
+#endif
 #else
 
 /* ==== Levels with matrix products ==== */
@@ -14962,7 +14793,8 @@ static void mpt__conv_products(mpt__conv_work *w) {
     }
 }
 
-static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
+static void mpt__conv_run(const mpt__cpu_call *call) {
+    const mpt__gemm_level *level = call->kernel->level;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
     mpt__conv_work w;
     memset(&w.watch, 0, sizeof w.watch);
@@ -14994,67 +14826,16 @@ static int64_t mpt__conv_workspace(const mpt__gemm_level *level, const mpt__laun
     return w.refuses ? ~bytes : bytes;
 }
 
-#endif
-
-/* One function per level, for the three kernels. */
-#define MPT__CONV_LEVEL(ISA) \
-    static void mpt__##ISA##_conv(const mpt__cpu_call *call) { \
-        mpt__conv_run(&mpt__##ISA##_gemm_level, call); \
-    } \
-    static int64_t mpt__##ISA##_conv_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
-    }
-#define MPT__CONV_ADD(ISA, LEVEL) \
-    if (cpu->isa == MPT_ISA_##LEVEL || \
-        (cpu->isa > MPT_ISA_##LEVEL && mpt__isa_supported(MPT_ISA_##LEVEL, features))) \
-        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__##ISA##_conv, mpt__##ISA##_conv_workspace);
-#ifdef MPT__HAS_AVX2
-MPT__CONV_LEVEL(avx2)
-#endif
-#ifdef MPT__HAS_AVX512
-MPT__CONV_LEVEL(avx512)
-#endif
-#ifdef MPT__HAS_PAIRS
-MPT__CONV_LEVEL(pairs)
-#endif
-#ifdef MPT__HAS_AMX
-MPT__CONV_LEVEL(amx)
-#endif
-#ifdef MPT__HAS_NEON
-MPT__CONV_LEVEL(neon)
-#endif
-#ifdef MPT__HAS_QUADS
-MPT__CONV_LEVEL(quads)
+/* The three kernels of a level. */
+static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
+    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++)
+        mpt__cpu_add_products(cpu, level, (mpt__kernel)k, mpt__conv_run, mpt__conv_workspace);
+}
 #endif
 
 static void mpt__cpu_add_conv(mpt__cpu *cpu) {
-    const uint32_t features = mpt__cpu_features();
-    (void)features;
-    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++) {
+    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++)
         mpt__cpu_add(cpu, (mpt__kernel)k, mpt__ref_conv, mpt__ref_conv_workspace);
-#ifdef MPT__HAS_AVX2
-        MPT__CONV_ADD(avx2, AVX2)
-#endif
-#ifdef MPT__HAS_AVX512
-        MPT__CONV_ADD(avx512, AVX512)
-#endif
-#ifdef MPT__HAS_PAIRS
-        MPT__CONV_ADD(pairs, AVX512_BF16)
-#endif
-#ifdef MPT__HAS_AMX
-        MPT__CONV_ADD(amx, AMX)
-#endif
-#ifdef MPT__HAS_NEON
-        MPT__CONV_ADD(neon, NEON)
-#endif
-#ifdef MPT__HAS_QUADS
-        MPT__CONV_ADD(quads, NEON_BF16)
-#endif
-    }
-#ifdef MPT__HALVES_ISA
-    if (cpu->isa >= MPT__HALVES_ISA && mpt__isa_supported(MPT__HALVES_ISA, features))
-        mpt__cpu_add(cpu, MPT__K_COPY, mpt__halves_copy, NULL);
-#endif
 }
 
 #endif
@@ -16957,21 +16738,6 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
 
 /* ==== Launches ==== */
 
-#ifdef MPT__HAS_GEMM
-static const mpt__gemm_level *mpt__attention_level(const mpt__words *words) {
-#ifdef MPT__HAS_AVX2
-    if (words == &mpt__avx2_words) return &mpt__avx2_gemm_level;
-#endif
-#ifdef MPT__HAS_AVX512
-    if (words == &mpt__avx512_words) return &mpt__avx512_gemm_level;
-#endif
-#ifdef MPT__HAS_NEON
-    if (words == &mpt__neon_words) return &mpt__neon_gemm_level;
-#endif
-    return NULL;
-}
-#endif
-
 /* Whether q, k, v and dout are rows of pairs. */
 static bool mpt__attention_paired(const mpt__launch *launch) {
     static const int operands[4] = {MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_DOUT};
@@ -17023,7 +16789,7 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     w.pairs = pairs && mpt__attention_paired(launch);
     w.memory = mpt__attention_workspace(launch, threads) / threads;
 #ifdef MPT__HAS_GEMM
-    w.level = mpt__attention_level(call->words);
+    w.level = call->words->gemm;
 #endif
     mpt__kernel_flushes(w.words->flushes);
     w.dkv = false, w.dq = 0;
@@ -17417,28 +17183,147 @@ static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
 MPT__END_LEVEL
 MPT__BEGIN_COLD
 /* ---------------------------------------------------------------------------------------------
- * cpu/levels.c: the ISA levels of this build, and the making of a CPU backend.
+ * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a CPU backend.
  * ------------------------------------------------------------------------------------------- */
+
+#if defined(MPTRAIN_NO_SIMD)
+#elif defined(MPT__X86) && defined(_MSC_VER)
+#include <intrin.h>
+#elif defined(MPT__X86)
+#include <cpuid.h>
+#elif defined(MPT__ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(MPT__ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+/* ==== CPU features ==== */
+
+enum {
+    MPT__CPU_AVX2 = 1 << 0,   /* with FMA and F16C: what the AVX2 kernels need */
+    MPT__CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ: what the AVX-512 kernels need */
+    MPT__CPU_AVX512_BF16 = 1 << 2,
+    MPT__CPU_AVX512_FP16 = 1 << 3,
+    MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
+    MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
+    MPT__CPU_AMX_INT8 = 1 << 6,
+    MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
+    MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
+};
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+/* eax, ebx, ecx, edx of a leaf; all zero where the CPU lacks it. */
+static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
+    memset(words, 0, 4 * sizeof *words);
+#ifdef _MSC_VER
+    int most[4];
+    __cpuid(most, 0);
+    if ((uint32_t)most[0] >= leaf) __cpuidex((int *)words, (int)leaf, (int)subleaf);
+#else
+    if (!__get_cpuid_count(leaf, subleaf, &words[0], &words[1], &words[2], &words[3]))
+        memset(words, 0, 4 * sizeof *words);
+#endif
+}
+
+/* The register states that the operating system saves. Needs OSXSAVE. */
+MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
+
+#define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
+#define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
+#define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
+
+/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
+typedef struct mpt__cpu_bit {
+    uint8_t subleaf, word, bit;
+    uint16_t feature; /* MPT__CPU_ */
+    uint32_t state;   /* of the registers it works on */
+} mpt__cpu_bit;
+
+static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
+                                             {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
+                                             {0, 3, 24, MPT__CPU_AMX_TILE, 0},
+                                             {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
+                                             {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
+
+static uint32_t mpt__cpu_features_x86(void) {
+    const uint32_t base =
+        1u << 12 /* FMA */ | 1u << 27 /* OSXSAVE */ | 1u << 28 /* AVX */ | 1u << 29 /* F16C */;
+    const uint32_t avx2 = 1u << 5, avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ |
+                                            1u << 30 /* BW */ | 1u << 31 /* VL */;
+    uint32_t leaf1[4], leaf7[2][4], features = 0;
+    uint64_t saved;
+    mpt__cpuid(1, 0, leaf1);
+    mpt__cpuid(7, 0, leaf7[0]);
+    mpt__cpuid(7, 1, leaf7[1]);
+    if ((leaf1[2] & base) != base || !(leaf7[0][1] & avx2)) return 0;
+    saved = mpt__cpu_saved_state();
+    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX) return 0;
+    features |= MPT__CPU_AVX2;
+    if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && (leaf7[0][1] & avx512) == avx512)
+        features |= MPT__CPU_AVX512;
+    for (size_t i = 0; i < sizeof mpt__cpu_bits / sizeof *mpt__cpu_bits; i++) {
+        const mpt__cpu_bit *b = &mpt__cpu_bits[i];
+        if ((saved & b->state) == b->state && leaf7[b->subleaf][b->word] >> b->bit & 1)
+            features |= b->feature;
+    }
+    return features;
+}
+#endif
+
+/* The MPT__CPU_ bits of what both the CPU and the operating system support. */
+static uint32_t mpt__cpu_features(void) {
+    uint32_t features = 0;
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+    features = mpt__cpu_features_x86();
+#elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+    int bf16 = 0; /* FEAT_BF16 */
+#if defined(__linux__)
+    bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
+#elif defined(__APPLE__)
+    size_t size = sizeof bf16;
+    if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
+#elif defined(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE)
+    bf16 = IsProcessorFeaturePresent(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE);
+#endif
+    features = MPT__CPU_NEON | (bf16 ? (uint32_t)MPT__CPU_NEON_BF16 : 0u);
+#endif
+    return features;
+}
+
+/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
+static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
+    uint32_t needed = 0;
+    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
+    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
+    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
+    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
+    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
+    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
+    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
+}
 
 /* ==== Levels ==== */
 
-/* A level has all the kernels of those above it in this table up to REF, and adds its own. */
+/* A level has all the kernels of those above it in this table up to REF, and puts its own words and
+   its products of matrices in their place. */
 typedef struct mpt__cpu_level {
     mpt_isa isa;
     const char *name;
-    void (*add)(mpt__cpu *cpu); /* NULL: not in this build */
+    bool built;                  /* in this build */
+    const mpt__words *words;     /* NULL: those of the level above */
+    const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of words */
 } mpt__cpu_level;
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
-    {MPT_ISA_NULL, "null", NULL},
-    {MPT_ISA_REF, "ref", mpt__cpu_add_ref},
-    {MPT_ISA_AVX2, "avx2", mpt__cpu_add_avx2},
-    {MPT_ISA_AVX512, "avx512", mpt__cpu_add_avx512},
-    {MPT_ISA_AVX512_BF16, "avx512bf16", mpt__cpu_add_pairs},
-    {MPT_ISA_AMX, "amx", mpt__cpu_add_amx},
-    {MPT_ISA_NEON, "neon", mpt__cpu_add_neon},
-    {MPT_ISA_NEON_BF16, "neonbf16", mpt__cpu_add_quads},
+    {MPT_ISA_NULL, "null", true, NULL, NULL},
+    {MPT_ISA_REF, "ref", true, &mpt__ref_words, NULL},
+    {MPT_ISA_AVX2, "avx2", MPT__AVX2_LEVEL},
+    {MPT_ISA_AVX512, "avx512", MPT__AVX512_LEVEL},
+    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__PAIRS_LEVEL},
+    {MPT_ISA_AMX, "amx", MPT__AMX_LEVEL},
+    {MPT_ISA_NEON, "neon", MPT__NEON_LEVEL},
+    {MPT_ISA_NEON_BF16, "neonbf16", MPT__QUADS_LEVEL},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -17465,7 +17350,9 @@ static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
     mpt_isa best = MPT_ISA_REF;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        if (level->add == NULL || !mpt__isa_supported(level->isa, features)) continue;
+        if (!level->built || level->isa == MPT_ISA_NULL ||
+            !mpt__isa_supported(level->isa, features))
+            continue;
         if (level->isa == MPT_ISA_AVX512_BF16 && (features & MPT__CPU_AMX_TILE)) continue;
         if (level->isa != MPT_ISA_AMX || amx) best = level->isa;
     }
@@ -17499,7 +17386,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
                   "auto, ref, avx2, avx512, avx512bf16, amx, neon or neonbf16");
         return false;
     }
-    if (level->add == NULL && isa != MPT_ISA_NULL) {
+    if (!level->built) {
         mpt__fail(base, MPT_ERROR_UNSUPPORTED,
                   "this program was built without the %s kernels; the best it has here is %s "
                   "(MPT_ISA_AUTO)",
@@ -17519,6 +17406,32 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     return true;
 }
 
+/* The kernels that compute in the words of any level, then what each level up to that of `cpu` has
+   instead. */
+static void mpt__cpu_fill(mpt__cpu *cpu) {
+    mpt__cpu_add_ref(cpu);
+    mpt__cpu_add_conv(cpu);
+    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+        const mpt__cpu_level *level = &mpt__cpu_levels[i];
+        const bool runs =
+            level->isa == cpu->isa || mpt__isa_supported(level->isa, mpt__cpu_features());
+        if (level->isa > cpu->isa || !level->built || !runs) continue;
+        if (level->words != NULL) cpu->words = level->words;
+#ifdef MPT__HAS_GEMM
+        if (level->gemm == NULL) continue;
+        mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
+        mpt__cpu_add_convs(cpu, level->gemm);
+#endif
+    }
+    if (cpu->words->copy_halves != NULL)
+        mpt__cpu_add(cpu, MPT__K_COPY, cpu->words->copy_halves, NULL);
+    mpt__cpu_add_norm(cpu);
+    mpt__cpu_add_pool(cpu);
+    mpt__cpu_add_attention(cpu);
+    mpt__cpu_add_resize(cpu);
+    mpt__cpu_add_fp8(cpu);
+}
+
 /* Fills `backend`, which must not move while it lives, with a CPU backend of level `isa` (AUTO: the
    best there is) and a pool of `threads` (0: one per core). *chosen is the level taken. */
 static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
@@ -17533,20 +17446,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     if (!mpt__cpu_check_level(base, isa, features, amx)) return base->status;
     mpt__cpu *cpu = mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
     if (cpu == NULL) return base->status;
-    for (int i = 0; i < MPT__CPU_LEVEL_COUNT && isa != MPT_ISA_NULL; i++) {
-        const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        bool runs = level->isa == isa || mpt__isa_supported(level->isa, mpt__cpu_features());
-        if (level->add != NULL && runs) level->add(cpu);
-        if (level->isa == isa) break;
-    }
-    if (isa != MPT_ISA_NULL) {
-        mpt__cpu_add_conv(cpu);
-        mpt__cpu_add_norm(cpu);
-        mpt__cpu_add_pool(cpu);
-        mpt__cpu_add_attention(cpu);
-        mpt__cpu_add_resize(cpu);
-        mpt__cpu_add_fp8(cpu);
-    }
+    if (isa != MPT_ISA_NULL) mpt__cpu_fill(cpu);
     *chosen = isa;
     return MPT_OK;
 }
@@ -42128,7 +42028,8 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  *
  *   MPT__BELOW(name)   kernels of the level below, which do what is too narrow for vectors
  *   MPT__SLOWNESS      nanoseconds of what takes the reference level one
- *   MPT__STREAM, MPT__GATE, MPT__U8_TO_HALF   functions of its own, or of another level; or NULL
+ *   MPT__STREAM, MPT__GATE, MPT__HALVES_COPY, MPT__U8_TO_HALF   functions of its own or of
+ *                      another level; or NULL
  *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
  *   and those of cpu/template/gemm.c
  *
@@ -43869,6 +43770,85 @@ static const mpt__gemm_level MPT__LEVEL(gemm_level) = {
     MPT__TILE_MIDDLE};
 
 #endif
+/* ---------------------------------------------------------------------------------------------
+ * cpu/template/halves.c: copies from one layout to another, of 16 bits as they are or of fp32 to 16
+ * bits, which would otherwise go through floats in blocks. Vectors of 16 floats would gain nothing.
+ * ------------------------------------------------------------------------------------------- */
+#if defined(MPT__V) && MPT__WIDTH < 16 && !defined(MPTRAIN_NO_CONV)
+
+/* 2 MPT__WIDTH rows of 8 elements become 8 rows; rows k and k + 8 lie in one vector. To
+   interleave all vectors k and k + 4 turns the bits of an element's vector and lane by one: after
+   three times those of its row and of its column have changed places. */
+#define MPT__HALVES_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define MPT__HALVES_LOAD(k) x##k = v_load_halves(from + k * step, step, round);
+#define MPT__HALVES_STORE(k) v_store_halves(to + k * to_step, y##k);
+#define MPT__HALVES_PAIR(x, y, k, next, low, high) \
+    y##low = v_halves_low(x##k, x##next), y##high = v_halves_high(x##k, x##next);
+#define MPT__HALVES_TURN(x, y) \
+    MPT__HALVES_PAIR(x, y, 0, 4, 0, 1) MPT__HALVES_PAIR(x, y, 1, 5, 2, 3) \
+    MPT__HALVES_PAIR(x, y, 2, 6, 4, 5) MPT__HALVES_PAIR(x, y, 3, 7, 6, 7)
+
+/* n rows of m elements, `step` bytes apart; the last tiles of a side reach back over what is done.
+   The two tiles that share a line of memory of `to` follow each other. */
+MPT__OP void MPT__LEVEL(halves_turn)(uint16_t *out, int64_t to_step, const char *in, int64_t step,
+                                     int64_t n, int64_t m, int round) {
+    enum { ROWS = 2 * MPT__WIDTH, LINE = 32 };
+    v_halves x0, x1, x2, x3, x4, x5, x6, x7, y0, y1, y2, y3, y4, y5, y6, y7;
+    for (int64_t line = 0; line < n; line += LINE) {
+        for (int64_t c = 0; c < m; c += 8) {
+            for (int64_t r = line; r < n && r < line + LINE; r += ROWS) {
+                const int64_t i = mpt__ref_min(r, n - ROWS), j = mpt__ref_min(c, m - 8);
+                const char *from = in + i * step + j * (round ? 4 : 2);
+                uint16_t *to = out + j * to_step + i;
+                MPT__HALVES_EACH(MPT__HALVES_LOAD)
+                MPT__HALVES_TURN(x, y)
+                MPT__HALVES_TURN(y, x)
+                MPT__HALVES_TURN(x, y)
+                MPT__HALVES_EACH(MPT__HALVES_STORE)
+            }
+        }
+    }
+}
+
+MPT__FN void MPT__LEVEL(halves_chunk)(void *work, int64_t chunk, int thread) {
+    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+    const int64_t i = chunk % w->along * MPT__COPY_RUN;
+    const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;
+    const int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
+    const int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
+    const mpt__ref_view *view[] = {&w->walk[0].view, &w->walk[1].view};
+    const int round = view[0]->dtype == MPT_F32 ? view[1]->dtype : 0;
+    const int64_t bytes = round ? 4 : 2, step = w->step[0] * bytes;
+    mpt__ref_cursor at[2];
+    (void)thread;
+    for (int k = 0; k < 2; k++) {
+        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+    }
+    const char *from = (const char *)view[0]->data + (at[0].offset + i) * bytes + j * step;
+    uint16_t *to = (uint16_t *)view[1]->data + at[1].offset + i * to_step + j;
+    if (n < (2 * MPT__WIDTH) || m < 8) {
+        for (int64_t r = 0; r < n; r++) {
+            for (int64_t c = 0; c < m; c++)
+                to[c * to_step + r] = mpt__halves_one(from + r * step + c * bytes, round);
+        }
+    } else if (round == 0) {
+        MPT__LEVEL(halves_turn)(to, to_step, from, step, n, m, 0);
+    } else if (round == MPT_F16) {
+        MPT__LEVEL(halves_turn)(to, to_step, from, step, n, m, MPT_F16);
+    } else {
+        MPT__LEVEL(halves_turn)(to, to_step, from, step, n, m, MPT_BF16);
+    }
+}
+
+static void MPT__LEVEL(halves_copy)(const mpt__cpu_call *call) {
+    const mpt__operand *o = call->launch->operand;
+    if (!mpt__ref_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
+        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__ref_numel(&o[0]) == 0 ||
+        !mpt__ref_copy_transposed(call, MPT__LEVEL(halves_chunk)))
+        mpt__cpu_fall_back(call);
+}
+
+#endif
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -43900,6 +43880,12 @@ static const mpt__words MPT__LEVEL(words) = {
     MPT__LEVEL(sgd),
     MPT__LEVEL(adam),
     MPT__GATE,
+#ifdef MPTRAIN_NO_CONV
+    NULL,
+#else
+    MPT__HALVES_COPY,
+#endif
+    &MPT__LEVEL(gemm_level),
     true,
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
     MPT__REF_NORM_WORDS
@@ -43934,6 +43920,7 @@ static const mpt__words MPT__LEVEL(words) = {
 #undef MPT__SLOWNESS
 #undef MPT__STREAM
 #undef MPT__GATE
+#undef MPT__HALVES_COPY
 #undef MPT__U8_TO_HALF
 #undef MPT__TILE_FEW
 #undef MPT__TILE_MIDDLE

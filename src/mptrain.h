@@ -1,5 +1,7 @@
 /* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it.
 
+   What stands in cpu/template/ is included by each level (cpu/level/), once for each.
+
    The wings, from the ground up; each may use those before it, but nobody above the waist knows the
    CPU, and nobody at all knows the context room, which knows all. */
 #include "face/manual.h"

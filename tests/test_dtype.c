@@ -241,15 +241,8 @@ static const mpt_isa levels[] = {MPT_ISA_REF, MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_
 enum { LEVELS = sizeof levels / sizeof *levels, BLOCK = 4096 + 29 };
 
 static const mpt__convert_table *convert_of(mpt_isa isa) {
-#ifdef MPT__HAS_AVX2
-    if (isa == MPT_ISA_AVX2) return &mpt__avx2_convert;
-    if (isa == MPT_ISA_AVX512) return &mpt__avx512_convert;
-#endif
-#ifdef MPT__HAS_NEON
-    if (isa == MPT_ISA_NEON) return &mpt__neon_convert;
-#endif
-    (void)isa;
-    return &mpt__convert_portable;
+    const mpt__words *words = mpt__cpu_find_level(isa)->words;
+    return words ? words->convert : &mpt__convert_portable;
 }
 
 /* Converts blocks of odd length at every level, so that vectors and tails both work, starting one

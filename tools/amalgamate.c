@@ -160,7 +160,7 @@ static void expand(amalgamation *a, const char *name, const char *text, int dept
             inner = read_beside(a, included);
         }
         if (inner) {
-            if (depth > 0 && !a->in_template)
+            if (depth > 0 && !a->in_template && !strstr(included, ".inl"))
                 fail("%s:%d includes %s, which the spine does not list before it", name,
                      line_number, included);
             if (a->n_seen == MAX_ROOMS) fail("more than %d rooms", (int)MAX_ROOMS);
@@ -190,18 +190,18 @@ int main(int argc, char **argv) {
     a.out = fopen(argv[2], "wb");
     if (!a.out) fail("cannot write %s", argv[2]);
     fprintf(a.out, "/* generated from src/ by tools/amalgamate.c: edit there */\n");
-    fprintf(a.out, "#ifndef MPT__TEMPLATE\n");
+    if (strstr(spine, "/template/")) fprintf(a.out, "#ifndef MPT__TEMPLATE\n");
     expand(&a, spine_name, spine, 0);
     free(spine);
-    fprintf(a.out, "#else\n");
     if (a.entry[0]) {
+        fprintf(a.out, "#else\n");
         a.in_template = 1;
         spine = read_beside(&a, a.entry);
         if (!spine) fail("cannot read %s", a.entry);
         expand(&a, a.entry, spine, 1);
         free(spine);
+        fprintf(a.out, "#endif\n");
     }
-    fprintf(a.out, "#endif\n");
     if (ferror(a.out) | fclose(a.out)) fail("cannot write %s", argv[2]);
     return 0;
 }

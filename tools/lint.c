@@ -21,7 +21,7 @@ enum { MAX_COLUMNS = 100, MAX_ROOM_LINES = 1200, MAX_EXAMPLE_LINES = 149 };
    instruction set. A place that ends in '/' is a folder. */
 enum { NOWHERE, BASE, SIMD, BASE_AND_SIMD };
 static const char *const base_rooms[] = {"ground/base.c", "ground/files.c", "ground/platform.h"};
-static const char *const simd_rooms[] = {"ground/dtype.c", "cpu/"};
+static const char *const simd_rooms[] = {"cpu/"};
 
 /* The words that kernels are written in; cpu/vocabulary_end.h takes their names back. */
 static const char vocabulary_room[] = "cpu/vocabulary.h", vocabulary_prefix[] = "v_";

@@ -647,21 +647,6 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
 
 /* ==== Launches ==== */
 
-#ifdef MPT__HAS_GEMM
-static const mpt__gemm_level *mpt__attention_level(const mpt__words *words) {
-#ifdef MPT__HAS_AVX2
-    if (words == &mpt__avx2_words) return &mpt__avx2_gemm_level;
-#endif
-#ifdef MPT__HAS_AVX512
-    if (words == &mpt__avx512_words) return &mpt__avx512_gemm_level;
-#endif
-#ifdef MPT__HAS_NEON
-    if (words == &mpt__neon_words) return &mpt__neon_gemm_level;
-#endif
-    return NULL;
-}
-#endif
-
 /* Whether q, k, v and dout are rows of pairs. */
 static bool mpt__attention_paired(const mpt__launch *launch) {
     static const int operands[4] = {MPT__AT_Q, MPT__AT_K, MPT__AT_V, MPT__AT_DOUT};
@@ -713,7 +698,7 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     w.pairs = pairs && mpt__attention_paired(launch);
     w.memory = mpt__attention_workspace(launch, threads) / threads;
 #ifdef MPT__HAS_GEMM
-    w.level = mpt__attention_level(call->words);
+    w.level = call->words->gemm;
 #endif
     mpt__kernel_flushes(w.words->flushes);
     w.dkv = false, w.dq = 0;

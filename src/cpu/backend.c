@@ -12,7 +12,8 @@
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
-struct mpt__words; /* what a level computes with; cpu/elementwise.c */
+struct mpt__words;      /* what a level computes with; cpu/elementwise.c */
+struct mpt__gemm_level; /* and its products; cpu/product.h */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
 typedef struct mpt__cpu_call {
@@ -33,6 +34,9 @@ typedef int64_t (*mpt__cpu_workspace)(const mpt__launch *launch, int threads);
 struct mpt__cpu_kernel {
     mpt__cpu_run run;
     mpt__cpu_workspace workspace;
+    const struct mpt__gemm_level *level; /* NULL: any level's; else it and not `workspace` asks: */
+    int64_t (*level_workspace)(const struct mpt__gemm_level *level, const mpt__launch *launch,
+                               int threads);
     const mpt__cpu_kernel *fallback; /* the row that this one replaced; NULL in ref */
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
@@ -53,8 +57,8 @@ typedef struct mpt__cpu {
 } mpt__cpu;
 
 /* Makes `run` the kernel of its row, over what stands there. */
-static MPT__NOINLINE void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
-                         mpt__cpu_workspace workspace) {
+static MPT__NOINLINE mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
+                                                   mpt__cpu_workspace workspace) {
     mpt__cpu_kernel *row = &cpu->kernel[id];
     if (row->run != NULL) {
         int level = 0;
@@ -64,7 +68,9 @@ static MPT__NOINLINE void mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_r
     }
     row->run = run;
     row->workspace = workspace;
+    row->level = NULL;
     row->scratch = workspace != NULL || (row->fallback != NULL && row->fallback->scratch);
+    return row;
 }
 
 /* Runs a call by the row that the one under way replaced. */
@@ -108,8 +114,10 @@ static int64_t mpt__cpu_workspace_bytes(void *self, const mpt__launch *launch) {
     if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
     const mpt__cpu_kernel *row = &cpu->kernel[launch->kernel];
     for (bool below = true; below && row != NULL && row->scratch; row = row->fallback) {
-        int64_t need =
-            row->workspace != NULL ? row->workspace(launch, mpt__pool_threads(cpu->pool)) : ~0;
+        const int threads = mpt__pool_threads(cpu->pool);
+        int64_t need = row->level != NULL ? row->level_workspace(row->level, launch, threads)
+                       : row->workspace != NULL ? row->workspace(launch, threads)
+                                                : ~0;
         below = need < 0;
         if (below) need = ~need;
         if (need > bytes) bytes = need;

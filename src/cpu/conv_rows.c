@@ -8,6 +8,11 @@
 
 #ifdef MPTRAIN_NO_CONV
 static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
+#ifdef MPT__HAS_GEMM
+static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
+    (void)cpu, (void)level;
+}
+#endif
 #else
 
 /* ==== Levels with matrix products ==== */
@@ -613,7 +618,8 @@ static void mpt__conv_products(mpt__conv_work *w) {
     }
 }
 
-static void mpt__conv_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
+static void mpt__conv_run(const mpt__cpu_call *call) {
+    const mpt__gemm_level *level = call->kernel->level;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
     mpt__conv_work w;
     memset(&w.watch, 0, sizeof w.watch);
@@ -645,67 +651,16 @@ static int64_t mpt__conv_workspace(const mpt__gemm_level *level, const mpt__laun
     return w.refuses ? ~bytes : bytes;
 }
 
-#endif
-
-/* One function per level, for the three kernels. */
-#define MPT__CONV_LEVEL(ISA) \
-    static void mpt__##ISA##_conv(const mpt__cpu_call *call) { \
-        mpt__conv_run(&mpt__##ISA##_gemm_level, call); \
-    } \
-    static int64_t mpt__##ISA##_conv_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__conv_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
-    }
-#define MPT__CONV_ADD(ISA, LEVEL) \
-    if (cpu->isa == MPT_ISA_##LEVEL || \
-        (cpu->isa > MPT_ISA_##LEVEL && mpt__isa_supported(MPT_ISA_##LEVEL, features))) \
-        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__##ISA##_conv, mpt__##ISA##_conv_workspace);
-#ifdef MPT__HAS_AVX2
-MPT__CONV_LEVEL(avx2)
-#endif
-#ifdef MPT__HAS_AVX512
-MPT__CONV_LEVEL(avx512)
-#endif
-#ifdef MPT__HAS_PAIRS
-MPT__CONV_LEVEL(pairs)
-#endif
-#ifdef MPT__HAS_AMX
-MPT__CONV_LEVEL(amx)
-#endif
-#ifdef MPT__HAS_NEON
-MPT__CONV_LEVEL(neon)
-#endif
-#ifdef MPT__HAS_QUADS
-MPT__CONV_LEVEL(quads)
+/* The three kernels of a level. */
+static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
+    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++)
+        mpt__cpu_add_products(cpu, level, (mpt__kernel)k, mpt__conv_run, mpt__conv_workspace);
+}
 #endif
 
 static void mpt__cpu_add_conv(mpt__cpu *cpu) {
-    const uint32_t features = mpt__cpu_features();
-    (void)features;
-    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++) {
+    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++)
         mpt__cpu_add(cpu, (mpt__kernel)k, mpt__ref_conv, mpt__ref_conv_workspace);
-#ifdef MPT__HAS_AVX2
-        MPT__CONV_ADD(avx2, AVX2)
-#endif
-#ifdef MPT__HAS_AVX512
-        MPT__CONV_ADD(avx512, AVX512)
-#endif
-#ifdef MPT__HAS_PAIRS
-        MPT__CONV_ADD(pairs, AVX512_BF16)
-#endif
-#ifdef MPT__HAS_AMX
-        MPT__CONV_ADD(amx, AMX)
-#endif
-#ifdef MPT__HAS_NEON
-        MPT__CONV_ADD(neon, NEON)
-#endif
-#ifdef MPT__HAS_QUADS
-        MPT__CONV_ADD(quads, NEON_BF16)
-#endif
-    }
-#ifdef MPT__HALVES_ISA
-    if (cpu->isa >= MPT__HALVES_ISA && mpt__isa_supported(MPT__HALVES_ISA, features))
-        mpt__cpu_add(cpu, MPT__K_COPY, mpt__halves_copy, NULL);
-#endif
 }
 
 #endif

@@ -160,7 +160,9 @@ typedef struct mpt__words {
     mpt__update_fn sgd, adam;
     /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
-    bool typed; /* norms take halves as they lie */
+    mpt__cpu_run copy_halves;           /* to another layout, instead of COPY; NULL: none */
+    const struct mpt__gemm_level *gemm; /* products in fp32; NULL: by the words above */
+    bool typed;                         /* norms take halves as they lie */
     /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
        LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
        folded in halves; ROWS: those of each row, which are added to sum[..][row], too. */

@@ -867,7 +867,8 @@ static bool mpt__gemm_tiny(const mpt__gemm_level *level, const mpt__launch *laun
     return true;
 }
 
-static void mpt__gemm_run(const mpt__gemm_level *level, const mpt__cpu_call *call) {
+static void mpt__gemm_run(const mpt__cpu_call *call) {
+    const mpt__gemm_level *level = call->kernel->level;
     mpt__gemm g;
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
@@ -906,52 +907,16 @@ static int64_t mpt__gemm_workspace(const mpt__gemm_level *level, const mpt__laun
     return g.level->refuses ? ~bytes : bytes;
 }
 
-#endif
+/* The kernel of this row is that of a level. */
+static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, mpt__kernel id,
+                                  mpt__cpu_run run,
+                                  int64_t workspace(const mpt__gemm_level *, const mpt__launch *,
+                                                    int)) {
+    mpt__cpu_kernel *row = mpt__cpu_add(cpu, id, run, NULL);
+    row->level = level;
+    row->level_workspace = workspace;
+    row->scratch = true;
+}
 
-/* ==== Levels ==== */
-
-/* What a level adds to those below it: products, and (WORDS) its words. */
-#define MPT__CPU_LEVEL(ISA, WORDS) \
-    static void mpt__##ISA##_gemm(const mpt__cpu_call *call) { \
-        mpt__gemm_run(&mpt__##ISA##_gemm_level, call); \
-    } \
-    static int64_t mpt__##ISA##_gemm_workspace(const mpt__launch *launch, int threads) { \
-        return mpt__gemm_workspace(&mpt__##ISA##_gemm_level, launch, threads); \
-    } \
-    static void mpt__cpu_add_##ISA(mpt__cpu *cpu) { \
-        WORDS; \
-        mpt__cpu_add(cpu, MPT__K_GEMM, mpt__##ISA##_gemm, mpt__##ISA##_gemm_workspace); \
-    }
-
-#ifdef MPT__HAS_AVX2
-MPT__CPU_LEVEL(avx2, cpu->words = &mpt__avx2_words)
-#else
-#define mpt__cpu_add_avx2 NULL
 #endif
-#ifdef MPT__HAS_AVX512
-MPT__CPU_LEVEL(avx512, cpu->words = &mpt__avx512_words)
-#else
-#define mpt__cpu_add_avx512 NULL
-#endif
-#ifdef MPT__HAS_PAIRS
-MPT__CPU_LEVEL(pairs, )
-#else
-#define mpt__cpu_add_pairs NULL
-#endif
-#ifdef MPT__HAS_AMX
-MPT__CPU_LEVEL(amx, )
-#else
-#define mpt__cpu_add_amx NULL
-#endif
-#ifdef MPT__HAS_NEON
-MPT__CPU_LEVEL(neon, cpu->words = &mpt__neon_words)
-#else
-#define mpt__cpu_add_neon NULL
-#endif
-#ifdef MPT__HAS_QUADS
-MPT__CPU_LEVEL(quads, )
-#else
-#define mpt__cpu_add_quads NULL
-#endif
-
 #endif

@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * cpu/levels.c: the ISA levels of this build, and the making of a CPU backend.
+ * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a CPU backend.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__CPU_LEVELS_INCLUDED
 #define MPT__CPU_LEVELS_INCLUDED
@@ -7,25 +7,144 @@
 #include "cpu/optimizer.c"
 #include "cpu/fp8.c"
 
+#if defined(MPTRAIN_NO_SIMD)
+#elif defined(MPT__X86) && defined(_MSC_VER)
+#include <intrin.h>
+#elif defined(MPT__X86)
+#include <cpuid.h>
+#elif defined(MPT__ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(MPT__ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+/* ==== CPU features ==== */
+
+enum {
+    MPT__CPU_AVX2 = 1 << 0,   /* with FMA and F16C: what the AVX2 kernels need */
+    MPT__CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ: what the AVX-512 kernels need */
+    MPT__CPU_AVX512_BF16 = 1 << 2,
+    MPT__CPU_AVX512_FP16 = 1 << 3,
+    MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
+    MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
+    MPT__CPU_AMX_INT8 = 1 << 6,
+    MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
+    MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
+};
+
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+/* eax, ebx, ecx, edx of a leaf; all zero where the CPU lacks it. */
+static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
+    memset(words, 0, 4 * sizeof *words);
+#ifdef _MSC_VER
+    int most[4];
+    __cpuid(most, 0);
+    if ((uint32_t)most[0] >= leaf) __cpuidex((int *)words, (int)leaf, (int)subleaf);
+#else
+    if (!__get_cpuid_count(leaf, subleaf, &words[0], &words[1], &words[2], &words[3]))
+        memset(words, 0, 4 * sizeof *words);
+#endif
+}
+
+/* The register states that the operating system saves. Needs OSXSAVE. */
+MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
+
+#define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
+#define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
+#define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
+
+/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
+typedef struct mpt__cpu_bit {
+    uint8_t subleaf, word, bit;
+    uint16_t feature; /* MPT__CPU_ */
+    uint32_t state;   /* of the registers it works on */
+} mpt__cpu_bit;
+
+static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
+                                             {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
+                                             {0, 3, 24, MPT__CPU_AMX_TILE, 0},
+                                             {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
+                                             {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
+
+static uint32_t mpt__cpu_features_x86(void) {
+    const uint32_t base =
+        1u << 12 /* FMA */ | 1u << 27 /* OSXSAVE */ | 1u << 28 /* AVX */ | 1u << 29 /* F16C */;
+    const uint32_t avx2 = 1u << 5, avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ |
+                                            1u << 30 /* BW */ | 1u << 31 /* VL */;
+    uint32_t leaf1[4], leaf7[2][4], features = 0;
+    uint64_t saved;
+    mpt__cpuid(1, 0, leaf1);
+    mpt__cpuid(7, 0, leaf7[0]);
+    mpt__cpuid(7, 1, leaf7[1]);
+    if ((leaf1[2] & base) != base || !(leaf7[0][1] & avx2)) return 0;
+    saved = mpt__cpu_saved_state();
+    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX) return 0;
+    features |= MPT__CPU_AVX2;
+    if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && (leaf7[0][1] & avx512) == avx512)
+        features |= MPT__CPU_AVX512;
+    for (size_t i = 0; i < sizeof mpt__cpu_bits / sizeof *mpt__cpu_bits; i++) {
+        const mpt__cpu_bit *b = &mpt__cpu_bits[i];
+        if ((saved & b->state) == b->state && leaf7[b->subleaf][b->word] >> b->bit & 1)
+            features |= b->feature;
+    }
+    return features;
+}
+#endif
+
+/* The MPT__CPU_ bits of what both the CPU and the operating system support. */
+static uint32_t mpt__cpu_features(void) {
+    uint32_t features = 0;
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+    features = mpt__cpu_features_x86();
+#elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+    int bf16 = 0; /* FEAT_BF16 */
+#if defined(__linux__)
+    bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
+#elif defined(__APPLE__)
+    size_t size = sizeof bf16;
+    if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
+#elif defined(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE)
+    bf16 = IsProcessorFeaturePresent(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE);
+#endif
+    features = MPT__CPU_NEON | (bf16 ? (uint32_t)MPT__CPU_NEON_BF16 : 0u);
+#endif
+    return features;
+}
+
+/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
+static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
+    uint32_t needed = 0;
+    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
+    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
+    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
+    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
+    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
+    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
+    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
+}
+
 /* ==== Levels ==== */
 
-/* A level has all the kernels of those above it in this table up to REF, and adds its own. */
+/* A level has all the kernels of those above it in this table up to REF, and puts its own words and
+   its products of matrices in their place. */
 typedef struct mpt__cpu_level {
     mpt_isa isa;
     const char *name;
-    void (*add)(mpt__cpu *cpu); /* NULL: not in this build */
+    bool built;                  /* in this build */
+    const mpt__words *words;     /* NULL: those of the level above */
+    const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of words */
 } mpt__cpu_level;
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
-    {MPT_ISA_NULL, "null", NULL},
-    {MPT_ISA_REF, "ref", mpt__cpu_add_ref},
-    {MPT_ISA_AVX2, "avx2", mpt__cpu_add_avx2},
-    {MPT_ISA_AVX512, "avx512", mpt__cpu_add_avx512},
-    {MPT_ISA_AVX512_BF16, "avx512bf16", mpt__cpu_add_pairs},
-    {MPT_ISA_AMX, "amx", mpt__cpu_add_amx},
-    {MPT_ISA_NEON, "neon", mpt__cpu_add_neon},
-    {MPT_ISA_NEON_BF16, "neonbf16", mpt__cpu_add_quads},
+    {MPT_ISA_NULL, "null", true, NULL, NULL},
+    {MPT_ISA_REF, "ref", true, &mpt__ref_words, NULL},
+    {MPT_ISA_AVX2, "avx2", MPT__AVX2_LEVEL},
+    {MPT_ISA_AVX512, "avx512", MPT__AVX512_LEVEL},
+    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__PAIRS_LEVEL},
+    {MPT_ISA_AMX, "amx", MPT__AMX_LEVEL},
+    {MPT_ISA_NEON, "neon", MPT__NEON_LEVEL},
+    {MPT_ISA_NEON_BF16, "neonbf16", MPT__QUADS_LEVEL},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -52,7 +171,9 @@ static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
     mpt_isa best = MPT_ISA_REF;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        if (level->add == NULL || !mpt__isa_supported(level->isa, features)) continue;
+        if (!level->built || level->isa == MPT_ISA_NULL ||
+            !mpt__isa_supported(level->isa, features))
+            continue;
         if (level->isa == MPT_ISA_AVX512_BF16 && (features & MPT__CPU_AMX_TILE)) continue;
         if (level->isa != MPT_ISA_AMX || amx) best = level->isa;
     }
@@ -86,7 +207,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
                   "auto, ref, avx2, avx512, avx512bf16, amx, neon or neonbf16");
         return false;
     }
-    if (level->add == NULL && isa != MPT_ISA_NULL) {
+    if (!level->built) {
         mpt__fail(base, MPT_ERROR_UNSUPPORTED,
                   "this program was built without the %s kernels; the best it has here is %s "
                   "(MPT_ISA_AUTO)",
@@ -106,6 +227,32 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     return true;
 }
 
+/* The kernels that compute in the words of any level, then what each level up to that of `cpu` has
+   instead. */
+static void mpt__cpu_fill(mpt__cpu *cpu) {
+    mpt__cpu_add_ref(cpu);
+    mpt__cpu_add_conv(cpu);
+    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+        const mpt__cpu_level *level = &mpt__cpu_levels[i];
+        const bool runs =
+            level->isa == cpu->isa || mpt__isa_supported(level->isa, mpt__cpu_features());
+        if (level->isa > cpu->isa || !level->built || !runs) continue;
+        if (level->words != NULL) cpu->words = level->words;
+#ifdef MPT__HAS_GEMM
+        if (level->gemm == NULL) continue;
+        mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
+        mpt__cpu_add_convs(cpu, level->gemm);
+#endif
+    }
+    if (cpu->words->copy_halves != NULL)
+        mpt__cpu_add(cpu, MPT__K_COPY, cpu->words->copy_halves, NULL);
+    mpt__cpu_add_norm(cpu);
+    mpt__cpu_add_pool(cpu);
+    mpt__cpu_add_attention(cpu);
+    mpt__cpu_add_resize(cpu);
+    mpt__cpu_add_fp8(cpu);
+}
+
 /* Fills `backend`, which must not move while it lives, with a CPU backend of level `isa` (AUTO: the
    best there is) and a pool of `threads` (0: one per core). *chosen is the level taken. */
 static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
@@ -120,20 +267,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     if (!mpt__cpu_check_level(base, isa, features, amx)) return base->status;
     mpt__cpu *cpu = mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
     if (cpu == NULL) return base->status;
-    for (int i = 0; i < MPT__CPU_LEVEL_COUNT && isa != MPT_ISA_NULL; i++) {
-        const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        bool runs = level->isa == isa || mpt__isa_supported(level->isa, mpt__cpu_features());
-        if (level->add != NULL && runs) level->add(cpu);
-        if (level->isa == isa) break;
-    }
-    if (isa != MPT_ISA_NULL) {
-        mpt__cpu_add_conv(cpu);
-        mpt__cpu_add_norm(cpu);
-        mpt__cpu_add_pool(cpu);
-        mpt__cpu_add_attention(cpu);
-        mpt__cpu_add_resize(cpu);
-        mpt__cpu_add_fp8(cpu);
-    }
+    if (isa != MPT_ISA_NULL) mpt__cpu_fill(cpu);
     *chosen = isa;
     return MPT_OK;
 }

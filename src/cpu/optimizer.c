@@ -813,6 +813,8 @@ static const mpt__words mpt__ref_words = {1.0,
                                           mpt__ref_sgd_block,
                                           mpt__ref_adam_block,
                                           NULL,
+                                          NULL,
+                                          NULL,
                                           false,
                                           MPT__REF_NORM_WORDS};
 

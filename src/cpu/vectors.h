@@ -17,6 +17,15 @@ static void mpt__philox_keys(uint64_t seed, uint64_t keys[2 * MPT__PHILOX_ROUNDS
     }
 }
 
+#ifndef MPTRAIN_NO_CONV
+/* An element of a copy, of fp32 where it is to be rounded. */
+static uint16_t mpt__halves_one(const char *from, int round) {
+    const float *x = (const float *)(const void *)from;
+    if (round == 0) return *(const uint16_t *)(const void *)from;
+    return round == MPT_F16 ? mpt__f32_to_f16(*x) : mpt__f32_to_bf16(*x);
+}
+#endif
+
 /* ==== Rows of norms ==== */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)

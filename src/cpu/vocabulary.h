@@ -23,6 +23,12 @@
 
 #include "ground/math.c"
 
+#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
+#include <immintrin.h>
+#elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
+#include <arm_neon.h>
+#endif
+
 /* The name of this file, where its users renamed it. Only the one file includes itself. */
 #ifndef MPTRAIN_FILE
 #define MPTRAIN_FILE "mptrain.h"
@@ -162,6 +168,11 @@
 #define v_gemm_octs MPT__V(gemm_octs)
 #define v_put_tile MPT__V(put_tile)
 #define v_activate MPT__V(activate)
+#define v_halves MPT__V(halves)
+#define v_load_halves MPT__V(load_halves)
+#define v_store_halves MPT__V(store_halves)
+#define v_halves_low MPT__V(halves_low)
+#define v_halves_high MPT__V(halves_high)
 #define v_pairs MPT__V(pairs)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)

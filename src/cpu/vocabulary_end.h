@@ -103,6 +103,11 @@
 #undef v_gemm_octs
 #undef v_put_tile
 #undef v_activate
+#undef v_halves
+#undef v_load_halves
+#undef v_store_halves
+#undef v_halves_low
+#undef v_halves_high
 #undef v_pairs
 #undef v_word
 #undef v_store_pair

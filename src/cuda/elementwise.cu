@@ -324,147 +324,64 @@ mpt_status mpt__cuda_copy(const mpt__cuda_call *call) {
 #define MPT__NORMAL_PEAK 0.39894228040143268f  /* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE 0.044715f
 
-__device__ __forceinline__ float mpt__sigmoid(float a) { /* without loss on either side */
+/* The words that waist/functions.h is written in, for one float. */
+#define MPT__OP __device__ __forceinline__
+typedef float v_f;
+MPT__OP float v_zero() { return 0.0f; }
+MPT__OP float v_set(float a) { return a; }
+MPT__OP float v_add(float a, float b) { return a + b; }
+MPT__OP float v_sub(float a, float b) { return a - b; }
+MPT__OP float v_mul(float a, float b) { return a * b; }
+MPT__OP float v_div(float a, float b) { return a / b; }
+MPT__OP float v_negate(float a) { return -a; }
+MPT__OP float v_abs(float a) { return fabsf(a); }
+MPT__OP float v_sign(float a) { return (float)((a > 0) - (a < 0)); }
+MPT__OP float v_larger(float a, float b) { return a > b ? a : b; }
+MPT__OP float v_smaller(float a, float b) { return a < b ? a : b; }
+MPT__OP float v_select(bool m, float a, float b) { return m ? a : b; }
+MPT__OP bool v_greater(float a, float b) { return a > b; }
+MPT__OP bool v_equal(float a, float b) { return a == b; }
+MPT__OP bool v_is_nan(float a) { return a != a; }
+MPT__OP bool v_is_inf(float a) { return fabsf(a) == INFINITY; }
+MPT__OP float v_sqrt(float a) { return sqrtf(a); }
+MPT__OP float v_exp(float a) { return expf(a); }
+MPT__OP float v_log(float a) { return logf(a); }
+MPT__OP float v_erf(float a) { return erff(a); }
+MPT__OP float v_tanh(float a) { return tanhf(a); }
+MPT__OP float v_log1p(float a) { return log1pf(a); }
+MPT__OP float v_expm1(float a) { return expm1f(a); }
+MPT__OP float v_sigmoid(float a) { /* without loss on either side */
     const float e = expf(-fabsf(a));
     return (a < 0 ? e : 1.0f) / (e + 1.0f);
 }
-
-__device__ __forceinline__ float mpt__gelu_inner(float a) {
-    return MPT__SQRT_2_BY_PI * (a + MPT__GELU_CUBE * a * a * a);
-}
-
-__device__ __forceinline__ float mpt__gelu_slope(float a) {
-    const float below = 0.5f * (1.0f + erff(a * MPT__SQRT_HALF));
-    return below + a * MPT__NORMAL_PEAK * expf(-0.5f * a * a);
-}
-
-__device__ __forceinline__ float mpt__gelu_tanh_slope(float a) {
-    const float t = tanhf(mpt__gelu_inner(a)), rest = 1.0f - t * t, slope = 0.5f * (1.0f + t);
-    if (rest == 0) return slope; /* the other factor may be infinite here */
-    return slope + 0.5f * a * rest * MPT__SQRT_2_BY_PI * (1.0f + 3.0f * MPT__GELU_CUBE * a * a);
-}
-
-__device__ __forceinline__ float mpt__softplus(float a, float beta, float threshold) {
+MPT__OP float v_softplus(float a, float beta, float threshold) {
     return a * beta > threshold ? a : log1pf(expf(a * beta)) / beta;
 }
-
-__device__ __forceinline__ float mpt__silu_slope(float a) {
-    const float s = mpt__sigmoid(a);
-    return s * (1.0f + a * (1.0f - s));
-}
-
-__device__ __forceinline__ float mpt__sign(float a) { return (float)((a > 0) - (a < 0)); }
-
-__device__ __forceinline__ float mpt__smaller(float a, float b) { /* NaN wins */
-    return a < b || a != a ? a : b;
-}
-
-__device__ __forceinline__ float mpt__clamp(float a, float low, float high) {
-    const float x = low > a ? low : a;
-    return high < x ? high : x;
-}
-
 /* Long ones are not worth a copy for each of eight elements. */
-__device__ __noinline__ float mpt__sin(float a) { return sinf(a); }
-__device__ __noinline__ float mpt__cos(float a) { return cosf(a); }
-__device__ __noinline__ float mpt__pow(float a, float b) { return powf(a, b); }
-
-__device__ __forceinline__ float mpt__pow_slope(float a, float b) {
+__device__ __noinline__ float v_sin(float a) { return sinf(a); }
+__device__ __noinline__ float v_cos(float a) { return cosf(a); }
+__device__ __noinline__ float v_pow(float a, float b) { return powf(a, b); }
+MPT__OP float v_pow_slope(float a, float b) {
     if (b == 2.0f) return a + a;
-    return b == 0 ? 0.0f : b * mpt__pow(a, b - 1.0f);
+    return b == 0 ? 0.0f : b * v_pow(a, b - 1.0f);
 }
-
-__device__ __forceinline__ float mpt__pow_exponent(float a, float b) {
-    return a == 0 && b >= 0 ? 0.0f : mpt__pow(a, b) * logf(a);
+MPT__OP float v_pow_exponent(float a, float b) {
+    return a == 0 && b >= 0 ? 0.0f : v_pow(a, b) * logf(a);
 }
-
-/* R(name, value): as in cpu/elementwise.c; a the element, b the second one, c and d the constants. */
-#define MPT__UNARY_FUNCTIONS(R) \
-    R(NEG, -a) \
-    R(EXP, expf(a)) \
-    R(LOG, logf(a)) \
-    R(SQRT, sqrtf(a)) \
-    R(RELU, a > 0 || a != a ? a : 0.0f) \
-    R(GELU, 0.5f * a * (1.0f + erff(a * MPT__SQRT_HALF))) \
-    R(GELU_TANH, 0.5f * a * (1.0f + tanhf(mpt__gelu_inner(a)))) \
-    R(TANH, tanhf(a)) \
-    R(SIGMOID, mpt__sigmoid(a)) \
-    R(ADD_SCALAR, a + c) \
-    R(MUL_SCALAR, a *c) \
-    R(MUL_SLOT, a *c) \
-    R(ISNAN, a != a ? 1.0f : 0.0f) \
-    R(ISINF, fabsf(a) == INFINITY ? 1.0f : 0.0f) \
-    R(NOT, a == 0 ? 1.0f : 0.0f) \
-    R(LOG1P, log1pf(a)) \
-    R(RSQRT, 1.0f / sqrtf(a)) \
-    R(ABS, fabsf(a)) \
-    R(SIGN, mpt__sign(a)) \
-    R(SIN, mpt__sin(a)) \
-    R(COS, mpt__cos(a)) \
-    R(CLAMP, mpt__clamp(a, c, d)) \
-    R(POW_SCALAR, mpt__pow(a, c)) \
-    R(LEAKY_RELU, a > 0 ? a : a *c) \
-    R(ELU, a > 0 ? a : c *expm1f(a)) \
-    R(SILU, a *mpt__sigmoid(a)) \
-    R(SOFTPLUS, mpt__softplus(a, c, d)) \
-    R(FINITE, fabsf(a) == INFINITY ? 0.0f : a) \
-    R(ONE_FOR_ZERO, a == 0 ? 1.0f : a)
-
-#define MPT__BINARY_FUNCTIONS(R) \
-    R(ADD, a + b) \
-    R(SUB, a - b) \
-    R(MUL, a *b) \
-    R(DIV, a / b) \
-    R(EQUAL, a == b ? 1.0f : 0.0f) \
-    R(NOT_EQUAL, a == b ? 0.0f : 1.0f) \
-    R(LESS, a < b ? 1.0f : 0.0f) \
-    R(LESS_EQUAL, a <= b ? 1.0f : 0.0f) \
-    R(GREATER, a > b ? 1.0f : 0.0f) \
-    R(GREATER_EQUAL, a >= b ? 1.0f : 0.0f) \
-    R(AND, a != 0 && b != 0 ? 1.0f : 0.0f) \
-    R(OR, a != 0 || b != 0 ? 1.0f : 0.0f) \
-    R(MINIMUM, mpt__smaller(a, b)) \
-    R(MAXIMUM, mpt__larger(a, b)) \
-    R(POW, mpt__pow(a, b)) \
-    R(KEEP, a == 0 ? -0.0f : a *b) \
-    R(DROP, a == 0 ? b : -0.0f) \
-    R(SHARE, a < b ? 0.0f : a == b ? 0.5f : 1.0f) \
-    R(POW_SLOPE, mpt__pow_slope(a, b)) \
-    R(POW_EXPONENT, mpt__pow_exponent(a, b)) \
-    R(RELU_BACKWARD, a <= 0 ? 0.0f : b) \
-    R(GELU_BACKWARD, b *mpt__gelu_slope(a)) \
-    R(GELU_TANH_BACKWARD, b *mpt__gelu_tanh_slope(a)) \
-    R(TANH_BACKWARD, b *(1.0f - a * a)) \
-    R(SIGMOID_BACKWARD, b *a *(1.0f - a)) \
-    R(SQRT_BACKWARD, b / (2.0f * a)) \
-    R(LOG1P_BACKWARD, b / (1.0f + a)) \
-    R(RSQRT_BACKWARD, b * -0.5f * a * a * a) \
-    R(ABS_BACKWARD, b *mpt__sign(a)) \
-    R(SIN_BACKWARD, b *mpt__cos(a)) \
-    R(COS_BACKWARD, -b * mpt__sin(a)) \
-    R(CLAMP_BACKWARD, a > c && a < d ? b : 0.0f) \
-    R(HARDTANH_BACKWARD, a <= c || a >= d ? 0.0f : b) \
-    R(POW_SCALAR_BACKWARD, b *mpt__pow_slope(a, c)) \
-    R(LEAKY_RELU_BACKWARD, a > 0 ? b : b *c) \
-    R(ELU_BACKWARD, a > 0 ? b : b *c *expf(a)) \
-    R(SILU_BACKWARD, b *mpt__silu_slope(a)) \
-    R(SOFTPLUS_BACKWARD, a *c > d ? b : b *mpt__sigmoid(a *c)) \
-    R(RATIO, a == 0 ? 0.0f : b / a) \
-    R(SQUARED_DIFFERENCE, (a - b) * (a - b)) \
-    R(EXP_DIFFERENCE, expf(a - b)) \
-    R(PROD_SHARE, b == 0 ? 1.0f / a : b == 1.0f && a == 0 ? 1.0f : 0.0f)
+#define MPT__V(word) v_##word
+#include "../waist/functions.inl"
 
 template <int N>
 __device__ __forceinline__ void mpt__unary_of(int function, float (&x)[N], float c, float d) {
     switch (function) {
-#define MPT__ROW(id, value) \
+#define MPT__ROW(id, ns, value) \
     case MPT__FN_##id: \
         for (int i = 0; i < N; i++) { \
             const float a = x[i]; \
             x[i] = value; \
         } \
         break;
-        MPT__UNARY_FUNCTIONS(MPT__ROW)
+        MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW)
 #undef MPT__ROW
     default: break;
     }
@@ -474,14 +391,14 @@ template <int N>
 __device__ __forceinline__ void mpt__binary_of(int function, float (&x)[N], const float (&y)[N],
                                                float c, float d) {
     switch (function) {
-#define MPT__ROW(id, value) \
+#define MPT__ROW(id, ns, value) \
     case MPT__FN_##id: \
         for (int i = 0; i < N; i++) { \
             const float a = x[i], b = y[i]; \
             x[i] = value; \
         } \
         break;
-        MPT__BINARY_FUNCTIONS(MPT__ROW)
+        MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)
 #undef MPT__ROW
     default: break;
     }

@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * ground/dtype.c: the table of dtypes, what this CPU can do, and conversions of single values.
+ * ground/dtype.c: the table of dtypes, and conversions of single values.
  *
  * Pure functions. fp16 is IEEE binary16, bf16 the upper half of an fp32, fp8 the OCP formats E4M3FN
  * and E5M2. Conversions from fp32 round to nearest even and work on integer bits, so that neither
@@ -10,23 +10,6 @@
 #define MPT__GROUND_DTYPE_INCLUDED
 
 #include "ground/base.c"
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-#ifdef _MSC_VER
-#include <intrin.h>
-#else
-#include <cpuid.h>
-#endif
-#include <immintrin.h>
-#endif
-#if defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-#include <arm_neon.h>
-#if defined(__linux__)
-#include <sys/auxv.h>
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
-#endif
-#endif
 
 /* What kernels compute in: float. A test that compares with finite differences makes it double. */
 #ifndef MPT__REAL
@@ -62,111 +45,6 @@ static const mpt__dtype_row mpt__dtype_info[MPT_DTYPE_COUNT] = {
     {"uint8", "U8", 1, false, 0, 255.0, 1.0, 1.0},
     {"bool", "BOOL", 1, false, 0, 1.0, 1.0, 1.0},
 };
-
-/* ==== CPU features ==== */
-
-enum {
-    MPT__CPU_AVX2 = 1 << 0,   /* with FMA and F16C: what the AVX2 kernels need */
-    MPT__CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ: what the AVX-512 kernels need */
-    MPT__CPU_AVX512_BF16 = 1 << 2,
-    MPT__CPU_AVX512_FP16 = 1 << 3,
-    MPT__CPU_AMX_TILE = 1 << 4, /* the CPU has tiles, whatever the system saves */
-    MPT__CPU_AMX_BF16 = 1 << 5, /* present; the process must still ask Linux for permission */
-    MPT__CPU_AMX_INT8 = 1 << 6,
-    MPT__CPU_NEON = 1 << 7,     /* always on AArch64 */
-    MPT__CPU_NEON_BF16 = 1 << 8 /* bfmmla, bfcvtn */
-};
-
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-/* eax, ebx, ecx, edx of a leaf; all zero where the CPU lacks it. */
-static void mpt__cpuid(uint32_t leaf, uint32_t subleaf, uint32_t words[4]) {
-    memset(words, 0, 4 * sizeof *words);
-#ifdef _MSC_VER
-    int most[4];
-    __cpuid(most, 0);
-    if ((uint32_t)most[0] >= leaf) __cpuidex((int *)words, (int)leaf, (int)subleaf);
-#else
-    if (!__get_cpuid_count(leaf, subleaf, &words[0], &words[1], &words[2], &words[3]))
-        memset(words, 0, 4 * sizeof *words);
-#endif
-}
-
-/* The register states that the operating system saves. Needs OSXSAVE. */
-MPT__TARGET("xsave") static uint64_t mpt__cpu_saved_state(void) { return (uint64_t)_xgetbv(0); }
-
-#define MPT__XCR0_AVX UINT64_C(0x6)     /* xmm, ymm */
-#define MPT__XCR0_AVX512 UINT64_C(0xe6) /* and mask registers, upper halves, zmm16-31 */
-#define MPT__XCR0_AMX UINT64_C(0x60000) /* tile configuration, tile data */
-
-/* What a set bit of leaf 7 means: bit numbers as in Intel's manual, volume 2, "CPUID". */
-typedef struct mpt__cpu_bit {
-    uint8_t subleaf, word, bit;
-    uint16_t feature; /* MPT__CPU_ */
-    uint32_t state;   /* of the registers it works on */
-} mpt__cpu_bit;
-
-static const mpt__cpu_bit mpt__cpu_bits[] = {{1, 0, 5, MPT__CPU_AVX512_BF16, MPT__XCR0_AVX512},
-                                             {0, 3, 23, MPT__CPU_AVX512_FP16, MPT__XCR0_AVX512},
-                                             {0, 3, 24, MPT__CPU_AMX_TILE, 0},
-                                             {0, 3, 22, MPT__CPU_AMX_BF16, MPT__XCR0_AMX},
-                                             {0, 3, 25, MPT__CPU_AMX_INT8, MPT__XCR0_AMX}};
-
-static uint32_t mpt__cpu_features_x86(void) {
-    const uint32_t base =
-        1u << 12 /* FMA */ | 1u << 27 /* OSXSAVE */ | 1u << 28 /* AVX */ | 1u << 29 /* F16C */;
-    const uint32_t avx2 = 1u << 5, avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ |
-                                            1u << 30 /* BW */ | 1u << 31 /* VL */;
-    uint32_t leaf1[4], leaf7[2][4], features = 0;
-    uint64_t saved;
-    mpt__cpuid(1, 0, leaf1);
-    mpt__cpuid(7, 0, leaf7[0]);
-    mpt__cpuid(7, 1, leaf7[1]);
-    if ((leaf1[2] & base) != base || !(leaf7[0][1] & avx2)) return 0;
-    saved = mpt__cpu_saved_state();
-    if ((saved & MPT__XCR0_AVX) != MPT__XCR0_AVX) return 0;
-    features |= MPT__CPU_AVX2;
-    if ((saved & MPT__XCR0_AVX512) == MPT__XCR0_AVX512 && (leaf7[0][1] & avx512) == avx512)
-        features |= MPT__CPU_AVX512;
-    for (size_t i = 0; i < sizeof mpt__cpu_bits / sizeof *mpt__cpu_bits; i++) {
-        const mpt__cpu_bit *b = &mpt__cpu_bits[i];
-        if ((saved & b->state) == b->state && leaf7[b->subleaf][b->word] >> b->bit & 1)
-            features |= b->feature;
-    }
-    return features;
-}
-#endif
-
-/* The MPT__CPU_ bits of what both the CPU and the operating system support. */
-static uint32_t mpt__cpu_features(void) {
-    uint32_t features = 0;
-#if defined(MPT__X86) && !defined(MPTRAIN_NO_SIMD)
-    features = mpt__cpu_features_x86();
-#elif defined(MPT__ARM64) && !defined(MPTRAIN_NO_SIMD)
-    int bf16 = 0; /* FEAT_BF16 */
-#if defined(__linux__)
-    bf16 = (int)(getauxval(AT_HWCAP2) >> 14 & 1); /* HWCAP2_BF16; older headers lack the name */
-#elif defined(__APPLE__)
-    size_t size = sizeof bf16;
-    if (sysctlbyname("hw.optional.arm.FEAT_BF16", &bf16, &size, NULL, 0) != 0) bf16 = 0;
-#elif defined(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE)
-    bf16 = IsProcessorFeaturePresent(PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE);
-#endif
-    features = MPT__CPU_NEON | (bf16 ? (uint32_t)MPT__CPU_NEON_BF16 : 0u);
-#endif
-    return features;
-}
-
-/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
-static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
-    uint32_t needed = 0;
-    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
-    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
-    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
-    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
-    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
-    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
-    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
-}
 
 /* ==== Bits ==== */
 

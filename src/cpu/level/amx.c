@@ -392,15 +392,15 @@ MPT__AMX_TILE_OF(mpt__amx_fast_tile, 3)
 MPT__AMX_PACK_OF(mpt__amx_pack, 1)
 MPT__AMX_PACK_OF(mpt__amx_split_pack, 2)
 
-#define MPT__AMX_LEVEL(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
+#define MPT__AMX_TABLE(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
     {32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
      MPT__PAIRS_BASE(load), mpt__pairs_finish, mpt__amx_bracket, mpt__amx_choose, REFUSES, false, 0}
 static const mpt__gemm_level mpt__amx_gemm_level =
-    MPT__AMX_LEVEL(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
+    MPT__AMX_TABLE(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
 static const mpt__gemm_level mpt__amx_split_gemm_level =
-    MPT__AMX_LEVEL(mpt__amx_split_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
+    MPT__AMX_TABLE(mpt__amx_split_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 static const mpt__gemm_level mpt__amx_fast_gemm_level =
-    MPT__AMX_LEVEL(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
+    MPT__AMX_TABLE(mpt__amx_fast_tile, mpt__amx_split_pack, 4, 832, MPT__AMX_RATE / 3, true);
 
 #ifndef MPTRAIN_EMULATE_AMX
 /* Whether tiles are faster than FMA kernels, by what both take in ns: measured for sizes 4 to 1024
@@ -438,5 +438,9 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
                    : &mpt__amx_gemm_level;
 }
 
+#define MPT__AMX_LEVEL true, NULL, &mpt__amx_gemm_level
+#else
+#define MPT__AMX_LEVEL false, NULL, NULL
 #endif
+
 #endif

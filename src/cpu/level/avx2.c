@@ -274,6 +274,33 @@ MPT__AVX2_OP void mpt__v8_store_both(void *p, mpt__v8_f a, mpt__v8_f b, int dtyp
     mpt__v8_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
 }
 
+/* ==== Words: 16 elements of 16 bits ==== */
+
+#ifndef MPTRAIN_NO_CONV
+typedef __m256i mpt__v8_halves;
+/* 8 elements, of fp32 where they are to be rounded. */
+MPT__AVX2_OP __m128i mpt__v8_halves_row(const char *from, int round) {
+    if (round == 0) return _mm_loadu_si128((const __m128i *)(const void *)from);
+    const __m256 x = _mm256_loadu_ps((const float *)(const void *)from);
+    if (round == MPT_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(x));
+    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+MPT__AVX2_OP mpt__v8_halves mpt__v8_load_halves(const char *from, int64_t step, int round) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(mpt__v8_halves_row(from, round)),
+                                   mpt__v8_halves_row(from + 8 * step, round), 1);
+}
+MPT__AVX2_OP void mpt__v8_store_halves(uint16_t *to, mpt__v8_halves x) {
+    _mm256_storeu_si256((__m256i *)(void *)to, x);
+}
+MPT__AVX2_OP mpt__v8_halves mpt__v8_halves_low(mpt__v8_halves a, mpt__v8_halves b) {
+    return _mm256_unpacklo_epi16(a, b);
+}
+MPT__AVX2_OP mpt__v8_halves mpt__v8_halves_high(mpt__v8_halves a, mpt__v8_halves b) {
+    return _mm256_unpackhi_epi16(a, b);
+}
+#endif
+
 /* ==== Kernels of its own ==== */
 
 MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
@@ -302,6 +329,7 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
 #define MPT__SLOWNESS 0.15
 #define MPT__STREAM mpt__avx2_stream
 #define MPT__GATE mpt__avx2_gate
+#define MPT__HALVES_COPY mpt__avx2_halves_copy
 #define MPT__U8_TO_HALF mpt__portable_u8_to_half
 #define MPT__TILE_FEW 2
 #define MPT__TILE_MIDDLE 4
@@ -340,5 +368,9 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
     return true;
 }
 
+#define MPT__AVX2_LEVEL true, &mpt__avx2_words, &mpt__avx2_gemm_level
+#else
+#define MPT__AVX2_LEVEL false, NULL, NULL
 #endif
+
 #endif

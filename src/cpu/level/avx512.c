@@ -337,6 +337,7 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #define MPT__SLOWNESS 0.15
 #define MPT__STREAM mpt__avx2_stream
 #define MPT__GATE mpt__avx2_gate
+#define MPT__HALVES_COPY mpt__avx2_halves_copy
 #define MPT__U8_TO_HALF mpt__avx512_u8_to_half
 #define MPT__TILE_FEW 4
 #define MPT__TILE_MIDDLE 8
@@ -348,5 +349,9 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #define MPT__OWN_ROWS
 #include "cpu/template/level.c"
 
+#define MPT__AVX512_LEVEL true, &mpt__avx512_words, &mpt__avx512_gemm_level
+#else
+#define MPT__AVX512_LEVEL false, NULL, NULL
 #endif
+
 #endif

@@ -401,5 +401,9 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
 
 #undef MPT__V
 #undef MPT__WIDTH
+#define MPT__PAIRS_LEVEL true, NULL, &mpt__pairs_gemm_level
+#else
+#define MPT__PAIRS_LEVEL false, NULL, NULL
 #endif
+
 #endif

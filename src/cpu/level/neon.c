@@ -196,6 +196,26 @@ MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtyp
     mpt__v4_store_as((char *)p + 4 * (dtype == MPT_F32 ? 4 : 2), b, 4, dtype);
 }
 
+/* ==== Words: 8 elements of 16 bits ==== */
+
+#ifndef MPTRAIN_NO_CONV
+typedef uint16x8_t mpt__v4_halves;
+MPT__NEON_OP mpt__v4_halves mpt__v4_load_halves(const char *from, int64_t step, int round) {
+    const float *x = (const float *)(const void *)from;
+    (void)step;
+    if (round == 0) return vld1q_u16((const uint16_t *)(const void *)from);
+    return vcombine_u16(mpt__v4_to_half(vld1q_f32(x), round),
+                        mpt__v4_to_half(vld1q_f32(x + 4), round));
+}
+MPT__NEON_OP void mpt__v4_store_halves(uint16_t *to, mpt__v4_halves x) { vst1q_u16(to, x); }
+MPT__NEON_OP mpt__v4_halves mpt__v4_halves_low(mpt__v4_halves a, mpt__v4_halves b) {
+    return vzip1q_u16(a, b);
+}
+MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves b) {
+    return vzip2q_u16(a, b);
+}
+#endif
+
 /* ==== The level ==== */
 
 #define MPT__V(word) mpt__v4_##word
@@ -207,6 +227,7 @@ MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtyp
 #define MPT__SLOWNESS 0.3
 #define MPT__STREAM NULL
 #define MPT__GATE NULL
+#define MPT__HALVES_COPY mpt__neon_halves_copy
 #define MPT__U8_TO_HALF mpt__portable_u8_to_half
 #define MPT__TILE_FEW 4
 #define MPT__TILE_MIDDLE 8
@@ -220,5 +241,9 @@ MPT__NEON_OP void mpt__v4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtyp
 #define MPT__ROW_STEP(i, b, sum) vfmaq_laneq_f32(sum, b, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4)
 #include "cpu/template/level.c"
 
+#define MPT__NEON_LEVEL true, &mpt__neon_words, &mpt__neon_gemm_level
+#else
+#define MPT__NEON_LEVEL false, NULL, NULL
 #endif
+
 #endif

@@ -221,5 +221,9 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__quads_gemm_level : &mpt__neon_gemm_level;
 }
 
+#define MPT__QUADS_LEVEL true, NULL, &mpt__quads_gemm_level
+#else
+#define MPT__QUADS_LEVEL false, NULL, NULL
 #endif
+
 #endif

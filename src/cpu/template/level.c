@@ -4,7 +4,8 @@
  *
  *   MPT__BELOW(name)   kernels of the level below, which do what is too narrow for vectors
  *   MPT__SLOWNESS      nanoseconds of what takes the reference level one
- *   MPT__STREAM, MPT__GATE, MPT__U8_TO_HALF   functions of its own, or of another level; or NULL
+ *   MPT__STREAM, MPT__GATE, MPT__HALVES_COPY, MPT__U8_TO_HALF   functions of its own or of
+ *                      another level; or NULL
  *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
  *   and those of cpu/template/gemm.c
  *
@@ -47,6 +48,7 @@
 #include "cpu/template/norm.c"
 #include "cpu/template/update.c"
 #include "cpu/template/gemm.c"
+#include "cpu/template/halves.c"
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -78,6 +80,12 @@ static const mpt__words MPT__LEVEL(words) = {
     MPT__LEVEL(sgd),
     MPT__LEVEL(adam),
     MPT__GATE,
+#ifdef MPTRAIN_NO_CONV
+    NULL,
+#else
+    MPT__HALVES_COPY,
+#endif
+    &MPT__LEVEL(gemm_level),
     true,
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
     MPT__REF_NORM_WORDS
@@ -112,6 +120,7 @@ static const mpt__words MPT__LEVEL(words) = {
 #undef MPT__SLOWNESS
 #undef MPT__STREAM
 #undef MPT__GATE
+#undef MPT__HALVES_COPY
 #undef MPT__U8_TO_HALF
 #undef MPT__TILE_FEW
 #undef MPT__TILE_MIDDLE
