@@ -68,8 +68,12 @@ MPT__BEGIN_COLD
 #include "core/anomaly.c"
 MPT__END_LEVEL
 #include "ops/op.c"
-#include "ops/math.c"
+#include "ops/operand.c"
+#include "ops/elementwise.c"
+#include "ops/matmul.c"
+#include "ops/reduce.c"
 #include "ops/shape.c"
+#include "ops/index.c"
 #include "ops/loss.c"
 #include "ops/conv.c"
 #include "ops/norm.c"
@@ -78,8 +82,8 @@ MPT__END_LEVEL
 MPT__BEGIN_COLD
 #include "ops/user.c"
 MPT__END_LEVEL
-#include "ops/table.c"
 #include "ops/inplace.c"
+#include "ops/table.c"
 MPT__BEGIN_KERNELS
 #include "data/inflate.c"
 MPT__END_LEVEL
@@ -112,7 +116,6 @@ MPT__BEGIN_COLD
 #include "nn/conv.c"
 #include "nn/norm.c"
 #include "nn/attention.c"
-#include "nn/resize.c"
 #include "nn/fp8.c"
 #include "nn/fuse.c"
 MPT__END_LEVEL

@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * nn/attention.c: embedding and attention: functions and layers.
+ * nn/attention.c: layers of embedding and attention.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__NN_ATTENTION_INCLUDED
 #define MPT__NN_ATTENTION_INCLUDED
@@ -18,15 +18,6 @@ static mpt__module *mpt__attention_layer(mpt_context *context, const char *call,
 
 /* ==== Embedding ==== */
 
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
-    mpt_tensor in[2];
-    in[0] = ids, in[1] = weight;
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = padding_index;
-    attributes.required = 2;
-    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
-}
-
 MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
                                         int64_t padding_index) {
     mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
@@ -44,49 +35,6 @@ MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int
 }
 
 /* ==== Attention ==== */
-
-MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
-    mpt_attention_config config;
-    memset(&config, 0, sizeof config);
-    return config;
-}
-
-/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
-static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
-                                                 double scale, uint64_t stream, uint64_t call) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.required = 3;
-    attributes.rank = (uint8_t)heads;
-    attributes.imm[0] = scale;
-    attributes.imm[1] = dropout;
-    attributes.index[0] = causal;
-    attributes.index[1] = (int64_t)stream;
-    attributes.index[2] = (int64_t)call;
-    return attributes;
-}
-
-MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
-                                                        const mpt_attention_config *config) {
-    static const char name[] = "mpt_scaled_dot_product_attention";
-    mpt_attention_config none = mpt_attention_config_default();
-    if (!config) config = &none;
-    mpt_tensor in[4];
-    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
-    mpt_context *context = mpt__context_of(in, 4);
-    double p = config->dropout;
-    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
-                    "dropout %g, scale %g: expected a probability, and a finite number", p,
-                    config->scale);
-        return mpt__null(context);
-    }
-    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
-    bool drops = context && p > 0.0;
-    mpt__attributes attributes = mpt__attention_attributes(
-        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
-        drops ? context->now.module_calls++ : 0);
-    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
-}
 
 #ifndef MPTRAIN_NO_ATTENTION
 /* Heads side by side in [B, T, E]; k and v null: q holds all three. */
@@ -200,63 +148,6 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
     mpt_module made = mpt__layer_made(context, module);
     if (context && !made.slot) mpt__number_back(context, &project, 1);
     return made;
-}
-
-/* ==== Tied weights ==== */
-
-MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
-    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
-    int64_t i = mpt__find_parameter(context, found, path, &holder);
-    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
-    if (k < 0) return context->base.status;
-    const mpt__module_parameter *from = &owner->parameters[k];
-    mpt__module_parameter *row = &holder->parameters[i];
-    if (row == from)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
-                          source);
-    bool same = row->shape.rank == from->shape.rank;
-    for (int d = 0; same && d < row->shape.rank; d++)
-        same = row->shape.dim[d] == from->shape.dim[d];
-    if (!same)
-        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
-                          path, &row->shape, source, &from->shape);
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
-        const mpt__module *other = (const mpt__module *)table->rows[m].object;
-        for (int64_t r = 0; other && r < other->parameter_count; r++) {
-            mpt__module_parameter *tied = &other->parameters[r];
-            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
-            tied->owner = owner->id.slot, tied->owner_row = k;
-        }
-    }
-    row->owner = owner->id.slot, row->owner_row = k;
-    return MPT_OK;
-}
-
-/* ==== Linear and cross-entropy ==== */
-
-MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
-                                                const mpt_nll_config *config) {
-    static const char name[] = "mpt_linear_cross_entropy";
-    mpt_nll_config defaults = mpt_nll_config_default();
-    if (!config) config = &defaults;
-    mpt_tensor in[4];
-    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
-    mpt_context *context = mpt__context_of(in, 4);
-    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
-    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
-                    config->label_smoothing);
-        return mpt__null(context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = config->ignore_index;
-    attributes.reduction = (uint8_t)config->reduction;
-    attributes.required = 3;
-    attributes.imm[0] = config->label_smoothing;
-    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
 }
 
 #endif

@@ -526,4 +526,37 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
     return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
 }
 
+/* ==== Tied weights ==== */
+
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
+    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
+    int64_t i = mpt__find_parameter(context, found, path, &holder);
+    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
+    if (k < 0) return context->base.status;
+    const mpt__module_parameter *from = &owner->parameters[k];
+    mpt__module_parameter *row = &holder->parameters[i];
+    if (row == from)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
+                          source);
+    bool same = row->shape.rank == from->shape.rank;
+    for (int d = 0; same && d < row->shape.rank; d++)
+        same = row->shape.dim[d] == from->shape.dim[d];
+    if (!same)
+        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
+                          path, &row->shape, source, &from->shape);
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
+        const mpt__module *other = (const mpt__module *)table->rows[m].object;
+        for (int64_t r = 0; other && r < other->parameter_count; r++) {
+            mpt__module_parameter *tied = &other->parameters[r];
+            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
+            tied->owner = owner->id.slot, tied->owner_row = k;
+        }
+    }
+    row->owner = owner->id.slot, row->owner_row = k;
+    return MPT_OK;
+}
+
 #endif

@@ -4,7 +4,7 @@
 #ifndef MPT__NN_TREE_INCLUDED
 #define MPT__NN_TREE_INCLUDED
 
-#include "ops/inplace.c"
+#include "ops/table.c"
 
 typedef struct mpt__module_child {
     char *name;

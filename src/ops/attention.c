@@ -474,4 +474,85 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 }
 
 #endif
+
+/* ==== The functions ==== */
+
+MPT__BEGIN_COLD
+
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
+    mpt_tensor in[2];
+    in[0] = ids, in[1] = weight;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = padding_index;
+    attributes.required = 2;
+    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
+}
+
+MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
+    mpt_attention_config config;
+    memset(&config, 0, sizeof config);
+    return config;
+}
+
+/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
+static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
+                                                 double scale, uint64_t stream, uint64_t call) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    attributes.rank = (uint8_t)heads;
+    attributes.imm[0] = scale;
+    attributes.imm[1] = dropout;
+    attributes.index[0] = causal;
+    attributes.index[1] = (int64_t)stream;
+    attributes.index[2] = (int64_t)call;
+    return attributes;
+}
+
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                                        const mpt_attention_config *config) {
+    static const char name[] = "mpt_scaled_dot_product_attention";
+    mpt_attention_config none = mpt_attention_config_default();
+    if (!config) config = &none;
+    mpt_tensor in[4];
+    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
+    mpt_context *context = mpt__context_of(in, 4);
+    double p = config->dropout;
+    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
+                    "dropout %g, scale %g: expected a probability, and a finite number", p,
+                    config->scale);
+        return mpt__null(context);
+    }
+    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
+    bool drops = context && p > 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
+        drops ? context->now.module_calls++ : 0);
+    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                                const mpt_nll_config *config) {
+    static const char name[] = "mpt_linear_cross_entropy";
+    mpt_nll_config defaults = mpt_nll_config_default();
+    if (!config) config = &defaults;
+    mpt_tensor in[4];
+    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
+    mpt_context *context = mpt__context_of(in, 4);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
+                    config->label_smoothing);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = config->ignore_index;
+    attributes.reduction = (uint8_t)config->reduction;
+    attributes.required = 3;
+    attributes.imm[0] = config->label_smoothing;
+    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
+}
+
+MPT__END_LEVEL
+
 #endif

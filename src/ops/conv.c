@@ -303,4 +303,90 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 }
 
 #endif
+
+/* ==== The functions ==== */
+
+MPT__BEGIN_COLD
+
+MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
+    mpt_conv_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
+    config.groups = 1;
+    config.bias = true;
+    return config;
+}
+
+/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
+static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
+    bool transposed = op == MPT__OP_conv_transpose2d;
+    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
+    for (int d = op == MPT__OP_conv1d; d < 2; d++) {
+        int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
+        if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
+            return "stride and dilation: expected 1 to 2^31 - 1";
+        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
+            return "padding: expected 0 to 2^31 - 1";
+        if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
+            return transposed ? "output_padding: expected 0 to less than stride or dilation"
+                              : "output_padding: only a transposed convolution has one";
+        if (c->same && (transposed || c->stride[d] != 1))
+            return "same: only with stride 1, and not transposed";
+    }
+    return NULL;
+}
+
+/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
+   of lines of size 1. False with an error recorded by `call`. */
+static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
+                                 const mpt_conv_config *config, mpt__attributes *a) {
+    mpt_conv_config c = config ? *config : mpt_conv_config_default();
+    const char *why = mpt__bad_conv(&c, op);
+    if (why) {
+        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
+        return false;
+    }
+    if (op == MPT__OP_conv1d) {
+        c.stride[0] = c.dilation[0] = 1;
+        c.padding[0] = c.output_padding[0] = 0;
+    }
+    for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
+    *a = mpt__no_attributes;
+    a->required = 2;
+    a->index[MPT__CONV_GROUPS] = c.groups;
+    a->index[MPT__CONV_STRIDE] = MPT__TWO(c.stride[0], c.stride[1]);
+    a->index[MPT__CONV_PADDING] = MPT__TWO(c.padding[0], c.padding[1]);
+    a->index[MPT__CONV_DILATION] = MPT__TWO(c.dilation[0], c.dilation[1]);
+    a->index[MPT__CONV_OUTPUT_PADDING] = MPT__TWO(c.output_padding[0], c.output_padding[1]);
+    a->index[MPT__CONV_SAME] = c.same;
+    return true;
+}
+
+static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, const mpt_conv_config *config) {
+    mpt_tensor in[3];
+    mpt__attributes attributes;
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
+        return mpt__null(context);
+    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                            const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
+                          config);
+}
+
+MPT__END_LEVEL
+
 #endif

@@ -9,7 +9,7 @@
 #ifndef MPT__OPS_INPLACE_INCLUDED
 #define MPT__OPS_INPLACE_INCLUDED
 
-#include "ops/table.c"
+#include "ops/user.c"
 
 /* ==== What may be written ==== */
 

@@ -4,7 +4,7 @@
 #ifndef MPT__OPS_LOSS_INCLUDED
 #define MPT__OPS_LOSS_INCLUDED
 
-#include "ops/shape.c"
+#include "ops/index.c"
 
 static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
@@ -12,6 +12,43 @@ static bool mpt__check_float(mpt__frame *frame, int i) {
     return mpt__reject(frame->context, MPT_ERROR_DTYPE,
                        "argument %d has dtype %s, expected a float dtype", i + 1,
                        mpt_dtype_name(dtype));
+}
+
+static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
+                                mpt_reduction last) {
+    if (reduction >= MPT_MEAN && reduction <= last) return true;
+    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of MPT_MEAN .. %s",
+                (int)reduction, last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
+    return false;
+}
+
+/* `expected`: "above 0", "0 or more" or "a number". */
+static bool mpt__good_number(mpt_context *context, const char *name, const char *what, double value,
+                             const char *expected) {
+    bool good = *expected == '0' ? value >= 0.0 : expected[1] == 'b' ? value > 0.0 : value == value;
+    if (!good)
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "%s %g is not %s", what, value, expected);
+    return good;
+}
+
+/* Of a pair loss: inputs that it cannot do without, those that get gradients, p and r. */
+static mpt__attributes mpt__pair_attributes(int required, int gradients, double p, double r) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = (uint8_t)required;
+    attributes.index[1] = gradients;
+    attributes.imm[0] = p;
+    attributes.imm[1] = r;
+    return attributes;
+}
+
+static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
+                                  mpt__attributes *attributes, mpt_reduction reduction) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
+    if (!mpt__good_reduction(context, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
+        return mpt__null(context);
+    attributes->reduction = (uint8_t)reduction;
+    return mpt__apply1(name, op, in, n_in, attributes);
 }
 
 /* ==== Negative log-likelihood, cross-entropy ==== */
@@ -152,6 +189,128 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
                              frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
+/* One that is copied would make its reader wait for the copy's stores. */
+static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
+
+MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
+
+/* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
+   0 of a single sample. */
+static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
+                                          const mpt_shape shape, const mpt_nll_config *config) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = logits.context;
+    int dim = shape.rank > 1 ? 1 : 0;
+    const mpt__tensor *weight = mpt__live(context, config->weight);
+    mpt_tensor in[3];
+    mpt__spares spares;
+    spares.count = 0;
+    if (config->ignore_index >= 0)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                           "ignore_index %lld has no meaning where targets are probabilities",
+                           config->ignore_index);
+    if (weight && (weight->shape.rank != 1 || weight->shape.dim[0] != shape.dim[dim]))
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "weight %S: expected [%lld]", &weight->shape,
+                           shape.dim[dim]);
+    in[0] = mpt__spare(&spares, mpt_log_softmax(mpt__widened(&spares, logits), dim));
+    in[1] = targets, in[2] = config->weight;
+    if (weight) {
+        mpt_shape by_class = shape;
+        by_class.rank = shape.rank - dim;
+        for (int i = 0; i < by_class.rank; i++) by_class.dim[i] = i > 0 ? 1 : shape.dim[dim];
+        in[2] = mpt__spare(&spares, mpt_reshape(in[2], by_class));
+    }
+    double each = config->label_smoothing / (double)shape.dim[dim];
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, config->label_smoothing, each);
+    mpt_reduction reduction = config->reduction == MPT_MEAN ? MPT_BATCH_MEAN : config->reduction;
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, &attributes, reduction);
+    if (reduction == MPT_NONE) loss = mpt_sum(mpt__spare(&spares, loss), dim, false);
+    return mpt__spares_end(&spares, loss);
+}
+
+/* [N, C, d1..] as [N d1.., C], in in[0], and its targets as [N d1..], in in[1]. Rows of a sample,
+   or -1. */
+static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x,
+                                   const mpt__tensor *t) {
+    mpt_context *context = in[0].context;
+    mpt_shape order = x->shape, rows = MPT_SHAPE(0, 0);
+    int rank = x->shape.rank;
+    bool fits = t->shape.rank == rank - 1;
+    int64_t positions = 1;
+    for (int i = 0; fits && i < rank - 1; i++) {
+        int from = i > 0 ? i + 1 : 0;
+        order.dim[i] = from;
+        fits = t->shape.dim[i] == x->shape.dim[from];
+        if (i > 0) positions *= t->shape.dim[i];
+    }
+    if (!fits) {
+        mpt__refuse(context, MPT_ERROR_SHAPE,
+                    "input %S and targets %S: expected [N, C, d1..] and [N, d1..]", &x->shape,
+                    &t->shape);
+        return -1;
+    }
+    order.dim[rank - 1] = 1;
+    rows.dim[0] = mpt__tensor_numel(t);
+    rows.dim[1] = x->shape.dim[1];
+    in[0] = mpt__spare(spares, mpt_permute(in[0], order));
+    in[0] = mpt__spare(spares, mpt_reshape(in[0], rows));
+    rows.rank = 1;
+    in[1] = mpt__spare(spares, mpt_reshape(in[1], rows));
+    return positions;
+}
+
+static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
+                                 const mpt_nll_config *config) {
+    if (!config) config = &mpt__nll_defaults;
+    mpt_tensor in[3];
+    in[0] = input, in[1] = targets, in[2] = config->weight;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
+    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
+    const bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
+    const mpt__tensor *t = context && !plain ? mpt__live(context, targets) : NULL;
+    bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
+                    mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
+    bool folds = !probable && x && t && x->shape.rank > 2;
+    if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
+    if (probable && smoothing >= 0.0 && smoothing <= 1.0)
+        return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
+    mpt_shape each;
+    mpt__spares spares;
+    int64_t positions = 0;
+    spares.count = each.rank = 0;
+    if (folds) {
+        each = t->shape;
+        positions = mpt__fold_positions(&spares, in, x, t);
+        if (positions < 0) return mpt__null(context);
+    }
+    mpt__frame frame;
+    mpt_tensor loss = mpt__null(context);
+    if (mpt__apply_begin(&frame, name, op, in, 3, 2)) {
+        *frame.attributes = mpt__no_attributes; /* one copied here would wait for its own stores */
+        frame.attributes->index[0] = config->ignore_index;
+        frame.attributes->index[1] = positions;
+        frame.attributes->reduction = (uint8_t)config->reduction;
+        frame.attributes->required = 2;
+        frame.attributes->imm[0] = smoothing;
+        loss = mpt__handle(context, mpt__call_run(&frame));
+    }
+    if (!folds) return loss;
+    if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
+    return mpt__spares_end(&spares, loss);
+}
+
+MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
+                                    const mpt_nll_config *config) {
+    return mpt__apply_nll("mpt_nll_loss", MPT__OP_nll_loss, log_probabilities, targets, config);
+}
+
+MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
+                                         const mpt_nll_config *config) {
+    return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
+}
+
 /* ==== Pair losses ====
  *
  * fn(input, target, more, more) of each element in one launch, with its sum. index[0]: distance
@@ -237,6 +396,270 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
         if (status != MPT_OK) return status;
     }
     return MPT_OK;
+}
+
+#define MPT__DEFINE_PAIR(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0); \
+        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
+    }
+MPT__DEFINE_PAIR(mse_loss)
+MPT__DEFINE_PAIR(l1_loss)
+MPT__DEFINE_PAIR(soft_margin_loss)
+#undef MPT__DEFINE_PAIR
+
+/* With a number that must be `good`. A beta of 0 makes smooth_l1_loss l1_loss, 0 / 0 else. */
+#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0); \
+        mpt_context *context = mpt__context_of(in, 2); \
+        if (!mpt__good_number(context, "mpt_" #id, #number, number, good)) \
+            return mpt__null(context); \
+        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0)) \
+            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1; \
+        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
+    }
+MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")
+MPT__DEFINE_PAIR_NUMBER(huber_loss, delta, 2, "above 0")
+MPT__DEFINE_PAIR_NUMBER(hinge_embedding_loss, margin, 1, "a number")
+#undef MPT__DEFINE_PAIR_NUMBER
+
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
+                                                            mpt_tensor weight,
+                                                            mpt_tensor pos_weight,
+                                                            mpt_reduction reduction) {
+    mpt_tensor in[4];
+    in[0] = logits, in[1] = target, in[2] = weight, in[3] = pos_weight;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
+                           MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
+                                                mpt_tensor weight, mpt_reduction reduction) {
+    mpt_tensor in[3];
+    in[0] = probabilities, in[1] = target, in[2] = weight;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
+                           &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
+                                  mpt_reduction reduction) {
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
+    return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
+                                             mpt_tensor variance, bool full, double eps,
+                                             mpt_reduction reduction) {
+    static const char name[] = "mpt_gaussian_nll_loss";
+    mpt_tensor in[3];
+    in[0] = input, in[1] = target, in[2] = variance;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (!mpt__good_number(context, name, "eps", eps, "0 or more")) return mpt__null(context);
+    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
+    const mpt__tensor *v = context ? mpt__live(context, variance) : NULL;
+    mpt__spares spares;
+    spares.count = 0;
+    if (x && v && v->shape.rank == x->shape.rank - 1) {
+        mpt_shape shape = v->shape;
+        shape.dim[shape.rank++] = 1;
+        in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
+    }
+    const double half_log_2_pi = 0.91893853320467274;
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, full ? half_log_2_pi : 0.0);
+    return mpt__spares_end(
+        &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
+}
+
+MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                               double margin, mpt_reduction reduction) {
+    mpt_tensor in[3];
+    in[0] = a, in[1] = b, in[2] = target;
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
+    return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3,
+                           &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
+                                            bool full, double eps, mpt_reduction reduction) {
+    static const char name[] = "mpt_poisson_nll_loss";
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
+        return mpt__null(mpt__context_of(in, 2));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
+    attributes.index[0] = log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0;
+    return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, &attributes, reduction);
+}
+
+/* ---- Means over the classes, the last dimension ---- */
+
+/* Losses of classes as those of their samples. */
+static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduction reduction) {
+    if (reduction == MPT_MEAN) return loss;
+    loss = mpt_mean(mpt__spare(spares, loss), -1, false);
+    return reduction == MPT_NONE ? loss : mpt_sum(mpt__spare(spares, loss), MPT_ALL_DIMS, false);
+}
+
+MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                                       mpt_tensor weight, mpt_reduction reduction) {
+    static const char name[] = "mpt_multilabel_soft_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[3];
+    in[0] = input, in[1] = target, in[2] = weight;
+    spares.count = 0;
+    if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
+        return mpt__null(mpt__context_of(in, 3));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
+                                      &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
+}
+
+/* Pairs of an input and whether it is the target's, beside the target's input and weight. */
+MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
+                                             double margin, mpt_tensor weight,
+                                             mpt_reduction reduction) {
+    static const char name[] = "mpt_multi_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[4];
+    in[0] = input, in[1] = targets, in[2] = weight;
+    mpt_context *context = mpt__context_of(in, 3);
+    spares.count = 0;
+    if (!mpt__good_reduction(context, name, reduction, MPT_NONE) ||
+        !mpt__good_number(context, name, "margin", margin, "a number") ||
+        !mpt__enter(context, name))
+        return mpt__null(context);
+    const mpt__tensor *x = mpt__at(context, input, "argument 1");
+    const mpt__tensor *t = x ? mpt__at(context, targets, "argument 2") : NULL;
+    const mpt__tensor *w =
+        t && (weight.context || weight.slot) ? mpt__at(context, weight, "argument 5") : NULL;
+    if (!t || context->base.status != MPT_OK) return mpt__null(context);
+    bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
+                (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
+    if (!fits)
+        return mpt__refuse(context, MPT_ERROR_SHAPE,
+                           "input %S and targets %S: expected [N, C] and [N], and a weight [C] or "
+                           "none",
+                           &x->shape, &t->shape);
+    if (p != 1 && p != 2)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %d: expected 1 or 2", p);
+    mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
+    mpt_tensor by_row[2];
+    by_row[0] = input;
+    by_row[1] = mpt__spare(&spares, mpt_reshape(targets, column));
+    in[2] = mpt__spare(&spares, mpt__apply_index(name, MPT__OP_gather, by_row, 2, 1));
+    in[1] = mpt__spare(&spares, mpt_one_hot(targets, x->shape.dim[1]));
+    in[1] = mpt__spare(&spares, mpt_cast(in[1], MPT_F32));
+    if (w) {
+        in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
+        in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
+    }
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
+                                      reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
+}
+
+/* ---- Of vectors: sums of products along a dimension, then a pair loss of those ---- */
+
+static mpt_tensor mpt__dot(mpt__spares *spares, mpt_tensor a, mpt_tensor b, int dim) {
+    return mpt__spare(spares, mpt_sum(mpt__spare(spares, mpt_mul(a, b)), dim, false));
+}
+
+/* |a - b + eps|^2 */
+static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
+                                       double eps) {
+    mpt_tensor difference = mpt__spare(spares, mpt_sub(a, b));
+    difference = mpt__spare(spares, mpt_add_scalar(difference, eps));
+    return mpt__dot(spares, difference, difference, -1);
+}
+
+/* Begins such a call: whether the tensors have one shape. Halves become fp32. */
+static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
+    static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
+    mpt_context *context = mpt__context_of(in, n);
+    const mpt__tensor *first = NULL;
+    spares->count = 0;
+    if (!mpt__enter(context, name)) return false;
+    for (int i = 0; i < n; i++) {
+        const mpt__tensor *x = mpt__at(context, in[i], argument[i]);
+        if (!x) return false;
+        if (i == 0) first = x;
+        if (!mpt__dtype_computes((mpt_dtype)x->dtype))
+            return mpt__reject(context, MPT_ERROR_DTYPE, "%s has dtype %s, expected a float dtype",
+                               argument[i], mpt_dtype_name((mpt_dtype)x->dtype));
+        if (x->shape.rank == 0 || !mpt__same_shape(x, first))
+            return mpt__reject(context, MPT_ERROR_SHAPE,
+                               "%s is %S: expected equal shapes of one dimension or more",
+                               argument[i], &x->shape);
+    }
+    for (int i = 0; i < n; i++) in[i] = mpt__widened(spares, in[i]);
+    return true;
+}
+
+/* a b, a a and b b into of[]. */
+static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
+    of[0] = mpt__dot(spares, in[0], in[1], dim);
+    of[1] = mpt__dot(spares, in[0], in[0], dim);
+    of[2] = mpt__dot(spares, in[1], in[1], dim);
+}
+
+MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
+                                               mpt_tensor negative, double margin, double eps,
+                                               bool swap, mpt_reduction reduction) {
+    static const char name[] = "mpt_triplet_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[3], of[3];
+    in[0] = anchor, in[1] = positive, in[2] = negative;
+    if (!mpt__vectors(&spares, name, in, 3)) return mpt__null(mpt__context_of(in, 3));
+    of[0] = mpt__square_distance(&spares, in[0], in[1], eps);
+    of[1] = mpt__square_distance(&spares, in[0], in[2], eps);
+    if (swap) of[2] = mpt__square_distance(&spares, in[1], in[2], eps);
+    mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
+                                                    swap ? 3 : 2, &attributes, reduction));
+}
+
+MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
+    static const char name[] = "mpt_cosine_similarity";
+    mpt__spares spares;
+    mpt_tensor in[2], of[3];
+    in[0] = a, in[1] = b;
+    mpt_context *context = mpt__context_of(in, 2);
+    if (!mpt__good_number(context, name, "eps", eps, "above 0") ||
+        !mpt__vectors(&spares, name, in, 2))
+        return mpt__null(context);
+    mpt__products(&spares, in, dim, of);
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, 0.0);
+    return mpt__spares_end(
+        &spares, mpt__apply_pair(name, MPT__OP_cosine_similarity, of, 3, &attributes, MPT_NONE));
+}
+
+MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                                 double margin, mpt_reduction reduction) {
+    static const char name[] = "mpt_cosine_embedding_loss";
+    const double eps = 1e-12; /* PyTorch's, added to the squares */
+    mpt__spares spares;
+    mpt_tensor in[2], of[4];
+    in[0] = a, in[1] = b;
+    if (!mpt__vectors(&spares, name, in, 2)) return mpt__null(mpt__context_of(in, 2));
+    mpt__products(&spares, in, -1, of);
+    of[3] = target;
+    mpt__attributes attributes = mpt__pair_attributes(4, 3, margin, eps);
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
+                                                    &attributes, reduction));
 }
 
 #endif

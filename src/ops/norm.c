@@ -314,37 +314,116 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
 }
 #endif
 
-/* ==== Results that backward computes again ==== */
+/* ==== The functions of norms ==== */
 
-static bool mpt__is_norm(int op) {
-    return op == MPT__OP_layer_norm || op == MPT__OP_rms_norm || op == MPT__OP_group_norm;
+MPT__BEGIN_COLD
+
+static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = count;
+    attributes.imm[0] = eps;
+    attributes.required = 1;
+    return attributes;
 }
 
-/* Not from what is itself to be computed again: one step is enough, and none waits for another. */
-static bool mpt__can_repeat(const mpt__frame *frame) {
-    if (frame->op == MPT__OP_linear)
-        return mpt__activation_keeps_input((mpt_activation)frame->attributes->activation);
-    return !frame->record->again && (frame->row->forward == mpt__unary_keep_in_forward ||
-                                     (mpt__is_norm(frame->op) && frame->row->forward));
+static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
+                                  mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt__attributes attributes = mpt__norm_attributes(count, eps);
+    return mpt__apply1(name, op, in, 3, &attributes);
 }
 
-static mpt_status mpt__repeat(mpt__frame *frame) {
-    if (frame->op == MPT__OP_linear) {
-        mpt_activation activation = (mpt_activation)frame->attributes->activation;
-        return mpt__launch_unary(frame, mpt__activation_function(activation, false),
-                                 frame->saved[2], frame->out[0], MPT__WRITE);
+MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
+                                      double eps) {
+    return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
+}
+MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
+    return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
+}
+MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
+                                      mpt_tensor bias, double eps) {
+    return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
+}
+
+/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
+static mpt_status mpt__norm_run_both(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = mpt__call_shape(frame);
+    frame->out[0] = frame->out[1] = NULL;
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        frame->out[i] = mpt__output_new(frame);
+        status = context->base.status;
     }
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-    if (mpt__is_norm(frame->op)) { /* of the sum, where something was added */
-        mpt__tensor *in[3] = {frame->saved[MPT__NORM_SUM], frame->in[MPT__NORM_WEIGHT],
-                              frame->in[MPT__NORM_BIAS]};
-        frame->in = in;
-        frame->n_in = 3;
-        return mpt__normalise_forward(frame);
-    }
-#endif
-    return mpt__unary_forward(frame);
+    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, 2, status);
+    for (int i = 0; i < 2 && status != MPT_OK; i++)
+        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
+    return status;
 }
+
+static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
+                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
+                                      mpt_tensor *sum) {
+    mpt_tensor in[4];
+    mpt__frame frame;
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
+    mpt_context *context = mpt__context_of(in, 4);
+    mpt__attributes attributes = mpt__norm_attributes(dims, eps);
+    if (sum) *sum = mpt__null(context);
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
+        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
+        return mpt__null(context);
+    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
+        mpt__record_spare(context, frame.record);
+        return mpt__null(context);
+    }
+    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
+    *sum = mpt__handle(context, frame.out[1]);
+    return mpt__handle(context, frame.out[0]);
+}
+
+MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                          mpt_tensor weight, mpt_tensor bias, double eps,
+                                          mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
+                               bias, eps, sum);
+}
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
+                               mpt__null(NULL), eps, sum);
+}
+
+/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
+   statistics the batch's go to; 0: none. */
+static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
+                                        bool relu) {
+    mpt__attributes attributes = mpt__norm_attributes(0, eps);
+    attributes.index[1] = module;
+    attributes.index[2] = relu;
+    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
+                       in[5].slot || relu ? 6 : 5, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                      mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
+    in[5] = mpt__null(NULL);
+    return mpt__apply_batch_norm(in, eps, 0, false);
+}
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
+    return mpt__apply_batch_norm(in, eps, 0, true);
+}
+
+MPT__END_LEVEL
 
 /* ==== Pooling ==== */
 
@@ -448,5 +527,89 @@ static mpt_status mpt__pooling_backward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 #endif
+
+/* ==== The functions of pooling ==== */
+
+MPT__BEGIN_COLD
+
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
+    mpt_pool_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) {
+        config.window[d] = window;
+        config.step[d] = step;
+        config.padding[d] = padding;
+    }
+    config.count_padding = true;
+    return config;
+}
+
+static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
+    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
+    mpt__attributes attributes = mpt__no_attributes;
+    for (int d = 0; d < 2; d++) {
+        attributes.index[d] = config.window[d];
+        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
+        attributes.index[4 + d] = config.padding[d];
+    }
+    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
+                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
+    return attributes;
+}
+
+static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = height;
+    attributes.index[1] = width;
+    attributes.index[6] = MPT__POOL_ADAPTIVE;
+    return attributes;
+}
+
+/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
+static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
+                                    const mpt_pool_config *config) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    mpt__attributes attributes = mpt__pooling_attributes(config);
+    mpt__spares spares;
+    spares.count = 0;
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank != 3)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
+                           &tensor->shape);
+    mpt_shape shape =
+        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
+    for (int k = 0; k < 6; k += 2) {
+        attributes.index[k + 1] = attributes.index[k];
+        attributes.index[k] = k < 4;
+    }
+    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
+    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
+    if (!y.slot) return mpt__spares_end(&spares, y);
+    shape = mpt_get_shape(y);
+    shape.dim[2] = shape.dim[3];
+    shape.rank = 3;
+    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
+}
+
+#define MPT__DEFINE_POOL(kind) \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config); \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
+                                                        int64_t width) { \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
+                           &attributes); \
+    }
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
+
+MPT__END_LEVEL
 
 #endif

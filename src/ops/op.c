@@ -168,4 +168,56 @@ typedef enum mpt__op_id {
 
 static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
 
+/* ==== Applying a row ==== */
+
+static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
+    mpt_tensor in[2];
+    in[0] = a, in[1] = b;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 2;
+    return mpt__apply1(name, op, in, 2, &attributes);
+}
+
+static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = value;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+/* With a dimension, or a dtype in its place, and a number. */
+static mpt_tensor mpt__apply_dim_number(const char *name, int op, mpt_tensor x, int dim,
+                                        bool keep_dim, double number) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[1] = keep_dim;
+    attributes.index[2] = dim == MPT_ALL_DIMS;
+    attributes.imm[0] = number;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim_number(name, op, x, dim, keep_dim, 0.0);
+}
+
+/* What a composition makes on its way, and gives back at its end. */
+typedef struct mpt__spares {
+    mpt_tensor tensor[16];
+    int count;
+} mpt__spares;
+
+static mpt_tensor mpt__spare(mpt__spares *spares, mpt_tensor x) {
+    return spares->tensor[spares->count++] = x;
+}
+
+static MPT__NOINLINE mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor result) {
+    while (spares->count > 0) mpt_release(spares->tensor[--spares->count]);
+    return result;
+}
+
+/* Halves as fp32. */
+static mpt_tensor mpt__widened(mpt__spares *spares, mpt_tensor x) {
+    mpt_dtype dtype = mpt_get_dtype(x);
+    return dtype == MPT_F16 || dtype == MPT_BF16 ? mpt__spare(spares, mpt_cast(x, MPT_F32)) : x;
+}
+
 #endif

@@ -4,7 +4,7 @@
 #ifndef MPT__OPS_SHAPE_INCLUDED
 #define MPT__OPS_SHAPE_INCLUDED
 
-#include "ops/math.c"
+#include "ops/reduce.c"
 
 /* The shape or order of dimensions that the call was given. */
 static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
@@ -12,6 +12,19 @@ static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
     shape.rank = frame->attributes->rank;
     mpt__copy_dims(shape.dim, frame->attributes->index, shape.rank);
     return shape;
+}
+
+static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
+    mpt_context *context = x.context;
+    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
+        mpt__misuse(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
+                    MPT_MAX_RANK);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.rank = (uint8_t)shape->rank;
+    for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
+    return mpt__apply1(name, op, &x, 1, &attributes);
 }
 
 /* ==== Copies ==== */
@@ -35,6 +48,54 @@ static mpt_status mpt__cast_shape(mpt__frame *frame) {
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
     frame->out_dtype[0] = dtype;
     return mpt__unary_shape(frame);
+}
+
+static mpt_tensor mpt__copy_call(const char *name, mpt_tensor x, mpt__layout layout) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = layout;
+    return mpt__apply1(name, MPT__OP_clone, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x) {
+    return mpt__copy_call("mpt_clone", x, MPT__LAYOUT_KEPT);
+}
+
+MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_contiguous", "argument 1");
+    if (!tensor) return mpt__null(x.context);
+    if (mpt__tensor_contiguous(tensor)) return x;
+    return mpt__copy_call("mpt_contiguous", x, MPT__LAYOUT_CONTIGUOUS);
+}
+
+static bool mpt__dense_last(const mpt__tensor *tensor) {
+    const int64_t *size = tensor->shape.dim;
+    return mpt__channels_last(tensor) && tensor->stride[0] == size[1] * size[2] * size[3];
+}
+
+MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
+    if (!tensor) return mpt__null(x.context);
+    if (tensor->shape.rank != 4)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
+                           &tensor->shape);
+    if (mpt__dense_last(tensor)) return x;
+    return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
+}
+
+MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
+    return tensor && tensor->shape.rank == 4 && mpt__dense_last(tensor);
+}
+
+MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
+    return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
+}
+
+MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
+    if (!tensor) return mpt__null(context);
+    return mpt__handle(context, mpt__tensor_alias(context, tensor));
 }
 
 /* ==== Reshape ==== */
@@ -117,6 +178,32 @@ static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     return mpt__gradient_pass(frame, 0, &view);
 }
 
+MPTRAIN_API mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
+    return mpt__apply_shape("mpt_reshape", MPT__OP_reshape, x, &shape);
+}
+
+MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
+    int first = mpt__dimension(context, first_dim, tensor->shape.rank);
+    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
+    if (last < 0) return mpt__null(context);
+    if (last < first)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d",
+                           last_dim, first_dim);
+    mpt_shape shape;
+    shape.rank = 0;
+    for (int i = 0; i < tensor->shape.rank; i++) {
+        if (i > first && i <= last)
+            shape.dim[shape.rank - 1] *= tensor->shape.dim[i];
+        else
+            shape.dim[shape.rank++] = tensor->shape.dim[i];
+    }
+    return mpt_reshape(x, shape);
+}
+
 /* ==== Permute ==== */
 
 static mpt_status mpt__permute_shape(mpt__frame *frame) {
@@ -155,6 +242,22 @@ static mpt_status mpt__permute_backward(mpt__frame *frame) {
         view.stride[order[i]] = dy->stride[i];
     }
     return mpt__gradient_pass(frame, 0, &view);
+}
+
+MPTRAIN_API mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order) {
+    return mpt__apply_shape("mpt_permute", MPT__OP_permute, x, &order);
+}
+
+MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
+    int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
+    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->shape.rank) : -1;
+    if (b < 0) return mpt__null(context);
+    mpt_shape order;
+    order.rank = tensor->shape.rank;
+    for (int i = 0; i < tensor->shape.rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
+    return mpt_permute(x, order);
 }
 
 /* ==== Slice ==== */
@@ -199,6 +302,46 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
     return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
+MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[1] = start;
+    attributes.index[2] = stop;
+    attributes.index[3] = step;
+    return mpt__apply1("mpt_slice", MPT__OP_slice, &x, 1, &attributes);
+}
+
+/* Parts of `size`, or `chunks` of them where that is not 0. */
+static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chunks, int dim,
+                      mpt_tensor *parts, int capacity) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return -1;
+    int64_t n = tensor->shape.dim[at];
+    if (chunks > 0) size = n > chunks ? (n - 1) / chunks + 1 : 1;
+    if (size < 1 || chunks < 0 || !parts) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "expected parts of 1 or more, and where to put them");
+        return -1;
+    }
+    int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
+    if (count > capacity) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
+    return context->base.status == MPT_OK ? (int)count : -1;
+}
+
+MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
+                                 int capacity) {
+    return mpt__parts("mpt_split_tensor", x, size, 0, dim, parts, capacity);
+}
+MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity) {
+    return mpt__parts("mpt_chunk", x, 1, chunks > 0 ? chunks : -1, dim, parts, capacity);
+}
+
 /* ==== Expand ==== */
 
 static mpt_status mpt__expand_shape(mpt__frame *frame) {
@@ -227,6 +370,37 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
 
 static mpt_status mpt__expand_backward(mpt__frame *frame) {
     return mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
+    return mpt__apply_shape("mpt_expand", MPT__OP_expand, x, &shape);
+}
+
+/* Each dimension as [times, size], so that stretching the first one repeats. */
+MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_repeat", "argument 1");
+    if (!tensor) return mpt__null(context);
+    int lead = times.rank - tensor->shape.rank, rank = 0;
+    mpt_shape apart, wide, out = times;
+    bool good = lead >= 0 && times.rank <= MPT_MAX_RANK;
+    for (int i = 0; good && i < times.rank; i++) {
+        int64_t size = i < lead ? 1 : tensor->shape.dim[i - lead], n = times.dim[i];
+        bool both = n != 1 && size != 1;
+        good = n >= 0 && rank + both < MPT_MAX_RANK && (n == 0 || size <= INT64_MAX / 4 / n);
+        if (!good) break;
+        if (both) apart.dim[rank] = 1, wide.dim[rank++] = n;
+        apart.dim[rank] = size;
+        wide.dim[rank++] = both ? size : n * size;
+        out.dim[i] = n * size;
+    }
+    if (!good)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                           "a tensor %S repeated %S times: expected a number for each dimension, 0 "
+                           "or more, and at most 8 dimensions in all, those of both counted twice",
+                           &tensor->shape, &times);
+    apart.rank = wide.rank = rank;
+    return mpt_reshape(mpt_expand(mpt_reshape(x, apart), wide), out);
 }
 
 /* ==== Concatenation ==== */
@@ -282,291 +456,62 @@ static mpt_status mpt__cat_backward(mpt__frame *frame) {
     return mpt__cat_parts(frame, frame->dy[0], true);
 }
 
-/* ==== Indices ==== */
-
-/* A float tensor, and i64 indices of its rank, in which all dimensions but one agree; *dim is that
-   one. `index` and `x` are numbers of inputs. */
-static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
-    mpt_context *context = frame->context;
-    const mpt__tensor *x = frame->in[0], *i = frame->in[index];
-    if (mpt__input_computes(frame, 0) != MPT_OK) return context->base.status;
-    if (i->dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %s: expected i64",
-                          mpt_dtype_name((mpt_dtype)i->dtype));
-    *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
-    if (*dim < 0) return context->base.status;
-    frame->attributes->index[0] = *dim;
-    return mpt__unary_shape(frame);
+/* With a dimension of size 1 at `dim`; an error is that of `name`. */
+static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int dim) {
+    char argument[24];
+    mpt__format_text(argument, sizeof argument, "argument %d", number);
+    const mpt__tensor *tensor = mpt__enter_at(x, name, argument);
+    if (!tensor) return mpt__null(x.context);
+    mpt_shape shape = tensor->shape;
+    if (shape.rank == MPT_MAX_RANK)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "%S has all the dimensions there can be",
+                           &shape);
+    dim = mpt__dimension(x.context, dim, shape.rank + 1);
+    if (dim < 0) return mpt__null(x.context);
+    for (int i = shape.rank++; i > dim; i--) shape.dim[i] = shape.dim[i - 1];
+    shape.dim[dim] = 1;
+    return mpt_reshape(x, shape);
 }
 
-/* Whether two shapes agree outside a dimension. */
-static bool mpt__agree_outside(const mpt__tensor *a, const mpt__tensor *b, int dim) {
-    bool good = a->shape.rank == b->shape.rank;
-    for (int i = 0; good && i < a->shape.rank; i++)
-        good = i == dim || a->shape.dim[i] == b->shape.dim[i];
-    return good;
-}
-
-static mpt_status mpt__gather_shape(mpt__frame *frame) {
-    int dim;
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
-    if (!mpt__agree_outside(frame->in[0], frame->in[1], dim))
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S and indices %S differ outside dimension %d", &frame->in[0]->shape,
-                          &frame->in[1]->shape, dim);
-    frame->out_shape[0] = frame->in[1]->shape;
-    return MPT_OK;
-}
-
-static mpt_status mpt__index_select_shape(mpt__frame *frame) {
-    int dim;
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
-    if (frame->in[1]->shape.rank != 1)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
-                          &frame->in[1]->shape);
-    frame->out_shape[0].dim[dim] = frame->in[1]->shape.dim[0];
-    return MPT_OK;
-}
-
-static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
-    int dim;
-    const mpt__tensor *x = frame->in[0], *index = frame->in[1], *source = frame->in[2];
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
-    if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return frame->context->base.status;
-    if (x->dtype != source->dtype) frame->out_dtype[0] = MPT_F32;
-    if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
-        return mpt__error(
-            frame->context, MPT_ERROR_SHAPE,
-            "%S, indices %S, source %S: expected the same sizes, but for dimension %d "
-            "of the first",
-            &x->shape, &index->shape, &source->shape, dim);
-    return MPT_OK;
-}
-
-/* The indices as an operand of the shape of `like`; those of one dimension lie along `dim`. */
-static void mpt__operand_indices(const mpt__frame *frame, mpt__launch *launch, int position,
-                                 const mpt__tensor *index, const mpt__tensor *like) {
-    mpt__tensor view = *index;
-    if (frame->op == MPT__OP_index_select) {
-        view.shape = like->shape;
-        for (int i = 0; i < like->shape.rank; i++)
-            view.stride[i] = i == frame->attributes->index[0] ? index->stride[0] : 0;
+/* More tensors than a record holds are joined in groups. stacks: along a new dimension. */
+static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
+                            bool stacks) {
+    mpt_context *context = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
+    mpt_tensor group[MPT__MAX_INPUTS];
+    int in_group = 0;
+    for (int i = 0; i < count && context; i++) {
+        if (!tensors[i].context && !tensors[i].slot) {
+            mpt__misuse(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
+            return mpt__null(context);
+        }
+        group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
+        if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
+        mpt__attributes attributes = mpt__no_attributes;
+        attributes.index[0] = dim;
+        group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
+        in_group = 1;
     }
-    mpt__operand_of(launch, position, &view, MPT__READ);
-    launch->index[0] = frame->attributes->index[0];
+    return context ? group[0] : mpt__null(NULL);
 }
 
-/* out = the elements of x that `index` names. */
-static mpt_status mpt__launch_gather(mpt__frame *frame, const mpt__tensor *x,
-                                     const mpt__tensor *index, const mpt__tensor *out,
-                                     mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
-    mpt__operand_of(launch, 0, x, MPT__READ);
-    mpt__operand_indices(frame, launch, 1, index, out);
-    mpt__operand_of(launch, 2, out, access);
-    return mpt__submit(frame->context, launch);
+MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_cat", tensors, count, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_stack", tensors, count, dim, true);
 }
 
-/* target = start (NULL: 0) with the elements of x added where `index` says; in fp32, whatever the
-   target is. Accumulating, start is NULL. */
-static mpt_status mpt__launch_scatter(mpt__frame *frame, const mpt__tensor *index,
-                                      const mpt__tensor *x, const mpt__tensor *start,
-                                      const mpt__tensor *target, mpt__access access) {
-    mpt_context *context = frame->context;
-    const mpt__tensor *sum = target;
-    bool wide = (mpt_dtype)target->dtype == mpt__loss_dtype(frame);
-    if (!wide) sum = mpt__temporary(frame, mpt__loss_dtype(frame), &target->shape);
-    if (!sum) return context->base.status;
-    if (start)
-        mpt__launch_copy(context, start, sum, MPT__WRITE);
-    else if (!wide || access == MPT__WRITE)
-        mpt__launch_fill(context, sum, 0.0);
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCATTER_ADD);
-    mpt__operand_indices(frame, launch, 0, index, x);
-    mpt__operand_of(launch, 1, x, MPT__READ);
-    mpt__operand_of(launch, 2, sum, MPT__READ_WRITE);
-    mpt_status status = mpt__submit(context, launch);
-    if (status != MPT_OK || wide) return status;
-    return mpt__launch_copy(context, sum, target, access);
-}
-
-static mpt_status mpt__gather_forward(mpt__frame *frame) {
-    mpt__save(frame, frame->in[1]);
-    return mpt__launch_gather(frame, frame->in[0], frame->in[1], frame->out[0], MPT__WRITE);
-}
-
-static mpt_status mpt__gather_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
-    return mpt__launch_scatter(frame, frame->saved[0], frame->dy[0], NULL, frame->dx,
-                               frame->access);
-}
-
-static mpt_status mpt__scatter_add_forward(mpt__frame *frame) {
-    mpt__save(frame, frame->in[1]);
-    return mpt__launch_scatter(frame, frame->in[1], frame->in[2], frame->in[0], frame->out[0],
-                               MPT__WRITE);
-}
-
-static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
-    mpt__access access;
-    mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[0]);
-    if (status != MPT_OK || !mpt__wants(frame, 2)) return status;
-    mpt__tensor *source = mpt__gradient_into(frame, 2, &access);
-    if (!source) return frame->context->base.status;
-    return mpt__launch_gather(frame, frame->dy[0], frame->saved[0], source, access);
-}
-
-/* ---- Order ---- */
-
-/* index[1]: how many of the first ones, -1: all; index[2]: the largest first. */
-static mpt_status mpt__argsort_shape(mpt__frame *frame) {
-    const mpt__tensor *x = frame->in[0];
-    int64_t *index = frame->attributes->index;
-    int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
-    if (dim < 0) return frame->context->base.status;
-    int64_t size = x->shape.dim[dim], count = index[1] < 0 ? size : index[1];
-    if (count > size)
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
-                          "k = %lld: dimension %d of %S has but %lld elements", count, dim,
-                          &x->shape, size);
-    index[0] = dim;
-    mpt__unary_shape(frame);
-    frame->out_shape[0].dim[dim] = count;
-    frame->out_dtype[0] = MPT_I64;
-    return MPT_OK;
-}
-
-static mpt_status mpt__argsort_forward(mpt__frame *frame) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGSORT);
-    launch->function = frame->attributes->index[2] ? MPT__FN_MAX : MPT__FN_MIN;
-    mpt__operand_along(frame, launch, 0, frame->in[0], MPT__READ);
-    mpt__operand_along(frame, launch, 1, frame->out[0], MPT__WRITE);
-    return mpt__submit(frame->context, launch);
-}
-
-/* index[1]: the number of classes. */
-static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
-    const mpt__tensor *x = frame->in[0];
-    int64_t classes = frame->attributes->index[1];
-    if (x->dtype != MPT_I64)
-        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %s: expected i64",
-                          mpt_dtype_name((mpt_dtype)x->dtype));
-    if (classes < 1 || x->shape.rank == MPT_MAX_RANK)
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
-                          "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions",
-                          classes, &x->shape);
-    frame->out_shape[0] = x->shape;
-    frame->out_shape[0].dim[frame->out_shape[0].rank++] = classes;
-    return MPT_OK;
-}
-
-static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
-    const mpt__tensor *out = frame->out[0];
-    int last = out->shape.rank - 1;
-    mpt__tensor index = *out, one = *out;
-    index.shape.dim[last] = one.shape.dim[last] = 1;
-    mpt__copy_dims(index.stride, frame->in[0]->stride, last);
-    index.stride[last] = 0;
-    index.storage = frame->in[0]->storage;
-    index.offset = frame->in[0]->offset;
-    for (int i = 0; i <= last; i++) one.stride[i] = 0;
-    one.storage = frame->context->scalar_storage;
-    one.dtype = MPT_F32;
-    one.offset = 2 * MPT__SLOT_ONE_F32;
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
-    launch->index[0] = last;
-    launch->index[1] = 1;
-    mpt__operand_of(launch, 0, &index, MPT__READ);
-    mpt__operand_of(launch, 1, &one, MPT__READ);
-    mpt__operand_of(launch, 2, out, MPT__WRITE);
-    return mpt__submit(frame->context, launch);
-}
-
-/* ==== Flip, triangles, padding ==== */
-
-static mpt_status mpt__launch_flip(mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out,
-                                   mpt__access access) {
-    int64_t dim = frame->attributes->index[0];
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
-    launch->index[1] = in->shape.rank > 0 ? in->shape.dim[dim] - 1 : 0;
-    launch->index[2] = -1;
-    mpt__operand_along(frame, launch, 0, in, MPT__READ);
-    mpt__operand_along(frame, launch, 2, out, access);
-    return mpt__submit(frame->context, launch);
-}
-
-static mpt_status mpt__flip_forward(mpt__frame *frame) {
-    return mpt__launch_flip(frame, frame->in[0], frame->out[0], MPT__WRITE);
-}
-
-static mpt_status mpt__flip_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
-    return mpt__launch_flip(frame, frame->dy[0], frame->dx, frame->access);
-}
-
-static mpt_status mpt__triangle_shape(mpt__frame *frame) {
-    if (frame->in[0]->shape.rank < 2)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S: expected a matrix, two dimensions or more", &frame->in[0]->shape);
-    return mpt__unary_shape(frame);
-}
-
-static mpt_status mpt__launch_triangle(mpt__frame *frame, const mpt__tensor *in,
-                                       const mpt__tensor *out, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_TRIANGLE);
-    launch->index[0] = frame->attributes->index[0];
-    launch->index[1] = frame->op == MPT__OP_triu;
-    mpt__operand_of(launch, 0, in, MPT__READ);
-    mpt__operand_of(launch, 1, out, access);
-    return mpt__submit(frame->context, launch);
-}
-
-static mpt_status mpt__triangle_forward(mpt__frame *frame) {
-    return mpt__launch_triangle(frame, frame->in[0], frame->out[0], MPT__WRITE);
-}
-
-static mpt_status mpt__triangle_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
-    return mpt__launch_triangle(frame, frame->dy[0], frame->dx, frame->access);
-}
-
-/* index[0..rank): before and after the last dimension, then the one before it, and so on. */
-static mpt_status mpt__pad_shape(mpt__frame *frame) {
-    const mpt__tensor *x = frame->in[0];
-    mpt_shape asked = mpt__asked_shape(frame), *out = &frame->out_shape[0];
-    bool good = asked.rank % 2 == 0 && asked.rank / 2 <= x->shape.rank;
-    mpt__unary_shape(frame);
-    for (int i = 0; good && i < asked.rank; i++) {
-        int64_t *size = &out->dim[x->shape.rank - 1 - i / 2];
-        good = asked.dim[i] >= 0 && asked.dim[i] <= INT64_MAX / 4 - *size;
-        if (good) *size += asked.dim[i];
-    }
-    if (good) return MPT_OK;
-    return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
-                      "padding %S of a tensor %S: expected sizes before and after its last "
-                      "dimensions, 0 or more",
-                      &asked, &x->shape);
-}
-
-/* What of `whole` is not padding. */
-static mpt__tensor mpt__pad_part(const mpt__frame *frame, const mpt__tensor *whole) {
-    mpt__tensor part = *whole;
-    part.shape = frame->in[0]->shape;
-    for (int i = 0; i < frame->attributes->rank; i += 2)
-        part.offset += frame->attributes->index[i] * whole->stride[part.shape.rank - 1 - i / 2];
-    return part;
-}
-
-static mpt_status mpt__pad_forward(mpt__frame *frame) {
-    mpt__tensor part = mpt__pad_part(frame, frame->out[0]);
-    mpt_status status = mpt__launch_fill(frame->context, frame->out[0], frame->attributes->imm[0]);
-    if (status != MPT_OK) return status;
-    return mpt__launch_copy(frame->context, frame->in[0], &part, MPT__WRITE);
-}
-
-static mpt_status mpt__pad_backward(mpt__frame *frame) {
-    mpt__tensor part = mpt__pad_part(frame, frame->dy[0]);
-    return mpt__gradient_pass(frame, 0, &part);
+MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_roll", "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return mpt__null(context);
+    int64_t n = tensor->shape.dim[at];
+    int64_t first = n > 0 ? (n - shift % n) % n : 0;
+    mpt_tensor part[2];
+    part[0] = mpt_slice(x, at, first, n, 1);
+    part[1] = mpt_slice(x, at, 0, first, 1);
+    return mpt__join("mpt_roll", part, 2, at, false);
 }
 
 #endif

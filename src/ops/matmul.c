@@ -1,0 +1,304 @@
+/* ---------------------------------------------------------------------------------------------
+ * ops/matmul.c: matrix products, and linear, which is one with a bias and an activation.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__OPS_MATMUL_INCLUDED
+#define MPT__OPS_MATMUL_INCLUDED
+
+#include "ops/elementwise.c"
+
+/* ==== Matrix products ==== */
+
+static mpt_status mpt__matmul_mismatch(mpt__frame *frame, const char *why) {
+    return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &frame->in[0]->shape,
+                      &frame->in[1]->shape, why);
+}
+
+/* A 1-d a is a row, a 1-d b a column; the output drops the dimension that was not there. */
+static mpt_status mpt__matmul_shape(mpt__frame *frame) {
+    const mpt__tensor *a = frame->in[0], *b = frame->in[1];
+    mpt_shape *out = &frame->out_shape[0];
+    if (a->shape.rank == 0 || b->shape.rank == 0)
+        return mpt__matmul_mismatch(frame,
+                                    "both need at least one dimension; mpt_mul multiplies scalars");
+    if (a->shape.dim[a->shape.rank - 1] != b->shape.dim[b->shape.rank > 1 ? b->shape.rank - 2 : 0])
+        return mpt__matmul_mismatch(frame,
+                                    "the last dimension of the first must equal the last but one "
+                                    "of the second; mpt_transpose one of them");
+    if (mpt__broadcast_dims(a, a->shape.rank > 1 ? a->shape.rank - 2 : 0, b,
+                            b->shape.rank > 1 ? b->shape.rank - 2 : 0, out) >= 0)
+        return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");
+    if (a->shape.rank > 1) out->dim[out->rank++] = a->shape.dim[a->shape.rank - 2];
+    if (b->shape.rank > 1) out->dim[out->rank++] = b->shape.dim[b->shape.rank - 1];
+    return MPT_OK;
+}
+
+/* A tensor as [batch.., rows, columns] of a matmul; row, column: whether it has that dimension.
+   `batches` leading dimensions of sizes `batch`, by strides of 0; NULL: its own sizes or 1. */
+static void mpt__matrix(mpt__tensor *view, const mpt__tensor *tensor, bool row, bool column,
+                        int batches, const int64_t *batch) {
+    view->storage = tensor->storage;
+    view->dtype = tensor->dtype;
+    view->shape.rank = (uint8_t)(batches + 2);
+    view->offset = tensor->offset;
+    int from = tensor->shape.rank - 1;
+    for (int to = batches + 1; to >= 0; to--) {
+        bool there = to > batches ? column : to == batches ? row : from >= 0;
+        view->shape.dim[to] = there ? tensor->shape.dim[from] : 1;
+        view->stride[to] = there ? tensor->stride[from] : 0;
+        if (there) from--;
+        if (to >= batches || !batch) continue;
+        if (view->shape.dim[to] != batch[to]) view->stride[to] = 0;
+        view->shape.dim[to] = batch[to];
+    }
+}
+
+/* The last two dimensions swapped. */
+static mpt__tensor mpt__transposed_view(const mpt__tensor *tensor) {
+    int a = tensor->shape.rank - 2, b = tensor->shape.rank - 1;
+    mpt__tensor view = *tensor;
+    view.shape.dim[a] = tensor->shape.dim[b], view.shape.dim[b] = tensor->shape.dim[a];
+    view.stride[a] = tensor->stride[b], view.stride[b] = tensor->stride[a];
+    return view;
+}
+
+static MPT__NOINLINE mpt__launch *mpt__gemm_launch(mpt__frame *frame) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GEMM);
+    launch->imm[0] = 1.0;
+    launch->index[0] = frame->context->tf32;
+    launch->compute_dtype = (uint8_t)frame->compute;
+    return launch;
+}
+
+/* A launch of a product; its operands are to be set, and the compiler sees that it has none yet. */
+static MPT__FORCE_INLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
+    mpt__launch *launch = mpt__gemm_launch(frame);
+    launch->n_operands = 0;
+    return launch;
+}
+
+/* out = a b, views of equal rank >= 2. */
+static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
+                                   const mpt__tensor *out, mpt__access access) {
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    mpt__operand_of(launch, 0, a, MPT__READ);
+    mpt__operand_of(launch, 1, b, MPT__READ);
+    mpt__operand_of(launch, 3, out, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* The three matrices of a call: a, b, and `y`, its output or the gradient of that. Parameters are
+   read in their cast form. */
+static bool mpt__matmul_views(mpt__frame *frame, mpt__tensor *const in[2], const mpt__tensor *y,
+                              mpt__tensor view[3]) {
+    bool row = frame->in[0]->shape.rank > 1, column = frame->in[1]->shape.rank > 1;
+    int batches = y->shape.rank - row - column;
+    mpt__matrix(&view[2], y, row, column, batches, NULL);
+    for (int i = 0; i < 2; i++) {
+        mpt__source source;
+        if (!mpt__gemm_source(frame->context, in[i], frame->compute, &source)) return false;
+        mpt__matrix(&view[i], in[i], i == 1 || row, i == 0 || column, batches, view[2].shape.dim);
+        view[i].storage = source.storage;
+        view[i].dtype = source.dtype;
+    }
+    return true;
+}
+
+static mpt_status mpt__matmul_forward(mpt__frame *frame) {
+    const mpt__tensor *a = frame->in[0], *b = frame->in[1];
+    mpt__tensor view[3];
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
+    if (a->shape.rank == 2 && b->shape.rank == 2 && !a->parameter && !b->parameter)
+        return mpt__launch_gemm(frame, a, b, frame->out[0], MPT__WRITE);
+    if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
+        return frame->context->base.status;
+    return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
+}
+
+/* Gradient i = left right (batched), summed over the batches in which the input was broadcast. */
+static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tensor *left,
+                                       const mpt__tensor *right) {
+    mpt__access access;
+    mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+    if (!target) return frame->context->base.status;
+    int batches = left->shape.rank - 2;
+    bool vector = target->shape.rank == 1, summed = false;
+    mpt__tensor matrix;
+    mpt__matrix(&matrix, target, i == 1 || !vector, i == 0 || !vector, batches, NULL);
+    for (int d = 0; d < batches; d++) summed |= matrix.shape.dim[d] != left->shape.dim[d];
+    if (!summed) return mpt__launch_gemm(frame, left, right, &matrix, access);
+    mpt_shape full = left->shape;
+    full.dim[batches + 1] = right->shape.dim[batches + 1];
+    mpt__tensor *product = mpt__temporary(frame, mpt__loss_dtype(frame), &full);
+    if (!product) return frame->context->base.status;
+    mpt_status status = mpt__launch_gemm(frame, left, right, product, MPT__WRITE);
+    if (status != MPT_OK) return status;
+    return mpt__launch_reduce(frame->context, MPT__FN_SUM, product, &matrix, access);
+}
+
+static mpt_status mpt__matmul_backward(mpt__frame *frame) {
+    mpt__tensor view[3], transposed;
+    mpt_status status = MPT_OK;
+    if (!mpt__matmul_views(frame, frame->saved, frame->dy[0], view))
+        return frame->context->base.status;
+    if (mpt__wants(frame, 0)) {
+        transposed = mpt__transposed_view(&view[1]);
+        status = mpt__matmul_gradient(frame, 0, &view[2], &transposed);
+    }
+    if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
+    transposed = mpt__transposed_view(&view[0]);
+    return mpt__matmul_gradient(frame, 1, &transposed, &view[2]);
+}
+
+MPTRAIN_API mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_matmul", MPT__OP_matmul, a, b);
+}
+
+/* ==== Linear ==== */
+
+static mpt_status mpt__linear_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0], *w = frame->in[1], *bias = frame->in[2];
+    if (w->shape.rank != 2 || x->shape.rank < 1 ||
+        x->shape.dim[x->shape.rank - 1] != w->shape.dim[1])
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "input %S does not fit weight %S: expected [.., in] and [out, in]",
+                          &x->shape, &w->shape);
+    if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != w->shape.dim[0]))
+        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+                          "bias %S does not fit weight %S: expected [%lld]", &bias->shape,
+                          &w->shape, w->shape.dim[0]);
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    frame->out_shape[0].dim[x->shape.rank - 1] = w->shape.dim[0];
+    return MPT_OK;
+}
+
+/* The weight as operand 1, in the form that mpt__gemm_source chose. */
+static MPT__FORCE_INLINE void mpt__linear_weight(mpt__launch *launch, const mpt__tensor *weight,
+                                                 const mpt__source *source, bool transposed) {
+    mpt__operand *operand = mpt__operand_matrix(launch, 1, weight, weight->shape.dim[0],
+                                                weight->stride[0], transposed, MPT__READ);
+    operand->storage = source->storage;
+    operand->dtype = source->dtype;
+}
+
+static const mpt__tensor *mpt__rows_source(mpt__frame *frame, const mpt__tensor *tensor) {
+    return tensor->shape.rank <= 2 ? tensor : mpt__contiguous_of(frame, tensor);
+}
+
+static mpt__function mpt__activation_function(mpt_activation activation, bool backward) {
+    static const uint8_t functions[][2] = {
+        {MPT__FN_NONE, MPT__FN_NONE},          {MPT__FN_RELU, MPT__FN_RELU_BACKWARD},
+        {MPT__FN_GELU, MPT__FN_GELU_BACKWARD}, {MPT__FN_GELU_TANH, MPT__FN_GELU_TANH_BACKWARD},
+        {MPT__FN_TANH, MPT__FN_TANH_BACKWARD}, {MPT__FN_SIGMOID, MPT__FN_SIGMOID_BACKWARD},
+    };
+    return (mpt__function)functions[activation][backward];
+}
+
+/* GELU's derivative needs its input, so training keeps it instead of fusing. */
+static bool mpt__activation_keeps_input(mpt_activation activation) {
+    return activation == MPT_ACTIVATION_GELU || activation == MPT_ACTIVATION_GELU_TANH;
+}
+
+static mpt_status mpt__linear_forward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_activation activation = (mpt_activation)frame->attributes->activation;
+    const mpt__tensor *x = mpt__rows_source(frame, frame->in[0]), *bias = frame->in[2];
+    mpt__source w;
+    if (!x || !mpt__gemm_source(context, frame->in[1], frame->compute, &w))
+        return context->base.status;
+    mpt__save(frame, frame->in[0]);
+    mpt__save(frame, frame->in[1]);
+    bool split = frame->records && mpt__activation_keeps_input(activation);
+    mpt__tensor *before = frame->out[0];
+    if (split) {
+        before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
+        if (!before) return context->base.status;
+        mpt__save(frame, before);
+    } else if (activation != MPT_ACTIVATION_NONE) {
+        mpt__save(frame, frame->out[0]);
+    }
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    launch->activation = (uint8_t)(split ? MPT_ACTIVATION_NONE : activation);
+    mpt__operand *rows = mpt__operand_rows(launch, 0, x, false, MPT__READ);
+    mpt__linear_weight(launch, frame->in[1], &w, true);
+    if (bias) mpt__operand_matrix(launch, 2, bias, rows->shape[0], 0, false, MPT__READ);
+    mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
+    mpt_status status = mpt__submit(context, launch);
+    if (status != MPT_OK || !split) return status;
+    return mpt__launch_unary(frame, mpt__activation_function(activation, false), before,
+                             frame->out[0], MPT__WRITE);
+}
+
+/* dy times the derivative of the activation; in place where nobody else reads dy. */
+static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor *dy) {
+    mpt_activation activation = (mpt_activation)frame->attributes->activation;
+    if (!dy || activation == MPT_ACTIVATION_NONE) return dy;
+    const mpt__tensor *inner = dy;
+    if (!mpt__owned(frame->context, dy)) {
+        inner = mpt__temporary(frame, (mpt_dtype)dy->dtype, &dy->shape);
+        if (!inner) return NULL;
+    }
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
+    launch->function = (uint8_t)mpt__activation_function(activation, true);
+    mpt__operand_inline(launch, 0, frame->saved[2], MPT__READ);
+    mpt__operand_inline(launch, 1, dy, MPT__READ);
+    mpt__operand_inline(launch, 2, inner, MPT__WRITE);
+    return mpt__submit(frame->context, launch) == MPT_OK ? inner : NULL;
+}
+
+static mpt_status mpt__linear_backward(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    const mpt__tensor *dy = mpt__linear_inner(frame, mpt__rows_source(frame, frame->dy[0]));
+    if (!dy) return context->base.status;
+    mpt__access access;
+    mpt__launch *launch;
+    const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
+    if (dx) {
+        mpt__source w;
+        if (!mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
+            return context->base.status;
+        launch = mpt__gemm_begin(frame);
+        mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+        mpt__linear_weight(launch, frame->saved[1], &w, false);
+        mpt__operand_rows(launch, 3, dx, false, access);
+        mpt__submit(context, launch);
+    }
+    const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
+    if (dw) {
+        const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
+        if (!x) return context->base.status;
+        launch = mpt__gemm_begin(frame);
+        mpt__operand_rows(launch, 0, dy, true, MPT__READ);
+        mpt__operand_rows(launch, 1, x, false, MPT__READ);
+        mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
+        mpt__submit(context, launch);
+    }
+    const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
+    if (db) {
+        launch = mpt__launch_begin(context, MPT__K_REDUCE);
+        launch->function = MPT__FN_SUM;
+        const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
+        mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
+        if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
+        mpt__submit(context, launch);
+    }
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  mpt_activation activation) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID) {
+        mpt__misuse(context, "mpt_linear", MPT_ERROR_ARGUMENT,
+                    "activation %d is none of mpt_activation", (int)activation);
+        return mpt__null(context);
+    }
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.activation = (uint8_t)activation;
+    attributes.required = 2;
+    return mpt__apply1("mpt_linear", MPT__OP_linear, in, 3, &attributes);
+}
+
+#endif
