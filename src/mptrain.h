@@ -20,6 +20,7 @@
 #include "ground/platform.h"
 #include "ground/files.c"
 #include "ground/base.c"
+#include "ground/json.c"
 MPT__BEGIN_KERNELS
 #include "ground/parallel.c"
 #include "ground/random.c"

@@ -504,7 +504,7 @@ TEST(refused_headers) {
         {"[]", 0, "does not begin with '{'"},
         {" {}", 0, "does not begin with '{'"},
         {"{ ", 0, "a string expected"},
-        {"{}x", 0, "text after the header's end"},
+        {"{}x", 0, "text after the closing bracket"},
         {"{}", 1, "do not fill the data (bytes): expected 1, got 0"},
         {"{\"a\"}", 0, "':' expected"},
         {"{\"a\":1}", 0, "an object expected"},

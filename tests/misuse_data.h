@@ -233,7 +233,7 @@ TEST(texts) {
     QUIET(mpt_bpe_tokenizer, mpt_bpe_tokenizer(NULL, path, path).slot == 0);
     CASE(mpt_bpe_tokenizer, ARGUMENT, "vocabulary_path is NULL", mpt_bpe_tokenizer(c, NULL, path));
     CASE(mpt_bpe_tokenizer, ARGUMENT, "merges_path is NULL", mpt_bpe_tokenizer(c, path, NULL));
-    CASE(mpt_bpe_tokenizer, MPT_ERROR_FORMAT, "byte 0: expected an object",
+    CASE(mpt_bpe_tokenizer, MPT_ERROR_FORMAT, "byte 0: an object expected",
          mpt_bpe_tokenizer(c, path, path));
     TOKENIZER(mpt_vocabulary_size, CHECK_EQ_INT(mpt_vocabulary_size(h_), -1));
     TOKENIZER(mpt_token_of, CHECK_EQ_INT(mpt_token_of(h_, "a", 1), -1));

@@ -8,6 +8,7 @@
 #ifndef MPT__DATA_DATASET_INCLUDED
 #define MPT__DATA_DATASET_INCLUDED
 
+#include "ground/json.c"
 #include "ground/parallel.c"
 #include "ground/random.c"
 #include "ground/dtype.c"
@@ -799,29 +800,6 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
 }
 
 /* ==== What a file is instead ==== */
-
-/* The bytes that the first character takes, or 0 if they are no UTF-8. */
-static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    if (n == 0) return 0;
-    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
-    if (size == 0 || size > n || p[0] > 0xf4) return 0;
-    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
-    for (size_t i = 1; i < size; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-        *code = *code << 6 | (p[i] & 0x3fu);
-    }
-    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
-                                                                                          : size;
-}
-
-/* A code point as UTF-8; returns its 1 to 4 bytes. */
-static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
-    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
-    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
-    return size;
-}
 
 /* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
 enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };

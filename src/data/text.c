@@ -223,124 +223,54 @@ static int mpt__byte_of(uint32_t code) {
     return (int)(k < 33 ? k : k < 67 ? 127 + (k - 33) : 173);
 }
 
-/* A text that is being parsed; `fault` says what is wrong at `at`. */
-typedef struct mpt__parse {
-    const uint8_t *p;
-    size_t n, at;
-    const char *fault;
-} mpt__parse;
-
-static bool mpt__parse_fault(mpt__parse *parse, const char *fault) {
-    parse->fault = fault;
-    return false;
-}
-
-/* Skips white space; the byte then next, 0 at the end. */
-static uint8_t mpt__parse_peek(mpt__parse *parse) {
-    while (parse->at < parse->n) {
-        const uint8_t c = parse->p[parse->at];
-        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
-        parse->at++;
-    }
-    return 0;
-}
-
-static bool mpt__parse_expect(mpt__parse *parse, uint8_t c, const char *fault) {
-    if (mpt__parse_peek(parse) != c) return mpt__parse_fault(parse, fault);
-    parse->at++;
-    return true;
-}
-
-/* One character of a JSON string. */
-static bool mpt__parse_char(mpt__parse *parse, uint32_t *code) {
-    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    const size_t size = mpt__utf8_read(parse->p + parse->at, parse->n - parse->at, code);
-    if (size == 0) return mpt__parse_fault(parse, "no UTF-8 character");
-    parse->at += size;
-    if (*code != '\\') return *code >= 32 || mpt__parse_fault(parse, "a control character");
-    if (parse->at >= parse->n) return mpt__parse_fault(parse, "the file ends in a string");
-    const uint8_t c = parse->p[parse->at++];
-    for (int i = 0; letters[i]; i++)
-        if (c == (uint8_t)letters[i]) return *code = (uint8_t)meanings[i], true;
-    if (c != 'u' || parse->n - parse->at < 4) return mpt__parse_fault(parse, "no known escape");
-    *code = 0;
-    for (int i = 0; i < 4; i++) {
-        const uint8_t d = parse->p[parse->at++], low = d | 32;
-        if (!((d >= '0' && d <= '9') || (low >= 'a' && low <= 'f')))
-            return mpt__parse_fault(parse, "an escape without four hexadecimal digits");
-        *code = *code * 16 + (uint32_t)(d <= '9' ? d - '0' : low - 'a' + 10);
-    }
-    return true;
-}
-
-/* A JSON string of bytes written as characters; out (or NULL) has room for all that is left. */
-static bool mpt__parse_string(mpt__parse *parse, uint8_t *out, size_t *size) {
+/* A string of bytes written as characters; out (or NULL) has room for all that is left. */
+static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
+    uint32_t code;
+    bool good;
     *size = 0;
-    if (!mpt__parse_expect(parse, '"', "expected a string")) return false;
-    while (parse->at < parse->n && parse->p[parse->at] != '"') {
-        uint32_t code;
-        if (!mpt__parse_char(parse, &code)) return false;
+    if (!mpt__json_expect(json, '"', "a string expected")) return false;
+    while (mpt__json_char(json, &code, &good)) {
         const int byte = mpt__byte_of(code);
-        if (byte < 0) return mpt__parse_fault(parse, "a character that stands for no byte");
+        if (byte < 0) return mpt__json_refuse(json, "a character that stands for no byte");
         if (out) out[*size] = (uint8_t)byte;
         ++*size;
     }
-    if (*size == 0) return mpt__parse_fault(parse, "an empty token, or none");
-    return mpt__parse_expect(parse, '"', "the file ends in a string");
-}
-
-static bool mpt__parse_number(mpt__parse *parse, int64_t *value) {
-    const uint8_t first = mpt__parse_peek(parse);
-    if (first < '0' || first > '9') return mpt__parse_fault(parse, "expected a number from 0 on");
-    for (*value = 0; parse->at < parse->n; parse->at++) {
-        const uint8_t c = parse->p[parse->at];
-        if (c < '0' || c > '9') break;
-        *value = *value * 10 + (c - '0');
-        if (*value > INT32_MAX) return mpt__parse_fault(parse, "a number beyond 2^31");
-    }
-    return true;
+    return good && (*size > 0 || mpt__json_refuse(json, "an empty token"));
 }
 
 /* The object of tokens and numbers: counts them, or fills a tokenizer that has room for them. */
-static bool mpt__parse_vocabulary(mpt__parse *parse, mpt__tokenizer *tokenizer, int64_t *count,
-                                  int64_t *bytes) {
+static bool mpt__bpe_object(mpt__json *json, mpt__tokenizer *tokenizer, int64_t *count,
+                            int64_t *bytes) {
+    json->at = 0;
     *count = *bytes = 0;
-    if (!mpt__parse_expect(parse, '{', "expected an object, {")) return false;
-    do {
+    if (!mpt__json_expect(json, '{', "an object expected")) return false;
+    for (bool done = false; !done; ++*count) {
         size_t size;
         int64_t number;
-        if (*count) parse->at++; /* the comma */
-        if (!mpt__parse_string(parse, tokenizer ? tokenizer->text + *bytes : NULL, &size) ||
-            !mpt__parse_expect(parse, ':', "expected a colon") ||
-            !mpt__parse_number(parse, &number))
+        if (!mpt__bpe_string(json, tokenizer ? tokenizer->text + *bytes : NULL, &size) ||
+            !mpt__json_expect(json, ':', "':' expected") || !mpt__json_natural(json, &number))
             return false;
         if (tokenizer) {
             if (number >= tokenizer->count)
-                return mpt__parse_fault(parse, "numbers are not 0 to the number of tokens - 1");
-            if (tokenizer->size[number]) return mpt__parse_fault(parse, "a number given twice");
+                return mpt__json_refuse(json, "numbers are not 0 to the number of tokens - 1");
+            if (tokenizer->size[number]) return mpt__json_refuse(json, "a number given twice");
             tokenizer->place[number] = (uint32_t)*bytes;
             tokenizer->size[number] = (uint32_t)size;
         }
-        *bytes += (int64_t)size, ++*count;
-    } while (mpt__parse_peek(parse) == ',');
-    if (!mpt__parse_expect(parse, '}', "expected a comma or }")) return false;
-    return mpt__parse_peek(parse) == 0 && parse->at == parse->n
-               ? true
-               : mpt__parse_fault(parse, "something after the object");
+        *bytes += (int64_t)size;
+        if (!mpt__json_more(json, '}', &done)) return false;
+    }
+    return mpt__json_end(json);
 }
 
 static bool mpt__bpe_vocabulary(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
-                                const uint8_t *text, size_t n) {
-    mpt__parse parse = {text, n, 0, NULL};
+                                uint8_t *text, size_t n) {
+    mpt__json json = {&context->base, path, text, n, 0, 0};
     int64_t count, bytes;
-    if (mpt__parse_vocabulary(&parse, NULL, &count, &bytes)) {
-        if (!mpt__tokenizer_room(context, tokenizer, count, bytes)) return false;
-        parse.at = 0;
-        mpt__parse_vocabulary(&parse, tokenizer, &count, &bytes);
-    }
-    if (parse.fault)
-        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld: %s", path, (int64_t)parse.at,
-                           parse.fault);
+    if (!mpt__bpe_object(&json, NULL, &count, &bytes) ||
+        !mpt__tokenizer_room(context, tokenizer, count, bytes) ||
+        !mpt__bpe_object(&json, tokenizer, &count, &bytes))
+        return false;
     const int64_t twice = mpt__tokenizer_index(context, tokenizer);
     if (twice >= 0)
         return mpt__reject(context, MPT_ERROR_FORMAT, "%s: token %lld is spelled as an earlier one",

@@ -40,12 +40,6 @@ static int mpt__file_dtype_bits(int row) {
 /* No tensor is described in fewer bytes: "":{"dtype":"U8","shape":[],"data_offsets":[0,1]} */
 #define MPT__ENTRY_LEAST 49
 
-/* Text in the header, decoded over its own spelling. */
-typedef struct mpt__span {
-    uint8_t *text;
-    size_t length;
-} mpt__span;
-
 /* One tensor of a file. */
 typedef struct mpt__entry {
     mpt__span name;
@@ -61,9 +55,7 @@ typedef struct mpt__entry {
 /* A file in memory, and the place in its header that is being read. */
 typedef struct mpt__archive {
     mpt_context *context;
-    const char *name; /* of the file, or "memory", for messages */
-    uint8_t *header;  /* own copy */
-    size_t header_bytes, at;
+    mpt__json json;      /* the header, an own copy */
     mpt__entry *entries; /* sorted by name once all is checked */
     int64_t count;
     const uint8_t *data;
@@ -71,182 +63,49 @@ typedef struct mpt__archive {
     uint8_t *own_data; /* NULL: the caller's */
 } mpt__archive;
 
-/* ==== JSON ==== */
-
-static bool mpt__json_refuse(const mpt__archive *a, const char *text) {
-    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s", a->name,
-                       8 + (int64_t)a->at, text);
-}
-
-static bool mpt__json_unequal(const mpt__archive *a, const char *text, int64_t expected,
-                              int64_t got) {
-    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
-                       a->name, 8 + (int64_t)a->at, text, expected, got);
-}
-
-/* The next byte, 0 at the end. */
-static uint8_t mpt__json_byte(const mpt__archive *a) {
-    return a->at < a->header_bytes ? a->header[a->at] : 0;
-}
-
-/* The next byte that is no white space. */
-static uint8_t mpt__json_peek(mpt__archive *a) {
-    for (;; a->at++) {
-        uint8_t c = mpt__json_byte(a);
-        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
-    }
-}
-
-/* Goes past `c` if it comes next. */
-static bool mpt__json_take(mpt__archive *a, uint8_t c) {
-    bool here = mpt__json_peek(a) == c;
-    if (here) a->at++;
-    return here;
-}
-
-static bool mpt__json_expect(mpt__archive *a, uint8_t c, const char *otherwise) {
-    return mpt__json_take(a, c) || mpt__json_refuse(a, otherwise);
-}
-
-/* After an element of a list that ends with `close`: whether that was the last. */
-static bool mpt__json_more(mpt__archive *a, uint8_t close, bool *done) {
-    *done = mpt__json_take(a, close);
-    return *done || mpt__json_expect(a, ',', "',' or the closing bracket expected");
-}
-
-/* A natural number below 2^63, without sign, fraction, exponent or leading zeros. */
-static bool mpt__json_natural(mpt__archive *a, int64_t *value) {
-    uint8_t c = mpt__json_peek(a);
-    size_t start = a->at;
-    *value = 0;
-    for (; c >= '0' && c <= '9'; a->at++, c = mpt__json_byte(a)) {
-        if (*value > (INT64_MAX - (c - '0')) / 10)
-            return mpt__json_refuse(a, "the number is too large");
-        *value = *value * 10 + (c - '0');
-        if (*value < 10 && a->at > start) return mpt__json_refuse(a, "a number begins with 0");
-    }
-    if (a->at == start || c == '.' || c == 'e' || c == 'E')
-        return mpt__json_refuse(a, "a whole number expected");
-    return true;
-}
-
-/* What follows "\u": four hexadecimal digits. */
-static bool mpt__json_hex(mpt__archive *a, uint32_t *value) {
-    *value = 0;
-    for (int i = 0; i < 4; i++, a->at++) {
-        uint8_t c = mpt__json_byte(a), letter = c | 0x20;
-        uint32_t digit = c >= '0' && c <= '9'             ? (uint32_t)(c - '0')
-                         : letter >= 'a' && letter <= 'f' ? (uint32_t)(letter - 'a' + 10)
-                                                          : 16;
-        if (digit > 15) return mpt__json_refuse(a, "four hexadecimal digits expected");
-        *value = *value << 4 | digit;
-    }
-    return true;
-}
-
-/* What follows a backslash. */
-static bool mpt__json_escape(mpt__archive *a, uint32_t *code) {
-    static const char escapes[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    uint8_t c = mpt__json_byte(a);
-    const char *found = c ? strchr(escapes, c) : NULL;
-    uint32_t low;
-    a->at++;
-    if (found) *code = (uint32_t)meanings[found - escapes];
-    if (found) return true;
-    if (c != 'u') return mpt__json_refuse(a, "an unknown escape");
-    if (!mpt__json_hex(a, code)) return false;
-    if (*code == 0) return mpt__json_refuse(a, "a NUL in a string");
-    if (*code < 0xd800 || *code > 0xdfff) return true;
-    if (*code > 0xdbff || a->header_bytes - a->at < 2 || a->header[a->at] != '\\' ||
-        a->header[a->at + 1] != 'u')
-        return mpt__json_refuse(a, "half of a surrogate pair");
-    a->at += 2;
-    if (!mpt__json_hex(a, &low)) return false;
-    if (low < 0xdc00 || low > 0xdfff) return mpt__json_refuse(a, "half of a surrogate pair");
-    *code = 0x10000 + ((*code - 0xd800) << 10) + (low - 0xdc00);
-    return true;
-}
-
-/* The code point at the place. */
-static bool mpt__utf8_decode(mpt__archive *a, uint32_t *code) {
-    const size_t length = mpt__utf8_read(a->header + a->at, a->header_bytes - a->at, code);
-    a->at += length;
-    return length > 0 || mpt__json_refuse(a, "a string is not valid UTF-8");
-}
-
-/* A string, decoded in place: no character is longer than its spelling. */
-static bool mpt__json_string(mpt__archive *a, mpt__span *string) {
-    if (!mpt__json_expect(a, '"', "a string expected")) return false;
-    string->text = a->header + a->at;
-    string->length = 0;
-    while (a->at < a->header_bytes) {
-        uint8_t c = a->header[a->at], out[4];
-        uint32_t code;
-        if (c == '"') {
-            a->at++;
-            return true;
-        }
-        if (c < 0x20) return mpt__json_refuse(a, "a control character in a string");
-        if (c == '\\') a->at++;
-        if (!(c == '\\' ? mpt__json_escape(a, &code) : mpt__utf8_decode(a, &code))) return false;
-        size_t length = mpt__utf8_write(code, out);
-        memcpy(string->text + string->length, out, length);
-        string->length += length;
-    }
-    return mpt__json_refuse(a, "a string without end");
-}
-
-/* A key with its colon. */
-static bool mpt__json_key(mpt__archive *a, mpt__span *key) {
-    return mpt__json_string(a, key) && mpt__json_expect(a, ':', "':' expected");
-}
-
-/* Names as bytes, the shorter one first where one begins the other. */
-static int mpt__span_compare(mpt__span a, mpt__span b) {
-    int order = memcmp(a.text, b.text, a.length < b.length ? a.length : b.length);
-    return order ? order : (a.length > b.length) - (a.length < b.length);
-}
-
-static bool mpt__span_is(mpt__span span, const char *text) {
-    return strlen(text) == span.length && memcmp(text, span.text, span.length) == 0;
-}
-
 /* ==== The header ==== */
+
+static bool mpt__archive_unequal(const mpt__archive *a, const char *text, int64_t expected,
+                                 int64_t got) {
+    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
+                       a->json.name, 8 + (int64_t)a->json.at, text, expected, got);
+}
 
 static bool mpt__parse_dtype(mpt__archive *a, mpt__entry *entry) {
     mpt__span name;
-    mpt__json_peek(a);
-    size_t start = a->at;
-    if (!mpt__json_string(a, &name)) return false;
+    mpt__json_peek(&a->json);
+    size_t start = a->json.at;
+    if (!mpt__json_string(&a->json, &name)) return false;
     for (entry->dtype = MPT_F32; entry->dtype < MPT__FILE_DTYPES; entry->dtype++)
         if (mpt__span_is(name, mpt__file_dtype_name(entry->dtype))) return true;
-    a->at = start;
-    return mpt__json_refuse(a, "an unknown dtype");
+    a->json.at = start;
+    return mpt__json_refuse(&a->json, "an unknown dtype");
 }
 
 static bool mpt__parse_shape(mpt__archive *a, mpt__entry *entry) {
     bool done;
-    mpt__json_peek(a);
-    entry->shape = (uint32_t)a->at;
+    mpt__json_peek(&a->json);
+    entry->shape = (uint32_t)a->json.at;
     entry->numel = 1;
-    if (!mpt__json_expect(a, '[', "a list of dimensions expected")) return false;
-    for (done = mpt__json_take(a, ']'); !done; entry->rank++) {
+    if (!mpt__json_expect(&a->json, '[', "a list of dimensions expected")) return false;
+    for (done = mpt__json_take(&a->json, ']'); !done; entry->rank++) {
         int64_t dim;
-        if (!mpt__json_natural(a, &dim)) return false;
-        if (entry->rank == UINT8_MAX) return mpt__json_refuse(a, "too many dimensions");
+        if (!mpt__json_natural(&a->json, &dim)) return false;
+        if (entry->rank == UINT8_MAX) return mpt__json_refuse(&a->json, "too many dimensions");
         if (dim > 0 && entry->numel > INT64_MAX / 64 / dim)
-            return mpt__json_refuse(a, "the dimensions multiply to too much");
+            return mpt__json_refuse(&a->json, "the dimensions multiply to too much");
         entry->numel *= dim;
-        if (!mpt__json_more(a, ']', &done)) return false;
+        if (!mpt__json_more(&a->json, ']', &done)) return false;
     }
     return true;
 }
 
 static bool mpt__parse_offsets(mpt__archive *a, mpt__entry *entry) {
     static const char otherwise[] = "two offsets expected";
-    return mpt__json_expect(a, '[', otherwise) && mpt__json_natural(a, &entry->begin) &&
-           mpt__json_expect(a, ',', otherwise) && mpt__json_natural(a, &entry->end) &&
-           mpt__json_expect(a, ']', otherwise);
+    return mpt__json_expect(&a->json, '[', otherwise) &&
+           mpt__json_natural(&a->json, &entry->begin) &&
+           mpt__json_expect(&a->json, ',', otherwise) && mpt__json_natural(&a->json, &entry->end) &&
+           mpt__json_expect(&a->json, ']', otherwise);
 }
 
 /* A tensor's object, with its size checked against its offsets. */
@@ -258,42 +117,43 @@ static bool mpt__parse_tensor(mpt__archive *a, mpt__entry *entry) {
                    {"shape", mpt__parse_shape},
                    {"data_offsets", mpt__parse_offsets}};
     int has = 0;
-    if (!mpt__json_expect(a, '{', "an object expected")) return false;
+    if (!mpt__json_expect(&a->json, '{', "an object expected")) return false;
     for (bool done = false; !done;) {
         mpt__span key;
         int field = 0;
-        mpt__json_peek(a);
-        size_t start = a->at;
-        if (!mpt__json_key(a, &key)) return false;
-        size_t value = a->at;
-        a->at = start;
+        mpt__json_peek(&a->json);
+        size_t start = a->json.at;
+        if (!mpt__json_key(&a->json, &key)) return false;
+        size_t value = a->json.at;
+        a->json.at = start;
         while (field < 3 && !mpt__span_is(key, fields[field].name)) field++;
         if (field == 3)
-            return mpt__json_refuse(a, "a key of a tensor is none of dtype, shape, data_offsets");
-        if (has & 1 << field) return mpt__json_refuse(a, "a key of a tensor comes twice");
-        a->at = value;
+            return mpt__json_refuse(&a->json,
+                                    "a key of a tensor is none of dtype, shape, data_offsets");
+        if (has & 1 << field) return mpt__json_refuse(&a->json, "a key of a tensor comes twice");
+        a->json.at = value;
         has |= 1 << field;
-        if (!fields[field].parse(a, entry) || !mpt__json_more(a, '}', &done)) return false;
+        if (!fields[field].parse(a, entry) || !mpt__json_more(&a->json, '}', &done)) return false;
     }
-    if (has != 7) return mpt__json_refuse(a, "a tensor lacks dtype, shape or data_offsets");
+    if (has != 7) return mpt__json_refuse(&a->json, "a tensor lacks dtype, shape or data_offsets");
     int64_t bits = entry->numel * mpt__file_dtype_bits(entry->dtype);
-    if (bits % 8 != 0) return mpt__json_refuse(a, "a tensor ends within a byte");
+    if (bits % 8 != 0) return mpt__json_refuse(&a->json, "a tensor ends within a byte");
     if (entry->begin > entry->end || entry->end > a->data_bytes)
-        return mpt__json_unequal(a, "the offsets of a tensor leave the data (its end)",
-                                 a->data_bytes, entry->end);
+        return mpt__archive_unequal(a, "the offsets of a tensor leave the data (its end)",
+                                    a->data_bytes, entry->end);
     if (entry->end - entry->begin != bits / 8)
-        return mpt__json_unequal(a, "the offsets of a tensor do not fit its shape (bytes)",
-                                 bits / 8, entry->end - entry->begin);
+        return mpt__archive_unequal(a, "the offsets of a tensor do not fit its shape (bytes)",
+                                    bits / 8, entry->end - entry->begin);
     return true;
 }
 
 /* Text about the file, by text: read and not kept. */
 static bool mpt__parse_metadata(mpt__archive *a) {
     mpt__span text;
-    if (!mpt__json_expect(a, '{', "an object expected")) return false;
-    for (bool done = mpt__json_take(a, '}'); !done;)
-        if (!mpt__json_key(a, &text) || !mpt__json_string(a, &text) ||
-            !mpt__json_more(a, '}', &done))
+    if (!mpt__json_expect(&a->json, '{', "an object expected")) return false;
+    for (bool done = mpt__json_take(&a->json, '}'); !done;)
+        if (!mpt__json_key(&a->json, &text) || !mpt__json_string(&a->json, &text) ||
+            !mpt__json_more(&a->json, '}', &done))
             return false;
     return true;
 }
@@ -301,23 +161,23 @@ static bool mpt__parse_metadata(mpt__archive *a) {
 /* Reads the header into the entries, in the order of the file. No recursion. */
 static bool mpt__archive_parse(mpt__archive *a) {
     bool has_metadata = false;
-    if (a->header[0] != '{') return mpt__json_refuse(a, "the header does not begin with '{'");
-    a->at = 1;
-    for (bool done = mpt__json_take(a, '}'); !done;) {
+    if (a->json.text[0] != '{')
+        return mpt__json_refuse(&a->json, "the header does not begin with '{'");
+    a->json.at = 1;
+    for (bool done = mpt__json_take(&a->json, '}'); !done;) {
         mpt__entry entry;
         memset(&entry, 0, sizeof entry);
-        if (!mpt__json_key(a, &entry.name)) return false;
+        if (!mpt__json_key(&a->json, &entry.name)) return false;
         bool metadata = mpt__span_is(entry.name, "__metadata__");
-        if (metadata && has_metadata) return mpt__json_refuse(a, "__metadata__ comes twice");
+        if (metadata && has_metadata) return mpt__json_refuse(&a->json, "__metadata__ comes twice");
         if (!(metadata ? mpt__parse_metadata(a) : mpt__parse_tensor(a, &entry))) return false;
         if (metadata)
             has_metadata = true;
         else
             a->entries[a->count++] = entry;
-        if (!mpt__json_more(a, '}', &done)) return false;
+        if (!mpt__json_more(&a->json, '}', &done)) return false;
     }
-    mpt__json_peek(a);
-    return a->at == a->header_bytes || mpt__json_refuse(a, "text after the header's end");
+    return mpt__json_end(&a->json);
 }
 
 /* ==== Order and holes ==== */
@@ -358,24 +218,24 @@ static bool mpt__archive_check(mpt__archive *a) {
     mpt__entries_sort(a->entries, a->count, false);
     for (int64_t i = 0; i < a->count; i++) {
         const mpt__entry *entry = &a->entries[i];
-        a->at = (size_t)(entry->name.text - a->header);
+        a->json.at = (size_t)(entry->name.text - a->json.text);
         if (entry->begin > filled)
-            return mpt__json_unequal(a, "a hole in the data before this tensor (byte)", filled,
-                                     entry->begin);
+            return mpt__archive_unequal(a, "a hole in the data before this tensor (byte)", filled,
+                                        entry->begin);
         if (entry->begin < filled)
-            return mpt__json_unequal(a, "this tensor overlaps another one (byte)", filled,
-                                     entry->begin);
+            return mpt__archive_unequal(a, "this tensor overlaps another one (byte)", filled,
+                                        entry->begin);
         filled = entry->end;
     }
-    a->at = 0;
+    a->json.at = 0;
     if (filled != a->data_bytes)
-        return mpt__json_unequal(a, "the tensors do not fill the data (bytes)", a->data_bytes,
-                                 filled);
+        return mpt__archive_unequal(a, "the tensors do not fill the data (bytes)", a->data_bytes,
+                                    filled);
     mpt__entries_sort(a->entries, a->count, true);
     for (int64_t i = 1; i < a->count; i++) {
-        a->at = (size_t)(a->entries[i].name.text - a->header);
+        a->json.at = (size_t)(a->entries[i].name.text - a->json.text);
         if (mpt__entry_compare(&a->entries[i - 1], &a->entries[i], true) == 0)
-            return mpt__json_refuse(a, "a tensor's name comes twice");
+            return mpt__json_refuse(&a->json, "a tensor's name comes twice");
     }
     return true;
 }
@@ -729,11 +589,11 @@ static const char *mpt__show_name(mpt__span name, char text[MPT__SHOWN_NAME]) {
 }
 
 static size_t mpt__archive_capacity(const mpt__archive *a) {
-    return (a->header_bytes / MPT__ENTRY_LEAST + 1) * sizeof *a->entries;
+    return (a->json.size / MPT__ENTRY_LEAST + 1) * sizeof *a->entries;
 }
 
 static void mpt__archive_free(mpt__archive *a) {
-    mpt__host_free(a->context, a->header, a->header_bytes);
+    mpt__host_free(a->context, a->json.text, a->json.size);
     mpt__host_free(a->context, a->entries, mpt__archive_capacity(a));
     mpt__host_free(a->context, a->own_data, (size_t)a->data_bytes);
 }
@@ -744,21 +604,23 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
         total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
     uint64_t size = mpt__load_little_endian(first, 8);
     if (size < 2 || size > (uint64_t)most)
-        return mpt__refuse_known(a->context, a->name, first, 8, MPT__KNOWN_ALL) &&
+        return mpt__refuse_known(a->context, a->json.name, first, 8, MPT__KNOWN_ALL) &&
                mpt__reject(a->context, MPT_ERROR_FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
-                           a->name, most, size);
-    a->header_bytes = (size_t)size;
+                           a->json.name, most, size);
+    a->json.base = &a->context->base;
+    a->json.size = (size_t)size;
+    a->json.before = 8;
     a->data_bytes = total - 8 - (int64_t)size;
-    a->header = (uint8_t *)mpt__host_new(a->context, a->header_bytes);
-    return a->header != NULL;
+    a->json.text = (uint8_t *)mpt__host_new(a->context, a->json.size);
+    return a->json.text != NULL;
 }
 
 static bool mpt__archive_too_short(const mpt__archive *a, int64_t total) {
     return total < 10 && !mpt__reject(a->context, MPT_ERROR_FORMAT,
                                       "%s: no safetensors file: %lld bytes, at least 10 expected",
-                                      a->name, total);
+                                      a->json.name, total);
 }
 
 /* Reads and checks the header, before any data is read. */
@@ -772,7 +634,7 @@ static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
     uint8_t first[8];
     if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, sizeof first) ||
         !mpt__archive_begin(a, first, file->size) ||
-        !mpt__reader_read(file, a->header, a->header_bytes) || !mpt__archive_open(a))
+        !mpt__reader_read(file, a->json.text, a->json.size) || !mpt__archive_open(a))
         return false;
     if (a->data_bytes == 0) return true;
     a->data = a->own_data = (uint8_t *)mpt__host_new(a->context, (size_t)a->data_bytes);
@@ -782,18 +644,18 @@ static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
 static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_t bytes) {
     int64_t total = bytes > PTRDIFF_MAX ? -1 : (int64_t)bytes;
     if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, total)) return false;
-    memcpy(a->header, data + 8, a->header_bytes);
-    a->data = data + 8 + a->header_bytes;
+    memcpy(a->json.text, data + 8, a->json.size);
+    a->data = data + 8 + a->json.size;
     return mpt__archive_open(a);
 }
 
 /* The dimensions of an entry; those beyond the eighth are counted in its rank alone. */
 static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
     mpt_shape shape = MPT_SCALAR;
-    a->at = entry->shape + 1;
-    for (; shape.rank < entry->rank && shape.rank < MPT_MAX_RANK; shape.rank++, a->at++) {
-        mpt__json_natural(a, &shape.dim[shape.rank]);
-        mpt__json_peek(a);
+    a->json.at = entry->shape + 1;
+    for (; shape.rank < entry->rank && shape.rank < MPT_MAX_RANK; shape.rank++, a->json.at++) {
+        mpt__json_natural(&a->json, &shape.dim[shape.rank]);
+        mpt__json_peek(&a->json);
     }
     return shape;
 }
@@ -845,7 +707,7 @@ static bool mpt__copy_check(mpt__copy *copy) {
                 return mpt__reject(copy->archive->context, MPT_ERROR_NUMERIC,
                                    "%s: element %lld of %s is %g, beyond the range of the "
                                    "parameter's %s",
-                                   copy->archive->name, first + (int64_t)i, copy->path, value,
+                                   copy->archive->json.name, first + (int64_t)i, copy->path, value,
                                    mpt__dtype_info[copy->to].name);
         }
     }
@@ -904,16 +766,16 @@ static bool mpt__load_check(mpt__copy *copy) {
     if (!same) {
         mpt_shape got = mpt__archive_shape(a, entry);
         bool renamed = !mpt__span_is(entry->name, copy->path);
-        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S", a->name,
-                           mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
-                           renamed ? copy->path : "", &got,
+        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S",
+                           a->json.name, mpt__show_name(entry->name, shown),
+                           renamed ? ", renamed to " : "", renamed ? copy->path : "", &got,
                            entry->transpose ? ", to be transposed" : "",
                            entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
     }
     bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
     if (!mpt__elements_known(copy->from) || !converts)
         return mpt__reject(a->context, MPT_ERROR_DTYPE,
-                           "%s: %s is %s, which does not convert to %s", a->name, copy->path,
+                           "%s: %s is %s, which does not convert to %s", a->json.name, copy->path,
                            mpt__file_dtype_name(entry->dtype), mpt__dtype_info[copy->to].name);
     return mpt__copy_check(copy);
 }
@@ -926,8 +788,8 @@ static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__e
     char shown[MPT__SHOWN_NAME];
     if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
         return mpt__reject(a->context, MPT_ERROR_FORMAT,
-                           "%s: %s becomes %s, and so does another tensor of the file", a->name,
-                           mpt__show_name(entry->name, shown), weight->path);
+                           "%s: %s becomes %s, and so does another tensor of the file",
+                           a->json.name, mpt__show_name(entry->name, shown), weight->path);
     weight->parts = entry->parts;
     weight->seen |= bit;
     entry->weight = found->begin + 1;
@@ -952,7 +814,7 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
         if (entry->ignored) continue;
         if (!mpt__load_rename(config, entry, &name, room))
             return mpt__reject(a->context, MPT_ERROR_ARGUMENT,
-                               "%s: the renames make more than %d bytes of %s", a->name,
+                               "%s: the renames make more than %d bytes of %s", a->json.name,
                                MPT__LOAD_NAME, mpt__show_name(entry->name, shown));
         found = mpt__entries_find(paths, weights->count, name);
         if (found && !mpt__load_place(a, weights, entry, found)) return false;
@@ -986,7 +848,7 @@ static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
                        "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s"
                        "%s; of mpt_load_config, strict = false takes what fits, and renames and "
                        "ignore tell about names",
-                       a->name, missing, missing ? ", first " : "", first_missing, extra,
+                       a->json.name, missing, missing ? ", first " : "", first_missing, extra,
                        extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
 }
 
@@ -1029,7 +891,7 @@ static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, 
                             const mpt_load_config *config, int *loaded) {
     memset(a, 0, sizeof *a);
     a->context = module.context;
-    a->name = name;
+    a->json.name = name;
     if (loaded) *loaded = 0;
     return mpt__enter(a->context, op) && mpt__module_at(a->context, module) &&
            (!config || mpt__load_config_good(a->context, config));
