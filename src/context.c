@@ -21,43 +21,9 @@ MPTRAIN_API mpt_config mpt_config_default(void) {
     return config;
 }
 
-/* ==== Names ==== */
-
-static const char *const mpt__status_names[] = {"ok",
-                                                "bad argument",
-                                                "shapes do not fit",
-                                                "dtypes do not fit",
-                                                "bad handle",
-                                                "wrong state",
-                                                "out of memory",
-                                                "input or output failed",
-                                                "bad format",
-                                                "index out of range",
-                                                "numeric",
-                                                "unsupported",
-                                                "device failed",
-                                                "thread"};
-
-MPTRAIN_API const char *mpt_status_name(mpt_status status) {
-    return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
-}
-
-MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) {
-    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT ? mpt__dtype_info[dtype].name : "none";
-}
-
-MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) {
-    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT ? mpt__dtype_info[dtype].bytes : 0;
-}
-
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa) {
     const mpt__cpu_level *level = mpt__cpu_find_level(isa);
     return level ? level->name : "auto";
-}
-
-MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
-    return kind >= MPT_MEMORY_PARAMETER && kind < MPT_MEMORY_KINDS ? mpt__memory_kind_text(kind)
-                                                                   : "unknown";
 }
 
 /* ==== Making ==== */

@@ -345,8 +345,8 @@ TEST(sizes_beyond_all_memory) {
     CHECK_CONTAINS(base.message, SIZE_MAX > UINT32_MAX ? "asked for 8 EiB for data beyond the"
                                                        : "asked for 2 GiB for data beyond the");
     CHECK_CONTAINS(base.message, "memory_limit of 1000 bytes");
-    CHECK_EQ_STR(mpt__memory_kind_text(MPT_MEMORY_DATA), "data");
-    CHECK_EQ_STR(mpt__memory_kind_text((mpt_memory_kind)MPT_MEMORY_KINDS), "unknown");
+    CHECK_EQ_STR(mpt_memory_kind_name(MPT_MEMORY_DATA), "data");
+    CHECK_EQ_STR(mpt_memory_kind_name((mpt_memory_kind)MPT_MEMORY_KINDS), "unknown");
 }
 
 TEST(half_a_callback_group_is_an_error) {

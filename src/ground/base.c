@@ -63,6 +63,25 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     mpt__log_write(base, level, message);
 }
 
+static const char *const mpt__status_names[] = {"ok",
+                                                "bad argument",
+                                                "shapes do not fit",
+                                                "dtypes do not fit",
+                                                "bad handle",
+                                                "wrong state",
+                                                "out of memory",
+                                                "input or output failed",
+                                                "bad format",
+                                                "index out of range",
+                                                "numeric",
+                                                "unsupported",
+                                                "device failed",
+                                                "thread"};
+
+MPTRAIN_API const char *mpt_status_name(mpt_status status) {
+    return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
+}
+
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
    `status`, also when an earlier error stays. The log hears the first one. */
 static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
@@ -154,7 +173,7 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "activation", "data",   "batch", "workspace", "host"};
 
 /* "parameter", "master", ...: the words of every report. */
-static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
+MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
 }
 
@@ -185,12 +204,12 @@ static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t b
                          "out of memory: asked for %B for %s beyond the "
                          "memory_limit of %B; %B held, %B in use%s; try a smaller batch, "
                          "mpt_memory_trim or a higher memory_limit",
-                         wanted, mpt__memory_kind_text(kind), base->memory_limit, memory->held,
+                         wanted, mpt_memory_kind_name(kind), base->memory_limit, memory->held,
                          memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
                      "out of memory: %s refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
-                     who, wanted, mpt__memory_kind_text(kind), memory->held, memory->total_current,
+                     who, wanted, mpt_memory_kind_name(kind), memory->held, memory->total_current,
                      use);
 }
 

@@ -46,6 +46,15 @@ static const mpt__dtype_row mpt__dtype_info[MPT_DTYPE_COUNT] = {
     {"bool", "BOOL", 1, false, 0, 1.0, 1.0, 1.0},
 };
 
+/* Of what is no dtype the first row, "none" of 0 bytes. */
+static const mpt__dtype_row *mpt__dtype_row_of(mpt_dtype dtype) {
+    return &mpt__dtype_info[(unsigned)dtype < MPT_DTYPE_COUNT ? dtype : MPT_DTYPE_NONE];
+}
+
+MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->name; }
+
+MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->bytes; }
+
 /* ==== Bits ==== */
 
 /* mpt__f32_bits, mpt__f32_from_bits, and the same for f64. */
