@@ -152,30 +152,6 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
 }
 
-/* In a step or scope without the host, so that a captured step can; what is in between ends with
-   it. */
-MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
-    if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
-    if (count < 0 || count > INT64_MAX / 16)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                           count);
-    mpt_tensor counted;
-    if (context->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
-        counted = mpt_cumsum(mpt_ones(context, MPT_F32, MPT_SHAPE(count)), 0);
-        counted = mpt_cast(mpt_add_scalar_(counted, -1.0), MPT_I64);
-    } else {
-        int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
-        if (!values) return mpt__null(context);
-        for (int64_t i = 0; i < count; i++) values[i] = i;
-        counted = mpt_from(context, MPT_I64, MPT_SHAPE(count), values);
-        mpt__host_free(context, values, (size_t)(count + 1) * sizeof *values);
-    }
-    if (dtype == MPT_I64) return counted;
-    mpt_tensor cast = mpt_cast(counted, dtype);
-    mpt_release(counted);
-    return cast;
-}
-
 MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 void *data) {
     if (!mpt__enter(context, "mpt_wrap")) return mpt__null(context);
