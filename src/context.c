@@ -382,7 +382,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
     mpt__running_settle(context, false);
-    mpt__anomaly_stop(context);
+    mpt__anomaly_stop(context, NULL, NULL);
     const mpt__recording *stopped = mpt__recorder_stop(context);
     if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;

@@ -86,7 +86,8 @@ static void mpt__anomaly_launch(mpt_context *context, void *user, const void *wh
 }
 
 /* Ends the recording of a step, if it is this mode's. */
-static void mpt__anomaly_stop(mpt_context *context) {
+static void mpt__anomaly_stop(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
     if (!context->recorder || !context->recorder->own) return;
     const mpt__recording *recorder = mpt__recorder_stop(context);
     mpt__listen_no_more(context, MPT__LAUNCHED, mpt__anomaly_launch);
@@ -286,8 +287,9 @@ static bool mpt__gradients_failed(mpt_context *context) {
     return false;
 }
 
-static void mpt__anomaly_look(mpt_context *context) {
-    mpt__anomaly *anomaly = context->anomaly;
+static void mpt__anomaly_look(mpt_context *context, void *user, const void *what) {
+    mpt__anomaly *anomaly = (mpt__anomaly *)user;
+    (void)what;
     if (!context->recorder || !context->recorder->own || context->recorder->failed ||
         anomaly->count == 0 || anomaly->looked || context->base.status != MPT_OK ||
         !(anomaly->lost || mpt__gradients_failed(context)))
@@ -298,30 +300,20 @@ static void mpt__anomaly_look(mpt_context *context) {
 
 /* ==== API ==== */
 
-static void mpt__anomaly_ends(mpt_context *context, void *user, const void *what) {
-    (void)user, (void)what;
-    mpt__anomaly_look(context);
-}
-
-static void mpt__anomaly_over(mpt_context *context, void *user, const void *what) {
-    (void)user, (void)what;
-    mpt__anomaly_stop(context);
-}
-
 static const struct {
     mpt__event event;
     mpt__hear hear;
 } mpt__anomaly_hears[] = {{MPT__STEP_BEGAN, mpt__anomaly_start},
                           {MPT__LOSS_KNOWN, mpt__anomaly_loss},
-                          {MPT__STEP_ENDS, mpt__anomaly_ends},
-                          {MPT__STEP_ENDED, mpt__anomaly_over},
-                          {MPT__RECORDING_ASKED, mpt__anomaly_over}};
+                          {MPT__GRADIENTS_DONE, mpt__anomaly_look},
+                          {MPT__STEP_ENDED, mpt__anomaly_stop},
+                          {MPT__RECORDING_ASKED, mpt__anomaly_stop}};
 #define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
 
 static void mpt__anomaly_free(mpt_context *context) {
     mpt__anomaly *anomaly = context->anomaly;
     if (!anomaly) return;
-    mpt__anomaly_stop(context);
+    mpt__anomaly_stop(context, NULL, NULL);
     for (int i = 0; i < MPT__ANOMALY_HEARS; i++)
         mpt__listen_no_more(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
     mpt__room_free(context, anomaly->findings, anomaly->capacity);

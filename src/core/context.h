@@ -264,7 +264,7 @@ typedef struct mpt__scoped {
 typedef enum mpt__event {
     MPT__LAUNCHED,        /* a launch (mpt__launch) has run */
     MPT__STEP_BEGAN,      /* nothing */
-    MPT__STEP_ENDS,       /* nothing; the tensors of the step are still there */
+    MPT__GRADIENTS_DONE,  /* nothing; an update is about to read them, or the step ends */
     MPT__STEP_SETTLES,    /* nothing; what is kept back until a step was good may be made to last */
     MPT__STEP_ENDED,      /* nothing; its tensors are gone */
     MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
@@ -390,7 +390,7 @@ struct mpt_context {
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
     int64_t host_writes;             /* uploads so far */
-    struct mpt__captured *sliced;    /* the captured step that stands between two launches */
+    uint32_t sliced; /* slot of the captured step that stands between two launches; 0 = none */
     mpt__tracer tracer;
     mpt__printer printer;
     mpt_counters counters;

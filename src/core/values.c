@@ -76,7 +76,7 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
-    mpt__tell(context, MPT__STEP_ENDS, NULL);
+    mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
     mpt__tell(context, MPT__STEP_SETTLES, NULL);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;

@@ -55,7 +55,7 @@ static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
 
 /* Gives back all that recording took: the next call is as the second one was. */
 static void mpt__captured_forget(mpt_context *context, mpt__captured *captured) {
-    if (context->sliced == captured) context->sliced = NULL;
+    if (context->sliced == captured->id.slot) context->sliced = 0;
     mpt__graph_free(context, captured);
     if (captured->recording) {
         mpt__replay_memory(context, captured->recording, false);
@@ -96,7 +96,7 @@ MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
     if (captured && handle.context->capturing)
         return mpt__error(handle.context, MPT_ERROR_STATE,
                           "a step is being recorded; end it before");
-    if (captured && handle.context->sliced == captured) mpt__slice_end(handle.context);
+    if (captured && handle.context->sliced == handle.slot) mpt__slice_end(handle.context);
     if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
     return mpt__status_of(handle.context);
 }
@@ -452,14 +452,14 @@ static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, 
     const mpt__recording *recording = captured->recording;
     const mpt_clock *clock = &context->base.clock;
     double start = clock->now(clock->user);
-    context->sliced = NULL; /* so an error ends it, too */
+    context->sliced = 0; /* so an error ends it, too */
     while (captured->next < recording->count && context->base.status == MPT_OK) {
         mpt__replay_launch(context, recording, captured->next++);
         if (!(clock->now(clock->user) - start < seconds)) break;
     }
     if (context->base.status != MPT_OK || captured->next == recording->count)
         return mpt__repeat_end(context, captured);
-    context->sliced = captured;
+    context->sliced = captured->id.slot;
     captured->seen_state = mpt__held_state(context, recording);
     return MPT_OK;
 }
@@ -496,12 +496,13 @@ static bool mpt__launch_lasts(const mpt_context *context, const mpt__launch *lau
 
 /* Gives up a step between two launches; once it has changed what lasts it is done to its end. */
 static void mpt__slice_end(mpt_context *context) {
-    mpt__captured *captured = context->sliced;
     bool changed = false;
-    if (!captured) return;
+    if (!context->sliced) return;
+    mpt__captured *captured =
+        (mpt__captured *)context->objects[MPT__CAPTURED].rows[context->sliced].object;
     for (int64_t i = 0; i < captured->next && !changed; i++)
         changed = mpt__launch_lasts(context, &captured->recording->launches[i]);
-    context->sliced = NULL;
+    context->sliced = 0;
     if (changed)
         mpt__slice_run(context, captured, (double)INFINITY);
     else
@@ -613,7 +614,7 @@ MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_ten
     if (captured && !(seconds >= 0.0))
         status =
             mpt__error(context, MPT_ERROR_ARGUMENT, "seconds = %g: expected 0 or more", seconds);
-    else if (captured && context->sliced == captured)
+    else if (captured && context->sliced == handle.slot)
         status = mpt__slice_go_on(context, captured, seconds);
     else if (captured && mpt__no_slice(context))
         status = mpt__captured_begin(captured, context, given, seconds);

@@ -388,7 +388,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
         if (mpt__averages_applied(context, optimizer->states[i].block))
             return mpt__error(context, MPT_ERROR_STATE,
                               "the module's values are averages; call mpt_ema_restore first");
-    if (context->anomaly) mpt__anomaly_look(context);
+    mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
     uint8_t phase = context->launch.phase;
     context->launch.phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
