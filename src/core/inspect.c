@@ -1,5 +1,6 @@
 /* ---------------------------------------------------------------------------------------------
- * core/inspect.c: wrappers of the launch entry: printer, NaN tracer, recorder; metrics.
+ * core/inspect.c: what a context tells: launches printed, searched for NaN, recorded; counters,
+ * metrics, device, memory, errors.
  * ------------------------------------------------------------------------------------------- */
 #ifndef MPT__CORE_INSPECT_INCLUDED
 #define MPT__CORE_INSPECT_INCLUDED
@@ -7,22 +8,6 @@
 #include "core/autograd.c"
 
 /* ==== What this room and those above share ==== */
-
-/* Text that grows in a caller's buffer. */
-static mpt__text mpt__text_make(char *out, size_t size) {
-    mpt__text text;
-    text.out = out, text.size = out ? size : 0, text.length = 0;
-    if (text.size) out[0] = '\0';
-    return text;
-}
-
-static void mpt__write_text(mpt__text *text, const char *format, ...) {
-    char *at = text->length < text->size ? text->out + text->length : NULL;
-    va_list arguments;
-    va_start(arguments, format);
-    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
-    va_end(arguments);
-}
 
 static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
     mpt_shape shape;
@@ -516,6 +501,129 @@ MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) 
     mpt__scalar_set_f(context, metric->sum_slot, 0.0);
     mpt__scalar_set_i(context, metric->count_slot, 0);
     return context->base.status;
+}
+
+/* ==== What a context is and holds ==== */
+
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
+    return context ? context->config.isa : MPT_ISA_AUTO;
+}
+MPTRAIN_API int mpt_get_threads(mpt_context *context) {
+    if (!context) return 0;
+    return context->pool ? mpt__pool_threads(context->pool) : 1;
+}
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
+    return context ? context->config.device : MPT_DEVICE_AUTO;
+}
+MPTRAIN_API const char *mpt_device_name(mpt_context *context) {
+    if (!context) return "none";
+    return context->config.device == MPT_DEVICE_CPU ? "CPU" : context->backend.name;
+}
+
+MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
+    mpt_device_info info;
+    memset(&info, 0, sizeof info);
+    if (!context) return info;
+    info.device = context->config.device;
+    info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
+    const mpt_isa isa = context->config.isa;
+    info.fast_half =
+        isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
+    mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
+    if (context->backend.describe) context->backend.describe(context->backend.self, &info);
+    return info;
+}
+
+MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason) {
+    mpt_device_info info = mpt_get_device_info(context);
+    bool gpu = info.device == MPT_DEVICE_CUDA;
+    mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
+    const char *why = "there is no context";
+    if (context)
+        why = precision == MPT_F16    ? "this GPU's Tensor Cores multiply fp16, but not bf16"
+              : precision == MPT_BF16 ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range "
+                                              "is that of fp32"
+                                            : "this CPU multiplies bf16 faster than fp32, whose "
+                                              "range it has"
+              : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
+                    : "the CPU's kernels in use multiply in fp32: halves would save memory, not "
+                      "time";
+    if (reason) *reason = why;
+    return precision;
+}
+
+MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
+    if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    context->tf32 = tf32 && (backend->benchmark || context->config.isa == MPT_ISA_AMX);
+    if (!backend->benchmark) return MPT_OK;
+    backend->benchmark(backend->self, benchmark, tf32);
+    context->timed_products = benchmark;
+    return MPT_OK;
+}
+
+MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity) {
+    if (text && capacity > 0) *text = '\0';
+    if (!mpt__enter(context, "mpt_benchmark_text") || !context->backend.benchmark_text) return 0;
+    return context->backend.benchmark_text(context->backend.self, text, text ? capacity : 0);
+}
+
+MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
+    if (!mpt__enter(context, "mpt_benchmark_read")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    if (!text) return mpt__error(context, MPT_ERROR_ARGUMENT, "text is NULL");
+    if (!backend->benchmark_read) return MPT_OK;
+    mpt_status status = backend->benchmark_read(backend->self, text);
+    if (status == MPT_ERROR_UNSUPPORTED)
+        mpt__log(&context->base, MPT_LOG_INFO, "mpt_benchmark_read: %s", backend->error);
+    else if (status != MPT_OK)
+        return mpt__error(context, status, "%s", backend->error);
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
+    mpt__wait(context);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context) {
+    mpt_memory_stats none;
+    memset(&none, 0, sizeof none);
+    return context ? context->base.memory : none;
+}
+
+MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context) {
+    if (!context) return;
+    mpt_memory_stats *memory = &context->base.memory;
+    for (int i = 0; i < MPT_MEMORY_KINDS; i++) memory->peak[i] = memory->current[i];
+    memory->total_peak = memory->total_current;
+}
+
+MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
+    if (mpt__enter_anyway(context, "mpt_memory_trim")) mpt__pool_trim(context);
+}
+
+/* ==== Errors ==== */
+
+/* The status, of a child after fork an error. */
+static mpt_status mpt__status_now(mpt_context *context) {
+    if (context->base.status == MPT_OK && mpt__forked_fast(&context->base))
+        mpt__not_forked(context);
+    return context->base.status;
+}
+
+MPTRAIN_API bool mpt_failed(mpt_context *context) {
+    return !context || mpt__status_now(context) != MPT_OK;
+}
+
+MPTRAIN_API const char *mpt_error(mpt_context *context) {
+    if (!context) return mpt__create_error();
+    return mpt__status_now(context) != MPT_OK ? context->base.message : "";
+}
+
+MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
+    return context ? mpt__status_now(context) : MPT_ERROR_HANDLE;
 }
 
 #endif

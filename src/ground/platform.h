@@ -590,4 +590,20 @@ static size_t mpt__format_text(char *out, size_t size, const char *format, ...) 
     return length;
 }
 
+/* Text that grows in a caller's buffer. */
+static mpt__text mpt__text_make(char *out, size_t size) {
+    mpt__text text;
+    text.out = out, text.size = out ? size : 0, text.length = 0;
+    if (text.size) out[0] = '\0';
+    return text;
+}
+
+static void mpt__write_text(mpt__text *text, const char *format, ...) {
+    char *at = text->length < text->size ? text->out + text->length : NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
+    va_end(arguments);
+}
+
 #endif
