@@ -64,6 +64,7 @@ MPT__END_LEVEL
 #include "core/autocast.c"
 #include "core/autograd.c"
 MPT__BEGIN_COLD
+#include "core/recorder.c"
 #include "core/inspect.c"
 #include "core/values.c"
 #include "core/anomaly.c"
@@ -98,7 +99,7 @@ MPT__BEGIN_DATA
 MPT__END_LEVEL
 MPT__BEGIN_COLD
 #include "data/array.c"
-#include "data/picture.c"
+#include "data/decode.c"
 #include "data/image.c"
 MPT__END_LEVEL
 MPT__BEGIN_DATA
@@ -108,7 +109,7 @@ MPT__BEGIN_COLD
 #include "data/loader.c"
 MPT__END_LEVEL
 MPT__BEGIN_COLD
-#include "nn/tree.c"
+#include "nn/layers.c"
 #include "nn/init.c"
 MPT__END_LEVEL
 #include "nn/module.c"

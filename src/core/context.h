@@ -383,7 +383,7 @@ struct mpt_context {
     /* Where an answer is wanted there is one owner at most. The recorder's: keeps the id of a
        storage that was given back from being used again. */
     void (*retire)(mpt_context *context, uint32_t storage);
-    struct mpt__recording *recorder; /* core/inspect.c */
+    struct mpt__recording *recorder; /* core/recorder.c */
     bool found_gradients; /* has_grad of before has mattered; graph/capture.c resets it */
     struct mpt__anomaly *anomaly;    /* core/anomaly.c; NULL: off */
     bool timed_products, tf32;       /* mpt_benchmark */

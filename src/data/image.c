@@ -9,7 +9,7 @@
 #ifndef MPT__DATA_IMAGE_INCLUDED
 #define MPT__DATA_IMAGE_INCLUDED
 
-#include "data/picture.c"
+#include "data/decode.c"
 
 MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
     mpt_image_config config;

@@ -7,7 +7,7 @@
 #ifndef MPT__NN_INIT_INCLUDED
 #define MPT__NN_INIT_INCLUDED
 
-#include "nn/tree.c"
+#include "nn/layers.c"
 
 MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
     mpt_init init;

@@ -1,5 +1,5 @@
 /* ---------------------------------------------------------------------------------------------
- * data/picture.c: files of pictures, walked through before stb_image sees them.
+ * data/decode.c: files of pictures, walked through before stb_image sees them.
  *
  * stb_image trusts much of what a file says: tables that were never defined, counts larger than
  * its arrays, palettes shorter than their indices. So each file is read twice: first its structure
@@ -8,8 +8,8 @@
  * otherwise use memory that it never wrote or bits that are not there. What it reads passes the
  * checksums of PNG chunks and, with a manifest, SHA-256.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__DATA_PICTURE_INCLUDED
-#define MPT__DATA_PICTURE_INCLUDED
+#ifndef MPT__DATA_DECODE_INCLUDED
+#define MPT__DATA_DECODE_INCLUDED
 
 #include "data/transform.c"
 

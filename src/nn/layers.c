@@ -1,8 +1,8 @@
 /* ---------------------------------------------------------------------------------------------
- * nn/tree.c: what a module is, and the table of layers.
+ * nn/layers.c: what a module is, and the table of layers.
  * ------------------------------------------------------------------------------------------- */
-#ifndef MPT__NN_TREE_INCLUDED
-#define MPT__NN_TREE_INCLUDED
+#ifndef MPT__NN_LAYERS_INCLUDED
+#define MPT__NN_LAYERS_INCLUDED
 
 #include "ops/table.c"
 

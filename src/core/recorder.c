@@ -1,0 +1,241 @@
+/* ---------------------------------------------------------------------------------------------
+ * core/recorder.c: recordings of launches, and their replay.
+ *
+ * A recording owns copies of launches. Storages that were there before it began are held by
+ * reference and replayed in place; storages made inside keep their ids for the recording alone, and
+ * replay gives them memory of its own.
+ * ------------------------------------------------------------------------------------------- */
+#ifndef MPT__CORE_RECORDER_INCLUDED
+#define MPT__CORE_RECORDER_INCLUDED
+
+#include "core/autograd.c"
+
+typedef struct mpt__ids {
+    uint32_t *id;
+    int64_t count, capacity;
+} mpt__ids;
+
+static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
+    if (!mpt__room(context, ids->id, ids->capacity, ids->count + 1)) return false;
+    ids->id[ids->count++] = id;
+    return true;
+}
+
+static void mpt__ids_free(mpt_context *context, mpt__ids *ids) {
+    mpt__room_free(context, ids->id, ids->capacity);
+    memset(ids, 0, sizeof *ids);
+}
+
+typedef struct mpt__recording {
+    mpt__id id;
+    mpt__launch *launches;
+    int64_t count, capacity;
+    int64_t storages_before;
+    mpt__ids retired; /* given back while recording */
+    mpt__ids held;    /* outlive the recording, with a reference each */
+    mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
+    bool failed;
+    bool own; /* anomaly mode's */
+} mpt__recording;
+
+MPT__HANDLES(recording, MPT__RECORDING)
+
+static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
+    mpt__recording *recorder = context->recorder;
+    if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
+}
+
+/* The step being recorded updates this optimizer or scaler. */
+static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
+    mpt__recording *recorder = context->recorder;
+    if (!recorder) return;
+    if (!mpt__ids_add(context, &recorder->work, (uint32_t)kind) ||
+        !mpt__ids_add(context, &recorder->work, id->slot) ||
+        !mpt__ids_add(context, &recorder->work, id->generation))
+        recorder->failed = true;
+}
+
+/* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
+static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
+                               const mpt__launch *launch, int64_t limit) {
+    for (int i = 0; i < launch->n_operands; i++) {
+        uint32_t id = launch->operand[i].storage;
+        bool known = !id || (int64_t)id >= limit || !context->storages[id].live;
+        for (int64_t h = 0; h < recorder->held.count && !known; h++)
+            known = recorder->held.id[h] == id;
+        if (known) continue;
+        if (mpt__ids_add(context, &recorder->held, id)) {
+            mpt__storage_retain(context, id);
+            context->storages[id].recordings++;
+        } else {
+            recorder->failed = true;
+        }
+    }
+}
+
+/* What was there before is held from its first use on: it must still be there at replay. */
+static void mpt__record_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
+    mpt__recording *recorder = (mpt__recording *)user;
+    if (context->unrecorded) return;
+    if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
+        recorder->failed = true;
+        return;
+    }
+    recorder->launches[recorder->count++] = *launch;
+    mpt__recorder_hold(context, recorder, launch, recorder->storages_before);
+}
+
+static void mpt__recorder_free(mpt_context *context, void *object) {
+    mpt__recording *recorder = (mpt__recording *)object;
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        context->storages[recorder->held.id[i]].recordings--;
+        mpt__storage_release(context, recorder->held.id[i]);
+    }
+    for (int64_t i = 0; i < recorder->retired.count; i++)
+        mpt__storage_spare(context, recorder->retired.id[i]);
+    mpt__room_free(context, recorder->launches, recorder->capacity);
+    mpt__ids_free(context, &recorder->retired);
+    mpt__ids_free(context, &recorder->held);
+    mpt__ids_free(context, &recorder->work);
+}
+
+/* Anomaly mode leaves a step in which the user has recordings alone. */
+static bool mpt__recorder_idle(mpt_context *context) {
+    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
+    if (context->recorder)
+        mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
+    return !context->recorder;
+}
+
+static mpt_status mpt__recorder_start(mpt_context *context) {
+    mpt__recording *recorder =
+        (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
+    if (!recorder) return context->base.status;
+    recorder->storages_before = context->storage_count;
+    if (mpt__listen(context, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
+        mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+        return context->base.status;
+    }
+    context->device_step = -1; /* so that the recording sets it */
+    context->recorder = recorder;
+    context->retire = mpt__recorder_retire;
+    for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
+        mpt__block *block = &context->blocks[i];
+        uint32_t version = block->live ? context->storages[block->values].version : 0;
+        block->form_version[0] = block->form_version[1] = version - 1;
+    }
+    /* From here on no id is used twice: the free ones wait until the end. */
+    context->recorded_free_storage = context->free_storage;
+    context->free_storage = 0;
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    return mpt__recorder_idle(context) ? mpt__recorder_start(context) : context->base.status;
+}
+
+/* Stops recording, if one is under way; the free ids of before are free again. */
+static mpt__recording *mpt__recorder_stop(mpt_context *context) {
+    mpt__recording *recorder = context->recorder;
+    if (!recorder) return NULL;
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__record_launch);
+    uint32_t *last = &context->free_storage;
+    while (*last) last = &context->storages[*last].next_free;
+    *last = context->recorded_free_storage;
+    context->recorder = NULL;
+    context->retire = NULL;
+    return recorder;
+}
+
+MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
+    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
+    mpt__recording *recorder = mpt__recorder_stop(context);
+    if (!recorder)
+        mpt__error(context, MPT_ERROR_STATE,
+                   "no recording is under way; mpt_record_begin starts one");
+    for (int64_t i = 0; recorder && i < recorder->count; i++)
+        mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
+    if (!recorder || !recorder->failed) return mpt__recording_handle(context, recorder);
+    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+    return mpt__recording_handle(context, NULL);
+}
+
+/* Gives every retired id memory again (`give` true) or takes it back. */
+static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, bool give) {
+    for (int64_t i = 0; i < recorder->retired.count; i++) {
+        uint32_t id = recorder->retired.id[i];
+        mpt__storage *storage = &context->storages[id];
+        int size_class = 0;
+        if (give) {
+            void *data = mpt__pool_take(context, storage->bytes > 0 ? storage->bytes : 1,
+                                        MPT_MEMORY_ACTIVATION, &size_class);
+            if (!data) return false;
+            context->data[id] = data;
+            storage = &context->storages[id]; /* the pool may have moved the table */
+            storage->live = 1;
+            storage->size_class = (uint16_t)size_class;
+            mpt__account(&context->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
+        } else if (context->data[id]) {
+            mpt__account_less(&context->base, MPT_MEMORY_ACTIVATION,
+                              mpt__class_bytes(storage->size_class));
+            mpt__pool_give(context, context->data[id], storage->size_class);
+            context->data[id] = NULL;
+            storage->live = 0;
+        }
+    }
+    return true;
+}
+
+/* What was held has new values, as far as anybody knows. */
+static void mpt__replay_versions(mpt_context *context, const mpt__recording *recorder) {
+    for (int64_t i = 0; i < recorder->held.count; i++) {
+        context->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(context, recorder->held.id[i]);
+    }
+}
+
+static void mpt__replay_launch(mpt_context *context, const mpt__recording *recorder, int64_t i) {
+    mpt__launch launch = recorder->launches[i];
+    mpt__submit(context, &launch);
+}
+
+/* The launches of a recording whose storages have memory. */
+static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
+    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++)
+        mpt__replay_launch(context, recorder, i);
+}
+
+MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
+    mpt_context *context = recording.context;
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
+    if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
+        return mpt__status_of(context);
+    for (int64_t i = 0; i < recorder->held.count; i++)
+        if (context->storages[recorder->held.id[i]].live == 2)
+            return mpt__error(context, MPT_ERROR_STATE,
+                              "mpt_half has moved parameters since the recording; record anew");
+    bool ready = mpt__replay_memory(context, recorder, true);
+    context->device_step = -1; /* the launches may set it */
+    if (ready) mpt__replay_launches(context, recorder);
+    mpt__replay_versions(context, recorder);
+    mpt__replay_memory(context, recorder, false);
+    return context->base.status;
+}
+
+MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
+    mpt__recording *recorder = mpt__recording_enter(recording, "mpt_recording_launches");
+    return recorder ? recorder->count : -1;
+}
+
+MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
+    mpt_context *context = recording.context;
+    if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
+        mpt__object_free(context, MPT__RECORDING, recording.slot);
+    return mpt__status_of(context);
+}
+
+#endif
