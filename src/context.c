@@ -147,7 +147,7 @@ static bool mpt__context_start(mpt_context *context) {
     context->objects[MPT__DATASET].destroy = mpt__dataset_release;
     context->objects[MPT__LOADER].destroy = mpt__loader_free;
     context->objects[MPT__TOKENIZER].destroy = mpt__tokenizer_free;
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
@@ -242,7 +242,7 @@ MPTRAIN_API void mpt_destroy(mpt_context *context) {
 /* ==== Errors ==== */
 
 MPTRAIN_API void mpt_clear_error(mpt_context *context) {
-    if (!context || context->base.status == MPT_OK || context->in_backward) return;
+    if (!context || mpt__ok(context) || context->in_backward) return;
     if (context->base.in_log) return;
     context->base.status = MPT_OK;
     context->base.message[0] = '\0';

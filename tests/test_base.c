@@ -101,6 +101,8 @@ TEST(formats_text) {
     mpt_shape broken = MPT_SCALAR;
     broken.rank = 99; /* what a caller forged is not read beyond its end */
     CHECK_EQ_STR(text_of("%S", &broken), "[0, 0, 0, 0, 0, 0, 0, 0]");
+    const uint8_t half = MPT_BF16;
+    CHECK_EQ_STR(text_of("%D %D %D|", half, MPT_I64, 99), "bfloat16 int64 none|");
 }
 
 TEST(formats_numbers) {

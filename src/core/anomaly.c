@@ -191,11 +191,11 @@ static void mpt__anomaly_report(mpt_context *context, const mpt__finding *findin
     mpt_shape shape = mpt__operand_shape(operand);
     mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
     anomaly->kind = kind;
-    mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %s tensor %S ",
+    mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %D tensor %S ",
                     context->now.step, mpt__phase_names[launch->phase],
-                    launch->op ? context->ops[launch->op].name : "no op",
-                    *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
-                    finding->index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+                    launch->op ? context->ops[launch->op].name : "no op", *path ? ", module " : "",
+                    path, mpt__kernel_names[launch->kernel], finding->index, operand->dtype,
+                    &shape);
     if (kind == MPT_ANOMALY_PRECISION)
         mpt__write_text(&text,
                         "is %g; in float32 it is %g. Keep that module in fp32 with "
@@ -255,7 +255,7 @@ static void mpt__anomaly_replay(mpt_context *context) {
         data[id] = shadows[id].data ? shadows[id].data : context->data[id];
     if (ready)
         mpt__anomaly_compare(context, data);
-    else if (context->base.status == MPT_OK)
+    else if (mpt__ok(context))
         mpt__anomaly_report(context, anomaly->findings, MPT_ANOMALY_UNKNOWN, 0);
     mpt__anomaly_shadows_free(context, shadows, count);
     mpt__host_free(context, shadows, bytes);
@@ -291,7 +291,7 @@ static void mpt__anomaly_look(mpt_context *context, void *user, const void *what
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     (void)what;
     if (!context->recorder || !context->recorder->own || context->recorder->failed ||
-        anomaly->count == 0 || anomaly->looked || context->base.status != MPT_OK ||
+        anomaly->count == 0 || anomaly->looked || !mpt__ok(context) ||
         !(anomaly->lost || mpt__gradients_failed(context)))
         return;
     anomaly->looked = true;

@@ -15,8 +15,7 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
-            "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %s",
-            mpt_dtype_name(dtype));
+            "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %D", dtype);
     if (context->autocast_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
                           (int)MPT__MAX_REGIONS);
@@ -98,7 +97,7 @@ static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *
         if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
             continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
-        if (mpt__input_computes(frame, i) != MPT_OK) return frame->context->base.status;
+        if (mpt__input_computes(frame, i) != MPT_OK) return mpt__outcome(frame);
         if (first < 0) first = i, *common = dtype;
         if (other < 0 && dtype != *common) other = i;
     }

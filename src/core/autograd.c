@@ -232,7 +232,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
 
 /* The first part of a forward call, up to the shapes and dtypes of its outputs. */
 static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
-    if (!mpt__check_inputs(frame)) return frame->context->base.status;
+    if (!mpt__check_inputs(frame)) return mpt__outcome(frame);
     frame->out_dtype[0] = frame->compute = MPT_F32;
     if (frame->dtypes != 1u << MPT_F32 || mpt__autocast_dtype(frame->context) != MPT_F32) {
         mpt_status status = mpt__policy_dtype(frame);
@@ -674,8 +674,8 @@ MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
             context, MPT_ERROR_STATE,
             "only leaves collect gradients, this was computed from others; mpt_detach it");
     if (on && !mpt__dtype_info[leaf->dtype].is_float)
-        return mpt__error(context, MPT_ERROR_DTYPE, "a tensor of dtype %s cannot have a gradient",
-                          mpt_dtype_name((mpt_dtype)leaf->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "a tensor of dtype %D cannot have a gradient",
+                          leaf->dtype);
     if (on && (leaf->flags & MPT__INFERENCE))
         return mpt__error(context, MPT_ERROR_STATE, "made in inference mode; mpt_clone it outside");
     if (on) {

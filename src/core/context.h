@@ -408,9 +408,15 @@ struct mpt_context {
 /* The same as what a check or a call returns: false, the error null, a status. */
 #define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
 #define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
-/* For what is wrong before an op is applied: begins the public call that is refused. */
+/* For what is wrong before an op is applied: begins the public call that is refused. misused gives
+   the error null. */
 #define mpt__misuse(context, call, ...) \
     (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
+#define mpt__misused(context, call, ...) \
+    (mpt__misuse(context, call, __VA_ARGS__), mpt__null(context))
+#define mpt__ok(context) ((context)->base.status == MPT_OK)
+/* The status of an op's call. */
+#define mpt__outcome(frame) ((frame)->context->base.status)
 
 #ifdef MPTRAIN_NO_CONV
 #define mpt__wait_no_more(context) ((void)0)

@@ -40,8 +40,8 @@ static void mpt__print_launch(mpt_context *context, void *user, const void *what
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
         mpt_shape shape = mpt__operand_shape(operand);
-        mpt__write_text(&line, " %s:%s%S@%d", access[operand->access],
-                        mpt_dtype_name((mpt_dtype)operand->dtype), &shape, (int)operand->storage);
+        mpt__write_text(&line, " %s:%D%S@%d", access[operand->access], operand->dtype, &shape,
+                        (int)operand->storage);
     }
     printer->write(printer->user, text);
 }
@@ -103,10 +103,10 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     mpt__format_text(
         tracer->report, sizeof tracer->report,
         "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
-        "a %s tensor %S%s",
+        "a %D tensor %S%s",
         context->now.step, mpt__phase_names[traced->phase],
         traced->op ? context->ops[traced->op].name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
+        mpt__kernel_names[traced->kernel], index, operand->dtype, &shape,
         read ? "; what it read was not finite already" : "");
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
@@ -231,8 +231,8 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
     const mpt__tensor *found = mpt__at(context, value, "value");
     if (!found) return context->base.status;
     if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
-        return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %s %S",
-                          mpt_dtype_name((mpt_dtype)found->dtype), &found->shape);
+        return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %D %S",
+                          found->dtype, &found->shape);
     mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) metric = mpt__metric_make(context, name);
     if (!metric) return context->base.status;
@@ -374,8 +374,7 @@ MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
 
 /* The status, of a child after fork an error. */
 static mpt_status mpt__status_now(mpt_context *context) {
-    if (context->base.status == MPT_OK && mpt__forked_fast(&context->base))
-        mpt__not_forked(context);
+    if (mpt__ok(context) && mpt__forked_fast(&context->base)) mpt__not_forked(context);
     return context->base.status;
 }
 

@@ -205,7 +205,7 @@ static void mpt__replay_launch(mpt_context *context, const mpt__recording *recor
 
 /* The launches of a recording whose storages have memory. */
 static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
-    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++)
+    for (int64_t i = 0; i < recorder->count && mpt__ok(context); i++)
         mpt__replay_launch(context, recorder, i);
 }
 

@@ -21,7 +21,7 @@ static MPT__COLD bool mpt__not_forked(mpt_context *context) {
 static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
     if (!context) return false;
     context->base.call++;
-    if (context->base.status != MPT_OK) return false;
+    if (!mpt__ok(context)) return false;
     context->base.op = op;
     return !MPT__UNLIKELY(mpt__forked_fast(&context->base)) || mpt__not_forked(context);
 }
@@ -505,7 +505,7 @@ static MPT__NOINLINE int64_t mpt__workspace_plainly(const mpt__backend *backend,
 static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     mpt__wait_no_more(context);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     launch->number = ++context->counters.launches;
     if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
         (launch->operand[0].stride[1] == 1 ||

@@ -81,7 +81,7 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
     mpt__tell(context, MPT__STEP_ENDED, NULL);
-    if (!context->backend.synchronous && context->base.status == MPT_OK) {
+    if (!context->backend.synchronous && mpt__ok(context)) {
         mpt__scalars_ask(context);
         mpt__check_device(context); /* what an earlier step left */
     }
@@ -113,8 +113,7 @@ static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype 
                               const mpt_shape *shape, mpt__function function) {
     if (!mpt__enter(context, call)) return mpt__null(context);
     if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
-        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %s: expected a float dtype",
-                           mpt_dtype_name(dtype));
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %D: expected a float dtype", dtype);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RANDOM);
@@ -419,7 +418,7 @@ static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offse
     }
     int64_t size = tensor->shape.dim[dim], edge = printing->config.edge;
     mpt__write_text(&printing->out, "[");
-    for (int64_t i = 0; i < size && printing->context->base.status == MPT_OK; i++) {
+    for (int64_t i = 0; i < size && mpt__ok(printing->context); i++) {
         if (i > 0) {
             mpt__write_text(&printing->out, dim + 1 == tensor->shape.rank ? ", " : ",\n");
             for (int d = 0; d <= dim && dim + 1 < tensor->shape.rank; d++)
@@ -450,8 +449,7 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);
-    mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
-                    &printing.tensor->shape);
+    mpt__write_text(&printing.out, " %D %S", printing.tensor->dtype, &printing.tensor->shape);
     return printing.out.length;
 }
 

@@ -264,7 +264,7 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
         mpt__host_free(file->context, file->unpacked, file->unpacked_size);
         file->unpacked = (uint8_t *)mpt__host_new(file->context, size);
         file->unpacked_size = file->unpacked ? size : 0;
-        if (file->context->base.status != MPT_OK) return false;
+        if (!mpt__ok(file->context)) return false;
         if (!mpt__inflate_blocks(z, p + at, packed, file->unpacked, size))
             return mpt__npy_fault(npy, z->error ? z->error : "it unpacks to another size");
         npy->bytes = file->unpacked;
@@ -472,7 +472,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
     }
     dataset->state = raw;
     dataset->make = mpt__raw_make;
-    if (context->base.status == MPT_OK) return dataset;
+    if (mpt__ok(context)) return dataset;
     mpt__dataset_release(context, dataset);
     return NULL;
 }

@@ -207,13 +207,11 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
              dtype == MPT_F8E5M2)
         mpt__error(context, MPT_ERROR_DTYPE,
-                   "input dtype %s: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64",
-                   mpt_dtype_name(dtype));
+                   "input dtype %D: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64", dtype);
     else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
         mpt__error(context, MPT_ERROR_DTYPE,
-                   "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
-                   mpt_dtype_name(target));
-    if (context->base.status != MPT_OK ||
+                   "target dtype %D: targets are i64 class numbers, or f32, f16, bf16", target);
+    if (!mpt__ok(context) ||
         !mpt__sample_size(context, "input", dtype, &config->shape, count, &made.numel,
                           &made.input_bytes) ||
         (target != MPT_DTYPE_NONE &&
@@ -406,7 +404,7 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
         mpt__data_take(context, dataset, 0, config->inputs, dataset->input_bytes, config->copy);
     dataset->targets =
         mpt__data_take(context, dataset, 1, config->targets, dataset->target_bytes, config->copy);
-    if (context->base.status == MPT_OK) return dataset;
+    if (mpt__ok(context)) return dataset;
     mpt__dataset_release(context, dataset);
     return NULL;
 }
@@ -531,11 +529,11 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
     size_t bytes = (size_t)whole->count * sizeof(int64_t);
     int64_t *order = (int64_t *)mpt__host_array(context, whole->count, sizeof *order);
     if (order) mpt__random_permutation(key, whole->count, order);
-    for (int i = 0; i < n && context->base.status == MPT_OK; at += sizes[i++])
+    for (int i = 0; i < n && mpt__ok(context); at += sizes[i++])
         parts[i] =
             mpt__dataset_publish(context, mpt__subset_new(context, whole, 0, order + at, sizes[i]));
     mpt__host_free(context, order, bytes);
-    for (int i = 0; i < n && context->base.status != MPT_OK; i++) {
+    for (int i = 0; i < n && !mpt__ok(context); i++) {
         if (parts[i].slot != 0) mpt__object_free(context, MPT__DATASET, parts[i].slot);
         parts[i] = mpt__dataset_handle(context, NULL);
     }
@@ -577,8 +575,8 @@ MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double de
                           mean, deviation);
     if (mpt__dataset_whole(found))
         return mpt__error(context, MPT_ERROR_DTYPE,
-                          "%s inputs are delivered as they are and cannot be normalised",
-                          mpt_dtype_name(found->dtype));
+                          "%D inputs are delivered as they are and cannot be normalised",
+                          found->dtype);
     if (found->loaders > 0)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a loader already delivers from this dataset; call mpt_normalize before "
@@ -639,13 +637,13 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     const bool bytes = found->dtype == MPT_U8;
     const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (mpt__tally_pass(context, found, scratch, &tally) && !bytes) {
         tally.center = tally.sum / n;
         mpt__tally_pass(context, found, scratch, &tally);
     }
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     const double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
     if (mean) *mean = (tally.center + shift) / unit;
     if (deviation) *deviation = sqrt(variance < 0.0 ? 0.0 : variance) / unit;
@@ -662,7 +660,7 @@ static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *foun
         return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
                           found->count);
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     mpt__delivery_begin(context, &delivery, found, to);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
@@ -677,9 +675,9 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
     if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
         return mpt__error(
             context, found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
-            "%lld targets (%s %S), room for one class number; mpt_sample_into gives them, NULL for "
+            "%lld targets (%D %S), room for one class number; mpt_sample_into gives them, NULL for "
             "target none",
-            found->target_numel, mpt_dtype_name(found->target_dtype), &found->target_shape);
+            found->target_numel, found->target_dtype, &found->target_shape);
     return mpt__sample_out(context, found, index, MPT_F32, input, target);
 }
 

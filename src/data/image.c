@@ -86,7 +86,7 @@ static bool mpt__files_list(mpt__files *files, const char *path) {
     if (files->too_long)
         return mpt__reject(context, MPT_ERROR_IO, "%s: a path of more than %d bytes", path,
                            MPT__PATH_SIZE - 1);
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 /* In the order of bytes, '/' before all others, so that folders stay together. */
@@ -372,7 +372,7 @@ static bool mpt__folder_manifest(mpt_context *context, mpt__dataset *dataset,
     uint8_t(*digests)[32] = (uint8_t(*)[32])(uintptr_t)folder->digests;
     mpt__reader_close(&file);
     bool good =
-        named && context->base.status == MPT_OK &&
+        named && mpt__ok(context) &&
         mpt__manifest_read(files, path, (const char *)text, (size_t)file.size, digests, named);
     mpt__host_free(context, text, (size_t)file.size);
     mpt__host_free(context, named, (size_t)files->count);
@@ -558,7 +558,7 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
         dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
         dataset->owned[i] = mpt__allocate(&context->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
     }
-    if (context->base.status == MPT_OK && mpt__cifar_read(context, directory, split, dataset)) {
+    if (mpt__ok(context) && mpt__cifar_read(context, directory, split, dataset)) {
         dataset->inputs = (const uint8_t *)dataset->owned[0];
         dataset->targets = (const uint8_t *)dataset->owned[1];
         dataset->byte_targets = true;

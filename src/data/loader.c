@@ -448,7 +448,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
             loader->batch[part] = mpt__batch_tensor(context, loader, slot, part, size);
-    if (context->base.status != MPT_OK) { /* out of memory: the same batch is the next one again */
+    if (!mpt__ok(context)) { /* out of memory: the same batch is the next one again */
         mpt__batch_end(context, loader);
         loader->next--;
         return false;
@@ -643,8 +643,7 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                            MPT__MAX_PREFETCH);
     if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16)
         return mpt__reject(context, MPT_ERROR_DTYPE,
-                           "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
-                           mpt_dtype_name(config->dtype));
+                           "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16", config->dtype);
     if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
         (config->samples > 0 && !config->weights))
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
@@ -674,8 +673,8 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
     const mpt_dtype target = config->target_dtype;
     if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
         return mpt__reject(context, MPT_ERROR_DTYPE,
-                           "target_dtype %s%s; collate makes i64, f32, f16 or bf16",
-                           mpt_dtype_name(target), config->collate ? "" : " without collate");
+                           "target_dtype %D%s; collate makes i64, f32, f16 or bf16", target,
+                           config->collate ? "" : " without collate");
     if (!MPT__HAS_WORKERS && config->workers > 0)
         return mpt__reject(
             context, MPT_ERROR_UNSUPPORTED,

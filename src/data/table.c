@@ -505,7 +505,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
         }
     mpt__host_free(context, order, 2 * (size_t)n * sizeof *order);
     table->categories = texts;
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 /* Reads all records into the fields; numbers categories as they come. */
@@ -706,14 +706,14 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
     reader.csv.text = text, reader.csv.size = size;
     reader.csv.delimiter = config->delimiter;
     reader.missing = config->missing;
-    if (!text || context->base.status != MPT_OK ||
+    if (!text || !mpt__ok(context) ||
         !mpt__refuse_known(context, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
     } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
-        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: inputs are MPT_F32 or MPT_I64",
-                   mpt_dtype_name(config->dtype));
+        mpt__error(context, MPT_ERROR_DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64",
+                   config->dtype);
     } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");

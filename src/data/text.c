@@ -145,7 +145,7 @@ static bool mpt__tokenizer_room(mpt_context *context, mpt__tokenizer *tokenizer,
                                                        sizeof(uint32_t));
     tokenizer->size = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_SIZE, count,
                                                       sizeof(uint32_t));
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 /* A whole file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */

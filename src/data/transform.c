@@ -570,8 +570,8 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
         shape->dim[shape->rank - 1] > MPT__MAX_SIDE) {
         mpt__error(context, MPT_ERROR_SHAPE,
                    "pictures are u8 or f32, [C, H, W] with at most 4 channels or [H, W]; this "
-                   "dataset holds %s %S",
-                   mpt_dtype_name(source->dtype), shape);
+                   "dataset holds %D %S",
+                   source->dtype, shape);
         return NULL;
     }
     if (!mpt__pipeline_plan(context, steps, count, channels, shape->dim[shape->rank - 2],

@@ -274,7 +274,7 @@ static void mpt__capture_give_up(mpt_context *context, mpt__captured *captured, 
 static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *captured,
                                     const mpt_tensor *input) {
     mpt_status status = captured->fn(context, captured->user, input[0], input[1]);
-    return context->base.status != MPT_OK ? context->base.status : status;
+    return !mpt__ok(context) ? context->base.status : status;
 }
 
 /* What the host has to do for the objects of one kind that a step updates, launches apart. */
@@ -297,8 +297,7 @@ static mpt__recording *mpt__record_step(mpt_context *context, const mpt__capture
     for (int64_t i = 0; i < recording->count; i++)
         mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
     mpt__host_work(context, recording, MPT__SCALER);
-    if (!recording->failed && context->base.status == MPT_OK && context->host_writes == writes)
-        return recording;
+    if (!recording->failed && mpt__ok(context) && context->host_writes == writes) return recording;
     mpt__object_free(context, MPT__RECORDING, recording->id.slot);
     return NULL;
 }
@@ -345,7 +344,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
     captured->draws = context->now.draws - context->draws_before;
     mpt__recording *recording = captured->recording;
     if (!recording || context->now.step != step + 1) { /* one is counted, which dropout draws by */
-        if (context->base.status == MPT_OK)
+        if (mpt__ok(context))
             mpt__capture_give_up(context, captured,
                                  recording
                                      ? "its function is not one mpt_step_begin and mpt_step_end"
@@ -387,7 +386,7 @@ static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captu
 
 static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *recording,
                                  mpt__object_kind kind) {
-    for (int64_t i = 0; i < recording->work.count && context->base.status == MPT_OK; i += 3) {
+    for (int64_t i = 0; i < recording->work.count && mpt__ok(context); i += 3) {
         const uint32_t *work = &recording->work.id[i];
         void *object = work[0] == (uint32_t)kind ? mpt__work_object(context, work) : NULL;
         if (!object) continue;
@@ -417,7 +416,7 @@ static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *capture
 
 static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured) {
     mpt__replay_versions(context, captured->recording);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (context->now.updates > captured->updates) context->committed = context->now;
     mpt__gradients_set(context, &captured->ends);
     captured->count++;
@@ -453,11 +452,11 @@ static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, 
     const mpt_clock *clock = &context->base.clock;
     double start = clock->now(clock->user);
     context->sliced = 0; /* so an error ends it, too */
-    while (captured->next < recording->count && context->base.status == MPT_OK) {
+    while (captured->next < recording->count && mpt__ok(context)) {
         mpt__replay_launch(context, recording, captured->next++);
         if (!(clock->now(clock->user) - start < seconds)) break;
     }
-    if (context->base.status != MPT_OK || captured->next == recording->count)
+    if (!mpt__ok(context) || captured->next == recording->count)
         return mpt__repeat_end(context, captured);
     context->sliced = captured->id.slot;
     captured->seen_state = mpt__held_state(context, recording);
@@ -578,7 +577,7 @@ static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *cont
     captured->calls++;
     if (captured->calls == 1 || captured->eager) return mpt__step_by_hand(context, captured, given);
     bool otherwise = captured->recording && mpt__begins_otherwise(context, captured);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (otherwise) return mpt__step_by_hand(context, captured, given);
     if (!captured->recording) return mpt__capture_record(context, captured, given);
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)

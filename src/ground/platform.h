@@ -571,6 +571,8 @@ static size_t mpt__format_text_v(char *out, size_t size, const char *format, va_
             mpt__text_double(&text, va_arg(arguments, double), precision);
         } else if (*format == 'S') {
             mpt__text_shape(&text, va_arg(arguments, const mpt_shape *));
+        } else if (*format == 'D') {
+            mpt__text_string(&text, mpt_dtype_name((mpt_dtype)va_arg(arguments, int)));
         } else if (*format == 'B') {
             mpt__text_bytes(&text, va_arg(arguments, int64_t));
         } else {

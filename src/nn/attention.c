@@ -29,7 +29,7 @@ MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
                    count, width, padding_index);
-    else if (context->base.status == MPT_OK)
+    else if (mpt__ok(context))
         mpt__add_parameter(context, module, "weight", &shape, normal, 0);
     return mpt__layer_made(context, module);
 }
@@ -94,7 +94,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     for (int i = 0; i < 3 && !own; i++)
         part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
     mpt_module project = mpt_child(self, "out_proj");
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
     out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
     return context->base.status;
@@ -128,7 +128,7 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
                    "probability",
                    width, heads, config->dropout);
 #ifndef MPTRAIN_NO_ATTENTION
-    if (module && context->base.status == MPT_OK) {
+    if (module && mpt__ok(context)) {
         mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
         module->cls.forward = mpt__multi_head_forward;
         module->cls.n_inputs = 0;

@@ -31,7 +31,7 @@ static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__l
         weight.dim[1] /= groups;
     }
     mpt__layer_parameter(context, module, "weight", weight, 0);
-    for (int i = 1; i < weight.rank && context->base.status == MPT_OK; i++) fan *= weight.dim[i];
+    for (int i = 1; i < weight.rank && mpt__ok(context); i++) fan *= weight.dim[i];
     if (!config || config->bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), fan);
     return mpt__layer_made(context, module);
 }

@@ -19,9 +19,8 @@ MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
 
 MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
     (void)dtype, (void)saturate;
-    mpt__misuse(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
-                "built without fp8 (MPTRAIN_NO_FP8)");
-    return mpt__null(x.context);
+    return mpt__misused(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
+                        "built without fp8 (MPTRAIN_NO_FP8)");
 }
 
 MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
@@ -65,16 +64,15 @@ MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
     if (!tensor) return mpt__null(context);
     if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
-        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %s",
-                           mpt_dtype_name(dtype));
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %D",
+                           dtype);
     if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
         return mpt__refuse(context, MPT_ERROR_DTYPE,
-                           "argument 1 is %s; mpt_cast it to float32 first",
-                           mpt_dtype_name((mpt_dtype)tensor->dtype));
+                           "argument 1 is %D; mpt_cast it to float32 first", tensor->dtype);
     mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
     tensor = mpt__live(context, dense);
     mpt__tensor *out = NULL;
-    if (tensor && context->base.status == MPT_OK)
+    if (tensor && mpt__ok(context))
         out = mpt__fp8_cast(context, tensor, dtype, saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT,
                             NULL, 0, false);
     if (dense.slot != x.slot) mpt_release(dense);
@@ -101,7 +99,7 @@ static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t co
     if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat); /* a view */
     tensor = mpt__live(context, dense);
     mpt__tensor *out = NULL;
-    if (tensor && context->base.status == MPT_OK)
+    if (tensor && mpt__ok(context))
         out = mpt__fp8_cast(context, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
                             MPT__FP8_SCALE, call->frame->in[3], row, watched);
     mpt__fp8_end(context, flat);
@@ -154,8 +152,8 @@ static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
     mpt_dtype dtype = mpt__autocast_dtype(context);
     if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
     if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
-        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %s",
-                          mpt_dtype_name((mpt_dtype)in[0]->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %D",
+                          in[0]->dtype);
     mpt__running *running = mpt__fp8_running(call);
     bool watched = mpt__fp8_watched(call);
     if (!running || mpt_scope_begin(context) != MPT_OK) return context->base.status;
@@ -289,13 +287,13 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) 
                           "save or value read");
     int64_t layers = 0;
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, context, module); module && context->base.status == MPT_OK;
+    for (module = mpt__walk_begin(&walk, context, module); module && mpt__ok(context);
          module = mpt__walk_next(&walk)) {
         if (module->layer != MPT__LAYER_linear) continue;
         layers++;
         if (!module->running) mpt__fp8_new(context, module, &c);
     }
-    if (layers == 0 && context->base.status == MPT_OK)
+    if (layers == 0 && mpt__ok(context))
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
     return context->base.status;

@@ -185,7 +185,7 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
                                              MPT__FROM_DEVICE, false);
     const char *why = conv->running->values ? mpt__fold_try(context, conv, *norm, *call, *next)
                                             : NULL;
-    if (!why && context->base.status == MPT_OK) {
+    if (!why && mpt__ok(context)) {
         conv->run = mpt__fused_forward;
         return NULL;
     }
@@ -204,7 +204,7 @@ static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__te
         const mpt__record *call = NULL, *next = NULL, *last = NULL;
         mpt__module *norm = NULL;
         const char *why = mpt__fuse_layer(trace, m, &call, &next, &norm);
-        if (context->base.status != MPT_OK) return -1;
+        if (!mpt__ok(context)) return -1;
         const char *name = *walk.path ? walk.path : m->cls.name;
         if (why) {
             mpt__write_text(text, "%s: by itself, since %s\n", name, why);
@@ -243,11 +243,10 @@ MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t
     if (image) trace.out = mpt__live(context, mpt_forward(module, mpt__handle(context, image)));
     mpt__trace_modes(context, root, false);
     context->base.op = "mpt_fuse";
-    if (trace.out && context->base.status == MPT_OK)
-        count = mpt__fuse_all(&trace, root, &lines);
+    if (trace.out && mpt__ok(context)) count = mpt__fuse_all(&trace, root, &lines);
     context->no_grad_depth = no_grad, context->inference_depth = inference;
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    return context->base.status == MPT_OK ? count : -1;
+    return mpt__ok(context) ? count : -1;
 }
 
 #endif

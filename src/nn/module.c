@@ -272,7 +272,7 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
     if (depth + most > MPT__MAX_DEPTH)
         return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
                           MPT__MAX_DEPTH);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (child->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
                           "child %s is in use; build the whole tree, then load and use it",
@@ -343,7 +343,7 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
 /* Ends a constructor: the handle and the number, or on error neither. */
 static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
     if (!module) return mpt__module_handle(context, NULL);
-    if (context->base.status != MPT_OK) {
+    if (!mpt__ok(context)) {
         mpt__module_end(context, module, false);
         return mpt__module_handle(context, NULL);
     }
@@ -356,8 +356,7 @@ static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
 static void mpt__layer_parameter(mpt_context *context, mpt__module *module, const char *name,
                                  mpt_shape shape, int64_t fan_in) {
     mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
-    if (context->base.status == MPT_OK)
-        mpt__add_parameter(context, module, name, &shape, init, fan_in);
+    if (mpt__ok(context)) mpt__add_parameter(context, module, name, &shape, init, fan_in);
 }
 
 static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
@@ -444,7 +443,7 @@ static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt
     bool given = count == 0 || (count > 0 && modules);
     if (container && !given)
         mpt__error(context, MPT_ERROR_ARGUMENT, "expected an array of modules and its length");
-    for (int i = 0; i < count && container && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < count && container && mpt__ok(context); i++) {
         char text[16];
         mpt__format_text(text, sizeof text, "%d", i);
         mpt__module *child = mpt__module_at(context, modules[i]);
@@ -660,7 +659,7 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     }
     mpt__module_parameter *row;
     mpt__walk_begin(walk, context, root);
-    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(walk)) != NULL) {
+    while (mpt__ok(context) && (row = mpt__walk_parameter(walk)) != NULL) {
         if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
             mpt__draw_parameter(context, walk->module, walk->row - 1);
     }
@@ -679,7 +678,7 @@ static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
                 "module %s is already in use in another tree; only one tree can share it",
                 walk.path);
     }
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     uint32_t block = mpt__block_new(context, MPT_F32);
     if (block == UINT32_MAX) return context->base.status;
     mpt__number(context, root);
@@ -762,7 +761,7 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
         cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
     context->forward_depth--;
     context->base.op = "mpt_forward"; /* not the last call that the user's function made */
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (status != MPT_OK)
         return mpt__error(context, status, "forward of %s reported: %s", cls->name,
                           mpt_status_name(status));

@@ -154,14 +154,14 @@ static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__l
     if (missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
     bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
     for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
-    if (context->base.status == MPT_OK && !good)
+    if (mpt__ok(context) && !good)
         mpt__error(context, MPT_ERROR_SHAPE,
                    "expected 1 to %d dimensions, or a number of features, of 1 or more",
                    (int)MPT_MAX_RANK);
-    if (context->base.status == MPT_OK && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
+    if (mpt__ok(context) && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
         mpt__error(context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", config->eps);
     static const char *const names[] = {"weight", "bias"};
-    for (int i = 0; i < 2 && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < 2 && mpt__ok(context); i++) {
         bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
         mpt_init init = mpt_init_make(i == 0 ? MPT_INIT_ONES : MPT_INIT_ZEROS, 0, 0);
         if (wanted) mpt__add_parameter(context, module, names[i], &shape, init, 0);
@@ -190,7 +190,7 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
     mpt_norm_config config = mpt__norm_config_of(given);
     mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
                                         MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
-    if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
+    if (module && mpt__ok(context) && (groups < 1 || channels % groups != 0))
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
                    channels);
     return mpt__layer_made(context, module);
@@ -245,11 +245,11 @@ static mpt_module mpt__batch_norm_layer(mpt_context *context, const char *call, 
     mpt_norm_config config = mpt__norm_config_of(given);
     mpt__module *module = mpt__norm_new(context, call, layer, MPT_SHAPE(features), 0, &config,
                                         MPT__CHANNEL_NORMS);
-    if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))
+    if (module && mpt__ok(context) && !(config.momentum <= 1.0))
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "momentum %g: expected at most 1 (negative: the mean of all)", config.momentum);
     if (module) module->attributes.index[2] = config.relu, module->run = mpt__batch_norm_forward;
-    if (module && context->base.status == MPT_OK && config.track)
+    if (module && mpt__ok(context) && config.track)
         mpt__running_new(context, module, features, config.momentum);
     return mpt__layer_made(context, module);
 }

@@ -114,7 +114,7 @@ static int64_t mpt__count_parameters(mpt_module module, const char *call, bool e
     mpt__walk_begin(&walk, module.context, found);
     while ((row = mpt__walk_parameter(&walk)) != NULL)
         count += elements ? mpt__shape_numel(&row->shape) : 1;
-    return module.context->base.status == MPT_OK ? count : -1;
+    return mpt__ok(module.context) ? count : -1;
 }
 
 MPTRAIN_API int mpt_parameter_count(mpt_module module) {
@@ -198,8 +198,7 @@ MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) 
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
         return mpt__error(
             module.context, MPT_ERROR_DTYPE,
-            "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %s",
-            mpt_dtype_name(dtype));
+            "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %D", dtype);
     found->policy = (uint8_t)dtype;
     return MPT_OK;
 }
@@ -230,9 +229,9 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
     for (int64_t i = 0; values && i < parameter->numel; i++) {
         if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
         mpt__error(context, MPT_ERROR_NUMERIC,
-                   "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
+                   "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the "
                    "weights down, use MPT_BF16, or train with autocast instead",
-                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
+                   parameter->path, i, (double)values[i], dtype, (double)limit);
         break;
     }
     mpt__host_free(context, values, bytes);
@@ -268,8 +267,8 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
     mpt__module *found = mpt__module_frozen(module, "mpt_half");
     if (!found) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
-        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %s",
-                          mpt_dtype_name(dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %D",
+                          dtype);
     int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
     mpt__parameter *parameter;
     mpt__walk walk;
@@ -496,7 +495,7 @@ MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
                 "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
                 context->parameters[row->parameter - 1].path);
     }
-    if (context->base.status == MPT_OK) mpt__module_end(context, found, true);
+    if (mpt__ok(context)) mpt__module_end(context, found, true);
     return context->base.status;
 }
 
@@ -518,7 +517,7 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
         const mpt__module_parameter *row;
         mpt__walk walk;
         mpt__walk_begin(&walk, context, found);
-        while ((row = mpt__walk_parameter(&walk)) != NULL && context->base.status == MPT_OK)
+        while ((row = mpt__walk_parameter(&walk)) != NULL && mpt__ok(context))
             if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
         return context->base.status;
     }

@@ -24,8 +24,8 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
     const mpt__tensor *ids = frame->in[0], *w = frame->in[1];
     int64_t padding = frame->attributes->index[0];
     if (ids->dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "ids are %s: expected i64; mpt_cast them",
-                          mpt_dtype_name((mpt_dtype)ids->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "ids are %D: expected i64; mpt_cast them",
+                          ids->dtype);
     if (!mpt__check_float(frame, 1)) return context->base.status;
     if (w->shape.rank != 2 || ids->shape.rank == MPT_MAX_RANK)
         return mpt__error(context, MPT_ERROR_SHAPE,
@@ -49,7 +49,7 @@ static void mpt__operand_ids(mpt__launch *launch, int position, const mpt__tenso
 
 static mpt_status mpt__embedding_forward(mpt__frame *frame) {
     const mpt__tensor *ids = mpt__contiguous_of(frame, frame->in[0]);
-    if (!ids) return frame->context->base.status;
+    if (!ids) return mpt__outcome(frame);
     mpt__save(frame, frame->in[0]);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_EMBEDDING);
     mpt__operand_of(launch, 0, frame->in[1], MPT__READ);
@@ -248,7 +248,7 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
         return context->base.status;
     for (int i = 0; i < 3; i++)
         if (frame->in[i]) target[i] = mpt__gradient_into(frame, i, &access[i]);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (packed) target[1] = target[2] = target[0], access[1] = access[2] = access[0];
     mpt__tensor *view[3] = {&to.q, &to.k, &to.v};
     for (int i = 0; i < 3; i++)
@@ -285,8 +285,8 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
     if (t->dtype != MPT_I64)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
-            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
-            mpt_dtype_name((mpt_dtype)t->dtype));
+            "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64",
+            t->dtype);
     bool good = rank >= 2 && w->shape.rank == 2 && t->shape.rank == rank - 1 &&
                 x->shape.dim[rank - 1] == w->shape.dim[1];
     for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
@@ -296,9 +296,8 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
                           &x->shape, &w->shape, &t->shape);
     if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
                by->dtype != frame->out_dtype[0]))
-        return mpt__error(context, MPT_ERROR_SHAPE, "class weights %s %S: expected %s [%lld]",
-                          mpt_dtype_name((mpt_dtype)by->dtype), &by->shape,
-                          mpt_dtype_name(frame->out_dtype[0]), w->shape.dim[0]);
+        return mpt__error(context, MPT_ERROR_SHAPE, "class weights %D %S: expected %D [%lld]",
+                          by->dtype, &by->shape, frame->out_dtype[0], w->shape.dim[0]);
     if (!mpt__promotes(context) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
     if (x->dtype != MPT_F64) frame->compute = low;
     frame->attributes->index[1] = 1; /* rows of a sample */
@@ -410,7 +409,7 @@ static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
         mpt__operand_part(launch, 5, sums, &rows, false, MPT__WRITE);
         if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
     }
-    if (each || context->base.status != MPT_OK) return context->base.status;
+    if (each || !mpt__ok(context)) return context->base.status;
     mpt__launch_reduce(context, MPT__FN_SUM, losses, frame->out[0], MPT__WRITE);
     if (frame->attributes->reduction != MPT_MEAN) return context->base.status;
     mpt__tensor number = *divisor;
@@ -469,7 +468,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
         mpt__submit(context, launch);
         access = MPT__ACCUMULATE;
     }
-    if (wide || context->base.status != MPT_OK) return context->base.status;
+    if (wide || !mpt__ok(context)) return context->base.status;
     return mpt__launch_copy(context, sum, dw, to_w);
 }
 
@@ -517,12 +516,10 @@ MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor
     in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
     mpt_context *context = mpt__context_of(in, 4);
     double p = config->dropout;
-    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
-                    "dropout %g, scale %g: expected a probability, and a finite number", p,
-                    config->scale);
-        return mpt__null(context);
-    }
+    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
+        return mpt__misused(context, name, MPT_ERROR_ARGUMENT,
+                            "dropout %g, scale %g: expected a probability, and a finite number", p,
+                            config->scale);
     if (context && (!context->module_training || context->inference_depth)) p = 0.0;
     bool drops = context && p > 0.0;
     mpt__attributes attributes = mpt__attention_attributes(
@@ -540,11 +537,9 @@ MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight,
     in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
     mpt_context *context = mpt__context_of(in, 4);
     if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
-    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
-                    config->label_smoothing);
-        return mpt__null(context);
-    }
+    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0))
+        return mpt__misused(context, name, MPT_ERROR_ARGUMENT,
+                            "label_smoothing %g is not in [0, 1]", config->label_smoothing);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;

@@ -176,7 +176,7 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
     if (!direct &&
         !mpt__image_new(frame, &image[o],
                         access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
-        return frame->context->base.status;
+        return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->compute_dtype = (uint8_t)frame->compute;
     for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
@@ -201,7 +201,7 @@ static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight
         !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
         !mpt__conv_weight(frame, weight, &image[1]) ||
         (end.residual && !mpt__image_in(frame, end.residual, &residual)))
-        return frame->context->base.status;
+        return mpt__outcome(frame);
     if (end.residual) end.residual = &residual;
     return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
                             &end, frame->out[0], MPT__WRITE);

@@ -70,7 +70,7 @@ static mpt_status mpt__launch_binary(mpt_context *context, mpt__function functio
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
@@ -84,7 +84,7 @@ static mpt_status mpt__unary_backward(mpt__frame *frame) {
 
 /* dx = f(dy) for functions that are linear. */
 static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
                              frame->access);
 }
@@ -159,10 +159,7 @@ static const char *mpt__bad_numbers(int op, double a, double b) {
 
 static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, double a, double b) {
     const char *why = mpt__bad_numbers(op, a, b);
-    if (why && x.context) {
-        mpt__misuse(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
-        return mpt__null(x.context);
-    }
+    if (why && x.context) return mpt__misused(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = a;
     attributes.imm[1] = b;
@@ -210,7 +207,7 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
-    if (mpt__dtypes_meet(frame, 0, 1) != MPT_OK) return frame->context->base.status;
+    if (mpt__dtypes_meet(frame, 0, 1) != MPT_OK) return mpt__outcome(frame);
     frame->out_dtype[0] = MPT_BOOL;
     return mpt__binary_shape(frame);
 }
@@ -306,7 +303,7 @@ static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, mpt__function s
     if (!mpt__wants(frame, i)) return MPT_OK;
     const mpt__tensor *dy = frame->dy[0];
     mpt__tensor *factor = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
-    if (!factor) return frame->context->base.status;
+    if (!factor) return mpt__outcome(frame);
     mpt_status status = mpt__launch_binary(frame->context, slope, a, b, factor, MPT__WRITE);
     if (status != MPT_OK) return status;
     return mpt__broadcast_gradient(frame, i, MPT__FN_KEEP, factor, dy);
@@ -402,8 +399,8 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
     const mpt__tensor *condition = frame->in[0], *a = frame->in[1], *b = frame->in[2];
     if (condition->dtype != MPT_BOOL)
         return mpt__error(context, MPT_ERROR_DTYPE,
-                          "argument 1 is %s: expected bool, as comparisons give it",
-                          mpt_dtype_name((mpt_dtype)condition->dtype));
+                          "argument 1 is %D: expected bool, as comparisons give it",
+                          condition->dtype);
     for (int i = 1; i < 3; i++)
         if (mpt__input_computes(frame, i) != MPT_OK) return context->base.status;
     frame->layout = MPT__LAYOUT_KEPT;
@@ -452,7 +449,7 @@ static mpt_status mpt__dropout_step(mpt_context *context, int64_t step) {
     context->unrecorded = context->capturing;
     mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
     context->unrecorded = false;
-    if (context->base.status == MPT_OK) context->device_step = step;
+    if (mpt__ok(context)) context->device_step = step;
     return context->base.status;
 }
 
@@ -483,17 +480,16 @@ static mpt_status mpt__dropout_forward(mpt__frame *frame) {
 
 /* Draws the mask again: nothing was kept. */
 static mpt_status mpt__dropout_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], frame->dx, frame->access);
 }
 
 /* The draw of one call: `stream` names who draws, `call` counts its calls in a step. */
 static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
     mpt_context *context = x.context;
-    if (context && !(p >= 0.0 && p <= 1.0)) {
-        mpt__misuse(context, "mpt_dropout", MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
-        return mpt__null(context);
-    }
+    if (context && !(p >= 0.0 && p <= 1.0))
+        return mpt__misused(context, "mpt_dropout", MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]",
+                            p);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = p;
     attributes.index[0] = (int64_t)stream;

@@ -15,8 +15,7 @@ static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
     const mpt__tensor *x = frame->in[0], *i = frame->in[index];
     if (mpt__input_computes(frame, 0) != MPT_OK) return context->base.status;
     if (i->dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %s: expected i64",
-                          mpt_dtype_name((mpt_dtype)i->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %D: expected i64", i->dtype);
     *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
     if (*dim < 0) return context->base.status;
     frame->attributes->index[0] = *dim;
@@ -33,7 +32,7 @@ static bool mpt__agree_outside(const mpt__tensor *a, const mpt__tensor *b, int d
 
 static mpt_status mpt__gather_shape(mpt__frame *frame) {
     int dim;
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (!mpt__agree_outside(frame->in[0], frame->in[1], dim))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "%S and indices %S differ outside dimension %d", &frame->in[0]->shape,
@@ -44,7 +43,7 @@ static mpt_status mpt__gather_shape(mpt__frame *frame) {
 
 static mpt_status mpt__index_select_shape(mpt__frame *frame) {
     int dim;
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (frame->in[1]->shape.rank != 1)
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
                           &frame->in[1]->shape);
@@ -55,8 +54,8 @@ static mpt_status mpt__index_select_shape(mpt__frame *frame) {
 static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
     int dim;
     const mpt__tensor *x = frame->in[0], *index = frame->in[1], *source = frame->in[2];
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
-    if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return frame->context->base.status;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
+    if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return mpt__outcome(frame);
     if (x->dtype != source->dtype) frame->out_dtype[0] = MPT_F32;
     if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
         return mpt__error(
@@ -120,7 +119,7 @@ static mpt_status mpt__gather_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__gather_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_scatter(frame, frame->saved[0], frame->dy[0], NULL, frame->dx,
                                frame->access);
 }
@@ -136,7 +135,7 @@ static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
     mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[0]);
     if (status != MPT_OK || !mpt__wants(frame, 2)) return status;
     mpt__tensor *source = mpt__gradient_into(frame, 2, &access);
-    if (!source) return frame->context->base.status;
+    if (!source) return mpt__outcome(frame);
     return mpt__launch_gather(frame, frame->dy[0], frame->saved[0], source, access);
 }
 
@@ -147,7 +146,7 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *index = frame->attributes->index;
     int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
-    if (dim < 0) return frame->context->base.status;
+    if (dim < 0) return mpt__outcome(frame);
     int64_t size = x->shape.dim[dim], count = index[1] < 0 ? size : index[1];
     if (count > size)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
@@ -173,8 +172,8 @@ static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t classes = frame->attributes->index[1];
     if (x->dtype != MPT_I64)
-        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %s: expected i64",
-                          mpt_dtype_name((mpt_dtype)x->dtype));
+        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %D: expected i64",
+                          x->dtype);
     if (classes < 1 || x->shape.rank == MPT_MAX_RANK)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
                           "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions",
@@ -289,7 +288,7 @@ static mpt_status mpt__flip_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__flip_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_flip(frame, frame->dy[0], frame->dx, frame->access);
 }
 
@@ -315,7 +314,7 @@ static mpt_status mpt__triangle_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__triangle_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_triangle(frame, frame->dy[0], frame->dx, frame->access);
 }
 
@@ -374,11 +373,9 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
 
 MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
     mpt_context *context = x.context;
-    if (padding.rank < 0 || padding.rank > MPT_MAX_RANK) {
-        mpt__misuse(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
-                    padding.rank, MPT_MAX_RANK);
-        return mpt__null(context);
-    }
+    if (padding.rank < 0 || padding.rank > MPT_MAX_RANK)
+        return mpt__misused(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
+                            padding.rank, MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = value;
     attributes.rank = (uint8_t)padding.rank;

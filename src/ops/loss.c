@@ -10,8 +10,7 @@ static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
     if (mpt__dtype_computes(dtype)) return true;
     return mpt__reject(frame->context, MPT_ERROR_DTYPE,
-                       "argument %d has dtype %s, expected a float dtype", i + 1,
-                       mpt_dtype_name(dtype));
+                       "argument %d has dtype %D, expected a float dtype", i + 1, dtype);
 }
 
 static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
@@ -61,9 +60,9 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
     if (t->dtype != MPT_I64)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
-            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64, or "
+            "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64, or "
             "set mpt_fit_config.loss to one of numbers",
-            mpt_dtype_name((mpt_dtype)t->dtype));
+            t->dtype);
     bool good = (x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0]) ||
                 (x->shape.rank == 1 && t->shape.rank == 0);
     if (!good)
@@ -73,9 +72,8 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
             &t->shape);
     int64_t classes = x->shape.dim[x->shape.rank - 1];
     if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
-        return mpt__error(context, MPT_ERROR_SHAPE, "weight %s %S: expected %s [%lld]",
-                          mpt_dtype_name((mpt_dtype)w->dtype), &w->shape,
-                          mpt_dtype_name(frame->out_dtype[0]), classes);
+        return mpt__error(context, MPT_ERROR_SHAPE, "weight %D %S: expected %D [%lld]", w->dtype,
+                          &w->shape, frame->out_dtype[0], classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
         return mpt__error(context, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
                           frame->attributes->imm[0]);
@@ -120,7 +118,7 @@ static mpt_status mpt__nll_forward(mpt__frame *frame) {
         shape = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
         sums = mpt__temporary(frame, frame->out_dtype[0], &shape);
     }
-    if (!divisor || (fused && !sums)) return frame->context->base.status;
+    if (!divisor || (fused && !sums)) return mpt__outcome(frame);
     mpt__save(frame, fused ? frame->in[0] : NULL);
     mpt__save(frame, frame->in[1]);
     mpt__save(frame, frame->in[2]);
@@ -184,7 +182,7 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__nll_gradient(frame, MPT__K_CROSS_ENTROPY_BACKWARD, frame->saved[MPT__NLL_INPUT],
                              frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
@@ -323,7 +321,7 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
     for (int i = 0; i < frame->n_in; i++) {
         const mpt__tensor *other = frame->in[i];
         if (!other) continue;
-        if (!mpt__check_float(frame, i)) return frame->context->base.status;
+        if (!mpt__check_float(frame, i)) return mpt__outcome(frame);
         if (i == 1 && !mpt__same_shape(x, other))
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
                               "input %S and target %S: expected equal shapes; mpt_reshape "
@@ -545,7 +543,7 @@ MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor target
     const mpt__tensor *t = x ? mpt__at(context, targets, "argument 2") : NULL;
     const mpt__tensor *w =
         t && (weight.context || weight.slot) ? mpt__at(context, weight, "argument 5") : NULL;
-    if (!t || context->base.status != MPT_OK) return mpt__null(context);
+    if (!t || !mpt__ok(context)) return mpt__null(context);
     bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
                 (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
     if (!fits)
@@ -598,8 +596,8 @@ static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, 
         if (!x) return false;
         if (i == 0) first = x;
         if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-            return mpt__reject(context, MPT_ERROR_DTYPE, "%s has dtype %s, expected a float dtype",
-                               argument[i], mpt_dtype_name((mpt_dtype)x->dtype));
+            return mpt__reject(context, MPT_ERROR_DTYPE, "%s has dtype %D, expected a float dtype",
+                               argument[i], x->dtype);
         if (x->shape.rank == 0 || !mpt__same_shape(x, first))
             return mpt__reject(context, MPT_ERROR_SHAPE,
                                "%s is %S: expected equal shapes of one dimension or more",

@@ -110,8 +110,7 @@ static mpt_status mpt__matmul_forward(mpt__frame *frame) {
     mpt__save(frame, frame->in[1]);
     if (a->shape.rank == 2 && b->shape.rank == 2 && !a->parameter && !b->parameter)
         return mpt__launch_gemm(frame, a, b, frame->out[0], MPT__WRITE);
-    if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
-        return frame->context->base.status;
+    if (!mpt__matmul_views(frame, frame->in, frame->out[0], view)) return mpt__outcome(frame);
     return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
 }
 
@@ -120,7 +119,7 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
                                        const mpt__tensor *right) {
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-    if (!target) return frame->context->base.status;
+    if (!target) return mpt__outcome(frame);
     int batches = left->shape.rank - 2;
     bool vector = target->shape.rank == 1, summed = false;
     mpt__tensor matrix;
@@ -130,7 +129,7 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
     mpt_shape full = left->shape;
     full.dim[batches + 1] = right->shape.dim[batches + 1];
     mpt__tensor *product = mpt__temporary(frame, mpt__loss_dtype(frame), &full);
-    if (!product) return frame->context->base.status;
+    if (!product) return mpt__outcome(frame);
     mpt_status status = mpt__launch_gemm(frame, left, right, product, MPT__WRITE);
     if (status != MPT_OK) return status;
     return mpt__launch_reduce(frame->context, MPT__FN_SUM, product, &matrix, access);
@@ -139,8 +138,7 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
 static mpt_status mpt__matmul_backward(mpt__frame *frame) {
     mpt__tensor view[3], transposed;
     mpt_status status = MPT_OK;
-    if (!mpt__matmul_views(frame, frame->saved, frame->dy[0], view))
-        return frame->context->base.status;
+    if (!mpt__matmul_views(frame, frame->saved, frame->dy[0], view)) return mpt__outcome(frame);
     if (mpt__wants(frame, 0)) {
         transposed = mpt__transposed_view(&view[1]);
         status = mpt__matmul_gradient(frame, 0, &view[2], &transposed);
@@ -290,11 +288,9 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
     mpt_tensor in[3];
     in[0] = x, in[1] = weight, in[2] = bias;
     mpt_context *context = mpt__context_of(in, 3);
-    if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID) {
-        mpt__misuse(context, "mpt_linear", MPT_ERROR_ARGUMENT,
-                    "activation %d is none of mpt_activation", (int)activation);
-        return mpt__null(context);
-    }
+    if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID)
+        return mpt__misused(context, "mpt_linear", MPT_ERROR_ARGUMENT,
+                            "activation %d is none of mpt_activation", (int)activation);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.activation = (uint8_t)activation;
     attributes.required = 2;

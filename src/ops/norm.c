@@ -259,7 +259,7 @@ static mpt_status mpt__norm_nothing(mpt__frame *frame, mpt__tensor *const into[2
                                     const mpt__access access[2]) {
     for (int i = 0; i < 2; i++)
         if (into[i] && access[i] == MPT__WRITE) mpt__launch_fill(frame->context, into[i], 0.0);
-    return frame->context->base.status;
+    return mpt__outcome(frame);
 }
 
 static mpt_status mpt__normalise_backward(mpt__frame *frame) {
@@ -294,7 +294,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     }
     for (int i = 0; i < 2; i++)
         into[i] = mpt__gradient_into(frame, MPT__NORM_WEIGHT + i, &access[i]);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
     mpt__norm_operand(frame, launch, 0, x, MPT__READ);
@@ -490,7 +490,7 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
         return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
     if (frame->records && frame->op == MPT__OP_max_pool2d) {
         index = mpt__temporary(frame, MPT_I32, &frame->out_shape[0]);
-        if (!index) return frame->context->base.status;
+        if (!index) return mpt__outcome(frame);
         mpt__save(frame, index);
     }
     if (mpt__channels_inside(x)) {
@@ -508,7 +508,7 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__pooling_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     const mpt__tensor *x = frame->in[0], *dy = frame->dy[0];
     if (frame->access == MPT__WRITE) mpt__lie_as(frame->dx, x);
     if (mpt__pools_all(frame)) {

@@ -18,7 +18,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
         int dim = mpt__dimension(frame->context, (int)a->index[0], x->shape.rank);
-        if (dim < 0) return frame->context->base.status;
+        if (dim < 0) return mpt__outcome(frame);
         a->index[0] = dim;
     }
     if (!a->index[2] || (function != MPT__FN_MAX && function != MPT__FN_MIN))
@@ -66,7 +66,7 @@ static MPT__NOINLINE double mpt__one_of(int64_t n) {
 
 /* Every element of x gets dy (mean: dy / n) of its output. */
 static mpt_status mpt__reduce_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
     bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
@@ -98,7 +98,7 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
                           &x->shape);
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
-    if (!x) return frame->context->base.status;
+    if (!x) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
     launch->function = (uint8_t)frame->row->function;
     mpt__operand_chosen(frame, launch, 0, x, false, MPT__READ);
@@ -111,14 +111,14 @@ static mpt_status mpt__max_forward(mpt__frame *frame) {
     mpt__tensor *index = NULL;
     if (frame->records) {
         index = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
-        if (!index) return frame->context->base.status;
+        if (!index) return mpt__outcome(frame);
         mpt__save(frame, index);
     }
     return mpt__launch_argmax(frame, index, frame->out[0]);
 }
 
 static mpt_status mpt__max_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
     mpt__operand_chosen(frame, launch, 0, frame->saved[0], true, MPT__READ);
     mpt__operand_chosen(frame, launch, 1, frame->dy[0], true, MPT__READ);
@@ -331,7 +331,7 @@ static mpt_status mpt__softmax_shape(mpt__frame *frame) {
     int64_t *dim = &frame->attributes->index[0];
     int rank = frame->in[0]->shape.rank; /* 0: one element, whatever the dimension is called */
     *dim = rank > 0 ? mpt__dimension(frame->context, (int)*dim, rank) : 0;
-    return *dim < 0 ? frame->context->base.status : mpt__unary_shape(frame);
+    return *dim < 0 ? mpt__outcome(frame) : mpt__unary_shape(frame);
 }
 
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
@@ -344,7 +344,7 @@ static mpt_status mpt__softmax_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
     launch->function = (uint8_t)frame->row->function;
     mpt__operand_along(frame, launch, 0, frame->saved[0], MPT__READ);
@@ -376,7 +376,7 @@ static mpt_status mpt__cumsum_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_cumsum(frame, frame->dy[0], frame->dx, true, frame->access);
 }
 

@@ -54,7 +54,7 @@ static mpt_status mpt__interpolate_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_interpolate(frame, MPT__K_INTERPOLATE_BACKWARD, frame->dy[0], frame->dx,
                                    frame->access);
 }

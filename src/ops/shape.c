@@ -16,11 +16,9 @@ static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
 
 static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
     mpt_context *context = x.context;
-    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
-        mpt__misuse(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
-                    MPT_MAX_RANK);
-        return mpt__null(context);
-    }
+    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK)
+        return mpt__misused(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
+                            MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.rank = (uint8_t)shape->rank;
     for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
@@ -172,7 +170,7 @@ static mpt_status mpt__reshape_forward(mpt__frame *frame) {
 
 static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
-    if (!dy) return frame->context->base.status;
+    if (!dy) return mpt__outcome(frame);
     mpt__tensor view = mpt__viewed(dy, &frame->in[0]->shape);
     frame->layout = MPT__LAYOUT_KEPT;
     return mpt__gradient_pass(frame, 0, &view);
@@ -267,7 +265,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *index = frame->attributes->index;
     int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
-    if (dim < 0) return frame->context->base.status;
+    if (dim < 0) return mpt__outcome(frame);
     if (index[3] < 1)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "step %lld: expected 1 or more",
                           index[3]);
@@ -291,9 +289,9 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__slice_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     if (frame->access == MPT__WRITE && mpt__launch_fill(frame->context, frame->dx, 0.0) != MPT_OK)
-        return frame->context->base.status;
+        return mpt__outcome(frame);
     const int64_t *index = frame->attributes->index;
     mpt__tensor part = *frame->dx; /* what the slice took */
     part.shape.dim[index[0]] = frame->dy[0]->shape.dim[index[0]];
@@ -331,7 +329,7 @@ static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chun
         return -1;
     }
     for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
-    return context->base.status == MPT_OK ? (int)count : -1;
+    return mpt__ok(context) ? (int)count : -1;
 }
 
 MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
@@ -408,7 +406,7 @@ MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
 static mpt_status mpt__cat_shape(mpt__frame *frame) {
     const mpt__tensor *first = frame->in[0];
     int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->shape.rank);
-    if (dim < 0) return frame->context->base.status;
+    if (dim < 0) return mpt__outcome(frame);
     mpt__unary_shape(frame);
     for (int n = 1; n < frame->n_in; n++) {
         const mpt__tensor *x = frame->in[n];
@@ -480,10 +478,9 @@ static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int cou
     mpt_tensor group[MPT__MAX_INPUTS];
     int in_group = 0;
     for (int i = 0; i < count && context; i++) {
-        if (!tensors[i].context && !tensors[i].slot) {
-            mpt__misuse(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
-            return mpt__null(context);
-        }
+        if (!tensors[i].context && !tensors[i].slot)
+            return mpt__misused(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle",
+                                i + 1);
         group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes = mpt__no_attributes;

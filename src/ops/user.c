@@ -132,7 +132,7 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *
 static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, const char *call,
                                    mpt_status status) {
     context->base.op = call; /* not the last one that the user's function made */
-    if (context->base.status != MPT_OK || status == MPT_OK) return context->base.status;
+    if (!mpt__ok(context) || status == MPT_OK) return context->base.status;
     return mpt__error(context, status, "op %s reported: %s", op->cls.name, mpt_status_name(status));
 }
 
@@ -166,7 +166,7 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
         }
         status = mpt__gradient_pass(frame, i, gradient);
     }
-    if (context->base.status == MPT_OK) mpt_scope_end(context);
+    if (mpt__ok(context)) mpt_scope_end(context);
     return context->base.status;
 }
 
@@ -215,7 +215,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
         frame->in[i]->saves--;
         mpt__tensor_settle(context, frame->in[i]);
     }
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     for (int i = 0; i < frame->n_out; i++) {
         mpt_tensor output = call->slot[MPT__CALL_OUTPUT][i];
         if (output.slot == 0)
@@ -249,7 +249,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
     memset(&frame, 0, sizeof frame);
-    if (context->base.status != MPT_OK ||
+    if (!mpt__ok(context) ||
         !mpt__call_begin(&frame, context, MPT__OP_user, n_in, n_out, &attributes))
         return context->base.status;
     frame.compute = MPT_F32;

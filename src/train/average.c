@@ -92,10 +92,10 @@ static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
     uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
     if (!list) return context->base.status;
     mpt__module_parameters(context, ema->module, NULL, list, count);
-    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++)
+    for (int64_t i = 0; i < count && mpt__ok(context); i++)
         mpt__ema_cover(context, ema, &context->parameters[list[i]]);
     mpt__host_free(context, list, bytes);
-    for (int i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < ema->parts && mpt__ok(context); i++) {
         mpt__ema_part *part = &ema->part[i];
         part->average =
             mpt__storage_new(context, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
@@ -196,7 +196,7 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
     }
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
-    ema->applied = context->base.status == MPT_OK; /* all is kept: mpt_ema_restore can give it */
+    ema->applied = mpt__ok(context); /* all is kept: mpt_ema_restore can give it */
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
     return context->base.status;
@@ -210,7 +210,7 @@ MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
         return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
-    ema->applied = context->base.status != MPT_OK;
+    ema->applied = !mpt__ok(context);
     return context->base.status;
 }
 

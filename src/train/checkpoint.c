@@ -308,7 +308,7 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
         mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, buffer.path),
                         buffer.tensor);
     }
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {

@@ -69,15 +69,13 @@ static void mpt__fit_choose(mpt_context *context, const char *call, mpt_dtype *p
     const char *reason;
     if (!context || *precision != MPT_PRECISION_AUTO) return;
     *precision = mpt_precision_auto(context, &reason);
-    mpt__log(&context->base, MPT_LOG_INFO, "%s: %s, since %s", call, mpt_dtype_name(*precision),
-             reason);
+    mpt__log(&context->base, MPT_LOG_INFO, "%s: %D, since %s", call, *precision, reason);
 }
 
 static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
     if (precision == MPT_F32 || precision == MPT_F16 || precision == MPT_BF16) return MPT_OK;
     return mpt__error(context, MPT_ERROR_DTYPE,
-                      "precision %s: expected MPT_F32, MPT_F16 or MPT_BF16",
-                      mpt_dtype_name(precision));
+                      "precision %D: expected MPT_F32, MPT_F16 or MPT_BF16", precision);
 }
 
 /* ==== Evaluation ==== */
@@ -390,7 +388,7 @@ static bool mpt__fit_check(mpt_context *context, const mpt__fit *fit) {
     else if (config->patience > 0 && !config->validation.context)
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "patience counts validation losses: set config.validation to a loader");
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 static void mpt__fit_run(mpt__fit *fit) {

@@ -44,7 +44,7 @@ static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *o
     if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
     larger.first = first, larger.count = end - first;
     memset(larger.mirror, 0, sizeof larger.mirror);
-    for (int k = 0; k < MPT__MIRRORS && context->base.status == MPT_OK; k++) {
+    for (int k = 0; k < MPT__MIRRORS && mpt__ok(context); k++) {
         if (!mpt__wants_mirror(context, optimizer, state, k)) continue;
         mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
         larger.mirror[k] =
@@ -53,7 +53,7 @@ static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *o
             mpt__copy_elements(context, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
                                state->first - first, state->count);
     }
-    bool made = context->base.status == MPT_OK;
+    bool made = mpt__ok(context);
     for (int k = 0; k < MPT__MIRRORS; k++)
         mpt__storage_forget(context, made ? &state->mirror[k] : &larger.mirror[k]);
     if (made) *state = larger;
@@ -90,7 +90,7 @@ static void mpt__values_updated(mpt_context *context, const mpt__optimizer *opti
                                 mpt__optim_state *state, int form) {
     mpt__block *block = mpt__block_of(context, state);
     uint32_t version = ++context->storages[block->values].version;
-    if (form >= 0 && context->base.status == MPT_OK) block->form_version[form] = version;
+    if (form >= 0 && mpt__ok(context)) block->form_version[form] = version;
     memset(block->form_read, 0, sizeof block->form_read);
     if (!optimizer->shared) block->updates[1]++;
     state->agreed = mpt__foreign_writes(context, optimizer, state);
@@ -116,7 +116,7 @@ static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, u
 /* Makes the states cover the listed parameters, each state in one go. */
 static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
                                       const uint32_t *list, int64_t count) {
-    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++) {
+    for (int64_t i = 0; i < count && mpt__ok(context); i++) {
         const mpt__parameter *parameter = &context->parameters[list[i]];
         uint32_t index = mpt__state_of(context, optimizer, parameter->block);
         if (index == UINT32_MAX) break;
@@ -150,9 +150,9 @@ static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimiz
         mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
         if (dtype == MPT_BF16) continue;
         return mpt__error(context, MPT_ERROR_DTYPE,
-                          "stochastic_rounding: parameter %s is %s; call mpt_half(net, MPT_BF16) "
+                          "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
                           "before the optimizer is made",
-                          parameter->path, mpt_dtype_name(dtype));
+                          parameter->path, dtype);
     }
     return MPT_OK;
 }
@@ -194,11 +194,11 @@ static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optim
     larger.segments = mpt__storage_new(context, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
                                        MPT__FROM_DEVICE, false);
     larger.counts = mpt__storage_new(context, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
-    if (context->base.status == MPT_OK && held > 0) {
+    if (mpt__ok(context) && held > 0) {
         memcpy(larger.items, optimizer->items, (size_t)held * size);
         mpt__copy_elements(context, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
     }
-    bool made = context->base.status == MPT_OK;
+    bool made = mpt__ok(context);
     mpt__items_free(context, made ? optimizer : &larger);
     if (made) *optimizer = larger;
     return context->base.status;
@@ -352,10 +352,9 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
-    if (context->base.status == MPT_OK &&
-        mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
+    if (mpt__ok(context) && mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
         mpt__take_module(context, optimizer, module, NULL, 0);
-    if (context->base.status == MPT_OK) return mpt__optimizer_handle(context, optimizer);
+    if (mpt__ok(context)) return mpt__optimizer_handle(context, optimizer);
     mpt__object_free(context, MPT__OPTIMIZER, optimizer->id.slot);
     return mpt__optimizer_handle(context, NULL);
 }

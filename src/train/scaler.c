@@ -91,16 +91,14 @@ static bool mpt__check_factors(mpt_context *context, double growth, double backo
     } else if (!(backoff > 0 && backoff < 1)) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
     }
-    return context->base.status == MPT_OK &&
-           mpt__check_count(context, "growth_interval", interval, 1);
+    return mpt__ok(context) && mpt__check_count(context, "growth_interval", interval, 1);
 }
 
 static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
     if (c->max_scale > 0 && c->max_scale < c->min_scale)
         mpt__error(context, MPT_ERROR_ARGUMENT, "max_scale = %g is below min_scale = %g",
                    c->max_scale, c->min_scale);
-    return context->base.status == MPT_OK &&
-           mpt__check_scale(context, "init_scale", c->init_scale) &&
+    return mpt__ok(context) && mpt__check_scale(context, "init_scale", c->init_scale) &&
            mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) &&
            mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
            mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
@@ -411,7 +409,7 @@ static mpt_status mpt__scaler_watch(mpt_context *context, mpt__scaler *scaler) {
         if (++scaler->unseen < (patience < window ? patience : window)) return MPT_OK;
         mpt__wait(context);
     }
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     return mpt__scaler_look(context, scaler);
 }
 

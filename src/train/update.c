@@ -378,7 +378,7 @@ static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
    the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(context, optimizer);
         return MPT_OK;

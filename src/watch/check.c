@@ -224,7 +224,7 @@ static double mpt__check_value(mpt__gradcheck *check) {
     if (values) mpt__host_free(context, values, bytes);
     mpt_no_grad_end(context);
     mpt_scope_end(context);
-    return context->base.status == MPT_OK ? sum : MPT__NAN_F64;
+    return mpt__ok(context) ? sum : MPT__NAN_F64;
 }
 
 /* Leaves of the inputs' values, and one backward pass from the function of them. */
@@ -273,7 +273,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
         const double got = slopes ? (double)slopes[k] : 0.0;
         const double off = got > expected ? got - expected : expected - got;
         const double size = expected < 0 ? -expected : expected;
-        if (context->base.status != MPT_OK) break;
+        if (!mpt__ok(context)) break;
         if (off <= check->config.atol + check->config.rtol * size) continue;
         mpt__enter(context, "mpt_gradcheck");
         mpt__error(context, MPT_ERROR_NUMERIC,
@@ -306,8 +306,8 @@ MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void
         if (!input) break;
         if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
             mpt__error(context, MPT_ERROR_DTYPE,
-                       "input %d is %s: small changes need fp32; mpt_cast it inside the function",
-                       i, mpt_dtype_name((mpt_dtype)input->dtype));
+                       "input %d is %D: small changes need fp32; mpt_cast it inside the function",
+                       i, input->dtype);
         check.in[i] = mpt_clone(mpt_detach(in[i]));
     }
     mpt_status status = context->base.status;
