@@ -119,7 +119,7 @@ static bool mpt__anomaly_widen(const mpt__launch *from, mpt__launch *launch) {
     return true;
 }
 
-/* Launches outside the context's order, on memory by a table of its own. */
+/* Runs a launch outside the context's order, on the memory that `data` names. */
 static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     mpt__execution execution;

@@ -33,8 +33,8 @@ static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
 static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
     return (mpt_dtype)context->autocast[context->autocast_depth];
 }
-/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
-   that of a module which is kept out of half and yet gets what others made. */
+/* Whether floats of different dtypes meet in fp32. They do in every region, even one that casts
+   nothing: a module that is kept out of half still gets what others made. */
 static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
 
 /* Dtypes that arithmetic runs in. fp64 is storage only, except in the double-precision test
@@ -88,8 +88,8 @@ static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
     return mpt__dtype_mismatch(frame, a, b);
 }
 
-/* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
-   than two of them can do without is a mask, of any dtype. */
+/* The dtype that all inputs share, or fp32 where they differ inside a region. An optional input
+   beside two or more others is a mask, of any dtype. */
 static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *common) {
     int first = -1, other = -1;
     *common = MPT_F32;
@@ -152,7 +152,7 @@ static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *context, mpt__block *bl
     return block->form[which];
 }
 
-/* That of a parameter; 0 on error. */
+/* The form of a parameter; 0 on error. */
 static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *context, const mpt__tensor *tensor,
                                                   mpt_dtype dtype) {
     mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];

@@ -20,8 +20,8 @@ static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt
     return tensor;
 }
 
-/* Of a result, or what it is a view of: the call that can give it again, or NULL. The version that
-   it had stands behind those of what that call saved. */
+/* The call that can compute a result, or what it is a view of, again; NULL if none can. The version
+   that it had stands behind the versions of what that call saved. */
 static mpt__record *mpt__repeater(const mpt__tensor *tensor) {
     while (tensor->record && tensor->record->repeats == MPT__REPEATS_VIEW)
         tensor = tensor->record->in[0];
@@ -154,8 +154,8 @@ static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_i
     return true;
 }
 
-/* Begins a forward call, on a record whose inputs are the caller's to set, and its attributes too
-   where they are NULL here. */
+/* Begins a forward call on a record. The caller sets its inputs, and where they are NULL here its
+   attributes, too. */
 static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
                                               int n_in, int n_out,
                                               const mpt__attributes *attributes) {
@@ -204,7 +204,7 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
         "or mpt_clone it");
 }
 
-/* Lays a new output of four dimensions out as the op has it. */
+/* Lays a new output of four dimensions out as the op wants it. */
 static MPT__NOINLINE void mpt__output_layout(const mpt__frame *frame, mpt__tensor *out) {
     bool last = frame->layout == MPT__LAYOUT_CHANNELS_LAST;
     for (int i = 0; i < frame->n_in; i++) {
@@ -269,8 +269,8 @@ static mpt__tensor *mpt__call_run(mpt__frame *frame) {
     return NULL;
 }
 
-/* Begins it on handles, in a public call of that name, with attributes still to be set; false: it
-   ends here. The context is that of the first input that has one. */
+/* Begins an op on handles, in the public call `name`; its attributes are still to be set. False:
+   the call ends here. The first input that has a context gives it. */
 static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *name, int op,
                                                const mpt_tensor *in, int n_in, int required) {
     mpt_context *context = mpt__context_of(in, n_in);
@@ -281,7 +281,7 @@ static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *na
     return false;
 }
 
-/* All of it; gives the output's handle or the error null. */
+/* All of such a call: gives the output's handle or the error null. */
 static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
                               const mpt__attributes *attributes) {
     mpt__frame frame;
@@ -294,7 +294,7 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
 
 /* ==== Gradients of parameters ==== */
 
-/* Whether there is a gradient, where what the caller does depends on it. */
+/* Whether there is a gradient; a captured step notes that what follows depends on it. */
 static MPT__INLINE bool mpt__has_grad(mpt_context *context, const mpt__parameter *parameter) {
     if (context->capturing && !parameter->cleared) context->found_gradients = true;
     return parameter->has_grad;
@@ -430,9 +430,9 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
 
 /* ==== Backward ==== */
 
-/* A list of the records from `root` down, the reverse of the post-order in which inputs come in
-   their order. Both the list and, until they come into it, the stack of records under way run
-   through `next`; cursor is the next input of each. */
+/* Lists the records from `root` down, in the reverse of a post-order that takes inputs in their
+   order. `next` links the list, and before that the stack of records under way, of which each goes
+   on with its input `cursor`. */
 static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
     uint32_t mark = ++context->walk_mark;
     mpt__record *order = NULL, *under = NULL;
@@ -488,7 +488,7 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
     return MPT_OK;
 }
 
-/* The call that left a record, once more. */
+/* Fills in the frame of the call that left a record. */
 static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *record) {
     frame->n_temporary = 0;
     frame->context = context;
@@ -508,8 +508,8 @@ static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *
     context->launch.op_record = record->number;
 }
 
-/* Computes a tensor again that no record held. The record it comes from holds it then, as a result
-   that it saved: until its own backward, so that all who need it share it. */
+/* Computes again a tensor that no record held. From then on the record it comes from holds it, as a
+   result that it saved, until its own backward: all who need it share it. */
 static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) {
     mpt__frame frame;
     mpt__record *record = tensor->record;

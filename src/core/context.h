@@ -90,7 +90,7 @@ typedef struct mpt__parameter {
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
     int64_t offset, numel; /* in the block */
     bool has_grad;         /* None or not */
-    bool cleared;          /* has_grad is not of before context->found_gradients was reset */
+    bool cleared;          /* since context->found_gradients was reset */
     bool live;
 } mpt__parameter;
 
@@ -108,16 +108,16 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
-/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients
-   lie as what they belong to does; the others may take all that they write for contiguous. */
+/* How an op lays its results out; its shape rule says so. Where an op keeps the layout, gradients
+   lie as their tensors do; other ops may take all that they write for contiguous. */
 typedef enum mpt__layout {
     MPT__LAYOUT_CONTIGUOUS,
     MPT__LAYOUT_KEPT, /* channels last where an input is */
     MPT__LAYOUT_CHANNELS_LAST
 } mpt__layout;
 
-/* Transformers have what mpt_recompute_begin spares; in builds without them it is accepted and does
-   nothing, and what asks whether calls are in such a region is left out. */
+/* mpt_recompute_begin pays in transformers: builds without attention accept it, do nothing, and
+   need not ask whether a call is in such a region. */
 #ifdef MPTRAIN_NO_ATTENTION
 enum { MPT__RECOMPUTES = 0 };
 #else
@@ -252,7 +252,7 @@ typedef struct mpt__waiting {
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
-#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards that call each other */
+#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
 #define MPT__MAX_LISTENERS 16
 
 typedef struct mpt__scoped {
@@ -405,11 +405,11 @@ struct mpt_context {
 /* ==== Errors, and what waits ==== */
 
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
-/* The same as what a check or a call returns: false, the error null, a status. */
+/* The same, for what returns a bool: false; for what returns a tensor: the error null. */
 #define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
 #define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
-/* For what is wrong before an op is applied: begins the public call that is refused. misused gives
-   the error null. */
+/* For what is wrong before an op is applied: they begin the public call that is refused. misused
+   gives the error null. */
 #define mpt__misuse(context, call, ...) \
     (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
 #define mpt__misused(context, call, ...) \
@@ -421,7 +421,7 @@ struct mpt_context {
 #ifdef MPTRAIN_NO_CONV
 #define mpt__wait_no_more(context) ((void)0)
 #else
-/* What waits runs. */
+/* Runs what waits. */
 #define mpt__wait_no_more(context) \
     ((context)->waiting.out ? (context)->waiting.run(context) : (void)0)
 #endif

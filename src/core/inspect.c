@@ -372,7 +372,7 @@ MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
 
 /* ==== Errors ==== */
 
-/* The status, of a child after fork an error. */
+/* The status; in a child of fork an error. */
 static mpt_status mpt__status_now(mpt_context *context) {
     if (mpt__ok(context) && mpt__forked_fast(&context->base)) mpt__not_forked(context);
     return context->base.status;

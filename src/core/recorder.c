@@ -33,7 +33,7 @@ typedef struct mpt__recording {
     int64_t storages_before;
     mpt__ids retired; /* given back while recording */
     mpt__ids held;    /* outlive the recording, with a reference each */
-    mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
+    mpt__ids work;    /* kind, slot, generation of what mpt__recorder_note was told */
     bool failed;
     bool own; /* anomaly mode's */
 } mpt__recording;
@@ -45,7 +45,7 @@ static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
     if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
 }
 
-/* The step being recorded updates this optimizer or scaler. */
+/* Notes that the step being recorded updates this optimizer or scaler. */
 static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
     mpt__recording *recorder = context->recorder;
     if (!recorder) return;
@@ -203,7 +203,7 @@ static void mpt__replay_launch(mpt_context *context, const mpt__recording *recor
     mpt__submit(context, &launch);
 }
 
-/* The launches of a recording whose storages have memory. */
+/* Runs the launches of a recording whose storages have memory. */
 static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->count && mpt__ok(context); i++)
         mpt__replay_launch(context, recorder, i);

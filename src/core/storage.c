@@ -26,7 +26,7 @@ static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
     return !MPT__UNLIKELY(mpt__forked_fast(&context->base)) || mpt__not_forked(context);
 }
 
-/* The same for what gives something back, which an error of before does not keep it from. */
+/* The same for what gives something back: an earlier error does not stop it. */
 static bool mpt__enter_anyway(mpt_context *context, const char *op) {
     mpt__enter(context, op);
     return context && !mpt__forked(&context->base);
@@ -186,7 +186,7 @@ static void *mpt__workspace(mpt_context *context, int64_t bytes) {
     return context->workspace;
 }
 
-/* Whether one tensor has it; what recordings hold of it does not count. */
+/* Whether a single tensor uses a storage; the references of recordings do not count. */
 static MPT__INLINE bool mpt__storage_alone(const mpt_context *context, uint32_t id) {
     return context->storages[id].references - context->storages[id].recordings == 1;
 }

@@ -128,7 +128,7 @@ static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype,
             mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK);
 }
 
-/* In the dtype that it will be rounded to. */
+/* A tensor as a dense image of the dtype that products round it to. */
 static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
     mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute;
     return mpt__image_as(frame, *tensor, dtype, view);

@@ -331,7 +331,7 @@ static mpt_status mpt__pow_backward(mpt__frame *frame) {
     return mpt__sloped_gradient(frame, 1, MPT__FN_POW_EXPONENT, a, b);
 }
 
-/* Squares are what powers are taken for most. */
+/* Most powers are squares, which are products. */
 static mpt_status mpt__pow_scalar_forward(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     if (frame->attributes->imm[0] != 2.0) return mpt__unary_keep_in_forward(frame);
@@ -360,8 +360,8 @@ MPT__DEFINE_BINARY(minimum)
 MPT__DEFINE_BINARY(maximum)
 #undef MPT__DEFINE_BINARY
 
-/* Comparison with a number that takes the tensor's dtype, as PyTorch's do; integers meet one that
-   they cannot be in fp32. */
+/* Compares with a number in the tensor's dtype, as PyTorch does; integers and a number that is none
+   of theirs meet in fp32. */
 static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = x.context;
@@ -416,7 +416,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                       &condition->shape, &a->shape, &b->shape);
 }
 
-/* What one of the two leaves out is -0, to which the other adds without a trace. */
+/* Each launch writes -0 where the other has the element: that adds to it without a trace. */
 static mpt_status mpt__where_forward(mpt__frame *frame) {
     mpt__save(frame, frame->in[0]);
     mpt_status status = mpt__launch_binary(frame->context, MPT__FN_KEEP, frame->in[0], frame->in[1],

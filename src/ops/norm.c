@@ -120,7 +120,7 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
 #endif
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* The stride of dimensions 2 and on as one; -1: they are not. */
+/* The stride of dimensions 2 and up as a single one; -1: they do not lie as one. */
 static int64_t mpt__inner_stride(const mpt__tensor *x) {
     int64_t stride = -1, next = -1;
     for (int d = x->shape.rank - 1; d > 1; d--) {
@@ -157,7 +157,7 @@ static const mpt__tensor *mpt__lying_as(mpt__frame *frame, const mpt__tensor *te
     return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
 }
 
-/* [N, G, C, S] of an operand of the input's shape. */
+/* An operand of the input's shape as [N, G, C, S]. */
 static void mpt__norm_operand(const mpt__frame *frame, mpt__launch *launch, int position,
                               const mpt__tensor *tensor, mpt__access access) {
     mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 4, access);

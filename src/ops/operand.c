@@ -51,8 +51,8 @@ static MPT__FORCE_INLINE void mpt__operand_padded(mpt__launch *launch, int posit
     if (tensor->shape.rank != rank) mpt__operand_pad(operand, tensor, rank);
 }
 
-/* For a kernel that goes along dimension index[0], of rank 1 or more. Where the input is channels
-   last, [N, H, W, C]: so do loops go. */
+/* For a kernel that works along dimension index[0] of a rank of 1 or more. Where the input is
+   channels last the dimensions come as [N, H, W, C], as loops go. */
 static void mpt__operand_along(mpt__frame *frame, mpt__launch *launch, int position,
                                const mpt__tensor *tensor, mpt__access access) {
     static const uint8_t order[] = {0, 2, 3, 1}, place[] = {0, 3, 1, 2};

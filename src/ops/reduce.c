@@ -33,8 +33,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* Strings of an output, or its gradient, with the reduced dimensions back in as size 1, stride
-   0. */
+/* An output, or its gradient, with the reduced dimensions back in as size 1, stride 0. */
 static mpt__tensor mpt__unreduced_view(const mpt__frame *frame, const mpt__tensor *out) {
     const mpt__tensor *x = frame->in[0];
     const mpt__attributes *a = frame->attributes;
@@ -55,8 +54,8 @@ static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
-/* 1 / n, rounded to nearest whatever the program has set. Compilers take arithmetic out of the part
-   in which it is so, unless they have to read and to write just there. */
+/* 1 / n, rounded to nearest whatever the program has set. Without volatile, compilers move the
+   division out of the part in which that holds. */
 static MPT__NOINLINE double mpt__one_of(int64_t n) {
     MPT__PLAIN_FLOATS;
     const volatile int64_t count = n;
@@ -209,7 +208,7 @@ static mpt_status mpt__var_forward(mpt__frame *frame) {
     return mpt__launch_copy(context, sum, &out, MPT__WRITE);
 }
 
-/* dx = 2 dy (x - mean) / (n - correction), or of the root y that / 2 y, 0 where y is. */
+/* dx = 2 dy (x - mean) / (n - correction); of the root y that / 2 y, or 0 where y is 0. */
 static mpt_status mpt__var_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *root = frame->saved[2];

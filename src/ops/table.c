@@ -31,7 +31,7 @@ static bool mpt__is_norm(int op) {
     return op == MPT__OP_layer_norm || op == MPT__OP_rms_norm || op == MPT__OP_group_norm;
 }
 
-/* Not from what is itself to be computed again: one step is enough, and none waits for another. */
+/* What is itself to be computed again repeats nothing: a repetition never waits for another. */
 static bool mpt__can_repeat(const mpt__frame *frame) {
     if (frame->op == MPT__OP_linear)
         return mpt__activation_keeps_input((mpt_activation)frame->attributes->activation);

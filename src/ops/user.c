@@ -185,7 +185,7 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const
     context->base.op = "mpt_op_apply";
 }
 
-/* Before a forward of the user's, which may call others: they must come to an end. */
+/* Before a forward of the user's, which may call others: their nesting has a limit. */
 static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
     if (context->forward_depth == MPT__MAX_DEPTH) {
         mpt__error(context, MPT_ERROR_STATE,
