@@ -229,7 +229,7 @@ MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, 
     return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
 }
 
-/* The first `count` in order, -1: all, and their indices; the values are gathered, so that their
+/* The first `count` in order (-1: all), and their indices. The values are gathered, so that their
    gradients find the way back. */
 static mpt_tensor mpt__sorted(const char *name, mpt_tensor x, int64_t count, int dim,
                               bool descending, bool values, mpt_tensor *indices) {

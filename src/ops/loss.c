@@ -30,7 +30,7 @@ static bool mpt__good_number(mpt_context *context, const char *name, const char 
     return good;
 }
 
-/* Of a pair loss: inputs that it cannot do without, those that get gradients, p and r. */
+/* The attributes of a pair loss: how many inputs it needs, how many get gradients, p and r. */
 static mpt__attributes mpt__pair_attributes(int required, int gradients, double p, double r) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.required = (uint8_t)required;
@@ -90,8 +90,8 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
     return launch;
 }
 
-/* In line, as all of a step of small nets: a tensor of one dimension, or a number as one element;
-   one of two, or of one as a row of it. */
+/* A vector, or a number as one element; a table, or a vector as its only row. Inlined, as is all
+   that a step of a small net runs. */
 static MPT__FORCE_INLINE void mpt__operand_vector(mpt__launch *launch, int position,
                                                   const mpt__tensor *tensor, mpt__access access) {
     bool number = tensor->shape.rank == 0;
@@ -187,7 +187,7 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
                              frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
 }
 
-/* One that is copied would make its reader wait for the copy's stores. */
+/* Read where it stands: the reader of a copy would wait for the copy's stores. */
 static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
 
 MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
@@ -226,8 +226,8 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
     return mpt__spares_end(&spares, loss);
 }
 
-/* [N, C, d1..] as [N d1.., C], in in[0], and its targets as [N d1..], in in[1]. Rows of a sample,
-   or -1. */
+/* Turns in[0] from [N, C, d1..] into [N d1.., C], and its targets in in[1] into [N d1..]. Gives the
+   rows of a sample, or -1. */
 static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x,
                                    const mpt__tensor *t) {
     mpt_context *context = in[0].context;
@@ -409,7 +409,7 @@ MPT__DEFINE_PAIR(l1_loss)
 MPT__DEFINE_PAIR(soft_margin_loss)
 #undef MPT__DEFINE_PAIR
 
-/* With a number that must be `good`. A beta of 0 makes smooth_l1_loss l1_loss, 0 / 0 else. */
+/* With a number that must be `good`. With a beta of 0 smooth_l1_loss is l1_loss, not 0 / 0. */
 #define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good) \
     MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number, \
                                     mpt_reduction reduction) { \
@@ -503,7 +503,7 @@ MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target,
 
 /* ---- Means over the classes, the last dimension ---- */
 
-/* Losses of classes as those of their samples. */
+/* The losses of samples, from those of their classes. */
 static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduction reduction) {
     if (reduction == MPT_MEAN) return loss;
     loss = mpt_mean(mpt__spare(spares, loss), -1, false);
@@ -525,7 +525,8 @@ MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_ten
     return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
 }
 
-/* Pairs of an input and whether it is the target's, beside the target's input and weight. */
+/* A pair is an input and whether it is the target's; beside it stand the target's input and weight.
+   */
 MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
                                              double margin, mpt_tensor weight,
                                              mpt_reduction reduction) {
@@ -584,7 +585,7 @@ static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_te
     return mpt__dot(spares, difference, difference, -1);
 }
 
-/* Begins such a call: whether the tensors have one shape. Halves become fp32. */
+/* Begins such a call: checks that the tensors have one shape, and makes halves fp32. */
 static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
     static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
     mpt_context *context = mpt__context_of(in, n);

@@ -113,7 +113,7 @@ static MPT__NOINLINE void mpt__fit_rewind(mpt_context *context, mpt_loader loade
     if (at && at->next >= batches) mpt_loader_reset(loader);
 }
 
-/* Of a whole epoch; precision and loss are the config's. */
+/* Evaluates a whole epoch; precision and loss are the config's. */
 static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
                                     const mpt_fit_config *config) {
     mpt_context *context = net.context;

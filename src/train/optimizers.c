@@ -76,7 +76,7 @@ static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optim
     return context->storages[block->values].version - block->updates[!optimizer->shared];
 }
 
-/* What others wrote counts: the master is loaded again. */
+/* Loads the master again where others wrote the values. */
 static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer *optimizer,
                                       mpt__optim_state *state) {
     uint32_t now = mpt__foreign_writes(context, optimizer, state);

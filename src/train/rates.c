@@ -223,8 +223,8 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
     return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
 }
 
-/* Uploads the window that begins at the steps applied so far; the one place that reads them. Per
-   epoch it is the same number throughout. */
+/* Uploads the window that begins at the steps applied so far; the one place that reads them. A rate
+   per epoch fills it with one number. */
 static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
     MPT__PLAIN_FLOATS;
     mpt__optimizer *optimizer = schedule->optimizer;

@@ -47,8 +47,8 @@ MPT__HANDLES(scaler, MPT__SCALER)
 
 /* ==== The optimizers of an update ==== */
 
-/* The first optimizer behind row *i that takes part in the current update of a scaler, 0: of any.
-   NULL: none is left. */
+/* The first optimizer behind row *i that takes part in the current update of a scaler (0: of any
+   one). NULL: none is left. */
 static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t scaler, int64_t *i) {
     const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
     while (++*i < table->count) {
@@ -59,7 +59,7 @@ static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t sca
     return NULL;
 }
 
-/* The current update of a scaler ends, 0: of all. Returns how many optimizers took part. */
+/* Ends the current update of a scaler (0: of all). Returns how many optimizers took part. */
 static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler) {
     int64_t count = 0, i = 0;
     mpt__optimizer *optimizer;

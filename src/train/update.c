@@ -297,8 +297,8 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
     return MPT_OK;
 }
 
-/* Segments [row, row + rows) of a state, which are of one group. With a form, the kernel takes the
-   values for the master of that. */
+/* Updates segments [row, row + rows) of a state, which are of one group. With a form, the kernel
+   takes the values for its master. */
 static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
                                      const mpt__optim_state *state, int form, int64_t row,
                                      int64_t rows, uint16_t found_slot) {
@@ -374,8 +374,8 @@ static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
              list.length >= sizeof names ? " .." : "");
 }
 
-/* One update of everything that has a gradient, by mpt__pattern of now. Queued; nothing happens on
-   the device while found_slot (0: none) or the error word is set. */
+/* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
+   on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
     if (!mpt__ok(context)) return context->base.status;
