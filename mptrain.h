@@ -410,13 +410,13 @@ optimizer state from files. fp64 is a dtype of storage, fp8 that
 and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * face/tensors.h: the public API: contexts, tensors, operations, autograd.
  *
  * Shapes stand in brackets, [N, C]; dtypes are those of mpt_dtype; bytes are bytes, elements are
  * elements. A function that can fail records the first error in its context (mpt_error) and
  * returns a status, or an error null that later calls pass on in silence: a loop checks once.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPTRAIN_H
 #define MPTRAIN_H
 
@@ -1110,9 +1110,9 @@ MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size);
 }
 #endif
 #endif /* MPTRAIN_H */
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * face/training.h: the public API of modules, optimizers, data, files and whole trainings.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__FACE_TRAINING_INCLUDED
 #define MPT__FACE_TRAINING_INCLUDED
 
@@ -1924,9 +1924,9 @@ MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_d
 }
 #endif
 #endif /* MPT__FACE_TRAINING_INCLUDED */
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * face/models.h: the public API of what convolutional networks and transformers are made of.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__FACE_MODELS_INCLUDED
 #define MPT__FACE_MODELS_INCLUDED
 
@@ -2163,10 +2163,10 @@ MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, dou
 }
 #endif
 #endif /* MPT__FACE_MODELS_INCLUDED */
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * face/data.h: the public API of data in files: tables, arrays, images with
  * augmentation, text, tokens.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__FACE_DATA_INCLUDED
 #define MPT__FACE_DATA_INCLUDED
 
@@ -2359,7 +2359,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 #endif /* MPT__FACE_DATA_INCLUDED */
 
 #if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * waist/functions.h: every elementwise function of UNARY and BINARY, once. From this list come
  * mpt__function (waist/launch.h), the tables of the CPU's levels, and the switch of CUDA.
  *
@@ -2367,7 +2367,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
  * of the launch. A value is written in the words of cpu/vocabulary.h, which each backend gives for
  * its own numbers; waist/functions.inl makes some more of them. S: what the CPU computes one by one
  * on every level, since it has no vector of it. Nanoseconds are those of the reference level.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__WAIST_FUNCTIONS_INCLUDED
 #define MPT__WAIST_FUNCTIONS_INCLUDED
 
@@ -2461,14 +2461,14 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
                v_select(v_equal(b, v_set(1)), MPT__TRUTH(v_equal(a, v_zero())), v_zero())))
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * waist/launch.h: the waist. Above it ops, modules and optimizers; below it backends.
  *
  * Ops lower to launches; a backend executes launches and nothing else. A launch names storages by
  * id and device scalars by slot, never by pointer, so that it can be printed, counted, recorded,
  * replayed on other memory, or put into a graph. Whatever varies from step to step (learning rate,
  * loss scale, step counters, found_inf) lives in device scalars: a recorded launch stays valid.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__WAIST_LAUNCH_INCLUDED
 #define MPT__WAIST_LAUNCH_INCLUDED
 
@@ -3023,13 +3023,13 @@ int mpt__cuda_device_count(char *why, size_t size);
 
 #if defined(MPTRAIN_IMPLEMENTATION) && !defined(MPT__IMPLEMENTED)
 #define MPT__IMPLEMENTED
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/platform.h: what compilers and C libraries do differently: function attributes, the
  * pragmas that fix floating-point results, atomics, floating-point control, text without printf.
  *
  * This room, ground/files.c and ground/base.c alone hold atomics, compiler pragmas and system
  * calls.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__GROUND_PLATFORM_INCLUDED
 #define MPT__GROUND_PLATFORM_INCLUDED
 
@@ -3594,6 +3594,8 @@ static size_t mpt__format_text_v(char *out, size_t size, const char *format, va_
             mpt__text_double(&text, va_arg(arguments, double), precision);
         } else if (*format == 'S') {
             mpt__text_shape(&text, va_arg(arguments, const mpt_shape *));
+        } else if (*format == 'D') {
+            mpt__text_string(&text, mpt_dtype_name((mpt_dtype)va_arg(arguments, int)));
         } else if (*format == 'B') {
             mpt__text_bytes(&text, va_arg(arguments, int64_t));
         } else {
@@ -3613,11 +3615,27 @@ static size_t mpt__format_text(char *out, size_t size, const char *format, ...) 
     return length;
 }
 
+/* Text that grows in a caller's buffer. */
+static mpt__text mpt__text_make(char *out, size_t size) {
+    mpt__text text;
+    text.out = out, text.size = out ? size : 0, text.length = 0;
+    if (text.size) out[0] = '\0';
+    return text;
+}
+
+static void mpt__write_text(mpt__text *text, const char *format, ...) {
+    char *at = text->length < text->size ? text->out + text->length : NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
+    va_end(arguments);
+}
+
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/files.c: the built-in functions of mpt_config.io: files of POSIX systems and of Windows,
  * and why a call of them failed. What asks for the callbacks of a context is in ground/base.c.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #define MPT__PATH_SIZE 1024
 
@@ -4078,11 +4096,11 @@ static void mpt__io_init(mpt_io *io) {
 #endif
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/base.c: allocator, errors, log, clock, saving, threads: the machine underneath.
  *
  * Everything above speaks to the system through an mpt__base, the first member of a context.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base {
@@ -4137,6 +4155,25 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     mpt__format_text_v(message, sizeof message, format, arguments);
     va_end(arguments);
     mpt__log_write(base, level, message);
+}
+
+static const char *const mpt__status_names[] = {"ok",
+                                                "bad argument",
+                                                "shapes do not fit",
+                                                "dtypes do not fit",
+                                                "bad handle",
+                                                "wrong state",
+                                                "out of memory",
+                                                "input or output failed",
+                                                "bad format",
+                                                "index out of range",
+                                                "numeric",
+                                                "unsupported",
+                                                "device failed",
+                                                "thread"};
+
+MPTRAIN_API const char *mpt_status_name(mpt_status status) {
+    return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
 }
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
@@ -4230,7 +4267,7 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "activation", "data",   "batch", "workspace", "host"};
 
 /* "parameter", "master", ...: the words of every report. */
-static const char *mpt__memory_kind_text(mpt_memory_kind kind) {
+MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
 }
 
@@ -4261,12 +4298,12 @@ static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t b
                          "out of memory: asked for %B for %s beyond the "
                          "memory_limit of %B; %B held, %B in use%s; try a smaller batch, "
                          "mpt_memory_trim or a higher memory_limit",
-                         wanted, mpt__memory_kind_text(kind), base->memory_limit, memory->held,
+                         wanted, mpt_memory_kind_name(kind), base->memory_limit, memory->held,
                          memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
                      "out of memory: %s refused %B for %s; "
                      "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
-                     who, wanted, mpt__memory_kind_text(kind), memory->held, memory->total_current,
+                     who, wanted, mpt_memory_kind_name(kind), memory->held, memory->total_current,
                      use);
 }
 
@@ -4940,13 +4977,207 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
                   threads);
 }
 
+/* ------------------------
+ * ground/json.c: UTF-8, and JSON read value by value. What a file holds its reader asks for; what
+ * is anything else is refused with its place. No recursion, and nothing is allocated.
+ * ---------------------- */
+
+/* ==== UTF-8 ==== */
+
+/* The bytes that the first character takes, or 0 if they are no UTF-8. */
+static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    if (n == 0) return 0;
+    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (size == 0 || size > n || p[0] > 0xf4) return 0;
+    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
+    for (size_t i = 1; i < size; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        *code = *code << 6 | (p[i] & 0x3fu);
+    }
+    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
+                                                                                          : size;
+}
+
+/* A code point as UTF-8; returns its 1 to 4 bytes. */
+static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
+    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
+    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
+    return size;
+}
+
+/* ==== JSON ==== */
+
+/* A text, and the place in it that is being read. */
+typedef struct mpt__json {
+    mpt__base *base;  /* is told of faults */
+    const char *name; /* of the file, or "memory", for messages */
+    uint8_t *text;
+    size_t size, at;
+    size_t before; /* bytes of the file that stand before the text */
+} mpt__json;
+
+/* A string, decoded over its own spelling. */
+typedef struct mpt__span {
+    uint8_t *text;
+    size_t length;
+} mpt__span;
+
+static bool mpt__json_refuse(const mpt__json *json, const char *what) {
+    mpt__fail(json->base, MPT_ERROR_FORMAT, "%s, byte %lld: %s", json->name,
+              (int64_t)(json->before + json->at), what);
+    return false;
+}
+
+/* The next byte, 0 at the end. */
+static uint8_t mpt__json_byte(const mpt__json *json) {
+    return json->at < json->size ? json->text[json->at] : 0;
+}
+
+/* The next byte that is no white space. */
+static uint8_t mpt__json_peek(mpt__json *json) {
+    for (;; json->at++) {
+        uint8_t c = mpt__json_byte(json);
+        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
+    }
+}
+
+/* Goes past `c` if it comes next. */
+static bool mpt__json_take(mpt__json *json, uint8_t c) {
+    bool here = mpt__json_peek(json) == c;
+    if (here) json->at++;
+    return here;
+}
+
+static bool mpt__json_expect(mpt__json *json, uint8_t c, const char *otherwise) {
+    return mpt__json_take(json, c) || mpt__json_refuse(json, otherwise);
+}
+
+/* After an element of a list that ends with `close`: whether that was the last. */
+static bool mpt__json_more(mpt__json *json, uint8_t close, bool *done) {
+    *done = mpt__json_take(json, close);
+    return *done || mpt__json_expect(json, ',', "',' or the closing bracket expected");
+}
+
+static bool mpt__json_end(mpt__json *json) {
+    mpt__json_peek(json);
+    return json->at == json->size || mpt__json_refuse(json, "text after the closing bracket");
+}
+
+/* A natural number below 2^63, without sign, fraction, exponent or leading zeros. */
+static bool mpt__json_natural(mpt__json *json, int64_t *value) {
+    uint8_t c = mpt__json_peek(json);
+    size_t start = json->at;
+    *value = 0;
+    for (; c >= '0' && c <= '9'; json->at++, c = mpt__json_byte(json)) {
+        if (*value > (INT64_MAX - (c - '0')) / 10)
+            return mpt__json_refuse(json, "the number is too large");
+        *value = *value * 10 + (c - '0');
+        if (*value < 10 && json->at > start)
+            return mpt__json_refuse(json, "a number begins with 0");
+    }
+    if (json->at == start || c == '.' || c == 'e' || c == 'E')
+        return mpt__json_refuse(json, "a whole number expected");
+    return true;
+}
+
+/* What follows "\u": four hexadecimal digits. */
+static bool mpt__json_hex(mpt__json *json, uint32_t *value) {
+    *value = 0;
+    for (int i = 0; i < 4; i++, json->at++) {
+        uint8_t c = mpt__json_byte(json), letter = c | 0x20;
+        uint32_t digit = c >= '0' && c <= '9'             ? (uint32_t)(c - '0')
+                         : letter >= 'a' && letter <= 'f' ? (uint32_t)(letter - 'a' + 10)
+                                                          : 16;
+        if (digit > 15) return mpt__json_refuse(json, "four hexadecimal digits expected");
+        *value = *value << 4 | digit;
+    }
+    return true;
+}
+
+/* What follows a backslash. */
+static bool mpt__json_escape(mpt__json *json, uint32_t *code) {
+    static const char escapes[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    uint8_t c = mpt__json_byte(json);
+    const char *found = c ? strchr(escapes, c) : NULL;
+    uint32_t low;
+    json->at++;
+    if (found) *code = (uint32_t)meanings[found - escapes];
+    if (found) return true;
+    if (c != 'u') return mpt__json_refuse(json, "an unknown escape");
+    if (!mpt__json_hex(json, code)) return false;
+    if (*code == 0) return mpt__json_refuse(json, "a NUL in a string");
+    if (*code < 0xd800 || *code > 0xdfff) return true;
+    if (*code > 0xdbff || json->size - json->at < 2 || json->text[json->at] != '\\' ||
+        json->text[json->at + 1] != 'u')
+        return mpt__json_refuse(json, "half of a surrogate pair");
+    json->at += 2;
+    if (!mpt__json_hex(json, &low)) return false;
+    if (low < 0xdc00 || low > 0xdfff) return mpt__json_refuse(json, "half of a surrogate pair");
+    *code = 0x10000 + ((*code - 0xd800) << 10) + (low - 0xdc00);
+    return true;
+}
+
+/* The next character of a string. False behind its closing quote, with *good set to true, and at a
+   fault, which is recorded. */
+static bool mpt__json_char(mpt__json *json, uint32_t *code, bool *good) {
+    *good = false;
+    if (json->at >= json->size) return mpt__json_refuse(json, "a string without end");
+    uint8_t c = json->text[json->at];
+    if (c == '"') {
+        json->at++;
+        *good = true;
+        return false;
+    }
+    if (c < 0x20) return mpt__json_refuse(json, "a control character in a string");
+    if (c == '\\') {
+        json->at++;
+        return mpt__json_escape(json, code);
+    }
+    const size_t length = mpt__utf8_read(json->text + json->at, json->size - json->at, code);
+    json->at += length;
+    return length > 0 || mpt__json_refuse(json, "a string is not valid UTF-8");
+}
+
+/* A string, decoded in place: no character is longer than its spelling. */
+static bool mpt__json_string(mpt__json *json, mpt__span *string) {
+    uint32_t code;
+    bool good;
+    if (!mpt__json_expect(json, '"', "a string expected")) return false;
+    string->text = json->text + json->at;
+    string->length = 0;
+    while (mpt__json_char(json, &code, &good)) {
+        uint8_t out[4];
+        const size_t length = mpt__utf8_write(code, out);
+        memcpy(string->text + string->length, out, length);
+        string->length += length;
+    }
+    return good;
+}
+
+/* A key with its colon. */
+static bool mpt__json_key(mpt__json *json, mpt__span *key) {
+    return mpt__json_string(json, key) && mpt__json_expect(json, ':', "':' expected");
+}
+
+/* Names as bytes, the shorter one first where one begins the other. */
+static int mpt__span_compare(mpt__span a, mpt__span b) {
+    int order = memcmp(a.text, b.text, a.length < b.length ? a.length : b.length);
+    return order ? order : (a.length > b.length) - (a.length < b.length);
+}
+
+static bool mpt__span_is(mpt__span span, const char *text) {
+    return strlen(text) == span.length && memcmp(text, span.text, span.length) == 0;
+}
+
 MPT__BEGIN_KERNELS
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/parallel.c: the thread pool of a context.
  *
  * Work comes as numbered chunks whose borders depend on the problem alone, never on the number of
  * threads: that is why no result changes with it. Chunks are claimed from one counter.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Contract ==== */
 
@@ -5332,13 +5563,13 @@ static MPT__NOINLINE MPT__UNUSED void mpt__floats_end(const uint32_t *before) {
     if (MPT__UNLIKELY(*before != (uint32_t)MPT__FLOAT_PLAIN)) mpt__set_float_state(*before);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/random.c: counter-based random numbers and 64-bit hashes.
  *
  * Pure functions. The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
  * as 1, 2, 3", SC 2011): a key and an element index give 32 random bits, whatever was drawn before,
  * by however many threads, in chunks of whatever size, on whatever CPU.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Hashes ==== */
 
@@ -5504,14 +5735,14 @@ static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
     }
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/dtype.c: the table of dtypes, and conversions of single values.
  *
  * Pure functions. fp16 is IEEE binary16, bf16 the upper half of an fp32, fp8 the OCP formats E4M3FN
  * and E5M2. Conversions from fp32 round to nearest even and work on integer bits, so that neither
  * compiler flags nor the caller's flush-to-zero mode reach them; a double is first rounded to fp32,
  * as PyTorch does.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* What kernels compute in: float. A test that compares with finite differences makes it double. */
 #ifndef MPT__REAL
@@ -5547,6 +5778,15 @@ static const mpt__dtype_row mpt__dtype_info[MPT_DTYPE_COUNT] = {
     {"uint8", "U8", 1, false, 0, 255.0, 1.0, 1.0},
     {"bool", "BOOL", 1, false, 0, 1.0, 1.0, 1.0},
 };
+
+/* Of what is no dtype the first row, "none" of 0 bytes. */
+static const mpt__dtype_row *mpt__dtype_row_of(mpt_dtype dtype) {
+    return &mpt__dtype_info[(unsigned)dtype < MPT_DTYPE_COUNT ? dtype : MPT_DTYPE_NONE];
+}
+
+MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->name; }
+
+MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->bytes; }
 
 /* ==== Bits ==== */
 
@@ -5688,10 +5928,10 @@ static MPT__INLINE float mpt__f8e5m2_to_f32(uint8_t byte) {
 }
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/convert.c: bulk conversions between fp32, fp16 and bf16, and bulk tests for inf and NaN,
  * as portable C. Vectors do the same with the same bits (cpu/template/convert.c).
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* Any alignment; source and destination do not overlap; n may be 0. */
 typedef struct mpt__convert_table {
@@ -5759,9 +5999,9 @@ static const mpt__convert_table mpt__convert_portable = {
     mpt__portable_f32_to_bf16, mpt__portable_finite_f32,  mpt__portable_finite_f16,
     mpt__portable_finite_bf16, mpt__portable_u8_to_half};
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/elements.c: elements of any dtype, read and written one after the other.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* Truncates; beyond the range the nearest end of it, NaN gives 0. */
 static int64_t mpt__truncate_f64(double x, double low, double beyond) {
@@ -5878,14 +6118,14 @@ static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t st
     }
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ground/math.c: exp, log, tanh, erf and their kin in double, without the C library, whose bits
  * differ from one platform to the next.
  *
  * Everything here is made of + - * / sqrt and integer operations in a fixed order, so every
  * compiler and CPU gives the same bits; nothing may be contracted to FMA. Relative errors are about
  * 1e-15. Those of floats are in cpu/template/math.c.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #include <math.h>
 
@@ -6121,9 +6361,9 @@ static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float
     }
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms here.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Contract ==== */
 
@@ -6339,7 +6579,7 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
     return cpu;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/vocabulary.h: the words that kernels for several instruction sets are written in.
  *
  * A level (cpu/level/) is an instruction set. It gives its vocabulary, functions on vectors such as
@@ -6358,7 +6598,7 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
  * smaller(a, b) is a < b ? a : b: both give b if either is NaN, as the x86 instructions do.
  * select(m, a, b) is m ? a : b. sar shifts with the sign. What a load or a store does is said in
  * cpu/level/avx2.c.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__CPU_VOCABULARY_INCLUDED
 #define MPT__CPU_VOCABULARY_INCLUDED
 
@@ -6517,10 +6757,10 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 #define v_store_pair MPT__V(store_pair)
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/one.c: the vocabulary of single floats, and the functions made of it: those of every
  * CPU, whose bits the wider levels give.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Constants of cpu/template/math.c ==== */
 
@@ -6676,7 +6916,7 @@ MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/elementwise.c: the kernels of the CPU: what they share, and the elementwise ones. Reductions,
  * softmax and matrix products are in cpu/rows.c; those of training in cpu/loss.c and
  * cpu/optimizer.c.
@@ -6690,7 +6930,7 @@ MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
  *
  * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
  * gradient check can ask for 1e-6.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* Elements converted and computed at a time; fewer where the portable kernels are all there is, as
    on small machines: no frame is then larger than 8 KiB. No result depends on it. */
@@ -7563,10 +7803,10 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
     mpt__ref_map_run(&map, call, 2, 8.0);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/halves.c: what elementwise kernels do with halves by their bits, and with results beyond
  * the caches. These are those of cpu/elementwise.c, bit for bit.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* Floats that are better not kept in the caches: with two operands more than 32 MB of L3 hold. On
    Zen 4 they, and the kernel that reads them, gain from half as many on. */
@@ -7754,10 +7994,10 @@ static void mpt__ref_binary_any(const mpt__cpu_call *call) {
     }
 }
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/rows.c: the kernels that go along dimensions: reductions, argmax and its kin, softmax, and
  * the matrix products of the reference level.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Reductions ==== */
 
@@ -8827,9 +9067,9 @@ static void mpt__ref_gemm(const mpt__cpu_call *call) {
                   &w);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/loss.c: the kernels of losses.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Losses ==== */
 
@@ -9295,10 +9535,10 @@ static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
                      (chunks > 0 ? w.partial[0] : 0) / (mpt__real)launch->imm[2]);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/optimizer.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
  * and the words of the reference level.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Gradients ==== */
 
@@ -10159,12 +10399,12 @@ static void mpt__cpu_add_ref(mpt__cpu *cpu) {
 #undef MPT__ROW
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/product.h: a product of matrices, C = act(alpha A B + bias), and the level that computes it.
  *
  * A level is a table of functions, mpt__gemm_level, that cpu/template/gemm.c or the room of an
  * instruction set makes; the driver in cpu/gemm.c has the loops.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__CPU_PRODUCT_INCLUDED
 #define MPT__CPU_PRODUCT_INCLUDED
 
@@ -10402,9 +10642,9 @@ static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 #endif
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/vectors.h: what the kernels of all vector levels share.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__CPU_VECTORS_INCLUDED
 #define MPT__CPU_VECTORS_INCLUDED
 
@@ -10468,9 +10708,9 @@ static MPT__NOINLINE void mpt__norm_rest(mpt__norm_fn word, const mpt__norm_bloc
 
 #endif
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/avx2.c: the vector layer of AVX2 + FMA + F16C, and the kernels that it makes.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPT__SIMD_X86
 #define MPT__HAS_AVX2 1
@@ -10841,9 +11081,9 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
 #define MPT__AVX2_LEVEL false, NULL, NULL
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/avx512.c: the vector layer of AVX-512 (F, BW, VL, DQ), and the kernels made of it.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPT__SIMD_X86
 #define MPT__HAS_AVX512 1
@@ -11195,12 +11435,12 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #define MPT__AVX512_LEVEL false, NULL, NULL
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
  * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
  * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
  * packed is 1.4 % of the instructions of a product of 256^3.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPT__SIMD_NEON
 #define MPT__HAS_NEON 1
@@ -11441,7 +11681,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #define MPT__NEON_LEVEL false, NULL, NULL
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/avx512bf16.c: matrix products of bf16 by VDPBF16PS (AVX512_BF16), twice the rate of
  * fp32 where a CPU without tiles has it. Operands of any dtype take part where the launch rounds
  * them to bf16.
@@ -11451,7 +11691,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
  * zero: the bits of two FMA. Infinity and NaN come out as IEEE says.
  *
  * MPTRAIN_EMULATE_AMX, for tests: with those two FMA, on an AVX2 level; the bits are the same.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #if defined(MPT__HAS_AVX512) && \
     (defined(MPTRAIN_EMULATE_AMX) || (defined(__clang__) && __clang_major__ >= 9) || \
@@ -11845,7 +12085,7 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
 #define MPT__PAIRS_LEVEL false, NULL, NULL
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
  * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
  *
@@ -11859,7 +12099,7 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
  *
  * MPTRAIN_EMULATE_AMX, for tests: tiles and packing in portable C on an AVX2 level, with the bits
  * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #if defined(MPT__HAS_PAIRS) && !defined(MPTRAIN_NO_AMX)
 #if defined(MPTRAIN_EMULATE_AMX)
@@ -12286,7 +12526,7 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
 #define MPT__AMX_LEVEL false, NULL, NULL
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/neonbf16.c: matrix products of bf16 by BFMMLA (AArch64 with FEAT_BF16), four times what
  * FMLA multiplies per instruction. Operands of any dtype take part where the launch rounds them to
  * bf16.
@@ -12296,7 +12536,7 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
  * then those of the upper ones. Each product is exact, a sum of two and what it is added to are
  * rounded to odd; what is below the smallest normal number counts as zero. Infinity and NaN come
  * out as IEEE says. Compilers agree on the instruction's name, but not on its intrinsic.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #if defined(MPT__HAS_NEON)
 #if defined(__clang__) && __clang_major__ >= 13 /* Apple counts its own */
@@ -12510,9 +12750,9 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
 #define MPT__QUADS_LEVEL false, NULL, NULL
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/vocabulary_end.h: behind the last level the words of cpu/vocabulary.h are no names any more.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__CPU_VOCABULARY_END_INCLUDED
 #define MPT__CPU_VOCABULARY_END_INCLUDED
 
@@ -12623,14 +12863,14 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
 #undef v_store_pair
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/gemm.c: matrix products from launches: blocks, threads, batches.
  *
  * Two roads. Packed: A and B are copied into panels (converted, rounded and transposed on the way)
  * that stay in cache, and a micro-kernel keeps a tile of C in registers. Direct: where a dimension
  * is so small that packing would cost more than it saves, kernels read operands in place.
  * The road, the K blocks and the order of every sum depend on the problem and the level alone.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPT__HAS_GEMM
 
@@ -13539,7 +13779,7 @@ static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, m
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/conv.c: convolutions on the CPU: what they are, depthwise ones, and the reference level.
  *
  * All three kernels are matrix products, one for each group and, of a strided convolution's input
@@ -13549,7 +13789,7 @@ static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, m
  * small; otherwise packing gathers what a panel needs (mpt__gemm_image), and rows of C go to their
  * pixels. Depthwise convolutions have loops of their own. The order of every sum depends on the
  * problem and the level alone.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifndef MPTRAIN_NO_CONV
 
@@ -14177,9 +14417,9 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/conv_rows.c: convolutions as products of matrices, and the kernels of all levels.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPTRAIN_NO_CONV
 static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
@@ -14839,13 +15079,13 @@ static void mpt__cpu_add_conv(mpt__cpu *cpu) {
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/norm.c: normalisation on the CPU.
  *
  * A norm sees [N, G, C, S]. Rows and groups are taken by one thread as a whole, in lines along C,
  * with a weight for each element, or along S, with one for all: passes of which memory sees one.
  * Batches go by chunks of rows of channels, or of planes of one channel.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
 
@@ -15844,9 +16084,9 @@ static void mpt__cpu_add_norm(mpt__cpu *cpu) {
     (void)cpu;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/pool.c: pooling on the CPU.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPTRAIN_NO_CONV
 static void mpt__cpu_add_pool(mpt__cpu *cpu) { (void)cpu; }
@@ -16093,13 +16333,13 @@ static void mpt__cpu_add_pool(mpt__cpu *cpu) {
 }
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/attention.c: embedding and attention on the CPU.
  *
  * Attention works on tiles of scores, a block of keys by a block of queries. The one that a piece
  * of work is about, its own side, is turned once, so that all products run along rows: a tile
  * holds a row for each of the other side's elements. No result depends on the number of threads.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPTRAIN_NO_ATTENTION
 static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
@@ -16823,9 +17063,9 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) {
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/resize.c: images of another size on the CPU.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifndef MPTRAIN_NO_CONV
 
@@ -17069,9 +17309,9 @@ static void mpt__cpu_add_resize(mpt__cpu *cpu) {
 static void mpt__cpu_add_resize(mpt__cpu *cpu) { (void)cpu; }
 #endif /* MPTRAIN_NO_CONV */
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/fp8.c: scaled fp8 on the CPU.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifndef MPTRAIN_NO_FP8
 
@@ -17182,9 +17422,9 @@ static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
 
 MPT__END_LEVEL
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a CPU backend.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #if defined(MPTRAIN_NO_SIMD)
 #elif defined(MPT__X86) && defined(_MSC_VER)
@@ -17452,11 +17692,11 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
 }
 
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * core/context.h: what a context holds, and the contract between the wings above it.
  *
  * Read this room first: every struct that more than one room touches stands here.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__CORE_CONTEXT_INCLUDED
 #define MPT__CORE_CONTEXT_INCLUDED
 
@@ -17539,7 +17779,7 @@ typedef struct mpt__parameter {
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
     int64_t offset, numel; /* in the block */
     bool has_grad;         /* None or not */
-    bool cleared;          /* has_grad is not of before context->found_gradients was reset */
+    bool cleared;          /* since context->found_gradients was reset */
     bool live;
 } mpt__parameter;
 
@@ -17557,16 +17797,16 @@ typedef struct mpt__attributes {
     uint8_t required; /* inputs that cannot be left out */
 } mpt__attributes;
 
-/* How an op lays its results out, as its shape rule says. Of ops that keep the layout, gradients
-   lie as what they belong to does; the others may take all that they write for contiguous. */
+/* How an op lays its results out; its shape rule says so. Where an op keeps the layout, gradients
+   lie as their tensors do; other ops may take all that they write for contiguous. */
 typedef enum mpt__layout {
     MPT__LAYOUT_CONTIGUOUS,
     MPT__LAYOUT_KEPT, /* channels last where an input is */
     MPT__LAYOUT_CHANNELS_LAST
 } mpt__layout;
 
-/* Transformers have what mpt_recompute_begin spares; in builds without them it is accepted and does
-   nothing, and what asks whether calls are in such a region is left out. */
+/* mpt_recompute_begin pays in transformers: builds without attention accept it, do nothing, and
+   need not ask whether a call is in such a region. */
 #ifdef MPTRAIN_NO_ATTENTION
 enum { MPT__RECOMPUTES = 0 };
 #else
@@ -17701,7 +17941,7 @@ typedef struct mpt__waiting {
 #define MPT__TENSOR_CHUNK 256
 #define MPT__RECORD_CHUNK 16
 #define MPT__MAX_REGIONS 64 /* nesting of autocast, no_grad, scopes */
-#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards that call each other */
+#define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
 #define MPT__MAX_LISTENERS 16
 
 typedef struct mpt__scoped {
@@ -17713,7 +17953,7 @@ typedef struct mpt__scoped {
 typedef enum mpt__event {
     MPT__LAUNCHED,        /* a launch (mpt__launch) has run */
     MPT__STEP_BEGAN,      /* nothing */
-    MPT__STEP_ENDS,       /* nothing; the tensors of the step are still there */
+    MPT__GRADIENTS_DONE,  /* nothing; an update is about to read them, or the step ends */
     MPT__STEP_SETTLES,    /* nothing; what is kept back until a step was good may be made to last */
     MPT__STEP_ENDED,      /* nothing; its tensors are gone */
     MPT__LOSS_KNOWN,      /* backward is about to run from a tensor (mpt__tensor) */
@@ -17832,14 +18072,14 @@ struct mpt_context {
     /* Where an answer is wanted there is one owner at most. The recorder's: keeps the id of a
        storage that was given back from being used again. */
     void (*retire)(mpt_context *context, uint32_t storage);
-    struct mpt__recording *recorder; /* core/inspect.c */
+    struct mpt__recording *recorder; /* core/recorder.c */
     bool found_gradients; /* has_grad of before has mattered; graph/capture.c resets it */
     struct mpt__anomaly *anomaly;    /* core/anomaly.c; NULL: off */
     bool timed_products, tf32;       /* mpt_benchmark */
     bool capturing;                  /* what is recorded is to run without the host .. */
     bool unrecorded;                 /* .. but for this, which the host does each time */
     int64_t host_writes;             /* uploads so far */
-    struct mpt__captured *sliced;    /* the captured step that stands between two launches */
+    uint32_t sliced; /* slot of the captured step that stands between two launches; 0 = none */
     mpt__tracer tracer;
     mpt__printer printer;
     mpt_counters counters;
@@ -17854,28 +18094,34 @@ struct mpt_context {
 /* ==== Errors, and what waits ==== */
 
 #define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
-/* The same as what a check or a call returns: false, the error null, a status. */
+/* The same, for what returns a bool: false; for what returns a tensor: the error null. */
 #define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
 #define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
-/* For what is wrong before an op is applied: begins the public call that is refused. */
+/* For what is wrong before an op is applied: they begin the public call that is refused. misused
+   gives the error null. */
 #define mpt__misuse(context, call, ...) \
     (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
+#define mpt__misused(context, call, ...) \
+    (mpt__misuse(context, call, __VA_ARGS__), mpt__null(context))
+#define mpt__ok(context) ((context)->base.status == MPT_OK)
+/* The status of an op's call. */
+#define mpt__outcome(frame) ((frame)->context->base.status)
 
 #ifdef MPTRAIN_NO_CONV
 #define mpt__wait_no_more(context) ((void)0)
 #else
-/* What waits runs. */
+/* Runs what waits. */
 #define mpt__wait_no_more(context) \
     ((context)->waiting.out ? (context)->waiting.run(context) : (void)0)
 #endif
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * core/events.c: who hears what.
  *
  * Nobody below knows who is above: a feature that has to hear of a step's end, say, listens to that
  * event from when it starts until it ends. What nobody listens to costs the test of a bit.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* From now on `hear` is called at each such event, once however often this was asked. Listeners of
    an event hear it in the order in which they came, as long as none has left. */
@@ -17921,9 +18167,9 @@ static MPT__FORCE_INLINE void mpt__tell(mpt_context *context, mpt__event event, 
     if (MPT__UNLIKELY(context->heard >> event & 1)) mpt__tell_listeners(context, event, what);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * core/storage.c: public calls, the pool, launches, storages.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Calls ==== */
 
@@ -17940,12 +18186,12 @@ static MPT__COLD bool mpt__not_forked(mpt_context *context) {
 static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
     if (!context) return false;
     context->base.call++;
-    if (context->base.status != MPT_OK) return false;
+    if (!mpt__ok(context)) return false;
     context->base.op = op;
     return !MPT__UNLIKELY(mpt__forked_fast(&context->base)) || mpt__not_forked(context);
 }
 
-/* The same for what gives something back, which an error of before does not keep it from. */
+/* The same for what gives something back: an earlier error does not stop it. */
 static bool mpt__enter_anyway(mpt_context *context, const char *op) {
     mpt__enter(context, op);
     return context && !mpt__forked(&context->base);
@@ -18105,7 +18351,7 @@ static void *mpt__workspace(mpt_context *context, int64_t bytes) {
     return context->workspace;
 }
 
-/* Whether one tensor has it; what recordings hold of it does not count. */
+/* Whether a single tensor uses a storage; the references of recordings do not count. */
 static MPT__INLINE bool mpt__storage_alone(const mpt_context *context, uint32_t id) {
     return context->storages[id].references - context->storages[id].recordings == 1;
 }
@@ -18424,7 +18670,7 @@ static MPT__NOINLINE int64_t mpt__workspace_plainly(const mpt__backend *backend,
 static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     mpt__wait_no_more(context);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     launch->number = ++context->counters.launches;
     if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
         (launch->operand[0].stride[1] == 1 ||
@@ -18607,9 +18853,9 @@ static mpt_status mpt__download(mpt_context *context, void *destination, uint32_
     return mpt__check_device(context);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * core/tensor.c: tensors and the records that made them, device scalars, objects, scopes.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Tensors ==== */
 
@@ -19167,21 +19413,20 @@ MPTRAIN_API int64_t mpt_step_number(mpt_context *context) {
     return context ? context->now.step : 0;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * core/autocast.c: which precision an op runs in, and the cast forms of weights.
  *
  * One policy for all devices. Kernels convert on load and round once on store, so a policy only has
  * to choose two dtypes: the one that GEMM rounds its inputs to, and that of the result. No cast
  * tensor is ever made for an activation, and the original is what backward saves.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
     if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
-            "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %s",
-            mpt_dtype_name(dtype));
+            "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %D", dtype);
     if (context->autocast_depth == MPT__MAX_REGIONS)
         return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
                           (int)MPT__MAX_REGIONS);
@@ -19199,8 +19444,8 @@ static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
 static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
     return (mpt_dtype)context->autocast[context->autocast_depth];
 }
-/* Whether floats of different dtypes meet in fp32: in every region, also one that casts nothing, as
-   that of a module which is kept out of half and yet gets what others made. */
+/* Whether floats of different dtypes meet in fp32. They do in every region, even one that casts
+   nothing: a module that is kept out of half still gets what others made. */
 static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
 
 /* Dtypes that arithmetic runs in. fp64 is storage only, except in the double-precision test
@@ -19254,8 +19499,8 @@ static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
     return mpt__dtype_mismatch(frame, a, b);
 }
 
-/* The dtype that all inputs share, or fp32 where they differ inside a region. What a call with more
-   than two of them can do without is a mask, of any dtype. */
+/* The dtype that all inputs share, or fp32 where they differ inside a region. An optional input
+   beside two or more others is a mask, of any dtype. */
 static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *common) {
     int first = -1, other = -1;
     *common = MPT_F32;
@@ -19263,7 +19508,7 @@ static MPT__NOINLINE mpt_status mpt__common_dtype(mpt__frame *frame, mpt_dtype *
         if (!frame->in[i] || (frame->attributes->required > 2 && i >= frame->attributes->required))
             continue;
         mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
-        if (mpt__input_computes(frame, i) != MPT_OK) return frame->context->base.status;
+        if (mpt__input_computes(frame, i) != MPT_OK) return mpt__outcome(frame);
         if (first < 0) first = i, *common = dtype;
         if (other < 0 && dtype != *common) other = i;
     }
@@ -19318,7 +19563,7 @@ static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *context, mpt__block *bl
     return block->form[which];
 }
 
-/* That of a parameter; 0 on error. */
+/* The form of a parameter; 0 on error. */
 static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *context, const mpt__tensor *tensor,
                                                   mpt_dtype dtype) {
     mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
@@ -19357,14 +19602,14 @@ static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *context, const mpt__
     return source->storage != 0;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * core/autograd.c: op calls, the tape, backward.
  *
  * Each op call that leads to a gradient leaves one record. Tensors hold their producer's record, a
  * record holds its inputs' slots: the graph lives exactly as long as something can still use it.
  * Backward walks it from the loss, depth first by input number, and so never depends on the order
  * in which a compiler evaluated the arguments of a call.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Op calls ==== */
 
@@ -19375,8 +19620,8 @@ static mpt__tensor *mpt__temporary(mpt__frame *frame, mpt_dtype dtype, const mpt
     return tensor;
 }
 
-/* Of a result, or what it is a view of: the call that can give it again, or NULL. The version that
-   it had stands behind those of what that call saved. */
+/* The call that can compute a result, or what it is a view of, again; NULL if none can. The version
+   that it had stands behind the versions of what that call saved. */
 static mpt__record *mpt__repeater(const mpt__tensor *tensor) {
     while (tensor->record && tensor->record->repeats == MPT__REPEATS_VIEW)
         tensor = tensor->record->in[0];
@@ -19509,8 +19754,8 @@ static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_i
     return true;
 }
 
-/* Begins a forward call, on a record whose inputs are the caller's to set, and its attributes too
-   where they are NULL here. */
+/* Begins a forward call on a record. The caller sets its inputs, and where they are NULL here its
+   attributes, too. */
 static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
                                               int n_in, int n_out,
                                               const mpt__attributes *attributes) {
@@ -19559,7 +19804,7 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
         "or mpt_clone it");
 }
 
-/* Lays a new output of four dimensions out as the op has it. */
+/* Lays a new output of four dimensions out as the op wants it. */
 static MPT__NOINLINE void mpt__output_layout(const mpt__frame *frame, mpt__tensor *out) {
     bool last = frame->layout == MPT__LAYOUT_CHANNELS_LAST;
     for (int i = 0; i < frame->n_in; i++) {
@@ -19587,7 +19832,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__output_new(const mpt__frame *frame) {
 
 /* The first part of a forward call, up to the shapes and dtypes of its outputs. */
 static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
-    if (!mpt__check_inputs(frame)) return frame->context->base.status;
+    if (!mpt__check_inputs(frame)) return mpt__outcome(frame);
     frame->out_dtype[0] = frame->compute = MPT_F32;
     if (frame->dtypes != 1u << MPT_F32 || mpt__autocast_dtype(frame->context) != MPT_F32) {
         mpt_status status = mpt__policy_dtype(frame);
@@ -19624,8 +19869,8 @@ static mpt__tensor *mpt__call_run(mpt__frame *frame) {
     return NULL;
 }
 
-/* Begins it on handles, in a public call of that name, with attributes still to be set; false: it
-   ends here. The context is that of the first input that has one. */
+/* Begins an op on handles, in the public call `name`; its attributes are still to be set. False:
+   the call ends here. The first input that has a context gives it. */
 static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *name, int op,
                                                const mpt_tensor *in, int n_in, int required) {
     mpt_context *context = mpt__context_of(in, n_in);
@@ -19636,7 +19881,7 @@ static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *na
     return false;
 }
 
-/* All of it; gives the output's handle or the error null. */
+/* All of such a call: gives the output's handle or the error null. */
 static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
                               const mpt__attributes *attributes) {
     mpt__frame frame;
@@ -19649,7 +19894,7 @@ static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, in
 
 /* ==== Gradients of parameters ==== */
 
-/* Whether there is a gradient, where what the caller does depends on it. */
+/* Whether there is a gradient; a captured step notes that what follows depends on it. */
 static MPT__INLINE bool mpt__has_grad(mpt_context *context, const mpt__parameter *parameter) {
     if (context->capturing && !parameter->cleared) context->found_gradients = true;
     return parameter->has_grad;
@@ -19785,9 +20030,9 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
 
 /* ==== Backward ==== */
 
-/* A list of the records from `root` down, the reverse of the post-order in which inputs come in
-   their order. Both the list and, until they come into it, the stack of records under way run
-   through `next`; cursor is the next input of each. */
+/* Lists the records from `root` down, in the reverse of a post-order that takes inputs in their
+   order. `next` links the list, and before that the stack of records under way, of which each goes
+   on with its input `cursor`. */
 static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
     uint32_t mark = ++context->walk_mark;
     mpt__record *order = NULL, *under = NULL;
@@ -19843,7 +20088,7 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
     return MPT_OK;
 }
 
-/* The call that left a record, once more. */
+/* Fills in the frame of the call that left a record. */
 static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *record) {
     frame->n_temporary = 0;
     frame->context = context;
@@ -19863,8 +20108,8 @@ static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *
     context->launch.op_record = record->number;
 }
 
-/* Computes a tensor again that no record held. The record it comes from holds it then, as a result
-   that it saved: until its own backward, so that all who need it share it. */
+/* Computes again a tensor that no record held. From then on the record it comes from holds it, as a
+   result that it saved, until its own backward: all who need it share it. */
 static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) {
     mpt__frame frame;
     mpt__record *record = tensor->record;
@@ -20029,8 +20274,8 @@ MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
             context, MPT_ERROR_STATE,
             "only leaves collect gradients, this was computed from others; mpt_detach it");
     if (on && !mpt__dtype_info[leaf->dtype].is_float)
-        return mpt__error(context, MPT_ERROR_DTYPE, "a tensor of dtype %s cannot have a gradient",
-                          mpt_dtype_name((mpt_dtype)leaf->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "a tensor of dtype %D cannot have a gradient",
+                          leaf->dtype);
     if (on && (leaf->flags & MPT__INFERENCE))
         return mpt__error(context, MPT_ERROR_STATE, "made in inference mode; mpt_clone it outside");
     if (on) {
@@ -20114,166 +20359,13 @@ static void mpt__discard_history(mpt_context *context) {
 }
 
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
- * core/inspect.c: wrappers of the launch entry: printer, NaN tracer, recorder; metrics.
- * ------------------------------------------------------------------------------------------- */
-
-/* ==== What this room and those above share ==== */
-
-/* Text that grows in a caller's buffer. */
-static mpt__text mpt__text_make(char *out, size_t size) {
-    mpt__text text;
-    text.out = out, text.size = out ? size : 0, text.length = 0;
-    if (text.size) out[0] = '\0';
-    return text;
-}
-
-static void mpt__write_text(mpt__text *text, const char *format, ...) {
-    char *at = text->length < text->size ? text->out + text->length : NULL;
-    va_list arguments;
-    va_start(arguments, format);
-    text->length += mpt__format_text_v(at, at ? text->size - text->length : 0, format, arguments);
-    va_end(arguments);
-}
-
-static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
-    mpt_shape shape;
-    shape.rank = operand->rank;
-    for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
-    return shape;
-}
-
-static const char *const mpt__kernel_names[] = {
-#define MPT__ROW(id, name, effect) name,
-    MPT__KERNELS(MPT__ROW)
-#undef MPT__ROW
-};
-
-/* ==== Printer ==== */
-
-static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
-
-static void mpt__print_launch(mpt_context *context, void *user, const void *what) {
-    const mpt__launch *launch = (const mpt__launch *)what;
-    static const char *const access[] = {"?", "r", "w", "rw", "a"};
-    const mpt__printer *printer = (const mpt__printer *)user;
-    char text[1024];
-    mpt__text line = mpt__text_make(text, sizeof text);
-    mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
-                    mpt__phase_names[launch->phase],
-                    launch->op ? context->ops[launch->op].name : "-");
-    if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
-    for (int i = 0; i < launch->n_operands; i++) {
-        const mpt__operand *operand = &launch->operand[i];
-        if (!operand->storage) continue;
-        mpt_shape shape = mpt__operand_shape(operand);
-        mpt__write_text(&line, " %s:%s%S@%d", access[operand->access],
-                        mpt_dtype_name((mpt_dtype)operand->dtype), &shape, (int)operand->storage);
-    }
-    printer->write(printer->user, text);
-}
-
-MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
-                                          void (*write)(void *user, const char *line), void *user) {
-    if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
-    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__print_launch);
-    if (!write) return MPT_OK;
-    context->printer.write = write;
-    context->printer.user = user;
-    return mpt__listen(context, MPT__LAUNCHED, mpt__print_launch, &context->printer);
-}
-
-/* ==== NaN tracer ==== */
-
-/* Index of the first non-finite element of a view, -1: there is none. `data` is by storage id. */
-static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
-                                   const mpt__operand *operand) {
-    mpt__launch probe;
-    memset(&probe, 0, sizeof probe);
-    probe.kernel = MPT__K_FIND_NONFINITE;
-    probe.n_operands = 1;
-    probe.slot[0] = MPT__SLOT_NONFINITE;
-    probe.operand[0] = *operand;
-    probe.operand[0].access = MPT__READ;
-    mpt__execution execution;
-    execution.data = data;
-    execution.scalars = mpt__device_scalars(context);
-    execution.workspace = NULL;
-    if (mpt__launch_plainly(&context->backend, &execution, &probe) != MPT_OK) return -1;
-    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
-}
-
-/* Whether a launch read what is not finite: then the fault is in the data, the weights or an op
-   before. What the result has been written over cannot be told. */
-static bool mpt__trace_read(mpt_context *context, const mpt__launch *traced,
-                            const mpt__operand *result) {
-    for (int i = 0; i < traced->n_operands; i++) {
-        const mpt__operand *operand = &traced->operand[i];
-        if (operand->storage && operand->storage != result->storage &&
-            operand->access == MPT__READ && mpt__dtype_info[operand->dtype].is_float &&
-            mpt__find_nonfinite(context, context->data, operand) >= 0)
-            return true;
-    }
-    return false;
-}
-
-static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
-                               const mpt__operand *operand) {
-    int64_t index = mpt__find_nonfinite(context, context->data, operand);
-    if (index < 0) return;
-    const bool read = mpt__trace_read(context, traced, operand);
-    mpt_shape shape = mpt__operand_shape(operand);
-    uint32_t record = traced->op_record;
-    const char *path =
-        mpt__path_text(context, record ? context->records[record]->path : context->path);
-    tracer->found = true;
-    mpt__format_text(
-        tracer->report, sizeof tracer->report,
-        "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
-        "a %s tensor %S%s",
-        context->now.step, mpt__phase_names[traced->phase],
-        traced->op ? context->ops[traced->op].name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape,
-        read ? "; what it read was not finite already" : "");
-    mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
-}
-
-static void mpt__trace_launch(mpt_context *context, void *user, const void *what) {
-    const mpt__launch *launch = (const mpt__launch *)what;
-    mpt__tracer *tracer = (mpt__tracer *)user;
-    if (launch->phase == MPT__OTHER) return;
-    for (int i = 0; i < launch->n_operands && !tracer->found; i++) {
-        const mpt__operand *operand = &launch->operand[i];
-        if (operand->storage && operand->access != MPT__READ &&
-            mpt__dtype_info[operand->dtype].is_float)
-            mpt__trace_operand(context, tracer, launch, operand);
-    }
-}
-
-static mpt_status mpt__trace_start(mpt_context *context, bool on) {
-    context->tracer.on = on;
-    context->tracer.found = false;
-    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
-    return mpt__listen(context, MPT__LAUNCHED, mpt__trace_launch, &context->tracer);
-}
-
-MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
-    if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
-    if (on) return mpt__trace_start(context, true);
-    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
-    context->tracer.on = false;
-    return MPT_OK;
-}
-
-MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
-    return context && context->tracer.found ? context->tracer.report : "";
-}
-
-/* ==== Recorder ====
+/* ------------------------
+ * core/recorder.c: recordings of launches, and their replay.
  *
  * A recording owns copies of launches. Storages that were there before it began are held by
  * reference and replayed in place; storages made inside keep their ids for the recording alone, and
- * replay gives them memory of its own. */
+ * replay gives them memory of its own.
+ * ---------------------- */
 
 typedef struct mpt__ids {
     uint32_t *id;
@@ -20298,7 +20390,7 @@ typedef struct mpt__recording {
     int64_t storages_before;
     mpt__ids retired; /* given back while recording */
     mpt__ids held;    /* outlive the recording, with a reference each */
-    mpt__ids work;    /* kind, slot, generation of objects that the host has work with */
+    mpt__ids work;    /* kind, slot, generation of what mpt__recorder_note was told */
     bool failed;
     bool own; /* anomaly mode's */
 } mpt__recording;
@@ -20310,7 +20402,7 @@ static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
     if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
 }
 
-/* The step being recorded updates this optimizer or scaler. */
+/* Notes that the step being recorded updates this optimizer or scaler. */
 static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
     mpt__recording *recorder = context->recorder;
     if (!recorder) return;
@@ -20468,9 +20560,9 @@ static void mpt__replay_launch(mpt_context *context, const mpt__recording *recor
     mpt__submit(context, &launch);
 }
 
-/* The launches of a recording whose storages have memory. */
+/* Runs the launches of a recording whose storages have memory. */
 static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
-    for (int64_t i = 0; i < recorder->count && context->base.status == MPT_OK; i++)
+    for (int64_t i = 0; i < recorder->count && mpt__ok(context); i++)
         mpt__replay_launch(context, recorder, i);
 }
 
@@ -20501,6 +20593,146 @@ MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
     if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
         mpt__object_free(context, MPT__RECORDING, recording.slot);
     return mpt__status_of(context);
+}
+
+/* ------------------------
+ * core/inspect.c: what a context tells: its launches, where NaN began, counters, metrics, what it
+ * is and holds, errors.
+ * ---------------------- */
+
+/* ==== What this room and those above share ==== */
+
+static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
+    mpt_shape shape;
+    shape.rank = operand->rank;
+    for (int d = 0; d < operand->rank; d++) shape.dim[d] = operand->shape[d];
+    return shape;
+}
+
+static const char *const mpt__kernel_names[] = {
+#define MPT__ROW(id, name, effect) name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+/* ==== Printer ==== */
+
+static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
+
+static void mpt__print_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
+    static const char *const access[] = {"?", "r", "w", "rw", "a"};
+    const mpt__printer *printer = (const mpt__printer *)user;
+    char text[1024];
+    mpt__text line = mpt__text_make(text, sizeof text);
+    mpt__write_text(&line, "%lld %s %s.%s", launch->number, mpt__kernel_names[launch->kernel],
+                    mpt__phase_names[launch->phase],
+                    launch->op ? context->ops[launch->op].name : "-");
+    if (context->path) mpt__write_text(&line, " (%s)", mpt__path_text(context, context->path));
+    for (int i = 0; i < launch->n_operands; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (!operand->storage) continue;
+        mpt_shape shape = mpt__operand_shape(operand);
+        mpt__write_text(&line, " %s:%D%S@%d", access[operand->access], operand->dtype, &shape,
+                        (int)operand->storage);
+    }
+    printer->write(printer->user, text);
+}
+
+MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
+                                          void (*write)(void *user, const char *line), void *user) {
+    if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__print_launch);
+    if (!write) return MPT_OK;
+    context->printer.write = write;
+    context->printer.user = user;
+    return mpt__listen(context, MPT__LAUNCHED, mpt__print_launch, &context->printer);
+}
+
+/* ==== NaN tracer ==== */
+
+/* Index of the first non-finite element of a view, -1: there is none. `data` is by storage id. */
+static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
+                                   const mpt__operand *operand) {
+    mpt__launch probe;
+    memset(&probe, 0, sizeof probe);
+    probe.kernel = MPT__K_FIND_NONFINITE;
+    probe.n_operands = 1;
+    probe.slot[0] = MPT__SLOT_NONFINITE;
+    probe.operand[0] = *operand;
+    probe.operand[0].access = MPT__READ;
+    mpt__execution execution;
+    execution.data = data;
+    execution.scalars = mpt__device_scalars(context);
+    execution.workspace = NULL;
+    if (mpt__launch_plainly(&context->backend, &execution, &probe) != MPT_OK) return -1;
+    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE);
+}
+
+/* Whether a launch read what is not finite: then the fault is in the data, the weights or an op
+   before. What the result has been written over cannot be told. */
+static bool mpt__trace_read(mpt_context *context, const mpt__launch *traced,
+                            const mpt__operand *result) {
+    for (int i = 0; i < traced->n_operands; i++) {
+        const mpt__operand *operand = &traced->operand[i];
+        if (operand->storage && operand->storage != result->storage &&
+            operand->access == MPT__READ && mpt__dtype_info[operand->dtype].is_float &&
+            mpt__find_nonfinite(context, context->data, operand) >= 0)
+            return true;
+    }
+    return false;
+}
+
+static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const mpt__launch *traced,
+                               const mpt__operand *operand) {
+    int64_t index = mpt__find_nonfinite(context, context->data, operand);
+    if (index < 0) return;
+    const bool read = mpt__trace_read(context, traced, operand);
+    mpt_shape shape = mpt__operand_shape(operand);
+    uint32_t record = traced->op_record;
+    const char *path =
+        mpt__path_text(context, record ? context->records[record]->path : context->path);
+    tracer->found = true;
+    mpt__format_text(
+        tracer->report, sizeof tracer->report,
+        "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
+        "a %D tensor %S%s",
+        context->now.step, mpt__phase_names[traced->phase],
+        traced->op ? context->ops[traced->op].name : "no op", *path ? ", module " : "", path,
+        mpt__kernel_names[traced->kernel], index, operand->dtype, &shape,
+        read ? "; what it read was not finite already" : "");
+    mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
+}
+
+static void mpt__trace_launch(mpt_context *context, void *user, const void *what) {
+    const mpt__launch *launch = (const mpt__launch *)what;
+    mpt__tracer *tracer = (mpt__tracer *)user;
+    if (launch->phase == MPT__OTHER) return;
+    for (int i = 0; i < launch->n_operands && !tracer->found; i++) {
+        const mpt__operand *operand = &launch->operand[i];
+        if (operand->storage && operand->access != MPT__READ &&
+            mpt__dtype_info[operand->dtype].is_float)
+            mpt__trace_operand(context, tracer, launch, operand);
+    }
+}
+
+static mpt_status mpt__trace_start(mpt_context *context, bool on) {
+    context->tracer.on = on;
+    context->tracer.found = false;
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
+    return mpt__listen(context, MPT__LAUNCHED, mpt__trace_launch, &context->tracer);
+}
+
+MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
+    if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
+    if (on) return mpt__trace_start(context, true);
+    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
+    context->tracer.on = false;
+    return MPT_OK;
+}
+
+MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
+    return context && context->tracer.found ? context->tracer.report : "";
 }
 
 /* ==== Counters ==== */
@@ -20592,8 +20824,8 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
     const mpt__tensor *found = mpt__at(context, value, "value");
     if (!found) return context->base.status;
     if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
-        return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %s %S",
-                          mpt_dtype_name((mpt_dtype)found->dtype), &found->shape);
+        return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %D %S",
+                          found->dtype, &found->shape);
     mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) metric = mpt__metric_make(context, name);
     if (!metric) return context->base.status;
@@ -20630,9 +20862,131 @@ MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) 
     return context->base.status;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ==== What a context is and holds ==== */
+
+MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
+    return context ? context->config.isa : MPT_ISA_AUTO;
+}
+MPTRAIN_API int mpt_get_threads(mpt_context *context) {
+    if (!context) return 0;
+    return context->pool ? mpt__pool_threads(context->pool) : 1;
+}
+MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
+    return context ? context->config.device : MPT_DEVICE_AUTO;
+}
+MPTRAIN_API const char *mpt_device_name(mpt_context *context) {
+    if (!context) return "none";
+    return context->config.device == MPT_DEVICE_CPU ? "CPU" : context->backend.name;
+}
+
+MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
+    mpt_device_info info;
+    memset(&info, 0, sizeof info);
+    if (!context) return info;
+    info.device = context->config.device;
+    info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
+    const mpt_isa isa = context->config.isa;
+    info.fast_half =
+        isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
+    mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
+    if (context->backend.describe) context->backend.describe(context->backend.self, &info);
+    return info;
+}
+
+MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason) {
+    mpt_device_info info = mpt_get_device_info(context);
+    bool gpu = info.device == MPT_DEVICE_CUDA;
+    mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
+    const char *why = "there is no context";
+    if (context)
+        why = precision == MPT_F16    ? "this GPU's Tensor Cores multiply fp16, but not bf16"
+              : precision == MPT_BF16 ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range "
+                                              "is that of fp32"
+                                            : "this CPU multiplies bf16 faster than fp32, whose "
+                                              "range it has"
+              : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
+                    : "the CPU's kernels in use multiply in fp32: halves would save memory, not "
+                      "time";
+    if (reason) *reason = why;
+    return precision;
+}
+
+MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
+    if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    context->tf32 = tf32 && (backend->benchmark || context->config.isa == MPT_ISA_AMX);
+    if (!backend->benchmark) return MPT_OK;
+    backend->benchmark(backend->self, benchmark, tf32);
+    context->timed_products = benchmark;
+    return MPT_OK;
+}
+
+MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity) {
+    if (text && capacity > 0) *text = '\0';
+    if (!mpt__enter(context, "mpt_benchmark_text") || !context->backend.benchmark_text) return 0;
+    return context->backend.benchmark_text(context->backend.self, text, text ? capacity : 0);
+}
+
+MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
+    if (!mpt__enter(context, "mpt_benchmark_read")) return mpt__status_of(context);
+    mpt__backend *backend = &context->backend;
+    if (!text) return mpt__error(context, MPT_ERROR_ARGUMENT, "text is NULL");
+    if (!backend->benchmark_read) return MPT_OK;
+    mpt_status status = backend->benchmark_read(backend->self, text);
+    if (status == MPT_ERROR_UNSUPPORTED)
+        mpt__log(&context->base, MPT_LOG_INFO, "mpt_benchmark_read: %s", backend->error);
+    else if (status != MPT_OK)
+        return mpt__error(context, status, "%s", backend->error);
+    return MPT_OK;
+}
+
+MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
+    if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
+    mpt__wait(context);
+    return context->base.status;
+}
+
+MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context) {
+    mpt_memory_stats none;
+    memset(&none, 0, sizeof none);
+    return context ? context->base.memory : none;
+}
+
+MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context) {
+    if (!context) return;
+    mpt_memory_stats *memory = &context->base.memory;
+    for (int i = 0; i < MPT_MEMORY_KINDS; i++) memory->peak[i] = memory->current[i];
+    memory->total_peak = memory->total_current;
+}
+
+MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
+    if (mpt__enter_anyway(context, "mpt_memory_trim")) mpt__pool_trim(context);
+}
+
+/* ==== Errors ==== */
+
+/* The status; in a child of fork an error. */
+static mpt_status mpt__status_now(mpt_context *context) {
+    if (mpt__ok(context) && mpt__forked_fast(&context->base)) mpt__not_forked(context);
+    return context->base.status;
+}
+
+MPTRAIN_API bool mpt_failed(mpt_context *context) {
+    return !context || mpt__status_now(context) != MPT_OK;
+}
+
+MPTRAIN_API const char *mpt_error(mpt_context *context) {
+    if (!context) return mpt__create_error();
+    return mpt__status_now(context) != MPT_OK ? context->base.message : "";
+}
+
+MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
+    return context ? mpt__status_now(context) : MPT_ERROR_HANDLE;
+}
+
+/* ------------------------
  * core/values.c: tensors made from values, values out of tensors, tensors as text.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Scopes and steps ==== */
 
@@ -20704,12 +21058,12 @@ MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (context->scope_depth > context->step_depth)
         return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
-    mpt__tell(context, MPT__STEP_ENDS, NULL);
+    mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
     mpt__tell(context, MPT__STEP_SETTLES, NULL);
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
     context->step_depth = 0;
     mpt__tell(context, MPT__STEP_ENDED, NULL);
-    if (!context->backend.synchronous && context->base.status == MPT_OK) {
+    if (!context->backend.synchronous && mpt__ok(context)) {
         mpt__scalars_ask(context);
         mpt__check_device(context); /* what an earlier step left */
     }
@@ -20741,8 +21095,7 @@ static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype 
                               const mpt_shape *shape, mpt__function function) {
     if (!mpt__enter(context, call)) return mpt__null(context);
     if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
-        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %s: expected a float dtype",
-                           mpt_dtype_name(dtype));
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %D: expected a float dtype", dtype);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RANDOM);
@@ -20778,30 +21131,6 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
-}
-
-/* In a step or scope without the host, so that a captured step can; what is in between ends with
-   it. */
-MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
-    if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
-    if (count < 0 || count > INT64_MAX / 16)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                           count);
-    mpt_tensor counted;
-    if (context->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
-        counted = mpt_cumsum(mpt_ones(context, MPT_F32, MPT_SHAPE(count)), 0);
-        counted = mpt_cast(mpt_add_scalar_(counted, -1.0), MPT_I64);
-    } else {
-        int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
-        if (!values) return mpt__null(context);
-        for (int64_t i = 0; i < count; i++) values[i] = i;
-        counted = mpt_from(context, MPT_I64, MPT_SHAPE(count), values);
-        mpt__host_free(context, values, (size_t)(count + 1) * sizeof *values);
-    }
-    if (dtype == MPT_I64) return counted;
-    mpt_tensor cast = mpt_cast(counted, dtype);
-    mpt_release(counted);
-    return cast;
 }
 
 MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
@@ -21071,7 +21400,7 @@ static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offse
     }
     int64_t size = tensor->shape.dim[dim], edge = printing->config.edge;
     mpt__write_text(&printing->out, "[");
-    for (int64_t i = 0; i < size && printing->context->base.status == MPT_OK; i++) {
+    for (int64_t i = 0; i < size && mpt__ok(printing->context); i++) {
         if (i > 0) {
             mpt__write_text(&printing->out, dim + 1 == tensor->shape.rank ? ", " : ",\n");
             for (int d = 0; d <= dim && dim + 1 < tensor->shape.rank; d++)
@@ -21102,19 +21431,18 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);
-    mpt__write_text(&printing.out, " %s %S", mpt_dtype_name((mpt_dtype)printing.tensor->dtype),
-                    &printing.tensor->shape);
+    mpt__write_text(&printing.out, " %D %S", printing.tensor->dtype, &printing.tensor->shape);
     return printing.out.length;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * core/anomaly.c: anomaly mode: which op of a failed step overflowed, and whether fp32 would have.
  *
  * Every step is recorded, with a note of each launch that made a non-finite value. If the loss or
  * gradients are not finite before an update, or at the end of the step, its launches run once more
  * in memory of their own, where whatever was fp16 or bf16 is fp32. The first launch that is finite
  * there is where precision failed. If there is none the values themselves are at fault.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* What a launch made that is not finite: its first such element. */
 typedef struct mpt__finding {
@@ -21191,7 +21519,8 @@ static void mpt__anomaly_launch(mpt_context *context, void *user, const void *wh
 }
 
 /* Ends the recording of a step, if it is this mode's. */
-static void mpt__anomaly_stop(mpt_context *context) {
+static void mpt__anomaly_stop(mpt_context *context, void *user, const void *what) {
+    (void)user, (void)what;
     if (!context->recorder || !context->recorder->own) return;
     const mpt__recording *recorder = mpt__recorder_stop(context);
     mpt__listen_no_more(context, MPT__LAUNCHED, mpt__anomaly_launch);
@@ -21223,7 +21552,7 @@ static bool mpt__anomaly_widen(const mpt__launch *from, mpt__launch *launch) {
     return true;
 }
 
-/* Launches outside the context's order, on memory by a table of its own. */
+/* Runs a launch outside the context's order, on the memory that `data` names. */
 static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launch *launch) {
     mpt__backend *backend = &context->backend;
     mpt__execution execution;
@@ -21295,11 +21624,11 @@ static void mpt__anomaly_report(mpt_context *context, const mpt__finding *findin
     mpt_shape shape = mpt__operand_shape(operand);
     mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
     anomaly->kind = kind;
-    mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %s tensor %S ",
+    mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %D tensor %S ",
                     context->now.step, mpt__phase_names[launch->phase],
-                    launch->op ? context->ops[launch->op].name : "no op",
-                    *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
-                    finding->index, mpt_dtype_name((mpt_dtype)operand->dtype), &shape);
+                    launch->op ? context->ops[launch->op].name : "no op", *path ? ", module " : "",
+                    path, mpt__kernel_names[launch->kernel], finding->index, operand->dtype,
+                    &shape);
     if (kind == MPT_ANOMALY_PRECISION)
         mpt__write_text(&text,
                         "is %g; in float32 it is %g. Keep that module in fp32 with "
@@ -21359,7 +21688,7 @@ static void mpt__anomaly_replay(mpt_context *context) {
         data[id] = shadows[id].data ? shadows[id].data : context->data[id];
     if (ready)
         mpt__anomaly_compare(context, data);
-    else if (context->base.status == MPT_OK)
+    else if (mpt__ok(context))
         mpt__anomaly_report(context, anomaly->findings, MPT_ANOMALY_UNKNOWN, 0);
     mpt__anomaly_shadows_free(context, shadows, count);
     mpt__host_free(context, shadows, bytes);
@@ -21391,10 +21720,11 @@ static bool mpt__gradients_failed(mpt_context *context) {
     return false;
 }
 
-static void mpt__anomaly_look(mpt_context *context) {
-    mpt__anomaly *anomaly = context->anomaly;
+static void mpt__anomaly_look(mpt_context *context, void *user, const void *what) {
+    mpt__anomaly *anomaly = (mpt__anomaly *)user;
+    (void)what;
     if (!context->recorder || !context->recorder->own || context->recorder->failed ||
-        anomaly->count == 0 || anomaly->looked || context->base.status != MPT_OK ||
+        anomaly->count == 0 || anomaly->looked || !mpt__ok(context) ||
         !(anomaly->lost || mpt__gradients_failed(context)))
         return;
     anomaly->looked = true;
@@ -21403,30 +21733,20 @@ static void mpt__anomaly_look(mpt_context *context) {
 
 /* ==== API ==== */
 
-static void mpt__anomaly_ends(mpt_context *context, void *user, const void *what) {
-    (void)user, (void)what;
-    mpt__anomaly_look(context);
-}
-
-static void mpt__anomaly_over(mpt_context *context, void *user, const void *what) {
-    (void)user, (void)what;
-    mpt__anomaly_stop(context);
-}
-
 static const struct {
     mpt__event event;
     mpt__hear hear;
 } mpt__anomaly_hears[] = {{MPT__STEP_BEGAN, mpt__anomaly_start},
                           {MPT__LOSS_KNOWN, mpt__anomaly_loss},
-                          {MPT__STEP_ENDS, mpt__anomaly_ends},
-                          {MPT__STEP_ENDED, mpt__anomaly_over},
-                          {MPT__RECORDING_ASKED, mpt__anomaly_over}};
+                          {MPT__GRADIENTS_DONE, mpt__anomaly_look},
+                          {MPT__STEP_ENDED, mpt__anomaly_stop},
+                          {MPT__RECORDING_ASKED, mpt__anomaly_stop}};
 #define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
 
 static void mpt__anomaly_free(mpt_context *context) {
     mpt__anomaly *anomaly = context->anomaly;
     if (!anomaly) return;
-    mpt__anomaly_stop(context);
+    mpt__anomaly_stop(context, NULL, NULL);
     for (int i = 0; i < MPT__ANOMALY_HEARS; i++)
         mpt__listen_no_more(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
     mpt__room_free(context, anomaly->findings, anomaly->capacity);
@@ -21458,12 +21778,13 @@ MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context) {
 }
 
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ops/op.c: the op table, the map of the system: one line per op.
  *
- * Rules, forward and backward functions stand in the rooms that follow, of which ops/table.c makes
- * the table; rows that share a form share the functions and differ in the kernel's function alone.
- * ------------------------------------------------------------------------------------------- */
+ * Rules, forward and backward functions and the public ones stand in the rooms that follow, and
+ * ops/table.c makes a table of them; rows that share a form share the functions and differ in the
+ * kernel's function alone.
+ * ---------------------- */
 
 /* O(id, policy, shape rule, forward, backward, function, backward function, ONNX name):
    functions are mpt__<shape>_shape, mpt__<forward>_forward, mpt__<backward>_backward; `none`
@@ -21624,9 +21945,61 @@ typedef enum mpt__op_id {
 
 static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
 
-/* ---------------------------------------------------------------------------------------------
- * ops/math.c: elementwise ops, matmul, linear, reductions, softmax, dropout.
- * ------------------------------------------------------------------------------------------- */
+/* ==== Applying a row ==== */
+
+static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
+    mpt_tensor in[2];
+    in[0] = a, in[1] = b;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 2;
+    return mpt__apply1(name, op, in, 2, &attributes);
+}
+
+static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = value;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+/* With a dimension, or a dtype in its place, and a number. */
+static mpt_tensor mpt__apply_dim_number(const char *name, int op, mpt_tensor x, int dim,
+                                        bool keep_dim, double number) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[1] = keep_dim;
+    attributes.index[2] = dim == MPT_ALL_DIMS;
+    attributes.imm[0] = number;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
+    return mpt__apply_dim_number(name, op, x, dim, keep_dim, 0.0);
+}
+
+/* What a composition makes on its way, and gives back at its end. */
+typedef struct mpt__spares {
+    mpt_tensor tensor[16];
+    int count;
+} mpt__spares;
+
+static mpt_tensor mpt__spare(mpt__spares *spares, mpt_tensor x) {
+    return spares->tensor[spares->count++] = x;
+}
+
+static MPT__NOINLINE mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor result) {
+    while (spares->count > 0) mpt_release(spares->tensor[--spares->count]);
+    return result;
+}
+
+/* Halves as fp32. */
+static mpt_tensor mpt__widened(mpt__spares *spares, mpt_tensor x) {
+    mpt_dtype dtype = mpt_get_dtype(x);
+    return dtype == MPT_F16 || dtype == MPT_BF16 ? mpt__spare(spares, mpt_cast(x, MPT_F32)) : x;
+}
+
+/* ------------------------
+ * ops/operand.c: tensors as operands of launches.
+ * ---------------------- */
 
 /* ==== Views outside all tables ==== */
 
@@ -21673,8 +22046,8 @@ static MPT__FORCE_INLINE void mpt__operand_padded(mpt__launch *launch, int posit
     if (tensor->shape.rank != rank) mpt__operand_pad(operand, tensor, rank);
 }
 
-/* For a kernel that goes along dimension index[0], of rank 1 or more. Where the input is channels
-   last, [N, H, W, C]: so do loops go. */
+/* For a kernel that works along dimension index[0] of a rank of 1 or more. Where the input is
+   channels last the dimensions come as [N, H, W, C], as loops go. */
 static void mpt__operand_along(mpt__frame *frame, mpt__launch *launch, int position,
                                const mpt__tensor *tensor, mpt__access access) {
     static const uint8_t order[] = {0, 2, 3, 1}, place[] = {0, 3, 1, 2};
@@ -21731,6 +22104,10 @@ static const mpt__tensor *mpt__contiguous_of(mpt__frame *frame, const mpt__tenso
     if (!copy) return NULL;
     return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
 }
+
+/* ------------------------
+ * ops/elementwise.c: ops on each element: of one tensor, of two, a choice between two, dropout.
+ * ---------------------- */
 
 /* ==== Elementwise, one input ==== */
 
@@ -21796,7 +22173,7 @@ static mpt_status mpt__launch_binary(mpt_context *context, mpt__function functio
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__function function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
@@ -21810,7 +22187,7 @@ static mpt_status mpt__unary_backward(mpt__frame *frame) {
 
 /* dx = f(dy) for functions that are linear. */
 static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_unary(frame, frame->row->backward_function, frame->dy[0], frame->dx,
                              frame->access);
 }
@@ -21831,6 +22208,77 @@ static mpt_status mpt__scale_loss_backward(mpt__frame *frame) {
 
 static mpt_status mpt__pass_backward(mpt__frame *frame) {
     return mpt__gradient_pass(frame, 0, frame->dy[0]);
+}
+
+#define MPT__DEFINE_UNARY(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) { \
+        mpt__attributes attributes = mpt__no_attributes; \
+        return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
+    }
+MPT__DEFINE_UNARY(neg)
+MPT__DEFINE_UNARY(exp)
+MPT__DEFINE_UNARY(log)
+MPT__DEFINE_UNARY(sqrt)
+MPT__DEFINE_UNARY(relu)
+MPT__DEFINE_UNARY(gelu)
+MPT__DEFINE_UNARY(gelu_tanh)
+MPT__DEFINE_UNARY(tanh)
+MPT__DEFINE_UNARY(sigmoid)
+MPT__DEFINE_UNARY(isnan)
+MPT__DEFINE_UNARY(isinf)
+MPT__DEFINE_UNARY(logical_not)
+MPT__DEFINE_UNARY(log1p)
+MPT__DEFINE_UNARY(rsqrt)
+MPT__DEFINE_UNARY(abs)
+MPT__DEFINE_UNARY(sign)
+MPT__DEFINE_UNARY(sin)
+MPT__DEFINE_UNARY(cos)
+MPT__DEFINE_UNARY(silu)
+#undef MPT__DEFINE_UNARY
+
+MPTRAIN_API mpt_tensor mpt_add_scalar(mpt_tensor x, double value) {
+    return mpt__apply_number("mpt_add_scalar", MPT__OP_add_scalar, x, value);
+}
+MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
+    return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
+}
+MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent) {
+    return mpt__apply_number("mpt_pow_scalar", MPT__OP_pow_scalar, x, exponent);
+}
+MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope) {
+    return mpt__apply_number("mpt_leaky_relu", MPT__OP_leaky_relu, x, slope);
+}
+MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha) {
+    return mpt__apply_number("mpt_elu", MPT__OP_elu, x, alpha);
+}
+
+/* Why a pair of numbers is none that `op` takes; NULL: it is fine. */
+static const char *mpt__bad_numbers(int op, double a, double b) {
+    if (op == MPT__OP_softplus)
+        return a > 0.0 && b == b ? NULL : "beta %g, threshold %g: expected beta > 0";
+    if (op != MPT__OP_clamp && op != MPT__OP_hardtanh) return NULL;
+    return a <= b ? NULL : "min %g, max %g: expected min <= max";
+}
+
+static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, double a, double b) {
+    const char *why = mpt__bad_numbers(op, a, b);
+    if (why && x.context) return mpt__misused(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = a;
+    attributes.imm[1] = b;
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
+    MPT__PLAIN_FLOATS;
+    return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
+}
+MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
+    MPT__PLAIN_FLOATS;
+    return mpt__apply_numbers("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
+}
+MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
+    return mpt__apply_numbers("mpt_softplus", MPT__OP_softplus, x, beta, threshold);
 }
 
 /* ==== Elementwise, two inputs ==== */
@@ -21862,7 +22310,7 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__equal_shape(mpt__frame *frame) {
-    if (mpt__dtypes_meet(frame, 0, 1) != MPT_OK) return frame->context->base.status;
+    if (mpt__dtypes_meet(frame, 0, 1) != MPT_OK) return mpt__outcome(frame);
     frame->out_dtype[0] = MPT_BOOL;
     return mpt__binary_shape(frame);
 }
@@ -21958,7 +22406,7 @@ static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, mpt__function s
     if (!mpt__wants(frame, i)) return MPT_OK;
     const mpt__tensor *dy = frame->dy[0];
     mpt__tensor *factor = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
-    if (!factor) return frame->context->base.status;
+    if (!factor) return mpt__outcome(frame);
     mpt_status status = mpt__launch_binary(frame->context, slope, a, b, factor, MPT__WRITE);
     if (status != MPT_OK) return status;
     return mpt__broadcast_gradient(frame, i, MPT__FN_KEEP, factor, dy);
@@ -21986,13 +22434,65 @@ static mpt_status mpt__pow_backward(mpt__frame *frame) {
     return mpt__sloped_gradient(frame, 1, MPT__FN_POW_EXPONENT, a, b);
 }
 
-/* Squares are what powers are taken for most. */
+/* Most powers are squares, which are products. */
 static mpt_status mpt__pow_scalar_forward(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     if (frame->attributes->imm[0] != 2.0) return mpt__unary_keep_in_forward(frame);
     mpt__save(frame, frame->in[0]);
     return mpt__launch_binary(frame->context, MPT__FN_MUL, x, x, frame->out[0], MPT__WRITE);
 }
+
+#define MPT__DEFINE_BINARY(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor a, mpt_tensor b) { \
+        return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b); \
+    }
+MPT__DEFINE_BINARY(add)
+MPT__DEFINE_BINARY(sub)
+MPT__DEFINE_BINARY(mul)
+MPT__DEFINE_BINARY(div)
+MPT__DEFINE_BINARY(equal)
+MPT__DEFINE_BINARY(lt)
+MPT__DEFINE_BINARY(le)
+MPT__DEFINE_BINARY(gt)
+MPT__DEFINE_BINARY(ge)
+MPT__DEFINE_BINARY(ne)
+MPT__DEFINE_BINARY(logical_and)
+MPT__DEFINE_BINARY(logical_or)
+MPT__DEFINE_BINARY(pow)
+MPT__DEFINE_BINARY(minimum)
+MPT__DEFINE_BINARY(maximum)
+#undef MPT__DEFINE_BINARY
+
+/* Compares with a number in the tensor's dtype, as PyTorch does; integers and a number that is none
+   of theirs meet in fp32. */
+static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    if (!tensor) return mpt__null(context);
+    mpt_dtype dtype = (mpt_dtype)tensor->dtype;
+    double limit = dtype == MPT_I64 ? 9007199254740992.0 : dtype == MPT_I32 ? 2147483647.0 : 0.0;
+    bool whole = value >= -limit && value <= limit && value == (double)(int64_t)value;
+    bool casts = !mpt__dtype_info[dtype].is_float && !whole;
+    mpt_tensor a = casts ? mpt_cast(x, MPT_F32) : x;
+    mpt_tensor b = mpt_full(context, casts ? MPT_F32 : dtype, MPT_SCALAR, value);
+    mpt_tensor out = mpt__apply2(name, op, a, b);
+    mpt_release(b);
+    if (casts) mpt_release(a);
+    return out;
+}
+
+#define MPT__DEFINE_COMPARISON(id, op) \
+    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) { \
+        return mpt__compare_number("mpt_" #id "_scalar", MPT__OP_##op, x, value); \
+    }
+MPT__DEFINE_COMPARISON(lt, lt)
+MPT__DEFINE_COMPARISON(le, le)
+MPT__DEFINE_COMPARISON(gt, gt)
+MPT__DEFINE_COMPARISON(ge, ge)
+MPT__DEFINE_COMPARISON(eq, equal)
+MPT__DEFINE_COMPARISON(ne, ne)
+#undef MPT__DEFINE_COMPARISON
 
 /* ==== Choice ==== */
 
@@ -22002,8 +22502,8 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
     const mpt__tensor *condition = frame->in[0], *a = frame->in[1], *b = frame->in[2];
     if (condition->dtype != MPT_BOOL)
         return mpt__error(context, MPT_ERROR_DTYPE,
-                          "argument 1 is %s: expected bool, as comparisons give it",
-                          mpt_dtype_name((mpt_dtype)condition->dtype));
+                          "argument 1 is %D: expected bool, as comparisons give it",
+                          condition->dtype);
     for (int i = 1; i < 3; i++)
         if (mpt__input_computes(frame, i) != MPT_OK) return context->base.status;
     frame->layout = MPT__LAYOUT_KEPT;
@@ -22019,7 +22519,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
                       &condition->shape, &a->shape, &b->shape);
 }
 
-/* What one of the two leaves out is -0, to which the other adds without a trace. */
+/* Each launch writes -0 where the other has the element: that adds to it without a trace. */
 static mpt_status mpt__where_forward(mpt__frame *frame) {
     mpt__save(frame, frame->in[0]);
     mpt_status status = mpt__launch_binary(frame->context, MPT__FN_KEEP, frame->in[0], frame->in[1],
@@ -22035,6 +22535,83 @@ static mpt_status mpt__where_backward(mpt__frame *frame) {
     if (status != MPT_OK) return status;
     return mpt__broadcast_gradient(frame, 2, MPT__FN_DROP, condition, dy);
 }
+
+MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
+    mpt_tensor in[3];
+    in[0] = condition, in[1] = a, in[2] = b;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
+}
+
+/* ==== Dropout ==== */
+
+/* Sets the number of forward's step, which is a part of the key that masks are drawn from. */
+static mpt_status mpt__dropout_step(mpt_context *context, int64_t step) {
+    if (context->device_step == step) return MPT_OK;
+    context->unrecorded = context->capturing;
+    mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
+    context->unrecorded = false;
+    if (mpt__ok(context)) context->device_step = step;
+    return context->base.status;
+}
+
+static void mpt__dropout_key(mpt__launch *launch, mpt_context *context, int64_t stream,
+                             int64_t call) {
+    launch->rng.seed = context->config.seed;
+    launch->rng.stream = (uint64_t)stream;
+    launch->rng.call = (uint64_t)call;
+    launch->slot[0] = MPT__SLOT_STEP;
+}
+
+static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt__tensor *in,
+                                      const mpt__tensor *out, mpt__access access) {
+    mpt_context *context = frame->context;
+    if (mpt__dropout_step(context, step) != MPT_OK) return context->base.status;
+    mpt__launch *launch = mpt__launch_begin(context, MPT__K_DROPOUT);
+    launch->imm[0] = frame->attributes->imm[0];
+    mpt__dropout_key(launch, context, frame->attributes->index[0], frame->attributes->index[1]);
+    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__operand_of(launch, 1, out, access);
+    return mpt__submit(context, launch);
+}
+
+static mpt_status mpt__dropout_forward(mpt__frame *frame) {
+    return mpt__launch_dropout(frame, frame->context->now.step, frame->in[0], frame->out[0],
+                               MPT__WRITE);
+}
+
+/* Draws the mask again: nothing was kept. */
+static mpt_status mpt__dropout_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
+    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], frame->dx, frame->access);
+}
+
+/* The draw of one call: `stream` names who draws, `call` counts its calls in a step. */
+static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
+    mpt_context *context = x.context;
+    if (context && !(p >= 0.0 && p <= 1.0))
+        return mpt__misused(context, "mpt_dropout", MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]",
+                            p);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = p;
+    attributes.index[0] = (int64_t)stream;
+    attributes.index[1] = (int64_t)call;
+    bool identity =
+        p == 0.0 || (context && (!context->module_training || context->inference_depth));
+    if (identity && context && mpt_valid(x)) return mpt_reshape(x, mpt_get_shape(x));
+    return mpt__apply1("mpt_dropout", MPT__OP_dropout, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p) {
+    mpt_context *context = x.context;
+    uint64_t stream = context ? mpt__hash_u64(context->path_hash, 1) : 0;
+    return mpt__dropout_call(x, p, stream, context ? context->now.module_calls++ : 0);
+}
+
+/* ------------------------
+ * ops/matmul.c: matrix products, and linear, which is one with a bias and an activation.
+ * ---------------------- */
 
 /* ==== Matrix products ==== */
 
@@ -22140,8 +22717,7 @@ static mpt_status mpt__matmul_forward(mpt__frame *frame) {
     mpt__save(frame, frame->in[1]);
     if (a->shape.rank == 2 && b->shape.rank == 2 && !a->parameter && !b->parameter)
         return mpt__launch_gemm(frame, a, b, frame->out[0], MPT__WRITE);
-    if (!mpt__matmul_views(frame, frame->in, frame->out[0], view))
-        return frame->context->base.status;
+    if (!mpt__matmul_views(frame, frame->in, frame->out[0], view)) return mpt__outcome(frame);
     return mpt__launch_gemm(frame, &view[0], &view[1], &view[2], MPT__WRITE);
 }
 
@@ -22150,7 +22726,7 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
                                        const mpt__tensor *right) {
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-    if (!target) return frame->context->base.status;
+    if (!target) return mpt__outcome(frame);
     int batches = left->shape.rank - 2;
     bool vector = target->shape.rank == 1, summed = false;
     mpt__tensor matrix;
@@ -22160,7 +22736,7 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
     mpt_shape full = left->shape;
     full.dim[batches + 1] = right->shape.dim[batches + 1];
     mpt__tensor *product = mpt__temporary(frame, mpt__loss_dtype(frame), &full);
-    if (!product) return frame->context->base.status;
+    if (!product) return mpt__outcome(frame);
     mpt_status status = mpt__launch_gemm(frame, left, right, product, MPT__WRITE);
     if (status != MPT_OK) return status;
     return mpt__launch_reduce(frame->context, MPT__FN_SUM, product, &matrix, access);
@@ -22169,8 +22745,7 @@ static mpt_status mpt__matmul_gradient(mpt__frame *frame, int i, const mpt__tens
 static mpt_status mpt__matmul_backward(mpt__frame *frame) {
     mpt__tensor view[3], transposed;
     mpt_status status = MPT_OK;
-    if (!mpt__matmul_views(frame, frame->saved, frame->dy[0], view))
-        return frame->context->base.status;
+    if (!mpt__matmul_views(frame, frame->saved, frame->dy[0], view)) return mpt__outcome(frame);
     if (mpt__wants(frame, 0)) {
         transposed = mpt__transposed_view(&view[1]);
         status = mpt__matmul_gradient(frame, 0, &view[2], &transposed);
@@ -22178,6 +22753,10 @@ static mpt_status mpt__matmul_backward(mpt__frame *frame) {
     if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
     transposed = mpt__transposed_view(&view[0]);
     return mpt__matmul_gradient(frame, 1, &transposed, &view[2]);
+}
+
+MPTRAIN_API mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b) {
+    return mpt__apply2("mpt_matmul", MPT__OP_matmul, a, b);
 }
 
 /* ==== Linear ==== */
@@ -22311,6 +22890,24 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
     return context->base.status;
 }
 
+MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  mpt_activation activation) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID)
+        return mpt__misused(context, "mpt_linear", MPT_ERROR_ARGUMENT,
+                            "activation %d is none of mpt_activation", (int)activation);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.activation = (uint8_t)activation;
+    attributes.required = 2;
+    return mpt__apply1("mpt_linear", MPT__OP_linear, in, 3, &attributes);
+}
+
+/* ------------------------
+ * ops/reduce.c: ops along dimensions: reductions, softmax, running sums, counting.
+ * ---------------------- */
+
 /* ==== Reductions ==== */
 
 /* Dimension index[0], or all when index[2]; index[1]: keep it as size 1. */
@@ -22323,7 +22920,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
         int dim = mpt__dimension(frame->context, (int)a->index[0], x->shape.rank);
-        if (dim < 0) return frame->context->base.status;
+        if (dim < 0) return mpt__outcome(frame);
         a->index[0] = dim;
     }
     if (!a->index[2] || (function != MPT__FN_MAX && function != MPT__FN_MIN))
@@ -22338,8 +22935,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* Strings of an output, or its gradient, with the reduced dimensions back in as size 1, stride
-   0. */
+/* An output, or its gradient, with the reduced dimensions back in as size 1, stride 0. */
 static mpt__tensor mpt__unreduced_view(const mpt__frame *frame, const mpt__tensor *out) {
     const mpt__tensor *x = frame->in[0];
     const mpt__attributes *a = frame->attributes;
@@ -22360,8 +22956,8 @@ static mpt_status mpt__reduce_forward(mpt__frame *frame) {
     return mpt__launch_reduce(frame->context, frame->row->function, frame->in[0], &out, MPT__WRITE);
 }
 
-/* 1 / n, rounded to nearest whatever the program has set. Compilers take arithmetic out of the part
-   in which it is so, unless they have to read and to write just there. */
+/* 1 / n, rounded to nearest whatever the program has set. Without volatile, compilers move the
+   division out of the part in which that holds. */
 static MPT__NOINLINE double mpt__one_of(int64_t n) {
     MPT__PLAIN_FLOATS;
     const volatile int64_t count = n;
@@ -22371,7 +22967,7 @@ static MPT__NOINLINE double mpt__one_of(int64_t n) {
 
 /* Every element of x gets dy (mean: dy / n) of its output. */
 static mpt_status mpt__reduce_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
     bool sum = frame->row->function == MPT__FN_SUM;
     mpt__launch *launch = mpt__launch_begin(frame->context, sum ? MPT__K_COPY : MPT__K_UNARY);
@@ -22403,7 +22999,7 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
                           &x->shape);
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
-    if (!x) return frame->context->base.status;
+    if (!x) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
     launch->function = (uint8_t)frame->row->function;
     mpt__operand_chosen(frame, launch, 0, x, false, MPT__READ);
@@ -22416,14 +23012,14 @@ static mpt_status mpt__max_forward(mpt__frame *frame) {
     mpt__tensor *index = NULL;
     if (frame->records) {
         index = mpt__temporary(frame, MPT_I64, &frame->out_shape[0]);
-        if (!index) return frame->context->base.status;
+        if (!index) return mpt__outcome(frame);
         mpt__save(frame, index);
     }
     return mpt__launch_argmax(frame, index, frame->out[0]);
 }
 
 static mpt_status mpt__max_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
     mpt__operand_chosen(frame, launch, 0, frame->saved[0], true, MPT__READ);
     mpt__operand_chosen(frame, launch, 1, frame->dy[0], true, MPT__READ);
@@ -22514,7 +23110,7 @@ static mpt_status mpt__var_forward(mpt__frame *frame) {
     return mpt__launch_copy(context, sum, &out, MPT__WRITE);
 }
 
-/* dx = 2 dy (x - mean) / (n - correction), or of the root y that / 2 y, 0 where y is. */
+/* dx = 2 dy (x - mean) / (n - correction); of the root y that / 2 y, or 0 where y is 0. */
 static mpt_status mpt__var_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *root = frame->saved[2];
@@ -22606,13 +23202,37 @@ static mpt_status mpt__prod_backward(mpt__frame *frame) {
     return mpt__launch_binary(context, MPT__FN_KEEP, each, factor, frame->dx, frame->access);
 }
 
+#define MPT__DEFINE_REDUCTION(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x, int dim, bool keep_dim) { \
+        return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim); \
+    }
+MPT__DEFINE_REDUCTION(sum)
+MPT__DEFINE_REDUCTION(mean)
+MPT__DEFINE_REDUCTION(max)
+MPT__DEFINE_REDUCTION(argmax)
+MPT__DEFINE_REDUCTION(min)
+MPT__DEFINE_REDUCTION(argmin)
+MPT__DEFINE_REDUCTION(prod)
+MPT__DEFINE_REDUCTION(logsumexp)
+#undef MPT__DEFINE_REDUCTION
+
+MPTRAIN_API mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction) {
+    return mpt__apply_dim_number("mpt_var", MPT__OP_var, x, dim, keep_dim, correction);
+}
+MPTRAIN_API mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction) {
+    return mpt__apply_dim_number("mpt_std", MPT__OP_std, x, dim, keep_dim, correction);
+}
+MPTRAIN_API mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim) {
+    return mpt__apply_dim_number("mpt_norm", MPT__OP_norm, x, dim, keep_dim, p);
+}
+
 /* ==== Softmax ==== */
 
 static mpt_status mpt__softmax_shape(mpt__frame *frame) {
     int64_t *dim = &frame->attributes->index[0];
     int rank = frame->in[0]->shape.rank; /* 0: one element, whatever the dimension is called */
     *dim = rank > 0 ? mpt__dimension(frame->context, (int)*dim, rank) : 0;
-    return *dim < 0 ? frame->context->base.status : mpt__unary_shape(frame);
+    return *dim < 0 ? mpt__outcome(frame) : mpt__unary_shape(frame);
 }
 
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
@@ -22625,13 +23245,20 @@ static mpt_status mpt__softmax_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
     launch->function = (uint8_t)frame->row->function;
     mpt__operand_along(frame, launch, 0, frame->saved[0], MPT__READ);
     mpt__operand_along(frame, launch, 1, frame->dy[0], MPT__READ);
     mpt__operand_along(frame, launch, 2, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
+}
+
+MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_softmax", MPT__OP_softmax, x, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_log_softmax", MPT__OP_log_softmax, x, dim, false);
 }
 
 /* ==== Running sums ==== */
@@ -22650,56 +23277,43 @@ static mpt_status mpt__cumsum_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_cumsum(frame, frame->dy[0], frame->dx, true, frame->access);
 }
 
-/* ==== Dropout ==== */
-
-/* Sets the number of forward's step, which is a part of the key that masks are drawn from. */
-static mpt_status mpt__dropout_step(mpt_context *context, int64_t step) {
-    if (context->device_step == step) return MPT_OK;
-    context->unrecorded = context->capturing;
-    mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
-    context->unrecorded = false;
-    if (context->base.status == MPT_OK) context->device_step = step;
-    return context->base.status;
+MPTRAIN_API mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
 }
 
-static void mpt__dropout_key(mpt__launch *launch, mpt_context *context, int64_t stream,
-                             int64_t call) {
-    launch->rng.seed = context->config.seed;
-    launch->rng.stream = (uint64_t)stream;
-    launch->rng.call = (uint64_t)call;
-    launch->slot[0] = MPT__SLOT_STEP;
+MPT__BEGIN_COLD
+/* Within a step or scope ops count, so that a captured step counts, too, and what they make on the
+   way dies with it; elsewhere the host counts. */
+MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
+    if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
+    if (count < 0 || count > INT64_MAX / 16)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
+                           count);
+    mpt_tensor counted;
+    if (context->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
+        counted = mpt_cumsum(mpt_ones(context, MPT_F32, MPT_SHAPE(count)), 0);
+        counted = mpt_cast(mpt_add_scalar_(counted, -1.0), MPT_I64);
+    } else {
+        int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
+        if (!values) return mpt__null(context);
+        for (int64_t i = 0; i < count; i++) values[i] = i;
+        counted = mpt_from(context, MPT_I64, MPT_SHAPE(count), values);
+        mpt__host_free(context, values, (size_t)(count + 1) * sizeof *values);
+    }
+    if (dtype == MPT_I64) return counted;
+    mpt_tensor cast = mpt_cast(counted, dtype);
+    mpt_release(counted);
+    return cast;
 }
+MPT__END_LEVEL
 
-static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt__tensor *in,
-                                      const mpt__tensor *out, mpt__access access) {
-    mpt_context *context = frame->context;
-    if (mpt__dropout_step(context, step) != MPT_OK) return context->base.status;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_DROPOUT);
-    launch->imm[0] = frame->attributes->imm[0];
-    mpt__dropout_key(launch, context, frame->attributes->index[0], frame->attributes->index[1]);
-    mpt__operand_of(launch, 0, in, MPT__READ);
-    mpt__operand_of(launch, 1, out, access);
-    return mpt__submit(context, launch);
-}
-
-static mpt_status mpt__dropout_forward(mpt__frame *frame) {
-    return mpt__launch_dropout(frame, frame->context->now.step, frame->in[0], frame->out[0],
-                               MPT__WRITE);
-}
-
-/* Draws the mask again: nothing was kept. */
-static mpt_status mpt__dropout_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
-    return mpt__launch_dropout(frame, frame->record->step, frame->dy[0], frame->dx, frame->access);
-}
-
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ops/shape.c: views, copies, casts, concatenation.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* The shape or order of dimensions that the call was given. */
 static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
@@ -22707,6 +23321,17 @@ static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
     shape.rank = frame->attributes->rank;
     mpt__copy_dims(shape.dim, frame->attributes->index, shape.rank);
     return shape;
+}
+
+static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
+    mpt_context *context = x.context;
+    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK)
+        return mpt__misused(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
+                            MPT_MAX_RANK);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.rank = (uint8_t)shape->rank;
+    for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
+    return mpt__apply1(name, op, &x, 1, &attributes);
 }
 
 /* ==== Copies ==== */
@@ -22730,6 +23355,54 @@ static mpt_status mpt__cast_shape(mpt__frame *frame) {
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
     frame->out_dtype[0] = dtype;
     return mpt__unary_shape(frame);
+}
+
+static mpt_tensor mpt__copy_call(const char *name, mpt_tensor x, mpt__layout layout) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = layout;
+    return mpt__apply1(name, MPT__OP_clone, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x) {
+    return mpt__copy_call("mpt_clone", x, MPT__LAYOUT_KEPT);
+}
+
+MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_contiguous", "argument 1");
+    if (!tensor) return mpt__null(x.context);
+    if (mpt__tensor_contiguous(tensor)) return x;
+    return mpt__copy_call("mpt_contiguous", x, MPT__LAYOUT_CONTIGUOUS);
+}
+
+static bool mpt__dense_last(const mpt__tensor *tensor) {
+    const int64_t *size = tensor->shape.dim;
+    return mpt__channels_last(tensor) && tensor->stride[0] == size[1] * size[2] * size[3];
+}
+
+MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
+    if (!tensor) return mpt__null(x.context);
+    if (tensor->shape.rank != 4)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
+                           &tensor->shape);
+    if (mpt__dense_last(tensor)) return x;
+    return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
+}
+
+MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
+    return tensor && tensor->shape.rank == 4 && mpt__dense_last(tensor);
+}
+
+MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
+    return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
+}
+
+MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
+    if (!tensor) return mpt__null(context);
+    return mpt__handle(context, mpt__tensor_alias(context, tensor));
 }
 
 /* ==== Reshape ==== */
@@ -22806,10 +23479,36 @@ static mpt_status mpt__reshape_forward(mpt__frame *frame) {
 
 static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     const mpt__tensor *dy = mpt__contiguous_of(frame, frame->dy[0]);
-    if (!dy) return frame->context->base.status;
+    if (!dy) return mpt__outcome(frame);
     mpt__tensor view = mpt__viewed(dy, &frame->in[0]->shape);
     frame->layout = MPT__LAYOUT_KEPT;
     return mpt__gradient_pass(frame, 0, &view);
+}
+
+MPTRAIN_API mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
+    return mpt__apply_shape("mpt_reshape", MPT__OP_reshape, x, &shape);
+}
+
+MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
+    int first = mpt__dimension(context, first_dim, tensor->shape.rank);
+    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
+    if (last < 0) return mpt__null(context);
+    if (last < first)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d",
+                           last_dim, first_dim);
+    mpt_shape shape;
+    shape.rank = 0;
+    for (int i = 0; i < tensor->shape.rank; i++) {
+        if (i > first && i <= last)
+            shape.dim[shape.rank - 1] *= tensor->shape.dim[i];
+        else
+            shape.dim[shape.rank++] = tensor->shape.dim[i];
+    }
+    return mpt_reshape(x, shape);
 }
 
 /* ==== Permute ==== */
@@ -22852,6 +23551,22 @@ static mpt_status mpt__permute_backward(mpt__frame *frame) {
     return mpt__gradient_pass(frame, 0, &view);
 }
 
+MPTRAIN_API mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order) {
+    return mpt__apply_shape("mpt_permute", MPT__OP_permute, x, &order);
+}
+
+MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
+    int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
+    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->shape.rank) : -1;
+    if (b < 0) return mpt__null(context);
+    mpt_shape order;
+    order.rank = tensor->shape.rank;
+    for (int i = 0; i < tensor->shape.rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
+    return mpt_permute(x, order);
+}
+
 /* ==== Slice ==== */
 
 /* index: dimension, start, stop, step. Bounds clamp as in Python. */
@@ -22859,7 +23574,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *index = frame->attributes->index;
     int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
-    if (dim < 0) return frame->context->base.status;
+    if (dim < 0) return mpt__outcome(frame);
     if (index[3] < 1)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "step %lld: expected 1 or more",
                           index[3]);
@@ -22883,15 +23598,55 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__slice_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     if (frame->access == MPT__WRITE && mpt__launch_fill(frame->context, frame->dx, 0.0) != MPT_OK)
-        return frame->context->base.status;
+        return mpt__outcome(frame);
     const int64_t *index = frame->attributes->index;
     mpt__tensor part = *frame->dx; /* what the slice took */
     part.shape.dim[index[0]] = frame->dy[0]->shape.dim[index[0]];
     part.stride[index[0]] *= index[3];
     part.offset += index[1] * frame->dx->stride[index[0]];
     return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
+}
+
+MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[1] = start;
+    attributes.index[2] = stop;
+    attributes.index[3] = step;
+    return mpt__apply1("mpt_slice", MPT__OP_slice, &x, 1, &attributes);
+}
+
+/* Parts of `size`, or `chunks` of them where that is not 0. */
+static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chunks, int dim,
+                      mpt_tensor *parts, int capacity) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return -1;
+    int64_t n = tensor->shape.dim[at];
+    if (chunks > 0) size = n > chunks ? (n - 1) / chunks + 1 : 1;
+    if (size < 1 || chunks < 0 || !parts) {
+        mpt__error(context, MPT_ERROR_ARGUMENT,
+                   "expected parts of 1 or more, and where to put them");
+        return -1;
+    }
+    int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
+    if (count > capacity) {
+        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
+    return mpt__ok(context) ? (int)count : -1;
+}
+
+MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
+                                 int capacity) {
+    return mpt__parts("mpt_split_tensor", x, size, 0, dim, parts, capacity);
+}
+MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity) {
+    return mpt__parts("mpt_chunk", x, 1, chunks > 0 ? chunks : -1, dim, parts, capacity);
 }
 
 /* ==== Expand ==== */
@@ -22924,12 +23679,43 @@ static mpt_status mpt__expand_backward(mpt__frame *frame) {
     return mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
 }
 
+MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
+    return mpt__apply_shape("mpt_expand", MPT__OP_expand, x, &shape);
+}
+
+/* Each dimension as [times, size], so that stretching the first one repeats. */
+MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_repeat", "argument 1");
+    if (!tensor) return mpt__null(context);
+    int lead = times.rank - tensor->shape.rank, rank = 0;
+    mpt_shape apart, wide, out = times;
+    bool good = lead >= 0 && times.rank <= MPT_MAX_RANK;
+    for (int i = 0; good && i < times.rank; i++) {
+        int64_t size = i < lead ? 1 : tensor->shape.dim[i - lead], n = times.dim[i];
+        bool both = n != 1 && size != 1;
+        good = n >= 0 && rank + both < MPT_MAX_RANK && (n == 0 || size <= INT64_MAX / 4 / n);
+        if (!good) break;
+        if (both) apart.dim[rank] = 1, wide.dim[rank++] = n;
+        apart.dim[rank] = size;
+        wide.dim[rank++] = both ? size : n * size;
+        out.dim[i] = n * size;
+    }
+    if (!good)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                           "a tensor %S repeated %S times: expected a number for each dimension, 0 "
+                           "or more, and at most 8 dimensions in all, those of both counted twice",
+                           &tensor->shape, &times);
+    apart.rank = wide.rank = rank;
+    return mpt_reshape(mpt_expand(mpt_reshape(x, apart), wide), out);
+}
+
 /* ==== Concatenation ==== */
 
 static mpt_status mpt__cat_shape(mpt__frame *frame) {
     const mpt__tensor *first = frame->in[0];
     int dim = mpt__dimension(frame->context, (int)frame->attributes->index[0], first->shape.rank);
-    if (dim < 0) return frame->context->base.status;
+    if (dim < 0) return mpt__outcome(frame);
     mpt__unary_shape(frame);
     for (int n = 1; n < frame->n_in; n++) {
         const mpt__tensor *x = frame->in[n];
@@ -22977,6 +23763,67 @@ static mpt_status mpt__cat_backward(mpt__frame *frame) {
     return mpt__cat_parts(frame, frame->dy[0], true);
 }
 
+/* With a dimension of size 1 at `dim`; an error is that of `name`. */
+static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int dim) {
+    char argument[24];
+    mpt__format_text(argument, sizeof argument, "argument %d", number);
+    const mpt__tensor *tensor = mpt__enter_at(x, name, argument);
+    if (!tensor) return mpt__null(x.context);
+    mpt_shape shape = tensor->shape;
+    if (shape.rank == MPT_MAX_RANK)
+        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "%S has all the dimensions there can be",
+                           &shape);
+    dim = mpt__dimension(x.context, dim, shape.rank + 1);
+    if (dim < 0) return mpt__null(x.context);
+    for (int i = shape.rank++; i > dim; i--) shape.dim[i] = shape.dim[i - 1];
+    shape.dim[dim] = 1;
+    return mpt_reshape(x, shape);
+}
+
+/* More tensors than a record holds are joined in groups. stacks: along a new dimension. */
+static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
+                            bool stacks) {
+    mpt_context *context = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
+    mpt_tensor group[MPT__MAX_INPUTS];
+    int in_group = 0;
+    for (int i = 0; i < count && context; i++) {
+        if (!tensors[i].context && !tensors[i].slot)
+            return mpt__misused(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle",
+                                i + 1);
+        group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
+        if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
+        mpt__attributes attributes = mpt__no_attributes;
+        attributes.index[0] = dim;
+        group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
+        in_group = 1;
+    }
+    return context ? group[0] : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_cat", tensors, count, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
+    return mpt__join("mpt_stack", tensors, count, dim, true);
+}
+
+MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_roll", "argument 1");
+    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return mpt__null(context);
+    int64_t n = tensor->shape.dim[at];
+    int64_t first = n > 0 ? (n - shift % n) % n : 0;
+    mpt_tensor part[2];
+    part[0] = mpt_slice(x, at, first, n, 1);
+    part[1] = mpt_slice(x, at, 0, first, 1);
+    return mpt__join("mpt_roll", part, 2, at, false);
+}
+
+/* ------------------------
+ * ops/index.c: ops by index and by place: gather, sort, one_hot, flip, triangles, padding.
+ * ---------------------- */
+
 /* ==== Indices ==== */
 
 /* A float tensor, and i64 indices of its rank, in which all dimensions but one agree; *dim is that
@@ -22986,8 +23833,7 @@ static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
     const mpt__tensor *x = frame->in[0], *i = frame->in[index];
     if (mpt__input_computes(frame, 0) != MPT_OK) return context->base.status;
     if (i->dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %s: expected i64",
-                          mpt_dtype_name((mpt_dtype)i->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %D: expected i64", i->dtype);
     *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
     if (*dim < 0) return context->base.status;
     frame->attributes->index[0] = *dim;
@@ -23004,7 +23850,7 @@ static bool mpt__agree_outside(const mpt__tensor *a, const mpt__tensor *b, int d
 
 static mpt_status mpt__gather_shape(mpt__frame *frame) {
     int dim;
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (!mpt__agree_outside(frame->in[0], frame->in[1], dim))
         return mpt__error(frame->context, MPT_ERROR_SHAPE,
                           "%S and indices %S differ outside dimension %d", &frame->in[0]->shape,
@@ -23015,7 +23861,7 @@ static mpt_status mpt__gather_shape(mpt__frame *frame) {
 
 static mpt_status mpt__index_select_shape(mpt__frame *frame) {
     int dim;
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (frame->in[1]->shape.rank != 1)
         return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
                           &frame->in[1]->shape);
@@ -23026,8 +23872,8 @@ static mpt_status mpt__index_select_shape(mpt__frame *frame) {
 static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
     int dim;
     const mpt__tensor *x = frame->in[0], *index = frame->in[1], *source = frame->in[2];
-    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return frame->context->base.status;
-    if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return frame->context->base.status;
+    if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
+    if (mpt__dtypes_meet(frame, 0, 2) != MPT_OK) return mpt__outcome(frame);
     if (x->dtype != source->dtype) frame->out_dtype[0] = MPT_F32;
     if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
         return mpt__error(
@@ -23091,7 +23937,7 @@ static mpt_status mpt__gather_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__gather_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_scatter(frame, frame->saved[0], frame->dy[0], NULL, frame->dx,
                                frame->access);
 }
@@ -23107,7 +23953,7 @@ static mpt_status mpt__scatter_add_backward(mpt__frame *frame) {
     mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[0]);
     if (status != MPT_OK || !mpt__wants(frame, 2)) return status;
     mpt__tensor *source = mpt__gradient_into(frame, 2, &access);
-    if (!source) return frame->context->base.status;
+    if (!source) return mpt__outcome(frame);
     return mpt__launch_gather(frame, frame->dy[0], frame->saved[0], source, access);
 }
 
@@ -23118,7 +23964,7 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t *index = frame->attributes->index;
     int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
-    if (dim < 0) return frame->context->base.status;
+    if (dim < 0) return mpt__outcome(frame);
     int64_t size = x->shape.dim[dim], count = index[1] < 0 ? size : index[1];
     if (count > size)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
@@ -23144,8 +23990,8 @@ static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t classes = frame->attributes->index[1];
     if (x->dtype != MPT_I64)
-        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %s: expected i64",
-                          mpt_dtype_name((mpt_dtype)x->dtype));
+        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %D: expected i64",
+                          x->dtype);
     if (classes < 1 || x->shape.rank == MPT_MAX_RANK)
         return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
                           "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions",
@@ -23177,6 +24023,71 @@ static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 
+static mpt_tensor mpt__apply_index(const char *name, int op, const mpt_tensor *in, int n_in,
+                                   int dim) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.required = (uint8_t)n_in;
+    return mpt__apply1(name, op, in, n_in, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index) {
+    mpt_tensor in[2];
+    in[0] = x, in[1] = index;
+    return mpt__apply_index("mpt_gather", MPT__OP_gather, in, 2, dim);
+}
+MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index) {
+    mpt_tensor in[2];
+    in[0] = x, in[1] = index;
+    return mpt__apply_index("mpt_index_select", MPT__OP_index_select, in, 2, dim);
+}
+MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = index, in[2] = source;
+    return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
+}
+
+/* The first `count` in order (-1: all), and their indices. The values are gathered, so that their
+   gradients find the way back. */
+static mpt_tensor mpt__sorted(const char *name, mpt_tensor x, int64_t count, int dim,
+                              bool descending, bool values, mpt_tensor *indices) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[1] = count;
+    attributes.index[2] = descending;
+    mpt_tensor in[2];
+    in[0] = x;
+    in[1] = mpt__apply1(name, MPT__OP_argsort, &x, 1, &attributes);
+    mpt_tensor out = values ? mpt__apply_index(name, MPT__OP_gather, in, 2, dim) : in[1];
+    if (indices)
+        *indices = in[1];
+    else if (values)
+        mpt_release(in[1]);
+    return out;
+}
+
+MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending) {
+    return mpt__sorted("mpt_argsort", x, -1, dim, descending, false, NULL);
+}
+MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices) {
+    return mpt__sorted("mpt_sort", x, -1, dim, descending, true, indices);
+}
+MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
+                                mpt_tensor *indices) {
+    if (k < 0 && x.context) {
+        mpt__misuse(x.context, "mpt_topk", MPT_ERROR_ARGUMENT, "k = %lld: expected 0 or more", k);
+        if (indices) *indices = mpt__null(x.context);
+        return mpt__null(x.context);
+    }
+    return mpt__sorted("mpt_topk", x, k, dim, largest, true, indices);
+}
+
+MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[1] = count;
+    return mpt__apply1("mpt_one_hot", MPT__OP_one_hot, &classes, 1, &attributes);
+}
+
 /* ==== Flip, triangles, padding ==== */
 
 static mpt_status mpt__launch_flip(mpt__frame *frame, const mpt__tensor *in, const mpt__tensor *out,
@@ -23195,7 +24106,7 @@ static mpt_status mpt__flip_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__flip_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_flip(frame, frame->dy[0], frame->dx, frame->access);
 }
 
@@ -23221,7 +24132,7 @@ static mpt_status mpt__triangle_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__triangle_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_triangle(frame, frame->dy[0], frame->dx, frame->access);
 }
 
@@ -23264,16 +24175,78 @@ static mpt_status mpt__pad_backward(mpt__frame *frame) {
     return mpt__gradient_pass(frame, 0, &part);
 }
 
-/* ---------------------------------------------------------------------------------------------
+MPTRAIN_API mpt_tensor mpt_flip(mpt_tensor x, int dim) {
+    return mpt__apply_dim("mpt_flip", MPT__OP_flip, x, dim, false);
+}
+MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = diagonal;
+    return mpt__apply1("mpt_tril", MPT__OP_tril, &x, 1, &attributes);
+}
+MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = diagonal;
+    return mpt__apply1("mpt_triu", MPT__OP_triu, &x, 1, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
+    mpt_context *context = x.context;
+    if (padding.rank < 0 || padding.rank > MPT_MAX_RANK)
+        return mpt__misused(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
+                            padding.rank, MPT_MAX_RANK);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.imm[0] = value;
+    attributes.rank = (uint8_t)padding.rank;
+    for (int i = 0; i < padding.rank; i++) attributes.index[i] = padding.dim[i];
+    return mpt__apply1("mpt_pad", MPT__OP_pad, &x, 1, &attributes);
+}
+
+/* ------------------------
  * ops/loss.c: losses. Results are fp32 whatever goes in.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
     if (mpt__dtype_computes(dtype)) return true;
     return mpt__reject(frame->context, MPT_ERROR_DTYPE,
-                       "argument %d has dtype %s, expected a float dtype", i + 1,
-                       mpt_dtype_name(dtype));
+                       "argument %d has dtype %D, expected a float dtype", i + 1, dtype);
+}
+
+static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
+                                mpt_reduction last) {
+    if (reduction >= MPT_MEAN && reduction <= last) return true;
+    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of MPT_MEAN .. %s",
+                (int)reduction, last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
+    return false;
+}
+
+/* `expected`: "above 0", "0 or more" or "a number". */
+static bool mpt__good_number(mpt_context *context, const char *name, const char *what, double value,
+                             const char *expected) {
+    bool good = *expected == '0' ? value >= 0.0 : expected[1] == 'b' ? value > 0.0 : value == value;
+    if (!good)
+        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "%s %g is not %s", what, value, expected);
+    return good;
+}
+
+/* The attributes of a pair loss: how many inputs it needs, how many get gradients, p and r. */
+static mpt__attributes mpt__pair_attributes(int required, int gradients, double p, double r) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = (uint8_t)required;
+    attributes.index[1] = gradients;
+    attributes.imm[0] = p;
+    attributes.imm[1] = r;
+    return attributes;
+}
+
+static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
+                                  mpt__attributes *attributes, mpt_reduction reduction) {
+    mpt_context *context = mpt__context_of(in, n_in);
+    bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
+    if (!mpt__good_reduction(context, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
+        return mpt__null(context);
+    attributes->reduction = (uint8_t)reduction;
+    return mpt__apply1(name, op, in, n_in, attributes);
 }
 
 /* ==== Negative log-likelihood, cross-entropy ==== */
@@ -23286,9 +24259,9 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
     if (t->dtype != MPT_I64)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
-            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64, or "
+            "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64, or "
             "set mpt_fit_config.loss to one of numbers",
-            mpt_dtype_name((mpt_dtype)t->dtype));
+            t->dtype);
     bool good = (x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0]) ||
                 (x->shape.rank == 1 && t->shape.rank == 0);
     if (!good)
@@ -23298,9 +24271,8 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
             &t->shape);
     int64_t classes = x->shape.dim[x->shape.rank - 1];
     if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
-        return mpt__error(context, MPT_ERROR_SHAPE, "weight %s %S: expected %s [%lld]",
-                          mpt_dtype_name((mpt_dtype)w->dtype), &w->shape,
-                          mpt_dtype_name(frame->out_dtype[0]), classes);
+        return mpt__error(context, MPT_ERROR_SHAPE, "weight %D %S: expected %D [%lld]", w->dtype,
+                          &w->shape, frame->out_dtype[0], classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
         return mpt__error(context, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
                           frame->attributes->imm[0]);
@@ -23317,8 +24289,8 @@ static mpt__launch *mpt__loss_launch(mpt__frame *frame, mpt__kernel kernel) {
     return launch;
 }
 
-/* In line, as all of a step of small nets: a tensor of one dimension, or a number as one element;
-   one of two, or of one as a row of it. */
+/* A vector, or a number as one element; a table, or a vector as its only row. Inlined, as is all
+   that a step of a small net runs. */
 static MPT__FORCE_INLINE void mpt__operand_vector(mpt__launch *launch, int position,
                                                   const mpt__tensor *tensor, mpt__access access) {
     bool number = tensor->shape.rank == 0;
@@ -23345,7 +24317,7 @@ static mpt_status mpt__nll_forward(mpt__frame *frame) {
         shape = MPT_SHAPE(x->shape.rank == 2 ? x->shape.dim[0] : 1, 2);
         sums = mpt__temporary(frame, frame->out_dtype[0], &shape);
     }
-    if (!divisor || (fused && !sums)) return frame->context->base.status;
+    if (!divisor || (fused && !sums)) return mpt__outcome(frame);
     mpt__save(frame, fused ? frame->in[0] : NULL);
     mpt__save(frame, frame->in[1]);
     mpt__save(frame, frame->in[2]);
@@ -23409,9 +24381,131 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__nll_gradient(frame, MPT__K_CROSS_ENTROPY_BACKWARD, frame->saved[MPT__NLL_INPUT],
                              frame->saved[MPT__NLL_ROWS], frame->dx, frame->access);
+}
+
+/* Read where it stands: the reader of a copy would wait for the copy's stores. */
+static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
+
+MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
+
+/* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
+   0 of a single sample. */
+static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
+                                          const mpt_shape shape, const mpt_nll_config *config) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *context = logits.context;
+    int dim = shape.rank > 1 ? 1 : 0;
+    const mpt__tensor *weight = mpt__live(context, config->weight);
+    mpt_tensor in[3];
+    mpt__spares spares;
+    spares.count = 0;
+    if (config->ignore_index >= 0)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+                           "ignore_index %lld has no meaning where targets are probabilities",
+                           config->ignore_index);
+    if (weight && (weight->shape.rank != 1 || weight->shape.dim[0] != shape.dim[dim]))
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "weight %S: expected [%lld]", &weight->shape,
+                           shape.dim[dim]);
+    in[0] = mpt__spare(&spares, mpt_log_softmax(mpt__widened(&spares, logits), dim));
+    in[1] = targets, in[2] = config->weight;
+    if (weight) {
+        mpt_shape by_class = shape;
+        by_class.rank = shape.rank - dim;
+        for (int i = 0; i < by_class.rank; i++) by_class.dim[i] = i > 0 ? 1 : shape.dim[dim];
+        in[2] = mpt__spare(&spares, mpt_reshape(in[2], by_class));
+    }
+    double each = config->label_smoothing / (double)shape.dim[dim];
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, config->label_smoothing, each);
+    mpt_reduction reduction = config->reduction == MPT_MEAN ? MPT_BATCH_MEAN : config->reduction;
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, &attributes, reduction);
+    if (reduction == MPT_NONE) loss = mpt_sum(mpt__spare(&spares, loss), dim, false);
+    return mpt__spares_end(&spares, loss);
+}
+
+/* Turns in[0] from [N, C, d1..] into [N d1.., C], and its targets in in[1] into [N d1..]. Gives the
+   rows of a sample, or -1. */
+static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x,
+                                   const mpt__tensor *t) {
+    mpt_context *context = in[0].context;
+    mpt_shape order = x->shape, rows = MPT_SHAPE(0, 0);
+    int rank = x->shape.rank;
+    bool fits = t->shape.rank == rank - 1;
+    int64_t positions = 1;
+    for (int i = 0; fits && i < rank - 1; i++) {
+        int from = i > 0 ? i + 1 : 0;
+        order.dim[i] = from;
+        fits = t->shape.dim[i] == x->shape.dim[from];
+        if (i > 0) positions *= t->shape.dim[i];
+    }
+    if (!fits) {
+        mpt__refuse(context, MPT_ERROR_SHAPE,
+                    "input %S and targets %S: expected [N, C, d1..] and [N, d1..]", &x->shape,
+                    &t->shape);
+        return -1;
+    }
+    order.dim[rank - 1] = 1;
+    rows.dim[0] = mpt__tensor_numel(t);
+    rows.dim[1] = x->shape.dim[1];
+    in[0] = mpt__spare(spares, mpt_permute(in[0], order));
+    in[0] = mpt__spare(spares, mpt_reshape(in[0], rows));
+    rows.rank = 1;
+    in[1] = mpt__spare(spares, mpt_reshape(in[1], rows));
+    return positions;
+}
+
+static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
+                                 const mpt_nll_config *config) {
+    if (!config) config = &mpt__nll_defaults;
+    mpt_tensor in[3];
+    in[0] = input, in[1] = targets, in[2] = config->weight;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
+    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
+    const bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
+    const mpt__tensor *t = context && !plain ? mpt__live(context, targets) : NULL;
+    bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
+                    mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
+    bool folds = !probable && x && t && x->shape.rank > 2;
+    if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
+    if (probable && smoothing >= 0.0 && smoothing <= 1.0)
+        return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
+    mpt_shape each;
+    mpt__spares spares;
+    int64_t positions = 0;
+    spares.count = each.rank = 0;
+    if (folds) {
+        each = t->shape;
+        positions = mpt__fold_positions(&spares, in, x, t);
+        if (positions < 0) return mpt__null(context);
+    }
+    mpt__frame frame;
+    mpt_tensor loss = mpt__null(context);
+    if (mpt__apply_begin(&frame, name, op, in, 3, 2)) {
+        *frame.attributes = mpt__no_attributes; /* one copied here would wait for its own stores */
+        frame.attributes->index[0] = config->ignore_index;
+        frame.attributes->index[1] = positions;
+        frame.attributes->reduction = (uint8_t)config->reduction;
+        frame.attributes->required = 2;
+        frame.attributes->imm[0] = smoothing;
+        loss = mpt__handle(context, mpt__call_run(&frame));
+    }
+    if (!folds) return loss;
+    if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
+    return mpt__spares_end(&spares, loss);
+}
+
+MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
+                                    const mpt_nll_config *config) {
+    return mpt__apply_nll("mpt_nll_loss", MPT__OP_nll_loss, log_probabilities, targets, config);
+}
+
+MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
+                                         const mpt_nll_config *config) {
+    return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
 }
 
 /* ==== Pair losses ====
@@ -23426,7 +24520,7 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
     for (int i = 0; i < frame->n_in; i++) {
         const mpt__tensor *other = frame->in[i];
         if (!other) continue;
-        if (!mpt__check_float(frame, i)) return frame->context->base.status;
+        if (!mpt__check_float(frame, i)) return mpt__outcome(frame);
         if (i == 1 && !mpt__same_shape(x, other))
             return mpt__error(frame->context, MPT_ERROR_SHAPE,
                               "input %S and target %S: expected equal shapes; mpt_reshape "
@@ -23501,13 +24595,278 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
     return MPT_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------
+#define MPT__DEFINE_PAIR(id) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0); \
+        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
+    }
+MPT__DEFINE_PAIR(mse_loss)
+MPT__DEFINE_PAIR(l1_loss)
+MPT__DEFINE_PAIR(soft_margin_loss)
+#undef MPT__DEFINE_PAIR
+
+/* With a number that must be `good`. With a beta of 0 smooth_l1_loss is l1_loss, not 0 / 0. */
+#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good) \
+    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number, \
+                                    mpt_reduction reduction) { \
+        mpt_tensor in[2]; \
+        in[0] = input, in[1] = target; \
+        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0); \
+        mpt_context *context = mpt__context_of(in, 2); \
+        if (!mpt__good_number(context, "mpt_" #id, #number, number, good)) \
+            return mpt__null(context); \
+        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0)) \
+            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1; \
+        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
+    }
+MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")
+MPT__DEFINE_PAIR_NUMBER(huber_loss, delta, 2, "above 0")
+MPT__DEFINE_PAIR_NUMBER(hinge_embedding_loss, margin, 1, "a number")
+#undef MPT__DEFINE_PAIR_NUMBER
+
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
+                                                            mpt_tensor weight,
+                                                            mpt_tensor pos_weight,
+                                                            mpt_reduction reduction) {
+    mpt_tensor in[4];
+    in[0] = logits, in[1] = target, in[2] = weight, in[3] = pos_weight;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
+                           MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
+                                                mpt_tensor weight, mpt_reduction reduction) {
+    mpt_tensor in[3];
+    in[0] = probabilities, in[1] = target, in[2] = weight;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
+                           &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
+                                  mpt_reduction reduction) {
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
+    return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
+                                             mpt_tensor variance, bool full, double eps,
+                                             mpt_reduction reduction) {
+    static const char name[] = "mpt_gaussian_nll_loss";
+    mpt_tensor in[3];
+    in[0] = input, in[1] = target, in[2] = variance;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (!mpt__good_number(context, name, "eps", eps, "0 or more")) return mpt__null(context);
+    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
+    const mpt__tensor *v = context ? mpt__live(context, variance) : NULL;
+    mpt__spares spares;
+    spares.count = 0;
+    if (x && v && v->shape.rank == x->shape.rank - 1) {
+        mpt_shape shape = v->shape;
+        shape.dim[shape.rank++] = 1;
+        in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
+    }
+    const double half_log_2_pi = 0.91893853320467274;
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, full ? half_log_2_pi : 0.0);
+    return mpt__spares_end(
+        &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
+}
+
+MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                               double margin, mpt_reduction reduction) {
+    mpt_tensor in[3];
+    in[0] = a, in[1] = b, in[2] = target;
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
+    return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3,
+                           &attributes, reduction);
+}
+
+MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
+                                            bool full, double eps, mpt_reduction reduction) {
+    static const char name[] = "mpt_poisson_nll_loss";
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
+        return mpt__null(mpt__context_of(in, 2));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
+    attributes.index[0] = log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0;
+    return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, &attributes, reduction);
+}
+
+/* ---- Means over the classes, the last dimension ---- */
+
+/* The losses of samples, from those of their classes. */
+static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduction reduction) {
+    if (reduction == MPT_MEAN) return loss;
+    loss = mpt_mean(mpt__spare(spares, loss), -1, false);
+    return reduction == MPT_NONE ? loss : mpt_sum(mpt__spare(spares, loss), MPT_ALL_DIMS, false);
+}
+
+MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
+                                                       mpt_tensor weight, mpt_reduction reduction) {
+    static const char name[] = "mpt_multilabel_soft_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[3];
+    in[0] = input, in[1] = target, in[2] = weight;
+    spares.count = 0;
+    if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
+        return mpt__null(mpt__context_of(in, 3));
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
+                                      &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
+}
+
+/* A pair is an input and whether it is the target's; beside it stand the target's input and weight.
+   */
+MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
+                                             double margin, mpt_tensor weight,
+                                             mpt_reduction reduction) {
+    static const char name[] = "mpt_multi_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[4];
+    in[0] = input, in[1] = targets, in[2] = weight;
+    mpt_context *context = mpt__context_of(in, 3);
+    spares.count = 0;
+    if (!mpt__good_reduction(context, name, reduction, MPT_NONE) ||
+        !mpt__good_number(context, name, "margin", margin, "a number") ||
+        !mpt__enter(context, name))
+        return mpt__null(context);
+    const mpt__tensor *x = mpt__at(context, input, "argument 1");
+    const mpt__tensor *t = x ? mpt__at(context, targets, "argument 2") : NULL;
+    const mpt__tensor *w =
+        t && (weight.context || weight.slot) ? mpt__at(context, weight, "argument 5") : NULL;
+    if (!t || !mpt__ok(context)) return mpt__null(context);
+    bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
+                (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
+    if (!fits)
+        return mpt__refuse(context, MPT_ERROR_SHAPE,
+                           "input %S and targets %S: expected [N, C] and [N], and a weight [C] or "
+                           "none",
+                           &x->shape, &t->shape);
+    if (p != 1 && p != 2)
+        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %d: expected 1 or 2", p);
+    mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
+    mpt_tensor by_row[2];
+    by_row[0] = input;
+    by_row[1] = mpt__spare(&spares, mpt_reshape(targets, column));
+    in[2] = mpt__spare(&spares, mpt__apply_index(name, MPT__OP_gather, by_row, 2, 1));
+    in[1] = mpt__spare(&spares, mpt_one_hot(targets, x->shape.dim[1]));
+    in[1] = mpt__spare(&spares, mpt_cast(in[1], MPT_F32));
+    if (w) {
+        in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
+        in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
+    }
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
+    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
+                                      reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
+    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
+}
+
+/* ---- Of vectors: sums of products along a dimension, then a pair loss of those ---- */
+
+static mpt_tensor mpt__dot(mpt__spares *spares, mpt_tensor a, mpt_tensor b, int dim) {
+    return mpt__spare(spares, mpt_sum(mpt__spare(spares, mpt_mul(a, b)), dim, false));
+}
+
+/* |a - b + eps|^2 */
+static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
+                                       double eps) {
+    mpt_tensor difference = mpt__spare(spares, mpt_sub(a, b));
+    difference = mpt__spare(spares, mpt_add_scalar(difference, eps));
+    return mpt__dot(spares, difference, difference, -1);
+}
+
+/* Begins such a call: checks that the tensors have one shape, and makes halves fp32. */
+static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
+    static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
+    mpt_context *context = mpt__context_of(in, n);
+    const mpt__tensor *first = NULL;
+    spares->count = 0;
+    if (!mpt__enter(context, name)) return false;
+    for (int i = 0; i < n; i++) {
+        const mpt__tensor *x = mpt__at(context, in[i], argument[i]);
+        if (!x) return false;
+        if (i == 0) first = x;
+        if (!mpt__dtype_computes((mpt_dtype)x->dtype))
+            return mpt__reject(context, MPT_ERROR_DTYPE, "%s has dtype %D, expected a float dtype",
+                               argument[i], x->dtype);
+        if (x->shape.rank == 0 || !mpt__same_shape(x, first))
+            return mpt__reject(context, MPT_ERROR_SHAPE,
+                               "%s is %S: expected equal shapes of one dimension or more",
+                               argument[i], &x->shape);
+    }
+    for (int i = 0; i < n; i++) in[i] = mpt__widened(spares, in[i]);
+    return true;
+}
+
+/* a b, a a and b b into of[]. */
+static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
+    of[0] = mpt__dot(spares, in[0], in[1], dim);
+    of[1] = mpt__dot(spares, in[0], in[0], dim);
+    of[2] = mpt__dot(spares, in[1], in[1], dim);
+}
+
+MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
+                                               mpt_tensor negative, double margin, double eps,
+                                               bool swap, mpt_reduction reduction) {
+    static const char name[] = "mpt_triplet_margin_loss";
+    mpt__spares spares;
+    mpt_tensor in[3], of[3];
+    in[0] = anchor, in[1] = positive, in[2] = negative;
+    if (!mpt__vectors(&spares, name, in, 3)) return mpt__null(mpt__context_of(in, 3));
+    of[0] = mpt__square_distance(&spares, in[0], in[1], eps);
+    of[1] = mpt__square_distance(&spares, in[0], in[2], eps);
+    if (swap) of[2] = mpt__square_distance(&spares, in[1], in[2], eps);
+    mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
+                                                    swap ? 3 : 2, &attributes, reduction));
+}
+
+MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
+    static const char name[] = "mpt_cosine_similarity";
+    mpt__spares spares;
+    mpt_tensor in[2], of[3];
+    in[0] = a, in[1] = b;
+    mpt_context *context = mpt__context_of(in, 2);
+    if (!mpt__good_number(context, name, "eps", eps, "above 0") ||
+        !mpt__vectors(&spares, name, in, 2))
+        return mpt__null(context);
+    mpt__products(&spares, in, dim, of);
+    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, 0.0);
+    return mpt__spares_end(
+        &spares, mpt__apply_pair(name, MPT__OP_cosine_similarity, of, 3, &attributes, MPT_NONE));
+}
+
+MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
+                                                 double margin, mpt_reduction reduction) {
+    static const char name[] = "mpt_cosine_embedding_loss";
+    const double eps = 1e-12; /* PyTorch's, added to the squares */
+    mpt__spares spares;
+    mpt_tensor in[2], of[4];
+    in[0] = a, in[1] = b;
+    if (!mpt__vectors(&spares, name, in, 2)) return mpt__null(mpt__context_of(in, 2));
+    mpt__products(&spares, in, -1, of);
+    of[3] = target;
+    mpt__attributes attributes = mpt__pair_attributes(4, 3, margin, eps);
+    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
+                                                    &attributes, reduction));
+}
+
+/* ------------------------
  * ops/conv.c: convolutions as ops.
  *
  * A convolution stands between an image x and an image y: forward computes y, or, transposed, x.
  * Kernels work on dense [N, H, W, C]; what lies otherwise is copied. One dimension is two, of which
  * the first has size 1.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* attributes->index of a convolution: pairs (MPT__TWO) but for the first and the last. */
 enum {
@@ -23627,7 +24986,7 @@ static bool mpt__image_as(mpt__frame *frame, mpt__tensor from, mpt_dtype dtype,
             mpt__launch_copy(frame->context, &from, view, MPT__WRITE) == MPT_OK);
 }
 
-/* In the dtype that it will be rounded to. */
+/* A tensor as a dense image of the dtype that products round it to. */
 static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__tensor *view) {
     mpt_dtype dtype = frame->compute == MPT_F32 ? (mpt_dtype)tensor->dtype : frame->compute;
     return mpt__image_as(frame, *tensor, dtype, view);
@@ -23675,7 +25034,7 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
     if (!direct &&
         !mpt__image_new(frame, &image[o],
                         access == MPT__ACCUMULATE ? mpt__loss_dtype(frame) : (mpt_dtype)to.dtype))
-        return frame->context->base.status;
+        return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->compute_dtype = (uint8_t)frame->compute;
     for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
@@ -23700,7 +25059,7 @@ static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight
         !mpt__image_in(frame, frame->in[0], &image[transposed ? 2 : 0]) ||
         !mpt__conv_weight(frame, weight, &image[1]) ||
         (end.residual && !mpt__image_in(frame, end.residual, &residual)))
-        return frame->context->base.status;
+        return mpt__outcome(frame);
     if (end.residual) end.residual = &residual;
     return mpt__launch_conv(frame, transposed ? MPT__K_CONV_BACKWARD_INPUT : MPT__K_CONV, image,
                             &end, frame->out[0], MPT__WRITE);
@@ -23802,9 +25161,95 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+
+/* ==== The functions ==== */
+
+MPT__BEGIN_COLD
+
+MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
+    mpt_conv_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
+    config.groups = 1;
+    config.bias = true;
+    return config;
+}
+
+/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
+static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
+    bool transposed = op == MPT__OP_conv_transpose2d;
+    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
+    for (int d = op == MPT__OP_conv1d; d < 2; d++) {
+        int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
+        if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
+            return "stride and dilation: expected 1 to 2^31 - 1";
+        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
+            return "padding: expected 0 to 2^31 - 1";
+        if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
+            return transposed ? "output_padding: expected 0 to less than stride or dilation"
+                              : "output_padding: only a transposed convolution has one";
+        if (c->same && (transposed || c->stride[d] != 1))
+            return "same: only with stride 1, and not transposed";
+    }
+    return NULL;
+}
+
+/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
+   of lines of size 1. False with an error recorded by `call`. */
+static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
+                                 const mpt_conv_config *config, mpt__attributes *a) {
+    mpt_conv_config c = config ? *config : mpt_conv_config_default();
+    const char *why = mpt__bad_conv(&c, op);
+    if (why) {
+        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
+        return false;
+    }
+    if (op == MPT__OP_conv1d) {
+        c.stride[0] = c.dilation[0] = 1;
+        c.padding[0] = c.output_padding[0] = 0;
+    }
+    for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
+    *a = mpt__no_attributes;
+    a->required = 2;
+    a->index[MPT__CONV_GROUPS] = c.groups;
+    a->index[MPT__CONV_STRIDE] = MPT__TWO(c.stride[0], c.stride[1]);
+    a->index[MPT__CONV_PADDING] = MPT__TWO(c.padding[0], c.padding[1]);
+    a->index[MPT__CONV_DILATION] = MPT__TWO(c.dilation[0], c.dilation[1]);
+    a->index[MPT__CONV_OUTPUT_PADDING] = MPT__TWO(c.output_padding[0], c.output_padding[1]);
+    a->index[MPT__CONV_SAME] = c.same;
+    return true;
+}
+
+static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
+                                 mpt_tensor bias, const mpt_conv_config *config) {
+    mpt_tensor in[3];
+    mpt__attributes attributes;
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_context *context = mpt__context_of(in, 3);
+    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
+        return mpt__null(context);
+    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+}
+
+MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                  const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
+}
+MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                            const mpt_conv_config *config) {
+    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
+                          config);
+}
+
+MPT__END_LEVEL
+
+/* ------------------------
  * ops/norm.c: normalisation and pooling as ops.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPTRAIN_NO_ATTENTION
 static mpt_status mpt__no_rows_shape(mpt__frame *frame) {
@@ -23920,7 +25365,7 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
 #endif
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-/* The stride of dimensions 2 and on as one; -1: they are not. */
+/* The stride of dimensions 2 and up as a single one; -1: they do not lie as one. */
 static int64_t mpt__inner_stride(const mpt__tensor *x) {
     int64_t stride = -1, next = -1;
     for (int d = x->shape.rank - 1; d > 1; d--) {
@@ -23957,7 +25402,7 @@ static const mpt__tensor *mpt__lying_as(mpt__frame *frame, const mpt__tensor *te
     return mpt__launch_copy(frame->context, tensor, copy, MPT__WRITE) == MPT_OK ? copy : NULL;
 }
 
-/* [N, G, C, S] of an operand of the input's shape. */
+/* An operand of the input's shape as [N, G, C, S]. */
 static void mpt__norm_operand(const mpt__frame *frame, mpt__launch *launch, int position,
                               const mpt__tensor *tensor, mpt__access access) {
     mpt__operand *o = mpt__operand_ranked(launch, position, tensor, 4, access);
@@ -24059,7 +25504,7 @@ static mpt_status mpt__norm_nothing(mpt__frame *frame, mpt__tensor *const into[2
                                     const mpt__access access[2]) {
     for (int i = 0; i < 2; i++)
         if (into[i] && access[i] == MPT__WRITE) mpt__launch_fill(frame->context, into[i], 0.0);
-    return frame->context->base.status;
+    return mpt__outcome(frame);
 }
 
 static mpt_status mpt__normalise_backward(mpt__frame *frame) {
@@ -24094,7 +25539,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     }
     for (int i = 0; i < 2; i++)
         into[i] = mpt__gradient_into(frame, MPT__NORM_WEIGHT + i, &access[i]);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
     mpt__norm_operand(frame, launch, 0, x, MPT__READ);
@@ -24114,37 +25559,116 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
 }
 #endif
 
-/* ==== Results that backward computes again ==== */
+/* ==== The functions of norms ==== */
 
-static bool mpt__is_norm(int op) {
-    return op == MPT__OP_layer_norm || op == MPT__OP_rms_norm || op == MPT__OP_group_norm;
+MPT__BEGIN_COLD
+
+static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = count;
+    attributes.imm[0] = eps;
+    attributes.required = 1;
+    return attributes;
 }
 
-/* Not from what is itself to be computed again: one step is enough, and none waits for another. */
-static bool mpt__can_repeat(const mpt__frame *frame) {
-    if (frame->op == MPT__OP_linear)
-        return mpt__activation_keeps_input((mpt_activation)frame->attributes->activation);
-    return !frame->record->again && (frame->row->forward == mpt__unary_keep_in_forward ||
-                                     (mpt__is_norm(frame->op) && frame->row->forward));
+static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
+                                  mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[3];
+    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt__attributes attributes = mpt__norm_attributes(count, eps);
+    return mpt__apply1(name, op, in, 3, &attributes);
 }
 
-static mpt_status mpt__repeat(mpt__frame *frame) {
-    if (frame->op == MPT__OP_linear) {
-        mpt_activation activation = (mpt_activation)frame->attributes->activation;
-        return mpt__launch_unary(frame, mpt__activation_function(activation, false),
-                                 frame->saved[2], frame->out[0], MPT__WRITE);
+MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
+                                      double eps) {
+    return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
+}
+MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
+    return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
+}
+MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
+                                      mpt_tensor bias, double eps) {
+    return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
+}
+
+/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
+static mpt_status mpt__norm_run_both(mpt__frame *frame) {
+    mpt_context *context = frame->context;
+    mpt_status status = mpt__call_shape(frame);
+    frame->out[0] = frame->out[1] = NULL;
+    for (int i = 0; i < 2 && status == MPT_OK; i++) {
+        frame->out[i] = mpt__output_new(frame);
+        status = context->base.status;
     }
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-    if (mpt__is_norm(frame->op)) { /* of the sum, where something was added */
-        mpt__tensor *in[3] = {frame->saved[MPT__NORM_SUM], frame->in[MPT__NORM_WEIGHT],
-                              frame->in[MPT__NORM_BIAS]};
-        frame->in = in;
-        frame->n_in = 3;
-        return mpt__normalise_forward(frame);
-    }
-#endif
-    return mpt__unary_forward(frame);
+    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
+    mpt__call_end(frame, 2, status);
+    for (int i = 0; i < 2 && status != MPT_OK; i++)
+        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
+    return status;
 }
+
+static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
+                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
+                                      mpt_tensor *sum) {
+    mpt_tensor in[4];
+    mpt__frame frame;
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
+    mpt_context *context = mpt__context_of(in, 4);
+    mpt__attributes attributes = mpt__norm_attributes(dims, eps);
+    if (sum) *sum = mpt__null(context);
+    if (!mpt__enter(context, name)) return mpt__null(context);
+    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
+        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
+        return mpt__null(context);
+    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
+        mpt__record_spare(context, frame.record);
+        return mpt__null(context);
+    }
+    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
+    *sum = mpt__handle(context, frame.out[1]);
+    return mpt__handle(context, frame.out[0]);
+}
+
+MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                          mpt_tensor weight, mpt_tensor bias, double eps,
+                                          mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
+                               bias, eps, sum);
+}
+MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
+                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
+    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
+                               mpt__null(NULL), eps, sum);
+}
+
+/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
+   statistics the batch's go to; 0: none. */
+static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
+                                        bool relu) {
+    mpt__attributes attributes = mpt__norm_attributes(0, eps);
+    attributes.index[1] = module;
+    attributes.index[2] = relu;
+    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
+                       in[5].slot || relu ? 6 : 5, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                      mpt_tensor weight, mpt_tensor bias, double eps) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
+    in[5] = mpt__null(NULL);
+    return mpt__apply_batch_norm(in, eps, 0, false);
+}
+MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                                           mpt_tensor weight, mpt_tensor bias, double eps,
+                                           mpt_tensor residual) {
+    mpt_tensor in[6];
+    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
+    return mpt__apply_batch_norm(in, eps, 0, true);
+}
+
+MPT__END_LEVEL
 
 /* ==== Pooling ==== */
 
@@ -24211,7 +25735,7 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
         return mpt__launch_reduce(frame->context, MPT__FN_MEAN, x, frame->out[0], MPT__WRITE);
     if (frame->records && frame->op == MPT__OP_max_pool2d) {
         index = mpt__temporary(frame, MPT_I32, &frame->out_shape[0]);
-        if (!index) return frame->context->base.status;
+        if (!index) return mpt__outcome(frame);
         mpt__save(frame, index);
     }
     if (mpt__channels_inside(x)) {
@@ -24229,7 +25753,7 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__pooling_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     const mpt__tensor *x = frame->in[0], *dy = frame->dy[0];
     if (frame->access == MPT__WRITE) mpt__lie_as(frame->dx, x);
     if (mpt__pools_all(frame)) {
@@ -24249,10 +25773,94 @@ static mpt_status mpt__pooling_backward(mpt__frame *frame) {
 }
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ==== The functions of pooling ==== */
+
+MPT__BEGIN_COLD
+
+MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
+    mpt_pool_config config;
+    memset(&config, 0, sizeof config);
+    for (int d = 0; d < 2; d++) {
+        config.window[d] = window;
+        config.step[d] = step;
+        config.padding[d] = padding;
+    }
+    config.count_padding = true;
+    return config;
+}
+
+static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
+    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
+    mpt__attributes attributes = mpt__no_attributes;
+    for (int d = 0; d < 2; d++) {
+        attributes.index[d] = config.window[d];
+        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
+        attributes.index[4 + d] = config.padding[d];
+    }
+    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
+                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
+    return attributes;
+}
+
+static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = height;
+    attributes.index[1] = width;
+    attributes.index[6] = MPT__POOL_ADAPTIVE;
+    return attributes;
+}
+
+/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
+static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
+                                    const mpt_pool_config *config) {
+    mpt_context *context = x.context;
+    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
+    mpt__attributes attributes = mpt__pooling_attributes(config);
+    mpt__spares spares;
+    spares.count = 0;
+    if (!tensor) return mpt__null(context);
+    if (tensor->shape.rank != 3)
+        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
+                           &tensor->shape);
+    mpt_shape shape =
+        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
+    for (int k = 0; k < 6; k += 2) {
+        attributes.index[k + 1] = attributes.index[k];
+        attributes.index[k] = k < 4;
+    }
+    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
+    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
+    if (!y.slot) return mpt__spares_end(&spares, y);
+    shape = mpt_get_shape(y);
+    shape.dim[2] = shape.dim[3];
+    shape.rank = 3;
+    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
+}
+
+#define MPT__DEFINE_POOL(kind) \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
+        mpt__attributes attributes = mpt__pooling_attributes(config); \
+        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
+        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
+    } \
+    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
+                                                        int64_t width) { \
+        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
+        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
+                           &attributes); \
+    }
+MPT__DEFINE_POOL(max)
+MPT__DEFINE_POOL(avg)
+#undef MPT__DEFINE_POOL
+
+MPT__END_LEVEL
+
+/* ------------------------
  * ops/attention.c: embedding and attention as ops, and the classifier that never holds all of
  * its logits.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPTRAIN_NO_ATTENTION
 
@@ -24271,8 +25879,8 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
     const mpt__tensor *ids = frame->in[0], *w = frame->in[1];
     int64_t padding = frame->attributes->index[0];
     if (ids->dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "ids are %s: expected i64; mpt_cast them",
-                          mpt_dtype_name((mpt_dtype)ids->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "ids are %D: expected i64; mpt_cast them",
+                          ids->dtype);
     if (!mpt__check_float(frame, 1)) return context->base.status;
     if (w->shape.rank != 2 || ids->shape.rank == MPT_MAX_RANK)
         return mpt__error(context, MPT_ERROR_SHAPE,
@@ -24296,7 +25904,7 @@ static void mpt__operand_ids(mpt__launch *launch, int position, const mpt__tenso
 
 static mpt_status mpt__embedding_forward(mpt__frame *frame) {
     const mpt__tensor *ids = mpt__contiguous_of(frame, frame->in[0]);
-    if (!ids) return frame->context->base.status;
+    if (!ids) return mpt__outcome(frame);
     mpt__save(frame, frame->in[0]);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_EMBEDDING);
     mpt__operand_of(launch, 0, frame->in[1], MPT__READ);
@@ -24495,7 +26103,7 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
         return context->base.status;
     for (int i = 0; i < 3; i++)
         if (frame->in[i]) target[i] = mpt__gradient_into(frame, i, &access[i]);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (packed) target[1] = target[2] = target[0], access[1] = access[2] = access[0];
     mpt__tensor *view[3] = {&to.q, &to.k, &to.v};
     for (int i = 0; i < 3; i++)
@@ -24532,8 +26140,8 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
     if (t->dtype != MPT_I64)
         return mpt__error(
             context, MPT_ERROR_DTYPE,
-            "targets have dtype %s, expected i64 class numbers; mpt_cast them to MPT_I64",
-            mpt_dtype_name((mpt_dtype)t->dtype));
+            "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64",
+            t->dtype);
     bool good = rank >= 2 && w->shape.rank == 2 && t->shape.rank == rank - 1 &&
                 x->shape.dim[rank - 1] == w->shape.dim[1];
     for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
@@ -24543,9 +26151,8 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
                           &x->shape, &w->shape, &t->shape);
     if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
                by->dtype != frame->out_dtype[0]))
-        return mpt__error(context, MPT_ERROR_SHAPE, "class weights %s %S: expected %s [%lld]",
-                          mpt_dtype_name((mpt_dtype)by->dtype), &by->shape,
-                          mpt_dtype_name(frame->out_dtype[0]), w->shape.dim[0]);
+        return mpt__error(context, MPT_ERROR_SHAPE, "class weights %D %S: expected %D [%lld]",
+                          by->dtype, &by->shape, frame->out_dtype[0], w->shape.dim[0]);
     if (!mpt__promotes(context) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
     if (x->dtype != MPT_F64) frame->compute = low;
     frame->attributes->index[1] = 1; /* rows of a sample */
@@ -24657,7 +26264,7 @@ static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
         mpt__operand_part(launch, 5, sums, &rows, false, MPT__WRITE);
         if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
     }
-    if (each || context->base.status != MPT_OK) return context->base.status;
+    if (each || !mpt__ok(context)) return context->base.status;
     mpt__launch_reduce(context, MPT__FN_SUM, losses, frame->out[0], MPT__WRITE);
     if (frame->attributes->reduction != MPT_MEAN) return context->base.status;
     mpt__tensor number = *divisor;
@@ -24716,14 +26323,91 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
         mpt__submit(context, launch);
         access = MPT__ACCUMULATE;
     }
-    if (wide || context->base.status != MPT_OK) return context->base.status;
+    if (wide || !mpt__ok(context)) return context->base.status;
     return mpt__launch_copy(context, sum, dw, to_w);
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+
+/* ==== The functions ==== */
+
+MPT__BEGIN_COLD
+
+MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
+    mpt_tensor in[2];
+    in[0] = ids, in[1] = weight;
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = padding_index;
+    attributes.required = 2;
+    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
+}
+
+MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
+    mpt_attention_config config;
+    memset(&config, 0, sizeof config);
+    return config;
+}
+
+/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
+static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
+                                                 double scale, uint64_t stream, uint64_t call) {
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.required = 3;
+    attributes.rank = (uint8_t)heads;
+    attributes.imm[0] = scale;
+    attributes.imm[1] = dropout;
+    attributes.index[0] = causal;
+    attributes.index[1] = (int64_t)stream;
+    attributes.index[2] = (int64_t)call;
+    return attributes;
+}
+
+MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                                        const mpt_attention_config *config) {
+    static const char name[] = "mpt_scaled_dot_product_attention";
+    mpt_attention_config none = mpt_attention_config_default();
+    if (!config) config = &none;
+    mpt_tensor in[4];
+    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
+    mpt_context *context = mpt__context_of(in, 4);
+    double p = config->dropout;
+    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
+        return mpt__misused(context, name, MPT_ERROR_ARGUMENT,
+                            "dropout %g, scale %g: expected a probability, and a finite number", p,
+                            config->scale);
+    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
+    bool drops = context && p > 0.0;
+    mpt__attributes attributes = mpt__attention_attributes(
+        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
+        drops ? context->now.module_calls++ : 0);
+    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
+}
+
+MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                                const mpt_nll_config *config) {
+    static const char name[] = "mpt_linear_cross_entropy";
+    mpt_nll_config defaults = mpt_nll_config_default();
+    if (!config) config = &defaults;
+    mpt_tensor in[4];
+    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
+    mpt_context *context = mpt__context_of(in, 4);
+    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0))
+        return mpt__misused(context, name, MPT_ERROR_ARGUMENT,
+                            "label_smoothing %g is not in [0, 1]", config->label_smoothing);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = config->ignore_index;
+    attributes.reduction = (uint8_t)config->reduction;
+    attributes.required = 3;
+    attributes.imm[0] = config->label_smoothing;
+    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
+}
+
+MPT__END_LEVEL
+
+/* ------------------------
  * ops/resize.c: images of another size as an op.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifndef MPTRAIN_NO_CONV
 
@@ -24773,7 +26457,7 @@ static mpt_status mpt__interpolate_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
-    if (!mpt__dx_into(frame)) return frame->context->base.status;
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     return mpt__launch_interpolate(frame, MPT__K_INTERPOLATE_BACKWARD, frame->dy[0], frame->dx,
                                    frame->access);
 }
@@ -24784,13 +26468,61 @@ static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
 #define mpt__interpolate_backward NULL
 #endif /* MPTRAIN_NO_CONV */
 
+/* ==== The functions ==== */
+
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+
+/* What was asked for as attributes of the op; false with an error recorded if it makes no sense. */
+static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
+                                        mpt_interpolation mode, bool align_corners,
+                                        mpt__attributes *attributes) {
+    MPT__PLAIN_FLOATS;
+    bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
+    *attributes = mpt__no_attributes;
+#ifdef MPTRAIN_NO_CONV
+    return mpt__reject(context, MPT_ERROR_UNSUPPORTED,
+                       "built without interpolation (MPTRAIN_NO_CONV)");
+#endif
+    for (int i = 0; i < 2 && sized; i++) {
+        sized = size->dim[i] >= 1;
+        attributes->index[i] = size->dim[i];
+    }
+    if (!sized && !scaled)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "size %S, scale %g: expected MPT_SHAPE(height, width), or MPT_SCALAR "
+                           "and a scale above 0",
+                           size, scale);
+    if (mode != MPT_NEAREST && mode != MPT_BILINEAR)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                           "mode %d is neither MPT_NEAREST nor MPT_BILINEAR", (int)mode);
+    if (align_corners && mode == MPT_NEAREST)
+        return mpt__reject(context, MPT_ERROR_ARGUMENT, "MPT_NEAREST has no corners to align");
+    attributes->index[2] = mode == MPT_NEAREST ? MPT__RESIZE_NEAREST
+                           : align_corners     ? MPT__RESIZE_CORNERS
+                                               : MPT__RESIZE_CENTERS;
+    attributes->imm[0] = scale;
+    return true;
+}
+
+MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners) {
+    static const char name[] = "mpt_interpolate";
+    mpt__attributes attributes;
+    if (!mpt__enter(x.context, name) ||
+        !mpt__interpolate_attributes(x.context, &size, scale, mode, align_corners, &attributes))
+        return mpt__null(x.context);
+    return mpt__apply1(name, MPT__OP_interpolate, &x, 1, &attributes);
+}
+
+MPT__END_LEVEL
+
+MPT__BEGIN_COLD
+/* ------------------------
  * ops/user.c: ops that users define as compositions of ops.
  *
  * forward and backward run without history; the engine leaves one record for the whole, which holds
  * what forward saved.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 typedef struct mpt__op {
     mpt__id id;
@@ -24915,7 +26647,7 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *
 static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, const char *call,
                                    mpt_status status) {
     context->base.op = call; /* not the last one that the user's function made */
-    if (context->base.status != MPT_OK || status == MPT_OK) return context->base.status;
+    if (!mpt__ok(context) || status == MPT_OK) return context->base.status;
     return mpt__error(context, status, "op %s reported: %s", op->cls.name, mpt_status_name(status));
 }
 
@@ -24949,7 +26681,7 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
         }
         status = mpt__gradient_pass(frame, i, gradient);
     }
-    if (context->base.status == MPT_OK) mpt_scope_end(context);
+    if (mpt__ok(context)) mpt_scope_end(context);
     return context->base.status;
 }
 
@@ -24968,7 +26700,7 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const
     context->base.op = "mpt_op_apply";
 }
 
-/* Before a forward of the user's, which may call others: they must come to an end. */
+/* Before a forward of the user's, which may call others: their nesting has a limit. */
 static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
     if (context->forward_depth == MPT__MAX_DEPTH) {
         mpt__error(context, MPT_ERROR_STATE,
@@ -24998,7 +26730,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
         frame->in[i]->saves--;
         mpt__tensor_settle(context, frame->in[i]);
     }
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     for (int i = 0; i < frame->n_out; i++) {
         mpt_tensor output = call->slot[MPT__CALL_OUTPUT][i];
         if (output.slot == 0)
@@ -25032,7 +26764,7 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
     memset(&frame, 0, sizeof frame);
-    if (context->base.status != MPT_OK ||
+    if (!mpt__ok(context) ||
         !mpt__call_begin(&frame, context, MPT__OP_user, n_in, n_out, &attributes))
         return context->base.status;
     frame.compute = MPT_F32;
@@ -25054,1075 +26786,14 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
 }
 
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
- * ops/table.c: the op table's rows, and the public op functions: each fills attributes and
- * applies a row.
- * ------------------------------------------------------------------------------------------- */
-
-/* ==== The op table ==== */
-
-#define mpt__none_shape NULL
-#define mpt__none_forward NULL
-#define mpt__none_backward NULL
-
-static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
-#define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
-    {#id, \
-     onnx, \
-     MPT__POLICY_##policy, \
-     mpt__##shape##_shape, \
-     mpt__##forward##_forward, \
-     mpt__##backward##_backward, \
-     MPT__FN_##fn, \
-     MPT__FN_##backward_fn},
-    MPT__OPS(MPT__ROW)
-#undef MPT__ROW
-};
-
-/* ==== The policy table as text ==== */
-
-static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
-                                                "f16 / bf16", "f32", "f32 always"};
-
-MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
-    mpt__text prose = mpt__text_make(text, size);
-    mpt__write_text(&prose, "mptrain autocast policy, version 1\n");
-    for (int op = 1; op < MPT__OP_COUNT; op++)
-        mpt__write_text(&prose, "%s: %s\n", mpt__op_rows[op].name,
-                        mpt__policy_names[mpt__op_rows[op].policy]);
-    return prose.length;
-}
-
-/* ==== One input, no attributes; two inputs, no attributes ==== */
-
-#define MPT__DEFINE_UNARY(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) { \
-        mpt__attributes attributes = mpt__no_attributes; \
-        return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
-    }
-MPT__DEFINE_UNARY(neg)
-MPT__DEFINE_UNARY(exp)
-MPT__DEFINE_UNARY(log)
-MPT__DEFINE_UNARY(sqrt)
-MPT__DEFINE_UNARY(relu)
-MPT__DEFINE_UNARY(gelu)
-MPT__DEFINE_UNARY(gelu_tanh)
-MPT__DEFINE_UNARY(tanh)
-MPT__DEFINE_UNARY(sigmoid)
-MPT__DEFINE_UNARY(isnan)
-MPT__DEFINE_UNARY(isinf)
-MPT__DEFINE_UNARY(logical_not)
-MPT__DEFINE_UNARY(log1p)
-MPT__DEFINE_UNARY(rsqrt)
-MPT__DEFINE_UNARY(abs)
-MPT__DEFINE_UNARY(sign)
-MPT__DEFINE_UNARY(sin)
-MPT__DEFINE_UNARY(cos)
-MPT__DEFINE_UNARY(silu)
-#undef MPT__DEFINE_UNARY
-
-static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
-    mpt_tensor in[2];
-    in[0] = a, in[1] = b;
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.required = 2;
-    return mpt__apply1(name, op, in, 2, &attributes);
-}
-
-#define MPT__DEFINE_BINARY(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor a, mpt_tensor b) { \
-        return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b); \
-    }
-MPT__DEFINE_BINARY(add)
-MPT__DEFINE_BINARY(sub)
-MPT__DEFINE_BINARY(mul)
-MPT__DEFINE_BINARY(div)
-MPT__DEFINE_BINARY(equal)
-MPT__DEFINE_BINARY(matmul)
-MPT__DEFINE_BINARY(lt)
-MPT__DEFINE_BINARY(le)
-MPT__DEFINE_BINARY(gt)
-MPT__DEFINE_BINARY(ge)
-MPT__DEFINE_BINARY(ne)
-MPT__DEFINE_BINARY(logical_and)
-MPT__DEFINE_BINARY(logical_or)
-MPT__DEFINE_BINARY(pow)
-MPT__DEFINE_BINARY(minimum)
-MPT__DEFINE_BINARY(maximum)
-#undef MPT__DEFINE_BINARY
-
-/* ==== With numbers ==== */
-
-/* Comparison with a number that takes the tensor's dtype, as PyTorch's do; integers meet one that
-   they cannot be in fp32. */
-static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
-    if (!tensor) return mpt__null(context);
-    mpt_dtype dtype = (mpt_dtype)tensor->dtype;
-    double limit = dtype == MPT_I64 ? 9007199254740992.0 : dtype == MPT_I32 ? 2147483647.0 : 0.0;
-    bool whole = value >= -limit && value <= limit && value == (double)(int64_t)value;
-    bool casts = !mpt__dtype_info[dtype].is_float && !whole;
-    mpt_tensor a = casts ? mpt_cast(x, MPT_F32) : x;
-    mpt_tensor b = mpt_full(context, casts ? MPT_F32 : dtype, MPT_SCALAR, value);
-    mpt_tensor out = mpt__apply2(name, op, a, b);
-    mpt_release(b);
-    if (casts) mpt_release(a);
-    return out;
-}
-
-#define MPT__DEFINE_COMPARISON(id, op) \
-    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) { \
-        return mpt__compare_number("mpt_" #id "_scalar", MPT__OP_##op, x, value); \
-    }
-MPT__DEFINE_COMPARISON(lt, lt)
-MPT__DEFINE_COMPARISON(le, le)
-MPT__DEFINE_COMPARISON(gt, gt)
-MPT__DEFINE_COMPARISON(ge, ge)
-MPT__DEFINE_COMPARISON(eq, equal)
-MPT__DEFINE_COMPARISON(ne, ne)
-#undef MPT__DEFINE_COMPARISON
-
-static mpt_tensor mpt__apply_number(const char *name, int op, mpt_tensor x, double value) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.imm[0] = value;
-    return mpt__apply1(name, op, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_add_scalar(mpt_tensor x, double value) {
-    return mpt__apply_number("mpt_add_scalar", MPT__OP_add_scalar, x, value);
-}
-MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
-    return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
-}
-MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent) {
-    return mpt__apply_number("mpt_pow_scalar", MPT__OP_pow_scalar, x, exponent);
-}
-MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope) {
-    return mpt__apply_number("mpt_leaky_relu", MPT__OP_leaky_relu, x, slope);
-}
-MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha) {
-    return mpt__apply_number("mpt_elu", MPT__OP_elu, x, alpha);
-}
-
-/* Why a pair of numbers is none that `op` takes; NULL: it is fine. */
-static const char *mpt__bad_numbers(int op, double a, double b) {
-    if (op == MPT__OP_softplus)
-        return a > 0.0 && b == b ? NULL : "beta %g, threshold %g: expected beta > 0";
-    if (op != MPT__OP_clamp && op != MPT__OP_hardtanh) return NULL;
-    return a <= b ? NULL : "min %g, max %g: expected min <= max";
-}
-
-static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, double a, double b) {
-    const char *why = mpt__bad_numbers(op, a, b);
-    if (why && x.context) {
-        mpt__misuse(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
-        return mpt__null(x.context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.imm[0] = a;
-    attributes.imm[1] = b;
-    return mpt__apply1(name, op, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
-    MPT__PLAIN_FLOATS;
-    return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
-}
-MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
-    MPT__PLAIN_FLOATS;
-    return mpt__apply_numbers("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
-}
-MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
-    return mpt__apply_numbers("mpt_softplus", MPT__OP_softplus, x, beta, threshold);
-}
-
-MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
-    mpt_tensor in[3];
-    in[0] = condition, in[1] = a, in[2] = b;
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.required = 3;
-    return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
-}
-
-/* With a dimension, or a dtype in its place, and a number. */
-static mpt_tensor mpt__apply_dim_number(const char *name, int op, mpt_tensor x, int dim,
-                                        bool keep_dim, double number) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = dim;
-    attributes.index[1] = keep_dim;
-    attributes.index[2] = dim == MPT_ALL_DIMS;
-    attributes.imm[0] = number;
-    return mpt__apply1(name, op, &x, 1, &attributes);
-}
-
-static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim, bool keep_dim) {
-    return mpt__apply_dim_number(name, op, x, dim, keep_dim, 0.0);
-}
-
-#define MPT__DEFINE_REDUCTION(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x, int dim, bool keep_dim) { \
-        return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim); \
-    }
-MPT__DEFINE_REDUCTION(sum)
-MPT__DEFINE_REDUCTION(mean)
-MPT__DEFINE_REDUCTION(max)
-MPT__DEFINE_REDUCTION(argmax)
-MPT__DEFINE_REDUCTION(min)
-MPT__DEFINE_REDUCTION(argmin)
-MPT__DEFINE_REDUCTION(prod)
-MPT__DEFINE_REDUCTION(logsumexp)
-#undef MPT__DEFINE_REDUCTION
-
-MPTRAIN_API mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction) {
-    return mpt__apply_dim_number("mpt_var", MPT__OP_var, x, dim, keep_dim, correction);
-}
-MPTRAIN_API mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction) {
-    return mpt__apply_dim_number("mpt_std", MPT__OP_std, x, dim, keep_dim, correction);
-}
-MPTRAIN_API mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim) {
-    return mpt__apply_dim_number("mpt_norm", MPT__OP_norm, x, dim, keep_dim, p);
-}
-MPTRAIN_API mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
-    return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
-}
-
-MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
-    return mpt__apply_dim("mpt_softmax", MPT__OP_softmax, x, dim, false);
-}
-MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim) {
-    return mpt__apply_dim("mpt_log_softmax", MPT__OP_log_softmax, x, dim, false);
-}
-
-/* ==== Linear ==== */
-
-MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  mpt_activation activation) {
-    mpt_tensor in[3];
-    in[0] = x, in[1] = weight, in[2] = bias;
-    mpt_context *context = mpt__context_of(in, 3);
-    if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID) {
-        mpt__misuse(context, "mpt_linear", MPT_ERROR_ARGUMENT,
-                    "activation %d is none of mpt_activation", (int)activation);
-        return mpt__null(context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.activation = (uint8_t)activation;
-    attributes.required = 2;
-    return mpt__apply1("mpt_linear", MPT__OP_linear, in, 3, &attributes);
-}
-
-/* ==== Dropout ==== */
-
-/* The draw of one call: `stream` names who draws, `call` counts its calls in a step. */
-static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
-    mpt_context *context = x.context;
-    if (context && !(p >= 0.0 && p <= 1.0)) {
-        mpt__misuse(context, "mpt_dropout", MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
-        return mpt__null(context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.imm[0] = p;
-    attributes.index[0] = (int64_t)stream;
-    attributes.index[1] = (int64_t)call;
-    bool identity =
-        p == 0.0 || (context && (!context->module_training || context->inference_depth));
-    if (identity && context && mpt_valid(x)) return mpt_reshape(x, mpt_get_shape(x));
-    return mpt__apply1("mpt_dropout", MPT__OP_dropout, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p) {
-    mpt_context *context = x.context;
-    uint64_t stream = context ? mpt__hash_u64(context->path_hash, 1) : 0;
-    return mpt__dropout_call(x, p, stream, context ? context->now.module_calls++ : 0);
-}
-
-/* ==== Shapes ==== */
-
-static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
-    mpt_context *context = x.context;
-    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
-        mpt__misuse(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
-                    MPT_MAX_RANK);
-        return mpt__null(context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.rank = (uint8_t)shape->rank;
-    for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
-    return mpt__apply1(name, op, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
-    return mpt__apply_shape("mpt_reshape", MPT__OP_reshape, x, &shape);
-}
-MPTRAIN_API mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order) {
-    return mpt__apply_shape("mpt_permute", MPT__OP_permute, x, &order);
-}
-MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
-    return mpt__apply_shape("mpt_expand", MPT__OP_expand, x, &shape);
-}
-
-MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
-    int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
-    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->shape.rank) : -1;
-    if (b < 0) return mpt__null(context);
-    mpt_shape order;
-    order.rank = tensor->shape.rank;
-    for (int i = 0; i < tensor->shape.rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
-    return mpt_permute(x, order);
-}
-
-MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = dim;
-    attributes.index[1] = start;
-    attributes.index[2] = stop;
-    attributes.index[3] = step;
-    return mpt__apply1("mpt_slice", MPT__OP_slice, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
-    if (!tensor) return mpt__null(context);
-    if (tensor->shape.rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
-    int first = mpt__dimension(context, first_dim, tensor->shape.rank);
-    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
-    if (last < 0) return mpt__null(context);
-    if (last < first)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d",
-                           last_dim, first_dim);
-    mpt_shape shape;
-    shape.rank = 0;
-    for (int i = 0; i < tensor->shape.rank; i++) {
-        if (i > first && i <= last)
-            shape.dim[shape.rank - 1] *= tensor->shape.dim[i];
-        else
-            shape.dim[shape.rank++] = tensor->shape.dim[i];
-    }
-    return mpt_reshape(x, shape);
-}
-
-static mpt_tensor mpt__copy_call(const char *name, mpt_tensor x, mpt__layout layout) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = layout;
-    return mpt__apply1(name, MPT__OP_clone, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x) {
-    return mpt__copy_call("mpt_clone", x, MPT__LAYOUT_KEPT);
-}
-
-MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_contiguous", "argument 1");
-    if (!tensor) return mpt__null(x.context);
-    if (mpt__tensor_contiguous(tensor)) return x;
-    return mpt__copy_call("mpt_contiguous", x, MPT__LAYOUT_CONTIGUOUS);
-}
-
-static bool mpt__dense_last(const mpt__tensor *tensor) {
-    const int64_t *size = tensor->shape.dim;
-    return mpt__channels_last(tensor) && tensor->stride[0] == size[1] * size[2] * size[3];
-}
-
-MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
-    if (!tensor) return mpt__null(x.context);
-    if (tensor->shape.rank != 4)
-        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
-                           &tensor->shape);
-    if (mpt__dense_last(tensor)) return x;
-    return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
-}
-
-MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
-    return tensor && tensor->shape.rank == 4 && mpt__dense_last(tensor);
-}
-
-MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
-    return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
-}
-
-MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
-    if (!tensor) return mpt__null(context);
-    return mpt__handle(context, mpt__tensor_alias(context, tensor));
-}
-
-/* With a dimension of size 1 at `dim`; an error is that of `name`. */
-static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int dim) {
-    char argument[24];
-    mpt__format_text(argument, sizeof argument, "argument %d", number);
-    const mpt__tensor *tensor = mpt__enter_at(x, name, argument);
-    if (!tensor) return mpt__null(x.context);
-    mpt_shape shape = tensor->shape;
-    if (shape.rank == MPT_MAX_RANK)
-        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "%S has all the dimensions there can be",
-                           &shape);
-    dim = mpt__dimension(x.context, dim, shape.rank + 1);
-    if (dim < 0) return mpt__null(x.context);
-    for (int i = shape.rank++; i > dim; i--) shape.dim[i] = shape.dim[i - 1];
-    shape.dim[dim] = 1;
-    return mpt_reshape(x, shape);
-}
-
-/* More tensors than a record holds are joined in groups. stacks: along a new dimension. */
-static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
-                            bool stacks) {
-    mpt_context *context = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
-    mpt_tensor group[MPT__MAX_INPUTS];
-    int in_group = 0;
-    for (int i = 0; i < count && context; i++) {
-        if (!tensors[i].context && !tensors[i].slot) {
-            mpt__misuse(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle", i + 1);
-            return mpt__null(context);
-        }
-        group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
-        if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
-        mpt__attributes attributes = mpt__no_attributes;
-        attributes.index[0] = dim;
-        group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
-        in_group = 1;
-    }
-    return context ? group[0] : mpt__null(NULL);
-}
-
-MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
-    return mpt__join("mpt_cat", tensors, count, dim, false);
-}
-MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
-    return mpt__join("mpt_stack", tensors, count, dim, true);
-}
-
-/* ==== Parts, repetition ==== */
-
-/* Parts of `size`, or `chunks` of them where that is not 0. */
-static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chunks, int dim,
-                      mpt_tensor *parts, int capacity) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
-    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
-    if (at < 0) return -1;
-    int64_t n = tensor->shape.dim[at];
-    if (chunks > 0) size = n > chunks ? (n - 1) / chunks + 1 : 1;
-    if (size < 1 || chunks < 0 || !parts) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "expected parts of 1 or more, and where to put them");
-        return -1;
-    }
-    int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
-    if (count > capacity) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
-        return -1;
-    }
-    for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
-    return context->base.status == MPT_OK ? (int)count : -1;
-}
-
-MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
-                                 int capacity) {
-    return mpt__parts("mpt_split_tensor", x, size, 0, dim, parts, capacity);
-}
-MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity) {
-    return mpt__parts("mpt_chunk", x, 1, chunks > 0 ? chunks : -1, dim, parts, capacity);
-}
-
-MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_roll", "argument 1");
-    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
-    if (at < 0) return mpt__null(context);
-    int64_t n = tensor->shape.dim[at];
-    int64_t first = n > 0 ? (n - shift % n) % n : 0;
-    mpt_tensor part[2];
-    part[0] = mpt_slice(x, at, first, n, 1);
-    part[1] = mpt_slice(x, at, 0, first, 1);
-    return mpt__join("mpt_roll", part, 2, at, false);
-}
-
-/* Each dimension as [times, size], so that stretching the first one repeats. */
-MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_repeat", "argument 1");
-    if (!tensor) return mpt__null(context);
-    int lead = times.rank - tensor->shape.rank, rank = 0;
-    mpt_shape apart, wide, out = times;
-    bool good = lead >= 0 && times.rank <= MPT_MAX_RANK;
-    for (int i = 0; good && i < times.rank; i++) {
-        int64_t size = i < lead ? 1 : tensor->shape.dim[i - lead], n = times.dim[i];
-        bool both = n != 1 && size != 1;
-        good = n >= 0 && rank + both < MPT_MAX_RANK && (n == 0 || size <= INT64_MAX / 4 / n);
-        if (!good) break;
-        if (both) apart.dim[rank] = 1, wide.dim[rank++] = n;
-        apart.dim[rank] = size;
-        wide.dim[rank++] = both ? size : n * size;
-        out.dim[i] = n * size;
-    }
-    if (!good)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
-                           "a tensor %S repeated %S times: expected a number for each dimension, 0 "
-                           "or more, and at most 8 dimensions in all, those of both counted twice",
-                           &tensor->shape, &times);
-    apart.rank = wide.rank = rank;
-    return mpt_reshape(mpt_expand(mpt_reshape(x, apart), wide), out);
-}
-
-/* ==== Indices ==== */
-
-static mpt_tensor mpt__apply_index(const char *name, int op, const mpt_tensor *in, int n_in,
-                                   int dim) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = dim;
-    attributes.required = (uint8_t)n_in;
-    return mpt__apply1(name, op, in, n_in, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index) {
-    mpt_tensor in[2];
-    in[0] = x, in[1] = index;
-    return mpt__apply_index("mpt_gather", MPT__OP_gather, in, 2, dim);
-}
-MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index) {
-    mpt_tensor in[2];
-    in[0] = x, in[1] = index;
-    return mpt__apply_index("mpt_index_select", MPT__OP_index_select, in, 2, dim);
-}
-MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source) {
-    mpt_tensor in[3];
-    in[0] = x, in[1] = index, in[2] = source;
-    return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
-}
-/* The first `count` in order, -1: all, and their indices; the values are gathered, so that their
-   gradients find the way back. */
-static mpt_tensor mpt__sorted(const char *name, mpt_tensor x, int64_t count, int dim,
-                              bool descending, bool values, mpt_tensor *indices) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = dim;
-    attributes.index[1] = count;
-    attributes.index[2] = descending;
-    mpt_tensor in[2];
-    in[0] = x;
-    in[1] = mpt__apply1(name, MPT__OP_argsort, &x, 1, &attributes);
-    mpt_tensor out = values ? mpt__apply_index(name, MPT__OP_gather, in, 2, dim) : in[1];
-    if (indices)
-        *indices = in[1];
-    else if (values)
-        mpt_release(in[1]);
-    return out;
-}
-
-MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending) {
-    return mpt__sorted("mpt_argsort", x, -1, dim, descending, false, NULL);
-}
-MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices) {
-    return mpt__sorted("mpt_sort", x, -1, dim, descending, true, indices);
-}
-MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
-                                mpt_tensor *indices) {
-    if (k < 0 && x.context) {
-        mpt__misuse(x.context, "mpt_topk", MPT_ERROR_ARGUMENT, "k = %lld: expected 0 or more", k);
-        if (indices) *indices = mpt__null(x.context);
-        return mpt__null(x.context);
-    }
-    return mpt__sorted("mpt_topk", x, k, dim, largest, true, indices);
-}
-MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[1] = count;
-    return mpt__apply1("mpt_one_hot", MPT__OP_one_hot, &classes, 1, &attributes);
-}
-MPTRAIN_API mpt_tensor mpt_flip(mpt_tensor x, int dim) {
-    return mpt__apply_dim("mpt_flip", MPT__OP_flip, x, dim, false);
-}
-MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = diagonal;
-    return mpt__apply1("mpt_tril", MPT__OP_tril, &x, 1, &attributes);
-}
-MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = diagonal;
-    return mpt__apply1("mpt_triu", MPT__OP_triu, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
-    mpt_context *context = x.context;
-    if (padding.rank < 0 || padding.rank > MPT_MAX_RANK) {
-        mpt__misuse(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
-                    padding.rank, MPT_MAX_RANK);
-        return mpt__null(context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.imm[0] = value;
-    attributes.rank = (uint8_t)padding.rank;
-    for (int i = 0; i < padding.rank; i++) attributes.index[i] = padding.dim[i];
-    return mpt__apply1("mpt_pad", MPT__OP_pad, &x, 1, &attributes);
-}
-
-/* ==== Losses ==== */
-
-/* One that is copied would make its reader wait for the copy's stores. */
-static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
-
-MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
-
-static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
-                                mpt_reduction last) {
-    if (reduction >= MPT_MEAN && reduction <= last) return true;
-    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of MPT_MEAN .. %s",
-                (int)reduction, last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
-    return false;
-}
-
-/* `expected`: "above 0", "0 or more" or "a number". */
-static bool mpt__good_number(mpt_context *context, const char *name, const char *what, double value,
-                             const char *expected) {
-    bool good = *expected == '0' ? value >= 0.0 : expected[1] == 'b' ? value > 0.0 : value == value;
-    if (!good)
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "%s %g is not %s", what, value, expected);
-    return good;
-}
-
-/* Of a pair loss: inputs that it cannot do without, those that get gradients, p and r. */
-static mpt__attributes mpt__pair_attributes(int required, int gradients, double p, double r) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.required = (uint8_t)required;
-    attributes.index[1] = gradients;
-    attributes.imm[0] = p;
-    attributes.imm[1] = r;
-    return attributes;
-}
-
-static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
-                                  mpt__attributes *attributes, mpt_reduction reduction) {
-    mpt_context *context = mpt__context_of(in, n_in);
-    bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
-    if (!mpt__good_reduction(context, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
-        return mpt__null(context);
-    attributes->reduction = (uint8_t)reduction;
-    return mpt__apply1(name, op, in, n_in, attributes);
-}
-
-/* ---- Classes ---- */
-
-/* What a composition makes on its way, and gives back at its end. */
-typedef struct mpt__spares {
-    mpt_tensor tensor[16];
-    int count;
-} mpt__spares;
-
-static mpt_tensor mpt__spare(mpt__spares *spares, mpt_tensor x) {
-    return spares->tensor[spares->count++] = x;
-}
-
-static MPT__NOINLINE mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor result) {
-    while (spares->count > 0) mpt_release(spares->tensor[--spares->count]);
-    return result;
-}
-
-/* Halves as fp32. */
-static mpt_tensor mpt__widened(mpt__spares *spares, mpt_tensor x) {
-    mpt_dtype dtype = mpt_get_dtype(x);
-    return dtype == MPT_F16 || dtype == MPT_BF16 ? mpt__spare(spares, mpt_cast(x, MPT_F32)) : x;
-}
-
-/* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
-   0 of a single sample. */
-static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
-                                          const mpt_shape shape, const mpt_nll_config *config) {
-    MPT__PLAIN_FLOATS;
-    mpt_context *context = logits.context;
-    int dim = shape.rank > 1 ? 1 : 0;
-    const mpt__tensor *weight = mpt__live(context, config->weight);
-    mpt_tensor in[3];
-    mpt__spares spares;
-    spares.count = 0;
-    if (config->ignore_index >= 0)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
-                           "ignore_index %lld has no meaning where targets are probabilities",
-                           config->ignore_index);
-    if (weight && (weight->shape.rank != 1 || weight->shape.dim[0] != shape.dim[dim]))
-        return mpt__refuse(context, MPT_ERROR_SHAPE, "weight %S: expected [%lld]", &weight->shape,
-                           shape.dim[dim]);
-    in[0] = mpt__spare(&spares, mpt_log_softmax(mpt__widened(&spares, logits), dim));
-    in[1] = targets, in[2] = config->weight;
-    if (weight) {
-        mpt_shape by_class = shape;
-        by_class.rank = shape.rank - dim;
-        for (int i = 0; i < by_class.rank; i++) by_class.dim[i] = i > 0 ? 1 : shape.dim[dim];
-        in[2] = mpt__spare(&spares, mpt_reshape(in[2], by_class));
-    }
-    double each = config->label_smoothing / (double)shape.dim[dim];
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, config->label_smoothing, each);
-    mpt_reduction reduction = config->reduction == MPT_MEAN ? MPT_BATCH_MEAN : config->reduction;
-    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_soft_targets, in, 3, &attributes, reduction);
-    if (reduction == MPT_NONE) loss = mpt_sum(mpt__spare(&spares, loss), dim, false);
-    return mpt__spares_end(&spares, loss);
-}
-
-/* [N, C, d1..] as [N d1.., C], in in[0], and its targets as [N d1..], in in[1]. Rows of a sample,
-   or -1. */
-static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x,
-                                   const mpt__tensor *t) {
-    mpt_context *context = in[0].context;
-    mpt_shape order = x->shape, rows = MPT_SHAPE(0, 0);
-    int rank = x->shape.rank;
-    bool fits = t->shape.rank == rank - 1;
-    int64_t positions = 1;
-    for (int i = 0; fits && i < rank - 1; i++) {
-        int from = i > 0 ? i + 1 : 0;
-        order.dim[i] = from;
-        fits = t->shape.dim[i] == x->shape.dim[from];
-        if (i > 0) positions *= t->shape.dim[i];
-    }
-    if (!fits) {
-        mpt__refuse(context, MPT_ERROR_SHAPE,
-                    "input %S and targets %S: expected [N, C, d1..] and [N, d1..]", &x->shape,
-                    &t->shape);
-        return -1;
-    }
-    order.dim[rank - 1] = 1;
-    rows.dim[0] = mpt__tensor_numel(t);
-    rows.dim[1] = x->shape.dim[1];
-    in[0] = mpt__spare(spares, mpt_permute(in[0], order));
-    in[0] = mpt__spare(spares, mpt_reshape(in[0], rows));
-    rows.rank = 1;
-    in[1] = mpt__spare(spares, mpt_reshape(in[1], rows));
-    return positions;
-}
-
-static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
-                                 const mpt_nll_config *config) {
-    if (!config) config = &mpt__nll_defaults;
-    mpt_tensor in[3];
-    in[0] = input, in[1] = targets, in[2] = config->weight;
-    mpt_context *context = mpt__context_of(in, 3);
-    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
-    double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
-    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
-    const bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
-    const mpt__tensor *t = context && !plain ? mpt__live(context, targets) : NULL;
-    bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
-                    mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
-    bool folds = !probable && x && t && x->shape.rank > 2;
-    if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
-    if (probable && smoothing >= 0.0 && smoothing <= 1.0)
-        return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
-    mpt_shape each;
-    mpt__spares spares;
-    int64_t positions = 0;
-    spares.count = each.rank = 0;
-    if (folds) {
-        each = t->shape;
-        positions = mpt__fold_positions(&spares, in, x, t);
-        if (positions < 0) return mpt__null(context);
-    }
-    mpt__frame frame;
-    mpt_tensor loss = mpt__null(context);
-    if (mpt__apply_begin(&frame, name, op, in, 3, 2)) {
-        *frame.attributes = mpt__no_attributes; /* one copied here would wait for its own stores */
-        frame.attributes->index[0] = config->ignore_index;
-        frame.attributes->index[1] = positions;
-        frame.attributes->reduction = (uint8_t)config->reduction;
-        frame.attributes->required = 2;
-        frame.attributes->imm[0] = smoothing;
-        loss = mpt__handle(context, mpt__call_run(&frame));
-    }
-    if (!folds) return loss;
-    if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
-    return mpt__spares_end(&spares, loss);
-}
-
-MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
-                                    const mpt_nll_config *config) {
-    return mpt__apply_nll("mpt_nll_loss", MPT__OP_nll_loss, log_probabilities, targets, config);
-}
-
-MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
-                                         const mpt_nll_config *config) {
-    return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
-}
-
-/* ---- Pairs ---- */
-
-#define MPT__DEFINE_PAIR(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, \
-                                    mpt_reduction reduction) { \
-        mpt_tensor in[2]; \
-        in[0] = input, in[1] = target; \
-        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0); \
-        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
-    }
-MPT__DEFINE_PAIR(mse_loss)
-MPT__DEFINE_PAIR(l1_loss)
-MPT__DEFINE_PAIR(soft_margin_loss)
-#undef MPT__DEFINE_PAIR
-
-/* With a number that must be `good`. A beta of 0 makes smooth_l1_loss l1_loss, 0 / 0 else. */
-#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number, \
-                                    mpt_reduction reduction) { \
-        mpt_tensor in[2]; \
-        in[0] = input, in[1] = target; \
-        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0); \
-        mpt_context *context = mpt__context_of(in, 2); \
-        if (!mpt__good_number(context, "mpt_" #id, #number, number, good)) \
-            return mpt__null(context); \
-        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0)) \
-            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1; \
-        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
-    }
-MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")
-MPT__DEFINE_PAIR_NUMBER(huber_loss, delta, 2, "above 0")
-MPT__DEFINE_PAIR_NUMBER(hinge_embedding_loss, margin, 1, "a number")
-#undef MPT__DEFINE_PAIR_NUMBER
-
-MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
-                                                            mpt_tensor weight,
-                                                            mpt_tensor pos_weight,
-                                                            mpt_reduction reduction) {
-    mpt_tensor in[4];
-    in[0] = logits, in[1] = target, in[2] = weight, in[3] = pos_weight;
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
-                           MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
-}
-
-MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
-                                                mpt_tensor weight, mpt_reduction reduction) {
-    mpt_tensor in[3];
-    in[0] = probabilities, in[1] = target, in[2] = weight;
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
-                           &attributes, reduction);
-}
-
-MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
-                                  mpt_reduction reduction) {
-    mpt_tensor in[2];
-    in[0] = input, in[1] = target;
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
-    return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
-}
-
-MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
-                                             mpt_tensor variance, bool full, double eps,
-                                             mpt_reduction reduction) {
-    static const char name[] = "mpt_gaussian_nll_loss";
-    mpt_tensor in[3];
-    in[0] = input, in[1] = target, in[2] = variance;
-    mpt_context *context = mpt__context_of(in, 3);
-    if (!mpt__good_number(context, name, "eps", eps, "0 or more")) return mpt__null(context);
-    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
-    const mpt__tensor *v = context ? mpt__live(context, variance) : NULL;
-    mpt__spares spares;
-    spares.count = 0;
-    if (x && v && v->shape.rank == x->shape.rank - 1) {
-        mpt_shape shape = v->shape;
-        shape.dim[shape.rank++] = 1;
-        in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
-    }
-    const double half_log_2_pi = 0.91893853320467274;
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, full ? half_log_2_pi : 0.0);
-    return mpt__spares_end(
-        &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
-}
-
-MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
-                                               double margin, mpt_reduction reduction) {
-    mpt_tensor in[3];
-    in[0] = a, in[1] = b, in[2] = target;
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
-    return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3,
-                           &attributes, reduction);
-}
-
-MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
-                                            bool full, double eps, mpt_reduction reduction) {
-    static const char name[] = "mpt_poisson_nll_loss";
-    mpt_tensor in[2];
-    in[0] = input, in[1] = target;
-    if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
-        return mpt__null(mpt__context_of(in, 2));
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
-    attributes.index[0] = log_input ? MPT__FN_POISSON_LOG - MPT__FN_POISSON : 0;
-    return mpt__apply_pair(name, MPT__OP_poisson_nll_loss, in, 2, &attributes, reduction);
-}
-
-/* ---- Means over the classes, the last dimension ---- */
-
-/* Losses of classes as those of their samples. */
-static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduction reduction) {
-    if (reduction == MPT_MEAN) return loss;
-    loss = mpt_mean(mpt__spare(spares, loss), -1, false);
-    return reduction == MPT_NONE ? loss : mpt_sum(mpt__spare(spares, loss), MPT_ALL_DIMS, false);
-}
-
-MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
-                                                       mpt_tensor weight, mpt_reduction reduction) {
-    static const char name[] = "mpt_multilabel_soft_margin_loss";
-    mpt__spares spares;
-    mpt_tensor in[3];
-    in[0] = input, in[1] = target, in[2] = weight;
-    spares.count = 0;
-    if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
-        return mpt__null(mpt__context_of(in, 3));
-    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
-    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_binary_cross_entropy_with_logits, in, 3,
-                                      &attributes, reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
-    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
-}
-
-/* Pairs of an input and whether it is the target's, beside the target's input and weight. */
-MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
-                                             double margin, mpt_tensor weight,
-                                             mpt_reduction reduction) {
-    static const char name[] = "mpt_multi_margin_loss";
-    mpt__spares spares;
-    mpt_tensor in[4];
-    in[0] = input, in[1] = targets, in[2] = weight;
-    mpt_context *context = mpt__context_of(in, 3);
-    spares.count = 0;
-    if (!mpt__good_reduction(context, name, reduction, MPT_NONE) ||
-        !mpt__good_number(context, name, "margin", margin, "a number") ||
-        !mpt__enter(context, name))
-        return mpt__null(context);
-    const mpt__tensor *x = mpt__at(context, input, "argument 1");
-    const mpt__tensor *t = x ? mpt__at(context, targets, "argument 2") : NULL;
-    const mpt__tensor *w =
-        t && (weight.context || weight.slot) ? mpt__at(context, weight, "argument 5") : NULL;
-    if (!t || context->base.status != MPT_OK) return mpt__null(context);
-    bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
-                (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
-    if (!fits)
-        return mpt__refuse(context, MPT_ERROR_SHAPE,
-                           "input %S and targets %S: expected [N, C] and [N], and a weight [C] or "
-                           "none",
-                           &x->shape, &t->shape);
-    if (p != 1 && p != 2)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %d: expected 1 or 2", p);
-    mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
-    mpt_tensor by_row[2];
-    by_row[0] = input;
-    by_row[1] = mpt__spare(&spares, mpt_reshape(targets, column));
-    in[2] = mpt__spare(&spares, mpt__apply_index(name, MPT__OP_gather, by_row, 2, 1));
-    in[1] = mpt__spare(&spares, mpt_one_hot(targets, x->shape.dim[1]));
-    in[1] = mpt__spare(&spares, mpt_cast(in[1], MPT_F32));
-    if (w) {
-        in[3] = mpt__spare(&spares, mpt_index_select(weight, 0, targets));
-        in[3] = mpt__spare(&spares, mpt_reshape(in[3], column));
-    }
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, p);
-    mpt_tensor loss = mpt__apply_pair(name, MPT__OP_multi_margin_loss, in, w ? 4 : 3, &attributes,
-                                      reduction == MPT_MEAN ? MPT_MEAN : MPT_NONE);
-    return mpt__spares_end(&spares, mpt__by_sample(&spares, loss, reduction));
-}
-
-/* ---- Of vectors: sums of products along a dimension, then a pair loss of those ---- */
-
-static mpt_tensor mpt__dot(mpt__spares *spares, mpt_tensor a, mpt_tensor b, int dim) {
-    return mpt__spare(spares, mpt_sum(mpt__spare(spares, mpt_mul(a, b)), dim, false));
-}
-
-/* |a - b + eps|^2 */
-static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
-                                       double eps) {
-    mpt_tensor difference = mpt__spare(spares, mpt_sub(a, b));
-    difference = mpt__spare(spares, mpt_add_scalar(difference, eps));
-    return mpt__dot(spares, difference, difference, -1);
-}
-
-/* Begins such a call: whether the tensors have one shape. Halves become fp32. */
-static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
-    static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
-    mpt_context *context = mpt__context_of(in, n);
-    const mpt__tensor *first = NULL;
-    spares->count = 0;
-    if (!mpt__enter(context, name)) return false;
-    for (int i = 0; i < n; i++) {
-        const mpt__tensor *x = mpt__at(context, in[i], argument[i]);
-        if (!x) return false;
-        if (i == 0) first = x;
-        if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-            return mpt__reject(context, MPT_ERROR_DTYPE, "%s has dtype %s, expected a float dtype",
-                               argument[i], mpt_dtype_name((mpt_dtype)x->dtype));
-        if (x->shape.rank == 0 || !mpt__same_shape(x, first))
-            return mpt__reject(context, MPT_ERROR_SHAPE,
-                               "%s is %S: expected equal shapes of one dimension or more",
-                               argument[i], &x->shape);
-    }
-    for (int i = 0; i < n; i++) in[i] = mpt__widened(spares, in[i]);
-    return true;
-}
-
-/* a b, a a and b b into of[]. */
-static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
-    of[0] = mpt__dot(spares, in[0], in[1], dim);
-    of[1] = mpt__dot(spares, in[0], in[0], dim);
-    of[2] = mpt__dot(spares, in[1], in[1], dim);
-}
-
-MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
-                                               mpt_tensor negative, double margin, double eps,
-                                               bool swap, mpt_reduction reduction) {
-    static const char name[] = "mpt_triplet_margin_loss";
-    mpt__spares spares;
-    mpt_tensor in[3], of[3];
-    in[0] = anchor, in[1] = positive, in[2] = negative;
-    if (!mpt__vectors(&spares, name, in, 3)) return mpt__null(mpt__context_of(in, 3));
-    of[0] = mpt__square_distance(&spares, in[0], in[1], eps);
-    of[1] = mpt__square_distance(&spares, in[0], in[2], eps);
-    if (swap) of[2] = mpt__square_distance(&spares, in[1], in[2], eps);
-    mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
-    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
-                                                    swap ? 3 : 2, &attributes, reduction));
-}
-
-MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
-    static const char name[] = "mpt_cosine_similarity";
-    mpt__spares spares;
-    mpt_tensor in[2], of[3];
-    in[0] = a, in[1] = b;
-    mpt_context *context = mpt__context_of(in, 2);
-    if (!mpt__good_number(context, name, "eps", eps, "above 0") ||
-        !mpt__vectors(&spares, name, in, 2))
-        return mpt__null(context);
-    mpt__products(&spares, in, dim, of);
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, 0.0);
-    return mpt__spares_end(
-        &spares, mpt__apply_pair(name, MPT__OP_cosine_similarity, of, 3, &attributes, MPT_NONE));
-}
-
-MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
-                                                 double margin, mpt_reduction reduction) {
-    static const char name[] = "mpt_cosine_embedding_loss";
-    const double eps = 1e-12; /* PyTorch's, added to the squares */
-    mpt__spares spares;
-    mpt_tensor in[2], of[4];
-    in[0] = a, in[1] = b;
-    if (!mpt__vectors(&spares, name, in, 2)) return mpt__null(mpt__context_of(in, 2));
-    mpt__products(&spares, in, -1, of);
-    of[3] = target;
-    mpt__attributes attributes = mpt__pair_attributes(4, 3, margin, eps);
-    return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
-                                                    &attributes, reduction));
-}
-
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * ops/inplace.c: ops that write their result over their first argument.
  *
  * They run rows of the op table with that tensor as the output. Where backward will follow, the
  * tensor gets the call's record, and what stands in the graph for its old value is a tensor without
  * memory that takes over the old record: gradients find their way, and a backward that saved the
  * old value sees its version change.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== What may be written ==== */
 
@@ -26332,14 +27003,83 @@ MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value) {
     return mpt__launch_fill(context, to, value) == MPT_OK ? x : mpt__null(context);
 }
 
+/* ------------------------
+ * ops/table.c: the rows of the op table, made of the map in ops/op.c, and the table as text.
+ * ---------------------- */
+
+#define mpt__none_shape NULL
+#define mpt__none_forward NULL
+#define mpt__none_backward NULL
+
+static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
+    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
+#define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
+    {#id, \
+     onnx, \
+     MPT__POLICY_##policy, \
+     mpt__##shape##_shape, \
+     mpt__##forward##_forward, \
+     mpt__##backward##_backward, \
+     MPT__FN_##fn, \
+     MPT__FN_##backward_fn},
+    MPT__OPS(MPT__ROW)
+#undef MPT__ROW
+};
+
+/* ==== Results that backward computes again ==== */
+
+static bool mpt__is_norm(int op) {
+    return op == MPT__OP_layer_norm || op == MPT__OP_rms_norm || op == MPT__OP_group_norm;
+}
+
+/* What is itself to be computed again repeats nothing: a repetition never waits for another. */
+static bool mpt__can_repeat(const mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear)
+        return mpt__activation_keeps_input((mpt_activation)frame->attributes->activation);
+    return !frame->record->again && (frame->row->forward == mpt__unary_keep_in_forward ||
+                                     (mpt__is_norm(frame->op) && frame->row->forward));
+}
+
+static mpt_status mpt__repeat(mpt__frame *frame) {
+    if (frame->op == MPT__OP_linear) {
+        mpt_activation activation = (mpt_activation)frame->attributes->activation;
+        return mpt__launch_unary(frame, mpt__activation_function(activation, false),
+                                 frame->saved[2], frame->out[0], MPT__WRITE);
+    }
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+    if (mpt__is_norm(frame->op)) { /* of the sum, where something was added */
+        mpt__tensor *in[3] = {frame->saved[MPT__NORM_SUM], frame->in[MPT__NORM_WEIGHT],
+                              frame->in[MPT__NORM_BIAS]};
+        frame->in = in;
+        frame->n_in = 3;
+        return mpt__normalise_forward(frame);
+    }
+#endif
+    return mpt__unary_forward(frame);
+}
+
+/* ==== The policy table as text ==== */
+
+static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
+                                                "f16 / bf16", "f32", "f32 always"};
+
+MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
+    mpt__text prose = mpt__text_make(text, size);
+    mpt__write_text(&prose, "mptrain autocast policy, version 1\n");
+    for (int op = 1; op < MPT__OP_COUNT; op++)
+        mpt__write_text(&prose, "%s: %s\n", mpt__op_rows[op].name,
+                        mpt__policy_names[mpt__op_rows[op].policy]);
+    return prose.length;
+}
+
 MPT__BEGIN_KERNELS
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/inflate.c: decompression of gzip data (RFC 1951 and 1952), bounds-checked.
  *
  * From memory to memory; all state is in one struct of the caller's and nothing is allocated.
  * Every length, distance and code table is checked before use; CRC32 and size of each member are
  * checked at its end. Output is to be trusted only once mpt__inflate_run has returned true.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #define MPT__HUFFMAN_MAX_BITS 15
 /* Codes up to this length are found by one look-up; 9 to 12 were equally fast on MNIST and text. */
@@ -26755,13 +27495,13 @@ static bool mpt__inflate_blocks(mpt__inflate *z, const void *data, size_t n, voi
 
 MPT__END_LEVEL
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/idx.c: the header of idx files, the format of MNIST.
  *
  * Two zero bytes, the element type, the rank, one big-endian 32-bit size per dimension, then the
  * elements with the last dimension running fastest. Pure functions on bytes: nothing is read or
  * allocated here, and what a file claims is checked before anyone acts on it.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #define MPT__IDX_MAX_RANK 4
 #define MPT__IDX_MAX_HEADER (4 + 4 * MPT__IDX_MAX_RANK)
@@ -26839,13 +27579,13 @@ static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t f
                          whole, file_bytes);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/dataset.c: datasets: memory, idx files, user callbacks, subsets and splits.
  *
  * A dataset hands out one sample at a time, from any thread, without allocating and without
  * touching the context: that is what loader workers (data/loader.c) rely on. Data in memory keeps
  * its stored dtype (u8 stays u8) and is converted and normalised on the way into a batch.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* What this build leaves out, as constants: true, with the error recorded, and nothing that stands
    behind it is compiled. Weights in files need MPTRAIN_NO_FILES to go, datasets and tokenizers go
@@ -27038,13 +27778,11 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
              dtype == MPT_F8E5M2)
         mpt__error(context, MPT_ERROR_DTYPE,
-                   "input dtype %s: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64",
-                   mpt_dtype_name(dtype));
+                   "input dtype %D: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64", dtype);
     else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
         mpt__error(context, MPT_ERROR_DTYPE,
-                   "target dtype %s: targets are i64 class numbers, or f32, f16, bf16",
-                   mpt_dtype_name(target));
-    if (context->base.status != MPT_OK ||
+                   "target dtype %D: targets are i64 class numbers, or f32, f16, bf16", target);
+    if (!mpt__ok(context) ||
         !mpt__sample_size(context, "input", dtype, &config->shape, count, &made.numel,
                           &made.input_bytes) ||
         (target != MPT_DTYPE_NONE &&
@@ -27237,7 +27975,7 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
         mpt__data_take(context, dataset, 0, config->inputs, dataset->input_bytes, config->copy);
     dataset->targets =
         mpt__data_take(context, dataset, 1, config->targets, dataset->target_bytes, config->copy);
-    if (context->base.status == MPT_OK) return dataset;
+    if (mpt__ok(context)) return dataset;
     mpt__dataset_release(context, dataset);
     return NULL;
 }
@@ -27362,11 +28100,11 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
     size_t bytes = (size_t)whole->count * sizeof(int64_t);
     int64_t *order = (int64_t *)mpt__host_array(context, whole->count, sizeof *order);
     if (order) mpt__random_permutation(key, whole->count, order);
-    for (int i = 0; i < n && context->base.status == MPT_OK; at += sizes[i++])
+    for (int i = 0; i < n && mpt__ok(context); at += sizes[i++])
         parts[i] =
             mpt__dataset_publish(context, mpt__subset_new(context, whole, 0, order + at, sizes[i]));
     mpt__host_free(context, order, bytes);
-    for (int i = 0; i < n && context->base.status != MPT_OK; i++) {
+    for (int i = 0; i < n && !mpt__ok(context); i++) {
         if (parts[i].slot != 0) mpt__object_free(context, MPT__DATASET, parts[i].slot);
         parts[i] = mpt__dataset_handle(context, NULL);
     }
@@ -27408,8 +28146,8 @@ MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double de
                           mean, deviation);
     if (mpt__dataset_whole(found))
         return mpt__error(context, MPT_ERROR_DTYPE,
-                          "%s inputs are delivered as they are and cannot be normalised",
-                          mpt_dtype_name(found->dtype));
+                          "%D inputs are delivered as they are and cannot be normalised",
+                          found->dtype);
     if (found->loaders > 0)
         return mpt__error(context, MPT_ERROR_STATE,
                           "a loader already delivers from this dataset; call mpt_normalize before "
@@ -27470,13 +28208,13 @@ MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
     const bool bytes = found->dtype == MPT_U8;
     const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (mpt__tally_pass(context, found, scratch, &tally) && !bytes) {
         tally.center = tally.sum / n;
         mpt__tally_pass(context, found, scratch, &tally);
     }
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     const double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
     if (mean) *mean = (tally.center + shift) / unit;
     if (deviation) *deviation = sqrt(variance < 0.0 ? 0.0 : variance) / unit;
@@ -27493,7 +28231,7 @@ static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *foun
         return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
                           found->count);
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     mpt__delivery_begin(context, &delivery, found, to);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
@@ -27508,9 +28246,9 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
     if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
         return mpt__error(
             context, found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
-            "%lld targets (%s %S), room for one class number; mpt_sample_into gives them, NULL for "
+            "%lld targets (%D %S), room for one class number; mpt_sample_into gives them, NULL for "
             "target none",
-            found->target_numel, mpt_dtype_name(found->target_dtype), &found->target_shape);
+            found->target_numel, found->target_dtype, &found->target_shape);
     return mpt__sample_out(context, found, index, MPT_F32, input, target);
 }
 
@@ -27631,29 +28369,6 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
 }
 
 /* ==== What a file is instead ==== */
-
-/* The bytes that the first character takes, or 0 if they are no UTF-8. */
-static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    if (n == 0) return 0;
-    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
-    if (size == 0 || size > n || p[0] > 0xf4) return 0;
-    *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
-    for (size_t i = 1; i < size; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-        *code = *code << 6 | (p[i] & 0x3fu);
-    }
-    return *code < least[size] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0
-                                                                                          : size;
-}
-
-/* A code point as UTF-8; returns its 1 to 4 bytes. */
-static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
-    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
-    out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
-    return size;
-}
 
 /* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
 enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };
@@ -27925,13 +28640,13 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
 
 MPT__END_LEVEL
 MPT__BEGIN_DATA
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
  *
  * Geometric steps only change a description of the picture (part, size, window, mirror); pixels
  * are computed once, when values are needed, into the sample itself where they can. All sizes but
  * those of decoded files are known when a dataset is made, so that running allocates nothing.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #define MPT__MAX_SIDE (INT64_C(1) << 24) /* pixels */
 #define MPT__MAX_CHANNELS 4
@@ -28491,8 +29206,8 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
         shape->dim[shape->rank - 1] > MPT__MAX_SIDE) {
         mpt__error(context, MPT_ERROR_SHAPE,
                    "pictures are u8 or f32, [C, H, W] with at most 4 channels or [H, W]; this "
-                   "dataset holds %s %S",
-                   mpt_dtype_name(source->dtype), shape);
+                   "dataset holds %D %S",
+                   source->dtype, shape);
         return NULL;
     }
     if (!mpt__pipeline_plan(context, steps, count, channels, shape->dim[shape->rank - 2],
@@ -28526,13 +29241,13 @@ MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform
 }
 MPT__END_LEVEL
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
  *
  * A table is held as one double per field, a number or that of its category, and a list of texts;
  * samples are made of that when they are asked for. So what is allocated is a few times the file,
  * however many inputs a one-hot column has.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #define MPT__MAX_COLUMNS (INT64_C(1) << 20)
 #define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
@@ -29028,7 +29743,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
         }
     mpt__host_free(context, order, 2 * (size_t)n * sizeof *order);
     table->categories = texts;
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 /* Reads all records into the fields; numbers categories as they come. */
@@ -29229,14 +29944,14 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
     reader.csv.text = text, reader.csv.size = size;
     reader.csv.delimiter = config->delimiter;
     reader.missing = config->missing;
-    if (!text || context->base.status != MPT_OK ||
+    if (!text || !mpt__ok(context) ||
         !mpt__refuse_known(context, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
     } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
-        mpt__error(context, MPT_ERROR_DTYPE, "dtype %s: inputs are MPT_F32 or MPT_I64",
-                   mpt_dtype_name(config->dtype));
+        mpt__error(context, MPT_ERROR_DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64",
+                   config->dtype);
     } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");
@@ -29364,11 +30079,11 @@ MPT__END_LEVEL
 
 MPT__END_LEVEL
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
  *
  * Headers are checked against the bytes that there are before anything is allocated for them.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== npy ==== */
 
@@ -29625,7 +30340,7 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
         mpt__host_free(file->context, file->unpacked, file->unpacked_size);
         file->unpacked = (uint8_t *)mpt__host_new(file->context, size);
         file->unpacked_size = file->unpacked ? size : 0;
-        if (file->context->base.status != MPT_OK) return false;
+        if (!mpt__ok(file->context)) return false;
         if (!mpt__inflate_blocks(z, p + at, packed, file->unpacked, size))
             return mpt__npy_fault(npy, z->error ? z->error : "it unpacks to another size");
         npy->bytes = file->unpacked;
@@ -29833,7 +30548,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
     }
     dataset->state = raw;
     dataset->make = mpt__raw_make;
-    if (context->base.status == MPT_OK) return dataset;
+    if (mpt__ok(context)) return dataset;
     mpt__dataset_release(context, dataset);
     return NULL;
 }
@@ -29849,8 +30564,8 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
     return mpt__dataset_publish(context, dataset);
 }
 
-/* ---------------------------------------------------------------------------------------------
- * data/picture.c: files of pictures, walked through before stb_image sees them.
+/* ------------------------
+ * data/decode.c: files of pictures, walked through before stb_image sees them.
  *
  * stb_image trusts much of what a file says: tables that were never defined, counts larger than
  * its arrays, palettes shorter than their indices. So each file is read twice: first its structure
@@ -29858,7 +30573,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
  * bytes past the end. On that second way the file may take detours, where the decoder would
  * otherwise use memory that it never wrote or bits that are not there. What it reads passes the
  * checksums of PNG chunks and, with a manifest, SHA-256.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPTRAIN_STB_IMAGE
 
@@ -30808,14 +31523,14 @@ static bool mpt__picture_walk(mpt__image_file *file) {
 
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/image.c: folders of image files, decoded by stb_image where the build has it; CIFAR-10.
  *
  * stb_image takes what it needs from libc (or from STBI_MALLOC where it is implemented), at most a
  * few times the pixels that max_pixels allows. It reads through callbacks that notice when it asks
  * for bytes past the end: it would decode most torn files to something. The bytes it reads pass
  * the checksums of PNG chunks and, with a manifest, SHA-256 on their way.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
     mpt_image_config config;
@@ -30892,7 +31607,7 @@ static bool mpt__files_list(mpt__files *files, const char *path) {
     if (files->too_long)
         return mpt__reject(context, MPT_ERROR_IO, "%s: a path of more than %d bytes", path,
                            MPT__PATH_SIZE - 1);
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 /* In the order of bytes, '/' before all others, so that folders stay together. */
@@ -31178,7 +31893,7 @@ static bool mpt__folder_manifest(mpt_context *context, mpt__dataset *dataset,
     uint8_t(*digests)[32] = (uint8_t(*)[32])(uintptr_t)folder->digests;
     mpt__reader_close(&file);
     bool good =
-        named && context->base.status == MPT_OK &&
+        named && mpt__ok(context) &&
         mpt__manifest_read(files, path, (const char *)text, (size_t)file.size, digests, named);
     mpt__host_free(context, text, (size_t)file.size);
     mpt__host_free(context, named, (size_t)files->count);
@@ -31364,7 +32079,7 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
         dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
         dataset->owned[i] = mpt__allocate(&context->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
     }
-    if (context->base.status == MPT_OK && mpt__cifar_read(context, directory, split, dataset)) {
+    if (mpt__ok(context) && mpt__cifar_read(context, directory, split, dataset)) {
         dataset->inputs = (const uint8_t *)dataset->owned[0];
         dataset->targets = (const uint8_t *)dataset->owned[1];
         dataset->byte_targets = true;
@@ -31391,11 +32106,11 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
 
 MPT__END_LEVEL
 MPT__BEGIN_DATA
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
  *
  * Files are checked while they are read; what is allocated for them is a few times their size.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
 #define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
@@ -31533,7 +32248,7 @@ static bool mpt__tokenizer_room(mpt_context *context, mpt__tokenizer *tokenizer,
                                                        sizeof(uint32_t));
     tokenizer->size = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_SIZE, count,
                                                       sizeof(uint32_t));
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 /* A whole file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
@@ -31611,124 +32326,54 @@ static int mpt__byte_of(uint32_t code) {
     return (int)(k < 33 ? k : k < 67 ? 127 + (k - 33) : 173);
 }
 
-/* A text that is being parsed; `fault` says what is wrong at `at`. */
-typedef struct mpt__parse {
-    const uint8_t *p;
-    size_t n, at;
-    const char *fault;
-} mpt__parse;
-
-static bool mpt__parse_fault(mpt__parse *parse, const char *fault) {
-    parse->fault = fault;
-    return false;
-}
-
-/* Skips white space; the byte then next, 0 at the end. */
-static uint8_t mpt__parse_peek(mpt__parse *parse) {
-    while (parse->at < parse->n) {
-        const uint8_t c = parse->p[parse->at];
-        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
-        parse->at++;
-    }
-    return 0;
-}
-
-static bool mpt__parse_expect(mpt__parse *parse, uint8_t c, const char *fault) {
-    if (mpt__parse_peek(parse) != c) return mpt__parse_fault(parse, fault);
-    parse->at++;
-    return true;
-}
-
-/* One character of a JSON string. */
-static bool mpt__parse_char(mpt__parse *parse, uint32_t *code) {
-    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    const size_t size = mpt__utf8_read(parse->p + parse->at, parse->n - parse->at, code);
-    if (size == 0) return mpt__parse_fault(parse, "no UTF-8 character");
-    parse->at += size;
-    if (*code != '\\') return *code >= 32 || mpt__parse_fault(parse, "a control character");
-    if (parse->at >= parse->n) return mpt__parse_fault(parse, "the file ends in a string");
-    const uint8_t c = parse->p[parse->at++];
-    for (int i = 0; letters[i]; i++)
-        if (c == (uint8_t)letters[i]) return *code = (uint8_t)meanings[i], true;
-    if (c != 'u' || parse->n - parse->at < 4) return mpt__parse_fault(parse, "no known escape");
-    *code = 0;
-    for (int i = 0; i < 4; i++) {
-        const uint8_t d = parse->p[parse->at++], low = d | 32;
-        if (!((d >= '0' && d <= '9') || (low >= 'a' && low <= 'f')))
-            return mpt__parse_fault(parse, "an escape without four hexadecimal digits");
-        *code = *code * 16 + (uint32_t)(d <= '9' ? d - '0' : low - 'a' + 10);
-    }
-    return true;
-}
-
-/* A JSON string of bytes written as characters; out (or NULL) has room for all that is left. */
-static bool mpt__parse_string(mpt__parse *parse, uint8_t *out, size_t *size) {
+/* A string of bytes written as characters; out (or NULL) has room for all that is left. */
+static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
+    uint32_t code;
+    bool good;
     *size = 0;
-    if (!mpt__parse_expect(parse, '"', "expected a string")) return false;
-    while (parse->at < parse->n && parse->p[parse->at] != '"') {
-        uint32_t code;
-        if (!mpt__parse_char(parse, &code)) return false;
+    if (!mpt__json_expect(json, '"', "a string expected")) return false;
+    while (mpt__json_char(json, &code, &good)) {
         const int byte = mpt__byte_of(code);
-        if (byte < 0) return mpt__parse_fault(parse, "a character that stands for no byte");
+        if (byte < 0) return mpt__json_refuse(json, "a character that stands for no byte");
         if (out) out[*size] = (uint8_t)byte;
         ++*size;
     }
-    if (*size == 0) return mpt__parse_fault(parse, "an empty token, or none");
-    return mpt__parse_expect(parse, '"', "the file ends in a string");
-}
-
-static bool mpt__parse_number(mpt__parse *parse, int64_t *value) {
-    const uint8_t first = mpt__parse_peek(parse);
-    if (first < '0' || first > '9') return mpt__parse_fault(parse, "expected a number from 0 on");
-    for (*value = 0; parse->at < parse->n; parse->at++) {
-        const uint8_t c = parse->p[parse->at];
-        if (c < '0' || c > '9') break;
-        *value = *value * 10 + (c - '0');
-        if (*value > INT32_MAX) return mpt__parse_fault(parse, "a number beyond 2^31");
-    }
-    return true;
+    return good && (*size > 0 || mpt__json_refuse(json, "an empty token"));
 }
 
 /* The object of tokens and numbers: counts them, or fills a tokenizer that has room for them. */
-static bool mpt__parse_vocabulary(mpt__parse *parse, mpt__tokenizer *tokenizer, int64_t *count,
-                                  int64_t *bytes) {
+static bool mpt__bpe_object(mpt__json *json, mpt__tokenizer *tokenizer, int64_t *count,
+                            int64_t *bytes) {
+    json->at = 0;
     *count = *bytes = 0;
-    if (!mpt__parse_expect(parse, '{', "expected an object, {")) return false;
-    do {
+    if (!mpt__json_expect(json, '{', "an object expected")) return false;
+    for (bool done = false; !done; ++*count) {
         size_t size;
         int64_t number;
-        if (*count) parse->at++; /* the comma */
-        if (!mpt__parse_string(parse, tokenizer ? tokenizer->text + *bytes : NULL, &size) ||
-            !mpt__parse_expect(parse, ':', "expected a colon") ||
-            !mpt__parse_number(parse, &number))
+        if (!mpt__bpe_string(json, tokenizer ? tokenizer->text + *bytes : NULL, &size) ||
+            !mpt__json_expect(json, ':', "':' expected") || !mpt__json_natural(json, &number))
             return false;
         if (tokenizer) {
             if (number >= tokenizer->count)
-                return mpt__parse_fault(parse, "numbers are not 0 to the number of tokens - 1");
-            if (tokenizer->size[number]) return mpt__parse_fault(parse, "a number given twice");
+                return mpt__json_refuse(json, "numbers are not 0 to the number of tokens - 1");
+            if (tokenizer->size[number]) return mpt__json_refuse(json, "a number given twice");
             tokenizer->place[number] = (uint32_t)*bytes;
             tokenizer->size[number] = (uint32_t)size;
         }
-        *bytes += (int64_t)size, ++*count;
-    } while (mpt__parse_peek(parse) == ',');
-    if (!mpt__parse_expect(parse, '}', "expected a comma or }")) return false;
-    return mpt__parse_peek(parse) == 0 && parse->at == parse->n
-               ? true
-               : mpt__parse_fault(parse, "something after the object");
+        *bytes += (int64_t)size;
+        if (!mpt__json_more(json, '}', &done)) return false;
+    }
+    return mpt__json_end(json);
 }
 
 static bool mpt__bpe_vocabulary(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
-                                const uint8_t *text, size_t n) {
-    mpt__parse parse = {text, n, 0, NULL};
+                                uint8_t *text, size_t n) {
+    mpt__json json = {&context->base, path, text, n, 0, 0};
     int64_t count, bytes;
-    if (mpt__parse_vocabulary(&parse, NULL, &count, &bytes)) {
-        if (!mpt__tokenizer_room(context, tokenizer, count, bytes)) return false;
-        parse.at = 0;
-        mpt__parse_vocabulary(&parse, tokenizer, &count, &bytes);
-    }
-    if (parse.fault)
-        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld: %s", path, (int64_t)parse.at,
-                           parse.fault);
+    if (!mpt__bpe_object(&json, NULL, &count, &bytes) ||
+        !mpt__tokenizer_room(context, tokenizer, count, bytes) ||
+        !mpt__bpe_object(&json, tokenizer, &count, &bytes))
+        return false;
     const int64_t twice = mpt__tokenizer_index(context, tokenizer);
     if (twice >= 0)
         return mpt__reject(context, MPT_ERROR_FORMAT, "%s: token %lld is spelled as an earlier one",
@@ -32278,7 +32923,7 @@ MPT__END_LEVEL
 
 MPT__END_LEVEL
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * data/loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
  *
  * Batches lie in a ring of slots that the owner's thread allocates when the loader is made. A
@@ -32286,7 +32931,7 @@ MPT__BEGIN_COLD
  * batches in order. What a batch holds depends on (seed, epoch, number) alone. Workers allocate
  * nothing and touch neither log nor error: what went wrong travels in the slot and is reported in
  * its turn.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #define MPT__MAX_WORKERS 64
 #define MPT__MAX_PREFETCH 1024
@@ -32724,7 +33369,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
             loader->batch[part] = mpt__batch_tensor(context, loader, slot, part, size);
-    if (context->base.status != MPT_OK) { /* out of memory: the same batch is the next one again */
+    if (!mpt__ok(context)) { /* out of memory: the same batch is the next one again */
         mpt__batch_end(context, loader);
         loader->next--;
         return false;
@@ -32919,8 +33564,7 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                            MPT__MAX_PREFETCH);
     if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16)
         return mpt__reject(context, MPT_ERROR_DTYPE,
-                           "dtype %s: batches are MPT_F32, MPT_F16 or MPT_BF16",
-                           mpt_dtype_name(config->dtype));
+                           "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16", config->dtype);
     if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
         (config->samples > 0 && !config->weights))
         return mpt__reject(context, MPT_ERROR_ARGUMENT,
@@ -32950,8 +33594,8 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
     const mpt_dtype target = config->target_dtype;
     if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
         return mpt__reject(context, MPT_ERROR_DTYPE,
-                           "target_dtype %s%s; collate makes i64, f32, f16 or bf16",
-                           mpt_dtype_name(target), config->collate ? "" : " without collate");
+                           "target_dtype %D%s; collate makes i64, f32, f16 or bf16", target,
+                           config->collate ? "" : " without collate");
     if (!MPT__HAS_WORKERS && config->workers > 0)
         return mpt__reject(
             context, MPT_ERROR_UNSUPPORTED,
@@ -33066,9 +33710,9 @@ MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader handle) {
 
 MPT__END_LEVEL
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
- * nn/tree.c: what a module is, and the table of layers.
- * ------------------------------------------------------------------------------------------- */
+/* ------------------------
+ * nn/layers.c: what a module is, and the table of layers.
+ * ---------------------- */
 
 typedef struct mpt__module_child {
     char *name;
@@ -33217,12 +33861,12 @@ static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) 
     return module;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * nn/init.c: first values of parameters.
  *
  * Element i of a parameter depends on (seed, root, path, i) alone and is computed by portable code:
  * the same bits on every compiler, instruction set and device.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
     mpt_init init;
@@ -33310,13 +33954,13 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
 }
 
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * nn/module.c: modules: trees of layers, their parameters, the forward call.
  *
  * A tree is built freely and frozen when its root is first used: then every parameter gets its
  * path, its place in a block and its first values. Values depend on (seed, root, path) alone, so
  * the order in which a compiler evaluates the arguments of mpt_sequential does not matter.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 MPT__BEGIN_COLD
 /* ==== Destroying ==== */
@@ -33580,7 +34224,7 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
     if (depth + most > MPT__MAX_DEPTH)
         return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
                           MPT__MAX_DEPTH);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (child->frozen)
         return mpt__error(context, MPT_ERROR_STATE,
                           "child %s is in use; build the whole tree, then load and use it",
@@ -33651,7 +34295,7 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
 /* Ends a constructor: the handle and the number, or on error neither. */
 static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
     if (!module) return mpt__module_handle(context, NULL);
-    if (context->base.status != MPT_OK) {
+    if (!mpt__ok(context)) {
         mpt__module_end(context, module, false);
         return mpt__module_handle(context, NULL);
     }
@@ -33664,8 +34308,7 @@ static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
 static void mpt__layer_parameter(mpt_context *context, mpt__module *module, const char *name,
                                  mpt_shape shape, int64_t fan_in) {
     mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
-    if (context->base.status == MPT_OK)
-        mpt__add_parameter(context, module, name, &shape, init, fan_in);
+    if (mpt__ok(context)) mpt__add_parameter(context, module, name, &shape, init, fan_in);
 }
 
 static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
@@ -33752,7 +34395,7 @@ static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt
     bool given = count == 0 || (count > 0 && modules);
     if (container && !given)
         mpt__error(context, MPT_ERROR_ARGUMENT, "expected an array of modules and its length");
-    for (int i = 0; i < count && container && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < count && container && mpt__ok(context); i++) {
         char text[16];
         mpt__format_text(text, sizeof text, "%d", i);
         mpt__module *child = mpt__module_at(context, modules[i]);
@@ -33968,7 +34611,7 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     }
     mpt__module_parameter *row;
     mpt__walk_begin(walk, context, root);
-    while (context->base.status == MPT_OK && (row = mpt__walk_parameter(walk)) != NULL) {
+    while (mpt__ok(context) && (row = mpt__walk_parameter(walk)) != NULL) {
         if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
             mpt__draw_parameter(context, walk->module, walk->row - 1);
     }
@@ -33987,7 +34630,7 @@ static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
                 "module %s is already in use in another tree; only one tree can share it",
                 walk.path);
     }
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     uint32_t block = mpt__block_new(context, MPT_F32);
     if (block == UINT32_MAX) return context->base.status;
     mpt__number(context, root);
@@ -34070,7 +34713,7 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
         cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
     context->forward_depth--;
     context->base.op = "mpt_forward"; /* not the last call that the user's function made */
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (status != MPT_OK)
         return mpt__error(context, status, "forward of %s reported: %s", cls->name,
                           mpt_status_name(status));
@@ -34222,9 +34865,9 @@ MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
 }
 
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * nn/query.c: what can be asked of a module and done to it besides forward.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* Begins a public call on a module whose tree is frozen for it; NULL with an error recorded. */
 static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
@@ -34334,7 +34977,7 @@ static int64_t mpt__count_parameters(mpt_module module, const char *call, bool e
     mpt__walk_begin(&walk, module.context, found);
     while ((row = mpt__walk_parameter(&walk)) != NULL)
         count += elements ? mpt__shape_numel(&row->shape) : 1;
-    return module.context->base.status == MPT_OK ? count : -1;
+    return mpt__ok(module.context) ? count : -1;
 }
 
 MPTRAIN_API int mpt_parameter_count(mpt_module module) {
@@ -34418,8 +35061,7 @@ MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) 
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
         return mpt__error(
             module.context, MPT_ERROR_DTYPE,
-            "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %s",
-            mpt_dtype_name(dtype));
+            "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %D", dtype);
     found->policy = (uint8_t)dtype;
     return MPT_OK;
 }
@@ -34450,9 +35092,9 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
     for (int64_t i = 0; values && i < parameter->numel; i++) {
         if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
         mpt__error(context, MPT_ERROR_NUMERIC,
-                   "parameter %s: element %lld is %g, beyond the largest %s, %g; scale the "
+                   "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the "
                    "weights down, use MPT_BF16, or train with autocast instead",
-                   parameter->path, i, (double)values[i], mpt_dtype_name(dtype), (double)limit);
+                   parameter->path, i, (double)values[i], dtype, (double)limit);
         break;
     }
     mpt__host_free(context, values, bytes);
@@ -34488,8 +35130,8 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
     mpt__module *found = mpt__module_frozen(module, "mpt_half");
     if (!found) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
-        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %s",
-                          mpt_dtype_name(dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %D",
+                          dtype);
     int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
     mpt__parameter *parameter;
     mpt__walk walk;
@@ -34716,7 +35358,7 @@ MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
                 "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
                 context->parameters[row->parameter - 1].path);
     }
-    if (context->base.status == MPT_OK) mpt__module_end(context, found, true);
+    if (mpt__ok(context)) mpt__module_end(context, found, true);
     return context->base.status;
 }
 
@@ -34738,7 +35380,7 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
         const mpt__module_parameter *row;
         mpt__walk walk;
         mpt__walk_begin(&walk, context, found);
-        while ((row = mpt__walk_parameter(&walk)) != NULL && context->base.status == MPT_OK)
+        while ((row = mpt__walk_parameter(&walk)) != NULL && mpt__ok(context))
             if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
         return context->base.status;
     }
@@ -34746,88 +35388,42 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
     return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
 }
 
-/* ---------------------------------------------------------------------------------------------
- * nn/conv.c: convolutions: functions and layers.
- * ------------------------------------------------------------------------------------------- */
+/* ==== Tied weights ==== */
 
-MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
-    mpt_conv_config config;
-    memset(&config, 0, sizeof config);
-    for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
-    config.groups = 1;
-    config.bias = true;
-    return config;
-}
-
-/* Why the numbers of a config are none that a convolution has; NULL: they are fine. */
-static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
-    bool transposed = op == MPT__OP_conv_transpose2d;
-    if (c->groups < 1 || c->groups > INT32_MAX) return "groups: expected 1 to 2^31 - 1";
-    for (int d = op == MPT__OP_conv1d; d < 2; d++) {
-        int64_t most = c->stride[d] > c->dilation[d] ? c->stride[d] : c->dilation[d];
-        if (c->stride[d] < 1 || c->dilation[d] < 1 || most > INT32_MAX)
-            return "stride and dilation: expected 1 to 2^31 - 1";
-        if (c->padding[d] < 0 || c->padding[d] > INT32_MAX)
-            return "padding: expected 0 to 2^31 - 1";
-        if (c->output_padding[d] < 0 || c->output_padding[d] >= (transposed ? most : 1))
-            return transposed ? "output_padding: expected 0 to less than stride or dilation"
-                              : "output_padding: only a transposed convolution has one";
-        if (c->same && (transposed || c->stride[d] != 1))
-            return "same: only with stride 1, and not transposed";
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
+    mpt_context *context = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
+    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
+    int64_t i = mpt__find_parameter(context, found, path, &holder);
+    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
+    if (k < 0) return context->base.status;
+    const mpt__module_parameter *from = &owner->parameters[k];
+    mpt__module_parameter *row = &holder->parameters[i];
+    if (row == from)
+        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
+                          source);
+    bool same = row->shape.rank == from->shape.rank;
+    for (int d = 0; same && d < row->shape.rank; d++)
+        same = row->shape.dim[d] == from->shape.dim[d];
+    if (!same)
+        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
+                          path, &row->shape, source, &from->shape);
+    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
+        const mpt__module *other = (const mpt__module *)table->rows[m].object;
+        for (int64_t r = 0; other && r < other->parameter_count; r++) {
+            mpt__module_parameter *tied = &other->parameters[r];
+            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
+            tied->owner = owner->id.slot, tied->owner_row = k;
+        }
     }
-    return NULL;
+    row->owner = owner->id.slot, row->owner_row = k;
+    return MPT_OK;
 }
 
-/* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
-   of lines of size 1. False with an error recorded by `call`. */
-static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
-                                 const mpt_conv_config *config, mpt__attributes *a) {
-    mpt_conv_config c = config ? *config : mpt_conv_config_default();
-    const char *why = mpt__bad_conv(&c, op);
-    if (why) {
-        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
-        return false;
-    }
-    if (op == MPT__OP_conv1d) {
-        c.stride[0] = c.dilation[0] = 1;
-        c.padding[0] = c.output_padding[0] = 0;
-    }
-    for (int d = 0; d < 2 && c.same; d++) c.padding[d] = 0; /* the shape rule's to find */
-    *a = mpt__no_attributes;
-    a->required = 2;
-    a->index[MPT__CONV_GROUPS] = c.groups;
-    a->index[MPT__CONV_STRIDE] = MPT__TWO(c.stride[0], c.stride[1]);
-    a->index[MPT__CONV_PADDING] = MPT__TWO(c.padding[0], c.padding[1]);
-    a->index[MPT__CONV_DILATION] = MPT__TWO(c.dilation[0], c.dilation[1]);
-    a->index[MPT__CONV_OUTPUT_PADDING] = MPT__TWO(c.output_padding[0], c.output_padding[1]);
-    a->index[MPT__CONV_SAME] = c.same;
-    return true;
-}
-
-static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_tensor weight,
-                                 mpt_tensor bias, const mpt_conv_config *config) {
-    mpt_tensor in[3];
-    mpt__attributes attributes;
-    in[0] = x, in[1] = weight, in[2] = bias;
-    mpt_context *context = mpt__context_of(in, 3);
-    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
-        return mpt__null(context);
-    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
-}
-
-MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
-}
-MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
-}
-MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                            const mpt_conv_config *config) {
-    return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
-                          config);
-}
+/* ------------------------
+ * nn/conv.c: layers of images: convolutions, upsampling.
+ * ---------------------- */
 
 /* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
    into groups. */
@@ -34854,7 +35450,7 @@ static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__l
         weight.dim[1] /= groups;
     }
     mpt__layer_parameter(context, module, "weight", weight, 0);
-    for (int i = 1; i < weight.rank && context->base.status == MPT_OK; i++) fan *= weight.dim[i];
+    for (int i = 1; i < weight.rank && mpt__ok(context); i++) fan *= weight.dim[i];
     if (!config || config->bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), fan);
     return mpt__layer_made(context, module);
 }
@@ -34875,6 +35471,15 @@ MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in,
                                                const mpt_conv_config *config) {
     return mpt__conv_layer(context, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
                            MPT_SHAPE(in, out, kernel_h, kernel_w), config);
+}
+
+MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
+                                       mpt_interpolation mode, bool align_corners) {
+    mpt__module *module = mpt__layer_new(context, "mpt_nn_upsample", MPT__LAYER_upsample);
+    if (module)
+        mpt__interpolate_attributes(context, &size, scale, mode, align_corners,
+                                    &module->attributes);
+    return mpt__layer_made(context, module);
 }
 
 /* ==== Fused with the norm behind ====
@@ -35008,116 +35613,9 @@ static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *nor
 #endif
 }
 
-/* ---------------------------------------------------------------------------------------------
- * nn/norm.c: normalisation and pooling: functions and layers.
- * ------------------------------------------------------------------------------------------- */
-
-/* ==== Functions ==== */
-
-static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = count;
-    attributes.imm[0] = eps;
-    attributes.required = 1;
-    return attributes;
-}
-
-static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
-                                  mpt_tensor weight, mpt_tensor bias, double eps) {
-    mpt_tensor in[3];
-    in[0] = x, in[1] = weight, in[2] = bias;
-    mpt__attributes attributes = mpt__norm_attributes(count, eps);
-    return mpt__apply1(name, op, in, 3, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
-                                      double eps) {
-    return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
-}
-MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
-    return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
-}
-MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
-                                      mpt_tensor bias, double eps) {
-    return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
-}
-
-/* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
-static mpt_status mpt__norm_run_both(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    mpt_status status = mpt__call_shape(frame);
-    frame->out[0] = frame->out[1] = NULL;
-    for (int i = 0; i < 2 && status == MPT_OK; i++) {
-        frame->out[i] = mpt__output_new(frame);
-        status = context->base.status;
-    }
-    status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
-    mpt__call_end(frame, 2, status);
-    for (int i = 0; i < 2 && status != MPT_OK; i++)
-        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
-    return status;
-}
-
-static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mpt_tensor residual,
-                                      int dims, mpt_tensor weight, mpt_tensor bias, double eps,
-                                      mpt_tensor *sum) {
-    mpt_tensor in[4];
-    mpt__frame frame;
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
-    mpt_context *context = mpt__context_of(in, 4);
-    mpt__attributes attributes = mpt__norm_attributes(dims, eps);
-    if (sum) *sum = mpt__null(context);
-    if (!mpt__enter(context, name)) return mpt__null(context);
-    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
-    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
-        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
-        return mpt__null(context);
-    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
-        mpt__record_spare(context, frame.record);
-        return mpt__null(context);
-    }
-    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
-    *sum = mpt__handle(context, frame.out[1]);
-    return mpt__handle(context, frame.out[0]);
-}
-
-MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                          mpt_tensor weight, mpt_tensor bias, double eps,
-                                          mpt_tensor *sum) {
-    return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
-                               bias, eps, sum);
-}
-MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
-    return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
-                               mpt__null(NULL), eps, sum);
-}
-
-/* in: x, weight, bias, mean, variance, residual. index[1]: slot of the module whose running
-   statistics the batch's go to; 0: none. */
-static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint32_t module,
-                                        bool relu) {
-    mpt__attributes attributes = mpt__norm_attributes(0, eps);
-    attributes.index[1] = module;
-    attributes.index[2] = relu;
-    return mpt__apply1(relu ? "mpt_batch_norm_relu" : "mpt_batch_norm", MPT__OP_batch_norm, in,
-                       in[5].slot || relu ? 6 : 5, &attributes);
-}
-
-MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                      mpt_tensor weight, mpt_tensor bias, double eps) {
-    mpt_tensor in[6];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
-    in[5] = mpt__null(NULL);
-    return mpt__apply_batch_norm(in, eps, 0, false);
-}
-MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                           mpt_tensor weight, mpt_tensor bias, double eps,
-                                           mpt_tensor residual) {
-    mpt_tensor in[6];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
-    return mpt__apply_batch_norm(in, eps, 0, true);
-}
+/* ------------------------
+ * nn/norm.c: layers that normalise and pool.
+ * ---------------------- */
 
 /* ==== Running statistics ==== */
 
@@ -35267,14 +35765,14 @@ static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__l
     if (missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
     bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
     for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
-    if (context->base.status == MPT_OK && !good)
+    if (mpt__ok(context) && !good)
         mpt__error(context, MPT_ERROR_SHAPE,
                    "expected 1 to %d dimensions, or a number of features, of 1 or more",
                    (int)MPT_MAX_RANK);
-    if (context->base.status == MPT_OK && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
+    if (mpt__ok(context) && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
         mpt__error(context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", config->eps);
     static const char *const names[] = {"weight", "bias"};
-    for (int i = 0; i < 2 && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < 2 && mpt__ok(context); i++) {
         bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
         mpt_init init = mpt_init_make(i == 0 ? MPT_INIT_ONES : MPT_INIT_ZEROS, 0, 0);
         if (wanted) mpt__add_parameter(context, module, names[i], &shape, init, 0);
@@ -35303,7 +35801,7 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
     mpt_norm_config config = mpt__norm_config_of(given);
     mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
                                         MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
-    if (module && context->base.status == MPT_OK && (groups < 1 || channels % groups != 0))
+    if (module && mpt__ok(context) && (groups < 1 || channels % groups != 0))
         mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
                    channels);
     return mpt__layer_made(context, module);
@@ -35358,11 +35856,11 @@ static mpt_module mpt__batch_norm_layer(mpt_context *context, const char *call, 
     mpt_norm_config config = mpt__norm_config_of(given);
     mpt__module *module = mpt__norm_new(context, call, layer, MPT_SHAPE(features), 0, &config,
                                         MPT__CHANNEL_NORMS);
-    if (module && context->base.status == MPT_OK && !(config.momentum <= 1.0))
+    if (module && mpt__ok(context) && !(config.momentum <= 1.0))
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "momentum %g: expected at most 1 (negative: the mean of all)", config.momentum);
     if (module) module->attributes.index[2] = config.relu, module->run = mpt__batch_norm_forward;
-    if (module && context->base.status == MPT_OK && config.track)
+    if (module && mpt__ok(context) && config.track)
         mpt__running_new(context, module, features, config.momentum);
     return mpt__layer_made(context, module);
 }
@@ -35380,80 +35878,7 @@ MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t feature
 
 /* ==== Pooling ==== */
 
-MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
-    mpt_pool_config config;
-    memset(&config, 0, sizeof config);
-    for (int d = 0; d < 2; d++) {
-        config.window[d] = window;
-        config.step[d] = step;
-        config.padding[d] = padding;
-    }
-    config.count_padding = true;
-    return config;
-}
-
-static mpt__attributes mpt__pooling_attributes(const mpt_pool_config *given) {
-    mpt_pool_config config = given ? *given : mpt_pool_config_make(2, 0, 0);
-    mpt__attributes attributes = mpt__no_attributes;
-    for (int d = 0; d < 2; d++) {
-        attributes.index[d] = config.window[d];
-        attributes.index[2 + d] = config.step[d] ? config.step[d] : config.window[d];
-        attributes.index[4 + d] = config.padding[d];
-    }
-    attributes.index[6] = (config.count_padding ? MPT__POOL_COUNTS_PADDING : 0) |
-                          (config.ceil_mode ? MPT__POOL_CEILING : 0);
-    return attributes;
-}
-
-static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = height;
-    attributes.index[1] = width;
-    attributes.index[6] = MPT__POOL_ADAPTIVE;
-    return attributes;
-}
-
-/* [N, C, L] as [N, C, 1, L], whose windows are one high. */
-static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
-                                    const mpt_pool_config *config) {
-    mpt_context *context = x.context;
-    const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
-    mpt__attributes attributes = mpt__pooling_attributes(config);
-    mpt__spares spares;
-    spares.count = 0;
-    if (!tensor) return mpt__null(context);
-    if (tensor->shape.rank != 3)
-        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
-                           &tensor->shape);
-    mpt_shape shape =
-        MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
-    for (int k = 0; k < 6; k += 2) {
-        attributes.index[k + 1] = attributes.index[k];
-        attributes.index[k] = k < 4;
-    }
-    mpt_tensor flat = mpt__spare(&spares, mpt_reshape(x, shape));
-    mpt_tensor y = mpt__apply1(name, op, &flat, 1, &attributes);
-    if (!y.slot) return mpt__spares_end(&spares, y);
-    shape = mpt_get_shape(y);
-    shape.dim[2] = shape.dim[3];
-    shape.rank = 3;
-    return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
-}
-
 #define MPT__DEFINE_POOL(kind) \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
-        mpt__attributes attributes = mpt__pooling_attributes(config); \
-        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
-    } \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
-        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
-    } \
-    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
-                                                        int64_t width) { \
-        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
-        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
-                           &attributes); \
-    } \
     MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, \
                                                   const mpt_pool_config *config) { \
         return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
@@ -35479,9 +35904,9 @@ MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t 
                               mpt__adaptive_attributes(height, width));
 }
 
-/* ---------------------------------------------------------------------------------------------
- * nn/attention.c: embedding and attention: functions and layers.
- * ------------------------------------------------------------------------------------------- */
+/* ------------------------
+ * nn/attention.c: layers of embedding and attention.
+ * ---------------------- */
 
 static mpt__module *mpt__attention_layer(mpt_context *context, const char *call, mpt__layer layer) {
     mpt__module *module = mpt__layer_new(context, call, layer);
@@ -35495,15 +35920,6 @@ static mpt__module *mpt__attention_layer(mpt_context *context, const char *call,
 
 /* ==== Embedding ==== */
 
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
-    mpt_tensor in[2];
-    in[0] = ids, in[1] = weight;
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = padding_index;
-    attributes.required = 2;
-    return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
-}
-
 MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
                                         int64_t padding_index) {
     mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
@@ -35515,55 +35931,12 @@ MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
                    count, width, padding_index);
-    else if (context->base.status == MPT_OK)
+    else if (mpt__ok(context))
         mpt__add_parameter(context, module, "weight", &shape, normal, 0);
     return mpt__layer_made(context, module);
 }
 
 /* ==== Attention ==== */
-
-MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
-    mpt_attention_config config;
-    memset(&config, 0, sizeof config);
-    return config;
-}
-
-/* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
-static mpt__attributes mpt__attention_attributes(int heads, bool causal, double dropout,
-                                                 double scale, uint64_t stream, uint64_t call) {
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.required = 3;
-    attributes.rank = (uint8_t)heads;
-    attributes.imm[0] = scale;
-    attributes.imm[1] = dropout;
-    attributes.index[0] = causal;
-    attributes.index[1] = (int64_t)stream;
-    attributes.index[2] = (int64_t)call;
-    return attributes;
-}
-
-MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
-                                                        const mpt_attention_config *config) {
-    static const char name[] = "mpt_scaled_dot_product_attention";
-    mpt_attention_config none = mpt_attention_config_default();
-    if (!config) config = &none;
-    mpt_tensor in[4];
-    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
-    mpt_context *context = mpt__context_of(in, 4);
-    double p = config->dropout;
-    if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
-                    "dropout %g, scale %g: expected a probability, and a finite number", p,
-                    config->scale);
-        return mpt__null(context);
-    }
-    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
-    bool drops = context && p > 0.0;
-    mpt__attributes attributes = mpt__attention_attributes(
-        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
-        drops ? context->now.module_calls++ : 0);
-    return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
-}
 
 #ifndef MPTRAIN_NO_ATTENTION
 /* Heads side by side in [B, T, E]; k and v null: q holds all three. */
@@ -35623,7 +35996,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     for (int i = 0; i < 3 && !own; i++)
         part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
     mpt_module project = mpt_child(self, "out_proj");
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
     out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
     return context->base.status;
@@ -35657,7 +36030,7 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
                    "probability",
                    width, heads, config->dropout);
 #ifndef MPTRAIN_NO_ATTENTION
-    if (module && context->base.status == MPT_OK) {
+    if (module && mpt__ok(context)) {
         mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
         module->cls.forward = mpt__multi_head_forward;
         module->cls.n_inputs = 0;
@@ -35679,125 +36052,13 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
     return made;
 }
 
-/* ==== Tied weights ==== */
-
-MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
-    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
-    int64_t i = mpt__find_parameter(context, found, path, &holder);
-    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
-    if (k < 0) return context->base.status;
-    const mpt__module_parameter *from = &owner->parameters[k];
-    mpt__module_parameter *row = &holder->parameters[i];
-    if (row == from)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
-                          source);
-    bool same = row->shape.rank == from->shape.rank;
-    for (int d = 0; same && d < row->shape.rank; d++)
-        same = row->shape.dim[d] == from->shape.dim[d];
-    if (!same)
-        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
-                          path, &row->shape, source, &from->shape);
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
-        const mpt__module *other = (const mpt__module *)table->rows[m].object;
-        for (int64_t r = 0; other && r < other->parameter_count; r++) {
-            mpt__module_parameter *tied = &other->parameters[r];
-            if (tied->owner != holder->id.slot || tied->owner_row != i) continue;
-            tied->owner = owner->id.slot, tied->owner_row = k;
-        }
-    }
-    row->owner = owner->id.slot, row->owner_row = k;
-    return MPT_OK;
-}
-
-/* ==== Linear and cross-entropy ==== */
-
-MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
-                                                const mpt_nll_config *config) {
-    static const char name[] = "mpt_linear_cross_entropy";
-    mpt_nll_config defaults = mpt_nll_config_default();
-    if (!config) config = &defaults;
-    mpt_tensor in[4];
-    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
-    mpt_context *context = mpt__context_of(in, 4);
-    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
-    if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
-                    config->label_smoothing);
-        return mpt__null(context);
-    }
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.index[0] = config->ignore_index;
-    attributes.reduction = (uint8_t)config->reduction;
-    attributes.required = 3;
-    attributes.imm[0] = config->label_smoothing;
-    return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
-}
-
-/* ---------------------------------------------------------------------------------------------
- * nn/resize.c: images of another size: function and layer.
- * ------------------------------------------------------------------------------------------- */
-
-/* What was asked for as attributes of the op; false with an error recorded if it makes no sense. */
-static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
-                                        mpt_interpolation mode, bool align_corners,
-                                        mpt__attributes *attributes) {
-    MPT__PLAIN_FLOATS;
-    bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
-    *attributes = mpt__no_attributes;
-#ifdef MPTRAIN_NO_CONV
-    return mpt__reject(context, MPT_ERROR_UNSUPPORTED,
-                       "built without interpolation (MPTRAIN_NO_CONV)");
-#endif
-    for (int i = 0; i < 2 && sized; i++) {
-        sized = size->dim[i] >= 1;
-        attributes->index[i] = size->dim[i];
-    }
-    if (!sized && !scaled)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "size %S, scale %g: expected MPT_SHAPE(height, width), or MPT_SCALAR "
-                           "and a scale above 0",
-                           size, scale);
-    if (mode != MPT_NEAREST && mode != MPT_BILINEAR)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "mode %d is neither MPT_NEAREST nor MPT_BILINEAR", (int)mode);
-    if (align_corners && mode == MPT_NEAREST)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "MPT_NEAREST has no corners to align");
-    attributes->index[2] = mode == MPT_NEAREST ? MPT__RESIZE_NEAREST
-                           : align_corners     ? MPT__RESIZE_CORNERS
-                                               : MPT__RESIZE_CENTERS;
-    attributes->imm[0] = scale;
-    return true;
-}
-
-MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners) {
-    static const char name[] = "mpt_interpolate";
-    mpt__attributes attributes;
-    if (!mpt__enter(x.context, name) ||
-        !mpt__interpolate_attributes(x.context, &size, scale, mode, align_corners, &attributes))
-        return mpt__null(x.context);
-    return mpt__apply1(name, MPT__OP_interpolate, &x, 1, &attributes);
-}
-
-MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners) {
-    mpt__module *module = mpt__layer_new(context, "mpt_nn_upsample", MPT__LAYER_upsample);
-    if (module)
-        mpt__interpolate_attributes(context, &size, scale, mode, align_corners,
-                                    &module->attributes);
-    return mpt__layer_made(context, module);
-}
-
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * nn/fp8.c: linear layers whose products are of fp8 numbers, by delayed scaling.
  *
  * A layer keeps a scale for each of x, weight and gradient, a power of two that the largest values
  * of the last steps give. Forward puts x and weight into E4M3 and saves these, backward the
  * gradient into E5M2; products are of the numbers that stand for, widened to fp32, which is exact.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
     mpt_fp8_config config = {16, 0};
@@ -35808,9 +36069,8 @@ MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
 
 MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
     (void)dtype, (void)saturate;
-    mpt__misuse(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
-                "built without fp8 (MPTRAIN_NO_FP8)");
-    return mpt__null(x.context);
+    return mpt__misused(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
+                        "built without fp8 (MPTRAIN_NO_FP8)");
 }
 
 MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
@@ -35854,16 +36114,15 @@ MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
     if (!tensor) return mpt__null(context);
     if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
-        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %s",
-                           mpt_dtype_name(dtype));
+        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %D",
+                           dtype);
     if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
         return mpt__refuse(context, MPT_ERROR_DTYPE,
-                           "argument 1 is %s; mpt_cast it to float32 first",
-                           mpt_dtype_name((mpt_dtype)tensor->dtype));
+                           "argument 1 is %D; mpt_cast it to float32 first", tensor->dtype);
     mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
     tensor = mpt__live(context, dense);
     mpt__tensor *out = NULL;
-    if (tensor && context->base.status == MPT_OK)
+    if (tensor && mpt__ok(context))
         out = mpt__fp8_cast(context, tensor, dtype, saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT,
                             NULL, 0, false);
     if (dense.slot != x.slot) mpt_release(dense);
@@ -35890,7 +36149,7 @@ static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t co
     if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat); /* a view */
     tensor = mpt__live(context, dense);
     mpt__tensor *out = NULL;
-    if (tensor && context->base.status == MPT_OK)
+    if (tensor && mpt__ok(context))
         out = mpt__fp8_cast(context, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
                             MPT__FP8_SCALE, call->frame->in[3], row, watched);
     mpt__fp8_end(context, flat);
@@ -35943,8 +36202,8 @@ static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
     mpt_dtype dtype = mpt__autocast_dtype(context);
     if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
     if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
-        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %s",
-                          mpt_dtype_name((mpt_dtype)in[0]->dtype));
+        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %D",
+                          in[0]->dtype);
     mpt__running *running = mpt__fp8_running(call);
     bool watched = mpt__fp8_watched(call);
     if (!running || mpt_scope_begin(context) != MPT_OK) return context->base.status;
@@ -36078,13 +36337,13 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) 
                           "save or value read");
     int64_t layers = 0;
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, context, module); module && context->base.status == MPT_OK;
+    for (module = mpt__walk_begin(&walk, context, module); module && mpt__ok(context);
          module = mpt__walk_next(&walk)) {
         if (module->layer != MPT__LAYER_linear) continue;
         layers++;
         if (!module->running) mpt__fp8_new(context, module, &c);
     }
-    if (layers == 0 && context->base.status == MPT_OK)
+    if (layers == 0 && mpt__ok(context))
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
     return context->base.status;
@@ -36092,10 +36351,10 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) 
 
 #endif
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * nn/fuse.c: which convolutions are fused with the batch norm behind them, from the op records of a
  * forward. How they run then stands in nn/conv.c.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 #ifdef MPTRAIN_NO_CONV
 
@@ -36275,7 +36534,7 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
                                              MPT__FROM_DEVICE, false);
     const char *why = conv->running->values ? mpt__fold_try(context, conv, *norm, *call, *next)
                                             : NULL;
-    if (!why && context->base.status == MPT_OK) {
+    if (!why && mpt__ok(context)) {
         conv->run = mpt__fused_forward;
         return NULL;
     }
@@ -36294,7 +36553,7 @@ static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__te
         const mpt__record *call = NULL, *next = NULL, *last = NULL;
         mpt__module *norm = NULL;
         const char *why = mpt__fuse_layer(trace, m, &call, &next, &norm);
-        if (context->base.status != MPT_OK) return -1;
+        if (!mpt__ok(context)) return -1;
         const char *name = *walk.path ? walk.path : m->cls.name;
         if (why) {
             mpt__write_text(text, "%s: by itself, since %s\n", name, why);
@@ -36333,18 +36592,17 @@ MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t
     if (image) trace.out = mpt__live(context, mpt_forward(module, mpt__handle(context, image)));
     mpt__trace_modes(context, root, false);
     context->base.op = "mpt_fuse";
-    if (trace.out && context->base.status == MPT_OK)
-        count = mpt__fuse_all(&trace, root, &lines);
+    if (trace.out && mpt__ok(context)) count = mpt__fuse_all(&trace, root, &lines);
     context->no_grad_depth = no_grad, context->inference_depth = inference;
     mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    return context->base.status == MPT_OK ? count : -1;
+    return mpt__ok(context) ? count : -1;
 }
 
 #endif
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/optimizer.h: what an optimizer is, and how the rooms of training see its state.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__TRAIN_OPTIMIZER_INCLUDED
 #define MPT__TRAIN_OPTIMIZER_INCLUDED
 
@@ -36495,7 +36753,7 @@ static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_st
 
 #endif
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/rates.c: learning rates over time, as an optimizer asks for them.
  *
  * A schedule per step lives on the device: a table of coming rates, indexed by the count of applied
@@ -36503,7 +36761,7 @@ MPT__BEGIN_COLD
  * steps it has queued, which is never less than what was applied; it uploads a new window of the
  * table when the queue may have reached the end of the old one. A second row of the table, where
  * one cycle moves momentum, takes the place of the update's first setting.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* Rates per upload: 8 KB for each group, twice that with momentum. */
 enum { MPT__LR_WINDOW = 1024 };
@@ -36716,8 +36974,8 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
     return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
 }
 
-/* Uploads the window that begins at the steps applied so far; the one place that reads them. Per
-   epoch it is the same number throughout. */
+/* Uploads the window that begins at the steps applied so far; the one place that reads them. A rate
+   per epoch fills it with one number. */
 static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
     MPT__PLAIN_FLOATS;
     mpt__optimizer *optimizer = schedule->optimizer;
@@ -36811,12 +37069,12 @@ static mpt_status mpt__schedule_visit(mpt_context *context, mpt__schedule *sched
 }
 
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
  * An optimizer owns state only: moments and fp32 masters that mirror the part of each block that it
  * covers, and counts of steps. What it does with gradients stands in train/update.c.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== States ==== */
 
@@ -36853,7 +37111,7 @@ static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *o
     if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
     larger.first = first, larger.count = end - first;
     memset(larger.mirror, 0, sizeof larger.mirror);
-    for (int k = 0; k < MPT__MIRRORS && context->base.status == MPT_OK; k++) {
+    for (int k = 0; k < MPT__MIRRORS && mpt__ok(context); k++) {
         if (!mpt__wants_mirror(context, optimizer, state, k)) continue;
         mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
         larger.mirror[k] =
@@ -36862,7 +37120,7 @@ static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *o
             mpt__copy_elements(context, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
                                state->first - first, state->count);
     }
-    bool made = context->base.status == MPT_OK;
+    bool made = mpt__ok(context);
     for (int k = 0; k < MPT__MIRRORS; k++)
         mpt__storage_forget(context, made ? &state->mirror[k] : &larger.mirror[k]);
     if (made) *state = larger;
@@ -36885,7 +37143,7 @@ static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optim
     return context->storages[block->values].version - block->updates[!optimizer->shared];
 }
 
-/* What others wrote counts: the master is loaded again. */
+/* Loads the master again where others wrote the values. */
 static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer *optimizer,
                                       mpt__optim_state *state) {
     uint32_t now = mpt__foreign_writes(context, optimizer, state);
@@ -36899,7 +37157,7 @@ static void mpt__values_updated(mpt_context *context, const mpt__optimizer *opti
                                 mpt__optim_state *state, int form) {
     mpt__block *block = mpt__block_of(context, state);
     uint32_t version = ++context->storages[block->values].version;
-    if (form >= 0 && context->base.status == MPT_OK) block->form_version[form] = version;
+    if (form >= 0 && mpt__ok(context)) block->form_version[form] = version;
     memset(block->form_read, 0, sizeof block->form_read);
     if (!optimizer->shared) block->updates[1]++;
     state->agreed = mpt__foreign_writes(context, optimizer, state);
@@ -36925,7 +37183,7 @@ static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, u
 /* Makes the states cover the listed parameters, each state in one go. */
 static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
                                       const uint32_t *list, int64_t count) {
-    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++) {
+    for (int64_t i = 0; i < count && mpt__ok(context); i++) {
         const mpt__parameter *parameter = &context->parameters[list[i]];
         uint32_t index = mpt__state_of(context, optimizer, parameter->block);
         if (index == UINT32_MAX) break;
@@ -36959,9 +37217,9 @@ static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimiz
         mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
         if (dtype == MPT_BF16) continue;
         return mpt__error(context, MPT_ERROR_DTYPE,
-                          "stochastic_rounding: parameter %s is %s; call mpt_half(net, MPT_BF16) "
+                          "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
                           "before the optimizer is made",
-                          parameter->path, mpt_dtype_name(dtype));
+                          parameter->path, dtype);
     }
     return MPT_OK;
 }
@@ -37003,11 +37261,11 @@ static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optim
     larger.segments = mpt__storage_new(context, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
                                        MPT__FROM_DEVICE, false);
     larger.counts = mpt__storage_new(context, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
-    if (context->base.status == MPT_OK && held > 0) {
+    if (mpt__ok(context) && held > 0) {
         memcpy(larger.items, optimizer->items, (size_t)held * size);
         mpt__copy_elements(context, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
     }
-    bool made = context->base.status == MPT_OK;
+    bool made = mpt__ok(context);
     mpt__items_free(context, made ? optimizer : &larger);
     if (made) *optimizer = larger;
     return context->base.status;
@@ -37161,10 +37419,9 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
-    if (context->base.status == MPT_OK &&
-        mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
+    if (mpt__ok(context) && mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
         mpt__take_module(context, optimizer, module, NULL, 0);
-    if (context->base.status == MPT_OK) return mpt__optimizer_handle(context, optimizer);
+    if (mpt__ok(context)) return mpt__optimizer_handle(context, optimizer);
     mpt__object_free(context, MPT__OPTIMIZER, optimizer->id.slot);
     return mpt__optimizer_handle(context, NULL);
 }
@@ -37433,13 +37690,13 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *n
 MPT__END_LEVEL
 
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/average.c: averages of weights over the steps of an optimizer: EMA and SWA.
  *
  * An average is fp32 and mirrors the part of each block that a module's parameters take. Its update
  * is a launch that compares the optimizer's count of applied steps with the one it saw last, so a
  * skipped step, or one that failed, does not move it, and nobody waits.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 typedef struct mpt__ema_part {
     uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
@@ -37523,10 +37780,10 @@ static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
     uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
     if (!list) return context->base.status;
     mpt__module_parameters(context, ema->module, NULL, list, count);
-    for (int64_t i = 0; i < count && context->base.status == MPT_OK; i++)
+    for (int64_t i = 0; i < count && mpt__ok(context); i++)
         mpt__ema_cover(context, ema, &context->parameters[list[i]]);
     mpt__host_free(context, list, bytes);
-    for (int i = 0; i < ema->parts && context->base.status == MPT_OK; i++) {
+    for (int i = 0; i < ema->parts && mpt__ok(context); i++) {
         mpt__ema_part *part = &ema->part[i];
         part->average =
             mpt__storage_new(context, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
@@ -37627,7 +37884,7 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
     }
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
-    ema->applied = context->base.status == MPT_OK; /* all is kept: mpt_ema_restore can give it */
+    ema->applied = mpt__ok(context); /* all is kept: mpt_ema_restore can give it */
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
     return context->base.status;
@@ -37641,7 +37898,7 @@ MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
         return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
-    ema->applied = context->base.status != MPT_OK;
+    ema->applied = !mpt__ok(context);
     return context->base.status;
 }
 
@@ -37696,14 +37953,14 @@ MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
 }
 
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/update.c: what optimizers do with gradients: segments, norms, clipping, updates; their
  * state.
  *
  * Kernels run over segments of the part of a block that an optimizer covers, built on the host from
  * which parameters have a gradient and uploaded again only when that pattern changes. Unscaling and
  * clipping leave a pending multiplier, so that norm and update are the only passes over gradients.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Segments ==== */
 
@@ -37991,8 +38248,8 @@ MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
     return MPT_OK;
 }
 
-/* Segments [row, row + rows) of a state, which are of one group. With a form, the kernel takes the
-   values for the master of that. */
+/* Updates segments [row, row + rows) of a state, which are of one group. With a form, the kernel
+   takes the values for its master. */
 static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
                                      const mpt__optim_state *state, int form, int64_t row,
                                      int64_t rows, uint16_t found_slot) {
@@ -38068,11 +38325,11 @@ static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
              list.length >= sizeof names ? " .." : "");
 }
 
-/* One update of everything that has a gradient, by mpt__pattern of now. Queued; nothing happens on
-   the device while found_slot (0: none) or the error word is set. */
+/* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
+   on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(context, optimizer);
         return MPT_OK;
@@ -38082,7 +38339,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
         if (mpt__averages_applied(context, optimizer->states[i].block))
             return mpt__error(context, MPT_ERROR_STATE,
                               "the module's values are averages; call mpt_ema_restore first");
-    if (context->anomaly) mpt__anomaly_look(context);
+    mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
     uint8_t phase = context->launch.phase;
     context->launch.phase = MPT__UPDATE;
     mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
@@ -38172,14 +38429,14 @@ MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
     return hash;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/scaler.c: dynamic loss scaling, as torch.amp.GradScaler, with its scale, counters and
  * found_inf on the device: no call of an iteration waits.
  *
  * Better than the original on purpose: gradients are tested after the multiplication as well; the
  * scale has a floor and a ceiling; a run of skips ends in a diagnosis instead of a scale of 0;
  * steps without gradients and updates without steps are harmless.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* The device scalars of a scaler. */
 enum {
@@ -38217,8 +38474,8 @@ MPT__HANDLES(scaler, MPT__SCALER)
 
 /* ==== The optimizers of an update ==== */
 
-/* The first optimizer behind row *i that takes part in the current update of a scaler, 0: of any.
-   NULL: none is left. */
+/* The first optimizer behind row *i that takes part in the current update of a scaler (0: of any
+   one). NULL: none is left. */
 static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t scaler, int64_t *i) {
     const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
     while (++*i < table->count) {
@@ -38229,7 +38486,7 @@ static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t sca
     return NULL;
 }
 
-/* The current update of a scaler ends, 0: of all. Returns how many optimizers took part. */
+/* Ends the current update of a scaler (0: of all). Returns how many optimizers took part. */
 static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler) {
     int64_t count = 0, i = 0;
     mpt__optimizer *optimizer;
@@ -38261,16 +38518,14 @@ static bool mpt__check_factors(mpt_context *context, double growth, double backo
     } else if (!(backoff > 0 && backoff < 1)) {
         mpt__error(context, MPT_ERROR_ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
     }
-    return context->base.status == MPT_OK &&
-           mpt__check_count(context, "growth_interval", interval, 1);
+    return mpt__ok(context) && mpt__check_count(context, "growth_interval", interval, 1);
 }
 
 static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
     if (c->max_scale > 0 && c->max_scale < c->min_scale)
         mpt__error(context, MPT_ERROR_ARGUMENT, "max_scale = %g is below min_scale = %g",
                    c->max_scale, c->min_scale);
-    return context->base.status == MPT_OK &&
-           mpt__check_scale(context, "init_scale", c->init_scale) &&
+    return mpt__ok(context) && mpt__check_scale(context, "init_scale", c->init_scale) &&
            mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) &&
            mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
            mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
@@ -38581,7 +38836,7 @@ static mpt_status mpt__scaler_watch(mpt_context *context, mpt__scaler *scaler) {
         if (++scaler->unseen < (patience < window ? patience : window)) return MPT_OK;
         mpt__wait(context);
     }
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     return mpt__scaler_look(context, scaler);
 }
 
@@ -38732,10 +38987,10 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
 MPT__END_LEVEL
 
 MPT__BEGIN_COLD
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/schedule.c: schedules: curves, what joins them, one cycle, plateaus; how the device gets
  * their rates stands in train/rates.c.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Making and destroying ==== */
 
@@ -39075,13 +39330,13 @@ MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule handle) {
     return optimizer ? mpt__schedule_rebase(context, optimizer) : context->base.status;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/checkpoint.c: weights as safetensors, to and from files and memory.
  *
  * A file is: the size of the header (u64), the header (JSON, padded with spaces to a multiple of
  * 8), then the elements of all tensors without gaps; all numbers little-endian. A file is data:
  * nothing it claims is believed before it is checked, and nothing changes before all of it is.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* Dtypes of safetensors files that are none of ours: known by size only, so that files which hold
    them beside what is wanted can be read. */
@@ -39112,12 +39367,6 @@ static int mpt__file_dtype_bits(int row) {
 /* No tensor is described in fewer bytes: "":{"dtype":"U8","shape":[],"data_offsets":[0,1]} */
 #define MPT__ENTRY_LEAST 49
 
-/* Text in the header, decoded over its own spelling. */
-typedef struct mpt__span {
-    uint8_t *text;
-    size_t length;
-} mpt__span;
-
 /* One tensor of a file. */
 typedef struct mpt__entry {
     mpt__span name;
@@ -39133,9 +39382,7 @@ typedef struct mpt__entry {
 /* A file in memory, and the place in its header that is being read. */
 typedef struct mpt__archive {
     mpt_context *context;
-    const char *name; /* of the file, or "memory", for messages */
-    uint8_t *header;  /* own copy */
-    size_t header_bytes, at;
+    mpt__json json;      /* the header, an own copy */
     mpt__entry *entries; /* sorted by name once all is checked */
     int64_t count;
     const uint8_t *data;
@@ -39143,182 +39390,49 @@ typedef struct mpt__archive {
     uint8_t *own_data; /* NULL: the caller's */
 } mpt__archive;
 
-/* ==== JSON ==== */
-
-static bool mpt__json_refuse(const mpt__archive *a, const char *text) {
-    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s", a->name,
-                       8 + (int64_t)a->at, text);
-}
-
-static bool mpt__json_unequal(const mpt__archive *a, const char *text, int64_t expected,
-                              int64_t got) {
-    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
-                       a->name, 8 + (int64_t)a->at, text, expected, got);
-}
-
-/* The next byte, 0 at the end. */
-static uint8_t mpt__json_byte(const mpt__archive *a) {
-    return a->at < a->header_bytes ? a->header[a->at] : 0;
-}
-
-/* The next byte that is no white space. */
-static uint8_t mpt__json_peek(mpt__archive *a) {
-    for (;; a->at++) {
-        uint8_t c = mpt__json_byte(a);
-        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return c;
-    }
-}
-
-/* Goes past `c` if it comes next. */
-static bool mpt__json_take(mpt__archive *a, uint8_t c) {
-    bool here = mpt__json_peek(a) == c;
-    if (here) a->at++;
-    return here;
-}
-
-static bool mpt__json_expect(mpt__archive *a, uint8_t c, const char *otherwise) {
-    return mpt__json_take(a, c) || mpt__json_refuse(a, otherwise);
-}
-
-/* After an element of a list that ends with `close`: whether that was the last. */
-static bool mpt__json_more(mpt__archive *a, uint8_t close, bool *done) {
-    *done = mpt__json_take(a, close);
-    return *done || mpt__json_expect(a, ',', "',' or the closing bracket expected");
-}
-
-/* A natural number below 2^63, without sign, fraction, exponent or leading zeros. */
-static bool mpt__json_natural(mpt__archive *a, int64_t *value) {
-    uint8_t c = mpt__json_peek(a);
-    size_t start = a->at;
-    *value = 0;
-    for (; c >= '0' && c <= '9'; a->at++, c = mpt__json_byte(a)) {
-        if (*value > (INT64_MAX - (c - '0')) / 10)
-            return mpt__json_refuse(a, "the number is too large");
-        *value = *value * 10 + (c - '0');
-        if (*value < 10 && a->at > start) return mpt__json_refuse(a, "a number begins with 0");
-    }
-    if (a->at == start || c == '.' || c == 'e' || c == 'E')
-        return mpt__json_refuse(a, "a whole number expected");
-    return true;
-}
-
-/* What follows "\u": four hexadecimal digits. */
-static bool mpt__json_hex(mpt__archive *a, uint32_t *value) {
-    *value = 0;
-    for (int i = 0; i < 4; i++, a->at++) {
-        uint8_t c = mpt__json_byte(a), letter = c | 0x20;
-        uint32_t digit = c >= '0' && c <= '9'             ? (uint32_t)(c - '0')
-                         : letter >= 'a' && letter <= 'f' ? (uint32_t)(letter - 'a' + 10)
-                                                          : 16;
-        if (digit > 15) return mpt__json_refuse(a, "four hexadecimal digits expected");
-        *value = *value << 4 | digit;
-    }
-    return true;
-}
-
-/* What follows a backslash. */
-static bool mpt__json_escape(mpt__archive *a, uint32_t *code) {
-    static const char escapes[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
-    uint8_t c = mpt__json_byte(a);
-    const char *found = c ? strchr(escapes, c) : NULL;
-    uint32_t low;
-    a->at++;
-    if (found) *code = (uint32_t)meanings[found - escapes];
-    if (found) return true;
-    if (c != 'u') return mpt__json_refuse(a, "an unknown escape");
-    if (!mpt__json_hex(a, code)) return false;
-    if (*code == 0) return mpt__json_refuse(a, "a NUL in a string");
-    if (*code < 0xd800 || *code > 0xdfff) return true;
-    if (*code > 0xdbff || a->header_bytes - a->at < 2 || a->header[a->at] != '\\' ||
-        a->header[a->at + 1] != 'u')
-        return mpt__json_refuse(a, "half of a surrogate pair");
-    a->at += 2;
-    if (!mpt__json_hex(a, &low)) return false;
-    if (low < 0xdc00 || low > 0xdfff) return mpt__json_refuse(a, "half of a surrogate pair");
-    *code = 0x10000 + ((*code - 0xd800) << 10) + (low - 0xdc00);
-    return true;
-}
-
-/* The code point at the place. */
-static bool mpt__utf8_decode(mpt__archive *a, uint32_t *code) {
-    const size_t length = mpt__utf8_read(a->header + a->at, a->header_bytes - a->at, code);
-    a->at += length;
-    return length > 0 || mpt__json_refuse(a, "a string is not valid UTF-8");
-}
-
-/* A string, decoded in place: no character is longer than its spelling. */
-static bool mpt__json_string(mpt__archive *a, mpt__span *string) {
-    if (!mpt__json_expect(a, '"', "a string expected")) return false;
-    string->text = a->header + a->at;
-    string->length = 0;
-    while (a->at < a->header_bytes) {
-        uint8_t c = a->header[a->at], out[4];
-        uint32_t code;
-        if (c == '"') {
-            a->at++;
-            return true;
-        }
-        if (c < 0x20) return mpt__json_refuse(a, "a control character in a string");
-        if (c == '\\') a->at++;
-        if (!(c == '\\' ? mpt__json_escape(a, &code) : mpt__utf8_decode(a, &code))) return false;
-        size_t length = mpt__utf8_write(code, out);
-        memcpy(string->text + string->length, out, length);
-        string->length += length;
-    }
-    return mpt__json_refuse(a, "a string without end");
-}
-
-/* A key with its colon. */
-static bool mpt__json_key(mpt__archive *a, mpt__span *key) {
-    return mpt__json_string(a, key) && mpt__json_expect(a, ':', "':' expected");
-}
-
-/* Names as bytes, the shorter one first where one begins the other. */
-static int mpt__span_compare(mpt__span a, mpt__span b) {
-    int order = memcmp(a.text, b.text, a.length < b.length ? a.length : b.length);
-    return order ? order : (a.length > b.length) - (a.length < b.length);
-}
-
-static bool mpt__span_is(mpt__span span, const char *text) {
-    return strlen(text) == span.length && memcmp(text, span.text, span.length) == 0;
-}
-
 /* ==== The header ==== */
+
+static bool mpt__archive_unequal(const mpt__archive *a, const char *text, int64_t expected,
+                                 int64_t got) {
+    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
+                       a->json.name, 8 + (int64_t)a->json.at, text, expected, got);
+}
 
 static bool mpt__parse_dtype(mpt__archive *a, mpt__entry *entry) {
     mpt__span name;
-    mpt__json_peek(a);
-    size_t start = a->at;
-    if (!mpt__json_string(a, &name)) return false;
+    mpt__json_peek(&a->json);
+    size_t start = a->json.at;
+    if (!mpt__json_string(&a->json, &name)) return false;
     for (entry->dtype = MPT_F32; entry->dtype < MPT__FILE_DTYPES; entry->dtype++)
         if (mpt__span_is(name, mpt__file_dtype_name(entry->dtype))) return true;
-    a->at = start;
-    return mpt__json_refuse(a, "an unknown dtype");
+    a->json.at = start;
+    return mpt__json_refuse(&a->json, "an unknown dtype");
 }
 
 static bool mpt__parse_shape(mpt__archive *a, mpt__entry *entry) {
     bool done;
-    mpt__json_peek(a);
-    entry->shape = (uint32_t)a->at;
+    mpt__json_peek(&a->json);
+    entry->shape = (uint32_t)a->json.at;
     entry->numel = 1;
-    if (!mpt__json_expect(a, '[', "a list of dimensions expected")) return false;
-    for (done = mpt__json_take(a, ']'); !done; entry->rank++) {
+    if (!mpt__json_expect(&a->json, '[', "a list of dimensions expected")) return false;
+    for (done = mpt__json_take(&a->json, ']'); !done; entry->rank++) {
         int64_t dim;
-        if (!mpt__json_natural(a, &dim)) return false;
-        if (entry->rank == UINT8_MAX) return mpt__json_refuse(a, "too many dimensions");
+        if (!mpt__json_natural(&a->json, &dim)) return false;
+        if (entry->rank == UINT8_MAX) return mpt__json_refuse(&a->json, "too many dimensions");
         if (dim > 0 && entry->numel > INT64_MAX / 64 / dim)
-            return mpt__json_refuse(a, "the dimensions multiply to too much");
+            return mpt__json_refuse(&a->json, "the dimensions multiply to too much");
         entry->numel *= dim;
-        if (!mpt__json_more(a, ']', &done)) return false;
+        if (!mpt__json_more(&a->json, ']', &done)) return false;
     }
     return true;
 }
 
 static bool mpt__parse_offsets(mpt__archive *a, mpt__entry *entry) {
     static const char otherwise[] = "two offsets expected";
-    return mpt__json_expect(a, '[', otherwise) && mpt__json_natural(a, &entry->begin) &&
-           mpt__json_expect(a, ',', otherwise) && mpt__json_natural(a, &entry->end) &&
-           mpt__json_expect(a, ']', otherwise);
+    return mpt__json_expect(&a->json, '[', otherwise) &&
+           mpt__json_natural(&a->json, &entry->begin) &&
+           mpt__json_expect(&a->json, ',', otherwise) && mpt__json_natural(&a->json, &entry->end) &&
+           mpt__json_expect(&a->json, ']', otherwise);
 }
 
 /* A tensor's object, with its size checked against its offsets. */
@@ -39330,42 +39444,43 @@ static bool mpt__parse_tensor(mpt__archive *a, mpt__entry *entry) {
                    {"shape", mpt__parse_shape},
                    {"data_offsets", mpt__parse_offsets}};
     int has = 0;
-    if (!mpt__json_expect(a, '{', "an object expected")) return false;
+    if (!mpt__json_expect(&a->json, '{', "an object expected")) return false;
     for (bool done = false; !done;) {
         mpt__span key;
         int field = 0;
-        mpt__json_peek(a);
-        size_t start = a->at;
-        if (!mpt__json_key(a, &key)) return false;
-        size_t value = a->at;
-        a->at = start;
+        mpt__json_peek(&a->json);
+        size_t start = a->json.at;
+        if (!mpt__json_key(&a->json, &key)) return false;
+        size_t value = a->json.at;
+        a->json.at = start;
         while (field < 3 && !mpt__span_is(key, fields[field].name)) field++;
         if (field == 3)
-            return mpt__json_refuse(a, "a key of a tensor is none of dtype, shape, data_offsets");
-        if (has & 1 << field) return mpt__json_refuse(a, "a key of a tensor comes twice");
-        a->at = value;
+            return mpt__json_refuse(&a->json,
+                                    "a key of a tensor is none of dtype, shape, data_offsets");
+        if (has & 1 << field) return mpt__json_refuse(&a->json, "a key of a tensor comes twice");
+        a->json.at = value;
         has |= 1 << field;
-        if (!fields[field].parse(a, entry) || !mpt__json_more(a, '}', &done)) return false;
+        if (!fields[field].parse(a, entry) || !mpt__json_more(&a->json, '}', &done)) return false;
     }
-    if (has != 7) return mpt__json_refuse(a, "a tensor lacks dtype, shape or data_offsets");
+    if (has != 7) return mpt__json_refuse(&a->json, "a tensor lacks dtype, shape or data_offsets");
     int64_t bits = entry->numel * mpt__file_dtype_bits(entry->dtype);
-    if (bits % 8 != 0) return mpt__json_refuse(a, "a tensor ends within a byte");
+    if (bits % 8 != 0) return mpt__json_refuse(&a->json, "a tensor ends within a byte");
     if (entry->begin > entry->end || entry->end > a->data_bytes)
-        return mpt__json_unequal(a, "the offsets of a tensor leave the data (its end)",
-                                 a->data_bytes, entry->end);
+        return mpt__archive_unequal(a, "the offsets of a tensor leave the data (its end)",
+                                    a->data_bytes, entry->end);
     if (entry->end - entry->begin != bits / 8)
-        return mpt__json_unequal(a, "the offsets of a tensor do not fit its shape (bytes)",
-                                 bits / 8, entry->end - entry->begin);
+        return mpt__archive_unequal(a, "the offsets of a tensor do not fit its shape (bytes)",
+                                    bits / 8, entry->end - entry->begin);
     return true;
 }
 
 /* Text about the file, by text: read and not kept. */
 static bool mpt__parse_metadata(mpt__archive *a) {
     mpt__span text;
-    if (!mpt__json_expect(a, '{', "an object expected")) return false;
-    for (bool done = mpt__json_take(a, '}'); !done;)
-        if (!mpt__json_key(a, &text) || !mpt__json_string(a, &text) ||
-            !mpt__json_more(a, '}', &done))
+    if (!mpt__json_expect(&a->json, '{', "an object expected")) return false;
+    for (bool done = mpt__json_take(&a->json, '}'); !done;)
+        if (!mpt__json_key(&a->json, &text) || !mpt__json_string(&a->json, &text) ||
+            !mpt__json_more(&a->json, '}', &done))
             return false;
     return true;
 }
@@ -39373,23 +39488,23 @@ static bool mpt__parse_metadata(mpt__archive *a) {
 /* Reads the header into the entries, in the order of the file. No recursion. */
 static bool mpt__archive_parse(mpt__archive *a) {
     bool has_metadata = false;
-    if (a->header[0] != '{') return mpt__json_refuse(a, "the header does not begin with '{'");
-    a->at = 1;
-    for (bool done = mpt__json_take(a, '}'); !done;) {
+    if (a->json.text[0] != '{')
+        return mpt__json_refuse(&a->json, "the header does not begin with '{'");
+    a->json.at = 1;
+    for (bool done = mpt__json_take(&a->json, '}'); !done;) {
         mpt__entry entry;
         memset(&entry, 0, sizeof entry);
-        if (!mpt__json_key(a, &entry.name)) return false;
+        if (!mpt__json_key(&a->json, &entry.name)) return false;
         bool metadata = mpt__span_is(entry.name, "__metadata__");
-        if (metadata && has_metadata) return mpt__json_refuse(a, "__metadata__ comes twice");
+        if (metadata && has_metadata) return mpt__json_refuse(&a->json, "__metadata__ comes twice");
         if (!(metadata ? mpt__parse_metadata(a) : mpt__parse_tensor(a, &entry))) return false;
         if (metadata)
             has_metadata = true;
         else
             a->entries[a->count++] = entry;
-        if (!mpt__json_more(a, '}', &done)) return false;
+        if (!mpt__json_more(&a->json, '}', &done)) return false;
     }
-    mpt__json_peek(a);
-    return a->at == a->header_bytes || mpt__json_refuse(a, "text after the header's end");
+    return mpt__json_end(&a->json);
 }
 
 /* ==== Order and holes ==== */
@@ -39430,24 +39545,24 @@ static bool mpt__archive_check(mpt__archive *a) {
     mpt__entries_sort(a->entries, a->count, false);
     for (int64_t i = 0; i < a->count; i++) {
         const mpt__entry *entry = &a->entries[i];
-        a->at = (size_t)(entry->name.text - a->header);
+        a->json.at = (size_t)(entry->name.text - a->json.text);
         if (entry->begin > filled)
-            return mpt__json_unequal(a, "a hole in the data before this tensor (byte)", filled,
-                                     entry->begin);
+            return mpt__archive_unequal(a, "a hole in the data before this tensor (byte)", filled,
+                                        entry->begin);
         if (entry->begin < filled)
-            return mpt__json_unequal(a, "this tensor overlaps another one (byte)", filled,
-                                     entry->begin);
+            return mpt__archive_unequal(a, "this tensor overlaps another one (byte)", filled,
+                                        entry->begin);
         filled = entry->end;
     }
-    a->at = 0;
+    a->json.at = 0;
     if (filled != a->data_bytes)
-        return mpt__json_unequal(a, "the tensors do not fill the data (bytes)", a->data_bytes,
-                                 filled);
+        return mpt__archive_unequal(a, "the tensors do not fill the data (bytes)", a->data_bytes,
+                                    filled);
     mpt__entries_sort(a->entries, a->count, true);
     for (int64_t i = 1; i < a->count; i++) {
-        a->at = (size_t)(a->entries[i].name.text - a->header);
+        a->json.at = (size_t)(a->entries[i].name.text - a->json.text);
         if (mpt__entry_compare(&a->entries[i - 1], &a->entries[i], true) == 0)
-            return mpt__json_refuse(a, "a tensor's name comes twice");
+            return mpt__json_refuse(&a->json, "a tensor's name comes twice");
     }
     return true;
 }
@@ -39520,7 +39635,7 @@ static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
         mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, buffer.path),
                         buffer.tensor);
     }
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {
@@ -39801,11 +39916,11 @@ static const char *mpt__show_name(mpt__span name, char text[MPT__SHOWN_NAME]) {
 }
 
 static size_t mpt__archive_capacity(const mpt__archive *a) {
-    return (a->header_bytes / MPT__ENTRY_LEAST + 1) * sizeof *a->entries;
+    return (a->json.size / MPT__ENTRY_LEAST + 1) * sizeof *a->entries;
 }
 
 static void mpt__archive_free(mpt__archive *a) {
-    mpt__host_free(a->context, a->header, a->header_bytes);
+    mpt__host_free(a->context, a->json.text, a->json.size);
     mpt__host_free(a->context, a->entries, mpt__archive_capacity(a));
     mpt__host_free(a->context, a->own_data, (size_t)a->data_bytes);
 }
@@ -39816,21 +39931,23 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
         total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
     uint64_t size = mpt__load_little_endian(first, 8);
     if (size < 2 || size > (uint64_t)most)
-        return mpt__refuse_known(a->context, a->name, first, 8, MPT__KNOWN_ALL) &&
+        return mpt__refuse_known(a->context, a->json.name, first, 8, MPT__KNOWN_ALL) &&
                mpt__reject(a->context, MPT_ERROR_FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
-                           a->name, most, size);
-    a->header_bytes = (size_t)size;
+                           a->json.name, most, size);
+    a->json.base = &a->context->base;
+    a->json.size = (size_t)size;
+    a->json.before = 8;
     a->data_bytes = total - 8 - (int64_t)size;
-    a->header = (uint8_t *)mpt__host_new(a->context, a->header_bytes);
-    return a->header != NULL;
+    a->json.text = (uint8_t *)mpt__host_new(a->context, a->json.size);
+    return a->json.text != NULL;
 }
 
 static bool mpt__archive_too_short(const mpt__archive *a, int64_t total) {
     return total < 10 && !mpt__reject(a->context, MPT_ERROR_FORMAT,
                                       "%s: no safetensors file: %lld bytes, at least 10 expected",
-                                      a->name, total);
+                                      a->json.name, total);
 }
 
 /* Reads and checks the header, before any data is read. */
@@ -39844,7 +39961,7 @@ static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
     uint8_t first[8];
     if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, sizeof first) ||
         !mpt__archive_begin(a, first, file->size) ||
-        !mpt__reader_read(file, a->header, a->header_bytes) || !mpt__archive_open(a))
+        !mpt__reader_read(file, a->json.text, a->json.size) || !mpt__archive_open(a))
         return false;
     if (a->data_bytes == 0) return true;
     a->data = a->own_data = (uint8_t *)mpt__host_new(a->context, (size_t)a->data_bytes);
@@ -39854,18 +39971,18 @@ static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
 static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_t bytes) {
     int64_t total = bytes > PTRDIFF_MAX ? -1 : (int64_t)bytes;
     if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, total)) return false;
-    memcpy(a->header, data + 8, a->header_bytes);
-    a->data = data + 8 + a->header_bytes;
+    memcpy(a->json.text, data + 8, a->json.size);
+    a->data = data + 8 + a->json.size;
     return mpt__archive_open(a);
 }
 
 /* The dimensions of an entry; those beyond the eighth are counted in its rank alone. */
 static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
     mpt_shape shape = MPT_SCALAR;
-    a->at = entry->shape + 1;
-    for (; shape.rank < entry->rank && shape.rank < MPT_MAX_RANK; shape.rank++, a->at++) {
-        mpt__json_natural(a, &shape.dim[shape.rank]);
-        mpt__json_peek(a);
+    a->json.at = entry->shape + 1;
+    for (; shape.rank < entry->rank && shape.rank < MPT_MAX_RANK; shape.rank++, a->json.at++) {
+        mpt__json_natural(&a->json, &shape.dim[shape.rank]);
+        mpt__json_peek(&a->json);
     }
     return shape;
 }
@@ -39917,7 +40034,7 @@ static bool mpt__copy_check(mpt__copy *copy) {
                 return mpt__reject(copy->archive->context, MPT_ERROR_NUMERIC,
                                    "%s: element %lld of %s is %g, beyond the range of the "
                                    "parameter's %s",
-                                   copy->archive->name, first + (int64_t)i, copy->path, value,
+                                   copy->archive->json.name, first + (int64_t)i, copy->path, value,
                                    mpt__dtype_info[copy->to].name);
         }
     }
@@ -39976,16 +40093,16 @@ static bool mpt__load_check(mpt__copy *copy) {
     if (!same) {
         mpt_shape got = mpt__archive_shape(a, entry);
         bool renamed = !mpt__span_is(entry->name, copy->path);
-        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S", a->name,
-                           mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
-                           renamed ? copy->path : "", &got,
+        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S",
+                           a->json.name, mpt__show_name(entry->name, shown),
+                           renamed ? ", renamed to " : "", renamed ? copy->path : "", &got,
                            entry->transpose ? ", to be transposed" : "",
                            entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
     }
     bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
     if (!mpt__elements_known(copy->from) || !converts)
         return mpt__reject(a->context, MPT_ERROR_DTYPE,
-                           "%s: %s is %s, which does not convert to %s", a->name, copy->path,
+                           "%s: %s is %s, which does not convert to %s", a->json.name, copy->path,
                            mpt__file_dtype_name(entry->dtype), mpt__dtype_info[copy->to].name);
     return mpt__copy_check(copy);
 }
@@ -39998,8 +40115,8 @@ static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__e
     char shown[MPT__SHOWN_NAME];
     if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
         return mpt__reject(a->context, MPT_ERROR_FORMAT,
-                           "%s: %s becomes %s, and so does another tensor of the file", a->name,
-                           mpt__show_name(entry->name, shown), weight->path);
+                           "%s: %s becomes %s, and so does another tensor of the file",
+                           a->json.name, mpt__show_name(entry->name, shown), weight->path);
     weight->parts = entry->parts;
     weight->seen |= bit;
     entry->weight = found->begin + 1;
@@ -40024,7 +40141,7 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
         if (entry->ignored) continue;
         if (!mpt__load_rename(config, entry, &name, room))
             return mpt__reject(a->context, MPT_ERROR_ARGUMENT,
-                               "%s: the renames make more than %d bytes of %s", a->name,
+                               "%s: the renames make more than %d bytes of %s", a->json.name,
                                MPT__LOAD_NAME, mpt__show_name(entry->name, shown));
         found = mpt__entries_find(paths, weights->count, name);
         if (found && !mpt__load_place(a, weights, entry, found)) return false;
@@ -40058,7 +40175,7 @@ static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
                        "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s"
                        "%s; of mpt_load_config, strict = false takes what fits, and renames and "
                        "ignore tell about names",
-                       a->name, missing, missing ? ", first " : "", first_missing, extra,
+                       a->json.name, missing, missing ? ", first " : "", first_missing, extra,
                        extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
 }
 
@@ -40101,7 +40218,7 @@ static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, 
                             const mpt_load_config *config, int *loaded) {
     memset(a, 0, sizeof *a);
     a->context = module.context;
-    a->name = name;
+    a->json.name = name;
     if (loaded) *loaded = 0;
     return mpt__enter(a->context, op) && mpt__module_at(a->context, module) &&
            (!config || mpt__load_config_good(a->context, config));
@@ -40133,12 +40250,12 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
     return mpt__load_end(module, &archive, good, config, loaded);
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * train/fit.c: the short road: the training loop and the evaluation loop as one call each.
  *
  * Nothing here can do what a loop by hand could not: only public calls are made. State lies on the
  * stack, so a steady-state step makes no call to the allocator.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 MPTRAIN_API mpt_fit_config mpt_fit_config_default(void) {
     mpt_fit_config config;
@@ -40198,15 +40315,13 @@ static void mpt__fit_choose(mpt_context *context, const char *call, mpt_dtype *p
     const char *reason;
     if (!context || *precision != MPT_PRECISION_AUTO) return;
     *precision = mpt_precision_auto(context, &reason);
-    mpt__log(&context->base, MPT_LOG_INFO, "%s: %s, since %s", call, mpt_dtype_name(*precision),
-             reason);
+    mpt__log(&context->base, MPT_LOG_INFO, "%s: %D, since %s", call, *precision, reason);
 }
 
 static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
     if (precision == MPT_F32 || precision == MPT_F16 || precision == MPT_BF16) return MPT_OK;
     return mpt__error(context, MPT_ERROR_DTYPE,
-                      "precision %s: expected MPT_F32, MPT_F16 or MPT_BF16",
-                      mpt_dtype_name(precision));
+                      "precision %D: expected MPT_F32, MPT_F16 or MPT_BF16", precision);
 }
 
 /* ==== Evaluation ==== */
@@ -40244,7 +40359,7 @@ static MPT__NOINLINE void mpt__fit_rewind(mpt_context *context, mpt_loader loade
     if (at && at->next >= batches) mpt_loader_reset(loader);
 }
 
-/* Of a whole epoch; precision and loss are the config's. */
+/* Evaluates a whole epoch; precision and loss are the config's. */
 static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
                                     const mpt_fit_config *config) {
     mpt_context *context = net.context;
@@ -40519,7 +40634,7 @@ static bool mpt__fit_check(mpt_context *context, const mpt__fit *fit) {
     else if (config->patience > 0 && !config->validation.context)
         mpt__error(context, MPT_ERROR_ARGUMENT,
                    "patience counts validation losses: set config.validation to a loader");
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 static void mpt__fit_run(mpt__fit *fit) {
@@ -40567,14 +40682,14 @@ MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_
 
 #endif /* MPTRAIN_NO_FIT */
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * graph/capture.c: captured steps: a training step that runs from its recording.
  *
  * The first call of a step makes what is made once (gradients, moments, half forms), the second is
  * recorded, and from the third on the launches are repeated: by a graph of the backend where there
  * is one. What the host does in a step besides launching (the step number, tables of learning
  * rates, the scaler's watch) is done for every repetition, too.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
 #define MPT__CAPTURE_TRIES 3
@@ -40619,7 +40734,7 @@ static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
 
 /* Gives back all that recording took: the next call is as the second one was. */
 static void mpt__captured_forget(mpt_context *context, mpt__captured *captured) {
-    if (context->sliced == captured) context->sliced = NULL;
+    if (context->sliced == captured->id.slot) context->sliced = 0;
     mpt__graph_free(context, captured);
     if (captured->recording) {
         mpt__replay_memory(context, captured->recording, false);
@@ -40660,7 +40775,7 @@ MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
     if (captured && handle.context->capturing)
         return mpt__error(handle.context, MPT_ERROR_STATE,
                           "a step is being recorded; end it before");
-    if (captured && handle.context->sliced == captured) mpt__slice_end(handle.context);
+    if (captured && handle.context->sliced == handle.slot) mpt__slice_end(handle.context);
     if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
     return mpt__status_of(handle.context);
 }
@@ -40838,7 +40953,7 @@ static void mpt__capture_give_up(mpt_context *context, mpt__captured *captured, 
 static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *captured,
                                     const mpt_tensor *input) {
     mpt_status status = captured->fn(context, captured->user, input[0], input[1]);
-    return context->base.status != MPT_OK ? context->base.status : status;
+    return !mpt__ok(context) ? context->base.status : status;
 }
 
 /* What the host has to do for the objects of one kind that a step updates, launches apart. */
@@ -40861,8 +40976,7 @@ static mpt__recording *mpt__record_step(mpt_context *context, const mpt__capture
     for (int64_t i = 0; i < recording->count; i++)
         mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
     mpt__host_work(context, recording, MPT__SCALER);
-    if (!recording->failed && context->base.status == MPT_OK && context->host_writes == writes)
-        return recording;
+    if (!recording->failed && mpt__ok(context) && context->host_writes == writes) return recording;
     mpt__object_free(context, MPT__RECORDING, recording->id.slot);
     return NULL;
 }
@@ -40909,7 +41023,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
     captured->draws = context->now.draws - context->draws_before;
     mpt__recording *recording = captured->recording;
     if (!recording || context->now.step != step + 1) { /* one is counted, which dropout draws by */
-        if (context->base.status == MPT_OK)
+        if (mpt__ok(context))
             mpt__capture_give_up(context, captured,
                                  recording
                                      ? "its function is not one mpt_step_begin and mpt_step_end"
@@ -40951,7 +41065,7 @@ static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captu
 
 static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *recording,
                                  mpt__object_kind kind) {
-    for (int64_t i = 0; i < recording->work.count && context->base.status == MPT_OK; i += 3) {
+    for (int64_t i = 0; i < recording->work.count && mpt__ok(context); i += 3) {
         const uint32_t *work = &recording->work.id[i];
         void *object = work[0] == (uint32_t)kind ? mpt__work_object(context, work) : NULL;
         if (!object) continue;
@@ -40981,7 +41095,7 @@ static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *capture
 
 static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured) {
     mpt__replay_versions(context, captured->recording);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (context->now.updates > captured->updates) context->committed = context->now;
     mpt__gradients_set(context, &captured->ends);
     captured->count++;
@@ -41016,14 +41130,14 @@ static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, 
     const mpt__recording *recording = captured->recording;
     const mpt_clock *clock = &context->base.clock;
     double start = clock->now(clock->user);
-    context->sliced = NULL; /* so an error ends it, too */
-    while (captured->next < recording->count && context->base.status == MPT_OK) {
+    context->sliced = 0; /* so an error ends it, too */
+    while (captured->next < recording->count && mpt__ok(context)) {
         mpt__replay_launch(context, recording, captured->next++);
         if (!(clock->now(clock->user) - start < seconds)) break;
     }
-    if (context->base.status != MPT_OK || captured->next == recording->count)
+    if (!mpt__ok(context) || captured->next == recording->count)
         return mpt__repeat_end(context, captured);
-    context->sliced = captured;
+    context->sliced = captured->id.slot;
     captured->seen_state = mpt__held_state(context, recording);
     return MPT_OK;
 }
@@ -41060,12 +41174,13 @@ static bool mpt__launch_lasts(const mpt_context *context, const mpt__launch *lau
 
 /* Gives up a step between two launches; once it has changed what lasts it is done to its end. */
 static void mpt__slice_end(mpt_context *context) {
-    mpt__captured *captured = context->sliced;
     bool changed = false;
-    if (!captured) return;
+    if (!context->sliced) return;
+    mpt__captured *captured =
+        (mpt__captured *)context->objects[MPT__CAPTURED].rows[context->sliced].object;
     for (int64_t i = 0; i < captured->next && !changed; i++)
         changed = mpt__launch_lasts(context, &captured->recording->launches[i]);
-    context->sliced = NULL;
+    context->sliced = 0;
     if (changed)
         mpt__slice_run(context, captured, (double)INFINITY);
     else
@@ -41141,7 +41256,7 @@ static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *cont
     captured->calls++;
     if (captured->calls == 1 || captured->eager) return mpt__step_by_hand(context, captured, given);
     bool otherwise = captured->recording && mpt__begins_otherwise(context, captured);
-    if (context->base.status != MPT_OK) return context->base.status;
+    if (!mpt__ok(context)) return context->base.status;
     if (otherwise) return mpt__step_by_hand(context, captured, given);
     if (!captured->recording) return mpt__capture_record(context, captured, given);
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
@@ -41177,7 +41292,7 @@ MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_ten
     if (captured && !(seconds >= 0.0))
         status =
             mpt__error(context, MPT_ERROR_ARGUMENT, "seconds = %g: expected 0 or more", seconds);
-    else if (captured && context->sliced == captured)
+    else if (captured && context->sliced == handle.slot)
         status = mpt__slice_go_on(context, captured, seconds);
     else if (captured && mpt__no_slice(context))
         status = mpt__captured_begin(captured, context, given, seconds);
@@ -41187,9 +41302,9 @@ MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_ten
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * watch/check.c: what tensors hold, whether gradients are right, what could differ from run to run.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 /* ==== Statistics ==== */
 
@@ -41409,7 +41524,7 @@ static double mpt__check_value(mpt__gradcheck *check) {
     if (values) mpt__host_free(context, values, bytes);
     mpt_no_grad_end(context);
     mpt_scope_end(context);
-    return context->base.status == MPT_OK ? sum : MPT__NAN_F64;
+    return mpt__ok(context) ? sum : MPT__NAN_F64;
 }
 
 /* Leaves of the inputs' values, and one backward pass from the function of them. */
@@ -41458,7 +41573,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
         const double got = slopes ? (double)slopes[k] : 0.0;
         const double off = got > expected ? got - expected : expected - got;
         const double size = expected < 0 ? -expected : expected;
-        if (context->base.status != MPT_OK) break;
+        if (!mpt__ok(context)) break;
         if (off <= check->config.atol + check->config.rtol * size) continue;
         mpt__enter(context, "mpt_gradcheck");
         mpt__error(context, MPT_ERROR_NUMERIC,
@@ -41491,8 +41606,8 @@ MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void
         if (!input) break;
         if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
             mpt__error(context, MPT_ERROR_DTYPE,
-                       "input %d is %s: small changes need fp32; mpt_cast it inside the function",
-                       i, mpt_dtype_name((mpt_dtype)input->dtype));
+                       "input %d is %D: small changes need fp32; mpt_cast it inside the function",
+                       i, input->dtype);
         check.in[i] = mpt_clone(mpt_detach(in[i]));
     }
     mpt_status status = context->base.status;
@@ -41530,9 +41645,9 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
     return out.length;
 }
 
-/* ---------------------------------------------------------------------------------------------
- * context.c: contexts: made, asked, cleared of errors, destroyed.
- * ------------------------------------------------------------------------------------------- */
+/* ------------------------
+ * context.c: contexts: made, destroyed, cleared of errors.
+ * ---------------------- */
 
 MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }
 
@@ -41546,43 +41661,17 @@ MPTRAIN_API mpt_config mpt_config_default(void) {
     return config;
 }
 
-/* ==== Names ==== */
-
-static const char *const mpt__status_names[] = {"ok",
-                                                "bad argument",
-                                                "shapes do not fit",
-                                                "dtypes do not fit",
-                                                "bad handle",
-                                                "wrong state",
-                                                "out of memory",
-                                                "input or output failed",
-                                                "bad format",
-                                                "index out of range",
-                                                "numeric",
-                                                "unsupported",
-                                                "device failed",
-                                                "thread"};
-
-MPTRAIN_API const char *mpt_status_name(mpt_status status) {
-    return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
-}
-
-MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) {
-    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT ? mpt__dtype_info[dtype].name : "none";
-}
-
-MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) {
-    return dtype > MPT_DTYPE_NONE && dtype < MPT_DTYPE_COUNT ? mpt__dtype_info[dtype].bytes : 0;
-}
-
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa) {
     const mpt__cpu_level *level = mpt__cpu_find_level(isa);
     return level ? level->name : "auto";
 }
 
-MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
-    return kind >= MPT_MEMORY_PARAMETER && kind < MPT_MEMORY_KINDS ? mpt__memory_kind_text(kind)
-                                                                   : "unknown";
+MPTRAIN_API int mpt_device_count(mpt_device device) {
+#if defined(MPTRAIN_CUDA)
+    char why[8];
+    if (device == MPT_DEVICE_CUDA) return mpt__cuda_device_count(why, sizeof why);
+#endif
+    return device == MPT_DEVICE_CPU;
 }
 
 /* ==== Making ==== */
@@ -41698,7 +41787,7 @@ static bool mpt__context_start(mpt_context *context) {
     context->objects[MPT__DATASET].destroy = mpt__dataset_release;
     context->objects[MPT__LOADER].destroy = mpt__loader_free;
     context->objects[MPT__TOKENIZER].destroy = mpt__tokenizer_free;
-    return context->base.status == MPT_OK;
+    return mpt__ok(context);
 }
 
 MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
@@ -41790,139 +41879,10 @@ MPTRAIN_API void mpt_destroy(mpt_context *context) {
     mpt__release(&base, context, sizeof *context, MPT_MEMORY_HOST);
 }
 
-/* ==== Asking ==== */
-
-MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
-    return context ? context->config.isa : MPT_ISA_AUTO;
-}
-MPTRAIN_API int mpt_get_threads(mpt_context *context) {
-    if (!context) return 0;
-    return context->pool ? mpt__pool_threads(context->pool) : 1;
-}
-MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
-    return context ? context->config.device : MPT_DEVICE_AUTO;
-}
-MPTRAIN_API const char *mpt_device_name(mpt_context *context) {
-    if (!context) return "none";
-    return context->config.device == MPT_DEVICE_CPU ? "CPU" : context->backend.name;
-}
-
-MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
-    mpt_device_info info;
-    memset(&info, 0, sizeof info);
-    if (!context) return info;
-    info.device = context->config.device;
-    info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
-    const mpt_isa isa = context->config.isa;
-    info.fast_half =
-        isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
-    mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));
-    if (context->backend.describe) context->backend.describe(context->backend.self, &info);
-    return info;
-}
-
-MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason) {
-    mpt_device_info info = mpt_get_device_info(context);
-    bool gpu = info.device == MPT_DEVICE_CUDA;
-    mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
-    const char *why = "there is no context";
-    if (context)
-        why = precision == MPT_F16    ? "this GPU's Tensor Cores multiply fp16, but not bf16"
-              : precision == MPT_BF16 ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range "
-                                              "is that of fp32"
-                                            : "this CPU multiplies bf16 faster than fp32, whose "
-                                              "range it has"
-              : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
-                    : "the CPU's kernels in use multiply in fp32: halves would save memory, not "
-                      "time";
-    if (reason) *reason = why;
-    return precision;
-}
-
-MPTRAIN_API int mpt_device_count(mpt_device device) {
-#if defined(MPTRAIN_CUDA)
-    char why[8];
-    if (device == MPT_DEVICE_CUDA) return mpt__cuda_device_count(why, sizeof why);
-#endif
-    return device == MPT_DEVICE_CPU;
-}
-
-MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
-    if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
-    mpt__backend *backend = &context->backend;
-    context->tf32 = tf32 && (backend->benchmark || context->config.isa == MPT_ISA_AMX);
-    if (!backend->benchmark) return MPT_OK;
-    backend->benchmark(backend->self, benchmark, tf32);
-    context->timed_products = benchmark;
-    return MPT_OK;
-}
-
-MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity) {
-    if (text && capacity > 0) *text = '\0';
-    if (!mpt__enter(context, "mpt_benchmark_text") || !context->backend.benchmark_text) return 0;
-    return context->backend.benchmark_text(context->backend.self, text, text ? capacity : 0);
-}
-
-MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
-    if (!mpt__enter(context, "mpt_benchmark_read")) return mpt__status_of(context);
-    mpt__backend *backend = &context->backend;
-    if (!text) return mpt__error(context, MPT_ERROR_ARGUMENT, "text is NULL");
-    if (!backend->benchmark_read) return MPT_OK;
-    mpt_status status = backend->benchmark_read(backend->self, text);
-    if (status == MPT_ERROR_UNSUPPORTED)
-        mpt__log(&context->base, MPT_LOG_INFO, "mpt_benchmark_read: %s", backend->error);
-    else if (status != MPT_OK)
-        return mpt__error(context, status, "%s", backend->error);
-    return MPT_OK;
-}
-
-MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
-    mpt__wait(context);
-    return context->base.status;
-}
-
-MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context) {
-    mpt_memory_stats none;
-    memset(&none, 0, sizeof none);
-    return context ? context->base.memory : none;
-}
-
-MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context) {
-    if (!context) return;
-    mpt_memory_stats *memory = &context->base.memory;
-    for (int i = 0; i < MPT_MEMORY_KINDS; i++) memory->peak[i] = memory->current[i];
-    memory->total_peak = memory->total_current;
-}
-
-MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
-    if (mpt__enter_anyway(context, "mpt_memory_trim")) mpt__pool_trim(context);
-}
-
 /* ==== Errors ==== */
 
-/* The status, of a child after fork an error. */
-static mpt_status mpt__status_now(mpt_context *context) {
-    if (context->base.status == MPT_OK && mpt__forked_fast(&context->base))
-        mpt__not_forked(context);
-    return context->base.status;
-}
-
-MPTRAIN_API bool mpt_failed(mpt_context *context) {
-    return !context || mpt__status_now(context) != MPT_OK;
-}
-
-MPTRAIN_API const char *mpt_error(mpt_context *context) {
-    if (!context) return mpt__create_error();
-    return mpt__status_now(context) != MPT_OK ? context->base.message : "";
-}
-
-MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
-    return context ? mpt__status_now(context) : MPT_ERROR_HANDLE;
-}
-
 MPTRAIN_API void mpt_clear_error(mpt_context *context) {
-    if (!context || context->base.status == MPT_OK || context->in_backward) return;
+    if (!context || mpt__ok(context) || context->in_backward) return;
     if (context->base.in_log) return;
     context->base.status = MPT_OK;
     context->base.message[0] = '\0';
@@ -41941,7 +41901,7 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
     mpt__scaler_forget(context);
     mpt__draws_forget(context);
     mpt__running_settle(context, false);
-    mpt__anomaly_stop(context);
+    mpt__anomaly_stop(context, NULL, NULL);
     const mpt__recording *stopped = mpt__recorder_stop(context);
     if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
     context->now = context->committed;
@@ -41952,9 +41912,9 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
 }
 
 MPT__END_LEVEL
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * face/changelog.h: gives the user's compiler flags back; changelog; licence.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__FACE_CHANGELOG_INCLUDED
 #define MPT__FACE_CHANGELOG_INCLUDED
 
@@ -42022,7 +41982,7 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 #endif
 #endif
 #else
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/level.c: all that is made for an instruction set: what a level includes behind its
  * words (cpu/vocabulary.h). Besides those the level says:
  *
@@ -42035,9 +41995,9 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  *
  * With a width of one, that of a single float: the functions of cpu/template/math.c alone. With a
  * width of zero, that of the reference (cpu/level/one.c): the words of waist/functions.inl alone.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #if defined(MPT__V) && MPT__WIDTH > 0
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/math.c: exp, log, sigmoid, tanh and erf of floats.
  *
  * They are made of + - * / and integer operations in a fixed order, so every compiler and CPU gives
@@ -42051,7 +42011,7 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  *   tanh erf  odd; +-1 for large |x|; the sign of zero stays
  *
  * Measured, in ulp: log 0.80, exp 0.99, erf 1.29, tanh 1.33, sigmoid 2.41.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 #ifndef MPT__OWN_SCALE
@@ -42150,9 +42110,9 @@ MPT__FN MPT__INLINE v_f v_erf(v_f x) {
 #endif
 #endif
 #if defined(MPT__V) && MPT__WIDTH != 1
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * waist/functions.inl: words that are made of others, the same for every backend and width.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0. */
@@ -42205,14 +42165,14 @@ MPT__OP v_f v_silu_slope(v_f a) {
 #endif
 
 #if defined(MPT__V) && MPT__WIDTH > 1
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/convert.c: bulk conversions of a level, and bulk tests for inf and NaN.
  *
  * They give the bits of the scalar functions in ground/dtype.c for every input, with flush-to-zero
  * and denormals-are-zero on or off: bf16 and the tests use integers only; the fp16 instructions
  * ignore FTZ, and DAZ only turns fp32 denormals into zeros, which fp16 would make of them anyway.
  * (AVX512_BF16's own conversion always flushes denormals, so it is not used.)
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 MPT__OP void MPT__LEVEL(to_f32)(const uint16_t *from, float *to, size_t n, int dtype) {
@@ -42303,13 +42263,13 @@ static const mpt__convert_table MPT__LEVEL(convert) = {
 #endif
 #define MPT__FOUR(X) X(0) X(1) X(2) X(3)
 
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/rows.c: the words of a vector level (mpt__words, cpu/elementwise.c).
  *
  * Every word does the operations of its reference in the same order, and sums have the same tree:
  * the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals to
  * zero, as moments that fade away would make them slow (cpu/template/update.c).
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 /* ==== Functions of one and of two ==== */
@@ -42632,12 +42592,12 @@ MPT__FN void MPT__LEVEL(dropout)(float *out, const float *x, int64_t n, mpt__rng
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/norm.c: the rows of norms (mpt__norm_block), for floats and for halves of either
  * type, which a branch tells apart. What is there or wanted beside x is decided where it is used: a
  * loop for each case would not be faster, but large. X(k) are the vectors that make
  * MPT__NORM_LANES.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #if defined(MPT__V) && !(defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION))
 
 #define MPT__NORM_AHEAD 4096 /* bytes */
@@ -43116,10 +43076,10 @@ MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/update.c: the updates of optimizers: whole vectors first, with nothing to decide in
  * the loop, then the rest.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 MPT__OP void MPT__LEVEL(sgd_part)(const mpt__ref_update *w, float *p, const float *g, float *m,
@@ -43203,13 +43163,13 @@ MPT__FN void MPT__LEVEL(adam)(const mpt__ref_update *w, float *p, const float *g
 }
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
  *
  * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
  * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS;
  * MPT__IN_PLACE; MPT__CHUNK_ROWS and MPT__RATE.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 /* ==== Edges, activations ==== */
@@ -43770,10 +43730,10 @@ static const mpt__gemm_level MPT__LEVEL(gemm_level) = {
     MPT__TILE_MIDDLE};
 
 #endif
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/halves.c: copies from one layout to another, of 16 bits as they are or of fp32 to 16
  * bits, which would otherwise go through floats in blocks. Vectors of 16 floats would gain nothing.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #if defined(MPT__V) && MPT__WIDTH < 16 && !defined(MPTRAIN_NO_CONV)
 
 /* 2 MPT__WIDTH rows of 8 elements become 8 rows; rows k and k + 8 lie in one vector. To

@@ -1,5 +1,5 @@
 /* generated from src/ by tools/amalgamate.c: edit there */
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * mptrain_cuda.cu: the CUDA backend of mptrain, for NVIDIA GPUs of compute capability 7.5 and up.
  *
  * With mptrain.h beside it and the CUDA toolkit at hand:
@@ -13,7 +13,7 @@
  * step to step is read from device scalars, so the host never waits inside a step. Arithmetic is
  * fp32 on values converted on load and rounded once on store. Every sum has a tree that depends on
  * the problem alone, and no floating-point atomics are used: every run gives the same bits.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #define MPTRAIN_BACKEND_API
 #include "mptrain.h"
 
@@ -773,9 +773,9 @@ MPT__OP float v_pow_exponent(float a, float b) {
     return a == 0 && b >= 0 ? 0.0f : v_pow(a, b) * logf(a);
 }
 #define MPT__V(word) v_##word
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * waist/functions.inl: words that are made of others, the same for every backend and width.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 /* larger gives its second argument for NaN and for zeros; + 0 makes -0 a 0. */
@@ -6301,9 +6301,9 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
         {mpt__cuda_embedding_backward, mpt__cuda_embedding_backward_workspace}, \
         {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL}, \
         {mpt__cuda_attention_dkv, NULL},
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cuda/fp8.cu: scaled fp8.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 
 struct mpt__fp8 {
     const void *from;

@@ -1,4 +1,4 @@
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/level/amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
  * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
  *
@@ -12,7 +12,7 @@
  *
  * MPTRAIN_EMULATE_AMX, for tests: tiles and packing in portable C on an AVX2 level, with the bits
  * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifndef MPT__CPU_LEVEL_AMX_INCLUDED
 #define MPT__CPU_LEVEL_AMX_INCLUDED
 

@@ -1,10 +1,10 @@
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
  *
  * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
  * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS;
  * MPT__IN_PLACE; MPT__CHUNK_ROWS and MPT__RATE.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #ifdef MPT__V
 
 /* ==== Edges, activations ==== */

@@ -1,4 +1,4 @@
-/* ---------------------------------------------------------------------------------------------
+/* ------------------------
  * cpu/template/level.c: all that is made for an instruction set: what a level includes behind its
  * words (cpu/vocabulary.h). Besides those the level says:
  *
@@ -11,7 +11,7 @@
  *
  * With a width of one, that of a single float: the functions of cpu/template/math.c alone. With a
  * width of zero, that of the reference (cpu/level/one.c): the words of waist/functions.inl alone.
- * ------------------------------------------------------------------------------------------- */
+ * ---------------------- */
 #if defined(MPT__V) && MPT__WIDTH > 0
 #include "cpu/template/math.c"
 #endif
