@@ -2428,8 +2428,8 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
     E(DROP, 2, v_select(v_equal(a, v_zero()), b, v_set(-0.0f))) \
     S(SHARE, 2, v_select(v_greater(b, a), v_zero(), \
                          v_select(v_equal(a, b), v_set(0.5f), v_set(1)))) \
-    S(POW_SLOPE, 50, v_pow_slope(a, b)) /* of a^b by a; 0 for b = 0 */ \
-    S(POW_EXPONENT, 70, v_pow_exponent(a, b)) /* of a^b by b; 0 for a = 0 <= b */ \
+    S(POW_SLOPE, 50, v_pow_slope(a, b)) /* of a^b by a, 0 for b = 0 */ \
+    S(POW_EXPONENT, 70, v_pow_exponent(a, b)) /* of a^b by b, 0 for a = 0 <= b */ \
     E(RELU_BACKWARD, 2, v_gate(a, b)) \
     E(GELU_BACKWARD, 25, v_mul(b, v_gelu_slope(a))) \
     E(GELU_TANH_BACKWARD, 20, v_mul(b, v_gelu_tanh_slope(a))) \
@@ -3317,21 +3317,30 @@ static uint32_t mpt__float_state_flush(uint32_t state, bool on);
     __atomic_compare_exchange_n(at, &(expected), desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 #endif
 
-#define MPT__ATOMICS(BITS, T, C, S) \
-    static MPT__INLINE T mpt__atomic_load##BITS(const T *at) { \
-        return MPT__ATOMIC_LOAD(at, C, S); \
-    } \
-    static MPT__INLINE void mpt__atomic_store##BITS(T *at, T value) { \
-        MPT__ATOMIC_STORE(at, value, C, S); \
-    } \
-    static MPT__INLINE T mpt__atomic_add##BITS(T *at, T value) { \
-        return MPT__ATOMIC_ADD(at, value, C, S); \
-    } \
-    static MPT__INLINE bool mpt__atomic_cas##BITS(T *at, T expected, T desired) { \
-        return MPT__ATOMIC_CAS(at, expected, desired, C, S); \
-    }
-MPT__ATOMICS(32, int32_t, long, )
-MPT__ATOMICS(64, int64_t, __int64, 64)
+static MPT__INLINE int32_t mpt__atomic_load32(const int32_t *at) {
+    return MPT__ATOMIC_LOAD(at, long, );
+}
+static MPT__INLINE int64_t mpt__atomic_load64(const int64_t *at) {
+    return MPT__ATOMIC_LOAD(at, __int64, 64);
+}
+static MPT__INLINE void mpt__atomic_store32(int32_t *at, int32_t value) {
+    MPT__ATOMIC_STORE(at, value, long, );
+}
+static MPT__INLINE void mpt__atomic_store64(int64_t *at, int64_t value) {
+    MPT__ATOMIC_STORE(at, value, __int64, 64);
+}
+static MPT__INLINE int32_t mpt__atomic_add32(int32_t *at, int32_t value) {
+    return MPT__ATOMIC_ADD(at, value, long, );
+}
+static MPT__INLINE int64_t mpt__atomic_add64(int64_t *at, int64_t value) {
+    return MPT__ATOMIC_ADD(at, value, __int64, 64);
+}
+static MPT__INLINE bool mpt__atomic_cas32(int32_t *at, int32_t expected, int32_t desired) {
+    return MPT__ATOMIC_CAS(at, expected, desired, long, );
+}
+static MPT__INLINE bool mpt__atomic_cas64(int64_t *at, int64_t expected, int64_t desired) {
+    return MPT__ATOMIC_CAS(at, expected, desired, __int64, 64);
+}
 
 /* The number of the highest bit of a value above 0. */
 static MPT__INLINE int mpt__top_bit(uint64_t value) {
@@ -7486,28 +7495,47 @@ static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int
     mpt__ref_give(&map->walk[1], &at[1], mpt__ref_take(&map->walk[0], &at[0], place, n), n);
 }
 
-/* The same through `type`. */
-#define MPT__DEFINE_COPY(name, type, load, store, sum) \
-    static void name(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first, int64_t n) { \
-        const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view; \
-        int64_t step0 = mpt__ref_inner(&map->walk[0].loop); \
-        int64_t step1 = mpt__ref_inner(&map->walk[1].loop); \
-        type x[MPT__BLOCK], old[MPT__BLOCK]; \
-        (void)first; \
-        for (int64_t m; n > 0; n -= m) { \
-            m = mpt__ref_together(map, at, n); \
-            load(x, from->data, from->dtype, at[0].offset, step0, m); \
-            if (to->accumulate) load(old, to->data, to->dtype, at[1].offset, step1, m); \
-            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = sum; \
-            store(to->data, to->dtype, at[1].offset, step1, x, m); \
-            mpt__ref_advance_all(map, at, m); \
-        } \
+/* The same through double, where F64 is on one side, or int64, where both are integers: exact, sums
+   modulo 2^64. */
+static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t n,
+                               bool integers) {
+    const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view;
+    const int64_t step0 = mpt__ref_inner(&map->walk[0].loop);
+    const int64_t step1 = mpt__ref_inner(&map->walk[1].loop);
+    union {
+        double f[MPT__BLOCK];
+        int64_t i[MPT__BLOCK];
+    } block, sum;
+    double *x = block.f, *old = sum.f;
+    int64_t *whole = block.i, *before = sum.i;
+    for (int64_t m; n > 0; n -= m) {
+        m = mpt__ref_together(map, at, n);
+        if (integers) {
+            mpt__load_i64(whole, from->data, from->dtype, at[0].offset, step0, m);
+            if (to->accumulate)
+                mpt__load_i64(before, to->data, to->dtype, at[1].offset, step1, m);
+            for (int64_t i = 0; to->accumulate && i < m; i++)
+                whole[i] = (int64_t)((uint64_t)before[i] + (uint64_t)whole[i]);
+            mpt__store_i64(to->data, to->dtype, at[1].offset, step1, whole, m);
+        } else {
+            mpt__load_f64(x, from->data, from->dtype, at[0].offset, step0, m);
+            if (to->accumulate) mpt__load_f64(old, to->data, to->dtype, at[1].offset, step1, m);
+            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = old[i] + x[i];
+            mpt__store_f64(to->data, to->dtype, at[1].offset, step1, x, m);
+        }
+        mpt__ref_advance_all(map, at, m);
     }
-/* F64 on one side; integers on both: exact, sums modulo 2^64. */
-MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__load_f64, mpt__store_f64,
-                 old[i] + x[i])
-MPT__DEFINE_COPY(mpt__ref_copy_i64_body, int64_t, mpt__load_i64, mpt__store_i64,
-                 (int64_t)((uint64_t)old[i] + (uint64_t)x[i]))
+}
+static void mpt__ref_copy_f64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                   int64_t n) {
+    (void)first;
+    mpt__ref_copy_wide(map, at, n, false);
+}
+static void mpt__ref_copy_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                   int64_t n) {
+    (void)first;
+    mpt__ref_copy_wide(map, at, n, true);
+}
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
 static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
@@ -9380,32 +9408,57 @@ static void mpt__ref_cross_entropy_backward(const mpt__cpu_call *call) {
 /* ==== Pair losses ==== */
 
 /* n elements' values (by = -1), or slopes by operand `by`. */
-typedef void (*mpt__ref_pair_fn)(const mpt__words *words, const mpt__real *const in[4], int64_t n,
-                                 int by, mpt__real p, mpt__real r, mpt__real *out);
+#define MPT__PAIR_TAKES \
+    const mpt__words *words, const mpt__real *const in[4], int64_t n, int by, mpt__real p, \
+        mpt__real r, mpt__real *out
+#define MPT__PAIR_GIVES words, in, n, by, p, r, out
+typedef void (*mpt__ref_pair_fn)(MPT__PAIR_TAKES);
 
+/* What a row of MPT__PAIRS computes of one element: the expressions before its words, or `by`. */
+enum { MPT__PAIR_OF1 = 4, MPT__PAIR_OF2 = 5 };
+#define MPT__PAIR_ELEMENT \
+    mpt__real a, mpt__real b, mpt__real c, mpt__real d, mpt__real e, mpt__real l, mpt__real p, \
+        mpt__real r, int by
 #define MPT__UNARY_NONE (-1)
-#define MPT__PAIR_WORD(word, to, expression) \
-    if (MPT__UNARY_##word >= 0) { \
-        for (int64_t i = 0; i < n; i++) { \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i]; \
-            (void)a, (void)b, (void)c, (void)e; \
-            to[i] = expression; \
-        } \
-        words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0, 0); \
-    }
+
+/* Puts a word's argument into `to`, then what the word makes of it. */
+static MPT__FORCE_INLINE void mpt__ref_pair_word(const mpt__words *words,
+                                                 const mpt__real *const in[4], int64_t n, int word,
+                                                 int what, const mpt__real *first, mpt__real *to,
+                                                 mpt__real of(MPT__PAIR_ELEMENT), mpt__real p,
+                                                 mpt__real r) {
+    if (word < 0) return;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = of(in[0][i], in[1][i], in[2][i], 0, first[i], 0, p, r, what);
+    words->unary[word](to, to, n, 0, 0);
+}
+static MPT__FORCE_INLINE void mpt__ref_pair(MPT__PAIR_TAKES, int word1, int word2,
+                                            mpt__real of(MPT__PAIR_ELEMENT)) {
+    mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};
+    mpt__ref_pair_word(words, in, n, word1, MPT__PAIR_OF1, first, first, of, p, r);
+    mpt__ref_pair_word(words, in, n, word2, MPT__PAIR_OF2, first, second, of, p, r);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = of(in[0][i], in[1][i], in[2][i], in[3][i], first[i], second[i], p, r, by);
+}
+#define MPT__PAIR_WHICH(of1, of2, value, da, db, dc) \
+    (by < 0                ? value \
+     : by == 0             ? da \
+     : by == 1             ? db \
+     : by < MPT__PAIR_OF1  ? dc \
+     : by == MPT__PAIR_OF1 ? of1 \
+                           : of2)
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4], \
-                                   int64_t n, int by, mpt__real p, mpt__real r, mpt__real *out) { \
-        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0}; \
-        (void)words, (void)p, (void)r; \
-        MPT__PAIR_WORD(word1, first, of1) \
-        MPT__PAIR_WORD(word2, second, of2) \
-        for (int64_t i = 0; i < n; i++) { \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b; \
-            const mpt__real e = first[i], l = second[i]; \
-            (void)c, (void)d, (void)s, (void)e, (void)l; \
-            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc; \
-        } \
+    static MPT__FORCE_INLINE mpt__real mpt__ref_pair_of_##id(MPT__PAIR_ELEMENT) { \
+        const mpt__real s = a - b; \
+        (void)c, (void)d, (void)e, (void)l, (void)p, (void)r, (void)s; \
+        return MPT__PAIR_WHICH(of1, of2, value, da, db, dc); \
+    }
+MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
+    static void mpt__ref_pair_##id(MPT__PAIR_TAKES) { \
+        mpt__ref_pair(MPT__PAIR_GIVES, MPT__UNARY_##word1, MPT__UNARY_##word2, \
+                      mpt__ref_pair_of_##id); \
     }
 MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW

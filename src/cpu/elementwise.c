@@ -574,28 +574,47 @@ static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int
     mpt__ref_give(&map->walk[1], &at[1], mpt__ref_take(&map->walk[0], &at[0], place, n), n);
 }
 
-/* The same through `type`. */
-#define MPT__DEFINE_COPY(name, type, load, store, sum) \
-    static void name(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first, int64_t n) { \
-        const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view; \
-        int64_t step0 = mpt__ref_inner(&map->walk[0].loop); \
-        int64_t step1 = mpt__ref_inner(&map->walk[1].loop); \
-        type x[MPT__BLOCK], old[MPT__BLOCK]; \
-        (void)first; \
-        for (int64_t m; n > 0; n -= m) { \
-            m = mpt__ref_together(map, at, n); \
-            load(x, from->data, from->dtype, at[0].offset, step0, m); \
-            if (to->accumulate) load(old, to->data, to->dtype, at[1].offset, step1, m); \
-            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = sum; \
-            store(to->data, to->dtype, at[1].offset, step1, x, m); \
-            mpt__ref_advance_all(map, at, m); \
-        } \
+/* The same through double, where F64 is on one side, or int64, where both are integers: exact, sums
+   modulo 2^64. */
+static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t n,
+                               bool integers) {
+    const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view;
+    const int64_t step0 = mpt__ref_inner(&map->walk[0].loop);
+    const int64_t step1 = mpt__ref_inner(&map->walk[1].loop);
+    union {
+        double f[MPT__BLOCK];
+        int64_t i[MPT__BLOCK];
+    } block, sum;
+    double *x = block.f, *old = sum.f;
+    int64_t *whole = block.i, *before = sum.i;
+    for (int64_t m; n > 0; n -= m) {
+        m = mpt__ref_together(map, at, n);
+        if (integers) {
+            mpt__load_i64(whole, from->data, from->dtype, at[0].offset, step0, m);
+            if (to->accumulate)
+                mpt__load_i64(before, to->data, to->dtype, at[1].offset, step1, m);
+            for (int64_t i = 0; to->accumulate && i < m; i++)
+                whole[i] = (int64_t)((uint64_t)before[i] + (uint64_t)whole[i]);
+            mpt__store_i64(to->data, to->dtype, at[1].offset, step1, whole, m);
+        } else {
+            mpt__load_f64(x, from->data, from->dtype, at[0].offset, step0, m);
+            if (to->accumulate) mpt__load_f64(old, to->data, to->dtype, at[1].offset, step1, m);
+            for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = old[i] + x[i];
+            mpt__store_f64(to->data, to->dtype, at[1].offset, step1, x, m);
+        }
+        mpt__ref_advance_all(map, at, m);
     }
-/* F64 on one side; integers on both: exact, sums modulo 2^64. */
-MPT__DEFINE_COPY(mpt__ref_copy_f64_body, double, mpt__load_f64, mpt__store_f64,
-                 old[i] + x[i])
-MPT__DEFINE_COPY(mpt__ref_copy_i64_body, int64_t, mpt__load_i64, mpt__store_i64,
-                 (int64_t)((uint64_t)old[i] + (uint64_t)x[i]))
+}
+static void mpt__ref_copy_f64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                   int64_t n) {
+    (void)first;
+    mpt__ref_copy_wide(map, at, n, false);
+}
+static void mpt__ref_copy_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+                                   int64_t n) {
+    (void)first;
+    mpt__ref_copy_wide(map, at, n, true);
+}
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
 static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,

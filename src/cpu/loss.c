@@ -315,32 +315,57 @@ static void mpt__ref_cross_entropy_backward(const mpt__cpu_call *call) {
 /* ==== Pair losses ==== */
 
 /* n elements' values (by = -1), or slopes by operand `by`. */
-typedef void (*mpt__ref_pair_fn)(const mpt__words *words, const mpt__real *const in[4], int64_t n,
-                                 int by, mpt__real p, mpt__real r, mpt__real *out);
+#define MPT__PAIR_TAKES \
+    const mpt__words *words, const mpt__real *const in[4], int64_t n, int by, mpt__real p, \
+        mpt__real r, mpt__real *out
+#define MPT__PAIR_GIVES words, in, n, by, p, r, out
+typedef void (*mpt__ref_pair_fn)(MPT__PAIR_TAKES);
 
+/* What a row of MPT__PAIRS computes of one element: the expressions before its words, or `by`. */
+enum { MPT__PAIR_OF1 = 4, MPT__PAIR_OF2 = 5 };
+#define MPT__PAIR_ELEMENT \
+    mpt__real a, mpt__real b, mpt__real c, mpt__real d, mpt__real e, mpt__real l, mpt__real p, \
+        mpt__real r, int by
 #define MPT__UNARY_NONE (-1)
-#define MPT__PAIR_WORD(word, to, expression) \
-    if (MPT__UNARY_##word >= 0) { \
-        for (int64_t i = 0; i < n; i++) { \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], e = first[i]; \
-            (void)a, (void)b, (void)c, (void)e; \
-            to[i] = expression; \
-        } \
-        words->unary[MPT__UNARY_##word < 0 ? 0 : MPT__UNARY_##word](to, to, n, 0, 0); \
-    }
+
+/* Puts a word's argument into `to`, then what the word makes of it. */
+static MPT__FORCE_INLINE void mpt__ref_pair_word(const mpt__words *words,
+                                                 const mpt__real *const in[4], int64_t n, int word,
+                                                 int what, const mpt__real *first, mpt__real *to,
+                                                 mpt__real of(MPT__PAIR_ELEMENT), mpt__real p,
+                                                 mpt__real r) {
+    if (word < 0) return;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = of(in[0][i], in[1][i], in[2][i], 0, first[i], 0, p, r, what);
+    words->unary[word](to, to, n, 0, 0);
+}
+static MPT__FORCE_INLINE void mpt__ref_pair(MPT__PAIR_TAKES, int word1, int word2,
+                                            mpt__real of(MPT__PAIR_ELEMENT)) {
+    mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};
+    mpt__ref_pair_word(words, in, n, word1, MPT__PAIR_OF1, first, first, of, p, r);
+    mpt__ref_pair_word(words, in, n, word2, MPT__PAIR_OF2, first, second, of, p, r);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = of(in[0][i], in[1][i], in[2][i], in[3][i], first[i], second[i], p, r, by);
+}
+#define MPT__PAIR_WHICH(of1, of2, value, da, db, dc) \
+    (by < 0                ? value \
+     : by == 0             ? da \
+     : by == 1             ? db \
+     : by < MPT__PAIR_OF1  ? dc \
+     : by == MPT__PAIR_OF1 ? of1 \
+                           : of2)
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    static void mpt__ref_pair_##id(const mpt__words *words, const mpt__real *const in[4], \
-                                   int64_t n, int by, mpt__real p, mpt__real r, mpt__real *out) { \
-        mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0}; \
-        (void)words, (void)p, (void)r; \
-        MPT__PAIR_WORD(word1, first, of1) \
-        MPT__PAIR_WORD(word2, second, of2) \
-        for (int64_t i = 0; i < n; i++) { \
-            const mpt__real a = in[0][i], b = in[1][i], c = in[2][i], d = in[3][i], s = a - b; \
-            const mpt__real e = first[i], l = second[i]; \
-            (void)c, (void)d, (void)s, (void)e, (void)l; \
-            out[i] = by < 0 ? value : by == 0 ? da : by == 1 ? db : dc; \
-        } \
+    static MPT__FORCE_INLINE mpt__real mpt__ref_pair_of_##id(MPT__PAIR_ELEMENT) { \
+        const mpt__real s = a - b; \
+        (void)c, (void)d, (void)e, (void)l, (void)p, (void)r, (void)s; \
+        return MPT__PAIR_WHICH(of1, of2, value, da, db, dc); \
+    }
+MPT__PAIRS(MPT__ROW)
+#undef MPT__ROW
+#define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
+    static void mpt__ref_pair_##id(MPT__PAIR_TAKES) { \
+        mpt__ref_pair(MPT__PAIR_GIVES, MPT__UNARY_##word1, MPT__UNARY_##word2, \
+                      mpt__ref_pair_of_##id); \
     }
 MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW

@@ -294,21 +294,30 @@ static uint32_t mpt__float_state_flush(uint32_t state, bool on);
     __atomic_compare_exchange_n(at, &(expected), desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 #endif
 
-#define MPT__ATOMICS(BITS, T, C, S) \
-    static MPT__INLINE T mpt__atomic_load##BITS(const T *at) { \
-        return MPT__ATOMIC_LOAD(at, C, S); \
-    } \
-    static MPT__INLINE void mpt__atomic_store##BITS(T *at, T value) { \
-        MPT__ATOMIC_STORE(at, value, C, S); \
-    } \
-    static MPT__INLINE T mpt__atomic_add##BITS(T *at, T value) { \
-        return MPT__ATOMIC_ADD(at, value, C, S); \
-    } \
-    static MPT__INLINE bool mpt__atomic_cas##BITS(T *at, T expected, T desired) { \
-        return MPT__ATOMIC_CAS(at, expected, desired, C, S); \
-    }
-MPT__ATOMICS(32, int32_t, long, )
-MPT__ATOMICS(64, int64_t, __int64, 64)
+static MPT__INLINE int32_t mpt__atomic_load32(const int32_t *at) {
+    return MPT__ATOMIC_LOAD(at, long, );
+}
+static MPT__INLINE int64_t mpt__atomic_load64(const int64_t *at) {
+    return MPT__ATOMIC_LOAD(at, __int64, 64);
+}
+static MPT__INLINE void mpt__atomic_store32(int32_t *at, int32_t value) {
+    MPT__ATOMIC_STORE(at, value, long, );
+}
+static MPT__INLINE void mpt__atomic_store64(int64_t *at, int64_t value) {
+    MPT__ATOMIC_STORE(at, value, __int64, 64);
+}
+static MPT__INLINE int32_t mpt__atomic_add32(int32_t *at, int32_t value) {
+    return MPT__ATOMIC_ADD(at, value, long, );
+}
+static MPT__INLINE int64_t mpt__atomic_add64(int64_t *at, int64_t value) {
+    return MPT__ATOMIC_ADD(at, value, __int64, 64);
+}
+static MPT__INLINE bool mpt__atomic_cas32(int32_t *at, int32_t expected, int32_t desired) {
+    return MPT__ATOMIC_CAS(at, expected, desired, long, );
+}
+static MPT__INLINE bool mpt__atomic_cas64(int64_t *at, int64_t expected, int64_t desired) {
+    return MPT__ATOMIC_CAS(at, expected, desired, __int64, 64);
+}
 
 /* The number of the highest bit of a value above 0. */
 static MPT__INLINE int mpt__top_bit(uint64_t value) {

@@ -67,8 +67,8 @@
     E(DROP, 2, v_select(v_equal(a, v_zero()), b, v_set(-0.0f))) \
     S(SHARE, 2, v_select(v_greater(b, a), v_zero(), \
                          v_select(v_equal(a, b), v_set(0.5f), v_set(1)))) \
-    S(POW_SLOPE, 50, v_pow_slope(a, b)) /* of a^b by a; 0 for b = 0 */ \
-    S(POW_EXPONENT, 70, v_pow_exponent(a, b)) /* of a^b by b; 0 for a = 0 <= b */ \
+    S(POW_SLOPE, 50, v_pow_slope(a, b)) /* of a^b by a, 0 for b = 0 */ \
+    S(POW_EXPONENT, 70, v_pow_exponent(a, b)) /* of a^b by b, 0 for a = 0 <= b */ \
     E(RELU_BACKWARD, 2, v_gate(a, b)) \
     E(GELU_BACKWARD, 25, v_mul(b, v_gelu_slope(a))) \
     E(GELU_TANH_BACKWARD, 20, v_mul(b, v_gelu_tanh_slope(a))) \
