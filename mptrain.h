@@ -6377,14 +6377,14 @@ static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
-struct mpt__words;      /* what a level computes with; cpu/elementwise.c */
+struct mpt__routines;      /* what a level computes with; cpu/elementwise.c */
 struct mpt__gemm_level; /* and its products; cpu/product.h */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
 typedef struct mpt__cpu_call {
     const mpt__launch *launch;
     const mpt__cpu_kernel *kernel; /* the row under way, for mpt__cpu_fall_back */
-    const struct mpt__words *words;
+    const struct mpt__routines *routines;
     void *data[MPT__MAX_OPERANDS]; /* NULL: absent */
     mpt__scalar *scalars;
     void *workspace;
@@ -6408,15 +6408,15 @@ struct mpt__cpu_kernel {
 
 #define MPT__CPU_LEVELS 5 /* the most that stand on each other: ref, AVX2, AVX-512, its BF16, AMX */
 
-/* ref fills every row with kernels that compute in the words of a level; a SIMD room puts its words
-   in their place, and replaces the rows that take more than words. Such a kernel hands a launch
-   that it cannot take (odd dtype, strides) to the row it replaced by mpt__cpu_fall_back. */
+/* ref fills every row with kernels that compute in the routines of a level; a level puts its
+   routines in their place, and replaces the rows that take more than those. Such a kernel hands a
+   launch that it cannot take (odd dtype, strides) to the row it replaced by mpt__cpu_fall_back. */
 typedef struct mpt__cpu {
     mpt__base *base;
     mpt__pool *pool;
     mpt_isa isa;
     mpt__backend *backend;
-    const struct mpt__words *words; /* of the highest level */
+    const struct mpt__routines *routines; /* of the highest level */
     mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
     mpt__cpu_kernel replaced[MPT__CPU_LEVELS - 1][MPT__KERNEL_COUNT];
 } mpt__cpu;
@@ -6508,7 +6508,7 @@ static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
     mpt__cpu_call call;
     call.launch = launch;
     call.kernel = &cpu->kernel[launch->kernel];
-    call.words = cpu->words;
+    call.routines = cpu->routines;
     call.scalars = execution->scalars;
     call.workspace = execution->workspace;
     call.pool = cpu->pool;
@@ -6761,7 +6761,7 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 #define v_store_halves MPT__V(store_halves)
 #define v_halves_low MPT__V(halves_low)
 #define v_halves_high MPT__V(halves_high)
-#define v_pairs MPT__V(pairs)
+#define v_dot2 MPT__V(dot2)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
 
@@ -6931,11 +6931,11 @@ MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
  * cpu/optimizer.c.
  *
  * A kernel is written once, for all levels. It walks its operands in blocks of at most MPT__BLOCK
- * elements: loaded and converted to mpt__real (or taken where they lie), computed by the words of
- * the level (mpt__words: a table of functions on blocks), and rounded once on store. What a dtype
- * or a stride means is known to the loads and stores alone. The words of the reference level, in
- * these rooms, are portable C; those of the vector levels are made in cpu/template/words.c, do the
- * same operations in the same order, and give the same bits.
+ * elements: loaded and converted to mpt__real (or taken where they lie), computed by the routines
+ * of the level (mpt__routines: a table of functions on blocks), and rounded once on store. What a
+ * dtype or a stride means is known to the loads and stores alone. The routines of the reference
+ * level, in these rooms, are portable C; those of the vector levels are made in
+ * cpu/template/rows.c, do the same operations in the same order, and give the same bits.
  *
  * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
  * gradient check can ask for 1e-6.
@@ -6959,7 +6959,7 @@ MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
 #define MPT__NORM_LANES 32 /* of norms, which then fold in halves to as many: twice as fast */
-#define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
+#define MPT__SUM_HEIGHT 54 /* log2 of the most chunks that fit an int64 count of elements */
 
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
    a chunk in four runs and a rest. A run is a page; the widest vectors fetch it while they read
@@ -6986,20 +6986,20 @@ enum {
 #define MPT__UNARY_AT(function) ((int)(function) - (int)MPT__FN_NEG)
 #define MPT__BINARY_AT(function) ((int)(function) - (int)MPT__FN_ADD)
 #define MPT__ROW(id, ns, value) ns,
-static const uint8_t mpt__ref_unary_ns[] = {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) 1};
-static const uint8_t mpt__ref_binary_ns[] = {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)};
+static const uint8_t mpt__cpu_unary_ns[] = {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) 1};
+static const uint8_t mpt__cpu_binary_ns[] = {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)};
 #undef MPT__ROW
 
-/* ==== The words of a level ==== */
+/* ==== The routines of a level ==== */
 
 /* out may be an input; n is any number, alignment too. */
 typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c,
                               mpt__real d);
 typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                                mpt__real c, mpt__real d);
-typedef struct mpt__ref_update mpt__ref_update;
+typedef struct mpt__cpu_update mpt__cpu_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
-typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+typedef void (*mpt__update_fn)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
 /* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
@@ -7044,7 +7044,7 @@ typedef struct mpt__rows {
     bool adds;
 } mpt__rows;
 
-typedef struct mpt__words {
+typedef struct mpt__routines {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
     const mpt__convert_table *convert;
@@ -7060,7 +7060,7 @@ typedef struct mpt__words {
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
                     bool differences);
     /* Softmax or its logarithm, and its backward, of a dense row of n <= MPT__SUM_CHUNK; NULL: by
-       the words above. */
+       the routines above. */
     void (*softmax)(mpt__real *out, const mpt__real *x, int64_t n, bool log);
     void (*softmax_backward)(mpt__real *dx, const mpt__real *y, const mpt__real *dy, int64_t n,
                              bool log);
@@ -7079,10 +7079,10 @@ typedef struct mpt__words {
     bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                    mpt__real c);
     mpt__update_fn sgd, adam;
-    /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
+    /* ReLU's backward of halves: as integers, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
     mpt__cpu_run copy_halves;           /* to another layout, instead of COPY; NULL: none */
-    const struct mpt__gemm_level *gemm; /* products in fp32; NULL: by the words above */
+    const struct mpt__gemm_level *gemm; /* products in fp32; NULL: by the routines above */
     bool typed;                         /* norms take halves as they lie */
     /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
        LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
@@ -7093,82 +7093,82 @@ typedef struct mpt__words {
     mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
-} mpt__words;
+} mpt__routines;
 
 /* ==== Operands ==== */
 
 /* An operand, resolved. */
-typedef struct mpt__ref_view {
+typedef struct mpt__cpu_view {
     void *data; /* NULL: absent */
-    const mpt__words *words;
+    const mpt__routines *routines;
     uint8_t dtype;
     bool accumulate;
-} mpt__ref_view;
+} mpt__cpu_view;
 
-static mpt__ref_view mpt__ref_view_of(const mpt__cpu_call *call, int operand) {
-    mpt__ref_view view;
+static mpt__cpu_view mpt__cpu_view_of(const mpt__cpu_call *call, int operand) {
+    mpt__cpu_view view;
     view.data = call->data[operand];
-    view.words = call->words;
+    view.routines = call->routines;
     view.dtype = call->launch->operand[operand].dtype;
     view.accumulate = call->launch->operand[operand].access == MPT__ACCUMULATE;
     return view;
 }
 
 /* Whether elements of this dtype can be computed with where they lie. */
-static MPT__INLINE bool mpt__ref_is_real(int dtype) {
+static MPT__INLINE bool mpt__cpu_is_real(int dtype) {
     return dtype == (sizeof(mpt__real) == sizeof(float) ? MPT_F32 : MPT_F64);
 }
-static MPT__INLINE bool mpt__ref_is_half(int dtype) {
+static MPT__INLINE bool mpt__cpu_is_half(int dtype) {
     return sizeof(mpt__real) == sizeof(float) && (dtype == MPT_F16 || dtype == MPT_BF16);
 }
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`. */
-static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stride, mpt__real *x,
+static void mpt__cpu_get(const mpt__cpu_view *view, int64_t offset, int64_t stride, mpt__real *x,
                          int64_t n) {
-    if (stride == 1 && mpt__ref_is_half(view->dtype)) {
-        const mpt__convert_table *convert = view->words->convert;
+    if (stride == 1 && mpt__cpu_is_half(view->dtype)) {
+        const mpt__convert_table *convert = view->routines->convert;
         (view->dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(
             (const uint16_t *)view->data + offset, (float *)(void *)x, (size_t)n);
         return;
     }
     mpt__load_real(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
-    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
+    if (stride == 0 && n > 1) view->routines->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
 }
 
 /* The same, without a copy where that is possible; otherwise in `block`. */
-static const mpt__real *mpt__ref_in(const mpt__ref_view *view, int64_t offset, int64_t stride,
+static const mpt__real *mpt__cpu_in(const mpt__cpu_view *view, int64_t offset, int64_t stride,
                                     mpt__real *block, int64_t n) {
-    if (stride == 1 && mpt__ref_is_real(view->dtype)) return (const mpt__real *)view->data + offset;
-    mpt__ref_get(view, offset, stride, block, n);
+    if (stride == 1 && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data + offset;
+    mpt__cpu_get(view, offset, stride, block, n);
     return block;
 }
 
-/* Where to compute results: in the operand itself, or in `block`. mpt__ref_put follows. */
-static mpt__real *mpt__ref_out(const mpt__ref_view *view, int64_t offset, int64_t stride,
+/* Where to compute results: in the operand itself, or in `block`. mpt__cpu_put follows. */
+static mpt__real *mpt__cpu_out(const mpt__cpu_view *view, int64_t offset, int64_t stride,
                                mpt__real *block) {
-    bool direct = stride == 1 && mpt__ref_is_real(view->dtype) && !view->accumulate;
+    bool direct = stride == 1 && mpt__cpu_is_real(view->dtype) && !view->accumulate;
     return direct ? (mpt__real *)view->data + offset : block;
 }
 
-/* As mpt__ref_out, for results that begin with what is there. */
-static mpt__real *mpt__ref_edit(const mpt__ref_view *view, int64_t offset, mpt__real *block,
+/* As mpt__cpu_out, for results that begin with what is there. */
+static mpt__real *mpt__cpu_edit(const mpt__cpu_view *view, int64_t offset, mpt__real *block,
                                 int64_t n) {
-    mpt__real *x = mpt__ref_out(view, offset, 1, block);
-    if (x == block) mpt__ref_get(view, offset, 1, block, n);
+    mpt__real *x = mpt__cpu_out(view, offset, 1, block);
+    if (x == block) mpt__cpu_get(view, offset, 1, block, n);
     return x;
 }
 
 /* Stores n <= MPT__BLOCK results, added to what is there if the operand accumulates. */
-static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t offset,
+static MPT__NOINLINE void mpt__cpu_put_block(const mpt__cpu_view *view, int64_t offset,
                                              int64_t stride, const mpt__real *x, int64_t n) {
     mpt__real sum[MPT__BLOCK];
     if (view->accumulate) {
-        const mpt__real *old = mpt__ref_in(view, offset, stride, sum, n);
-        view->words->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
+        const mpt__real *old = mpt__cpu_in(view, offset, stride, sum, n);
+        view->routines->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
         x = sum;
     }
-    if (stride == 1 && mpt__ref_is_half(view->dtype)) {
-        const mpt__convert_table *convert = view->words->convert;
+    if (stride == 1 && mpt__cpu_is_half(view->dtype)) {
+        const mpt__convert_table *convert = view->routines->convert;
         (view->dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(
             (const float *)(const void *)x, (uint16_t *)view->data + offset, (size_t)n);
         return;
@@ -7176,24 +7176,24 @@ static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t 
     mpt__store_real(view->data, view->dtype, offset, stride, x, n);
 }
 
-/* The same, where nothing is left to do for those that stand where mpt__ref_out said. */
-static MPT__INLINE void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stride,
+/* The same, where nothing is left to do for those that stand where mpt__cpu_out said. */
+static MPT__INLINE void mpt__cpu_put(const mpt__cpu_view *view, int64_t offset, int64_t stride,
                                      const mpt__real *x, int64_t n) {
-    if (mpt__ref_out(view, offset, stride, NULL) != x)
-        mpt__ref_put_block(view, offset, stride, x, n);
+    if (mpt__cpu_out(view, offset, stride, NULL) != x)
+        mpt__cpu_put_block(view, offset, stride, x, n);
 }
 
-static mpt__real mpt__ref_get_one(const mpt__ref_view *view, int64_t offset) {
+static mpt__real mpt__cpu_get_one(const mpt__cpu_view *view, int64_t offset) {
     mpt__real x = 0;
     mpt__load_real(&x, view->data, view->dtype, offset, 1, 1);
     return x;
 }
 
-static void mpt__ref_put_one(const mpt__ref_view *view, int64_t offset, mpt__real x) {
-    mpt__ref_put_block(view, offset, 1, &x, 1);
+static void mpt__cpu_put_one(const mpt__cpu_view *view, int64_t offset, mpt__real x) {
+    mpt__cpu_put_block(view, offset, 1, &x, 1);
 }
 
-static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {
+static int64_t mpt__cpu_get_integer(const mpt__cpu_view *view, int64_t offset) {
     int64_t x = 0;
     mpt__load_i64(&x, view->data, view->dtype, offset, 1, 1);
     return x;
@@ -7201,47 +7201,47 @@ static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {
 
 /* ==== Loops ==== */
 
-static MPT__INLINE int64_t mpt__ref_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static MPT__INLINE int64_t mpt__ref_chunks(int64_t count, int64_t size) {
+static MPT__INLINE int64_t mpt__cpu_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static MPT__INLINE int64_t mpt__cpu_chunks(int64_t count, int64_t size) {
     return count / size + (count % size != 0); /* a tensor without elements may be of any length */
 }
 /* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
-static MPT__INLINE int64_t mpt__ref_times(int64_t a, int64_t b) {
+static MPT__INLINE int64_t mpt__cpu_times(int64_t a, int64_t b) {
     bool both_fit = ((a | b) >> 31) == 0; /* spares the division */
     return !both_fit && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
-static int64_t mpt__ref_numel(const mpt__operand *o) {
+static int64_t mpt__cpu_numel(const mpt__operand *o) {
     int64_t count = 1;
-    for (int d = 0; d < o->rank; d++) count = mpt__ref_times(count, o->shape[d]);
+    for (int d = 0; d < o->rank; d++) count = mpt__cpu_times(count, o->shape[d]);
     return count;
 }
 
 /* The nanoseconds of `count` elements, given those of one on the reference level. */
-static int64_t mpt__ref_cost(const mpt__cpu_call *call, int64_t count, double ns) {
-    double all = (double)count * ns * call->words->slowness;
+static int64_t mpt__cpu_cost(const mpt__cpu_call *call, int64_t count, double ns) {
+    double all = (double)count * ns * call->routines->slowness;
     return all < 9e18 ? (int64_t)all : INT64_MAX;
 }
 
 /* The elements of an operand, or some dimensions of them, in logical order. Dimensions of size 1
    are left out, and neighbours merged where their strides allow it. */
-typedef struct mpt__ref_loop {
+typedef struct mpt__cpu_loop {
     int rank;
     int64_t count;
     int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
-} mpt__ref_loop;
+} mpt__cpu_loop;
 
-static void mpt__ref_loop_init(mpt__ref_loop *loop) {
+static void mpt__cpu_loop_init(mpt__cpu_loop *loop) {
     loop->rank = 0;
     loop->count = 1;
 }
 
 /* Adds a dimension inside those added before. */
-static void mpt__ref_loop_add(mpt__ref_loop *loop, int64_t size, int64_t stride) {
+static void mpt__cpu_loop_add(mpt__cpu_loop *loop, int64_t size, int64_t stride) {
     int last = loop->rank - 1;
-    loop->count = mpt__ref_times(loop->count, size);
+    loop->count = mpt__cpu_times(loop->count, size);
     if (size == 1) return;
     if (last >= 0 && (uint64_t)loop->stride[last] == (uint64_t)size * (uint64_t)stride) {
-        loop->shape[last] = mpt__ref_times(loop->shape[last], size);
+        loop->shape[last] = mpt__cpu_times(loop->shape[last], size);
     } else {
         last = loop->rank++;
         loop->shape[last] = size;
@@ -7250,29 +7250,29 @@ static void mpt__ref_loop_add(mpt__ref_loop *loop, int64_t size, int64_t stride)
 }
 
 /* A loop has a last dimension even when it has one element. */
-static void mpt__ref_loop_close(mpt__ref_loop *loop) {
+static void mpt__cpu_loop_close(mpt__cpu_loop *loop) {
     if (loop->rank > 0) return;
     loop->rank = 1;
     loop->shape[0] = loop->stride[0] = 1;
 }
 
-static void mpt__ref_loop_over(mpt__ref_loop *loop, const mpt__operand *o) {
-    mpt__ref_loop_init(loop);
-    for (int d = 0; d < o->rank; d++) mpt__ref_loop_add(loop, o->shape[d], o->stride[d]);
-    mpt__ref_loop_close(loop);
+static void mpt__cpu_loop_over(mpt__cpu_loop *loop, const mpt__operand *o) {
+    mpt__cpu_loop_init(loop);
+    for (int d = 0; d < o->rank; d++) mpt__cpu_loop_add(loop, o->shape[d], o->stride[d]);
+    mpt__cpu_loop_close(loop);
 }
 
-static MPT__INLINE int64_t mpt__ref_inner(const mpt__ref_loop *loop) {
+static MPT__INLINE int64_t mpt__cpu_inner(const mpt__cpu_loop *loop) {
     return loop->stride[loop->rank - 1];
 }
 
 /* A place in a loop, and where in memory it is. */
-typedef struct mpt__ref_cursor {
+typedef struct mpt__cpu_cursor {
     int64_t offset;
     int64_t index[MPT_MAX_RANK];
-} mpt__ref_cursor;
+} mpt__cpu_cursor;
 
-static void mpt__ref_start(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_t at) {
+static void mpt__cpu_start(mpt__cpu_cursor *c, const mpt__cpu_loop *loop, int64_t at) {
     c->offset = 0;
     for (int d = loop->rank - 1; d >= 0; d--) {
         c->index[d] = at > 0 ? at % loop->shape[d] : 0;
@@ -7282,12 +7282,12 @@ static void mpt__ref_start(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_
 }
 
 /* How many elements, equally spaced, lie from here to the end of the last dimension. */
-static MPT__INLINE int64_t mpt__ref_room(const mpt__ref_cursor *c, const mpt__ref_loop *loop) {
+static MPT__INLINE int64_t mpt__cpu_room(const mpt__cpu_cursor *c, const mpt__cpu_loop *loop) {
     return loop->shape[loop->rank - 1] - c->index[loop->rank - 1];
 }
 
 /* Moves on by n, at most the room there is. */
-static void mpt__ref_advance(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_t n) {
+static void mpt__cpu_advance(mpt__cpu_cursor *c, const mpt__cpu_loop *loop, int64_t n) {
     int d = loop->rank - 1;
     c->index[d] += n;
     c->offset += n * loop->stride[d];
@@ -7299,39 +7299,39 @@ static void mpt__ref_advance(mpt__ref_cursor *c, const mpt__ref_loop *loop, int6
 }
 
 /* An operand and its loop. */
-typedef struct mpt__ref_walk {
-    mpt__ref_view view;
-    mpt__ref_loop loop;
-} mpt__ref_walk;
+typedef struct mpt__cpu_walk {
+    mpt__cpu_view view;
+    mpt__cpu_loop loop;
+} mpt__cpu_walk;
 
 /* The next n <= MPT__BLOCK elements: where they lie, or gathered in `block`. */
-static const mpt__real *mpt__ref_take(const mpt__ref_walk *walk, mpt__ref_cursor *c,
+static const mpt__real *mpt__cpu_take(const mpt__cpu_walk *walk, mpt__cpu_cursor *c,
                                       mpt__real *block, int64_t n) {
-    const mpt__ref_loop *loop = &walk->loop;
+    const mpt__cpu_loop *loop = &walk->loop;
     const mpt__real *x = block;
-    int64_t m = mpt__ref_room(c, loop);
-    if (m >= n) x = mpt__ref_in(&walk->view, c->offset, mpt__ref_inner(loop), block, m = n);
+    int64_t m = mpt__cpu_room(c, loop);
+    if (m >= n) x = mpt__cpu_in(&walk->view, c->offset, mpt__cpu_inner(loop), block, m = n);
     for (int64_t done = 0; done < n; done += m) {
-        m = mpt__ref_min(mpt__ref_room(c, loop), n - done);
-        if (m < n) { mpt__ref_get(&walk->view, c->offset, mpt__ref_inner(loop), block + done, m); }
-        mpt__ref_advance(c, loop, m);
+        m = mpt__cpu_min(mpt__cpu_room(c, loop), n - done);
+        if (m < n) { mpt__cpu_get(&walk->view, c->offset, mpt__cpu_inner(loop), block + done, m); }
+        mpt__cpu_advance(c, loop, m);
     }
     return x;
 }
 
-/* Where to compute the next n results; mpt__ref_give follows and moves on. */
-static mpt__real *mpt__ref_place(const mpt__ref_walk *walk, const mpt__ref_cursor *c,
+/* Where to compute the next n results; mpt__cpu_give follows and moves on. */
+static mpt__real *mpt__cpu_place(const mpt__cpu_walk *walk, const mpt__cpu_cursor *c,
                                  mpt__real *block, int64_t n) {
-    if (mpt__ref_room(c, &walk->loop) < n) return block;
-    return mpt__ref_out(&walk->view, c->offset, mpt__ref_inner(&walk->loop), block);
+    if (mpt__cpu_room(c, &walk->loop) < n) return block;
+    return mpt__cpu_out(&walk->view, c->offset, mpt__cpu_inner(&walk->loop), block);
 }
 
-static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const mpt__real *x,
+static void mpt__cpu_give(const mpt__cpu_walk *walk, mpt__cpu_cursor *c, const mpt__real *x,
                           int64_t n) {
     for (int64_t m; n > 0; n -= m, x += m) {
-        m = mpt__ref_min(mpt__ref_room(c, &walk->loop), n);
-        mpt__ref_put(&walk->view, c->offset, mpt__ref_inner(&walk->loop), x, m);
-        mpt__ref_advance(c, &walk->loop, m);
+        m = mpt__cpu_min(mpt__cpu_room(c, &walk->loop), n);
+        mpt__cpu_put(&walk->view, c->offset, mpt__cpu_inner(&walk->loop), x, m);
+        mpt__cpu_advance(c, &walk->loop, m);
     }
 }
 
@@ -7347,58 +7347,58 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
     }
 #define MPT__PLUS(a, b) ((a) + (b))
 #define MPT__TIMES(a, b) ((a) * (b))
-MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
-MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max_nan)
-MPT__DEFINE_FOLD(mpt__ref_fold_products, mpt__real, MPT__TIMES)
-MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
+MPT__DEFINE_FOLD(mpt__cpu_fold_lanes, mpt__real, MPT__PLUS)
+MPT__DEFINE_FOLD(mpt__cpu_fold_maxima, mpt__real, mpt__real_max_nan)
+MPT__DEFINE_FOLD(mpt__cpu_fold_products, mpt__real, MPT__TIMES)
+MPT__DEFINE_FOLD(mpt__cpu_fold_squares, double, MPT__PLUS)
 
-/* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. level[k] holds the
+/* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. part[k] holds the
    sum of 2^k chunks where bit k of `chunks` is set. */
-typedef struct mpt__ref_sum {
-    const mpt__words *words;
+typedef struct mpt__cpu_sum {
+    const mpt__routines *routines;
     int64_t count, chunks;
     mpt__real lane[MPT__SUM_LANES];
-    mpt__real level[MPT__SUM_LEVELS];
-} mpt__ref_sum;
+    mpt__real part[MPT__SUM_HEIGHT];
+} mpt__cpu_sum;
 
-static void mpt__ref_sum_init(mpt__ref_sum *sum, const mpt__words *words) {
-    sum->words = words;
+static void mpt__cpu_sum_init(mpt__cpu_sum *sum, const mpt__routines *routines) {
+    sum->routines = routines;
     sum->count = sum->chunks = 0;
     memset(sum->lane, 0, sizeof sum->lane);
 }
 
-static void mpt__ref_sum_close_chunk(mpt__ref_sum *sum) {
-    mpt__real carry = mpt__ref_fold_lanes(sum->lane);
+static void mpt__cpu_sum_close_chunk(mpt__cpu_sum *sum) {
+    mpt__real carry = mpt__cpu_fold_lanes(sum->lane);
     int k = 0;
-    for (; (sum->chunks >> k & 1) != 0; k++) carry = sum->level[k] + carry;
-    sum->level[k] = carry;
+    for (; (sum->chunks >> k & 1) != 0; k++) carry = sum->part[k] + carry;
+    sum->part[k] = carry;
     sum->chunks++;
     sum->count = 0;
     memset(sum->lane, 0, sizeof sum->lane);
 }
 
 /* n elements more are in the lanes, all of one chunk. */
-static void mpt__ref_sum_count(mpt__ref_sum *sum, int64_t n) {
+static void mpt__cpu_sum_count(mpt__cpu_sum *sum, int64_t n) {
     sum->count += n;
-    if (sum->count == MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+    if (sum->count == MPT__SUM_CHUNK) mpt__cpu_sum_close_chunk(sum);
 }
 
-static void mpt__ref_sum_add(mpt__ref_sum *sum, const mpt__real *x, int64_t n) {
+static void mpt__cpu_sum_add(mpt__cpu_sum *sum, const mpt__real *x, int64_t n) {
     for (int64_t take; n > 0; n -= take, x += take) {
-        take = mpt__ref_min(n, MPT__SUM_CHUNK - sum->count);
-        sum->words->add_lanes(sum->lane, sum->count, x, take);
-        mpt__ref_sum_count(sum, take);
+        take = mpt__cpu_min(n, MPT__SUM_CHUNK - sum->count);
+        sum->routines->add_lanes(sum->lane, sum->count, x, take);
+        mpt__cpu_sum_count(sum, take);
     }
 }
 
-static mpt__real mpt__ref_sum_total(mpt__ref_sum *sum) {
+static mpt__real mpt__cpu_sum_total(mpt__cpu_sum *sum) {
     mpt__real total = 0;
     bool any = false;
-    if (sum->chunks == 0) return mpt__ref_fold_lanes(sum->lane);
-    if (sum->count > 0) mpt__ref_sum_close_chunk(sum);
-    for (int k = 0; k < MPT__SUM_LEVELS; k++) {
+    if (sum->chunks == 0) return mpt__cpu_fold_lanes(sum->lane);
+    if (sum->count > 0) mpt__cpu_sum_close_chunk(sum);
+    for (int k = 0; k < MPT__SUM_HEIGHT; k++) {
         if ((sum->chunks >> k & 1) == 0) continue;
-        total = any ? sum->level[k] + total : sum->level[k];
+        total = any ? sum->part[k] + total : sum->part[k];
         any = true;
     }
     return total;
@@ -7408,12 +7408,12 @@ static mpt__real mpt__ref_sum_total(mpt__ref_sum *sum) {
 
 /* One launch of an elementwise kernel. body computes the next n <= MPT__BLOCK elements, of which
    the first is number `first`; it moves the cursors of all operands on. */
-typedef struct mpt__ref_map mpt__ref_map;
-typedef void (*mpt__ref_body)(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+typedef struct mpt__cpu_map mpt__cpu_map;
+typedef void (*mpt__cpu_body)(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                               int64_t n);
-struct mpt__ref_map {
+struct mpt__cpu_map {
     const mpt__cpu_call *call;
-    mpt__ref_body body, other_body;
+    mpt__cpu_body body, other_body;
     int operands;
     mpt__unary_fn unary;
     mpt__binary_fn binary;
@@ -7422,86 +7422,86 @@ struct mpt__ref_map {
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
     mpt__real *table;    /* of cpu/halves.c */
-    mpt__ref_walk walk[3];
+    mpt__cpu_walk walk[3];
 };
 
-static void mpt__ref_map_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_map *map = (const mpt__ref_map *)work;
+static void mpt__cpu_map_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_map *map = (const mpt__cpu_map *)work;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, map->walk[0].loop.count);
-    mpt__ref_cursor at[3];
+    int64_t end = mpt__cpu_min(begin + MPT__CHUNK, map->walk[0].loop.count);
+    mpt__cpu_cursor at[3];
     (void)thread;
-    for (int k = 0; k < map->operands; k++) mpt__ref_start(&at[k], &map->walk[k].loop, begin);
+    for (int k = 0; k < map->operands; k++) mpt__cpu_start(&at[k], &map->walk[k].loop, begin);
     for (; begin < end; begin += MPT__BLOCK) {
-        map->body(map, at, begin, mpt__ref_min(MPT__BLOCK, end - begin));
+        map->body(map, at, begin, mpt__cpu_min(MPT__BLOCK, end - begin));
     }
 }
 
 /* Runs map->body over operands 0 .. n-1, at `ns` nanoseconds per element. */
-static void mpt__ref_map_run(mpt__ref_map *map, const mpt__cpu_call *call, int n, double ns) {
+static void mpt__cpu_map_run(mpt__cpu_map *map, const mpt__cpu_call *call, int n, double ns) {
     map->call = call;
     map->operands = n;
     for (int k = 0; k < n; k++) {
-        map->walk[k].view = mpt__ref_view_of(call, k);
-        mpt__ref_loop_over(&map->walk[k].loop, &call->launch->operand[k]);
+        map->walk[k].view = mpt__cpu_view_of(call, k);
+        mpt__cpu_loop_over(&map->walk[k].loop, &call->launch->operand[k]);
     }
     int64_t count = map->walk[0].loop.count;
-    mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK), mpt__ref_cost(call, count, ns),
-                  mpt__ref_map_chunk, map);
+    mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK), mpt__cpu_cost(call, count, ns),
+                  mpt__cpu_map_chunk, map);
 }
 
 /* The most elements, up to n, that lie equally spaced in all operands. */
-static int64_t mpt__ref_together(const mpt__ref_map *map, const mpt__ref_cursor *at, int64_t n) {
+static int64_t mpt__cpu_together(const mpt__cpu_map *map, const mpt__cpu_cursor *at, int64_t n) {
     for (int k = 0; k < map->operands; k++) {
-        n = mpt__ref_min(n, mpt__ref_room(&at[k], &map->walk[k].loop));
+        n = mpt__cpu_min(n, mpt__cpu_room(&at[k], &map->walk[k].loop));
     }
     return n;
 }
 
-static void mpt__ref_advance_all(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t n) {
-    for (int k = 0; k < map->operands; k++) mpt__ref_advance(&at[k], &map->walk[k].loop, n);
+static void mpt__cpu_advance_all(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t n) {
+    for (int k = 0; k < map->operands; k++) mpt__cpu_advance(&at[k], &map->walk[k].loop, n);
 }
 
-static void mpt__ref_fill_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_fill_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
-    const mpt__ref_walk *to = &map->walk[0];
-    int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__ref_inner(&to->loop);
+    const mpt__cpu_walk *to = &map->walk[0];
+    int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__cpu_inner(&to->loop);
     (void)first;
     for (int64_t m; n > 0; n -= m) {
         char *p = (char *)to->view.data + at->offset * size;
-        m = step == 1 ? mpt__ref_together(map, at, n) : 1;
+        m = step == 1 ? mpt__cpu_together(map, at, n) : 1;
         memcpy(p, map->pattern, (size_t)(m * size));
-        mpt__ref_advance_all(map, at, m);
+        mpt__cpu_advance_all(map, at, m);
     }
 }
 
-static void mpt__ref_fill(const mpt__cpu_call *call) {
+static void mpt__cpu_fill(const mpt__cpu_call *call) {
     const mpt__operand *o = &call->launch->operand[0];
     double x[MPT__BLOCK], pattern[MPT__BLOCK];
-    int64_t n = mpt__ref_min(MPT__BLOCK, mpt__ref_numel(o));
-    mpt__ref_map map;
+    int64_t n = mpt__cpu_min(MPT__BLOCK, mpt__cpu_numel(o));
+    mpt__cpu_map map;
     for (int64_t i = 0; i < n; i++) x[i] = call->launch->imm[0];
     mpt__store_f64(pattern, o->dtype, 0, 1, x, n);
     map.pattern = (const char *)pattern;
-    map.body = mpt__ref_fill_body;
-    mpt__ref_map_run(&map, call, 1, 0.5);
+    map.body = mpt__cpu_fill_body;
+    mpt__cpu_map_run(&map, call, 1, 0.5);
 }
 
-static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
     mpt__real block[MPT__BLOCK];
-    mpt__real *place = mpt__ref_place(&map->walk[1], &at[1], block, n);
+    mpt__real *place = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     (void)first;
-    mpt__ref_give(&map->walk[1], &at[1], mpt__ref_take(&map->walk[0], &at[0], place, n), n);
+    mpt__cpu_give(&map->walk[1], &at[1], mpt__cpu_take(&map->walk[0], &at[0], place, n), n);
 }
 
 /* The same through double, where F64 is on one side, or int64, where both are integers: exact, sums
    modulo 2^64. */
-static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t n,
+static void mpt__cpu_copy_wide(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t n,
                                bool integers) {
-    const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view;
-    const int64_t step0 = mpt__ref_inner(&map->walk[0].loop);
-    const int64_t step1 = mpt__ref_inner(&map->walk[1].loop);
+    const mpt__cpu_view *from = &map->walk[0].view, *to = &map->walk[1].view;
+    const int64_t step0 = mpt__cpu_inner(&map->walk[0].loop);
+    const int64_t step1 = mpt__cpu_inner(&map->walk[1].loop);
     union {
         double f[MPT__BLOCK];
         int64_t i[MPT__BLOCK];
@@ -7509,7 +7509,7 @@ static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int
     double *x = block.f, *old = sum.f;
     int64_t *whole = block.i, *before = sum.i;
     for (int64_t m; n > 0; n -= m) {
-        m = mpt__ref_together(map, at, n);
+        m = mpt__cpu_together(map, at, n);
         if (integers) {
             mpt__load_i64(whole, from->data, from->dtype, at[0].offset, step0, m);
             if (to->accumulate)
@@ -7523,33 +7523,33 @@ static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int
             for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = old[i] + x[i];
             mpt__store_f64(to->data, to->dtype, at[1].offset, step1, x, m);
         }
-        mpt__ref_advance_all(map, at, m);
+        mpt__cpu_advance_all(map, at, m);
     }
 }
-static void mpt__ref_copy_f64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_f64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                    int64_t n) {
     (void)first;
-    mpt__ref_copy_wide(map, at, n, false);
+    mpt__cpu_copy_wide(map, at, n, false);
 }
-static void mpt__ref_copy_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_i64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                    int64_t n) {
     (void)first;
-    mpt__ref_copy_wide(map, at, n, true);
+    mpt__cpu_copy_wide(map, at, n, true);
 }
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
-static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_bytes_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                      int64_t n) {
-    const mpt__ref_walk *from = &map->walk[0], *to = &map->walk[1];
+    const mpt__cpu_walk *from = &map->walk[0], *to = &map->walk[1];
     int64_t size = mpt__dtype_info[to->view.dtype].bytes;
-    bool dense = mpt__ref_inner(&from->loop) == 1 && mpt__ref_inner(&to->loop) == 1;
-    if (!dense || mpt__ref_together(map, at, n) < n) {
+    bool dense = mpt__cpu_inner(&from->loop) == 1 && mpt__cpu_inner(&to->loop) == 1;
+    if (!dense || mpt__cpu_together(map, at, n) < n) {
         map->other_body(map, at, first, n);
         return;
     }
     memcpy((char *)to->view.data + at[1].offset * size,
            (const char *)from->view.data + at[0].offset * size, (size_t)(n * size));
-    mpt__ref_advance_all(map, at, n);
+    mpt__cpu_advance_all(map, at, n);
 }
 
 /* A copy between operands that are dense in different dimensions goes in chunks of MPT__COPY_TILE
@@ -7558,57 +7558,57 @@ static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *a
 #define MPT__COPY_RUN 256
 /* Bytes from which on, measured, it is better not to read what is overwritten: more than an L2. */
 #define MPT__COPY_BEYOND_CACHE (4 << 20)
-typedef struct mpt__ref_transposition {
-    mpt__ref_walk walk[2];          /* over the other dimensions */
+typedef struct mpt__cpu_transposition {
+    mpt__cpu_walk walk[2];          /* over the other dimensions */
     int64_t size[2], along, across; /* of the dimensions in which walk 0 and 1 are dense; chunks */
     int64_t step[2];                /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
     bool direct, beyond_cache;
-} mpt__ref_transposition;
+} mpt__cpu_transposition;
 
 /* m by n elements through blocks. */
-static void mpt__ref_transpose_tile(const mpt__ref_transposition *w, int64_t from, int64_t to,
+static void mpt__cpu_transpose_tile(const mpt__cpu_transposition *w, int64_t from, int64_t to,
                                     int64_t m, int64_t n) {
     enum { T = MPT__COPY_TILE };
     mpt__real in[T * T], tile[T * T];
     for (int64_t r = 0; r < n; r++) {
-        mpt__ref_get(&w->walk[0].view, from + r * w->step[0], 1, in + r * T, m);
+        mpt__cpu_get(&w->walk[0].view, from + r * w->step[0], 1, in + r * T, m);
     }
-    w->walk[0].view.words->transpose(tile, T, in, T, n, m, false);
+    w->walk[0].view.routines->transpose(tile, T, in, T, n, m, false);
     for (int64_t r = 0; r < m; r++) {
-        mpt__ref_put_block(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+        mpt__cpu_put_block(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
     }
 }
 
-static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+static void mpt__cpu_transpose_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
     int64_t i = chunk % w->along * MPT__COPY_RUN, j = chunk / w->along % w->across * MPT__COPY_TILE;
-    int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
-    int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j);
-    mpt__ref_cursor at[2];
+    int64_t m = mpt__cpu_min(MPT__COPY_RUN, w->size[0] - i);
+    int64_t n = mpt__cpu_min(MPT__COPY_TILE, w->size[1] - j);
+    mpt__cpu_cursor at[2];
     (void)thread;
     for (int k = 0; k < 2; k++) {
-        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+        mpt__cpu_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
     }
     int64_t from = at[0].offset + j * w->step[0] + i, to = at[1].offset + i * w->step[1] + j;
     if (w->direct) {
         const mpt__real *x = (const mpt__real *)w->walk[0].view.data + from;
         mpt__real *out = (mpt__real *)w->walk[1].view.data + to;
         bool lines = n == MPT__COPY_TILE && (uintptr_t)out % 64 == 0;
-        w->walk[0].view.words->transpose(out, w->step[1], x, w->step[0], n, m,
+        w->walk[0].view.routines->transpose(out, w->step[1], x, w->step[0], n, m,
                                          w->beyond_cache && lines);
         return;
     }
     for (int64_t k = 0; k < m; k += MPT__COPY_TILE) {
-        mpt__ref_transpose_tile(w, from + k, to + k * w->step[1],
-                                mpt__ref_min(MPT__COPY_TILE, m - k), n);
+        mpt__cpu_transpose_tile(w, from + k, to + k * w->step[1],
+                                mpt__cpu_min(MPT__COPY_TILE, m - k), n);
     }
 }
 
 /* False where the copy is not of this kind; `run` takes its chunks. */
-static bool mpt__ref_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn run) {
+static bool mpt__cpu_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn run) {
     const mpt__operand *o = call->launch->operand;
     int dense[2] = {-1, -1};
-    mpt__ref_transposition w;
+    mpt__cpu_transposition w;
     for (int d = 0; d < o[0].rank; d++) {
         for (int k = 0; k < 2; k++) {
             if (o[k].stride[d] == 1 && o[k].shape[d] >= 4 - 2 * k) dense[k] = d;
@@ -7616,62 +7616,62 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn ru
     }
     if (dense[0] < 0 || dense[1] < 0 || dense[0] == dense[1]) return false;
     for (int k = 0; k < 2; k++) {
-        w.walk[k].view = mpt__ref_view_of(call, k);
+        w.walk[k].view = mpt__cpu_view_of(call, k);
         w.size[k] = o[0].shape[dense[k]];
         w.step[k] = o[k].stride[dense[1 - k]];
-        mpt__ref_loop_init(&w.walk[k].loop);
+        mpt__cpu_loop_init(&w.walk[k].loop);
         for (int d = 0; d < o[0].rank; d++) {
             if (d == dense[0] || d == dense[1]) continue;
-            mpt__ref_loop_add(&w.walk[k].loop, o[k].shape[d], o[k].stride[d]);
+            mpt__cpu_loop_add(&w.walk[k].loop, o[k].shape[d], o[k].stride[d]);
         }
-        mpt__ref_loop_close(&w.walk[k].loop);
+        mpt__cpu_loop_close(&w.walk[k].loop);
     }
-    const mpt__ref_view *to = &w.walk[1].view;
-    int64_t count = mpt__ref_numel(&o[0]);
-    w.along = mpt__ref_chunks(w.size[0], MPT__COPY_RUN);
-    w.across = mpt__ref_chunks(w.size[1], MPT__COPY_TILE);
+    const mpt__cpu_view *to = &w.walk[1].view;
+    int64_t count = mpt__cpu_numel(&o[0]);
+    w.along = mpt__cpu_chunks(w.size[0], MPT__COPY_RUN);
+    w.across = mpt__cpu_chunks(w.size[1], MPT__COPY_TILE);
     w.direct =
-        mpt__ref_is_real(w.walk[0].view.dtype) && mpt__ref_is_real(to->dtype) && !to->accumulate;
+        mpt__cpu_is_real(w.walk[0].view.dtype) && mpt__cpu_is_real(to->dtype) && !to->accumulate;
     w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
     mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
-                  mpt__ref_cost(call, count, 4.0), run, &w);
+                  mpt__cpu_cost(call, count, 4.0), run, &w);
     return true;
 }
 
 /* The elements of an operand that lies dense, in logical order; -1: it does not. */
-static int64_t mpt__ref_dense(const mpt__operand *o) {
+static int64_t mpt__cpu_dense(const mpt__operand *o) {
     int64_t count = 1;
     for (int d = o->rank - 1; d >= 0; d--) {
         if (o->shape[d] != 1 && o->stride[d] != count) return -1;
-        count = mpt__ref_times(count, o->shape[d]);
+        count = mpt__cpu_times(count, o->shape[d]);
     }
     return count;
 }
 
-static void mpt__ref_copy(const mpt__cpu_call *call) {
+static void mpt__cpu_copy(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
     uint8_t from = o[0].dtype, to = o[1].dtype;
     bool as_bytes = from == to && o[1].access != MPT__ACCUMULATE;
-    int64_t count = as_bytes && mpt__ref_dense(&o[1]) >= 0 ? mpt__ref_dense(&o[0]) : -1;
+    int64_t count = as_bytes && mpt__cpu_dense(&o[1]) >= 0 ? mpt__cpu_dense(&o[0]) : -1;
     if (count > 0 && count <= MPT__CHUNK) {
         memcpy(call->data[1], call->data[0], (size_t)(count * mpt__dtype_info[to].bytes));
         return;
     }
-    mpt__ref_map map;
-    map.body = mpt__ref_copy_body;
-    if (from == MPT_F64 || to == MPT_F64) map.body = mpt__ref_copy_f64_body;
+    mpt__cpu_map map;
+    map.body = mpt__cpu_copy_body;
+    if (from == MPT_F64 || to == MPT_F64) map.body = mpt__cpu_copy_f64_body;
     if (!mpt__dtype_info[from].is_float && !mpt__dtype_info[to].is_float) {
-        map.body = mpt__ref_copy_i64_body;
+        map.body = mpt__cpu_copy_i64_body;
     }
-    if (map.body == mpt__ref_copy_body && mpt__ref_numel(&o[0]) > 0 &&
-        mpt__ref_copy_transposed(call, mpt__ref_transpose_chunk)) {
+    if (map.body == mpt__cpu_copy_body && mpt__cpu_numel(&o[0]) > 0 &&
+        mpt__cpu_copy_transposed(call, mpt__cpu_transpose_chunk)) {
         return;
     }
     if (as_bytes) {
         map.other_body = map.body;
-        map.body = mpt__ref_copy_bytes_body;
+        map.body = mpt__cpu_copy_bytes_body;
     }
-    mpt__ref_map_run(&map, call, 2, 2.0);
+    mpt__cpu_map_run(&map, call, 2, 2.0);
 }
 
 /* The reference level, one by one. */
@@ -7697,91 +7697,91 @@ MPT__UNARY_ROW(SPLAT, 1, ((void)a, c))
 MPT__BINARY_FUNCTIONS(MPT__BINARY_ROW, MPT__BINARY_ROW)
 #undef MPT__V
 
-static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_unary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                 int64_t n) {
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
-    mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
+    mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     (void)first;
-    map->unary(out, mpt__ref_take(&map->walk[0], &at[0], in, n), n, map->c, map->d);
-    mpt__ref_give(&map->walk[1], &at[1], out, n);
+    map->unary(out, mpt__cpu_take(&map->walk[0], &at[0], in, n), n, map->c, map->d);
+    mpt__cpu_give(&map->walk[1], &at[1], out, n);
 }
 
-static mpt__ref_map mpt__ref_unary_map(const mpt__cpu_call *call) {
+static mpt__cpu_map mpt__cpu_unary_map(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     bool by_slot = launch->function == MPT__FN_MUL_SLOT;
-    mpt__ref_map map;
-    map.body = mpt__ref_unary_body;
-    map.unary = call->words->unary[MPT__UNARY_AT(launch->function)];
+    mpt__cpu_map map;
+    map.body = mpt__cpu_unary_body;
+    map.unary = call->routines->unary[MPT__UNARY_AT(launch->function)];
     map.c = (mpt__real)(by_slot ? call->scalars[launch->slot[0]].f : launch->imm[0]);
     map.d = (mpt__real)launch->imm[1];
     return map;
 }
 
-static void mpt__ref_unary(const mpt__cpu_call *call) {
-    mpt__ref_map map = mpt__ref_unary_map(call);
-    mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[MPT__UNARY_AT(call->launch->function)]);
+static void mpt__cpu_unary(const mpt__cpu_call *call) {
+    mpt__cpu_map map = mpt__cpu_unary_map(call);
+    mpt__cpu_map_run(&map, call, 2, mpt__cpu_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
 
-static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_binary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                  int64_t n) {
     mpt__real in[2][MPT__BLOCK], block[MPT__BLOCK];
-    mpt__real *out = mpt__ref_place(&map->walk[2], &at[2], block, n);
-    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in[0], n);
+    mpt__real *out = mpt__cpu_place(&map->walk[2], &at[2], block, n);
+    const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in[0], n);
     (void)first;
-    map->binary(out, x, mpt__ref_take(&map->walk[1], &at[1], in[1], n), n, map->c, map->d);
-    mpt__ref_give(&map->walk[2], &at[2], out, n);
+    map->binary(out, x, mpt__cpu_take(&map->walk[1], &at[1], in[1], n), n, map->c, map->d);
+    mpt__cpu_give(&map->walk[2], &at[2], out, n);
 }
 
 /* Of functions from MPT__FN_EQUAL on, bits: true of less, equal, greater. */
-static bool mpt__ref_compare_i64(int function, int64_t a, int64_t b) {
+static bool mpt__cpu_compare_i64(int function, int64_t a, int64_t b) {
     static const uint8_t holds[] = {2, 5, 1, 3, 4, 6};
     return (holds[function - MPT__FN_EQUAL] >> (1 + (a > b) - (a < b)) & 1) != 0;
 }
 
 /* Comparison of two integer operands. */
-static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_compare_i64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                       int64_t n) {
     int64_t x[2][MPT__BLOCK];
     mpt__real result[MPT__BLOCK];
     const int function = map->call->launch->function;
     (void)first;
     for (int64_t m; n > 0; n -= m) {
-        m = mpt__ref_together(map, at, n);
+        m = mpt__cpu_together(map, at, n);
         for (int k = 0; k < 2; k++) {
-            const mpt__ref_walk *from = &map->walk[k];
+            const mpt__cpu_walk *from = &map->walk[k];
             mpt__load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
-                              mpt__ref_inner(&from->loop), m);
+                              mpt__cpu_inner(&from->loop), m);
         }
         for (int64_t i = 0; i < m; i++)
-            result[i] = mpt__ref_compare_i64(function, x[0][i], x[1][i]) ? 1 : 0;
-        mpt__ref_put(&map->walk[2].view, at[2].offset, mpt__ref_inner(&map->walk[2].loop), result,
+            result[i] = mpt__cpu_compare_i64(function, x[0][i], x[1][i]) ? 1 : 0;
+        mpt__cpu_put(&map->walk[2].view, at[2].offset, mpt__cpu_inner(&map->walk[2].loop), result,
                      m);
-        mpt__ref_advance_all(map, at, m);
+        mpt__cpu_advance_all(map, at, m);
     }
 }
 
-static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
-    mpt__ref_map map;
-    map.body = mpt__ref_binary_body;
-    map.binary = call->words->binary[MPT__BINARY_AT(call->launch->function)];
+static mpt__cpu_map mpt__cpu_binary_map(const mpt__cpu_call *call) {
+    mpt__cpu_map map;
+    map.body = mpt__cpu_binary_body;
+    map.binary = call->routines->binary[MPT__BINARY_AT(call->launch->function)];
     map.c = (mpt__real)call->launch->imm[0];
     map.d = (mpt__real)call->launch->imm[1];
     return map;
 }
 
-static void mpt__ref_binary(const mpt__cpu_call *call) {
+static void mpt__cpu_binary(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const mpt__operand *o = launch->operand;
-    mpt__ref_map map = mpt__ref_binary_map(call);
+    mpt__cpu_map map = mpt__cpu_binary_map(call);
     if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
         !mpt__dtype_info[o[0].dtype].is_float && !mpt__dtype_info[o[1].dtype].is_float)
-        map.body = mpt__ref_compare_i64_body;
-    mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
+        map.body = mpt__cpu_compare_i64_body;
+    mpt__cpu_map_run(&map, call, 3, mpt__cpu_binary_ns[MPT__BINARY_AT(launch->function)]);
 }
 
 /* ==== Random numbers ==== */
 
-static void mpt__ref_random_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_random_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                  int64_t n) {
     const mpt__launch *launch = map->call->launch;
     float a = (float)launch->imm[0], b = (float)launch->imm[1], drawn[MPT__BLOCK];
@@ -7789,46 +7789,46 @@ static void mpt__ref_random_body(const mpt__ref_map *map, mpt__ref_cursor *at, i
     (launch->function == MPT__FN_NORMAL ? mpt__random_normal : mpt__random_uniform)(
         map->key, (uint64_t)first, (size_t)n, a, b, drawn);
     for (int64_t i = 0; i < n; i++) x[i] = (mpt__real)drawn[i];
-    mpt__ref_give(&map->walk[0], &at[0], x, n);
+    mpt__cpu_give(&map->walk[0], &at[0], x, n);
 }
 
-static void mpt__ref_random(const mpt__cpu_call *call) {
-    mpt__ref_map map;
-    map.body = mpt__ref_random_body;
+static void mpt__cpu_random(const mpt__cpu_call *call) {
+    mpt__cpu_map map;
+    map.body = mpt__cpu_random_body;
     map.key = mpt__cpu_rng_key(call);
     if (call->launch->slot[1] != 0)
         map.key.call += (uint64_t)call->scalars[call->launch->slot[1]].i;
-    mpt__ref_map_run(&map, call, 1, 30.0);
+    mpt__cpu_map_run(&map, call, 1, 30.0);
 }
 
-static void mpt__ref_dropout_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_dropout_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                   int64_t n) {
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
-    mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
-    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
-    map->call->words->dropout(out, x, n, map->key, (uint64_t)first, map->threshold, map->c);
-    mpt__ref_give(&map->walk[1], &at[1], out, n);
+    mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
+    const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in, n);
+    map->call->routines->dropout(out, x, n, map->key, (uint64_t)first, map->threshold, map->c);
+    mpt__cpu_give(&map->walk[1], &at[1], out, n);
 }
 
-static void mpt__ref_zero_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_zero_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
     mpt__real zero[MPT__BLOCK] = {0};
     (void)first;
-    mpt__ref_give(&map->walk[1], &at[1], zero, n);
+    mpt__cpu_give(&map->walk[1], &at[1], zero, n);
 }
 
 /* Kept elements are multiplied by 1 / (1 - p), rounded once. An element is kept when its word is
    p 2^32 or more; where no word is, as for a p of NaN, none is kept. */
-static void mpt__ref_dropout(const mpt__cpu_call *call) {
+static void mpt__cpu_dropout(const mpt__cpu_call *call) {
     double p = call->launch->imm[0], lowest = p * 4294967296.0;
     bool any = lowest <= 4294967295.0;
-    mpt__ref_map map;
-    map.body = any ? mpt__ref_dropout_body : mpt__ref_zero_body;
+    mpt__cpu_map map;
+    map.body = any ? mpt__cpu_dropout_body : mpt__cpu_zero_body;
     map.key = mpt__cpu_rng_key(call);
     map.c = any ? (mpt__real)(1 / (1 - p)) : 0;
     map.threshold = any && lowest > 0 ? (uint32_t)lowest : 0;
     if (any && (double)map.threshold < lowest) map.threshold++;
-    mpt__ref_map_run(&map, call, 2, 8.0);
+    mpt__cpu_map_run(&map, call, 2, 8.0);
 }
 
 /* ------------------------
@@ -7841,40 +7841,40 @@ static void mpt__ref_dropout(const mpt__cpu_call *call) {
 #define MPT__BEYOND_CACHE (4 << 20)
 
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
-#define mpt__ref_unary_any mpt__ref_unary
-#define mpt__ref_binary_any mpt__ref_binary
-#define mpt__ref_lookup_bytes NULL
+#define mpt__cpu_unary_any mpt__cpu_unary
+#define mpt__cpu_binary_any mpt__cpu_binary
+#define mpt__cpu_lookup_bytes NULL
 #else
 
 /* ==== Results beyond the caches ==== */
 
-static void mpt__ref_stream_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_call *call = (const mpt__cpu_call *)work;
     const mpt__launch *launch = call->launch;
     const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
     mpt__real *out = (mpt__real *)call->data[launch->kernel == MPT__K_BINARY ? 2 : 1];
-    const int64_t i = chunk * MPT__CHUNK, left = mpt__ref_numel(launch->operand) - i;
+    const int64_t i = chunk * MPT__CHUNK, left = mpt__cpu_numel(launch->operand) - i;
     (void)thread;
-    call->words->stream(launch->function, out + i, x + i, y + i, mpt__ref_min(MPT__CHUNK, left),
+    call->routines->stream(launch->function, out + i, x + i, y + i, mpt__cpu_min(MPT__CHUNK, left),
                         (mpt__real)launch->imm[0]);
 }
 
 /* False: is no such launch. What replaces an operand is in the caches anyway. */
-static bool mpt__ref_stream(const mpt__cpu_call *call, int last) {
+static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
     const mpt__operand *o = call->launch->operand;
-    const int64_t n = mpt__ref_numel(o);
+    const int64_t n = mpt__cpu_numel(o);
     mpt__real *out = (mpt__real *)call->data[last];
-    if (n < MPT__BEYOND_CACHE || call->words->stream == NULL || (uintptr_t)out % 64 != 0 ||
+    if (n < MPT__BEYOND_CACHE || call->routines->stream == NULL || (uintptr_t)out % 64 != 0 ||
         o[last].access != MPT__WRITE ||
-        !call->words->stream(call->launch->function, out, out, out, 0, 0))
+        !call->routines->stream(call->launch->function, out, out, out, 0, 0))
         return false;
     for (int k = 0; k <= last; k++) {
         bool replaced = k < last && call->data[k] == call->data[last];
-        if (replaced || !mpt__ref_is_real(o[k].dtype) || mpt__ref_dense(&o[k]) < 0) return false;
+        if (replaced || !mpt__cpu_is_real(o[k].dtype) || mpt__cpu_dense(&o[k]) < 0) return false;
     }
     mpt__cpu_call work = *call;
-    mpt__parallel(call->pool, mpt__ref_chunks(n, MPT__CHUNK), mpt__ref_cost(call, n, 2.0),
-                  mpt__ref_stream_chunk, &work);
+    mpt__parallel(call->pool, mpt__cpu_chunks(n, MPT__CHUNK), mpt__cpu_cost(call, n, 2.0),
+                  mpt__cpu_stream_chunk, &work);
     return true;
 }
 
@@ -7889,7 +7889,7 @@ static bool mpt__ref_stream(const mpt__cpu_call *call, int last) {
 #define MPT__LOOKUP_SLOW 15 /* nanoseconds on the reference level of what is slower than a table */
 
 /* Whether a function of two is the second one times some function of the first. */
-static bool mpt__ref_is_slope(int function) {
+static bool mpt__cpu_is_slope(int function) {
     switch (function) {
     case MPT__FN_GELU_BACKWARD:
     case MPT__FN_GELU_TANH_BACKWARD:
@@ -7904,21 +7904,21 @@ static bool mpt__ref_is_slope(int function) {
     }
 }
 
-static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
+static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
     const mpt__operand *x = &launch->operand[0];
     (void)threads;
     if (x->dtype != MPT_BF16) return 0;
     const bool slow =
         launch->kernel == MPT__K_UNARY
-            ? mpt__ref_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
-            : mpt__ref_is_slope(launch->function);
-    if (!slow || mpt__ref_numel(x) < MPT__LOOKUP_LEAST) return 0;
+            ? mpt__cpu_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
+            : mpt__cpu_is_slope(launch->function);
+    if (!slow || mpt__cpu_numel(x) < MPT__LOOKUP_LEAST) return 0;
     return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
 }
 
 /* MPT__BLOCK elements of the table. */
-static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
-    const mpt__ref_map *map = (const mpt__ref_map *)work;
+static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_map *map = (const mpt__cpu_map *)work;
     mpt__real *to = map->table + chunk * MPT__BLOCK, x[MPT__BLOCK], one[MPT__BLOCK];
     uint16_t half[MPT__BLOCK];
     (void)thread;
@@ -7934,7 +7934,7 @@ static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
 }
 
 /* to[i] = table[half[i * step]]; dense ones four at a time, which takes half as long. */
-static void mpt__ref_find(mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step,
+static void mpt__cpu_find(mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step,
                           int64_t n) {
     int64_t i = 0;
     for (; step == 1 && i + 4 <= n; i += 4) {
@@ -7945,80 +7945,81 @@ static void mpt__ref_find(mpt__real *to, const mpt__real *table, const uint16_t 
     for (; i < n; i++) to[i] = table[half[i * step]];
 }
 
-static void mpt__ref_lookup_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_lookup_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                  int64_t n) {
-    const mpt__ref_walk *from = &map->walk[0];
-    const int64_t step = mpt__ref_inner(&from->loop);
+    const mpt__cpu_walk *from = &map->walk[0];
+    const int64_t step = mpt__cpu_inner(&from->loop);
     const int last = map->operands - 1;
     mpt__real found[MPT__BLOCK], in[MPT__BLOCK];
     (void)first;
     for (int64_t done = 0, m; done < n; done += m) {
         const uint16_t *half = (const uint16_t *)from->view.data + at[0].offset;
-        m = mpt__ref_min(mpt__ref_room(&at[0], &from->loop), n - done);
-        mpt__ref_find(found + done, map->table, half, step, m);
-        mpt__ref_advance(&at[0], &from->loop, m);
+        m = mpt__cpu_min(mpt__cpu_room(&at[0], &from->loop), n - done);
+        mpt__cpu_find(found + done, map->table, half, step, m);
+        mpt__cpu_advance(&at[0], &from->loop, m);
     }
     if (last == 2) {
-        const mpt__real *y = mpt__ref_take(&map->walk[1], &at[1], in, n);
-        map->call->words->binary[MPT__BINARY_MUL](found, found, y, n, 0, 0);
+        const mpt__real *y = mpt__cpu_take(&map->walk[1], &at[1], in, n);
+        map->call->routines->binary[MPT__BINARY_MUL](found, found, y, n, 0, 0);
     }
-    mpt__ref_give(&map->walk[last], &at[last], found, n);
+    mpt__cpu_give(&map->walk[last], &at[last], found, n);
 }
 
-static bool mpt__ref_looks_up(const mpt__cpu_call *call) {
-    return call->workspace != NULL && mpt__ref_lookup_bytes(call->launch, 0) > 0;
+static bool mpt__cpu_looks_up(const mpt__cpu_call *call) {
+    return call->workspace != NULL && mpt__cpu_lookup_bytes(call->launch, 0) > 0;
 }
 
-static void mpt__ref_lookup(const mpt__cpu_call *call, mpt__ref_map map, int operands) {
-    map.body = mpt__ref_lookup_body;
+static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int operands) {
+    map.body = mpt__cpu_lookup_body;
     map.table = (mpt__real *)call->workspace;
     map.call = call, map.operands = operands;
     mpt__parallel(call->pool, MPT__LOOKUP_SIZE / MPT__BLOCK,
-                  mpt__ref_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__ref_lookup_make,
+                  mpt__cpu_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__cpu_lookup_make,
                   &map);
-    mpt__ref_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
+    mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 
-static void mpt__ref_unary_any(const mpt__cpu_call *call) {
-    if (mpt__ref_looks_up(call))
-        mpt__ref_lookup(call, mpt__ref_unary_map(call), 2);
-    else if (!mpt__ref_stream(call, 1))
-        mpt__ref_unary(call);
+static void mpt__cpu_unary_any(const mpt__cpu_call *call) {
+    if (mpt__cpu_looks_up(call))
+        mpt__cpu_lookup(call, mpt__cpu_unary_map(call), 2);
+    else if (!mpt__cpu_stream(call, 1))
+        mpt__cpu_unary(call);
 }
 
 /* ==== ReLU's backward ==== */
 
-static void mpt__ref_gate_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_gate_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
     int16_t *p[3];
     for (int k = 0; k < 3; k++) {
-        const mpt__ref_walk *w = &map->walk[k];
-        if (mpt__ref_inner(&w->loop) != 1 || mpt__ref_together(map, at, n) < n) {
-            mpt__ref_binary_body(map, at, first, n);
+        const mpt__cpu_walk *w = &map->walk[k];
+        if (mpt__cpu_inner(&w->loop) != 1 || mpt__cpu_together(map, at, n) < n) {
+            mpt__cpu_binary_body(map, at, first, n);
             return;
         }
         p[k] = (int16_t *)w->view.data + at[k].offset;
     }
-    map->call->words->gate(p[2], p[0], p[1], n, map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
-    mpt__ref_advance_all(map, at, n);
+    map->call->routines->gate(p[2], p[0], p[1], n,
+                              map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
+    mpt__cpu_advance_all(map, at, n);
 }
 
-static bool mpt__ref_gates(const mpt__cpu_call *call) {
+static bool mpt__cpu_gates(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
-    return call->launch->function == MPT__FN_RELU_BACKWARD && call->words->gate != NULL &&
-           mpt__ref_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
+    return call->launch->function == MPT__FN_RELU_BACKWARD && call->routines->gate != NULL &&
+           mpt__cpu_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
            o[2].access == MPT__WRITE;
 }
 
-static void mpt__ref_binary_any(const mpt__cpu_call *call) {
-    if (mpt__ref_looks_up(call)) {
-        mpt__ref_lookup(call, mpt__ref_binary_map(call), 3);
-    } else if (mpt__ref_gates(call)) {
-        mpt__ref_map map = mpt__ref_binary_map(call);
-        map.body = mpt__ref_gate_body;
-        mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_RELU_BACKWARD]);
-    } else if (!mpt__ref_stream(call, 2)) {
-        mpt__ref_binary(call);
+static void mpt__cpu_binary_any(const mpt__cpu_call *call) {
+    if (mpt__cpu_looks_up(call)) {
+        mpt__cpu_lookup(call, mpt__cpu_binary_map(call), 3);
+    } else if (mpt__cpu_gates(call)) {
+        mpt__cpu_map map = mpt__cpu_binary_map(call);
+        map.body = mpt__cpu_gate_body;
+        mpt__cpu_map_run(&map, call, 3, mpt__cpu_binary_ns[MPT__BINARY_RELU_BACKWARD]);
+    } else if (!mpt__cpu_stream(call, 2)) {
+        mpt__cpu_binary(call);
     }
 }
 #endif
@@ -8033,9 +8034,9 @@ static void mpt__ref_binary_any(const mpt__cpu_call *call) {
    many leave work for more threads; no sum depends on it. */
 #define MPT__REDUCE_OUTPUTS (MPT__BLOCK / 4)
 
-typedef struct mpt__ref_reduce_work {
-    mpt__ref_walk in, out; /* over the outputs */
-    mpt__ref_loop reduced; /* over what one output sums */
+typedef struct mpt__cpu_reduce_work {
+    mpt__cpu_walk in, out; /* over the outputs */
+    mpt__cpu_loop reduced; /* over what one output sums */
     int64_t chunks;        /* of the reduced elements, MPT__SUM_CHUNK each */
     int64_t tile;          /* outputs of a chunk */
     bool is_mean, by_columns;
@@ -8044,84 +8045,84 @@ typedef struct mpt__ref_reduce_work {
     void (*lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     mpt__real (*fold)(const mpt__real lane[MPT__SUM_LANES]);
     mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
-} mpt__ref_reduce_work;
+} mpt__cpu_reduce_work;
 
 /* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
    outputs are the inner loop, which is faster where they lie closer together than what they sum:
    lane l of output j is lane[l n + j], else lane[16 j + l]. The order of additions is the same. */
-static void mpt__ref_reduce_outputs(const mpt__ref_reduce_work *w, int64_t chunk, int64_t offset,
+static void mpt__cpu_reduce_outputs(const mpt__cpu_reduce_work *w, int64_t chunk, int64_t offset,
                                     int64_t n, mpt__real *result) {
-    const mpt__words *words = w->in.view.words;
+    const mpt__routines *routines = w->in.view.routines;
     mpt__real lane[MPT__SUM_LANES * MPT__REDUCE_OUTPUTS], x[MPT__BLOCK];
-    int64_t first = chunk * MPT__SUM_CHUNK, stride = mpt__ref_inner(&w->in.loop);
-    int64_t left = mpt__ref_min(MPT__SUM_CHUNK, w->reduced.count - first), m = 0;
-    int64_t inner = mpt__ref_inner(&w->reduced);
+    int64_t first = chunk * MPT__SUM_CHUNK, stride = mpt__cpu_inner(&w->in.loop);
+    int64_t left = mpt__cpu_min(MPT__SUM_CHUNK, w->reduced.count - first), m = 0;
+    int64_t inner = mpt__cpu_inner(&w->reduced);
     int64_t used = !w->by_columns || left >= MPT__SUM_LANES ? MPT__SUM_LANES
                    : left > 0                               ? left
                                                             : 1; /* lanes */
-    mpt__ref_cursor at;
+    mpt__cpu_cursor at;
     lane[0] = w->identity;
-    words->unary[MPT__UNARY_SPLAT](lane, lane, used * n, lane[0], 0);
-    mpt__ref_start(&at, &w->reduced, first);
+    routines->unary[MPT__UNARY_SPLAT](lane, lane, used * n, lane[0], 0);
+    mpt__cpu_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
-        m = mpt__ref_min(mpt__ref_min(left, MPT__BLOCK), mpt__ref_room(&at, &w->reduced));
+        m = mpt__cpu_min(mpt__cpu_min(left, MPT__BLOCK), mpt__cpu_room(&at, &w->reduced));
         for (int64_t i = 0; w->by_columns && i < m; i++) {
             mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
             int64_t from = offset + at.offset + i * inner;
-            w->combine(to, to, mpt__ref_in(&w->in.view, from, stride, x, n), n, 0, 0);
+            w->combine(to, to, mpt__cpu_in(&w->in.view, from, stride, x, n), n, 0, 0);
         }
         for (int64_t j = 0; !w->by_columns && j < n; j++) {
             int64_t from = offset + at.offset + j * stride;
-            w->lanes(lane + MPT__SUM_LANES * j, first, mpt__ref_in(&w->in.view, from, inner, x, m),
+            w->lanes(lane + MPT__SUM_LANES * j, first, mpt__cpu_in(&w->in.view, from, inner, x, m),
                      m);
         }
-        mpt__ref_advance(&at, &w->reduced, m);
+        mpt__cpu_advance(&at, &w->reduced, m);
     }
     for (int64_t j = 0; !w->by_columns && j < n; j++) {
         result[j] = w->fold(lane + MPT__SUM_LANES * j);
     }
     if (!w->by_columns) return;
     for (int64_t half = MPT__SUM_LANES / 2; half > 0; half /= 2) {
-        int64_t some = mpt__ref_min(used, 2 * half) - half;
+        int64_t some = mpt__cpu_min(used, 2 * half) - half;
         if (some > 0) w->combine(lane, lane, lane + half * n, some * n, 0, 0);
     }
     memcpy(result, lane, (size_t)n * sizeof *result);
 }
 
-static void mpt__ref_reduce_put(const mpt__ref_reduce_work *w, int64_t begin, int64_t n,
+static void mpt__cpu_reduce_put(const mpt__cpu_reduce_work *w, int64_t begin, int64_t n,
                                 mpt__real *result) {
-    mpt__ref_cursor at;
-    mpt__ref_start(&at, &w->out.loop, begin);
+    mpt__cpu_cursor at;
+    mpt__cpu_start(&at, &w->out.loop, begin);
     for (int64_t i = 0; w->is_mean && i < n; i++) result[i] /= (mpt__real)w->reduced.count;
-    mpt__ref_give(&w->out, &at, result, n);
+    mpt__cpu_give(&w->out, &at, result, n);
 }
 
 /* One chunk of the sums for one tile of outputs. */
-static void mpt__ref_reduce_chunk(void *work, int64_t index, int thread) {
-    const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
+static void mpt__cpu_reduce_chunk(void *work, int64_t index, int thread) {
+    const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
     int64_t chunk = index % w->chunks, begin = index / w->chunks * w->tile, m = 0;
-    int64_t n = mpt__ref_min(w->tile, w->in.loop.count - begin);
+    int64_t n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
-    mpt__ref_cursor at;
+    mpt__cpu_cursor at;
     (void)thread;
-    mpt__ref_start(&at, &w->in.loop, begin);
+    mpt__cpu_start(&at, &w->in.loop, begin);
     for (int64_t i = 0; i < n; i += m) {
-        m = mpt__ref_min(n - i, mpt__ref_room(&at, &w->in.loop));
-        mpt__ref_reduce_outputs(w, chunk, at.offset, m, result + i);
-        mpt__ref_advance(&at, &w->in.loop, m);
+        m = mpt__cpu_min(n - i, mpt__cpu_room(&at, &w->in.loop));
+        mpt__cpu_reduce_outputs(w, chunk, at.offset, m, result + i);
+        mpt__cpu_advance(&at, &w->in.loop, m);
     }
     if (w->chunks == 1) {
-        mpt__ref_reduce_put(w, begin, n, result);
+        mpt__cpu_reduce_put(w, begin, n, result);
         return;
     }
     for (int64_t i = 0; i < n; i++) w->partial[(begin + i) * w->chunks + chunk] = result[i];
 }
 
 /* The pairs of chunks, for one tile of outputs. */
-static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
-    const mpt__ref_reduce_work *w = (const mpt__ref_reduce_work *)work;
+static void mpt__cpu_reduce_finish(void *work, int64_t tile, int thread) {
+    const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
     int64_t begin = tile * w->tile;
-    int64_t n = mpt__ref_min(w->tile, w->in.loop.count - begin);
+    int64_t n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
     mpt__real result[MPT__REDUCE_OUTPUTS];
     (void)thread;
     for (int64_t i = 0; i < n; i++) {
@@ -8133,79 +8134,79 @@ static void mpt__ref_reduce_finish(void *work, int64_t tile, int thread) {
         }
         result[i] = part[0];
     }
-    mpt__ref_reduce_put(w, begin, n, result);
+    mpt__cpu_reduce_put(w, begin, n, result);
 }
 
 /* Sorts the dimensions into those that stay and those that go. */
-static void mpt__ref_reduce_loops(const mpt__launch *launch, mpt__ref_reduce_work *w) {
+static void mpt__cpu_reduce_loops(const mpt__launch *launch, mpt__cpu_reduce_work *w) {
     const mpt__operand *in = &launch->operand[0], *out = &launch->operand[1];
-    mpt__ref_loop_init(&w->in.loop);
-    mpt__ref_loop_init(&w->reduced);
+    mpt__cpu_loop_init(&w->in.loop);
+    mpt__cpu_loop_init(&w->reduced);
     for (int d = 0; d < in->rank; d++) {
-        mpt__ref_loop_add(out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d],
+        mpt__cpu_loop_add(out->shape[d] == 1 ? &w->reduced : &w->in.loop, in->shape[d],
                           in->stride[d]);
     }
-    mpt__ref_loop_close(&w->in.loop);
-    mpt__ref_loop_close(&w->reduced);
-    w->chunks = mpt__ref_chunks(w->reduced.count, MPT__SUM_CHUNK);
+    mpt__cpu_loop_close(&w->in.loop);
+    mpt__cpu_loop_close(&w->reduced);
+    w->chunks = mpt__cpu_chunks(w->reduced.count, MPT__SUM_CHUNK);
     if (w->chunks == 0) w->chunks = 1; /* nothing to sum: the empty chunk gives the identity */
 }
 
-static int64_t mpt__ref_reduce_workspace(const mpt__launch *launch, int threads) {
-    mpt__ref_reduce_work w;
+static int64_t mpt__cpu_reduce_workspace(const mpt__launch *launch, int threads) {
+    mpt__cpu_reduce_work w;
     (void)threads;
-    mpt__ref_reduce_loops(launch, &w);
+    mpt__cpu_reduce_loops(launch, &w);
     if (w.chunks == 1 || w.in.loop.count == 0) return 0;
     return w.in.loop.count * w.chunks * (int64_t)sizeof(mpt__real);
 }
 
-static void mpt__ref_multiply_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
+static void mpt__cpu_multiply_lanes(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) lane[(size_t)(first + i) % MPT__SUM_LANES] *= x[i];
 }
 
 /* What is done with the elements: how two are combined, and what an empty lane holds. */
-static void mpt__ref_reduce_kind(const mpt__cpu_call *call, mpt__ref_reduce_work *w) {
-    const mpt__words *words = call->words;
+static void mpt__cpu_reduce_kind(const mpt__cpu_call *call, mpt__cpu_reduce_work *w) {
+    const mpt__routines *routines = call->routines;
     const int function = call->launch->function;
     w->is_mean = function == MPT__FN_MEAN;
     w->identity = 0;
-    w->combine = words->binary[MPT__BINARY_ADD];
-    w->lanes = words->add_lanes;
-    w->fold = mpt__ref_fold_lanes;
+    w->combine = routines->binary[MPT__BINARY_ADD];
+    w->lanes = routines->add_lanes;
+    w->fold = mpt__cpu_fold_lanes;
     if (function == MPT__FN_MAX) {
         w->identity = -mpt__real_infinity();
-        w->combine = words->binary[MPT__BINARY_MAXIMUM];
-        w->lanes = words->max_lanes;
-        w->fold = mpt__ref_fold_maxima;
+        w->combine = routines->binary[MPT__BINARY_MAXIMUM];
+        w->lanes = routines->max_lanes;
+        w->fold = mpt__cpu_fold_maxima;
     } else if (function == MPT__FN_PROD) {
         w->identity = 1;
-        w->combine = words->binary[MPT__BINARY_MUL];
-        w->lanes = mpt__ref_multiply_lanes;
-        w->fold = mpt__ref_fold_products;
+        w->combine = routines->binary[MPT__BINARY_MUL];
+        w->lanes = mpt__cpu_multiply_lanes;
+        w->fold = mpt__cpu_fold_products;
     }
 }
 
-static void mpt__ref_reduce(const mpt__cpu_call *call) {
-    mpt__ref_reduce_work w;
-    w.in.view = mpt__ref_view_of(call, 0);
-    w.out.view = mpt__ref_view_of(call, 1);
-    mpt__ref_reduce_loops(call->launch, &w);
-    mpt__ref_loop_over(&w.out.loop, &call->launch->operand[1]);
-    mpt__ref_reduce_kind(call, &w);
+static void mpt__cpu_reduce(const mpt__cpu_call *call) {
+    mpt__cpu_reduce_work w;
+    w.in.view = mpt__cpu_view_of(call, 0);
+    w.out.view = mpt__cpu_view_of(call, 1);
+    mpt__cpu_reduce_loops(call->launch, &w);
+    mpt__cpu_loop_over(&w.out.loop, &call->launch->operand[1]);
+    mpt__cpu_reduce_kind(call, &w);
     const int64_t outputs = w.in.loop.count, whole = w.reduced.count / MPT__SUM_CHUNK;
-    w.by_columns = outputs > 1 && mpt__ref_inner(&w.in.loop) < mpt__ref_inner(&w.reduced);
-    const bool many = w.by_columns && mpt__ref_times(outputs, whole) >=
+    w.by_columns = outputs > 1 && mpt__cpu_inner(&w.in.loop) < mpt__cpu_inner(&w.reduced);
+    const bool many = w.by_columns && mpt__cpu_times(outputs, whole) >=
                                           2 * MPT__REDUCE_OUTPUTS * mpt__pool_threads(call->pool);
     w.tile = many ? MPT__REDUCE_OUTPUTS : MPT__REDUCE_OUTPUTS / 2;
-    const int64_t tiles = mpt__ref_chunks(outputs, w.tile);
+    const int64_t tiles = mpt__cpu_chunks(outputs, w.tile);
     w.partial = (mpt__real *)call->workspace;
     if (outputs == 0) return;
     mpt__parallel(call->pool, tiles * w.chunks,
-                  mpt__ref_cost(call, mpt__ref_times(outputs, w.reduced.count), 2.0),
-                  mpt__ref_reduce_chunk, &w);
+                  mpt__cpu_cost(call, mpt__cpu_times(outputs, w.reduced.count), 2.0),
+                  mpt__cpu_reduce_chunk, &w);
     if (w.chunks > 1) {
-        mpt__parallel(call->pool, tiles, mpt__ref_cost(call, outputs * w.chunks, 15.0),
-                      mpt__ref_reduce_finish, &w);
+        mpt__parallel(call->pool, tiles, mpt__cpu_cost(call, outputs * w.chunks, 15.0),
+                      mpt__cpu_reduce_finish, &w);
     }
 }
 
@@ -8216,99 +8217,99 @@ static void mpt__ref_reduce(const mpt__cpu_call *call) {
 #define MPT__SHORT_LINE 32 /* measured: from here on, turning costs more than it saves */
 #define MPT__LINES 64
 
-static int64_t mpt__ref_side_by_side(int64_t n, int64_t lines) {
+static int64_t mpt__cpu_side_by_side(int64_t n, int64_t lines) {
     if (n == 0 || n > MPT__SHORT_LINE) return 1;
-    return mpt__ref_min(lines, mpt__ref_min(MPT__LINES, MPT__BLOCK / n));
+    return mpt__cpu_min(lines, mpt__cpu_min(MPT__LINES, MPT__BLOCK / n));
 }
 
 /* Rows of a chunk of row-wise work. No result depends on it. */
-static int64_t mpt__ref_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
+static int64_t mpt__cpu_chunk_rows(int64_t n) { return n > MPT__SHORT_LINE ? 16 : MPT__LINES; }
 
 /* Lines of elements along one dimension, of up to three operands; their walks go over the lines.
    `line` gets the offsets of one line, or of the first of some that are equally spaced, and behind
    them the number of the thread. */
-typedef struct mpt__ref_axis_work mpt__ref_axis_work;
-struct mpt__ref_axis_work {
-    const mpt__words *words;
+typedef struct mpt__cpu_axis_work mpt__cpu_axis_work;
+struct mpt__cpu_axis_work {
+    const mpt__routines *routines;
     int operands;
-    mpt__ref_walk walk[3];
+    mpt__cpu_walk walk[3];
     int64_t n, stride[3];          /* along the dimension */
     bool side_by_side, dense, log; /* lines per call: some; all. log: of softmax */
     bool least, reverse;           /* argmin; from the end, the largest first */
     int64_t size, first, step;     /* that an index selects from; what stands for indices */
-    struct mpt__ref_rank *places;  /* for sorting: `room` and as many again for each thread */
+    struct mpt__cpu_rank *places;  /* for sorting: `room` and as many again for each thread */
     int64_t room;
-    void (*line)(const mpt__ref_axis_work *w, const int64_t *offset, int64_t lines);
+    void (*line)(const mpt__cpu_axis_work *w, const int64_t *offset, int64_t lines);
 };
 
-static void mpt__ref_axis_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_axis_work *w = (const mpt__ref_axis_work *)work;
-    int64_t rows = mpt__ref_chunk_rows(w->n), begin = chunk * rows, offset[4] = {0, 0, 0, thread};
-    int64_t left = mpt__ref_min(rows, w->walk[0].loop.count - begin);
-    mpt__ref_cursor at[3];
-    for (int k = 0; k < w->operands; k++) mpt__ref_start(&at[k], &w->walk[k].loop, begin);
+static void mpt__cpu_axis_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_axis_work *w = (const mpt__cpu_axis_work *)work;
+    int64_t rows = mpt__cpu_chunk_rows(w->n), begin = chunk * rows, offset[4] = {0, 0, 0, thread};
+    int64_t left = mpt__cpu_min(rows, w->walk[0].loop.count - begin);
+    mpt__cpu_cursor at[3];
+    for (int k = 0; k < w->operands; k++) mpt__cpu_start(&at[k], &w->walk[k].loop, begin);
     for (int64_t lines; left > 0; left -= lines) {
-        lines = w->dense ? left : w->side_by_side ? mpt__ref_side_by_side(w->n, left) : 1;
+        lines = w->dense ? left : w->side_by_side ? mpt__cpu_side_by_side(w->n, left) : 1;
         for (int k = 0; k < w->operands; k++) {
             offset[k] = at[k].offset;
-            lines = mpt__ref_min(lines, mpt__ref_room(&at[k], &w->walk[k].loop));
+            lines = mpt__cpu_min(lines, mpt__cpu_room(&at[k], &w->walk[k].loop));
         }
         w->line(w, offset, lines);
-        for (int k = 0; k < w->operands; k++) mpt__ref_advance(&at[k], &w->walk[k].loop, lines);
+        for (int k = 0; k < w->operands; k++) mpt__cpu_advance(&at[k], &w->walk[k].loop, lines);
     }
 }
 
 /* Runs w->line for every line along `axis` of operands 0 .. operands-1; `shape_of` is one of them
    that has its full size there. */
-static void mpt__ref_axis_run(mpt__ref_axis_work *w, const mpt__cpu_call *call, int operands,
+static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, int operands,
                               int shape_of, int axis, double ns) {
     const mpt__operand *o = call->launch->operand;
-    w->words = call->words;
+    w->routines = call->routines;
     w->operands = operands;
     w->n = o[shape_of].shape[axis];
     for (int k = 0; k < operands; k++) {
         bool absent = call->data[k] == NULL;
-        w->walk[k].view = mpt__ref_view_of(call, k);
+        w->walk[k].view = mpt__cpu_view_of(call, k);
         w->stride[k] = absent ? 0 : o[k].stride[axis];
-        mpt__ref_loop_init(&w->walk[k].loop);
+        mpt__cpu_loop_init(&w->walk[k].loop);
         for (int d = 0; d < o[shape_of].rank; d++) {
             if (d == axis) continue;
-            mpt__ref_loop_add(&w->walk[k].loop, o[shape_of].shape[d], absent ? 0 : o[k].stride[d]);
+            mpt__cpu_loop_add(&w->walk[k].loop, o[shape_of].shape[d], absent ? 0 : o[k].stride[d]);
         }
-        mpt__ref_loop_close(&w->walk[k].loop);
+        mpt__cpu_loop_close(&w->walk[k].loop);
     }
-    int64_t lines = w->walk[0].loop.count, rows = mpt__ref_chunk_rows(w->n);
+    int64_t lines = w->walk[0].loop.count, rows = mpt__cpu_chunk_rows(w->n);
     if (w->n == 0) return; /* lines without elements can be 2^40 */
-    mpt__parallel(call->pool, mpt__ref_chunks(lines, rows),
-                  mpt__ref_cost(call, mpt__ref_times(lines, w->n), ns), mpt__ref_axis_chunk, w);
+    mpt__parallel(call->pool, mpt__cpu_chunks(lines, rows),
+                  mpt__cpu_cost(call, mpt__cpu_times(lines, w->n), ns), mpt__cpu_axis_chunk, w);
 }
 
 /* Elements at .. at+n-1 of a line of operand k. */
-static const mpt__real *mpt__ref_line_in(const mpt__ref_axis_work *w, int k, const int64_t *offset,
+static const mpt__real *mpt__cpu_line_in(const mpt__cpu_axis_work *w, int k, const int64_t *offset,
                                          int64_t at, mpt__real *block, int64_t n) {
-    return mpt__ref_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
+    return mpt__cpu_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
 }
 
 /* The largest of `start` and n elements. */
-static mpt__real mpt__ref_maximum(const mpt__words *words, const mpt__real *x, int64_t n,
+static mpt__real mpt__cpu_maximum(const mpt__routines *routines, const mpt__real *x, int64_t n,
                                   mpt__real start) {
     mpt__real lane[MPT__SUM_LANES];
     for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
-    words->max_lanes(lane, 0, x, n);
-    return mpt__ref_fold_maxima(lane);
+    routines->max_lanes(lane, 0, x, n);
+    return mpt__cpu_fold_maxima(lane);
 }
 
 /* n <= the size of x elements of a line, negated where the least is wanted. */
-static const mpt__real *mpt__ref_argmax_part(const mpt__ref_axis_work *w, const int64_t *offset,
+static const mpt__real *mpt__cpu_argmax_part(const mpt__cpu_axis_work *w, const int64_t *offset,
                                              int64_t at, mpt__real *x, int64_t n) {
-    const mpt__real *from = mpt__ref_line_in(w, 0, offset, at, x, n);
+    const mpt__real *from = mpt__cpu_line_in(w, 0, offset, at, x, n);
     if (!w->least) return from;
-    w->words->unary[MPT__UNARY_NEG](x, from, n, 0, 0);
+    w->routines->unary[MPT__UNARY_NEG](x, from, n, 0, 0);
     return x;
 }
 
 /* Finds the part of the line that holds the first maximum, then looks into it. */
-static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_argmax_line(const mpt__cpu_axis_work *w, const int64_t *offset,
                                  int64_t lines) {
     enum { PART = 128 };
     mpt__real best = -mpt__real_infinity(), x[PART];
@@ -8316,62 +8317,62 @@ static void mpt__ref_argmax_line(const mpt__ref_axis_work *w, const int64_t *off
     int64_t part = 0, i = 0;
     (void)lines;
     for (int64_t at = 0; at < w->n && !mpt__real_is_nan(best); at += PART) {
-        int64_t n = mpt__ref_min(PART, w->n - at);
+        int64_t n = mpt__cpu_min(PART, w->n - at);
         mpt__real most =
-            mpt__ref_maximum(w->words, mpt__ref_argmax_part(w, offset, at, x, n), n, best);
+            mpt__cpu_maximum(w->routines, mpt__cpu_argmax_part(w, offset, at, x, n), n, best);
         if (most > best || mpt__real_is_nan(most)) {
             best = most;
             part = at;
         }
     }
-    from = mpt__ref_argmax_part(w, offset, part, x, mpt__ref_min(PART, w->n - part));
+    from = mpt__cpu_argmax_part(w, offset, part, x, mpt__cpu_min(PART, w->n - part));
     while (mpt__real_is_nan(best) ? !mpt__real_is_nan(from[i]) : from[i] != best) i++;
     int64_t index = part + i;
     if (w->walk[1].view.data != NULL) {
         mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype, offset[1], 1, &index, 1);
     }
     if (w->walk[2].view.data != NULL)
-        mpt__ref_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
+        mpt__cpu_put_one(&w->walk[2].view, offset[2], w->least ? -from[i] : from[i]);
 }
 
-static void mpt__ref_argmax(const mpt__cpu_call *call) {
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_argmax_line;
+static void mpt__cpu_argmax(const mpt__cpu_call *call) {
+    mpt__cpu_axis_work w;
+    w.line = mpt__cpu_argmax_line;
     w.least = call->launch->function == MPT__FN_MIN;
     w.side_by_side = w.dense = false;
-    mpt__ref_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
+    mpt__cpu_axis_run(&w, call, 3, 0, (int)call->launch->index[0], 2.0);
 }
 
-static void mpt__ref_scatter_axis_line(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_scatter_axis_line(const mpt__cpu_axis_work *w, const int64_t *offset,
                                        int64_t lines) {
-    int64_t index = mpt__ref_get_integer(&w->walk[0].view, offset[0]);
-    mpt__real value = mpt__ref_get_one(&w->walk[1].view, offset[1]), x[MPT__BLOCK] = {0};
+    int64_t index = mpt__cpu_get_integer(&w->walk[0].view, offset[0]);
+    mpt__real value = mpt__cpu_get_one(&w->walk[1].view, offset[1]), x[MPT__BLOCK] = {0};
     (void)lines;
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
         bool here = index >= at && index < at + MPT__BLOCK;
         if (here) x[index - at] = value;
-        mpt__ref_put(&w->walk[2].view, offset[2] + at * w->stride[2], w->stride[2], x,
-                     mpt__ref_min(MPT__BLOCK, w->n - at));
+        mpt__cpu_put(&w->walk[2].view, offset[2] + at * w->stride[2], w->stride[2], x,
+                     mpt__cpu_min(MPT__BLOCK, w->n - at));
         if (here) x[index - at] = 0;
     }
 }
 
 /* Notes the first element of an operand of indices that is not in 0 .. size-1. */
-static void mpt__ref_check_indices(const mpt__cpu_call *call, int operand, int64_t size) {
+static void mpt__cpu_check_indices(const mpt__cpu_call *call, int operand, int64_t size) {
     const mpt__operand *o = &call->launch->operand[operand];
     int64_t block[MPT__BLOCK];
-    mpt__ref_loop loop;
-    mpt__ref_cursor at;
+    mpt__cpu_loop loop;
+    mpt__cpu_cursor at;
     if (call->data[operand] == NULL || call->scalars[MPT__SLOT_ERROR].i != 0) return;
-    mpt__ref_loop_init(&loop);
+    mpt__cpu_loop_init(&loop);
     for (int d = 0; d < o->rank; d++)
         if (o->stride[d] != 0 || o->shape[d] == 0)
-            mpt__ref_loop_add(&loop, o->shape[d], o->stride[d]);
-    mpt__ref_loop_close(&loop);
-    mpt__ref_start(&at, &loop, 0);
+            mpt__cpu_loop_add(&loop, o->shape[d], o->stride[d]);
+    mpt__cpu_loop_close(&loop);
+    mpt__cpu_start(&at, &loop, 0);
     for (int64_t done = 0, n; done < loop.count; done += n) {
-        n = mpt__ref_min(mpt__ref_min(mpt__ref_room(&at, &loop), MPT__BLOCK), loop.count - done);
-        const int64_t *ids = block, inner = mpt__ref_inner(&loop);
+        n = mpt__cpu_min(mpt__cpu_min(mpt__cpu_room(&at, &loop), MPT__BLOCK), loop.count - done);
+        const int64_t *ids = block, inner = mpt__cpu_inner(&loop);
         if (o->dtype == MPT_I64 && inner == 1)
             ids = (const int64_t *)call->data[operand] + at.offset;
         else
@@ -8383,174 +8384,174 @@ static void mpt__ref_check_indices(const mpt__cpu_call *call, int operand, int64
             call->scalars[MPT__SLOT_ERROR_INDEX].i = -1 - (done + i);
             return;
         }
-        mpt__ref_advance(&at, &loop, n);
+        mpt__cpu_advance(&at, &loop, n);
     }
 }
 
-static void mpt__ref_scatter_axis(const mpt__cpu_call *call) {
+static void mpt__cpu_scatter_axis(const mpt__cpu_call *call) {
     if (call->launch->index[1])
-        mpt__ref_check_indices(call, 0, call->launch->operand[2].shape[call->launch->index[0]]);
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_scatter_axis_line;
+        mpt__cpu_check_indices(call, 0, call->launch->operand[2].shape[call->launch->index[0]]);
+    mpt__cpu_axis_work w;
+    w.line = mpt__cpu_scatter_axis_line;
     w.side_by_side = w.dense = false;
-    mpt__ref_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
+    mpt__cpu_axis_run(&w, call, 3, 2, (int)call->launch->index[0], 2.0);
 }
 
 /* Index j of line r of operand k; -1 if it is a bad one. */
-static int64_t mpt__ref_index_at(const mpt__ref_axis_work *w, int k, const int64_t *offset,
+static int64_t mpt__cpu_index_at(const mpt__cpu_axis_work *w, int k, const int64_t *offset,
                                  int64_t j, int64_t r) {
-    const mpt__ref_walk *walk = &w->walk[k];
+    const mpt__cpu_walk *walk = &w->walk[k];
     if (walk->view.data == NULL) return w->first + w->step * j;
-    int64_t at = offset[k] + j * w->stride[k] + r * mpt__ref_inner(&walk->loop);
-    int64_t index = mpt__ref_get_integer(&walk->view, at);
+    int64_t at = offset[k] + j * w->stride[k] + r * mpt__cpu_inner(&walk->loop);
+    int64_t index = mpt__cpu_get_integer(&walk->view, at);
     return index >= 0 && index < w->size ? index : -1;
 }
 
 /* Lines that share their indices are taken together, `run` of them, else one by one. */
-static int64_t mpt__ref_index_run(const mpt__ref_axis_work *w, int k, int64_t lines) {
-    const mpt__ref_walk *walk = &w->walk[k];
-    return walk->view.data == NULL || mpt__ref_inner(&walk->loop) == 0 ? lines : 1;
+static int64_t mpt__cpu_index_run(const mpt__cpu_axis_work *w, int k, int64_t lines) {
+    const mpt__cpu_walk *walk = &w->walk[k];
+    return walk->view.data == NULL || mpt__cpu_inner(&walk->loop) == 0 ? lines : 1;
 }
 
 /* Of elements that lie along a line, at indices in equal steps, many at a time. */
-static void mpt__ref_gather_along(const mpt__ref_axis_work *w, int64_t from, int64_t to) {
+static void mpt__cpu_gather_along(const mpt__cpu_axis_work *w, int64_t from, int64_t to) {
     const int64_t step = w->step * w->stride[0];
     mpt__real block[MPT__BLOCK];
     from += w->first * w->stride[0];
     for (int64_t j = 0, m; j < w->n; j += m) {
-        m = mpt__ref_min(MPT__BLOCK, w->n - j);
-        const mpt__real *x = mpt__ref_in(&w->walk[0].view, from + j * step, step, block, m);
-        mpt__ref_put(&w->walk[2].view, to + j * w->stride[2], w->stride[2], x, m);
+        m = mpt__cpu_min(MPT__BLOCK, w->n - j);
+        const mpt__real *x = mpt__cpu_in(&w->walk[0].view, from + j * step, step, block, m);
+        mpt__cpu_put(&w->walk[2].view, to + j * w->stride[2], w->stride[2], x, m);
     }
 }
 
-static void mpt__ref_gather_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_gather_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
                                   int64_t lines) {
-    const mpt__ref_walk *from = &w->walk[0], *to = &w->walk[2];
-    const int64_t run = mpt__ref_index_run(w, 1, lines);
-    const int64_t from_step = mpt__ref_inner(&from->loop), to_step = mpt__ref_inner(&to->loop);
+    const mpt__cpu_walk *from = &w->walk[0], *to = &w->walk[2];
+    const int64_t run = mpt__cpu_index_run(w, 1, lines);
+    const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
     const bool along = w->walk[1].view.data == NULL && w->stride[0] == 1;
     mpt__real block[MPT__BLOCK];
     for (int64_t r = 0; along && r < lines; r++)
-        mpt__ref_gather_along(w, offset[0] + r * from_step, offset[2] + r * to_step);
+        mpt__cpu_gather_along(w, offset[0] + r * from_step, offset[2] + r * to_step);
     if (along) return;
     for (int64_t j = 0; j < w->n; j++) {
         for (int64_t r = 0; r < lines; r += run) {
-            int64_t index = mpt__ref_index_at(w, 1, offset, j, r);
+            int64_t index = mpt__cpu_index_at(w, 1, offset, j, r);
             const mpt__real *x = block;
             if (index < 0) {
                 memset(block, 0, (size_t)run * sizeof *block);
             } else {
-                x = mpt__ref_in(&from->view, offset[0] + index * w->stride[0] + r * from_step,
+                x = mpt__cpu_in(&from->view, offset[0] + index * w->stride[0] + r * from_step,
                                 from_step, block, run);
             }
-            mpt__ref_put(&to->view, offset[2] + j * w->stride[2] + r * to_step, to_step, x, run);
+            mpt__cpu_put(&to->view, offset[2] + j * w->stride[2] + r * to_step, to_step, x, run);
         }
     }
 }
 
-static void mpt__ref_scatter_add_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_scatter_add_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
                                        int64_t lines) {
-    const mpt__ref_walk *from = &w->walk[1], *to = &w->walk[2];
-    const int64_t run = mpt__ref_index_run(w, 0, lines);
-    const int64_t from_step = mpt__ref_inner(&from->loop), to_step = mpt__ref_inner(&to->loop);
+    const mpt__cpu_walk *from = &w->walk[1], *to = &w->walk[2];
+    const int64_t run = mpt__cpu_index_run(w, 0, lines);
+    const int64_t from_step = mpt__cpu_inner(&from->loop), to_step = mpt__cpu_inner(&to->loop);
     mpt__real in[MPT__BLOCK], sum[MPT__BLOCK];
     for (int64_t j = 0; j < w->n; j++) {
         for (int64_t r = 0; r < lines; r += run) {
-            int64_t index = mpt__ref_index_at(w, 0, offset, j, r);
+            int64_t index = mpt__cpu_index_at(w, 0, offset, j, r);
             int64_t at = offset[2] + index * w->stride[2] + r * to_step;
             if (index < 0) continue;
-            const mpt__real *x = mpt__ref_in(
+            const mpt__real *x = mpt__cpu_in(
                 &from->view, offset[1] + j * w->stride[1] + r * from_step, from_step, in, run);
-            const mpt__real *old = mpt__ref_in(&to->view, at, to_step, sum, run);
-            mpt__real *out = mpt__ref_out(&to->view, at, to_step, sum);
-            w->words->binary[MPT__BINARY_ADD](out, old, x, run, 0, 0);
-            mpt__ref_put(&to->view, at, to_step, out, run);
+            const mpt__real *old = mpt__cpu_in(&to->view, at, to_step, sum, run);
+            mpt__real *out = mpt__cpu_out(&to->view, at, to_step, sum);
+            w->routines->binary[MPT__BINARY_ADD](out, old, x, run, 0, 0);
+            mpt__cpu_put(&to->view, at, to_step, out, run);
         }
     }
 }
 
-static void mpt__ref_gather(const mpt__cpu_call *call) {
+static void mpt__cpu_gather(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const int axis = (int)launch->index[0];
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_gather_lines;
+    mpt__cpu_axis_work w;
+    w.line = mpt__cpu_gather_lines;
     w.side_by_side = false;
     w.dense = true;
     w.size = launch->operand[0].shape[axis];
     w.first = launch->index[1];
     w.step = launch->index[2];
-    mpt__ref_check_indices(call, 1, w.size);
-    mpt__ref_axis_run(&w, call, 3, 2, axis, 5.0);
+    mpt__cpu_check_indices(call, 1, w.size);
+    mpt__cpu_axis_run(&w, call, 3, 2, axis, 5.0);
 }
 
-static void mpt__ref_scatter_add(const mpt__cpu_call *call) {
+static void mpt__cpu_scatter_add(const mpt__cpu_call *call) {
     const int axis = (int)call->launch->index[0];
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_scatter_add_lines;
+    mpt__cpu_axis_work w;
+    w.line = mpt__cpu_scatter_add_lines;
     w.side_by_side = false;
     w.dense = true;
     w.size = call->launch->operand[2].shape[axis];
-    mpt__ref_check_indices(call, 0, w.size);
-    mpt__ref_axis_run(&w, call, 3, 1, axis, 5.0);
+    mpt__cpu_check_indices(call, 0, w.size);
+    mpt__cpu_axis_run(&w, call, 3, 1, axis, 5.0);
 }
 
-static void mpt__ref_triangle_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_triangle_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                    int64_t n) {
     const mpt__launch *launch = map->call->launch;
     const mpt__operand *o = &launch->operand[0];
     const int64_t rows = o->shape[o->rank - 2], columns = o->shape[o->rank - 1];
     mpt__real in[MPT__BLOCK], out[MPT__BLOCK];
-    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
+    const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in, n);
     for (int64_t i = 0; i < n; i++) {
         const int64_t diagonal = (first + i) % columns - (first + i) / columns % rows;
         const bool above = diagonal > launch->index[0];
         out[i] = diagonal == launch->index[0] || above == (launch->index[1] != 0) ? x[i] : 0;
     }
-    mpt__ref_give(&map->walk[1], &at[1], out, n);
+    mpt__cpu_give(&map->walk[1], &at[1], out, n);
 }
 
-static void mpt__ref_triangle(const mpt__cpu_call *call) {
-    mpt__ref_map map;
-    map.body = mpt__ref_triangle_body;
-    mpt__ref_map_run(&map, call, 2, 8.0);
+static void mpt__cpu_triangle(const mpt__cpu_call *call) {
+    mpt__cpu_map map;
+    map.body = mpt__cpu_triangle_body;
+    mpt__cpu_map_run(&map, call, 2, 8.0);
 }
 
-static void mpt__ref_cumsum_line(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_cumsum_line(const mpt__cpu_axis_work *w, const int64_t *offset,
                                  int64_t lines) {
     mpt__real block[MPT__BLOCK], out[MPT__BLOCK];
     double sum = 0;
     (void)lines;
     for (int64_t done = 0, n; done < w->n; done += n) {
-        n = mpt__ref_min(MPT__BLOCK, w->n - done);
+        n = mpt__cpu_min(MPT__BLOCK, w->n - done);
         int64_t at = w->reverse ? w->n - done - n : done;
-        const mpt__real *x = mpt__ref_line_in(w, 0, offset, at, block, n);
+        const mpt__real *x = mpt__cpu_line_in(w, 0, offset, at, block, n);
         for (int64_t i = 0; i < n; i++) {
             int64_t k = w->reverse ? n - 1 - i : i;
             sum += (double)x[k];
             out[k] = (mpt__real)sum;
         }
-        mpt__ref_put(&w->walk[1].view, offset[1] + at * w->stride[1], w->stride[1], out, n);
+        mpt__cpu_put(&w->walk[1].view, offset[1] + at * w->stride[1], w->stride[1], out, n);
     }
 }
 
-static void mpt__ref_cumsum(const mpt__cpu_call *call) {
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_cumsum_line;
+static void mpt__cpu_cumsum(const mpt__cpu_call *call) {
+    mpt__cpu_axis_work w;
+    w.line = mpt__cpu_cumsum_line;
     w.side_by_side = w.dense = false;
     w.reverse = call->launch->index[1] != 0;
-    mpt__ref_axis_run(&w, call, 2, 0, (int)call->launch->index[0], 4.0);
+    mpt__cpu_axis_run(&w, call, 2, 0, (int)call->launch->index[0], 4.0);
 }
 
 /* ---- Sorting ---- */
 
-typedef struct mpt__ref_rank {
+typedef struct mpt__cpu_rank {
     mpt__real key;
     int64_t index;
-} mpt__ref_rank;
+} mpt__cpu_rank;
 
 /* Whether a must stand before b: equal ones keep their order. */
-static MPT__INLINE bool mpt__ref_before(const mpt__ref_rank *a, const mpt__ref_rank *b,
+static MPT__INLINE bool mpt__cpu_before(const mpt__cpu_rank *a, const mpt__cpu_rank *b,
                                         bool descending) {
     mpt__real small_one = descending ? b->key : a->key, large_one = descending ? a->key : b->key;
     return small_one < large_one || (mpt__real_is_nan(large_one) && !mpt__real_is_nan(small_one));
@@ -8558,18 +8559,18 @@ static MPT__INLINE bool mpt__ref_before(const mpt__ref_rank *a, const mpt__ref_r
 
 /* Merges runs that double in length, to and fro between `x` and the n places behind x + room; the
    result stands in x. */
-static void mpt__ref_merge_sort(mpt__ref_rank *x, int64_t n, int64_t room, bool descending) {
-    mpt__ref_rank *from = x, *to = x + room;
+static void mpt__cpu_merge_sort(mpt__cpu_rank *x, int64_t n, int64_t room, bool descending) {
+    mpt__cpu_rank *from = x, *to = x + room;
     for (int64_t run = 1; run < n; run *= 2) {
         for (int64_t begin = 0; begin < n; begin += 2 * run) {
-            int64_t middle = mpt__ref_min(begin + run, n), end = mpt__ref_min(begin + 2 * run, n);
+            int64_t middle = mpt__cpu_min(begin + run, n), end = mpt__cpu_min(begin + 2 * run, n);
             for (int64_t i = begin, a = begin, b = middle; i < end; i++) {
                 bool second =
-                    a == middle || (b < end && mpt__ref_before(&from[b], &from[a], descending));
+                    a == middle || (b < end && mpt__cpu_before(&from[b], &from[a], descending));
                 to[i] = from[second ? b++ : a++];
             }
         }
-        mpt__ref_rank *kept = from;
+        mpt__cpu_rank *kept = from;
         from = to, to = kept;
     }
     if (from != x) memcpy(x, from, (size_t)n * sizeof *x);
@@ -8577,130 +8578,130 @@ static void mpt__ref_merge_sort(mpt__ref_rank *x, int64_t n, int64_t room, bool 
 
 /* So many places are enough for the first k of n: they are sorted whenever they are full, and what
    does not come before the k-th one then is not looked at any more. */
-static int64_t mpt__ref_sort_room(int64_t n, int64_t k) {
+static int64_t mpt__cpu_sort_room(int64_t n, int64_t k) {
     const int64_t few = 32; /* measured: sorting all of so many costs no more */
-    return mpt__ref_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
+    return mpt__cpu_min(n, k > n / 2 ? n : 2 * k < few ? few : 2 * k);
 }
 
-static void mpt__ref_argsort_line(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_argsort_line(const mpt__cpu_axis_work *w, const int64_t *offset,
                                   int64_t lines) {
-    mpt__ref_rank *places = w->places + 2 * w->room * offset[3];
+    mpt__cpu_rank *places = w->places + 2 * w->room * offset[3];
     const int64_t k = w->size;
     mpt__real block[MPT__BLOCK];
     int64_t count = 0, sorted = 0;
     (void)lines;
     for (int64_t at = 0; at < w->n && k > 0; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
-        const mpt__real *x = mpt__ref_line_in(w, 0, offset, at, block, n);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, w->n - at);
+        const mpt__real *x = mpt__cpu_line_in(w, 0, offset, at, block, n);
         for (int64_t i = 0; i < n; i++) {
-            mpt__ref_rank *place = &places[count];
+            mpt__cpu_rank *place = &places[count];
             place->key = x[i];
             place->index = at + i;
-            if (sorted > 0 && !mpt__ref_before(place, &places[k - 1], w->reverse)) continue;
+            if (sorted > 0 && !mpt__cpu_before(place, &places[k - 1], w->reverse)) continue;
             if (++count < w->room) continue;
-            mpt__ref_merge_sort(places, count, w->room, w->reverse);
+            mpt__cpu_merge_sort(places, count, w->room, w->reverse);
             sorted = count = k;
         }
     }
-    if (count > sorted) mpt__ref_merge_sort(places, count, w->room, w->reverse);
+    if (count > sorted) mpt__cpu_merge_sort(places, count, w->room, w->reverse);
     for (int64_t i = 0; i < k; i++)
         mpt__store_i64(w->walk[1].view.data, w->walk[1].view.dtype,
                            offset[1] + i * w->stride[1], 1, &places[i].index, 1);
 }
 
-static int64_t mpt__ref_argsort_workspace(const mpt__launch *launch, int threads) {
+static int64_t mpt__cpu_argsort_workspace(const mpt__launch *launch, int threads) {
     int64_t axis = launch->index[0], n = launch->operand[0].shape[axis];
-    int64_t room = mpt__ref_sort_room(n, launch->operand[1].shape[axis]);
-    bool one = mpt__ref_numel(&launch->operand[0]) <= n * mpt__ref_chunk_rows(n);
-    return (one ? 1 : threads) * 2 * room * (int64_t)sizeof(mpt__ref_rank);
+    int64_t room = mpt__cpu_sort_room(n, launch->operand[1].shape[axis]);
+    bool one = mpt__cpu_numel(&launch->operand[0]) <= n * mpt__cpu_chunk_rows(n);
+    return (one ? 1 : threads) * 2 * room * (int64_t)sizeof(mpt__cpu_rank);
 }
 
-static void mpt__ref_argsort(const mpt__cpu_call *call) {
+static void mpt__cpu_argsort(const mpt__cpu_call *call) {
     const int axis = (int)call->launch->index[0];
-    mpt__ref_axis_work w;
-    w.line = mpt__ref_argsort_line;
+    mpt__cpu_axis_work w;
+    w.line = mpt__cpu_argsort_line;
     w.reverse = call->launch->function == MPT__FN_MAX;
     w.side_by_side = w.dense = false;
     w.size = call->launch->operand[1].shape[axis];
-    w.room = mpt__ref_sort_room(call->launch->operand[0].shape[axis], w.size);
-    w.places = (mpt__ref_rank *)call->workspace;
-    mpt__ref_axis_run(&w, call, 2, 0, axis, 60.0);
+    w.room = mpt__cpu_sort_room(call->launch->operand[0].shape[axis], w.size);
+    w.places = (mpt__cpu_rank *)call->workspace;
+    mpt__cpu_axis_run(&w, call, 2, 0, axis, 60.0);
 }
 
 /* ==== Lines side by side ==== */
 
-typedef struct mpt__ref_lines {
-    mpt__ref_view view;
+typedef struct mpt__cpu_lines {
+    mpt__cpu_view view;
     int64_t offset, step, stride; /* of the first line; from line to line; along a line */
-} mpt__ref_lines;
+} mpt__cpu_lines;
 
 /* Elements at .. at+n-1 of `lines` lines; n * lines <= MPT__BLOCK. */
-static const mpt__real *mpt__ref_lines_in(const mpt__ref_lines *l, int64_t lines, int64_t at,
+static const mpt__real *mpt__cpu_lines_in(const mpt__cpu_lines *l, int64_t lines, int64_t at,
                                           int64_t n, mpt__real *block) {
     mpt__real rows[MPT__BLOCK];
     int64_t offset = l->offset + at * l->stride;
-    if (lines == 1) return mpt__ref_in(&l->view, offset, l->stride, block, n);
+    if (lines == 1) return mpt__cpu_in(&l->view, offset, l->stride, block, n);
     for (int64_t i = 0; l->step == 1 && i < n; i++) {
-        mpt__ref_get(&l->view, offset + i * l->stride, 1, block + i * lines, lines);
+        mpt__cpu_get(&l->view, offset + i * l->stride, 1, block + i * lines, lines);
     }
     if (l->step == 1) return block;
-    const mpt__real *x = mpt__ref_in(&l->view, offset, l->stride, rows, n);
+    const mpt__real *x = mpt__cpu_in(&l->view, offset, l->stride, rows, n);
     for (int64_t r = 1; x == rows && r < lines; r++) {
-        mpt__ref_get(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
+        mpt__cpu_get(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
     }
-    l->view.words->transpose(block, lines, x, x == rows ? n : l->step, lines, n, false);
+    l->view.routines->transpose(block, lines, x, x == rows ? n : l->step, lines, n, false);
     return block;
 }
 
-/* Where to compute results that mpt__ref_lines_put then stores. */
-static mpt__real *mpt__ref_lines_place(const mpt__ref_lines *l, int64_t lines, int64_t at,
+/* Where to compute results that mpt__cpu_lines_put then stores. */
+static mpt__real *mpt__cpu_lines_place(const mpt__cpu_lines *l, int64_t lines, int64_t at,
                                        mpt__real *block) {
     if (lines > 1) return block;
-    return mpt__ref_out(&l->view, l->offset + at * l->stride, l->stride, block);
+    return mpt__cpu_out(&l->view, l->offset + at * l->stride, l->stride, block);
 }
 
-static void mpt__ref_lines_put(const mpt__ref_lines *l, int64_t lines, int64_t at, int64_t n,
+static void mpt__cpu_lines_put(const mpt__cpu_lines *l, int64_t lines, int64_t at, int64_t n,
                                const mpt__real *x) {
     mpt__real rows[MPT__BLOCK];
     int64_t offset = l->offset + at * l->stride;
     if (lines == 1) {
-        mpt__ref_put(&l->view, offset, l->stride, x, n);
+        mpt__cpu_put(&l->view, offset, l->stride, x, n);
         return;
     }
     for (int64_t i = 0; l->step == 1 && i < n; i++) {
-        mpt__ref_put(&l->view, offset + i * l->stride, 1, x + i * lines, lines);
+        mpt__cpu_put(&l->view, offset + i * l->stride, 1, x + i * lines, lines);
     }
     if (l->step == 1) return;
-    mpt__real *to = mpt__ref_out(&l->view, offset, l->stride, rows);
-    l->view.words->transpose(to, to == rows ? n : l->step, x, lines, n, lines, false);
+    mpt__real *to = mpt__cpu_out(&l->view, offset, l->stride, rows);
+    l->view.routines->transpose(to, to == rows ? n : l->step, x, lines, n, lines, false);
     for (int64_t r = 0; to == rows && r < lines; r++) {
-        mpt__ref_put(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
+        mpt__cpu_put(&l->view, offset + r * l->step, l->stride, rows + r * n, n);
     }
 }
 
 /* out = x - by or x by, with one number in `by` for each line. */
-typedef enum mpt__ref_each { MPT__EACH_SUB, MPT__EACH_MUL } mpt__ref_each;
-static void mpt__ref_lines_each(const mpt__words *words, mpt__ref_each what, mpt__real *out,
+typedef enum mpt__cpu_each { MPT__EACH_SUB, MPT__EACH_MUL } mpt__cpu_each;
+static void mpt__cpu_lines_each(const mpt__routines *routines, mpt__cpu_each what, mpt__real *out,
                                 const mpt__real *x, const mpt__real *by, int64_t lines, int64_t n) {
     static const uint8_t scalar[] = {MPT__UNARY_ADD_SCALAR, MPT__UNARY_MUL_SCALAR};
     static const uint8_t binary[] = {MPT__BINARY_SUB, MPT__BINARY_MUL};
     if (lines == 1) {
-        words->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0], 0);
+        routines->unary[scalar[what]](out, x, n, what == MPT__EACH_SUB ? -by[0] : by[0], 0);
         return;
     }
     for (int64_t i = 0; i < n; i++) {
-        words->binary[binary[what]](out + i * lines, x + i * lines, by, lines, 0, 0);
+        routines->binary[binary[what]](out + i * lines, x + i * lines, by, lines, 0, 0);
     }
 }
 
 /* The sums over lines: of one line, fed block by block, or of some that are one block. */
-static void mpt__ref_lines_add(mpt__ref_sum *sum, const mpt__real *x, int64_t lines, int64_t n,
+static void mpt__cpu_lines_add(mpt__cpu_sum *sum, const mpt__real *x, int64_t lines, int64_t n,
                                mpt__real *total) {
-    mpt__binary_fn add = sum->words->binary[MPT__BINARY_ADD];
+    mpt__binary_fn add = sum->routines->binary[MPT__BINARY_ADD];
     mpt__real lane[MPT__SUM_LANES * MPT__LINES];
     if (lines == 1) {
-        mpt__ref_sum_add(sum, x, n);
-        *total = mpt__ref_sum_total(sum);
+        mpt__cpu_sum_add(sum, x, n);
+        *total = mpt__cpu_sum_total(sum);
         return;
     }
     memset(lane, 0, (size_t)(MPT__SUM_LANES * lines) * sizeof *lane);
@@ -8717,158 +8718,159 @@ static void mpt__ref_lines_add(mpt__ref_sum *sum, const mpt__real *x, int64_t li
    differences x - maximum, go to where the results of `to` are computed: to `block` and, where that
    is not one block, to nowhere. A NaN anywhere, and a line of nothing but -infinity, make the sum
    NaN. */
-static void mpt__ref_lines_sums(const mpt__ref_lines *l, const mpt__ref_lines *to, int64_t lines,
+static void mpt__cpu_lines_sums(const mpt__cpu_lines *l, const mpt__cpu_lines *to, int64_t lines,
                                 int64_t count, bool differences, mpt__real *most, mpt__real *total,
                                 mpt__real *block) {
-    const mpt__words *words = l->view.words;
+    const mpt__routines *routines = l->view.routines;
     mpt__real x[MPT__BLOCK];
     const mpt__real *from = x;
-    mpt__ref_sum sum;
+    mpt__cpu_sum sum;
     for (int64_t r = 0; r < lines; r++) most[r] = -mpt__real_infinity();
     for (int64_t at = 0; at < count; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
-        from = mpt__ref_lines_in(l, lines, at, n, x);
-        if (lines == 1) most[0] = words->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
+        int64_t n = mpt__cpu_min(MPT__BLOCK, count - at);
+        from = mpt__cpu_lines_in(l, lines, at, n, x);
+        if (lines == 1) most[0] = routines->peak(from, n, most[0]) + 0; /* -0 + 0 = 0 */
         for (int64_t i = 0; lines > 1 && i < n; i++) {
-            words->binary[MPT__BINARY_MAXIMUM](most, most, from + i * lines, lines, 0, 0);
+            routines->binary[MPT__BINARY_MAXIMUM](most, most, from + i * lines, lines, 0, 0);
         }
     }
-    mpt__ref_sum_init(&sum, words);
+    mpt__cpu_sum_init(&sum, routines);
     for (int64_t at = 0; lines == 1 && at < count; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, count - at);
-        mpt__real *out = mpt__ref_lines_place(to, 1, at, block);
-        if (count > MPT__BLOCK) from = mpt__ref_lines_in(l, 1, at, n, x);
-        words->add_exp(sum.lane, out, from, n, most[0], differences);
-        mpt__ref_sum_count(&sum, n);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, count - at);
+        mpt__real *out = mpt__cpu_lines_place(to, 1, at, block);
+        if (count > MPT__BLOCK) from = mpt__cpu_lines_in(l, 1, at, n, x);
+        routines->add_exp(sum.lane, out, from, n, most[0], differences);
+        mpt__cpu_sum_count(&sum, n);
     }
     if (lines > 1) {
         mpt__real *e = differences ? x : block;
-        mpt__ref_lines_each(words, MPT__EACH_SUB, block, from, most, lines, count);
-        words->unary[MPT__UNARY_EXP](e, block, count * lines, 0, 0);
-        mpt__ref_lines_add(&sum, e, lines, count, total);
+        mpt__cpu_lines_each(routines, MPT__EACH_SUB, block, from, most, lines, count);
+        routines->unary[MPT__UNARY_EXP](e, block, count * lines, 0, 0);
+        mpt__cpu_lines_add(&sum, e, lines, count, total);
     } else {
-        *total = mpt__ref_sum_total(&sum);
+        *total = mpt__cpu_sum_total(&sum);
     }
 }
 
 /* ==== Softmax ==== */
 
-static mpt__ref_lines mpt__ref_axis_lines(const mpt__ref_axis_work *w, int k,
+static mpt__cpu_lines mpt__cpu_axis_lines(const mpt__cpu_axis_work *w, int k,
                                           const int64_t *offset) {
-    mpt__ref_lines l;
+    mpt__cpu_lines l;
     l.view = w->walk[k].view;
     l.offset = offset[k];
-    l.step = mpt__ref_inner(&w->walk[k].loop);
+    l.step = mpt__cpu_inner(&w->walk[k].loop);
     l.stride = w->stride[k];
     return l;
 }
 
-static void mpt__ref_softmax_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_softmax_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
                                    int64_t lines) {
-    const mpt__words *words = w->words;
-    mpt__ref_lines from = mpt__ref_axis_lines(w, 0, offset), to = mpt__ref_axis_lines(w, 1, offset);
+    const mpt__routines *routines = w->routines;
+    mpt__cpu_lines from = mpt__cpu_axis_lines(w, 0, offset), to = mpt__cpu_axis_lines(w, 1, offset);
     mpt__real most[MPT__LINES], by[MPT__LINES], block[MPT__BLOCK];
-    bool kept = w->n <= MPT__BLOCK || mpt__ref_lines_place(&to, lines, 0, block) != block;
-    mpt__ref_lines_sums(&from, &to, lines, w->n, w->log, most, by, block);
-    if (w->log) words->unary[MPT__UNARY_LOG](by, by, lines, 0, 0);
+    bool kept = w->n <= MPT__BLOCK || mpt__cpu_lines_place(&to, lines, 0, block) != block;
+    mpt__cpu_lines_sums(&from, &to, lines, w->n, w->log, most, by, block);
+    if (w->log) routines->unary[MPT__UNARY_LOG](by, by, lines, 0, 0);
     for (int64_t r = 0; !w->log && r < lines; r++) by[r] = 1 / by[r];
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
-        mpt__real *out = mpt__ref_lines_place(&to, lines, at, block);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, w->n - at);
+        mpt__real *out = mpt__cpu_lines_place(&to, lines, at, block);
         if (!kept) {
             mpt__real unused[MPT__SUM_LANES] = {0};
-            const mpt__real *x = mpt__ref_lines_in(&from, 1, at, n, block);
-            words->add_exp(unused, block, x, n, most[0], w->log);
+            const mpt__real *x = mpt__cpu_lines_in(&from, 1, at, n, block);
+            routines->add_exp(unused, block, x, n, most[0], w->log);
         }
-        mpt__ref_lines_each(words, w->log ? MPT__EACH_SUB : MPT__EACH_MUL, out, out, by, lines, n);
-        mpt__ref_lines_put(&to, lines, at, n, out);
+        mpt__cpu_lines_each(routines, w->log ? MPT__EACH_SUB : MPT__EACH_MUL, out, out, by, lines,
+                            n);
+        mpt__cpu_lines_put(&to, lines, at, n, out);
     }
 }
 
 /* softmax: dx = y (dy - sum(dy y)); log_softmax: dx = dy - exp(y) sum(dy) */
-static void mpt__ref_softmax_backward_lines(const mpt__ref_axis_work *w, const int64_t *offset,
+static void mpt__cpu_softmax_backward_lines(const mpt__cpu_axis_work *w, const int64_t *offset,
                                             int64_t lines) {
-    const mpt__words *words = w->words;
-    mpt__ref_lines y = mpt__ref_axis_lines(w, 0, offset), dy = mpt__ref_axis_lines(w, 1, offset);
-    mpt__ref_lines dx = mpt__ref_axis_lines(w, 2, offset);
+    const mpt__routines *routines = w->routines;
+    mpt__cpu_lines y = mpt__cpu_axis_lines(w, 0, offset), dy = mpt__cpu_axis_lines(w, 1, offset);
+    mpt__cpu_lines dx = mpt__cpu_axis_lines(w, 2, offset);
     mpt__real a[MPT__BLOCK], b[MPT__BLOCK], c[MPT__BLOCK], total[MPT__LINES];
-    mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum, words);
+    mpt__cpu_sum sum;
+    mpt__cpu_sum_init(&sum, routines);
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
-        const mpt__real *addend = mpt__ref_lines_in(&dy, lines, at, n, b);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, w->n - at);
+        const mpt__real *addend = mpt__cpu_lines_in(&dy, lines, at, n, b);
         if (!w->log) {
-            const mpt__real *by = mpt__ref_lines_in(&y, lines, at, n, a);
-            words->binary[MPT__BINARY_MUL](c, addend, by, n * lines, 0, 0);
+            const mpt__real *by = mpt__cpu_lines_in(&y, lines, at, n, a);
+            routines->binary[MPT__BINARY_MUL](c, addend, by, n * lines, 0, 0);
             addend = c;
         }
-        mpt__ref_lines_add(&sum, addend, lines, n, total);
+        mpt__cpu_lines_add(&sum, addend, lines, n, total);
     }
     for (int64_t at = 0; at < w->n; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->n - at);
-        const mpt__real *value = mpt__ref_lines_in(&y, lines, at, n, a);
-        const mpt__real *slope = mpt__ref_lines_in(&dy, lines, at, n, b);
-        mpt__real *out = mpt__ref_lines_place(&dx, lines, at, c);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, w->n - at);
+        const mpt__real *value = mpt__cpu_lines_in(&y, lines, at, n, a);
+        const mpt__real *slope = mpt__cpu_lines_in(&dy, lines, at, n, b);
+        mpt__real *out = mpt__cpu_lines_place(&dx, lines, at, c);
         if (w->log) {
-            words->unary[MPT__UNARY_EXP](a, value, n * lines, 0, 0);
-            mpt__ref_lines_each(words, MPT__EACH_MUL, a, a, total, lines, n);
-            words->binary[MPT__BINARY_SUB](out, slope, a, n * lines, 0, 0);
+            routines->unary[MPT__UNARY_EXP](a, value, n * lines, 0, 0);
+            mpt__cpu_lines_each(routines, MPT__EACH_MUL, a, a, total, lines, n);
+            routines->binary[MPT__BINARY_SUB](out, slope, a, n * lines, 0, 0);
         } else {
-            mpt__ref_lines_each(words, MPT__EACH_SUB, b, slope, total, lines, n);
-            words->binary[MPT__BINARY_MUL](out, value, b, n * lines, 0, 0);
+            mpt__cpu_lines_each(routines, MPT__EACH_SUB, b, slope, total, lines, n);
+            routines->binary[MPT__BINARY_MUL](out, value, b, n * lines, 0, 0);
         }
-        mpt__ref_lines_put(&dx, lines, at, n, out);
+        mpt__cpu_lines_put(&dx, lines, at, n, out);
     }
 }
 
-/* Rows that lie dense, where a level has words for them. */
-static void mpt__ref_softmax_rows(const mpt__ref_axis_work *w, const int64_t *offset,
+/* Rows that lie dense, where a level has routines for them. */
+static void mpt__cpu_softmax_rows(const mpt__cpu_axis_work *w, const int64_t *offset,
                                   int64_t lines) {
     mpt__real *row[3] = {NULL, NULL, NULL};
     for (int64_t r = 0; r < lines; r++) {
         for (int k = 0; k < w->operands; k++) {
-            int64_t at = offset[k] + r * mpt__ref_inner(&w->walk[k].loop);
+            int64_t at = offset[k] + r * mpt__cpu_inner(&w->walk[k].loop);
             row[k] = (mpt__real *)w->walk[k].view.data + at;
         }
         if (w->operands == 2) {
-            w->words->softmax(row[1], row[0], w->n, w->log);
+            w->routines->softmax(row[1], row[0], w->n, w->log);
         } else {
-            w->words->softmax_backward(row[2], row[0], row[1], w->n, w->log);
+            w->routines->softmax_backward(row[2], row[0], row[1], w->n, w->log);
         }
     }
 }
 
-static void mpt__ref_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
+static void mpt__cpu_softmax_run(const mpt__cpu_call *call, int operands, double ns) {
     const mpt__operand *o = call->launch->operand;
     const int axis = (int)call->launch->index[0];
-    mpt__ref_axis_work w;
+    mpt__cpu_axis_work w;
     w.side_by_side = true;
     w.log = call->launch->function == MPT__FN_LOG_SOFTMAX;
-    w.line = operands == 2 ? mpt__ref_softmax_lines : mpt__ref_softmax_backward_lines;
-    w.dense = call->words->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
+    w.line = operands == 2 ? mpt__cpu_softmax_lines : mpt__cpu_softmax_backward_lines;
+    w.dense = call->routines->softmax != NULL && o[0].shape[axis] > MPT__SHORT_LINE &&
               o[0].shape[axis] <= MPT__SUM_CHUNK;
     for (int k = 0; k < operands; k++) {
-        w.dense = w.dense && mpt__ref_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
+        w.dense = w.dense && mpt__cpu_is_real(o[k].dtype) && o[k].stride[axis] == 1 &&
                   o[k].access != MPT__ACCUMULATE;
     }
-    if (w.dense) w.line = mpt__ref_softmax_rows;
-    mpt__ref_axis_run(&w, call, operands, 0, axis, ns);
+    if (w.dense) w.line = mpt__cpu_softmax_rows;
+    mpt__cpu_axis_run(&w, call, operands, 0, axis, ns);
 }
-static void mpt__ref_softmax(const mpt__cpu_call *call) { mpt__ref_softmax_run(call, 2, 25.0); }
-static void mpt__ref_softmax_backward(const mpt__cpu_call *call) {
-    mpt__ref_softmax_run(call, 3, 15.0);
+static void mpt__cpu_softmax(const mpt__cpu_call *call) { mpt__cpu_softmax_run(call, 2, 25.0); }
+static void mpt__cpu_softmax_backward(const mpt__cpu_call *call) {
+    mpt__cpu_softmax_run(call, 3, 15.0);
 }
 
-/* ==== Norms: the words of their rows ==== */
+/* ==== Norms: the routines of their rows ==== */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-static MPT__INLINE mpt__real *mpt__ref_norm_row(const mpt__norm_block *b, int part, int64_t r) {
+static MPT__INLINE mpt__real *mpt__cpu_norm_row(const mpt__norm_block *b, int part, int64_t r) {
     return b->data[part] == NULL ? NULL : (mpt__real *)(void *)(b->data[part] + r * b->step[part]);
 }
 
-static MPT__INLINE mpt__real mpt__ref_norm_g(const mpt__norm_block *b, int64_t r, int64_t i) {
-    const mpt__real g = mpt__ref_norm_row(b, MPT__PART_DY, r)[i];
-    return b->relu && mpt__ref_norm_row(b, MPT__PART_MORE, r)[i] <= 0 ? 0 : g;
+static MPT__INLINE mpt__real mpt__cpu_norm_g(const mpt__norm_block *b, int64_t r, int64_t i) {
+    const mpt__real g = mpt__cpu_norm_row(b, MPT__PART_DY, r)[i];
+    return b->relu && mpt__cpu_norm_row(b, MPT__PART_MORE, r)[i] <= 0 ? 0 : g;
 }
 
 static MPT__INLINE const mpt__real *mpt__norm_from(const mpt__real *p, int64_t i) {
@@ -8885,7 +8887,7 @@ static void mpt__norm_begin_at(mpt__norm_block *one, const mpt__norm_block *b, i
 }
 
 /* Lanes in halves; then they begin anew. */
-static mpt__real mpt__ref_fold(mpt__real lane[MPT__NORM_LANES]) {
+static mpt__real mpt__cpu_fold(mpt__real lane[MPT__NORM_LANES]) {
     for (int half = MPT__NORM_LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] += lane[i + half];
     const mpt__real total = lane[0];
@@ -8899,9 +8901,9 @@ static void mpt__ref_norm_sums(mpt__norm_block *b) {
     memset(lane, 0, sizeof lane);
     if (b->lane != NULL) memcpy(lane, b->lane, sizeof lane);
     for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r), mean = b->mean[rows ? r : 0];
+        const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r), mean = b->mean[rows ? r : 0];
         for (int64_t i = 0; i < b->n; i++) {
-            mpt__real d = x[i] - mean, g = slopes ? mpt__ref_norm_g(b, r, i) : d;
+            mpt__real d = x[i] - mean, g = slopes ? mpt__cpu_norm_g(b, r, i) : d;
             if (slopes && !rows) g *= b->weight[i];
             lane[i % MPT__NORM_LANES] += g;
             lane[MPT__NORM_LANES + i % MPT__NORM_LANES] += g * d;
@@ -8909,7 +8911,7 @@ static void mpt__ref_norm_sums(mpt__norm_block *b) {
         if (b->lane != NULL) memcpy(b->lane, lane, sizeof lane);
         if (!rows && r + 1 < b->rows) continue;
         for (int k = 0; k < 2; k++) {
-            b->total[k] = mpt__ref_fold(lane + k * MPT__NORM_LANES);
+            b->total[k] = mpt__cpu_fold(lane + k * MPT__NORM_LANES);
             if (rows && b->sum[k] != NULL) b->sum[k][r] += b->total[k];
         }
     }
@@ -8917,9 +8919,9 @@ static void mpt__ref_norm_sums(mpt__norm_block *b) {
 
 static void mpt__ref_norm(mpt__norm_block *b) {
     for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
-        const mpt__real *more = mpt__ref_norm_row(b, MPT__PART_MORE, r);
-        mpt__real *y = mpt__ref_norm_row(b, MPT__PART_OUT, r);
+        const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r);
+        const mpt__real *more = mpt__cpu_norm_row(b, MPT__PART_MORE, r);
+        mpt__real *y = mpt__cpu_norm_row(b, MPT__PART_OUT, r);
         for (int64_t i = 0; i < b->n; i++) {
             const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
             mpt__real v = (x[i] - b->mean[of]) * b->rstd[of];
@@ -8934,13 +8936,13 @@ static void mpt__ref_norm(mpt__norm_block *b) {
 static void mpt__ref_norm_slope(mpt__norm_block *b) {
     const bool lines = b->mode == MPT__NORM_LINES;
     for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
-        const mpt__real *more = b->relu ? NULL : mpt__ref_norm_row(b, MPT__PART_MORE, r);
-        mpt__real *dx = mpt__ref_norm_row(b, MPT__PART_OUT, r);
-        mpt__real *rest = mpt__ref_norm_row(b, MPT__PART_REST, r);
+        const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r);
+        const mpt__real *more = b->relu ? NULL : mpt__cpu_norm_row(b, MPT__PART_MORE, r);
+        mpt__real *dx = mpt__cpu_norm_row(b, MPT__PART_OUT, r);
+        mpt__real *rest = mpt__cpu_norm_row(b, MPT__PART_REST, r);
         for (int64_t i = 0; i < b->n; i++) {
             const int64_t of = b->mode == MPT__NORM_COLUMNS ? i : r, c = b->mode ? i : r;
-            const mpt__real g = mpt__ref_norm_g(b, r, i), rstd = lines ? b->rstd[r] : 1;
+            const mpt__real g = mpt__cpu_norm_g(b, r, i), rstd = lines ? b->rstd[r] : 1;
             const mpt__real normal = (x[i] - b->mean[of]) * rstd;
             if (lines && b->sum[0] != NULL) b->sum[0][i] += g * normal;
             if (lines && b->sum[1] != NULL) b->sum[1][i] += g;
@@ -8954,10 +8956,10 @@ static void mpt__ref_norm_slope(mpt__norm_block *b) {
 
 static void mpt__ref_norm_columns(mpt__norm_block *b) {
     for (int64_t r = 0; r < b->rows; r++) {
-        const mpt__real *x = mpt__ref_norm_row(b, MPT__PART_X, r);
+        const mpt__real *x = mpt__cpu_norm_row(b, MPT__PART_X, r);
         for (int64_t i = 0; i < b->n; i++) {
             const mpt__real d = x[i] - b->mean[i];
-            const mpt__real g = b->data[MPT__PART_DY] != NULL ? mpt__ref_norm_g(b, r, i) : d;
+            const mpt__real g = b->data[MPT__PART_DY] != NULL ? mpt__cpu_norm_g(b, r, i) : d;
             b->sum[0][i] += g;
             b->sum[1][i] += g * d;
         }
@@ -8976,17 +8978,17 @@ static void mpt__ref_norm_columns(mpt__norm_block *b) {
 #define MPT__GEMM_N 64
 #define MPT__GEMM_K (MPT__BLOCK / 16)
 
-typedef struct mpt__ref_gemm_work {
+typedef struct mpt__cpu_gemm_work {
     const mpt__launch *launch;
-    mpt__ref_view view[4]; /* a, b, bias, out */
+    mpt__cpu_view view[4]; /* a, b, bias, out */
     mpt__real alpha;
     int64_t m, n, k, tiles_m, tiles_n;
     int64_t row_stride[4];    /* between neighbours in a row */
     mpt__unary_fn activation; /* NULL: none */
-} mpt__ref_gemm_work;
+} mpt__cpu_gemm_work;
 
 /* Rounds values of one dtype to another, the compute dtype. */
-static void mpt__ref_round(mpt__real *x, int64_t n, int from, int compute) {
+static void mpt__cpu_round(mpt__real *x, int64_t n, int from, int compute) {
     if (from == compute) return;
     for (int64_t i = 0; compute == MPT_F16 && i < n; i++) {
         x[i] = (mpt__real)mpt__f16_to_f32(mpt__f32_to_f16((float)x[i]));
@@ -8997,15 +8999,15 @@ static void mpt__ref_round(mpt__real *x, int64_t n, int from, int compute) {
 }
 
 /* Loads a run of an input of the GEMM and rounds it to the compute dtype. */
-static void mpt__ref_gemm_get(const mpt__ref_gemm_work *w, int operand, int64_t offset,
+static void mpt__cpu_gemm_get(const mpt__cpu_gemm_work *w, int operand, int64_t offset,
                               mpt__real *x, int64_t n) {
-    const mpt__ref_view *view = &w->view[operand];
-    mpt__ref_get(view, offset, w->row_stride[operand], x, n);
-    mpt__ref_round(x, n, view->dtype, w->launch->compute_dtype);
+    const mpt__cpu_view *view = &w->view[operand];
+    mpt__cpu_get(view, offset, w->row_stride[operand], x, n);
+    mpt__cpu_round(x, n, view->dtype, w->launch->compute_dtype);
 }
 
 /* Where element [batch, row, column] of an operand lies. */
-static int64_t mpt__ref_gemm_at(const mpt__ref_gemm_work *w, int operand, int64_t batch,
+static int64_t mpt__cpu_gemm_at(const mpt__cpu_gemm_work *w, int operand, int64_t batch,
                                 int64_t row, int64_t column) {
     const mpt__operand *o = &w->launch->operand[operand], *out = &w->launch->operand[3];
     int64_t offset = row * o->stride[out->rank - 2] + column * o->stride[out->rank - 1];
@@ -9017,7 +9019,7 @@ static int64_t mpt__ref_gemm_at(const mpt__ref_gemm_work *w, int operand, int64_
 }
 
 /* sum += a[rows, k] b[k, columns], k ascending. */
-static void mpt__ref_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
+static void mpt__cpu_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
                                 mpt__real a[MPT__GEMM_M][MPT__GEMM_K],
                                 mpt__real b[MPT__GEMM_K][MPT__GEMM_N], int64_t rows,
                                 int64_t columns, int64_t k) {
@@ -9029,39 +9031,39 @@ static void mpt__ref_gemm_panel(mpt__real sum[MPT__GEMM_M][MPT__GEMM_N],
     }
 }
 
-static void mpt__ref_gemm_tile(void *work, int64_t tile, int thread) {
-    const mpt__ref_gemm_work *w = (const mpt__ref_gemm_work *)work;
+static void mpt__cpu_gemm_tile(void *work, int64_t tile, int thread) {
+    const mpt__cpu_gemm_work *w = (const mpt__cpu_gemm_work *)work;
     mpt__real sum[MPT__GEMM_M][MPT__GEMM_N], a[MPT__GEMM_M][MPT__GEMM_K];
     mpt__real b[MPT__GEMM_K][MPT__GEMM_N], bias[MPT__GEMM_N];
     int64_t n0 = tile % w->tiles_n * MPT__GEMM_N, m0 = tile / w->tiles_n % w->tiles_m * MPT__GEMM_M;
     int64_t batch = tile / (w->tiles_n * w->tiles_m);
-    int64_t rows = mpt__ref_min(MPT__GEMM_M, w->m - m0);
-    int64_t columns = mpt__ref_min(MPT__GEMM_N, w->n - n0);
+    int64_t rows = mpt__cpu_min(MPT__GEMM_M, w->m - m0);
+    int64_t columns = mpt__cpu_min(MPT__GEMM_N, w->n - n0);
     (void)thread;
     memset(sum, 0, sizeof sum);
     for (int64_t k0 = 0; k0 < w->k; k0 += MPT__GEMM_K) {
-        int64_t k = mpt__ref_min(MPT__GEMM_K, w->k - k0);
+        int64_t k = mpt__cpu_min(MPT__GEMM_K, w->k - k0);
         for (int64_t i = 0; i < rows; i++) {
-            mpt__ref_gemm_get(w, 0, mpt__ref_gemm_at(w, 0, batch, m0 + i, k0), a[i], k);
+            mpt__cpu_gemm_get(w, 0, mpt__cpu_gemm_at(w, 0, batch, m0 + i, k0), a[i], k);
         }
         for (int64_t p = 0; p < k; p++) {
-            mpt__ref_gemm_get(w, 1, mpt__ref_gemm_at(w, 1, batch, k0 + p, n0), b[p], columns);
+            mpt__cpu_gemm_get(w, 1, mpt__cpu_gemm_at(w, 1, batch, k0 + p, n0), b[p], columns);
         }
-        mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
+        mpt__cpu_gemm_panel(sum, a, b, rows, columns, k);
     }
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < columns; j++) sum[i][j] *= w->alpha;
         if (w->view[2].data != NULL) {
-            mpt__ref_gemm_get(w, 2, mpt__ref_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
+            mpt__cpu_gemm_get(w, 2, mpt__cpu_gemm_at(w, 2, batch, m0 + i, n0), bias, columns);
             for (int64_t j = 0; j < columns; j++) sum[i][j] += bias[j];
         }
         if (w->activation != NULL) w->activation(sum[i], sum[i], columns, 0, 0);
-        mpt__ref_put_block(&w->view[3], mpt__ref_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
+        mpt__cpu_put_block(&w->view[3], mpt__cpu_gemm_at(w, 3, batch, m0 + i, n0), w->row_stride[3],
                            sum[i], columns);
     }
 }
 
-static void mpt__ref_gemm(const mpt__cpu_call *call) {
+static void mpt__cpu_gemm(const mpt__cpu_call *call) {
     /* Indexed by mpt_activation. */
     static const uint8_t activation[] = {0,
                                          MPT__UNARY_RELU,
@@ -9071,27 +9073,27 @@ static void mpt__ref_gemm(const mpt__cpu_call *call) {
                                          MPT__UNARY_SIGMOID};
     const mpt__launch *launch = call->launch;
     const mpt__operand *out = &launch->operand[3];
-    mpt__ref_gemm_work w;
+    mpt__cpu_gemm_work w;
     w.launch = launch;
     for (int x = 0; x < 4; x++) {
-        w.view[x] = mpt__ref_view_of(call, x);
+        w.view[x] = mpt__cpu_view_of(call, x);
         w.row_stride[x] = launch->operand[x].stride[out->rank - 1];
     }
     w.alpha = (mpt__real)launch->imm[0];
     w.m = out->shape[out->rank - 2];
     w.n = out->shape[out->rank - 1];
     w.k = launch->operand[0].shape[out->rank - 1];
-    w.tiles_m = mpt__ref_chunks(w.m, MPT__GEMM_M);
-    w.tiles_n = mpt__ref_chunks(w.n, MPT__GEMM_N);
+    w.tiles_m = mpt__cpu_chunks(w.m, MPT__GEMM_M);
+    w.tiles_n = mpt__cpu_chunks(w.n, MPT__GEMM_N);
     w.activation = NULL;
     if (launch->activation != MPT_ACTIVATION_NONE) {
-        w.activation = call->words->unary[activation[launch->activation]];
+        w.activation = call->routines->unary[activation[launch->activation]];
     }
     int64_t batches = 1;
     for (int d = 0; d < out->rank - 2; d++) batches *= out->shape[d];
     /* About 2 multiplications and additions per nanosecond, and 2 ns for each output. */
     double cost = (double)batches * (double)w.m * (double)w.n * ((double)w.k * 0.5 + 2);
-    mpt__parallel(call->pool, batches * w.tiles_m * w.tiles_n, (int64_t)cost, mpt__ref_gemm_tile,
+    mpt__parallel(call->pool, batches * w.tiles_m * w.tiles_n, (int64_t)cost, mpt__cpu_gemm_tile,
                   &w);
 }
 
@@ -9102,67 +9104,67 @@ static void mpt__ref_gemm(const mpt__cpu_call *call) {
 /* ==== Losses ==== */
 
 /* What NLL and CROSS_ENTROPY and their backward share. Absent operands have no data. */
-typedef struct mpt__ref_loss_work {
+typedef struct mpt__cpu_loss_work {
     const mpt__cpu_call *call;
-    mpt__ref_view x, target, weight, divisor, gradient, log_sum, out;
+    mpt__cpu_view x, target, weight, divisor, gradient, log_sum, out;
     int64_t x_stride[2], out_stride[2], log_sum_stride[2]; /* log_sum: maximum, and the rest */
     int64_t target_stride, weight_stride, gradient_stride;
     int64_t rows, classes;
     mpt__real smoothing, weight_sum;
     mpt__real *row_loss, *row_weight; /* [rows] */
     bool from_logits;
-} mpt__ref_loss_work;
+} mpt__cpu_loss_work;
 
 /* An operand of rank 1 or 2, or an absent one; returns its first stride. */
-static int64_t mpt__ref_loss_operand(const mpt__cpu_call *call, int operand, mpt__ref_view *view,
+static int64_t mpt__cpu_loss_operand(const mpt__cpu_call *call, int operand, mpt__cpu_view *view,
                                      int64_t stride[2]) {
     const mpt__operand *o = &call->launch->operand[operand];
     bool present = call->data[operand] != NULL && o->rank > 0;
     int64_t first = present ? o->stride[0] : 0;
-    *view = mpt__ref_view_of(call, operand);
+    *view = mpt__cpu_view_of(call, operand);
     if (stride != NULL) stride[0] = first, stride[1] = present ? o->stride[1] : 0;
     return first;
 }
 
 /* The class of a sample, or -1 where it is ignored or bad. */
-static int64_t mpt__ref_target(const mpt__ref_loss_work *w, int64_t row) {
-    int64_t t = mpt__ref_get_integer(&w->target, row * w->target_stride);
+static int64_t mpt__cpu_target(const mpt__cpu_loss_work *w, int64_t row) {
+    int64_t t = mpt__cpu_get_integer(&w->target, row * w->target_stride);
     return t == w->call->launch->index[0] || t < 0 || t >= w->classes ? -1 : t;
 }
 
-static mpt__real mpt__ref_class_weight(const mpt__ref_loss_work *w, int64_t c) {
-    return w->weight.data != NULL ? mpt__ref_get_one(&w->weight, c * w->weight_stride) : 1;
+static mpt__real mpt__cpu_class_weight(const mpt__cpu_loss_work *w, int64_t c) {
+    return w->weight.data != NULL ? mpt__cpu_get_one(&w->weight, c * w->weight_stride) : 1;
 }
 
 /* Adds up, over the classes, weight (log_sum - x) with log_sum given relative to `most`; or, where
    x is NULL, the weights. */
-static mpt__real mpt__ref_weighted_sum(const mpt__ref_loss_work *w, const mpt__ref_view *view,
+static mpt__real mpt__cpu_weighted_sum(const mpt__cpu_loss_work *w, const mpt__cpu_view *view,
                                        int64_t offset, mpt__real most, mpt__real log_sum) {
-    const mpt__words *words = w->call->words;
+    const mpt__routines *routines = w->call->routines;
     mpt__real x[MPT__BLOCK], weight[MPT__BLOCK];
-    mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum, words);
+    mpt__cpu_sum sum;
+    mpt__cpu_sum_init(&sum, routines);
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->classes - at);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, w->classes - at);
         const mpt__real *by = weight, *addend = x;
         if (w->weight.data != NULL) {
-            by = mpt__ref_in(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
+            by = mpt__cpu_in(&w->weight, at * w->weight_stride, w->weight_stride, weight, n);
         }
         if (view != NULL) {
-            mpt__ref_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
+            mpt__cpu_get(view, offset + at * w->x_stride[1], w->x_stride[1], x, n);
             for (int64_t i = 0; i < n; i++) x[i] = log_sum - (x[i] - most);
-            if (w->weight.data != NULL) words->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
+            if (w->weight.data != NULL) routines->binary[MPT__BINARY_MUL](x, x, by, n, 0, 0);
         } else {
             addend = by;
         }
-        mpt__ref_sum_add(&sum, addend, n);
+        mpt__cpu_sum_add(&sum, addend, n);
     }
-    return mpt__ref_sum_total(&sum);
+    return mpt__cpu_sum_total(&sum);
 }
 
-static mpt__ref_lines mpt__ref_loss_lines(const mpt__ref_view *view, const int64_t stride[2],
+static mpt__cpu_lines mpt__cpu_loss_lines(const mpt__cpu_view *view, const int64_t stride[2],
                                           int64_t row) {
-    mpt__ref_lines l;
+    mpt__cpu_lines l;
     l.view = *view;
     l.offset = row * stride[0];
     l.step = stride[0];
@@ -9172,21 +9174,21 @@ static mpt__ref_lines mpt__ref_loss_lines(const mpt__ref_view *view, const int64
 
 /* Loss and weight of one sample. From logits: (1 - e) w (lse - x[t]) + e / C sum_c w_c (lse - x_c),
    the maximum kept apart so that large logits lose no digits. */
-static void mpt__ref_loss_row(const mpt__ref_loss_work *w, int64_t row, mpt__real most,
+static void mpt__cpu_loss_row(const mpt__cpu_loss_work *w, int64_t row, mpt__real most,
                               mpt__real log_sum) {
-    int64_t t = mpt__ref_target(w, row), offset = row * w->x_stride[0];
+    int64_t t = mpt__cpu_target(w, row), offset = row * w->x_stride[0];
     mpt__real weight = 0, loss = 0;
     if (w->from_logits) {
         int64_t to = row * w->log_sum_stride[0];
-        mpt__ref_put_one(&w->log_sum, to, most);
-        mpt__ref_put_one(&w->log_sum, to + w->log_sum_stride[1], log_sum);
+        mpt__cpu_put_one(&w->log_sum, to, most);
+        mpt__cpu_put_one(&w->log_sum, to + w->log_sum_stride[1], log_sum);
     }
     if (t >= 0) {
-        mpt__real x = mpt__ref_get_one(&w->x, offset + t * w->x_stride[1]);
-        weight = mpt__ref_class_weight(w, t);
+        mpt__real x = mpt__cpu_get_one(&w->x, offset + t * w->x_stride[1]);
+        weight = mpt__cpu_class_weight(w, t);
         loss = weight * (log_sum - (x - most));
         if (w->smoothing != 0) {
-            mpt__real all = mpt__ref_weighted_sum(w, &w->x, offset, most, log_sum);
+            mpt__real all = mpt__cpu_weighted_sum(w, &w->x, offset, most, log_sum);
             loss = (1 - w->smoothing) * loss + w->smoothing / (mpt__real)w->classes * all;
         }
     }
@@ -9194,31 +9196,31 @@ static void mpt__ref_loss_row(const mpt__ref_loss_work *w, int64_t row, mpt__rea
     w->row_weight[row] = weight;
 }
 
-static void mpt__ref_loss_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
-    int64_t rows = mpt__ref_chunk_rows(w->classes), row = chunk * rows;
-    int64_t end = mpt__ref_min(row + rows, w->rows);
+static void mpt__cpu_loss_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_loss_work *w = (const mpt__cpu_loss_work *)work;
+    int64_t rows = mpt__cpu_chunk_rows(w->classes), row = chunk * rows;
+    int64_t end = mpt__cpu_min(row + rows, w->rows);
     mpt__real most[MPT__LINES], sum[MPT__LINES], e[MPT__BLOCK];
-    mpt__ref_lines nowhere;
+    mpt__cpu_lines nowhere;
     (void)thread;
     memset(&nowhere, 0, sizeof nowhere);
     most[0] = sum[0] = 0; /* of log-probabilities */
     for (int64_t lines; row < end; row += lines) {
-        lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - row) : 1;
+        lines = w->from_logits ? mpt__cpu_side_by_side(w->classes, end - row) : 1;
         if (w->from_logits) {
-            mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, row);
-            mpt__ref_lines_sums(&from, &nowhere, lines, w->classes, false, most, sum, e);
-            w->call->words->unary[MPT__UNARY_LOG](sum, sum, lines, 0, 0);
+            mpt__cpu_lines from = mpt__cpu_loss_lines(&w->x, w->x_stride, row);
+            mpt__cpu_lines_sums(&from, &nowhere, lines, w->classes, false, most, sum, e);
+            w->call->routines->unary[MPT__UNARY_LOG](sum, sum, lines, 0, 0);
         }
-        for (int64_t r = 0; r < lines; r++) mpt__ref_loss_row(w, row + r, most[r], sum[r]);
+        for (int64_t r = 0; r < lines; r++) mpt__cpu_loss_row(w, row + r, most[r], sum[r]);
     }
 }
 
 /* Notes the first bad target in the error word, unless an earlier error stands there. */
-static void mpt__ref_check_targets(const mpt__ref_loss_work *w) {
+static void mpt__cpu_check_targets(const mpt__cpu_loss_work *w) {
     mpt__scalar *scalars = w->call->scalars;
     for (int64_t row = 0; row < w->rows && scalars[MPT__SLOT_ERROR].i == 0; row++) {
-        int64_t t = mpt__ref_get_integer(&w->target, row * w->target_stride);
+        int64_t t = mpt__cpu_get_integer(&w->target, row * w->target_stride);
         if (t != w->call->launch->index[0] && (t < 0 || t >= w->classes)) {
             scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
             scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
@@ -9230,87 +9232,87 @@ static void mpt__ref_check_targets(const mpt__ref_loss_work *w) {
 }
 
 /* Operands as NLL has them; those of CROSS_ENTROPY begin alike. */
-static void mpt__ref_loss(const mpt__cpu_call *call, bool from_logits) {
+static void mpt__cpu_loss(const mpt__cpu_call *call, bool from_logits) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_view divisor = mpt__ref_view_of(call, 4);
-    mpt__ref_loss_work w;
+    mpt__cpu_view divisor = mpt__cpu_view_of(call, 4);
+    mpt__cpu_loss_work w;
     memset(&w, 0, sizeof w);
     w.call = call;
     w.rows = launch->operand[0].shape[0];
     w.classes = launch->operand[0].shape[1];
-    mpt__ref_loss_operand(call, 0, &w.x, w.x_stride);
-    w.target_stride = mpt__ref_loss_operand(call, 1, &w.target, NULL);
-    w.weight_stride = mpt__ref_loss_operand(call, 2, &w.weight, NULL);
-    int64_t out_stride = mpt__ref_loss_operand(call, 3, &w.out, NULL);
+    mpt__cpu_loss_operand(call, 0, &w.x, w.x_stride);
+    w.target_stride = mpt__cpu_loss_operand(call, 1, &w.target, NULL);
+    w.weight_stride = mpt__cpu_loss_operand(call, 2, &w.weight, NULL);
+    int64_t out_stride = mpt__cpu_loss_operand(call, 3, &w.out, NULL);
     w.row_loss = (mpt__real *)call->workspace;
     w.row_weight = w.rows > 0 ? w.row_loss + w.rows : NULL; /* no rows: no workspace */
     w.from_logits = from_logits;
     if (from_logits) {
-        mpt__ref_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
+        mpt__cpu_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
         w.smoothing = (mpt__real)launch->imm[0];
     }
-    mpt__ref_check_targets(&w);
-    mpt__parallel(call->pool, mpt__ref_chunks(w.rows, mpt__ref_chunk_rows(w.classes)),
-                  w.rows * (30 + mpt__ref_cost(call, w.classes, from_logits ? 15.0 : 0.0)),
-                  mpt__ref_loss_chunk, &w);
+    mpt__cpu_check_targets(&w);
+    mpt__parallel(call->pool, mpt__cpu_chunks(w.rows, mpt__cpu_chunk_rows(w.classes)),
+                  w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 15.0 : 0.0)),
+                  mpt__cpu_loss_chunk, &w);
 
     if (launch->reduction == MPT_NONE) {
         for (int64_t at = 0; at < w.rows; at += MPT__BLOCK) {
-            mpt__ref_put_block(&w.out, at * out_stride, out_stride, w.row_loss + at,
-                               mpt__ref_min(MPT__BLOCK, w.rows - at));
+            mpt__cpu_put_block(&w.out, at * out_stride, out_stride, w.row_loss + at,
+                               mpt__cpu_min(MPT__BLOCK, w.rows - at));
         }
-        mpt__ref_put_one(&divisor, 0, 1);
+        mpt__cpu_put_one(&divisor, 0, 1);
         return;
     }
-    mpt__ref_sum loss, weight;
-    mpt__ref_sum_init(&loss, call->words);
-    mpt__ref_sum_init(&weight, call->words);
-    mpt__ref_sum_add(&loss, w.row_loss, w.rows);
-    mpt__ref_sum_add(&weight, w.row_weight, w.rows);
-    mpt__real by = launch->reduction == MPT_MEAN ? mpt__ref_sum_total(&weight) : 1;
-    mpt__ref_put_one(&w.out, 0, mpt__ref_sum_total(&loss) / by);
-    mpt__ref_put_one(&divisor, 0, by);
+    mpt__cpu_sum loss, weight;
+    mpt__cpu_sum_init(&loss, call->routines);
+    mpt__cpu_sum_init(&weight, call->routines);
+    mpt__cpu_sum_add(&loss, w.row_loss, w.rows);
+    mpt__cpu_sum_add(&weight, w.row_weight, w.rows);
+    mpt__real by = launch->reduction == MPT_MEAN ? mpt__cpu_sum_total(&weight) : 1;
+    mpt__cpu_put_one(&w.out, 0, mpt__cpu_sum_total(&loss) / by);
+    mpt__cpu_put_one(&divisor, 0, by);
 }
 
-static int64_t mpt__ref_loss_workspace(const mpt__launch *launch, int threads) {
+static int64_t mpt__cpu_loss_workspace(const mpt__launch *launch, int threads) {
     (void)threads;
     return launch->operand[0].shape[0] * 2 * (int64_t)sizeof(mpt__real);
 }
 
-static void mpt__ref_nll(const mpt__cpu_call *call) { mpt__ref_loss(call, false); }
-static void mpt__ref_cross_entropy(const mpt__cpu_call *call) { mpt__ref_loss(call, true); }
+static void mpt__cpu_nll(const mpt__cpu_call *call) { mpt__cpu_loss(call, false); }
+static void mpt__cpu_cross_entropy(const mpt__cpu_call *call) { mpt__cpu_loss(call, true); }
 
 /* What a sample's loss gets of the gradient: dloss, divided where the loss was a mean. */
-static mpt__real mpt__ref_row_gradient(const mpt__ref_loss_work *w, int64_t row) {
+static mpt__real mpt__cpu_row_gradient(const mpt__cpu_loss_work *w, int64_t row) {
     uint8_t reduction = w->call->launch->reduction;
     int64_t at = reduction == MPT_NONE ? row * w->gradient_stride : 0;
-    mpt__real g = mpt__ref_get_one(&w->gradient, at);
-    return reduction == MPT_MEAN ? g / mpt__ref_get_one(&w->divisor, 0) : g;
+    mpt__real g = mpt__cpu_get_one(&w->gradient, at);
+    return reduction == MPT_MEAN ? g / mpt__cpu_get_one(&w->divisor, 0) : g;
 }
 
 /* Rows under way together: the class of each, and its factors (1 - e) w_t and g. */
-typedef struct mpt__ref_loss_rows {
+typedef struct mpt__cpu_loss_rows {
     int64_t row, lines, target[MPT__LINES];
     mpt__real scale[MPT__LINES], g[MPT__LINES], most[MPT__LINES], log_sum[MPT__LINES];
-} mpt__ref_loss_rows;
+} mpt__cpu_loss_rows;
 
 /* dx = (1 - e) w_t p + e / C (p sum(w) - w) with p = softmax(x), for classes at .. at+n-1. */
-static void mpt__ref_logit_slopes(const mpt__ref_loss_work *w, const mpt__ref_loss_rows *rows,
+static void mpt__cpu_logit_slopes(const mpt__cpu_loss_work *w, const mpt__cpu_loss_rows *rows,
                                   int64_t at, int64_t n, mpt__real *dx) {
-    const mpt__words *words = w->call->words;
+    const mpt__routines *routines = w->call->routines;
     const int64_t lines = rows->lines;
     mpt__real p[MPT__BLOCK], smooth = w->smoothing / (mpt__real)w->classes;
-    mpt__ref_lines from = mpt__ref_loss_lines(&w->x, w->x_stride, rows->row);
-    const mpt__real *x = mpt__ref_lines_in(&from, lines, at, n, p);
+    mpt__cpu_lines from = mpt__cpu_loss_lines(&w->x, w->x_stride, rows->row);
+    const mpt__real *x = mpt__cpu_lines_in(&from, lines, at, n, p);
     if (w->log_sum.data != NULL) {
-        mpt__ref_lines_each(words, MPT__EACH_SUB, p, x, rows->most, lines, n);
-        mpt__ref_lines_each(words, MPT__EACH_SUB, p, p, rows->log_sum, lines, n);
+        mpt__cpu_lines_each(routines, MPT__EACH_SUB, p, x, rows->most, lines, n);
+        mpt__cpu_lines_each(routines, MPT__EACH_SUB, p, p, rows->log_sum, lines, n);
         x = p;
     }
-    words->unary[MPT__UNARY_EXP](p, x, n * lines, 0, 0);
-    mpt__ref_lines_each(words, MPT__EACH_MUL, dx, p, rows->scale, lines, n);
+    routines->unary[MPT__UNARY_EXP](p, x, n * lines, 0, 0);
+    mpt__cpu_lines_each(routines, MPT__EACH_MUL, dx, p, rows->scale, lines, n);
     for (int64_t i = 0; smooth != 0 && i < n; i++) {
-        mpt__real weight = mpt__ref_class_weight(w, at + i);
+        mpt__real weight = mpt__cpu_class_weight(w, at + i);
         for (int64_t k = i * lines; k < (i + 1) * lines; k++) {
             dx[k] += smooth * (p[k] * w->weight_sum - weight);
         }
@@ -9318,7 +9320,7 @@ static void mpt__ref_logit_slopes(const mpt__ref_loss_work *w, const mpt__ref_lo
 }
 
 /* Ignored samples get 0; and an infinite g leaves those classes 0 whose factor is 0. */
-static void mpt__ref_odd_row(const mpt__ref_loss_rows *rows, int64_t r, int64_t n, mpt__real *dx) {
+static void mpt__cpu_odd_row(const mpt__cpu_loss_rows *rows, int64_t r, int64_t n, mpt__real *dx) {
     for (int64_t i = r; i < n * rows->lines; i += rows->lines) {
         dx[i] = rows->target[r] < 0 || dx[i] == 0 ? 0 : rows->g[r] * dx[i];
     }
@@ -9326,23 +9328,23 @@ static void mpt__ref_odd_row(const mpt__ref_loss_rows *rows, int64_t r, int64_t 
 
 /* The gradient of some rows. NLL: -g w at the target. From logits, with p = softmax(x):
    g ((1 - e) w_t (p - onehot) + e / C (p sum(w) - w)). */
-static void mpt__ref_loss_backward_rows(const mpt__ref_loss_work *w, mpt__ref_loss_rows *rows) {
+static void mpt__cpu_loss_backward_rows(const mpt__cpu_loss_work *w, mpt__cpu_loss_rows *rows) {
     const int64_t lines = rows->lines;
     mpt__real dx[MPT__BLOCK], by[MPT__LINES];
-    mpt__ref_lines to = mpt__ref_loss_lines(&w->out, w->out_stride, rows->row);
+    mpt__cpu_lines to = mpt__cpu_loss_lines(&w->out, w->out_stride, rows->row);
     for (int64_t r = 0; r < lines; r++) {
-        int64_t t = rows->target[r] = mpt__ref_target(w, rows->row + r);
+        int64_t t = rows->target[r] = mpt__cpu_target(w, rows->row + r);
         int64_t sums = (rows->row + r) * w->log_sum_stride[0];
-        rows->scale[r] = t < 0 ? 0 : (1 - w->smoothing) * mpt__ref_class_weight(w, t);
-        rows->g[r] = t < 0 ? 0 : mpt__ref_row_gradient(w, rows->row + r);
+        rows->scale[r] = t < 0 ? 0 : (1 - w->smoothing) * mpt__cpu_class_weight(w, t);
+        rows->g[r] = t < 0 ? 0 : mpt__cpu_row_gradient(w, rows->row + r);
         if (w->log_sum.data == NULL) continue;
-        rows->most[r] = mpt__ref_get_one(&w->log_sum, sums);
-        rows->log_sum[r] = mpt__ref_get_one(&w->log_sum, sums + w->log_sum_stride[1]);
+        rows->most[r] = mpt__cpu_get_one(&w->log_sum, sums);
+        rows->log_sum[r] = mpt__cpu_get_one(&w->log_sum, sums + w->log_sum_stride[1]);
     }
     for (int64_t at = 0; at < w->classes; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, w->classes - at);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, w->classes - at);
         if (w->from_logits) {
-            mpt__ref_logit_slopes(w, rows, at, n, dx);
+            mpt__cpu_logit_slopes(w, rows, at, n, dx);
         } else {
             memset(dx, 0, (size_t)n * sizeof *dx);
         }
@@ -9350,79 +9352,79 @@ static void mpt__ref_loss_backward_rows(const mpt__ref_loss_work *w, mpt__ref_lo
             int64_t t = rows->target[r] - at;
             bool odd = rows->target[r] < 0 || !mpt__real_is_finite(rows->g[r]);
             if (t >= 0 && t < n) dx[t * lines + r] -= rows->scale[r];
-            if (odd) mpt__ref_odd_row(rows, r, n, dx);
+            if (odd) mpt__cpu_odd_row(rows, r, n, dx);
             by[r] = odd ? 1 : rows->g[r];
             if (!w->from_logits && t >= 0 && t < n) dx[t] *= by[0];
         }
         if (w->from_logits) {
-            mpt__ref_lines_each(w->call->words, MPT__EACH_MUL, dx, dx, by, lines, n);
+            mpt__cpu_lines_each(w->call->routines, MPT__EACH_MUL, dx, dx, by, lines, n);
         }
-        mpt__ref_lines_put(&to, lines, at, n, dx);
+        mpt__cpu_lines_put(&to, lines, at, n, dx);
     }
 }
 
-static void mpt__ref_loss_backward_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_loss_work *w = (const mpt__ref_loss_work *)work;
-    int64_t step = mpt__ref_chunk_rows(w->classes), end = mpt__ref_min((chunk + 1) * step, w->rows);
-    mpt__ref_loss_rows rows;
+static void mpt__cpu_loss_backward_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_loss_work *w = (const mpt__cpu_loss_work *)work;
+    int64_t step = mpt__cpu_chunk_rows(w->classes), end = mpt__cpu_min((chunk + 1) * step, w->rows);
+    mpt__cpu_loss_rows rows;
     (void)thread;
     for (rows.row = chunk * step; rows.row < end; rows.row += rows.lines) {
-        rows.lines = w->from_logits ? mpt__ref_side_by_side(w->classes, end - rows.row) : 1;
-        mpt__ref_loss_backward_rows(w, &rows);
+        rows.lines = w->from_logits ? mpt__cpu_side_by_side(w->classes, end - rows.row) : 1;
+        mpt__cpu_loss_backward_rows(w, &rows);
     }
 }
 
 /* `first` is the operand of the targets; weights, divisor and dloss follow it. */
-static void mpt__ref_loss_backward(const mpt__cpu_call *call, bool from_logits) {
+static void mpt__cpu_loss_backward(const mpt__cpu_call *call, bool from_logits) {
     const int first = from_logits ? 1 : 0, out = from_logits ? 6 : 4;
-    mpt__ref_loss_work w;
+    mpt__cpu_loss_work w;
     memset(&w, 0, sizeof w);
     w.call = call;
     w.from_logits = from_logits;
     w.rows = call->launch->operand[out].shape[0];
     w.classes = call->launch->operand[out].shape[1];
-    w.target_stride = mpt__ref_loss_operand(call, first, &w.target, NULL);
-    w.weight_stride = mpt__ref_loss_operand(call, first + 1, &w.weight, NULL);
-    w.divisor = mpt__ref_view_of(call, first + 2);
-    w.gradient_stride = mpt__ref_loss_operand(call, first + 3, &w.gradient, NULL);
-    mpt__ref_loss_operand(call, out, &w.out, w.out_stride);
+    w.target_stride = mpt__cpu_loss_operand(call, first, &w.target, NULL);
+    w.weight_stride = mpt__cpu_loss_operand(call, first + 1, &w.weight, NULL);
+    w.divisor = mpt__cpu_view_of(call, first + 2);
+    w.gradient_stride = mpt__cpu_loss_operand(call, first + 3, &w.gradient, NULL);
+    mpt__cpu_loss_operand(call, out, &w.out, w.out_stride);
     if (from_logits) {
-        mpt__ref_loss_operand(call, 0, &w.x, w.x_stride);
-        mpt__ref_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
+        mpt__cpu_loss_operand(call, 0, &w.x, w.x_stride);
+        mpt__cpu_loss_operand(call, 5, &w.log_sum, w.log_sum_stride);
         w.smoothing = (mpt__real)call->launch->imm[0];
     }
     w.weight_sum =
-        w.weight.data != NULL ? mpt__ref_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
-    mpt__parallel(call->pool, mpt__ref_chunks(w.rows, mpt__ref_chunk_rows(w.classes)),
-                  w.rows * (30 + mpt__ref_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
-                  mpt__ref_loss_backward_chunk, &w);
+        w.weight.data != NULL ? mpt__cpu_weighted_sum(&w, NULL, 0, 0, 0) : (mpt__real)w.classes;
+    mpt__parallel(call->pool, mpt__cpu_chunks(w.rows, mpt__cpu_chunk_rows(w.classes)),
+                  w.rows * (30 + mpt__cpu_cost(call, w.classes, from_logits ? 12.0 : 2.0)),
+                  mpt__cpu_loss_backward_chunk, &w);
 }
 
-static void mpt__ref_nll_backward(const mpt__cpu_call *call) {
-    mpt__ref_loss_backward(call, false);
+static void mpt__cpu_nll_backward(const mpt__cpu_call *call) {
+    mpt__cpu_loss_backward(call, false);
 }
-static void mpt__ref_cross_entropy_backward(const mpt__cpu_call *call) {
-    mpt__ref_loss_backward(call, true);
+static void mpt__cpu_cross_entropy_backward(const mpt__cpu_call *call) {
+    mpt__cpu_loss_backward(call, true);
 }
 
 /* ==== Pair losses ==== */
 
 /* n elements' values (by = -1), or slopes by operand `by`. */
 #define MPT__PAIR_TAKES \
-    const mpt__words *words, const mpt__real *const in[4], int64_t n, int by, mpt__real p, \
+    const mpt__routines *routines, const mpt__real *const in[4], int64_t n, int by, mpt__real p, \
         mpt__real r, mpt__real *out
-#define MPT__PAIR_GIVES words, in, n, by, p, r, out
-typedef void (*mpt__ref_pair_fn)(MPT__PAIR_TAKES);
+#define MPT__PAIR_GIVES routines, in, n, by, p, r, out
+typedef void (*mpt__cpu_pair_fn)(MPT__PAIR_TAKES);
 
-/* What a row of MPT__PAIRS computes of one element: the expressions before its words, or `by`. */
+/* What a row of MPT__PAIRS computes of one element: the arguments of its functions, or `by`. */
 enum { MPT__PAIR_OF1 = 4, MPT__PAIR_OF2 = 5 };
 #define MPT__PAIR_ELEMENT \
     mpt__real a, mpt__real b, mpt__real c, mpt__real d, mpt__real e, mpt__real l, mpt__real p, \
         mpt__real r, int by
 #define MPT__UNARY_NONE (-1)
 
-/* Puts a word's argument into `to`, then what the word makes of it. */
-static MPT__FORCE_INLINE void mpt__ref_pair_word(const mpt__words *words,
+/* Puts a function's argument into `to`, then its value. */
+static MPT__FORCE_INLINE void mpt__cpu_pair_word(const mpt__routines *routines,
                                                  const mpt__real *const in[4], int64_t n, int word,
                                                  int what, const mpt__real *first, mpt__real *to,
                                                  mpt__real of(MPT__PAIR_ELEMENT), mpt__real p,
@@ -9430,13 +9432,13 @@ static MPT__FORCE_INLINE void mpt__ref_pair_word(const mpt__words *words,
     if (word < 0) return;
     for (int64_t i = 0; i < n; i++)
         to[i] = of(in[0][i], in[1][i], in[2][i], 0, first[i], 0, p, r, what);
-    words->unary[word](to, to, n, 0, 0);
+    routines->unary[word](to, to, n, 0, 0);
 }
-static MPT__FORCE_INLINE void mpt__ref_pair(MPT__PAIR_TAKES, int word1, int word2,
+static MPT__FORCE_INLINE void mpt__cpu_pair(MPT__PAIR_TAKES, int word1, int word2,
                                             mpt__real of(MPT__PAIR_ELEMENT)) {
     mpt__real first[MPT__BLOCK] = {0}, second[MPT__BLOCK] = {0};
-    mpt__ref_pair_word(words, in, n, word1, MPT__PAIR_OF1, first, first, of, p, r);
-    mpt__ref_pair_word(words, in, n, word2, MPT__PAIR_OF2, first, second, of, p, r);
+    mpt__cpu_pair_word(routines, in, n, word1, MPT__PAIR_OF1, first, first, of, p, r);
+    mpt__cpu_pair_word(routines, in, n, word2, MPT__PAIR_OF2, first, second, of, p, r);
     for (int64_t i = 0; i < n; i++)
         out[i] = of(in[0][i], in[1][i], in[2][i], in[3][i], first[i], second[i], p, r, by);
 }
@@ -9448,7 +9450,7 @@ static MPT__FORCE_INLINE void mpt__ref_pair(MPT__PAIR_TAKES, int word1, int word
      : by == MPT__PAIR_OF1 ? of1 \
                            : of2)
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    static MPT__FORCE_INLINE mpt__real mpt__ref_pair_of_##id(MPT__PAIR_ELEMENT) { \
+    static MPT__FORCE_INLINE mpt__real mpt__cpu_pair_of_##id(MPT__PAIR_ELEMENT) { \
         const mpt__real s = a - b; \
         (void)c, (void)d, (void)e, (void)l, (void)p, (void)r, (void)s; \
         return MPT__PAIR_WHICH(of1, of2, value, da, db, dc); \
@@ -9456,85 +9458,86 @@ static MPT__FORCE_INLINE void mpt__ref_pair(MPT__PAIR_TAKES, int word1, int word
 MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    static void mpt__ref_pair_##id(MPT__PAIR_TAKES) { \
-        mpt__ref_pair(MPT__PAIR_GIVES, MPT__UNARY_##word1, MPT__UNARY_##word2, \
-                      mpt__ref_pair_of_##id); \
+    static void mpt__cpu_pair_##id(MPT__PAIR_TAKES) { \
+        mpt__cpu_pair(MPT__PAIR_GIVES, MPT__UNARY_##word1, MPT__UNARY_##word2, \
+                      mpt__cpu_pair_of_##id); \
     }
 MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
 
 /* The functions, and the nanoseconds of an element. */
 static const struct {
-    mpt__ref_pair_fn run;
+    mpt__cpu_pair_fn run;
     uint8_t ns;
-} mpt__ref_pairs[] = {
+} mpt__cpu_pairs[] = {
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) \
-    {mpt__ref_pair_##id, \
+    {mpt__cpu_pair_##id, \
      5 + (MPT__UNARY_##word1 >= 0 ? 12 : 0) + (MPT__UNARY_##word2 >= 0 ? 12 : 0)},
     MPT__PAIRS(MPT__ROW)
 #undef MPT__ROW
 };
 
 /* Operands 0 to 3, of which absent ones are 1; of the loss or its gradient, 4; of dx, 5. */
-typedef struct mpt__ref_pair_work {
+typedef struct mpt__cpu_pair_work {
     const mpt__cpu_call *call;
-    mpt__ref_walk walk[6];
+    mpt__cpu_walk walk[6];
     int by, out; /* the operand that is written */
     bool sums, present[6];
     mpt__real one, g;   /* g: dloss over the divisor, where it is one number */
     mpt__real *partial; /* sums of the chunks */
-} mpt__ref_pair_work;
+} mpt__cpu_pair_work;
 
-static void mpt__ref_pair_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_pair_work *w = (const mpt__ref_pair_work *)work;
+static void mpt__cpu_pair_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_pair_work *w = (const mpt__cpu_pair_work *)work;
     const mpt__launch *launch = w->call->launch;
-    const mpt__words *words = w->call->words;
-    mpt__ref_pair_fn run = mpt__ref_pairs[launch->function - MPT__FN_MSE].run;
+    const mpt__routines *routines = w->call->routines;
+    mpt__cpu_pair_fn run = mpt__cpu_pairs[launch->function - MPT__FN_MSE].run;
     int64_t begin = chunk * MPT__CHUNK,
-            end = mpt__ref_min(begin + MPT__CHUNK, w->walk[0].loop.count);
+            end = mpt__cpu_min(begin + MPT__CHUNK, w->walk[0].loop.count);
     mpt__real block[5][MPT__BLOCK];
     const mpt__real *in[5] = {NULL, NULL, NULL, NULL, NULL};
-    mpt__ref_cursor at[6];
-    mpt__ref_sum sum;
+    mpt__cpu_cursor at[6];
+    mpt__cpu_sum sum;
     (void)thread;
-    mpt__ref_sum_init(&sum, words);
+    mpt__cpu_sum_init(&sum, routines);
     for (int k = 0; k <= w->out; k++) {
-        mpt__ref_start(&at[k], &w->walk[k].loop, begin);
+        mpt__cpu_start(&at[k], &w->walk[k].loop, begin);
         if (k < 4 && !w->present[k])
             in[k] =
-                mpt__ref_take(&w->walk[k], &at[k], block[k], mpt__ref_min(MPT__BLOCK, end - begin));
+                mpt__cpu_take(&w->walk[k], &at[k], block[k], mpt__cpu_min(MPT__BLOCK, end - begin));
     }
     for (int64_t n; begin < end; begin += n) {
-        n = mpt__ref_min(MPT__BLOCK, end - begin);
+        n = mpt__cpu_min(MPT__BLOCK, end - begin);
         for (int k = 0; k < w->out && k < 5; k++) {
             if (k < 4 ? w->present[k] : launch->reduction == MPT_NONE)
-                in[k] = mpt__ref_take(&w->walk[k], &at[k], block[k], n);
+                in[k] = mpt__cpu_take(&w->walk[k], &at[k], block[k], n);
         }
         mpt__real result[MPT__BLOCK];
         mpt__real *out =
-            w->sums ? result : mpt__ref_place(&w->walk[w->out], &at[w->out], result, n);
-        run(words, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
-        if (in[4] != NULL) words->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
-        if (w->by >= 0 && in[4] == NULL) words->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
+            w->sums ? result : mpt__cpu_place(&w->walk[w->out], &at[w->out], result, n);
+        run(routines, in, n, w->by, (mpt__real)launch->imm[0], (mpt__real)launch->imm[1], out);
+        if (in[4] != NULL) routines->binary[MPT__BINARY_MUL](out, out, in[4], n, 0, 0);
+        if (w->by >= 0 && in[4] == NULL)
+            routines->unary[MPT__UNARY_MUL_SCALAR](out, out, n, w->g, 0);
         if (w->sums) {
-            mpt__ref_sum_add(&sum, out, n);
+            mpt__cpu_sum_add(&sum, out, n);
         } else {
-            mpt__ref_give(&w->walk[w->out], &at[w->out], out, n);
+            mpt__cpu_give(&w->walk[w->out], &at[w->out], out, n);
         }
     }
-    if (w->sums) w->partial[chunk] = mpt__ref_sum_total(&sum);
+    if (w->sums) w->partial[chunk] = mpt__cpu_sum_total(&sum);
 }
 
 /* Notes the first element of operand 0 outside [0, 1] in the error word; NaN is none. */
-static void mpt__ref_check_probabilities(const mpt__ref_pair_work *w) {
+static void mpt__cpu_check_probabilities(const mpt__cpu_pair_work *w) {
     mpt__scalar *scalars = w->call->scalars;
-    const mpt__ref_walk *walk = &w->walk[0];
+    const mpt__cpu_walk *walk = &w->walk[0];
     mpt__real block[MPT__BLOCK];
-    mpt__ref_cursor at;
-    mpt__ref_start(&at, &walk->loop, 0);
+    mpt__cpu_cursor at;
+    mpt__cpu_start(&at, &walk->loop, 0);
     for (int64_t n, i = 0; i < walk->loop.count && scalars[MPT__SLOT_ERROR].i == 0; i += n) {
-        n = mpt__ref_min(MPT__BLOCK, walk->loop.count - i);
-        const mpt__real *x = mpt__ref_take(walk, &at, block, n);
+        n = mpt__cpu_min(MPT__BLOCK, walk->loop.count - i);
+        const mpt__real *x = mpt__cpu_take(walk, &at, block, n);
         int64_t k = 0;
         while (k < n && !(x[k] < 0 || x[k] > 1)) k++;
         if (k == n) continue;
@@ -9544,17 +9547,17 @@ static void mpt__ref_check_probabilities(const mpt__ref_pair_work *w) {
     }
 }
 
-static int64_t mpt__ref_pair_workspace(const mpt__launch *launch, int threads) {
-    int64_t chunks = mpt__ref_chunks(mpt__ref_numel(&launch->operand[0]), MPT__CHUNK);
+static int64_t mpt__cpu_pair_workspace(const mpt__launch *launch, int threads) {
+    int64_t chunks = mpt__cpu_chunks(mpt__cpu_numel(&launch->operand[0]), MPT__CHUNK);
     (void)threads;
     return launch->reduction == MPT_NONE ? 0 : chunks * (int64_t)sizeof(mpt__real);
 }
 
 /* Chunks hold a power of two of those that MPT__SUM_CHUNK speaks of: the tree is the same. */
-static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
+static void mpt__cpu_pair_loss(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     bool backward = launch->kernel == MPT__K_PAIR_LOSS_BACKWARD;
-    mpt__ref_pair_work w;
+    mpt__cpu_pair_work w;
     w.call = call;
     w.by = backward ? (int)launch->index[0] : -1;
     w.out = backward ? 5 : 4;
@@ -9563,7 +9566,7 @@ static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
     w.partial = (mpt__real *)call->workspace;
     for (int k = 0; k <= w.out; k++) {
         mpt__operand operand = launch->operand[k];
-        w.walk[k].view = mpt__ref_view_of(call, k);
+        w.walk[k].view = mpt__cpu_view_of(call, k);
         w.present[k] = w.walk[k].view.data != NULL;
         if (!w.present[k]) {
             operand = launch->operand[0];
@@ -9571,43 +9574,43 @@ static void mpt__ref_pair_loss(const mpt__cpu_call *call) {
             w.walk[k].view.data = &w.one;
             w.walk[k].view.dtype = sizeof w.one == sizeof(float) ? MPT_F32 : MPT_F64;
         }
-        mpt__ref_loop_over(&w.walk[k].loop, &operand);
+        mpt__cpu_loop_over(&w.walk[k].loop, &operand);
     }
     if (backward && launch->reduction != MPT_NONE)
-        w.g = mpt__ref_get_one(&w.walk[4].view, 0) / (mpt__real)launch->imm[2];
-    if (launch->function == MPT__FN_BCE && !backward) mpt__ref_check_probabilities(&w);
-    int64_t count = w.walk[0].loop.count, chunks = mpt__ref_chunks(count, MPT__CHUNK);
+        w.g = mpt__cpu_get_one(&w.walk[4].view, 0) / (mpt__real)launch->imm[2];
+    if (launch->function == MPT__FN_BCE && !backward) mpt__cpu_check_probabilities(&w);
+    int64_t count = w.walk[0].loop.count, chunks = mpt__cpu_chunks(count, MPT__CHUNK);
     mpt__parallel(call->pool, chunks,
-                  mpt__ref_cost(call, count, mpt__ref_pairs[launch->function - MPT__FN_MSE].ns),
-                  mpt__ref_pair_chunk, &w);
+                  mpt__cpu_cost(call, count, mpt__cpu_pairs[launch->function - MPT__FN_MSE].ns),
+                  mpt__cpu_pair_chunk, &w);
     if (!w.sums) return;
     for (int64_t step = 1; step < chunks; step *= 2) {
         for (int64_t k = 0; k + step < chunks; k += 2 * step) w.partial[k] += w.partial[k + step];
     }
-    mpt__ref_put_one(&w.walk[4].view, 0,
+    mpt__cpu_put_one(&w.walk[4].view, 0,
                      (chunks > 0 ? w.partial[0] : 0) / (mpt__real)launch->imm[2]);
 }
 
 /* ------------------------
  * cpu/optimizer.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
- * and the words of the reference level.
+ * and the routines of the reference level.
  * ---------------------- */
 
 /* ==== Gradients ==== */
 
 /* Row `segment` of a segment operand. */
-static const int64_t *mpt__ref_segment(const mpt__cpu_call *call, int operand, int64_t segment) {
+static const int64_t *mpt__cpu_segment(const mpt__cpu_call *call, int operand, int64_t segment) {
     const int64_t *rows = (const int64_t *)call->data[operand];
     return rows + segment * MPT__SEGMENT_FIELDS;
 }
 
 /* A device scalar used as a factor; slot 0: 1. */
-static mpt__real mpt__ref_factor(const mpt__cpu_call *call, int slot) {
+static mpt__real mpt__cpu_factor(const mpt__cpu_call *call, int slot) {
     return slot != 0 ? (mpt__real)call->scalars[slot].f : 1;
 }
 
 /* Starts a norm: with slot[3], a loss scale, the multiplier becomes 1 / scale, found_inf 0. */
-static void mpt__ref_norm_begin(const mpt__cpu_call *call) {
+static void mpt__cpu_norm_begin(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     if (slot[3] == 0) return;
     call->scalars[slot[0]].f = (double)(float)(1 / call->scalars[slot[3]].f);
@@ -9615,17 +9618,17 @@ static void mpt__ref_norm_begin(const mpt__cpu_call *call) {
 }
 
 /* What GRAD_NORM and GRAD_SCALE do to one segment. */
-typedef struct mpt__ref_gradient_work {
-    mpt__ref_view gradients;
+typedef struct mpt__cpu_gradient_work {
+    mpt__cpu_view gradients;
     mpt__real multiplier, limit;
     bool norm; /* is wanted, or a product may overflow where the element does not */
     mpt__norm kind;
     const int64_t *segment;
     double *part; /* of the segment's first chunk */
-} mpt__ref_gradient_work;
+} mpt__cpu_gradient_work;
 
 /* The sum, or the maximum, of magnitudes. */
-static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
+static void mpt__cpu_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
                                     bool most) {
     for (int64_t i = 0; i < n; i++) {
         double *to = &lane[(size_t)i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
@@ -9636,110 +9639,110 @@ static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt
     }
 }
 
-static double mpt__ref_join_norms(double a, double b, mpt__norm kind) {
+static double mpt__cpu_join_norms(double a, double b, mpt__norm kind) {
     if (kind != MPT__NORM_MAX) return a + b;
     return a > b || mpt__f64_is_nan(a) ? a : b;
 }
 
 /* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
    of them can overflow a double, and infinity times 0 is NaN. */
-static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
-    const mpt__words *words = w->gradients.words;
+static void mpt__cpu_norm_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
+    const mpt__routines *routines = w->gradients.routines;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t n = mpt__ref_min(MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT] - begin);
+    int64_t n = mpt__cpu_min(MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT] - begin);
     const float *x = (const float *)w->gradients.data + w->segment[MPT__SEGMENT_OFFSET] + begin;
     double lane[MPT__SUM_LANES] = {0};
     (void)thread;
     if (w->norm && w->kind == MPT__NORM_2) {
-        words->add_squares(lane, x, n, w->multiplier);
+        routines->add_squares(lane, x, n, w->multiplier);
     } else if (w->norm) {
-        mpt__ref_add_magnitudes(lane, x, n, w->multiplier, w->kind == MPT__NORM_MAX);
+        mpt__cpu_add_magnitudes(lane, x, n, w->multiplier, w->kind == MPT__NORM_MAX);
         for (int l = 1; l < MPT__SUM_LANES && w->kind == MPT__NORM_MAX; l++) {
-            lane[0] = mpt__ref_join_norms(lane[0], lane[l], w->kind);
+            lane[0] = mpt__cpu_join_norms(lane[0], lane[l], w->kind);
             lane[l] = 0;
         }
-    } else if (!words->convert->all_finite_f32(x, (size_t)n)) {
+    } else if (!routines->convert->all_finite_f32(x, (size_t)n)) {
         lane[0] = (double)mpt__real_infinity();
     }
-    w->part[chunk] = mpt__ref_fold_squares(lane);
+    w->part[chunk] = mpt__cpu_fold_squares(lane);
 }
 
-static int64_t mpt__ref_grad_norm_workspace(const mpt__launch *launch, int threads) {
-    int64_t chunks = mpt__ref_numel(&launch->operand[0]) / MPT__CHUNK + launch->operand[1].shape[0];
+static int64_t mpt__cpu_grad_norm_workspace(const mpt__launch *launch, int threads) {
+    int64_t chunks = mpt__cpu_numel(&launch->operand[0]) / MPT__CHUNK + launch->operand[1].shape[0];
     (void)threads;
     return chunks * (int64_t)sizeof(double);
 }
 
 /* Adds up the parts and sets the slots of found_inf and norm. */
-static void mpt__ref_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
+static void mpt__cpu_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
     const mpt__launch *launch = call->launch;
     const mpt__norm kind = (mpt__norm)launch->index[1];
     for (int64_t step = 1; step < chunks; step *= 2) {
         for (int64_t i = 0; i + step < chunks; i += 2 * step)
-            parts[i] = mpt__ref_join_norms(parts[i], parts[i + step], kind);
+            parts[i] = mpt__cpu_join_norms(parts[i], parts[i + step], kind);
     }
     double squares = chunks > 0 ? parts[0] : 0;
     if (launch->slot[1] != 0 && !mpt__f64_is_finite(squares)) call->scalars[launch->slot[1]].i = 1;
     if (launch->slot[2] != 0) {
         double *norm = &call->scalars[launch->slot[2]].f, old = launch->index[0] != 0 ? *norm : 0;
         *norm = kind == MPT__NORM_2 ? sqrt(old * old + squares)
-                                    : mpt__ref_join_norms(old, squares, kind);
+                                    : mpt__cpu_join_norms(old, squares, kind);
     }
 }
 
 /* Runs `chunk_fn` over all segments; returns the number of chunks. */
-static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
+static int64_t mpt__cpu_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
     double *parts = (double *)call->workspace;
-    mpt__ref_gradient_work w;
+    mpt__cpu_gradient_work w;
     int64_t chunks = 0;
-    w.gradients = mpt__ref_view_of(call, 0);
-    w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
+    w.gradients = mpt__cpu_view_of(call, 0);
+    w.multiplier = mpt__cpu_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
     w.kind = (mpt__norm)call->launch->index[1];
     w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
-        w.segment = mpt__ref_segment(call, 1, s);
+        w.segment = mpt__cpu_segment(call, 1, s);
         w.part = parts != NULL ? parts + chunks : NULL; /* a norm alone needs them */
-        int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__ref_chunks(count, MPT__CHUNK);
-        mpt__parallel(call->pool, n, mpt__ref_cost(call, count, 2.0), chunk_fn, &w);
+        int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__cpu_chunks(count, MPT__CHUNK);
+        mpt__parallel(call->pool, n, mpt__cpu_cost(call, count, 2.0), chunk_fn, &w);
         chunks += n;
     }
     return chunks;
 }
 
-static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
-    mpt__ref_norm_begin(call);
-    int64_t chunks = mpt__ref_gradient_run(call, mpt__ref_norm_chunk);
-    mpt__ref_norm_finish(call, (double *)call->workspace, chunks);
+static void mpt__cpu_grad_norm(const mpt__cpu_call *call) {
+    mpt__cpu_norm_begin(call);
+    int64_t chunks = mpt__cpu_gradient_run(call, mpt__cpu_norm_chunk);
+    mpt__cpu_norm_finish(call, (double *)call->workspace, chunks);
 }
 
-static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
-    const mpt__unary_fn *unary = w->gradients.words->unary;
+static void mpt__cpu_grad_scale_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
+    const mpt__unary_fn *unary = w->gradients.routines->unary;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
     mpt__real block[MPT__BLOCK];
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        mpt__real *x = mpt__ref_edit(&w->gradients, offset, block, n);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
+        mpt__real *x = mpt__cpu_edit(&w->gradients, offset, block, n);
         unary[MPT__UNARY_MUL_SCALAR](x, x, n, w->multiplier, 0);
         if (w->limit > 0) unary[MPT__UNARY_CLAMP](x, x, n, -w->limit, w->limit);
-        mpt__ref_put(&w->gradients, offset, 1, x, n);
+        mpt__cpu_put(&w->gradients, offset, 1, x, n);
     }
 }
 
-static void mpt__ref_grad_scale(const mpt__cpu_call *call) {
-    mpt__ref_gradient_run(call, mpt__ref_grad_scale_chunk);
+static void mpt__cpu_grad_scale(const mpt__cpu_call *call) {
+    mpt__cpu_gradient_run(call, mpt__cpu_grad_scale_chunk);
 }
 
 /* ==== Optimizers ==== */
 
 /* One segment of one update. What depends on the step count alone is computed once, in double. */
-struct mpt__ref_update {
-    mpt__ref_view param, master, gradient;
-    mpt__ref_view moment[3]; /* absent where there are none */
+struct mpt__cpu_update {
+    mpt__cpu_view param, master, gradient;
+    mpt__cpu_view moment[3]; /* absent where there are none */
     const int64_t *segment;
     int64_t step; /* updates before this one */
     mpt__real multiplier, lr, decay;
@@ -9752,14 +9755,14 @@ struct mpt__ref_update {
     mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
     mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
     mpt__update_fn update;                     /* NULL: program */
-    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
                     int64_t n);
 };
 
 /* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
    g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
    p -= lr (g + momentum m). */
-static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+static void mpt__ref_sgd_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n) {
     (void)v;
     for (int64_t i = 0; i < n; i++) {
@@ -9776,7 +9779,7 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
 
 /* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
    with 1 / sqrt(c2) as a factor: divisions and roots are what an update waits for. */
-static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+static void mpt__ref_adam_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                 mpt__real *m, mpt__real *v, void *half, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real x = p[i], gradient = g[i] * w->multiplier;
@@ -9793,13 +9796,13 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
     if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 
-/* The other optimizers are written in the words of the level: blocks are in the first cache, so
+/* The other optimizers are written in the routines of the level: blocks are in the first cache, so
    passes over them cost little, and square roots and divisions are those of the level. */
-#define MPT__EACH(word, out, x, c) w->param.words->unary[MPT__UNARY_##word](out, x, n, c, 0)
-#define MPT__PAIR(word, out, x, y) w->param.words->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
+#define MPT__EACH(word, out, x, c) w->param.routines->unary[MPT__UNARY_##word](out, x, n, c, 0)
+#define MPT__PAIR(word, out, x, y) w->param.routines->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
 
 /* m = keep m + rest x; or, of squares, keep m + (rest x) x */
-static void mpt__ref_follow(const mpt__ref_update *w, mpt__real *m, const mpt__real *x,
+static void mpt__cpu_follow(const mpt__cpu_update *w, mpt__real *m, const mpt__real *x,
                             mpt__real keep, mpt__real rest, bool squares, int64_t n) {
     mpt__real part[MPT__BLOCK];
     MPT__EACH(MUL_SCALAR, part, x, rest);
@@ -9809,7 +9812,7 @@ static void mpt__ref_follow(const mpt__ref_update *w, mpt__real *m, const mpt__r
 }
 
 /* p -= size x / below, which x and below do not survive */
-static void mpt__ref_descend(const mpt__ref_update *w, mpt__real *p, mpt__real *x,
+static void mpt__cpu_descend(const mpt__cpu_update *w, mpt__real *p, mpt__real *x,
                              const mpt__real *below, mpt__real size, int64_t n) {
     MPT__EACH(MUL_SCALAR, x, x, size);
     if (below != NULL) MPT__PAIR(DIV, x, x, below);
@@ -9817,28 +9820,28 @@ static void mpt__ref_descend(const mpt__ref_update *w, mpt__real *p, mpt__real *
 }
 
 /* Adam with the largest v so far, not corrected for bias, in place of v. */
-static void mpt__ref_amsgrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_amsgrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                    mpt__real *const *m, int64_t n) {
     mpt__real below[MPT__BLOCK];
-    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, false, n);
-    mpt__ref_follow(w, m[1], g, w->beta2, w->rest2, true, n);
+    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, false, n);
+    mpt__cpu_follow(w, m[1], g, w->beta2, w->rest2, true, n);
     MPT__PAIR(MAXIMUM, m[2], m[2], m[1]);
     MPT__EACH(SQRT, below, m[2], 0);
     MPT__EACH(MUL_SCALAR, below, below, w->root_factor);
     MPT__EACH(ADD_SCALAR, below, below, w->eps);
     memcpy(g, m[0], (size_t)n * sizeof *g);
-    mpt__ref_descend(w, p, g, below, w->step_size, n);
+    mpt__cpu_descend(w, p, g, below, w->step_size, n);
 }
 
 /* v and, centred, the mean a follow; p -= lr b with b = momentum b + g / (sqrt(v - a^2) + eps).
    Rounding may leave v - a^2 below 0, which counts as 0. */
-static void mpt__ref_rmsprop_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_rmsprop_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                    mpt__real *const *m, int64_t n) {
     mpt__real below[MPT__BLOCK], *b = m[1], *a = m[2];
-    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, true, n);
+    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, true, n);
     memcpy(below, m[0], (size_t)n * sizeof *below);
     if (a != NULL) {
-        mpt__ref_follow(w, a, g, w->beta2, w->rest2, false, n);
+        mpt__cpu_follow(w, a, g, w->beta2, w->rest2, false, n);
         MPT__PAIR(MUL, below, a, a);
         MPT__PAIR(SUB, below, m[0], below);
         MPT__EACH(RELU, below, below, 0);
@@ -9846,58 +9849,58 @@ static void mpt__ref_rmsprop_block(const mpt__ref_update *w, mpt__real *p, mpt__
     MPT__EACH(SQRT, below, below, 0);
     MPT__EACH(ADD_SCALAR, below, below, w->eps);
     if (b == NULL) {
-        mpt__ref_descend(w, p, g, below, w->lr, n);
+        mpt__cpu_descend(w, p, g, below, w->lr, n);
         return;
     }
     MPT__PAIR(DIV, g, g, below);
     MPT__EACH(MUL_SCALAR, b, b, w->momentum);
     MPT__PAIR(ADD, b, b, g);
     memcpy(g, b, (size_t)n * sizeof *g);
-    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
 }
 
 /* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
-static void mpt__ref_adagrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_adagrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                    mpt__real *const *m, int64_t n) {
     mpt__real below[MPT__BLOCK];
-    mpt__ref_follow(w, m[0], g, 1, 1, true, n);
+    mpt__cpu_follow(w, m[0], g, 1, 1, true, n);
     MPT__EACH(SQRT, below, m[0], 0);
     MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    mpt__ref_descend(w, p, g, below, w->step_size, n);
+    mpt__cpu_descend(w, p, g, below, w->step_size, n);
 }
 
 /* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
-static void mpt__ref_adadelta_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_adadelta_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                     mpt__real *const *m, int64_t n) {
     mpt__real root[2][MPT__BLOCK];
-    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, true, n);
+    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, true, n);
     for (int k = 0; k < 2; k++) {
         MPT__EACH(ADD_SCALAR, root[k], m[k], w->eps);
         MPT__EACH(SQRT, root[k], root[k], 0);
     }
     MPT__PAIR(DIV, root[1], root[1], root[0]);
     MPT__PAIR(MUL, g, g, root[1]);
-    mpt__ref_follow(w, m[1], g, w->beta1, w->rest1, true, n);
-    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+    mpt__cpu_follow(w, m[1], g, w->beta1, w->rest1, true, n);
+    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
 }
 
 /* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. Twice enlarged, any
    number but 0 and NaN is beyond 1. */
-static void mpt__ref_lion_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_lion_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                 mpt__real *const *m, int64_t n) {
     mpt__real sign[MPT__BLOCK];
     memcpy(sign, m[0], (size_t)n * sizeof *sign);
-    mpt__ref_follow(w, sign, g, w->beta1, w->rest1, false, n);
+    mpt__cpu_follow(w, sign, g, w->beta1, w->rest1, false, n);
     for (int k = 0; k < 2; k++) {
         MPT__EACH(MUL_SCALAR, sign, sign, (mpt__real)1e30);
-        w->param.words->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
+        w->param.routines->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
     }
-    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, false, n);
-    mpt__ref_descend(w, p, sign, NULL, w->lr, n);
+    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, false, n);
+    mpt__cpu_descend(w, p, sign, NULL, w->lr, n);
 }
 
 /* What all of them begin with. */
-static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__real *gradient,
+static void mpt__cpu_program(const mpt__cpu_update *w, mpt__real *p, const mpt__real *gradient,
                              mpt__real *const *m, int64_t n) {
     mpt__real g[MPT__BLOCK], part[MPT__BLOCK];
     MPT__EACH(MUL_SCALAR, g, gradient, w->multiplier);
@@ -9911,48 +9914,49 @@ static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__
     w->program(w, p, g, m, n);
 }
 
-static void mpt__ref_put_stochastic(const mpt__ref_update *w, int64_t offset, const mpt__real *x,
+static void mpt__cpu_put_stochastic(const mpt__cpu_update *w, int64_t offset, const mpt__real *x,
                                     int64_t n) {
     uint16_t *to = (uint16_t *)w->param.data + offset;
     uint32_t words[MPT__BLOCK];
     const uint64_t first = (uint64_t)(w->before + offset);
-    (first % 4 == 0 ? w->param.words->random : mpt__random_bits)(w->key, first, (size_t)n, words);
+    (first % 4 == 0 ? w->param.routines->random : mpt__random_bits)(w->key, first, (size_t)n,
+                                                                    words);
     for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
 }
 
-static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_update *w = (const mpt__ref_update *)work;
+static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_update *w = (const mpt__cpu_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
-    const mpt__ref_view *weights = w->master.data != NULL ? &w->master : &w->param;
-    bool along = w->update && weights != &w->param && mpt__ref_is_half(w->param.dtype);
+    int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    const mpt__cpu_view *weights = w->master.data != NULL ? &w->master : &w->param;
+    bool along = w->update && weights != &w->param && mpt__cpu_is_half(w->param.dtype);
     mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, end - at);
         int64_t offset = w->segment[MPT__SEGMENT_OFFSET] + at;
-        mpt__real *p = mpt__ref_edit(weights, offset, block[0], n);
-        const mpt__real *g = mpt__ref_in(&w->gradient, offset, 1, block[1], n);
+        mpt__real *p = mpt__cpu_edit(weights, offset, block[0], n);
+        const mpt__real *g = mpt__cpu_in(&w->gradient, offset, 1, block[1], n);
         for (int k = 0; k < 3; k++)
-            if (w->moment[k].data) m[k] = mpt__ref_edit(&w->moment[k], offset, block[2 + k], n);
+            if (w->moment[k].data) m[k] = mpt__cpu_edit(&w->moment[k], offset, block[2 + k], n);
         void *half = along ? (uint16_t *)w->param.data + offset : NULL;
         if (w->update)
             w->update(w, p, g, m[0], m[1], half, n);
         else
-            mpt__ref_program(w, p, g, m, n);
-        if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
+            mpt__cpu_program(w, p, g, m, n);
+        if (weights != &w->param) mpt__cpu_put(weights, offset, 1, p, n);
         if (w->stochastic)
-            mpt__ref_put_stochastic(w, offset, p, n);
+            mpt__cpu_put_stochastic(w, offset, p, n);
         else if (!along)
-            mpt__ref_put(&w->param, offset, 1, p, n);
+            mpt__cpu_put(&w->param, offset, 1, p, n);
         for (int k = 0; k < 3; k++)
-            if (m[k]) mpt__ref_put(&w->moment[k], offset, 1, m[k], n);
+            if (m[k]) mpt__cpu_put(&w->moment[k], offset, 1, m[k], n);
     }
 }
 
 /* What row `row` of the table of rates has for the steps applied; `without` it, where there is
    none. */
-static double mpt__ref_scheduled(const mpt__cpu_call *call, int row, double without) {
+static double mpt__cpu_scheduled(const mpt__cpu_call *call, int row, double without) {
     const mpt__launch *launch = call->launch;
     if (launch->n_operands < 8 || call->data[7] == NULL) return without;
     const mpt__operand *o = &launch->operand[7];
@@ -9963,12 +9967,12 @@ static double mpt__ref_scheduled(const mpt__cpu_call *call, int row, double with
 }
 
 /* The end of an update: its steps are counted. */
-static void mpt__ref_commit(const mpt__cpu_call *call) {
+static void mpt__cpu_commit(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     int64_t *steps = (int64_t *)call->data[5];
     if (launch->index[1] == 0) return;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
-        const int64_t *segment = mpt__ref_segment(call, 4, s);
+        const int64_t *segment = mpt__cpu_segment(call, 4, s);
         for (int64_t i = 0; i < segment[MPT__SEGMENT_STEPS]; i++)
             steps[segment[MPT__SEGMENT_STEP] + i]++;
     }
@@ -9977,53 +9981,53 @@ static void mpt__ref_commit(const mpt__cpu_call *call) {
 
 /* Fills what both optimizers have and goes through the segments; `prepare` (or NULL) computes what
    depends on the step count. */
-static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
-                                void (*prepare)(const mpt__launch *launch, mpt__ref_update *w,
+static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
+                                void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w,
                                                 double lr),
                                 double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = mpt__ref_scheduled(call, 0, call->scalars[launch->slot[0]].f);
-    mpt__kernel_flushes(call->words->flushes);
-    w->param = mpt__ref_view_of(call, 0);
-    w->master = mpt__ref_view_of(call, 1);
-    w->gradient = mpt__ref_view_of(call, 2);
-    w->moment[0] = mpt__ref_view_of(call, 3);
+    double lr = mpt__cpu_scheduled(call, 0, call->scalars[launch->slot[0]].f);
+    mpt__kernel_flushes(call->routines->flushes);
+    w->param = mpt__cpu_view_of(call, 0);
+    w->master = mpt__cpu_view_of(call, 1);
+    w->gradient = mpt__cpu_view_of(call, 2);
+    w->moment[0] = mpt__cpu_view_of(call, 3);
     w->lr = (mpt__real)lr;
-    w->multiplier = mpt__ref_factor(call, launch->slot[1]);
+    w->multiplier = mpt__cpu_factor(call, launch->slot[1]);
     if (launch->index[2] != 0) w->multiplier = -w->multiplier;
     w->stochastic = launch->index[3] != 0;
     w->before = launch->operand[0].offset;
     w->key.seed = launch->rng.seed, w->key.call = launch->rng.call;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
-        w->segment = mpt__ref_segment(call, 4, s);
+        w->segment = mpt__cpu_segment(call, 4, s);
         int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
         bool known = s > 0 && step == w->step;
         w->step = step;
         w->key.stream = mpt__hash_u64(launch->rng.stream, (uint64_t)step);
         if (prepare != NULL && !known) prepare(launch, w, lr);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
-        mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
-                      mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);
+        mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK),
+                      mpt__cpu_cost(call, count, ns), mpt__cpu_update_chunk, w);
     }
-    mpt__kernel_flushed(call->words->flushes);
-    mpt__ref_commit(call);
+    mpt__kernel_flushed(call->routines->flushes);
+    mpt__cpu_commit(call);
 }
 
-static void mpt__ref_sgd(const mpt__cpu_call *call) {
+static void mpt__cpu_sgd(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_update w;
+    mpt__cpu_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
-    w.update = call->words->sgd;
-    w.momentum = (mpt__real)mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.update = call->routines->sgd;
+    w.momentum = (mpt__real)mpt__cpu_scheduled(call, 1, launch->imm[0]);
     w.keep = (mpt__real)(1 - launch->imm[1]);
     w.decay = (mpt__real)launch->imm[2];
     w.nesterov = launch->index[0] != 0;
-    mpt__ref_update_run(call, &w, NULL, 4.0);
+    mpt__cpu_update_run(call, &w, NULL, 4.0);
 }
 
-static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+static void mpt__cpu_adam_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
     double c1 = 1 - mpt__power(w->first_setting, w->step + 1);
     double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
     w->step_size = (mpt__real)(lr / c1);
@@ -10031,14 +10035,14 @@ static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w,
     w->shrink = (mpt__real)(lr * launch->imm[3]);
 }
 
-static void mpt__ref_adam(const mpt__cpu_call *call) {
+static void mpt__cpu_adam(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_update w;
+    mpt__cpu_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
-    w.update = call->words->adam;
-    w.moment[1] = mpt__ref_view_of(call, 6);
-    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.update = call->routines->adam;
+    w.moment[1] = mpt__cpu_view_of(call, 6);
+    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
     w.beta1 = (mpt__real)w.first_setting;
     w.rest1 = (mpt__real)(1 - w.first_setting);
     w.beta2 = (mpt__real)launch->imm[1];
@@ -10046,41 +10050,41 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     w.eps = (mpt__real)launch->imm[2];
     w.decay = (mpt__real)launch->imm[3];
     w.decoupled = launch->index[0] == 1;
-    mpt__ref_update_run(call, &w, mpt__ref_adam_prepare, 12.0);
+    mpt__cpu_update_run(call, &w, mpt__cpu_adam_prepare, 12.0);
 }
 
-static void mpt__ref_adagrad_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+static void mpt__cpu_adagrad_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
     w->step_size = (mpt__real)(lr / (1 + (double)w->step * launch->imm[0]));
 }
 
-static void mpt__ref_lion_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+static void mpt__cpu_lion_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
     w->shrink = (mpt__real)(lr * launch->imm[2]);
 }
 
 /* One row per function from AMSGRAD on; eps and decay: where they stand in imm, -1: none. */
-static const struct mpt__ref_moments_row {
-    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+static const struct mpt__cpu_moments_row {
+    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
                     int64_t n);
-    void (*prepare)(const mpt__launch *launch, mpt__ref_update *w, double lr);
+    void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w, double lr);
     int eps, decay;
     double ns;
-} mpt__ref_moments_rows[] = {{mpt__ref_amsgrad_block, mpt__ref_adam_prepare, 2, 3, 30},
-                             {mpt__ref_rmsprop_block, NULL, 2, 3, 25},
-                             {mpt__ref_adagrad_block, mpt__ref_adagrad_prepare, 1, 2, 18},
-                             {mpt__ref_adadelta_block, NULL, 1, 2, 28},
-                             {mpt__ref_lion_block, mpt__ref_lion_prepare, -1, 2, 20}};
+} mpt__cpu_moments_rows[] = {{mpt__cpu_amsgrad_block, mpt__cpu_adam_prepare, 2, 3, 30},
+                             {mpt__cpu_rmsprop_block, NULL, 2, 3, 25},
+                             {mpt__cpu_adagrad_block, mpt__cpu_adagrad_prepare, 1, 2, 18},
+                             {mpt__cpu_adadelta_block, NULL, 1, 2, 28},
+                             {mpt__cpu_lion_block, mpt__cpu_lion_prepare, -1, 2, 20}};
 
-static void mpt__ref_moments(const mpt__cpu_call *call) {
+static void mpt__cpu_moments(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    const struct mpt__ref_moments_row *row =
-        &mpt__ref_moments_rows[launch->function - MPT__FN_AMSGRAD];
-    mpt__ref_update w;
+    const struct mpt__cpu_moments_row *row =
+        &mpt__cpu_moments_rows[launch->function - MPT__FN_AMSGRAD];
+    mpt__cpu_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
     w.program = row->program;
-    w.moment[1] = mpt__ref_view_of(call, 6);
-    w.moment[2] = mpt__ref_view_of(call, 8);
-    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.moment[1] = mpt__cpu_view_of(call, 6);
+    w.moment[2] = mpt__cpu_view_of(call, 8);
+    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
     w.momentum = w.beta1 = (mpt__real)w.first_setting;
     w.rest1 = (mpt__real)(1 - w.first_setting);
     w.beta2 = (mpt__real)launch->imm[1];
@@ -10089,77 +10093,77 @@ static void mpt__ref_moments(const mpt__cpu_call *call) {
     w.decay = (mpt__real)launch->imm[row->decay];
     w.decoupled = launch->function == MPT__FN_LION ||
                   (launch->function == MPT__FN_AMSGRAD && launch->index[0] == 1);
-    mpt__ref_update_run(call, &w, row->prepare, row->ns);
+    mpt__cpu_update_run(call, &w, row->prepare, row->ns);
 }
 
 /* ==== Averages ==== */
 
-typedef struct mpt__ref_average_work {
-    mpt__ref_view average, value;
+typedef struct mpt__cpu_average_work {
+    mpt__cpu_view average, value;
     int64_t count;
     mpt__real weight; /* of the new value; 1: it is copied */
-} mpt__ref_average_work;
+} mpt__cpu_average_work;
 
-static void mpt__ref_average_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_average_work *w = (const mpt__ref_average_work *)work;
-    const mpt__words *words = w->average.words;
-    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+static void mpt__cpu_average_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_average_work *w = (const mpt__cpu_average_work *)work;
+    const mpt__routines *routines = w->average.routines;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;
     mpt__real block[3][MPT__BLOCK];
     (void)thread;
     for (int64_t at = begin; at < end; at += n) {
-        n = mpt__ref_min(MPT__BLOCK, end - at);
-        mpt__real *average = mpt__ref_edit(&w->average, at, block[0], n), *part = block[2];
-        const mpt__real *value = mpt__ref_in(&w->value, at, 1, block[1], n);
+        n = mpt__cpu_min(MPT__BLOCK, end - at);
+        mpt__real *average = mpt__cpu_edit(&w->average, at, block[0], n), *part = block[2];
+        const mpt__real *value = mpt__cpu_in(&w->value, at, 1, block[1], n);
         if (w->weight == 1) {
             memcpy(average, value, (size_t)n * sizeof *average);
         } else {
-            words->binary[MPT__BINARY_SUB](part, value, average, n, 0, 0);
-            words->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight, 0);
-            words->binary[MPT__BINARY_ADD](average, average, part, n, 0, 0);
+            routines->binary[MPT__BINARY_SUB](part, value, average, n, 0, 0);
+            routines->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight, 0);
+            routines->binary[MPT__BINARY_ADD](average, average, part, n, 0, 0);
         }
-        mpt__ref_put(&w->average, at, 1, average, n);
+        mpt__cpu_put(&w->average, at, 1, average, n);
     }
 }
 
-static double mpt__ref_average_weight(const mpt__launch *launch, double n) {
+static double mpt__cpu_average_weight(const mpt__launch *launch, double n) {
     double early = (1 + n) / (10 + n), decay = launch->imm[0];
     if (n == 0) return 1;
     if (launch->index[0] == 2) return 1 / (n + 1);
     return 1 - (launch->index[0] == 1 && early < decay ? early : decay);
 }
 
-static void mpt__ref_average(const mpt__cpu_call *call) {
+static void mpt__cpu_average(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scalar *applied = &call->scalars[launch->slot[0]], *seen = &call->scalars[launch->slot[1]];
     mpt__scalar *updates = &call->scalars[launch->slot[2]];
-    mpt__ref_average_work w;
+    mpt__cpu_average_work w;
     if (!mpt__gate_open(call, 0) || applied->i == seen->i) return;
-    w.average = mpt__ref_view_of(call, 0);
-    w.value = mpt__ref_view_of(call, 1);
+    w.average = mpt__cpu_view_of(call, 0);
+    w.value = mpt__cpu_view_of(call, 1);
     w.count = launch->operand[0].shape[0];
-    w.weight = (mpt__real)mpt__ref_average_weight(launch, (double)updates->i);
-    mpt__parallel(call->pool, mpt__ref_chunks(w.count, MPT__CHUNK),
-                  mpt__ref_cost(call, w.count, 5.0), mpt__ref_average_chunk, &w);
+    w.weight = (mpt__real)mpt__cpu_average_weight(launch, (double)updates->i);
+    mpt__parallel(call->pool, mpt__cpu_chunks(w.count, MPT__CHUNK),
+                  mpt__cpu_cost(call, w.count, 5.0), mpt__cpu_average_chunk, &w);
     if (launch->index[1] == 0) return;
     seen->i = applied->i;
     updates->i++;
 }
 
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
-static void mpt__ref_clip(const mpt__cpu_call *call) {
+static void mpt__cpu_clip(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_view out = mpt__ref_view_of(call, 0);
+    mpt__cpu_view out = mpt__cpu_view_of(call, 0);
     mpt__real norm = (mpt__real)call->scalars[launch->slot[1]].f;
     mpt__real factor = (mpt__real)launch->imm[0] / (norm + (mpt__real)1e-6);
     if (factor > 1) factor = 1;
     mpt__scalar *multiplier = &call->scalars[launch->slot[0]];
     if (launch->slot[0] != 0) multiplier->f = (double)((mpt__real)multiplier->f * factor);
-    if (out.data != NULL) mpt__ref_put_one(&out, 0, norm);
+    if (out.data != NULL) mpt__cpu_put_one(&out, 0, norm);
 }
 
 /* ==== Device scalars ==== */
 
-static void mpt__ref_scalar_set(const mpt__cpu_call *call) {
+static void mpt__cpu_scalar_set(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scalar *to = &call->scalars[launch->slot[0]];
     if (launch->index[0] == 0) {
@@ -10169,28 +10173,28 @@ static void mpt__ref_scalar_set(const mpt__cpu_call *call) {
     }
 }
 
-static void mpt__ref_scalar_or(const mpt__cpu_call *call) {
+static void mpt__cpu_scalar_or(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     call->scalars[slot[0]].i = (call->scalars[slot[1]].i | call->scalars[slot[2]].i) != 0;
 }
 
 /* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
    set below it. */
-static double mpt__ref_backed_off(double scale, double backoff, double floor_scale) {
+static double mpt__cpu_backed_off(double scale, double backoff, double floor_scale) {
     double next = (double)(float)(scale * backoff);
     if (next < floor_scale) next = floor_scale < scale ? floor_scale : scale;
     return next;
 }
 
 /* The scale after an interval of clean steps; likewise with the ceiling. */
-static double mpt__ref_grown(double scale, double growth, double ceiling) {
+static double mpt__cpu_grown(double scale, double growth, double ceiling) {
     double next = (double)(float)(scale * growth);
     if (!mpt__f64_is_finite(next)) return scale;
     if (ceiling > 0 && next > ceiling) next = ceiling > scale ? ceiling : scale;
     return next;
 }
 
-static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
+static void mpt__cpu_scaler_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const uint16_t *slot = launch->slot;
     mpt__scalar *s = call->scalars;
@@ -10199,7 +10203,7 @@ static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
     s[slot[3]].i++;
     if (s[slot[2]].i != 0) {
         if (!fixed) {
-            s[slot[0]].f = mpt__ref_backed_off(s[slot[0]].f, launch->imm[1], launch->imm[2]);
+            s[slot[0]].f = mpt__cpu_backed_off(s[slot[0]].f, launch->imm[1], launch->imm[2]);
         }
         s[slot[1]].i = 0;
         s[slot[4]].i++;
@@ -10210,14 +10214,14 @@ static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
     }
     s[slot[1]].i++;
     if (!fixed && s[slot[1]].i >= launch->index[0]) {
-        s[slot[0]].f = mpt__ref_grown(s[slot[0]].f, launch->imm[0], launch->imm[3]);
+        s[slot[0]].f = mpt__cpu_grown(s[slot[0]].f, launch->imm[0], launch->imm[3]);
         s[slot[1]].i = 0;
     }
     s[slot[5]].i = 0;
     s[slot[7]].i = MPT_OUTCOME_APPLIED;
 }
 
-static void mpt__ref_metric_add(const mpt__cpu_call *call) {
+static void mpt__cpu_metric_add(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     double value = 0;
     mpt__load_f64(&value, call->data[0], call->launch->operand[0].dtype, 0, 1, 1);
@@ -10227,20 +10231,20 @@ static void mpt__ref_metric_add(const mpt__cpu_call *call) {
 
 /* Looks for it only in blocks that are not finite as a whole. */
 /* The index of the first non-finite element of operand 0, or -1. */
-static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
-    const mpt__convert_table *convert = call->words->convert;
-    mpt__ref_walk walk;
-    mpt__ref_cursor at;
+static int64_t mpt__cpu_first_nonfinite(const mpt__cpu_call *call) {
+    const mpt__convert_table *convert = call->routines->convert;
+    mpt__cpu_walk walk;
+    mpt__cpu_cursor at;
     double x[MPT__BLOCK];
-    walk.view = mpt__ref_view_of(call, 0);
-    mpt__ref_loop_over(&walk.loop, &call->launch->operand[0]);
-    mpt__ref_start(&at, &walk.loop, 0);
-    int64_t step = mpt__ref_inner(&walk.loop), n = 0;
+    walk.view = mpt__cpu_view_of(call, 0);
+    mpt__cpu_loop_over(&walk.loop, &call->launch->operand[0]);
+    mpt__cpu_start(&at, &walk.loop, 0);
+    int64_t step = mpt__cpu_inner(&walk.loop), n = 0;
     int dtype = walk.view.dtype;
     for (int64_t done = 0; done < walk.loop.count; done += n) {
         const char *p = (const char *)walk.view.data + at.offset * mpt__dtype_info[dtype].bytes;
         const void *data = p;
-        n = mpt__ref_min(mpt__ref_room(&at, &walk.loop), MPT__BLOCK);
+        n = mpt__cpu_min(mpt__cpu_room(&at, &walk.loop), MPT__BLOCK);
         bool finite =
             step == 1 &&
             ((dtype == MPT_F32 && convert->all_finite_f32((const float *)data, (size_t)n)) ||
@@ -10250,25 +10254,25 @@ static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
         for (int64_t i = 0; !finite && i < n; i++) {
             if (!mpt__f64_is_finite(x[i])) return done + i;
         }
-        mpt__ref_advance(&at, &walk.loop, n);
+        mpt__cpu_advance(&at, &walk.loop, n);
     }
     return -1;
 }
 
-static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
-    call->scalars[call->launch->slot[0]].i = mpt__ref_first_nonfinite(call);
+static void mpt__cpu_find_nonfinite(const mpt__cpu_call *call) {
+    call->scalars[call->launch->slot[0]].i = mpt__cpu_first_nonfinite(call);
 }
 
 /* A finite loss may overflow by the scale: what counts is the loss. */
-static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
+static void mpt__cpu_scale_loss(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     const float scale = (float)call->scalars[slot[0]].f;
     if (slot[2]) memcpy(&call->scalars[slot[2]], &scale, sizeof scale);
-    mpt__ref_unary(call);
-    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
+    mpt__cpu_unary(call);
+    if (mpt__cpu_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
 }
 
-/* ==== The words of the reference level ==== */
+/* ==== The routines of the reference level ==== */
 
 static mpt__real mpt__ref_peak(const mpt__real *x, int64_t n, mpt__real start) {
     for (int64_t i = 0; i < n; i++) start = x[i] > start ? x[i] : start;
@@ -10325,7 +10329,7 @@ static void mpt__ref_dropout_block(mpt__real *out, const mpt__real *x, int64_t n
                                    uint64_t first, uint32_t threshold, mpt__real factor) {
     uint32_t words[64];
     for (int64_t at = 0, m; at < n; at += m) {
-        m = mpt__ref_min(64, n - at);
+        m = mpt__cpu_min(64, n - at);
         mpt__random_bits(key, first + (uint64_t)at, (size_t)m, words);
         for (int64_t i = 0; i < m; i++)
             out[at + i] = words[i] >= threshold ? x[at + i] * factor : 0;
@@ -10348,7 +10352,7 @@ static MPT__INLINE void mpt__ref_line(char *to, const char *from, int64_t bytes,
     for (int64_t i = 0; adds && i < bytes / (int64_t)sizeof *out; i++)
         out[i] += ((const mpt__real *)(const void *)from)[i];
 }
-/* By a word as that one, for 64 bytes. */
+/* By a function as that one, for 64 bytes. */
 static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
                                              void line(char *, const char *, int64_t, bool)) {
     const mpt__rows r = *rows; /* which no store can change */
@@ -10372,7 +10376,7 @@ static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
     }
 }
 
-static const mpt__words mpt__ref_words = {1.0,
+static const mpt__routines mpt__ref_routines = {1.0,
                                           false,
                                           &mpt__convert_portable,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
@@ -10406,12 +10410,12 @@ static const mpt__words mpt__ref_words = {1.0,
 /* ==== The table ==== */
 
 /* R(ID, function, workspace): every kernel of MPT__KERNELS. */
-#define MPT__REF_KERNELS(R) \
+#define MPT__CPU_KERNELS(R) \
     R(FILL, fill, NULL) \
     R(COPY, copy, NULL) \
-    R(UNARY, unary_any, mpt__ref_lookup_bytes) \
-    R(BINARY, binary_any, mpt__ref_lookup_bytes) \
-    R(REDUCE, reduce, mpt__ref_reduce_workspace) \
+    R(UNARY, unary_any, mpt__cpu_lookup_bytes) \
+    R(BINARY, binary_any, mpt__cpu_lookup_bytes) \
+    R(REDUCE, reduce, mpt__cpu_reduce_workspace) \
     R(ARGMAX, argmax, NULL) \
     R(SCATTER_AXIS, scatter_axis, NULL) \
     R(GEMM, gemm, NULL) \
@@ -10419,11 +10423,11 @@ static const mpt__words mpt__ref_words = {1.0,
     R(SOFTMAX_BACKWARD, softmax_backward, NULL) \
     R(DROPOUT, dropout, NULL) \
     R(RANDOM, random, NULL) \
-    R(NLL, nll, mpt__ref_loss_workspace) \
+    R(NLL, nll, mpt__cpu_loss_workspace) \
     R(NLL_BACKWARD, nll_backward, NULL) \
-    R(CROSS_ENTROPY, cross_entropy, mpt__ref_loss_workspace) \
+    R(CROSS_ENTROPY, cross_entropy, mpt__cpu_loss_workspace) \
     R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL) \
-    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace) \
+    R(GRAD_NORM, grad_norm, mpt__cpu_grad_norm_workspace) \
     R(GRAD_SCALE, grad_scale, NULL) \
     R(SGD, sgd, NULL) \
     R(ADAM, adam, NULL) \
@@ -10436,19 +10440,19 @@ static const mpt__words mpt__ref_words = {1.0,
     R(FIND_NONFINITE, find_nonfinite, NULL) \
     R(MOMENTS, moments, NULL) \
     R(AVERAGE, average, NULL) \
-    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace) \
+    R(PAIR_LOSS, pair_loss, mpt__cpu_pair_workspace) \
     R(PAIR_LOSS_BACKWARD, pair_loss, NULL) \
     R(CUMSUM, cumsum, NULL) \
     R(GATHER, gather, NULL) \
     R(SCATTER_ADD, scatter_add, NULL) \
     R(TRIANGLE, triangle, NULL) \
-    R(ARGSORT, argsort, mpt__ref_argsort_workspace)
+    R(ARGSORT, argsort, mpt__cpu_argsort_workspace)
 
-static void mpt__cpu_add_ref(mpt__cpu *cpu) {
-    cpu->words = &mpt__ref_words;
+static void mpt__cpu_add_all(mpt__cpu *cpu) {
+    cpu->routines = &mpt__ref_routines;
 #define MPT__ROW(id, function, workspace) \
-    mpt__cpu_add(cpu, MPT__K_##id, mpt__ref_##function, workspace);
-    MPT__REF_KERNELS(MPT__ROW)
+    mpt__cpu_add(cpu, MPT__K_##id, mpt__cpu_##function, workspace);
+    MPT__CPU_KERNELS(MPT__ROW)
 #undef MPT__ROW
 }
 
@@ -10592,10 +10596,10 @@ struct mpt__gemm_level {
     int depth;         /* the most K of one pass over a tile; measured */
     int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
     int rate;          /* products per ns of one core, about: where threads pay */
-    /* From panels of A and B; outer and inner are the words from row to row and from k to k. With
-       in_place A may lie where it is, if it has as many rows as the tile: words are floats or pairs
-       of bf16. At every step the line at a[1].data is fetched, which moves on by a[1].inner bytes.
-     */
+    /* From panels of A and B, whose elements are floats or pairs of bf16; outer and inner are those
+       from row to row and from k to k. With in_place A may lie where it is, if it has as many rows
+       as the tile. At every step the line at a[1].data is fetched, which moves on by a[1].inner
+       bytes. */
     mpt__gemm_tile *tile;
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */
@@ -11129,7 +11133,7 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
     return true;
 }
 
-#define MPT__AVX2_LEVEL true, &mpt__avx2_words, &mpt__avx2_gemm_level
+#define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level
 #else
 #define MPT__AVX2_LEVEL false, NULL, NULL
 #endif
@@ -11483,13 +11487,13 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
-#define MPT__AVX512_LEVEL true, &mpt__avx512_words, &mpt__avx512_gemm_level
+#define MPT__AVX512_LEVEL true, &mpt__avx512_routines, &mpt__avx512_gemm_level
 #else
 #define MPT__AVX512_LEVEL false, NULL, NULL
 #endif
 
 /* ------------------------
- * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
+ * cpu/level/neon.c: the vector layer of NEON (AArch64), and what is made of it. Products of bf16
  * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
  * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
  * packed is 1.4 % of the instructions of a product of 256^3.
@@ -11729,7 +11733,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
-#define MPT__NEON_LEVEL true, &mpt__neon_words, &mpt__neon_gemm_level
+#define MPT__NEON_LEVEL true, &mpt__neon_routines, &mpt__neon_gemm_level
 #else
 #define MPT__NEON_LEVEL false, NULL, NULL
 #endif
@@ -11749,42 +11753,42 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #if defined(MPT__HAS_AVX512) && \
     (defined(MPTRAIN_EMULATE_AMX) || (defined(__clang__) && __clang_major__ >= 9) || \
      (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10))
-#define MPT__HAS_PAIRS 1
+#define MPT__HAS_BF16X2 1
 #endif
 
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
 
 #ifdef MPTRAIN_EMULATE_AMX
-#define MPT__PAIRS_BASE(name) mpt__avx2_gemm_##name
+#define MPT__BF16X2_BASE(name) mpt__avx2_gemm_##name
 #define MPT__V(word) mpt__v8_##word
 #define MPT__WIDTH 8
-#define MPT__PAIRS_FN MPT__AVX2
-#define MPT__PAIRS_OP MPT__AVX2_OP
+#define MPT__BF16X2_FN MPT__AVX2
+#define MPT__BF16X2_OP MPT__AVX2_OP
 #else
-#define MPT__PAIRS_BASE(name) mpt__avx512_gemm_##name
+#define MPT__BF16X2_BASE(name) mpt__avx512_gemm_##name
 #define MPT__V(word) mpt__v16_##word
 #define MPT__WIDTH 16
-#define MPT__PAIRS_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
-#define MPT__PAIRS_OP \
+#define MPT__BF16X2_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
+#define MPT__BF16X2_OP \
     MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
     static MPT__FORCE_INLINE
 #endif
 
-#define MPT__PAIRS_ROWS 14
-#define MPT__PAIRS_MIDDLE 8
-#define MPT__PAIRS_K 64 /* that are converted at a time where K is contiguous */
+#define MPT__BF16X2_ROWS 14
+#define MPT__BF16X2_MIDDLE 8
+#define MPT__BF16X2_K 64 /* that are converted at a time where K is contiguous */
 
 /* ==== Panels ==== */
 
 #ifdef MPTRAIN_EMULATE_AMX
 
-enum { MPT__PAIRS_WIDTH = 16, MPT__PAIRS_DIRECT = 6, MPT__PAIRS_RATE = 4 };
-#define mpt__pairs_finish mpt__avx2_gemm_finish
-#define mpt__pairs_put_tile mpt__v8_put_tile
+enum { MPT__BF16X2_WIDTH = 16, MPT__BF16X2_DIRECT = 6, MPT__BF16X2_RATE = 4 };
+#define mpt__bf16x2_finish mpt__avx2_gemm_finish
+#define mpt__bf16x2_put_tile mpt__v8_put_tile
 
-static bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+static bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                             int64_t count, int64_t k, int64_t depth) {
-    const int64_t width = b ? MPT__PAIRS_WIDTH : MPT__PAIRS_ROWS;
+    const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
     uint16_t *to = (uint16_t *)panel;
     memset(to, 0, (size_t)(mpt__round_up(depth, 2) * width * 2));
     for (int64_t o = 0; o < count; o++) {
@@ -11798,7 +11802,7 @@ static bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int
     return true;
 }
 
-MPT__AVX2_OP mpt__v8_f mpt__v8_pairs(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
+MPT__AVX2_OP mpt__v8_f mpt__v8_dot2(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
     const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000));
     const __m256 low_a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16));
     const __m256 low_b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(b), 16));
@@ -11808,52 +11812,52 @@ MPT__AVX2_OP mpt__v8_f mpt__v8_pairs(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
 
 #else
 
-enum { MPT__PAIRS_WIDTH = 32, MPT__PAIRS_DIRECT = 8, MPT__PAIRS_RATE = 64 };
-#define mpt__pairs_put_tile mpt__v16_put_tile
+enum { MPT__BF16X2_WIDTH = 32, MPT__BF16X2_DIRECT = 8, MPT__BF16X2_RATE = 64 };
+#define mpt__bf16x2_put_tile mpt__v16_put_tile
 
 /* A store of bf16 by its instruction, which flushes denormals as the sums do. */
-MPT__PAIRS_OP void mpt__pairs_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
+MPT__BF16X2_OP void mpt__bf16x2_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
     if (dtype == MPT_BF16 && n >= 16) {
         _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
     } else {
         _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
     }
 }
-MPT__PAIRS_OP void mpt__pairs_store_both(void *p, mpt__v16_f a, mpt__v16_f b, int dtype) {
+MPT__BF16X2_OP void mpt__bf16x2_store_both(void *p, mpt__v16_f a, mpt__v16_f b, int dtype) {
     (void)dtype;
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
-MPT__PAIRS_FN void mpt__pairs_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+MPT__BF16X2_FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
                                           int64_t i, int64_t j, int64_t rows, int64_t columns) {
-    mpt__avx512_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__pairs_store_as,
-                               mpt__pairs_store_both);
+    mpt__avx512_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x2_store_as,
+                               mpt__bf16x2_store_both);
 }
-static void mpt__pairs_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+static void mpt__bf16x2_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
-    (g->c_dtype == MPT_BF16 ? mpt__pairs_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
+    (g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
                                                                                 rows, columns);
 }
 
-MPT__PAIRS_OP __m256i mpt__pairs_words(const char *p, __mmask16 lanes) {
+MPT__BF16X2_OP __m256i mpt__bf16x2_words(const char *p, __mmask16 lanes) {
     if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
     return _mm256_maskz_loadu_epi16(lanes, p);
 }
-MPT__PAIRS_OP mpt__v16_f mpt__pairs_load(const char *p, __mmask16 lanes, int dtype) {
-    if (dtype != MPT_F32) return mpt__v16_from_half(mpt__pairs_words(p, lanes), dtype);
+MPT__BF16X2_OP mpt__v16_f mpt__bf16x2_load(const char *p, __mmask16 lanes, int dtype) {
+    if (dtype != MPT_F32) return mpt__v16_from_half(mpt__bf16x2_words(p, lanes), dtype);
     return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
 }
 
 /* These lanes of 16 elements at p and of 16 at q in bf16: those of p and then those of q, or in
    turns (paired). */
-MPT__PAIRS_OP __m512i mpt__pairs_row(const char *p, __mmask16 p_lanes, const char *q,
+MPT__BF16X2_OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q,
                                      __mmask16 q_lanes, bool paired, int dtype) {
     __m512i row;
     if (dtype == MPT_BF16) {
-        row = _mm512_castsi256_si512(mpt__pairs_words(p, p_lanes));
-        row = _mm512_inserti64x4(row, mpt__pairs_words(q, q_lanes), 1);
+        row = _mm512_castsi256_si512(mpt__bf16x2_words(p, p_lanes));
+        row = _mm512_inserti64x4(row, mpt__bf16x2_words(q, q_lanes), 1);
     } else {
-        mpt__v16_f x = mpt__pairs_load(p, p_lanes, dtype);
-        row = (__m512i)_mm512_cvtne2ps_pbh(mpt__pairs_load(q, q_lanes, dtype), x);
+        mpt__v16_f x = mpt__bf16x2_load(p, p_lanes, dtype);
+        row = (__m512i)_mm512_cvtne2ps_pbh(mpt__bf16x2_load(q, q_lanes, dtype), x);
     }
     if (!paired) return row;
     const __m512i i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -11863,7 +11867,7 @@ MPT__PAIRS_OP __m512i mpt__pairs_row(const char *p, __mmask16 p_lanes, const cha
 
 /* A panel whose outer elements are contiguous, k `step` bytes apart. A vector that reaches past the
    width is overwritten by the next pair. */
-MPT__PAIRS_OP void mpt__pairs_pack_outer(uint32_t *to, int64_t width, const char *from,
+MPT__BF16X2_OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from,
                                          int64_t step, int64_t count, int64_t depth, int dtype) {
     const __mmask16 lanes[2] = {mpt__v16_first(count), mpt__v16_first(count - 16)};
     const int64_t apart = dtype == MPT_F32 ? 64 : 32;
@@ -11872,61 +11876,61 @@ MPT__PAIRS_OP void mpt__pairs_pack_outer(uint32_t *to, int64_t width, const char
         for (int64_t r = 0; r < width; r += 16, p += apart, q += apart) {
             const __mmask16 here = lanes[r / 16];
             _mm512_storeu_si512(
-                to + r, mpt__pairs_row(p, here, q, depth > 1 ? here : 0, true, dtype));
+                to + r, mpt__bf16x2_row(p, here, q, depth > 1 ? here : 0, true, dtype));
         }
     }
 }
 
 /* Lines of K: turned to bf16 side by side, and then transposed as if a pair were a float. */
-MPT__PAIRS_FN void mpt__pairs_pack_lines(uint32_t *to, int64_t width, const char *from,
+MPT__BF16X2_FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *from,
                                       const mpt__gemm_side *side, int64_t count, int64_t depth) {
-    MPT__ALIGN(64) uint32_t staged[32 * MPT__PAIRS_K / 2];
-    float gathered[MPT__PAIRS_K];
-    const mpt__gemm_side square = {(const char *)staged, MPT_F32, 0, MPT__PAIRS_K / 2, 1};
+    MPT__ALIGN(64) uint32_t staged[32 * MPT__BF16X2_K / 2];
+    float gathered[MPT__BF16X2_K];
+    const mpt__gemm_side square = {(const char *)staged, MPT_F32, 0, MPT__BF16X2_K / 2, 1};
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
-    for (; depth > 0; depth -= MPT__PAIRS_K, to += MPT__PAIRS_K / 2 * width) {
-        const int64_t n = mpt__smaller_of(depth, MPT__PAIRS_K);
+    for (; depth > 0; depth -= MPT__BF16X2_K, to += MPT__BF16X2_K / 2 * width) {
+        const int64_t n = mpt__smaller_of(depth, MPT__BF16X2_K);
         for (int64_t i = 0; i < count; i++) {
             const char *line = from + i * side->outer * bytes;
             if (side->inner != 1 || side->dtype != MPT_F32) {
-                MPT__PAIRS_BASE(load)(gathered, line, side->inner, n, side->dtype, 0);
+                MPT__BF16X2_BASE(load)(gathered, line, side->inner, n, side->dtype, 0);
                 line = (const char *)gathered;
             }
             for (int64_t x = 0; x < n; x += 32, line += 128) {
                 const uint32_t lanes = n - x >= 32 ? 0xffffffffu : (1u << (n - x)) - 1;
                 const mpt__v16_f p = _mm512_maskz_loadu_ps((__mmask16)lanes, line);
                 const mpt__v16_f q = _mm512_maskz_loadu_ps((__mmask16)(lanes >> 16), line + 64);
-                _mm512_storeu_si512(staged + (i * MPT__PAIRS_K + x) / 2,
+                _mm512_storeu_si512(staged + (i * MPT__BF16X2_K + x) / 2,
                                     (__m512i)_mm512_cvtne2ps_pbh(q, p));
             }
         }
         mpt__avx512_pack_inner((float *)(void *)to, (int)width, &square, 0, count, 0, (n + 1) / 2);
-        from += MPT__PAIRS_K * side->inner * bytes;
+        from += MPT__BF16X2_K * side->inner * bytes;
     }
 }
 
-MPT__PAIRS_FN bool mpt__pairs_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__BF16X2_FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                 int64_t count, int64_t k, int64_t depth) {
-    const int64_t width = b ? MPT__PAIRS_WIDTH : MPT__PAIRS_ROWS;
+    const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
     uint32_t *to = (uint32_t *)panel;
     if (side->outer == 1 && side->inner != 1 && side->dtype != MPT_F16) {
         if (side->dtype == MPT_BF16) {
-            mpt__pairs_pack_outer(to, width, from, step, count, depth, MPT_BF16);
+            mpt__bf16x2_pack_outer(to, width, from, step, count, depth, MPT_BF16);
         } else {
-            mpt__pairs_pack_outer(to, width, from, step, count, depth, MPT_F32);
+            mpt__bf16x2_pack_outer(to, width, from, step, count, depth, MPT_F32);
         }
     } else if (side->inner == 1 && side->dtype == MPT_BF16 && (side->outer | depth) % 2 == 0) {
         const mpt__gemm_side pairs = {from, MPT_F32, 0, side->outer / 2, 1};
         mpt__avx512_pack_inner((float *)panel, (int)width, &pairs, 0, count, 0, depth / 2);
     } else {
-        mpt__pairs_pack_lines(to, width, from, side, count, depth);
+        mpt__bf16x2_pack_lines(to, width, from, side, count, depth);
     }
     return true;
 }
 
-MPT__PAIRS_OP mpt__v16_f mpt__v16_pairs(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f b) {
+MPT__BF16X2_OP mpt__v16_f mpt__v16_dot2(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a),
                             (__m512bh)_mm512_castps_si512(b));
 }
@@ -11944,162 +11948,164 @@ MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
 }
 #else
 /* An integer is broadcast beside the ports that products need, a float is not. */
-MPT__PAIRS_OP mpt__v16_f mpt__v16_word(const float *p) {
+MPT__BF16X2_OP mpt__v16_f mpt__v16_word(const float *p) {
     int32_t word;
     memcpy(&word, p, sizeof word);
     return _mm512_castsi512_ps(_mm512_set1_epi32(word));
 }
-MPT__PAIRS_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
+MPT__BF16X2_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
 #endif
 
-#define MPT__PAIRS_STEP(i) \
-    if (i < height) x##i = v_pairs(x##i, v_set(MPT__LINES_A##i), b0); \
-    if (i < height) y##i = v_pairs(y##i, v_set(MPT__LINES_A##i), b1);
-#define MPT__PAIRS_BIAS(i) x##i = v_add(x##i, b0), y##i = v_add(y##i, b1);
-#define MPT__PAIRS_RELU(i) x##i = v_relu(x##i), y##i = v_relu(y##i);
-#define MPT__PAIRS_STORE_HALF(i) \
+#define MPT__BF16X2_STEP(i) \
+    if (i < height) x##i = v_dot2(x##i, v_set(MPT__LINES_A##i), b0); \
+    if (i < height) y##i = v_dot2(y##i, v_set(MPT__LINES_A##i), b1);
+#define MPT__BF16X2_BIAS(i) x##i = v_add(x##i, b0), y##i = v_add(y##i, b1);
+#define MPT__BF16X2_RELU(i) x##i = v_relu(x##i), y##i = v_relu(y##i);
+#define MPT__BF16X2_STORE_HALF(i) \
     if (i < height) v_store_pair(half + i * ldc, x##i, y##i);
-#define MPT__PAIRS_STORE(i) \
+#define MPT__BF16X2_STORE(i) \
     if (i < height) v_store(c + i * ldc, x##i), v_store(c + i * ldc + MPT__WIDTH, y##i);
 
 /* A whole tile of `height` rows by two vectors, of floats or (HALF) of bf16; b[1] is read of the
    latter. */
-MPT__PAIRS_OP void mpt__pairs_tile_of(MPT__TILE_TAKES, int height) {
+MPT__BF16X2_OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
     const float *from = mpt__gemm_floats_of(b), *bias = mpt__gemm_floats_of(b + 1);
     (void)rows, (void)columns;
     MPT__TILE_LINES(a, true, 0)
     MPT__ROWS_14(MPT__TILE_ZERO)
     for (; depth > 0; depth -= 2, from += 2 * MPT__WIDTH) {
         const v_f b0 = v_load(from), b1 = v_load(from + MPT__WIDTH);
-        MPT__ROWS_14(MPT__PAIRS_STEP)
+        MPT__ROWS_14(MPT__BF16X2_STEP)
         MPT__TILE_NEXT(true);
     }
-    if (height >= MPT__PAIRS_MIDDLE && (how & MPT__GEMM_HALF)) {
+    if (height >= MPT__BF16X2_MIDDLE && (how & MPT__GEMM_HALF)) {
         uint16_t *half = (uint16_t *)(void *)c;
         if (bias != NULL) {
             const v_f b0 = v_load(bias), b1 = v_load(bias + MPT__WIDTH);
-            MPT__ROWS_14(MPT__PAIRS_BIAS)
+            MPT__ROWS_14(MPT__BF16X2_BIAS)
         }
-        if (b[1].inner != 0) { MPT__ROWS_14(MPT__PAIRS_RELU) }
-        MPT__ROWS_14(MPT__PAIRS_STORE_HALF)
+        if (b[1].inner != 0) { MPT__ROWS_14(MPT__BF16X2_RELU) }
+        MPT__ROWS_14(MPT__BF16X2_STORE_HALF)
         return;
     }
-    MPT__ROWS_14(MPT__PAIRS_STORE)
+    MPT__ROWS_14(MPT__BF16X2_STORE)
 }
-MPT__PAIRS_FN void mpt__pairs4(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 4); }
-MPT__PAIRS_FN void mpt__pairs8(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 8); }
-MPT__PAIRS_FN void mpt__pairs14(MPT__TILE_TAKES) { mpt__pairs_tile_of(MPT__TILE_GIVES, 14); }
+MPT__BF16X2_FN void mpt__bf16x2_tile4(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 4); }
+MPT__BF16X2_FN void mpt__bf16x2_tile8(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 8); }
+MPT__BF16X2_FN void mpt__bf16x2_tile14(MPT__TILE_TAKES) {
+    mpt__bf16x2_tile_of(MPT__TILE_GIVES, 14);
+}
 
 /* ==== Lines of pixels ==== */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
 #ifdef MPTRAIN_EMULATE_AMX
-static MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+static MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
                                          int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = from[i] | (uint32_t)from[i + apart] << 16;
 }
 #else
 /* to[i] = elements i and i + apart as a pair; as far as whole vectors go. */
-MPT__PAIRS_FN MPT__UNUSED void mpt__pairs_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+MPT__BF16X2_FN MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
                                                 int64_t count) {
     for (int64_t i = 0; i < count; i += 16, from += 16)
-        _mm512_storeu_si512(to + i, mpt__pairs_row((const char *)from, 0xffff,
+        _mm512_storeu_si512(to + i, mpt__bf16x2_row((const char *)from, 0xffff,
                                                    (const char *)(from + apart), 0xffff, true,
                                                    MPT_BF16));
 }
 #endif
-MPT__PAIRS_OP v_f mpt__pairs_word_step(v_f sum, const float *a, v_f b) {
-    return v_pairs(sum, v_word(a), b);
+MPT__BF16X2_OP v_f mpt__bf16x2_word_step(v_f sum, const float *a, v_f b) {
+    return v_dot2(sum, v_word(a), b);
 }
-MPT__PAIRS_OP v_f mpt__pairs_step(v_f sum, const float *a, v_f b) {
-    return v_pairs(sum, v_set(*a), b);
+MPT__BF16X2_OP v_f mpt__bf16x2_step(v_f sum, const float *a, v_f b) {
+    return v_dot2(sum, v_set(*a), b);
 }
-MPT__PAIRS_FN void mpt__pairs_lines_narrow(MPT__TILE_TAKES) {
-    MPT__PAIRS_BASE(lines_of)(MPT__TILE_GIVES, MPT__PAIRS_DIRECT, false, mpt__pairs_word_step);
+MPT__BF16X2_FN void mpt__bf16x2_lines_narrow(MPT__TILE_TAKES) {
+    MPT__BF16X2_BASE(lines_of)(MPT__TILE_GIVES, MPT__BF16X2_DIRECT, false, mpt__bf16x2_word_step);
 }
-MPT__PAIRS_FN void mpt__pairs_lines_wide(MPT__TILE_TAKES) {
-    MPT__PAIRS_BASE(lines_of)(MPT__TILE_GIVES, MPT__PAIRS_DIRECT, true, mpt__pairs_step);
+MPT__BF16X2_FN void mpt__bf16x2_lines_wide(MPT__TILE_TAKES) {
+    MPT__BF16X2_BASE(lines_of)(MPT__TILE_GIVES, MPT__BF16X2_DIRECT, true, mpt__bf16x2_step);
 }
-static void mpt__pairs_lines_apart(MPT__TILE_TAKES) {
-    (columns > MPT__WIDTH ? mpt__pairs_lines_wide : mpt__pairs_lines_narrow)(MPT__TILE_GIVES);
+static void mpt__bf16x2_lines_apart(MPT__TILE_TAKES) {
+    (columns > MPT__WIDTH ? mpt__bf16x2_lines_wide : mpt__bf16x2_lines_narrow)(MPT__TILE_GIVES);
 }
 #ifdef MPTRAIN_NO_CONV
-#define mpt__pairs_lines mpt__pairs_lines_apart
+#define mpt__bf16x2_lines mpt__bf16x2_lines_apart
 #else
-/* Three neighbouring taps of rows that lie `o` words apart, all of A's line and b->outer floats
+/* Three neighbouring taps of rows that lie `o` elements apart, all of A's line and b->outer floats
    apart in B: what is broadcast is multiplied three times. `none` is what nobody asks for. */
-#define MPT__PAIRS_TAP(A, P, Q, R) \
+#define MPT__BF16X2_TAP(A, P, Q, R) \
     { \
         const v_f s = v_word(&MPT__LINES_A##A); \
-        P = v_pairs(P, s, b0), Q = v_pairs(Q, s, b1), R = v_pairs(R, s, b2); \
+        P = v_dot2(P, s, b0), Q = v_dot2(Q, s, b1), R = v_dot2(R, s, b2); \
     }
-#define MPT__PAIRS_TAPS(X) \
+#define MPT__BF16X2_TAPS(X) \
     X(0, x0, none, none) X(1, x1, x0, none) X(2, x2, x1, x0) X(3, x3, x2, x1) X(4, x4, x3, x2) \
     X(5, x5, x4, x3)
 #ifdef MPTRAIN_EMULATE_AMX
-#define MPT__PAIRS_ALL_TAPS(X) MPT__PAIRS_TAPS(X) X(6, none, x5, x4) X(7, none, none, x5)
+#define MPT__BF16X2_ALL_TAPS(X) MPT__BF16X2_TAPS(X) X(6, none, x5, x4) X(7, none, none, x5)
 #else
-#define MPT__PAIRS_ALL_TAPS(X) \
-    MPT__PAIRS_TAPS(X) X(6, x6, x5, x4) X(7, x7, x6, x5) X(8, none, x7, x6) X(9, none, none, x7)
+#define MPT__BF16X2_ALL_TAPS(X) \
+    MPT__BF16X2_TAPS(X) X(6, x6, x5, x4) X(7, x7, x6, x5) X(8, none, x7, x6) X(9, none, none, x7)
 #endif
-#define MPT__PAIRS_TAPS_STORE(i) \
-    if (i < MPT__PAIRS_DIRECT && i < rows) { \
+#define MPT__BF16X2_TAPS_STORE(i) \
+    if (i < MPT__BF16X2_DIRECT && i < rows) { \
         float *p = c + i * ldc; \
         if (add) x##i = v_add(v_load_as(p, columns, MPT_F32), x##i); \
         v_store_as(p, x##i, columns, MPT_F32); \
     }
-#define MPT__PAIRS_ZERO(i) v_f x##i = v_zero();
-MPT__PAIRS_FN void mpt__pairs_taps(MPT__TILE_TAKES) {
+#define MPT__BF16X2_ZERO(i) v_f x##i = v_zero();
+MPT__BF16X2_FN void mpt__bf16x2_taps(MPT__TILE_TAKES) {
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int64_t o = a->outer, next = b->outer, b_step = b->inner;
     v_f none = v_zero();
-    MPT__ROWS_8(MPT__PAIRS_ZERO)
+    MPT__ROWS_8(MPT__BF16X2_ZERO)
     for (; how >= 0; how -= MPT__GEMM_MORE, a++, b++) {
         const float *from = mpt__gemm_floats_of(b), *a0 = mpt__gemm_floats_of(a);
         const float *a3 = a0 + 3 * o, *a6 = a3 + 3 * o, *a9 = a6 + 3 * o;
         for (int64_t p = 0; p < depth; p++, from += b_step) {
             const v_f b0 = v_load(from), b1 = v_load(from + next);
             const v_f b2 = v_load(from + 2 * next);
-            MPT__PAIRS_ALL_TAPS(MPT__PAIRS_TAP)
+            MPT__BF16X2_ALL_TAPS(MPT__BF16X2_TAP)
             a0++, a3++, a6++, a9++;
         }
         (void)a9;
     }
-    MPT__ROWS_8(MPT__PAIRS_TAPS_STORE)
+    MPT__ROWS_8(MPT__BF16X2_TAPS_STORE)
 }
-static void mpt__pairs_lines(MPT__TILE_TAKES) {
-    (b->outer > 1 ? mpt__pairs_taps : mpt__pairs_lines_apart)(MPT__TILE_GIVES);
+static void mpt__bf16x2_lines(MPT__TILE_TAKES) {
+    (b->outer > 1 ? mpt__bf16x2_taps : mpt__bf16x2_lines_apart)(MPT__TILE_GIVES);
 }
 #endif
 #endif
 
-static void mpt__pairs_tile(MPT__TILE_TAKES) {
-    MPT__ALIGN(64) float beside[MPT__PAIRS_ROWS * MPT__PAIRS_WIDTH];
+static void mpt__bf16x2_tile(MPT__TILE_TAKES) {
+    MPT__ALIGN(64) float beside[MPT__BF16X2_ROWS * MPT__BF16X2_WIDTH];
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int whole = rows > 8 ? 14 : rows > 4 ? 8 : 4;
     const bool room = (how & (MPT__GEMM_ROOM | MPT__GEMM_HALF)) ||
-                      (rows == whole && columns == MPT__PAIRS_WIDTH && !add);
+                      (rows == whole && columns == MPT__BF16X2_WIDTH && !add);
     float *to = room ? c : beside;
-    const int64_t ld = room ? ldc : (int64_t)MPT__PAIRS_WIDTH;
-    (whole == 14  ? mpt__pairs14
-     : whole == 8 ? mpt__pairs8
-                  : mpt__pairs4)(depth, a, b, to, ld, rows, columns, how);
-    if (!room) mpt__pairs_put_tile(beside, MPT__PAIRS_WIDTH, c, ldc, rows, columns, add);
+    const int64_t ld = room ? ldc : (int64_t)MPT__BF16X2_WIDTH;
+    (whole == 14  ? mpt__bf16x2_tile14
+     : whole == 8 ? mpt__bf16x2_tile8
+                  : mpt__bf16x2_tile4)(depth, a, b, to, ld, rows, columns, how);
+    if (!room) mpt__bf16x2_put_tile(beside, MPT__BF16X2_WIDTH, c, ldc, rows, columns, add);
 }
 
 #ifndef MPTRAIN_NO_ATTENTION
 /* c = factor times the products of up to 8 rows of pairs, o floats apart, and a panel of them. */
-#define MPT__PAIRS_LINE(i) \
-    x##i = v_pairs(x##i, v_set(MPT__LINES_A##i), b0); \
-    y##i = v_pairs(y##i, v_set(MPT__LINES_A##i), b1);
-#define MPT__PAIRS_PUT(i) \
+#define MPT__BF16X2_LINE(i) \
+    x##i = v_dot2(x##i, v_set(MPT__LINES_A##i), b0); \
+    y##i = v_dot2(y##i, v_set(MPT__LINES_A##i), b1);
+#define MPT__BF16X2_PUT(i) \
     if (i < rows) { \
         v_store_as(c + i * ldc, v_mul(x##i, times), columns, MPT_F32); \
         v_store_as(c + i * ldc + MPT__WIDTH, v_mul(y##i, times), columns - MPT__WIDTH, MPT_F32); \
     }
-MPT__PAIRS_FN void mpt__pairs_attend(int64_t depth, const float *a0, int64_t o, const float *b,
+MPT__BF16X2_FN void mpt__bf16x2_attend(int64_t depth, const float *a0, int64_t o, const float *b,
                                      float *c, int64_t ldc, int64_t rows, int64_t columns,
                                      float factor) {
     const v_f times = v_set(factor);
@@ -12107,35 +12113,35 @@ MPT__PAIRS_FN void mpt__pairs_attend(int64_t depth, const float *a0, int64_t o, 
     MPT__ROWS_8(MPT__TILE_ZERO)
     for (; depth > 0; depth--, a0++, a3++, a6++, b += 2 * MPT__WIDTH) {
         const v_f b0 = v_load(b), b1 = v_load(b + MPT__WIDTH);
-        MPT__ROWS_8(MPT__PAIRS_LINE)
+        MPT__ROWS_8(MPT__BF16X2_LINE)
     }
-    MPT__ROWS_8(MPT__PAIRS_PUT)
+    MPT__ROWS_8(MPT__BF16X2_PUT)
 }
 #endif
 
 /* ==== The level ==== */
 
-static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g);
-static const mpt__gemm_level mpt__pairs_gemm_level = {
-    MPT__PAIRS_ROWS, MPT__PAIRS_WIDTH, MPT__PAIRS_DIRECT, 2, 2, 2048, 336, MPT__PAIRS_RATE,
-    mpt__pairs_tile, MPT__PAIRS_BASE(direct), MPT__GEMM_CONV_OF(mpt__pairs_lines),
-    MPT__PAIRS_DIRECT, MPT__PAIRS_BASE(sweep), MPT__PAIRS_BASE(dot), mpt__pairs_pack,
-    MPT__PAIRS_BASE(load), mpt__pairs_finish, NULL, mpt__pairs_choose, false, true,
-    MPT__PAIRS_MIDDLE};
+static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g);
+static const mpt__gemm_level mpt__bf16x2_gemm_level = {
+    MPT__BF16X2_ROWS, MPT__BF16X2_WIDTH, MPT__BF16X2_DIRECT, 2, 2, 2048, 336, MPT__BF16X2_RATE,
+    mpt__bf16x2_tile, MPT__BF16X2_BASE(direct), MPT__GEMM_CONV_OF(mpt__bf16x2_lines),
+    MPT__BF16X2_DIRECT, MPT__BF16X2_BASE(sweep), MPT__BF16X2_BASE(dot), mpt__bf16x2_pack,
+    MPT__BF16X2_BASE(load), mpt__bf16x2_finish, NULL, mpt__bf16x2_choose, false, true,
+    MPT__BF16X2_MIDDLE};
 
 /* Convolutions of few channels, in their gradients of weights of one, are faster in fp32. */
-static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
+static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
     const mpt__gemm_image *image = g->a_image != NULL ? g->a_image : g->b_image;
     const bool few = image != NULL && image->channels < (g->a_image != NULL ? 8 : 2);
-    return halves && !few ? &mpt__pairs_gemm_level : &MPT__PAIRS_BASE(level);
+    return halves && !few ? &mpt__bf16x2_gemm_level : &MPT__BF16X2_BASE(level);
 }
 
 #undef MPT__V
 #undef MPT__WIDTH
-#define MPT__PAIRS_LEVEL true, NULL, &mpt__pairs_gemm_level
+#define MPT__BF16X2_LEVEL true, NULL, &mpt__bf16x2_gemm_level
 #else
-#define MPT__PAIRS_LEVEL false, NULL, NULL
+#define MPT__BF16X2_LEVEL false, NULL, NULL
 #endif
 
 /* ------------------------
@@ -12154,7 +12160,7 @@ static const mpt__gemm_level *mpt__pairs_choose(const mpt__gemm *g) {
  * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
  * ---------------------- */
 
-#if defined(MPT__HAS_PAIRS) && !defined(MPTRAIN_NO_AMX)
+#if defined(MPT__HAS_BF16X2) && !defined(MPTRAIN_NO_AMX)
 #if defined(MPTRAIN_EMULATE_AMX)
 #define MPT__HAS_AMX 1
 #elif defined(__linux__) && defined(__LP64__) && \
@@ -12215,18 +12221,18 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
 /* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
    becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
-MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+MPT__BF16X2_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
                               const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
                               int parts, __m512 *bad) {
     if (parts == 1) {
-        _mm512_storeu_si512(to, mpt__pairs_row(p, p_lanes, q, q_lanes, paired, dtype));
+        _mm512_storeu_si512(to, mpt__bf16x2_row(p, p_lanes, q, q_lanes, paired, dtype));
         return;
     }
     const bool rounded = MPT__AMX_ROUNDED(dtype, round);
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
     const __m512i half = _mm512_set1_epi32(rounded ? 0x8000 : 0);
-    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(p, p_lanes, dtype), round));
-    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(q, q_lanes, dtype), round));
+    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__bf16x2_load(p, p_lanes, dtype), round));
+    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__bf16x2_load(q, q_lanes, dtype), round));
     const __m512i x_high = _mm512_add_epi32(x, half) & high;
     const __m512i y_high = _mm512_add_epi32(y, half) & high;
     const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x_high));
@@ -12246,7 +12252,7 @@ MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
-MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+MPT__BF16X2_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
         mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16);
@@ -12260,7 +12266,7 @@ MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, 
 }
 
 /* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
-MPT__PAIRS_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
+MPT__BF16X2_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
                                       int64_t outer, int64_t inner, int64_t count, int64_t n,
                                       int dtype, int round, int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
@@ -12296,7 +12302,7 @@ MPT__PAIRS_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char 
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
-MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__BF16X2_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                   int64_t count, int64_t k, int64_t depth, int dtype, int round,
                                   int parts) {
     const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
@@ -12318,7 +12324,7 @@ MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *s
 }
 
 /* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
-MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
+MPT__BF16X2_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
                                        int64_t outer, int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
@@ -12347,7 +12353,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
         for (int64_t o = 0; o < count; o += 16) {
             const int64_t lines = mpt__smaller_of(count - o, 16);
             for (int64_t i = 0; i < lines; i++) {
-                MPT__PAIRS_BASE(load)
+                MPT__BF16X2_BASE(load)
                 (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
                  n, side->dtype, 0);
             }
@@ -12501,7 +12507,7 @@ static void mpt__amx_tile_of(MPT__TILE_TAKES, int products) {
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
     if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
     if (room) return;
-    mpt__pairs_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
+    mpt__bf16x2_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
@@ -12529,8 +12535,11 @@ MPT__AMX_PACK_OF(mpt__amx_pack, 1)
 MPT__AMX_PACK_OF(mpt__amx_split_pack, 2)
 
 #define MPT__AMX_TABLE(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
-    {32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
-     MPT__PAIRS_BASE(load), mpt__pairs_finish, mpt__amx_bracket, mpt__amx_choose, REFUSES, false, 0}
+    { \
+        32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
+            MPT__BF16X2_BASE(load), mpt__bf16x2_finish, mpt__amx_bracket, mpt__amx_choose, \
+            REFUSES, false, 0 \
+    }
 static const mpt__gemm_level mpt__amx_gemm_level =
     MPT__AMX_TABLE(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
 static const mpt__gemm_level mpt__amx_split_gemm_level =
@@ -12556,7 +12565,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 static const mpt__gemm_level mpt__amx_other_gemm_level = {
     14, 32, 8, 4, 1, 384, 336, 32, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct,
     MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8, mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot,
-    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__pairs_finish, NULL, NULL, false, true, 8};
+    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__bf16x2_finish, NULL, NULL, false, true, 8};
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
@@ -12593,68 +12602,68 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
 
 #if defined(MPT__HAS_NEON)
 #if defined(__clang__) && __clang_major__ >= 13 /* Apple counts its own */
-#define MPT__HAS_QUADS 1
-#define MPT__QUADS MPT__TARGET("bf16")
+#define MPT__HAS_BF16X4 1
+#define MPT__BF16X4 MPT__TARGET("bf16")
 #elif !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 10
-#define MPT__HAS_QUADS 1
-#define MPT__QUADS MPT__TARGET("+bf16")
+#define MPT__HAS_BF16X4 1
+#define MPT__BF16X4 MPT__TARGET("+bf16")
 #endif
 #endif
 
-#ifdef MPT__HAS_QUADS
+#ifdef MPT__HAS_BF16X4
 
-#define MPT__QUADS_FN MPT__QUADS static
-#define MPT__QUADS_OP MPT__QUADS static MPT__FORCE_INLINE
+#define MPT__BF16X4_FN MPT__BF16X4 static
+#define MPT__BF16X4_OP MPT__BF16X4 static MPT__FORCE_INLINE
 
-enum { MPT__QUADS_ROWS = 12, MPT__QUADS_COLUMNS = 8, MPT__QUADS_K = 64 };
+enum { MPT__BF16X4_ROWS = 12, MPT__BF16X4_COLUMNS = 8, MPT__BF16X4_K = 64 };
 
 /* ==== Panels ==== */
 
 /* As sums do, it takes denormals for zero. */
-MPT__QUADS_OP uint16x4_t mpt__quads_round(mpt__v4_f v) {
+MPT__BF16X4_OP uint16x4_t mpt__bf16x4_round(mpt__v4_f v) {
     uint16x4_t half;
     __asm__("bfcvtn %0.4h, %1.4s" : "=w"(half) : "w"(v));
     return half;
 }
 /* n elements of fp32 or bf16, and zeros. */
-MPT__QUADS_OP uint16x4_t mpt__quads_load(const char *p, int64_t n, int dtype) {
+MPT__BF16X4_OP uint16x4_t mpt__bf16x4_load(const char *p, int64_t n, int dtype) {
     uint16x4_t half = vdup_n_u16(0);
-    if (dtype == MPT_F32) return mpt__quads_round(mpt__v4_load_as(p, n, MPT_F32));
+    if (dtype == MPT_F32) return mpt__bf16x4_round(mpt__v4_load_as(p, n, MPT_F32));
     if (n > 0) memcpy(&half, p, n < 4 ? (size_t)n * 2 : sizeof half);
     return half;
 }
 
-MPT__QUADS_OP void mpt__quads_line(uint16_t *to, int64_t width, const char *from, int64_t depth,
+MPT__BF16X4_OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *from, int64_t depth,
                                    int dtype) {
     const int64_t step = dtype == MPT_F32 ? 16 : 8;
     for (; depth >= 4; depth -= 4, to += 4 * width, from += step)
-        vst1_u16(to, mpt__quads_load(from, 4, dtype));
-    if (depth > 0) vst1_u16(to, mpt__quads_load(from, depth, dtype));
+        vst1_u16(to, mpt__bf16x4_load(from, 4, dtype));
+    if (depth > 0) vst1_u16(to, mpt__bf16x4_load(from, depth, dtype));
 }
 
 /* A panel of lines of K; other strides and fp16 by way of a part of a line in fp32. */
-MPT__QUADS_FN void mpt__quads_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
+MPT__BF16X4_FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
                                          const char *from, int64_t count, int64_t depth) {
-    float gathered[MPT__QUADS_K];
+    float gathered[MPT__BF16X4_K];
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
     for (; count > 0; count--, to += 4, from += side->outer * bytes) {
         if (side->inner == 1 && side->dtype == MPT_BF16) {
-            mpt__quads_line(to, width, from, depth, MPT_BF16);
+            mpt__bf16x4_line(to, width, from, depth, MPT_BF16);
         } else if (side->inner == 1 && side->dtype == MPT_F32) {
-            mpt__quads_line(to, width, from, depth, MPT_F32);
+            mpt__bf16x4_line(to, width, from, depth, MPT_F32);
         } else {
-            for (int64_t k = 0; k < depth; k += MPT__QUADS_K) {
-                const int64_t n = mpt__smaller_of(depth - k, MPT__QUADS_K);
+            for (int64_t k = 0; k < depth; k += MPT__BF16X4_K) {
+                const int64_t n = mpt__smaller_of(depth - k, MPT__BF16X4_K);
                 mpt__neon_gemm_load(gathered, from + k * side->inner * bytes, side->inner, n,
                                     side->dtype, 0);
-                mpt__quads_line(to + k * width, width, (const char *)gathered, n, MPT_F32);
+                mpt__bf16x4_line(to + k * width, width, (const char *)gathered, n, MPT_F32);
             }
         }
     }
 }
 
 /* A panel whose outer elements are contiguous, k `step` bytes apart. */
-MPT__QUADS_OP void mpt__quads_pack_outer(uint16_t *to, int64_t width, const char *from,
+MPT__BF16X4_OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from,
                                          int64_t step, int64_t count, int64_t depth, int dtype) {
     const int64_t apart = dtype == MPT_F32 ? 16 : 8;
     for (; depth > 0; depth -= 4, from += 4 * step) {
@@ -12663,34 +12672,34 @@ MPT__QUADS_OP void mpt__quads_pack_outer(uint16_t *to, int64_t width, const char
             const int64_t n = count - r;
             uint16x4x4_t quads;
             if (depth >= 4 && n >= 4) {
-                quads.val[0] = mpt__quads_load(p, 4, dtype);
-                quads.val[1] = mpt__quads_load(p + step, 4, dtype);
-                quads.val[2] = mpt__quads_load(p + 2 * step, 4, dtype);
-                quads.val[3] = mpt__quads_load(p + 3 * step, 4, dtype);
+                quads.val[0] = mpt__bf16x4_load(p, 4, dtype);
+                quads.val[1] = mpt__bf16x4_load(p + step, 4, dtype);
+                quads.val[2] = mpt__bf16x4_load(p + 2 * step, 4, dtype);
+                quads.val[3] = mpt__bf16x4_load(p + 3 * step, 4, dtype);
             } else {
-                quads.val[0] = mpt__quads_load(p, n, dtype);
-                quads.val[1] = mpt__quads_load(p + step, depth > 1 ? n : 0, dtype);
-                quads.val[2] = mpt__quads_load(p + 2 * step, depth > 2 ? n : 0, dtype);
-                quads.val[3] = mpt__quads_load(p + 3 * step, depth > 3 ? n : 0, dtype);
+                quads.val[0] = mpt__bf16x4_load(p, n, dtype);
+                quads.val[1] = mpt__bf16x4_load(p + step, depth > 1 ? n : 0, dtype);
+                quads.val[2] = mpt__bf16x4_load(p + 2 * step, depth > 2 ? n : 0, dtype);
+                quads.val[3] = mpt__bf16x4_load(p + 3 * step, depth > 3 ? n : 0, dtype);
             }
             vst4_u16(to, quads);
         }
     }
 }
 
-MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__BF16X4_FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                    int64_t count, int64_t k, int64_t depth) {
-    const int64_t width = b ? MPT__QUADS_COLUMNS : MPT__QUADS_ROWS;
+    const int64_t width = b ? MPT__BF16X4_COLUMNS : MPT__BF16X4_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
     uint16_t *to = (uint16_t *)panel;
     if (side->outer == 1 && side->inner != 1 && side->dtype == MPT_BF16) {
-        mpt__quads_pack_outer(to, width, from, step, count, depth, MPT_BF16);
+        mpt__bf16x4_pack_outer(to, width, from, step, count, depth, MPT_BF16);
     } else if (side->outer == 1 && side->inner != 1 && side->dtype == MPT_F32) {
-        mpt__quads_pack_outer(to, width, from, step, count, depth, MPT_F32);
+        mpt__bf16x4_pack_outer(to, width, from, step, count, depth, MPT_F32);
     } else {
         if (count < width) memset(to, 0, (size_t)(mpt__round_up(depth, 4) * width * 2));
-        mpt__quads_pack_lines(to, width, side, from, count, depth);
+        mpt__bf16x4_pack_lines(to, width, side, from, count, depth);
     }
     return true;
 }
@@ -12698,25 +12707,25 @@ MPT__QUADS_FN bool mpt__quads_pack(void *panel, bool b, const mpt__gemm_side *si
 /* ==== Tiles ==== */
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
-#define MPT__QUADS_ZERO(i) mpt__v4_f w##i = mpt__v4_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
-#define MPT__QUADS_STEP(i) \
+#define MPT__BF16X4_ZERO(i) mpt__v4_f w##i = mpt__v4_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
+#define MPT__BF16X4_STEP(i) \
     if (i < pairs) { \
         const uint16x8_t pair = vld1q_u16(of + 8 * i); \
-        w##i = mpt__quads_sum(w##i, pair, b0); \
-        x##i = mpt__quads_sum(x##i, pair, b1); \
-        y##i = mpt__quads_sum(y##i, pair, b2); \
-        z##i = mpt__quads_sum(z##i, pair, b3); \
+        w##i = mpt__bf16x4_sum(w##i, pair, b0); \
+        x##i = mpt__bf16x4_sum(x##i, pair, b1); \
+        y##i = mpt__bf16x4_sum(y##i, pair, b2); \
+        z##i = mpt__bf16x4_sum(z##i, pair, b3); \
     }
-#define MPT__QUADS_STORE(i) \
-    if (i < pairs) mpt__quads_store(to + 2 * i * ld, ld, add, w##i, x##i); \
-    if (i < pairs) mpt__quads_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
-#define MPT__QUADS_ROWS_6(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#define MPT__BF16X4_STORE(i) \
+    if (i < pairs) mpt__bf16x4_store(to + 2 * i * ld, ld, add, w##i, x##i); \
+    if (i < pairs) mpt__bf16x4_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
+#define MPT__BF16X4_ROWS_6(X) X(0) X(1) X(2) X(3) X(4) X(5)
 
-MPT__QUADS_OP mpt__v4_f mpt__quads_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
+MPT__BF16X4_OP mpt__v4_f mpt__bf16x4_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
     return sum;
 }
-MPT__QUADS_OP void mpt__quads_store(float *to, int64_t ld, bool add, mpt__v4_f left,
+MPT__BF16X4_OP void mpt__bf16x4_store(float *to, int64_t ld, bool add, mpt__v4_f left,
                                     mpt__v4_f right) {
     const float64x2_t l = vreinterpretq_f64_f32(left), r = vreinterpretq_f64_f32(right);
     mpt__v4_f upper = vreinterpretq_f32_f64(vzip1q_f64(l, r));
@@ -12727,80 +12736,80 @@ MPT__QUADS_OP void mpt__quads_store(float *to, int64_t ld, bool add, mpt__v4_f l
 }
 
 /* A whole tile of 2 `pairs` rows. */
-MPT__QUADS_OP void mpt__quads_of(int64_t depth, const char *a, const char *b, float *to, int64_t ld,
-                                 bool add, int pairs) {
+MPT__BF16X4_OP void mpt__bf16x4_of(int64_t depth, const char *a, const char *b, float *to,
+                                   int64_t ld, bool add, int pairs) {
     const uint16_t *of = (const uint16_t *)(const void *)a;
     const uint16_t *from = (const uint16_t *)(const void *)b;
-    MPT__QUADS_ROWS_6(MPT__QUADS_ZERO)
+    MPT__BF16X4_ROWS_6(MPT__BF16X4_ZERO)
     for (; depth > 0; depth -= 4) {
         const uint16x8_t b0 = vld1q_u16(from), b1 = vld1q_u16(from + 8);
         const uint16x8_t b2 = vld1q_u16(from + 16), b3 = vld1q_u16(from + 24);
-        MPT__QUADS_ROWS_6(MPT__QUADS_STEP)
-        of += 4 * MPT__QUADS_ROWS, from += 4 * MPT__QUADS_COLUMNS;
+        MPT__BF16X4_ROWS_6(MPT__BF16X4_STEP)
+        of += 4 * MPT__BF16X4_ROWS, from += 4 * MPT__BF16X4_COLUMNS;
     }
-    MPT__QUADS_ROWS_6(MPT__QUADS_STORE)
+    MPT__BF16X4_ROWS_6(MPT__BF16X4_STORE)
 }
-#define MPT__QUADS_TILE(name, pairs) \
-    MPT__QUADS_FN void name(int64_t depth, const char *a, const char *b, float *to, int64_t ld, \
+#define MPT__BF16X4_TILE(name, pairs) \
+    MPT__BF16X4_FN void name(int64_t depth, const char *a, const char *b, float *to, int64_t ld, \
                             bool add) { \
-        mpt__quads_of(depth, a, b, to, ld, add, pairs); \
+        mpt__bf16x4_of(depth, a, b, to, ld, add, pairs); \
     }
-MPT__QUADS_TILE(mpt__quads2, 2)
-MPT__QUADS_TILE(mpt__quads4, 4)
-MPT__QUADS_TILE(mpt__quads6, 6)
+MPT__BF16X4_TILE(mpt__bf16x4_tile2, 2)
+MPT__BF16X4_TILE(mpt__bf16x4_tile4, 4)
+MPT__BF16X4_TILE(mpt__bf16x4_tile6, 6)
 
-static void mpt__quads_tile(MPT__TILE_TAKES) {
-    MPT__ALIGN(64) float beside[MPT__QUADS_ROWS * MPT__QUADS_COLUMNS];
+static void mpt__bf16x4_tile(MPT__TILE_TAKES) {
+    MPT__ALIGN(64) float beside[MPT__BF16X4_ROWS * MPT__BF16X4_COLUMNS];
     const int whole = rows > 8 ? 12 : rows > 4 ? 8 : 4;
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const bool room =
-        (how & MPT__GEMM_ROOM) || (rows == whole && columns == MPT__QUADS_COLUMNS);
-    (whole == 12  ? mpt__quads6
-     : whole == 8 ? mpt__quads4
-                  : mpt__quads2)(depth, a->data, b->data, room ? c : beside,
-                                 room ? ldc : (int64_t)MPT__QUADS_COLUMNS, room && add);
-    if (!room) mpt__v4_put_tile(beside, MPT__QUADS_COLUMNS, c, ldc, rows, columns, add);
+        (how & MPT__GEMM_ROOM) || (rows == whole && columns == MPT__BF16X4_COLUMNS);
+    (whole == 12  ? mpt__bf16x4_tile6
+     : whole == 8 ? mpt__bf16x4_tile4
+                  : mpt__bf16x4_tile2)(depth, a->data, b->data, room ? c : beside,
+                                 room ? ldc : (int64_t)MPT__BF16X4_COLUMNS, room && add);
+    if (!room) mpt__v4_put_tile(beside, MPT__BF16X4_COLUMNS, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
 
-MPT__QUADS_OP void mpt__quads_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
-    const uint16x4_t half = mpt__quads_round(v);
+MPT__BF16X4_OP void mpt__bf16x4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
+    const uint16x4_t half = mpt__bf16x4_round(v);
     (void)dtype;
     if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
 }
-MPT__QUADS_OP void mpt__quads_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtype) {
-    mpt__quads_store_as(p, a, 4, dtype);
-    mpt__quads_store_as((char *)p + 8, b, 4, dtype);
+MPT__BF16X4_OP void mpt__bf16x4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtype) {
+    mpt__bf16x4_store_as(p, a, 4, dtype);
+    mpt__bf16x4_store_as((char *)p + 8, b, 4, dtype);
 }
-MPT__QUADS_FN void mpt__quads_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+MPT__BF16X4_FN void mpt__bf16x4_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
                                           int64_t i, int64_t j, int64_t rows, int64_t columns) {
-    mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__quads_store_as,
-                             mpt__quads_store_both);
+    mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x4_store_as,
+                             mpt__bf16x4_store_both);
 }
-static void mpt__quads_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+static void mpt__bf16x4_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
                               int64_t j, int64_t rows, int64_t columns) {
-    (g->c_dtype == MPT_BF16 ? mpt__quads_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
+    (g->c_dtype == MPT_BF16 ? mpt__bf16x4_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
                                                                               rows, columns);
 }
 
-static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g);
-static const mpt__gemm_level mpt__quads_gemm_level = {
-    MPT__QUADS_ROWS, MPT__QUADS_COLUMNS, 8, 2, 4, 768, 168, 32, mpt__quads_tile,
-    mpt__neon_gemm_direct, NULL, 0, mpt__neon_gemm_sweep, mpt__neon_gemm_dot, mpt__quads_pack,
-    mpt__neon_gemm_load, mpt__quads_finish, NULL, mpt__quads_choose, false, false, 0};
+static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g);
+static const mpt__gemm_level mpt__bf16x4_gemm_level = {
+    MPT__BF16X4_ROWS, MPT__BF16X4_COLUMNS, 8, 2, 4, 768, 168, 32, mpt__bf16x4_tile,
+    mpt__neon_gemm_direct, NULL, 0, mpt__neon_gemm_sweep, mpt__neon_gemm_dot, mpt__bf16x4_pack,
+    mpt__neon_gemm_load, mpt__bf16x4_finish, NULL, mpt__bf16x4_choose, false, false, 0};
 
 /* Images that are packed for few products take more instructions than fp32 does; counted. */
-static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
+static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
     const bool few = g->a_image != NULL ? g->a_image->channels * g->n < 96
                                         : g->b_image != NULL && g->m < 32;
-    return halves && !few ? &mpt__quads_gemm_level : &mpt__neon_gemm_level;
+    return halves && !few ? &mpt__bf16x4_gemm_level : &mpt__neon_gemm_level;
 }
 
-#define MPT__QUADS_LEVEL true, NULL, &mpt__quads_gemm_level
+#define MPT__BF16X4_LEVEL true, NULL, &mpt__bf16x4_gemm_level
 #else
-#define MPT__QUADS_LEVEL false, NULL, NULL
+#define MPT__BF16X4_LEVEL false, NULL, NULL
 #endif
 
 /* ------------------------
@@ -12911,7 +12920,7 @@ static const mpt__gemm_level *mpt__quads_choose(const mpt__gemm *g) {
 #undef v_store_halves
 #undef v_halves_low
 #undef v_halves_high
-#undef v_pairs
+#undef v_dot2
 #undef v_word
 #undef v_store_pair
 
@@ -13029,8 +13038,8 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
            g->onto == 0;
 }
 
-/* Whether tiles read A where it lies: lines of words. Those that are 2 KiB apart would drive each
-   other out of L1. (No bytes of workspace depend on it.) */
+/* Whether tiles read A where it lies: lines of elements. Those that are 2 KiB apart would drive
+   each other out of L1. (No bytes of workspace depend on it.) */
 static bool mpt__gemm_reads_a(const mpt__gemm *g) {
     const int64_t unit = g->level->unit;
     return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
@@ -13424,7 +13433,7 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
 
 #define MPT__GEMM_DIRECT_DEPTH 4096   /* the most K of one pass */
 #define MPT__GEMM_DIRECT_PAIRS 8192   /* the most products where a level has pairs of bf16 */
-#ifdef MPT__HAS_QUADS
+#ifdef MPT__HAS_BF16X4
 #define MPT__GEMM_DIRECT_WIDTH 2 /* the most columns then */
 #else
 #define MPT__GEMM_DIRECT_WIDTH 10
@@ -13868,7 +13877,7 @@ static void mpt__conv_read(mpt__conv *c, const mpt__launch *launch) {
         c->dilation[d] = MPT__TWO_AT(launch->index[3], d);
         c->phases[d] = 1;
         if (launch->kernel == MPT__K_CONV_BACKWARD_INPUT)
-            c->phases[d] = mpt__ref_min(c->stride[d], c->x[d]);
+            c->phases[d] = mpt__cpu_min(c->stride[d], c->x[d]);
     }
     c->groups = launch->index[0];
     c->in = c->x[2] / c->groups;
@@ -14020,14 +14029,14 @@ static const mpt__operand *mpt__conv_output(const mpt__launch *launch) {
 typedef struct mpt__ref_conv_work {
     const mpt__launch *launch;
     mpt__conv_product product;
-    mpt__ref_view out;
+    mpt__cpu_view out;
     int64_t across; /* tiles */
 } mpt__ref_conv_work;
 
 /* n elements of a part, `step` apart, rounded. */
-static void mpt__ref_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
+static void mpt__cpu_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
     mpt__load_real(x, part->data, (uint8_t)part->dtype, 0, step, n);
-    if (part->round != 0) mpt__ref_round(x, n, part->dtype, part->round);
+    if (part->round != 0) mpt__cpu_round(x, n, part->dtype, part->round);
 }
 
 static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
@@ -14038,26 +14047,26 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
     const bool relu = w->launch->activation == MPT_ACTIVATION_RELU;
     double gathered[MPT__GEMM_N]; /* of any dtype */
     const int64_t m0 = tile / w->across * MPT__GEMM_M, n0 = tile % w->across * MPT__GEMM_N;
-    const int64_t rows = mpt__ref_min(MPT__GEMM_M, p->m - m0);
-    const int64_t columns = mpt__ref_min(MPT__GEMM_N, p->n - n0);
+    const int64_t rows = mpt__cpu_min(MPT__GEMM_M, p->m - m0);
+    const int64_t columns = mpt__cpu_min(MPT__GEMM_N, p->n - n0);
     mpt__gemm_side part;
     (void)thread;
     memset(sum, 0, sizeof sum);
     for (int64_t k0 = 0; k0 < p->k; k0 += MPT__GEMM_K) {
-        const int64_t k = mpt__ref_min(MPT__GEMM_K, p->k - k0);
+        const int64_t k = mpt__cpu_min(MPT__GEMM_K, p->k - k0);
         for (int64_t i = 0; i < rows; i++) {
             part = mpt__gemm_part(&p->a, p->a_image, m0 + i, 1, k0, k, (char *)gathered);
-            mpt__ref_conv_load(&part, part.inner, a[i], k);
+            mpt__cpu_conv_load(&part, part.inner, a[i], k);
         }
         for (int64_t i = 0; i < k; i++) {
             part = mpt__gemm_part(&p->b, p->b_image, n0, columns, k0 + i, 1, (char *)gathered);
-            mpt__ref_conv_load(&part, part.outer, b[i], columns);
+            mpt__cpu_conv_load(&part, part.outer, b[i], columns);
         }
-        mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
+        mpt__cpu_gemm_panel(sum, a, b, rows, columns, k);
     }
     if (p->bias.data != NULL) {
         part = mpt__gemm_part(&p->bias, NULL, 0, 1, n0, columns, NULL);
-        mpt__ref_conv_load(&part, 1, bias, columns);
+        mpt__cpu_conv_load(&part, 1, bias, columns);
     }
     for (int64_t i = 0; i < rows; i++) {
         int64_t at[2], to = (m0 + i) * p->c_row;
@@ -14067,7 +14076,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
         for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
         for (int64_t j = 0; relu && j < columns; j++)
             if (sum[i][j] <= 0) sum[i][j] = 0;
-        mpt__ref_put(&w->out, to + n0, 1, sum[i], columns);
+        mpt__cpu_put(&w->out, to + n0, 1, sum[i], columns);
     }
 }
 
@@ -14080,7 +14089,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
 typedef struct mpt__conv_lines {
     const mpt__gemm_image *x;   /* what taps are of */
     const mpt__gemm_side *side; /* where it lies */
-    const mpt__words *words;
+    const mpt__routines *routines;
     bool in_place, halves; /* halves: copied lines are bf16, else mpt__real */
     int64_t pair;          /* of pairs of bf16 (halves) that go so far apart; 0: of neighbours */
     int64_t wide, line;    /* elements and bytes of a copied line */
@@ -14094,7 +14103,7 @@ typedef struct mpt__conv_lines {
 #define MPT__CONV_COST 8192 /* ns of another chunk, about */
 #define MPT__CONV_PIXELS 64 /* of lines that go together, about; of pairs of pixels so many */
 #define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
-#define MPT__CONV_PAST 48   /* words that are written past a line of pairs */
+#define MPT__CONV_PAST 48   /* elements that are written past a line of pairs */
 
 /* cost: ns of a line, about; unit: elements of a word, that is 2 for pairs; 0: lines go alone. */
 static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
@@ -14107,18 +14116,18 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
     const int64_t offset = c->launch->operand[kernel == MPT__K_CONV_BACKWARD_INPUT ? 2 : 0].offset;
     l->x = x;
     l->side = side;
-    l->words = NULL;
+    l->routines = NULL;
     l->halves = unit > 1;
     l->pair = l->halves && weights ? x->stride[1] * x->channels : 0;
     l->in_place = (l->halves ? side->dtype == MPT_BF16 && offset % 2 == 0 && !weights
-                             : mpt__ref_is_real(side->dtype)) &&
+                             : mpt__cpu_is_real(side->dtype)) &&
                   side->round == 0 && x->first[1] >= 0 && x->first[1] + pixels <= x->size[1];
     const bool taps = x->taps[0] * x->taps[1] > 0; /* some phases have none */
     l->wide = taps ? pixels * x->channels : 0;
     l->line = l->wide * (l->halves ? 2 : (int64_t)sizeof(mpt__real));
     if (l->pair > 0) l->line = (l->wide + MPT__CONV_PAST) * 4;
     l->block = MPT__CONV_PIXELS * (weights || unit < 1 ? unit : 1) / (x->grid[1] + 1) + 1;
-    l->block = mpt__ref_min(mpt__ref_min(l->block, MPT__CONV_MORE), x->grid[0]);
+    l->block = mpt__cpu_min(mpt__cpu_min(l->block, MPT__CONV_MORE), x->grid[0]);
     if (l->block < 1) l->block = 1; /* of a phase without pixels */
     l->ring = taps ? (l->block - 1) * x->stride[0] + (x->taps[0] - 1) * x->apart[0] + 1 : 0;
     l->lines = c->n * x->grid[0];
@@ -14128,37 +14137,37 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
         const int64_t sums = c->out * c->in * c->kernel[0] * c->kernel[1];
         int64_t slices = MPT__CONV_SLICES;
         while (slices > 4 && slices * sums > MPT__CONV_SLICES_FLOATS) slices /= 2;
-        l->chunk = mpt__ref_chunks(l->lines, slices);
+        l->chunk = mpt__cpu_chunks(l->lines, slices);
     }
     if (l->chunk == 0) l->chunk = 1;
-    l->chunk = mpt__ref_chunks(l->chunk, l->block) * l->block;
-    l->chunks = mpt__ref_chunks(l->lines, l->chunk);
+    l->chunk = mpt__cpu_chunks(l->chunk, l->block) * l->block;
+    l->chunks = mpt__cpu_chunks(l->lines, l->chunk);
     if (l->chunks == 0) l->chunks = 1;
 }
 
 /* Elements of a side, rounded, as floats. */
-static void mpt__conv_floats(const mpt__words *words, const mpt__gemm_side *side, int64_t from,
-                             mpt__real *to, int64_t n) {
+static void mpt__conv_floats(const mpt__routines *routines, const mpt__gemm_side *side,
+                             int64_t from, mpt__real *to, int64_t n) {
     enum { MOST = 256 };
-    const mpt__convert_table *convert = words->convert;
-    mpt__ref_view view;
+    const mpt__convert_table *convert = routines->convert;
+    mpt__cpu_view view;
     view.data = NULL;
-    view.words = words;
+    view.routines = routines;
     view.dtype = (uint8_t)side->dtype;
     memcpy(&view.data, &side->data, sizeof view.data); /* it is only read */
-    if (mpt__ref_is_real(side->dtype) && side->round == 0) {
-        memcpy(to, mpt__ref_in(&view, from, 1, to, n), (size_t)n * sizeof *to);
+    if (mpt__cpu_is_real(side->dtype) && side->round == 0) {
+        memcpy(to, mpt__cpu_in(&view, from, 1, to, n), (size_t)n * sizeof *to);
         return;
     }
-    mpt__ref_get(&view, from, 1, to, n);
+    mpt__cpu_get(&view, from, 1, to, n);
     if (side->round == 0) return;
-    if (!mpt__ref_is_half(side->round)) {
-        mpt__ref_round(to, n, side->dtype, side->round);
+    if (!mpt__cpu_is_half(side->round)) {
+        mpt__cpu_round(to, n, side->dtype, side->round);
         return;
     }
     for (int64_t m; n > 0; n -= m, to += m) {
         uint16_t half[MOST];
-        m = mpt__ref_min(MOST, n);
+        m = mpt__cpu_min(MOST, n);
         float *floats = (float *)(void *)to;
         bool f16 = side->round == MPT_F16;
         (f16 ? convert->f32_to_f16 : convert->f32_to_bf16)(floats, half, (size_t)m);
@@ -14171,7 +14180,7 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
     enum { MOST = 256 };
     const mpt__gemm_side *side = l->side;
     if (!l->halves) {
-        mpt__conv_floats(l->words, side, from, (mpt__real *)(void *)to, n);
+        mpt__conv_floats(l->routines, side, from, (mpt__real *)(void *)to, n);
     } else if (side->dtype == MPT_BF16) {
         memcpy(to, side->data + from * 2, (size_t)n * 2);
     } else {
@@ -14179,9 +14188,9 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
         mpt__real reals[MOST];
         plain.round = 0;
         for (int64_t m; n > 0; n -= m, from += m, to += 2 * m) {
-            m = mpt__ref_min(MOST, n);
-            mpt__conv_floats(l->words, &plain, from, reals, m);
-            l->words->convert->f32_to_bf16((const float *)(const void *)reals,
+            m = mpt__cpu_min(MOST, n);
+            mpt__conv_floats(l->routines, &plain, from, reals, m);
+            l->routines->convert->f32_to_bf16((const float *)(const void *)reals,
                                            (uint16_t *)(void *)to, (size_t)m);
         }
     }
@@ -14212,10 +14221,10 @@ static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t 
                                   int64_t *loaded) {
     const mpt__gemm_image *x = l->x;
     const int64_t first = x->first[1] * x->channels, width = x->size[1] * x->channels;
-    const int64_t left = first < 0 ? mpt__ref_min(-first, l->wide) : 0;
+    const int64_t left = first < 0 ? mpt__cpu_min(-first, l->wide) : 0;
     const int64_t bytes = l->halves ? 2 : (int64_t)sizeof(mpt__real);
     int64_t from = n * x->image + y * x->step[0] + first;
-    int64_t right = mpt__ref_min(width - first, l->wide);
+    int64_t right = mpt__cpu_min(width - first, l->wide);
     if (right < left) right = left;
     if (l->in_place) return l->side->data + from * mpt__dtype_info[l->side->dtype].bytes;
     for (; *loaded <= y; ++*loaded) {
@@ -14227,9 +14236,9 @@ static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t 
         if (from + left + x->step[0] < l->numel)
             mpt__conv_fetch(l->side, from + left + x->step[0], right - left);
         memset(to + right * bytes, 0, (size_t)((l->wide - right) * bytes));
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
         if (l->pair > 0)
-            mpt__pairs_apart((uint32_t *)(void *)line, (const uint16_t *)(const void *)to, l->pair,
+            mpt__bf16x2_apart((uint32_t *)(void *)line, (const uint16_t *)(const void *)to, l->pair,
                              l->wide - l->pair);
 #endif
     }
@@ -14246,7 +14255,7 @@ typedef struct mpt__depthwise {
     mpt__conv conv;
     mpt__conv_product product;
     mpt__conv_lines lines;
-    mpt__ref_view out;
+    mpt__cpu_view out;
     int64_t shared, own; /* elements of the memory: of all threads, of each */
     mpt__real *memory;   /* [taps + 1, channels], the last the bias, or the sums of each slice; and
                             of each thread lines under way and one of the other side */
@@ -14255,14 +14264,14 @@ typedef struct mpt__depthwise {
 /* What follows the sums of m channels, from an element of the output on. */
 static void mpt__depth_end(const mpt__depthwise *w, int64_t to, mpt__real *x, int64_t m,
                            bool relu) {
-    const mpt__words *words = w->call->words;
+    const mpt__routines *routines = w->call->routines;
     mpt__real block[MPT__BLOCK];
-    mpt__ref_view more = w->out;
+    mpt__cpu_view more = w->out;
     more.data = w->product.more;
     if (more.data != NULL)
-        words->binary[MPT__BINARY_ADD](x, x, mpt__ref_in(&more, to, 1, block, m), m, 0, 0);
-    if (relu) words->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
-    mpt__ref_put(&w->out, to, 1, x, m);
+        routines->binary[MPT__BINARY_ADD](x, x, mpt__cpu_in(&more, to, 1, block, m), m, 0, 0);
+    if (relu) routines->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
+    mpt__cpu_put(&w->out, to, 1, x, m);
 }
 
 static const mpt__real *mpt__depth_tap(const mpt__conv_lines *l, mpt__real *ring, int64_t n,
@@ -14285,7 +14294,7 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
         step = to->stride[1] * to->step[1];
     }
     mpt__real *apart = ring + l->ring * l->wide;
-    p.out = mpt__ref_out(&w->out, pixel, 1, apart);
+    p.out = mpt__cpu_out(&w->out, pixel, 1, apart);
     p.out_step = p.out == apart ? channels : step;
     p.start = w->memory + taps * channels, p.start_step = 0;
     p.x = tap, p.x_step = g->stride[1] * channels;
@@ -14304,7 +14313,7 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
                 p.w += channels;
             }
         }
-        w->call->words->sum_products(&p);
+        w->call->routines->sum_products(&p);
         p.start = p.out, p.start_step = p.out_step;
     } while (t < taps);
     const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
@@ -14312,7 +14321,7 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
     for (int64_t i = 0; i < p.count; i++) {
         for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
             mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
-                           mpt__ref_min(MPT__BLOCK, channels - c), relu);
+                           mpt__cpu_min(MPT__BLOCK, channels - c), relu);
         }
     }
 }
@@ -14328,7 +14337,7 @@ static void mpt__depth_weights(const mpt__depthwise *w, int64_t line, mpt__real 
     int64_t y0;
     const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
     mpt__product_sums p;
-    mpt__conv_floats(l->words, dy, row, ring + l->ring * l->wide, g->grid[1] * channels);
+    mpt__conv_floats(l->routines, dy, row, ring + l->ring * l->wide, g->grid[1] * channels);
     p.x = pixel, p.x_step = g->apart[1] * channels;
     p.out_step = p.start_step = p.w_step = channels;
     p.count = g->taps[1], p.n = channels;
@@ -14339,10 +14348,10 @@ static void mpt__depth_weights(const mpt__depthwise *w, int64_t line, mpt__real 
         p.out = sums + ty * g->taps[1] * channels;
         p.start = p.out;
         for (int64_t i = 0; i < g->grid[1]; i += p.depth) {
-            p.depth = mpt__ref_min(MPT__DEPTH_TAPS, g->grid[1] - i);
+            p.depth = mpt__cpu_min(MPT__DEPTH_TAPS, g->grid[1] - i);
             for (int64_t j = 0; j < p.depth; j++) pixel[j] = x + (i + j) * g->stride[1] * channels;
             p.w = other + i * channels;
-            l->words->sum_products(&p);
+            l->routines->sum_products(&p);
         }
     }
 }
@@ -14353,7 +14362,7 @@ static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
     const bool weights = w->conv.launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
     const int64_t sums = l->x->taps[0] * l->x->taps[1] * l->x->channels;
     mpt__real *ring = w->memory + w->shared + thread * w->own, *sum = w->memory + chunk * sums;
-    const int64_t end = mpt__ref_min((chunk + 1) * l->chunk, l->lines);
+    const int64_t end = mpt__cpu_min((chunk + 1) * l->chunk, l->lines);
     int64_t loaded = 0;
     if (weights) memset(sum, 0, (size_t)sums * sizeof *sum);
     for (int64_t line = chunk * l->chunk; line < end; line++) {
@@ -14376,10 +14385,10 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
         int64_t kx = p->kernel[1] + t % taps[1] * p->kernel_step[1];
         mpt__load_real(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
                       channels);
-        mpt__ref_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
+        mpt__cpu_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
     }
     memset(to, 0, (size_t)channels * sizeof *to);
-    if (p->bias.data != NULL) mpt__conv_floats(w->call->words, &p->bias, 0, to, channels);
+    if (p->bias.data != NULL) mpt__conv_floats(w->call->routines, &p->bias, 0, to, channels);
 }
 
 /* What a depthwise convolution needs for a phase; call may be NULL: then only sizes count. */
@@ -14394,7 +14403,7 @@ static void mpt__depth_plan(mpt__depthwise *w, const mpt__conv *conv, const mpt_
     const int64_t sums = g->taps[0] * g->taps[1] * g->channels;
     mpt__conv_lines_of(&w->lines, g, weights ? &w->product.b : &w->product.a, conv,
                        g->grid[1] * sums / 16, 0);
-    if (call) w->lines.words = call->words, w->memory = (mpt__real *)call->workspace;
+    if (call) w->lines.routines = call->routines, w->memory = (mpt__real *)call->workspace;
     w->shared = weights ? w->lines.chunks * sums : sums + g->channels;
     w->own = w->lines.ring * w->lines.wide + g->grid[1] * g->channels;
 }
@@ -14405,12 +14414,12 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
     const int64_t taps = g->taps[0] * g->taps[1], numel = taps * g->channels;
     mpt__real *sum = w->memory;
     for (int64_t s = 1; s < w->lines.chunks; s++) {
-        w->call->words->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
+        w->call->routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
     }
     for (int64_t t = 0; t < taps; t++) {
         for (int64_t c = 0; c < g->channels; c += MPT__BLOCK) {
-            mpt__ref_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
-                         mpt__ref_min(MPT__BLOCK, g->channels - c));
+            mpt__cpu_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
+                         mpt__cpu_min(MPT__BLOCK, g->channels - c));
         }
     }
 }
@@ -14418,13 +14427,13 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
 static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
     mpt__depthwise w;
     const bool weights = call->launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
-    w.out = mpt__ref_view_of(call, (int)(mpt__conv_output(call->launch) - call->launch->operand));
+    w.out = mpt__cpu_view_of(call, (int)(mpt__conv_output(call->launch) - call->launch->operand));
     for (int64_t i = 0; i < conv->phases[0] * conv->phases[1]; i++) {
         mpt__depth_plan(&w, conv, call, i);
         const mpt__gemm_image *g = w.lines.x;
         const int64_t products = w.lines.lines * g->grid[1] * g->taps[0] * g->taps[1] * g->channels;
         if (!weights) mpt__depth_lay_out(&w, w.memory);
-        mpt__parallel(call->pool, w.lines.chunks, mpt__ref_cost(call, products, 1.0),
+        mpt__parallel(call->pool, w.lines.chunks, mpt__cpu_cost(call, products, 1.0),
                       mpt__depth_chunk, &w);
         if (weights) mpt__depth_add_slices(&w);
     }
@@ -14455,16 +14464,16 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
         return;
     }
     w.launch = call->launch;
-    w.out.words = call->words;
+    w.out.routines = call->routines;
     w.out.dtype = mpt__conv_output(w.launch)->dtype;
     w.out.accumulate = mpt__conv_output(w.launch)->access == MPT__ACCUMULATE;
     for (int64_t i = 0; i < conv.groups * conv.phases[0] * conv.phases[1]; i++) {
         mpt__conv_product_of(&conv, call->data, i, &w.product);
         const mpt__conv_product *p = &w.product;
         double cost = (double)p->m * (double)p->n * ((double)p->k * 0.5 + 2);
-        w.across = mpt__ref_chunks(p->n, MPT__GEMM_N);
+        w.across = mpt__cpu_chunks(p->n, MPT__GEMM_N);
         w.out.data = p->c;
-        mpt__parallel(call->pool, w.across * mpt__ref_chunks(p->m, MPT__GEMM_M), (int64_t)cost,
+        mpt__parallel(call->pool, w.across * mpt__cpu_chunks(p->m, MPT__GEMM_M), (int64_t)cost,
                       mpt__ref_conv_tile, &w);
     }
 }
@@ -14515,7 +14524,7 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
  * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
  * nothing is packed but weights. */
 
-#define MPT__CONV_DEPTH 640          /* words at a time: their weights come from L2; measured */
+#define MPT__CONV_DEPTH 640          /* elements at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
 #define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
 #define MPT__CONV_IMAGES 32           /* of which a pixel is computed at a time */
@@ -14528,8 +14537,8 @@ typedef struct mpt__conv_rows {
     const mpt__gemm *g;
     mpt__conv_lines lines;
     bool in_c, weights;
-    int64_t run, taps;          /* words of a line's taps; of them, so many are taken at once */
-    int64_t depth;              /* weights: words of a line of dy */
+    int64_t run, taps;          /* elements of a line's taps; of them, so many are taken at once */
+    int64_t depth;              /* weights: elements of a line of dy */
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
     int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
     int64_t biases; /* where, behind those, a line of sums that begins with them lies; 0: none */
@@ -14714,7 +14723,7 @@ static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t c
     for (int64_t i = 0; i < count; i++) mpt__conv_row_end(r, &g, &row[i], ldc);
 }
 
-/* A line of dy as words, pairs in panels; `apart` has room for it. */
+/* A line of dy as elements, pairs in panels; `apart` has room for it. */
 static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float *apart) {
     const mpt__gemm *g = r->g;
     const int64_t m = g->m, pixels = r->lines.x->grid[1], width = g->level->columns;
@@ -14726,7 +14735,7 @@ static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float
                            pixels);
         }
     } else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
-        mpt__conv_floats(r->lines.words, &dy, 0, apart, pixels * m);
+        mpt__conv_floats(r->lines.routines, &dy, 0, apart, pixels * m);
     } else {
         return dy.data;
     }
@@ -14805,8 +14814,8 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
     if (r->weights) {
         float *sum = r->memory + j * g->n;
         for (int64_t s = 1; s < r->lines.chunks; s++) {
-            r->lines.words->binary[MPT__BINARY_ADD](sum, sum, sum + s * g->m * g->n, count * g->n,
-                                                    0, 0);
+            r->lines.routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * g->m * g->n,
+                                                       count * g->n, 0, 0);
         }
         g->level->finish(g, sum, g->n, j, 0, count, g->n);
     } else if (g->b_image != NULL) {
@@ -14817,7 +14826,7 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
     }
 }
 
-/* A pixel of all images, whose words go side by side. */
+/* A pixel of all images, whose elements go side by side. */
 static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
     const mpt__conv_rows *r = (const mpt__conv_rows *)work;
     const mpt__gemm_image *x = r->lines.x;
@@ -14841,24 +14850,24 @@ static bool mpt__conv_meets(const mpt__gemm_image *x, const int64_t at[2], int64
 }
 
 /* The sum of many products of one size, which go some at a time: sums are rows of a panel. */
-typedef struct mpt__conv_pairs {
+typedef struct mpt__conv_bf16x2 {
     const mpt__gemm_level *level;
     float *sums;
     int64_t depth, rows, count;
     int sides, how;
     mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
-} mpt__conv_pairs;
+} mpt__conv_bf16x2;
 
-static mpt__conv_pairs mpt__conv_pairs_of(const mpt__gemm_level *level, int64_t depth, float *sums,
-                                          int64_t rows, int64_t count) {
-    mpt__conv_pairs pairs;
+static mpt__conv_bf16x2 mpt__conv_bf16x2_of(const mpt__gemm_level *level, int64_t depth,
+                                            float *sums, int64_t rows, int64_t count) {
+    mpt__conv_bf16x2 pairs;
     pairs.level = level, pairs.depth = depth;
     pairs.sums = sums, pairs.rows = rows, pairs.count = count;
     pairs.sides = pairs.how = 0;
     return pairs;
 }
 
-static void mpt__conv_pairs_run(mpt__conv_pairs *p) {
+static void mpt__conv_bf16x2_run(mpt__conv_bf16x2 *p) {
     if (p->sides == 0) return;
     mpt__conv_tiles(p->level, p->depth, p->a, p->b, p->sides, p->sums, p->level->columns, p->rows,
                     p->count, p->how, false);
@@ -14866,17 +14875,17 @@ static void mpt__conv_pairs_run(mpt__conv_pairs *p) {
 }
 
 /* One more: rows of a, `outer` and `inner` apart, and a panel. */
-static void mpt__conv_pair(mpt__conv_pairs *p, const float *a, int64_t outer, int64_t inner,
+static void mpt__conv_pair(mpt__conv_bf16x2 *p, const float *a, int64_t outer, int64_t inner,
                            const float *panel) {
     const mpt__gemm_side of_a = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side of_b = {(const char *)panel, MPT_F32, 0, 1, p->level->columns};
     p->a[p->sides] = of_a, p->b[p->sides] = of_b;
-    if (++p->sides == MPT__CONV_TAPS) mpt__conv_pairs_run(p);
+    if (++p->sides == MPT__CONV_TAPS) mpt__conv_bf16x2_run(p);
 }
 
 /* What is left; zeros where there was no product. */
-static void mpt__conv_pairs_end(mpt__conv_pairs *p) {
-    mpt__conv_pairs_run(p);
+static void mpt__conv_bf16x2_end(mpt__conv_bf16x2 *p) {
+    mpt__conv_bf16x2_run(p);
     if (p->how == 0)
         memset(p->sums, 0, (size_t)(p->rows * p->level->columns) * sizeof *p->sums);
 }
@@ -14886,7 +14895,7 @@ static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel
                                      int64_t image, int64_t images, int64_t count, float *sums) {
     const mpt__gemm_image *x = r->lines.x;
     const mpt__gemm_level *level = r->g->level;
-    mpt__conv_pairs pairs = mpt__conv_pairs_of(level, r->run, sums, images, count);
+    mpt__conv_bf16x2 pairs = mpt__conv_bf16x2_of(level, r->run, sums, images, count);
     int64_t at[2], pixel;
     mpt__gemm_pixel(x, p, at);
     for (int64_t t = 0; t < x->taps[0] * x->taps[1]; t++) {
@@ -14894,7 +14903,7 @@ static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel
         const float *from = r->memory + r->pixels + (pixel * r->images + image) * r->run;
         mpt__conv_pair(&pairs, from, r->run, 1, panel + t * r->run * level->columns);
     }
-    mpt__conv_pairs_end(&pairs);
+    mpt__conv_bf16x2_end(&pairs);
 }
 
 /* Some columns of all pixels of some images. */
@@ -14952,7 +14961,7 @@ static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t i = 0; i < g->m; i += width) {
         const int64_t rows = mpt__smaller_of(width, g->m - i);
         const float *dy = r->memory + r->depth + i / width * r->run;
-        mpt__conv_pairs pairs = mpt__conv_pairs_of(g->level, depth, sums, rows, count);
+        mpt__conv_bf16x2 pairs = mpt__conv_bf16x2_of(g->level, depth, sums, rows, count);
         int64_t at[2], pixel;
         for (int64_t p = 0; p < grid; p++) {
             mpt__gemm_pixel(x, p, at);
@@ -14960,7 +14969,7 @@ static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
             mpt__conv_pair(&pairs, dy + p * mpt__gemm_panels(g->m, width) * r->run, 1, width,
                            r->memory + pixel * r->panel + j / width * r->run);
         }
-        mpt__conv_pairs_end(&pairs);
+        mpt__conv_bf16x2_end(&pairs);
         g->level->finish(g, sums, width, i, t * x->channels + j, rows, count);
     }
 }
@@ -14969,7 +14978,7 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     const mpt__gemm *g = r->g;
     const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
     float *biases = r->memory + r->biases;
-    if (r->biases > 0) mpt__conv_floats(r->lines.words, &g->bias, 0, biases, g->n);
+    if (r->biases > 0) mpt__conv_floats(r->lines.routines, &g->bias, 0, biases, g->n);
     for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
         memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
     }
@@ -15000,7 +15009,7 @@ typedef struct mpt__conv_work {
     void *const *data;
     mpt__pool *pool;
     char *workspace;
-    const mpt__words *words;
+    const mpt__routines *routines;
     int64_t products, bytes; /* of workspace, for each thread where they take products whole */
     bool whole, refuses, blank; /* blank: some pixels of C get zeros, and nothing else */
     mpt__gemm_watch watch;
@@ -15064,7 +15073,7 @@ static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
     if (w->watch.dry && !g.level->refuses) return;
     if (mpt__conv_has_no_taps(&g)) return;
     if (mpt__conv_rows_of(&r, &g, &w->conv)) {
-        r.lines.words = w->words;
+        r.lines.routines = w->routines;
         r.memory = (float *)(void *)workspace;
         mpt__conv_run_rows(&r, w->whole ? NULL : w->pool);
     } else {
@@ -15098,7 +15107,7 @@ static void mpt__conv_run(const mpt__cpu_call *call) {
     mpt__kernel_flushes(true);
     w.data = call->data;
     w.pool = call->pool;
-    w.words = call->words;
+    w.routines = call->routines;
     w.workspace = call->workspace ? (char *)call->workspace : nothing;
     /* A launch that adds to C cannot be begun again by another level. */
     w.watch.dry = w.refuses && mpt__conv_output(call->launch)->access == MPT__ACCUMULATE;
@@ -15148,8 +15157,8 @@ enum { MPT__NORM_N, MPT__NORM_G, MPT__NORM_C, MPT__NORM_S };
 
 typedef struct mpt__norm_work {
     const mpt__launch *launch;
-    const mpt__words *words;
-    mpt__ref_view view[MPT__MAX_OPERANDS];
+    const mpt__routines *routines;
+    mpt__cpu_view view[MPT__MAX_OPERANDS];
     int64_t size[4];        /* of x */
     int part[MPT__PARTS];   /* operands; -1: none */
     char *data[MPT__PARTS]; /* of parts, and bytes from one to the next; elements if not direct */
@@ -15184,7 +15193,7 @@ typedef struct mpt__norm_work {
 #define MPT__NORM_KEPT 2048
 /* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
    lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
-#define MPT__NORM_SOME(n) ((n) < 512 ? mpt__ref_min(n, 32) : (n) / 512 * 32)
+#define MPT__NORM_SOME(n) ((n) < 512 ? mpt__cpu_min(n, 32) : (n) / 512 * 32)
 /* Groups that go together: their channels, and their bytes: while those are read for the first
    time, what is stored of the ones before is still on its way out of the core. From so many bytes
    of x on, which come from far away, fewer go together, and what is written asks for the next ones:
@@ -15221,11 +15230,11 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->line = w->along_c ? MPT__NORM_S : MPT__NORM_C;
     w->length = w->size[w->step];
     w->lines = w->size[w->line];
-    w->chunk = mpt__ref_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
+    w->chunk = mpt__cpu_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
     if (w->chunk < MPT__NORM_CHUNK) w->chunk = MPT__NORM_CHUNK;
-    w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
-    w->group = MPT__NORM_PIECE * 4 / (mpt__ref_times(w->lines, w->length) + 1) + 1;
-    w->groups = mpt__ref_chunks(w->size[MPT__NORM_G], w->group);
+    w->chunks = mpt__cpu_chunks(w->size[MPT__NORM_N], w->chunk);
+    w->group = MPT__NORM_PIECE * 4 / (mpt__cpu_times(w->lines, w->length) + 1) + 1;
+    w->groups = mpt__cpu_chunks(w->size[MPT__NORM_G], w->group);
 #ifndef MPTRAIN_NO_CONV
     const int64_t most =
         w->size[MPT__NORM_C] > MPT__NORM_CHANNELS ? w->size[MPT__NORM_C] : MPT__NORM_CHANNELS;
@@ -15238,15 +15247,15 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
 }
 
 /* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
-   dy to them: at a level that has such words. */
+   dy to them: at a level that has such routines. */
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
-    return w->words->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
+    return w->routines->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
            w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
            w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
            w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
            (w->view[w->back ? 3 : 6].data == NULL ||
-            mpt__ref_is_real(w->view[w->back ? 3 : 6].dtype)) &&
-           mpt__ref_is_real(w->view[w->back ? 4 : 7].dtype);
+            mpt__cpu_is_real(w->view[w->back ? 3 : 6].dtype)) &&
+           mpt__cpu_is_real(w->view[w->back ? 4 : 7].dtype);
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
@@ -15271,7 +15280,7 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
                     (o->stride[w->step] == 1 || w->length == 1);
     }
     w->direct =
-        w->direct && (mpt__ref_is_real(dtype) || (w->words->typed && mpt__ref_is_half(dtype)));
+        w->direct && (mpt__cpu_is_real(dtype) || (w->routines->typed && mpt__cpu_is_half(dtype)));
     w->passes = mpt__norm_in_passes(w);
     w->direct = w->direct && (!w->adds || (w->passes && dtype == MPT_F32));
     w->passes = w->passes && w->direct;
@@ -15285,45 +15294,45 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
     }
     if (!w->direct) return;
     const int64_t *out = w->bytes[MPT__PART_OUT];
-    w->beyond_cache = mpt__ref_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
+    w->beyond_cache = mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
                       w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
                       (((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
                         (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
                        63) == 0;
 }
 
-/* A word on the rows of a block, in pieces that are loaded and converted one after the other. */
+/* A routine on the rows of a block, in pieces that are loaded and converted one after the other. */
 static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                              const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
     mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
-    const bool sums = word == w->words->norm_sums, each = sums && b->mode == MPT__NORM_ROWS;
+    const bool sums = word == w->routines->norm_sums, each = sums && b->mode == MPT__NORM_ROWS;
     mpt__norm_block one = *b;
     memset(lane, 0, sizeof lane);
     one.lane = lane;
     one.rows = 1;
     for (int64_t r = 0; r < b->rows; r++) {
         for (int64_t i = 0; i < b->n; i += MPT__BLOCK) {
-            const int64_t n = mpt__ref_min(MPT__BLOCK, b->n - i);
+            const int64_t n = mpt__cpu_min(MPT__BLOCK, b->n - i);
             one.n = n;
             mpt__norm_begin_at(&one, b, sums && !each ? 0 : r, i);
             if (each) one.sum[0] = one.sum[1] = NULL;
             for (int k = 0; k < MPT__PARTS; k++) {
                 if (b->data[k] == NULL) continue;
-                const mpt__ref_view *view = &w->view[w->part[k]];
+                const mpt__cpu_view *view = &w->view[w->part[k]];
                 const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
                 const int64_t place = at[k] + r * by[k] + i * step;
                 mpt__real *data = block[k];
                 if (k < MPT__PART_OUT)
-                    mpt__ref_get(view, place, step, data, n);
+                    mpt__cpu_get(view, place, step, data, n);
                 else
-                    data = mpt__ref_out(view, place, step, data);
+                    data = mpt__cpu_out(view, place, step, data);
                 one.data[k] = (char *)data;
             }
             word(&one);
             for (int k = MPT__PART_OUT; k < MPT__PARTS; k++) {
                 if (b->data[k] == NULL) continue;
                 const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
-                mpt__ref_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
+                mpt__cpu_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
                              (const mpt__real *)(const void *)one.data[k], n);
             }
         }
@@ -15333,7 +15342,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
     memcpy(b->total, one.total, sizeof one.total);
 }
 
-/* A word on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
+/* A routine on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
 static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                          const int64_t from[4], int64_t dim, int parts) {
     int64_t at[MPT__PARTS], by[MPT__PARTS];
@@ -15363,10 +15372,10 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
     b->mode = MPT__NORM_LINES;
     for (int64_t r = 0; r < rows; r += by) {
         for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
-            b->rows = mpt__ref_min(by, rows - r), b->n = mpt__ref_min(MPT__NORM_PIECE, n - i);
+            b->rows = mpt__cpu_min(by, rows - r), b->n = mpt__cpu_min(MPT__NORM_PIECE, n - i);
             place[w->line] = from[w->line] + r, place[w->step] = from[w->step] + i;
             b->weight = mpt__norm_from(weight, i);
-            mpt__norm_do(w, w->words->norm_sums, b, place, w->line, parts);
+            mpt__norm_do(w, w->routines->norm_sums, b, place, w->line, parts);
             for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
         }
     }
@@ -15411,22 +15420,22 @@ static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
     const mpt__operand *o = w->launch->operand;
     for (int64_t i = 0, m; i < w->length; i += m) {
         int64_t at[6];
-        m = mpt__ref_min(MPT__BLOCK, w->length - i);
+        m = mpt__cpu_min(MPT__BLOCK, w->length - i);
         for (int k = 0; k < 6; k++)
             at[k] = n * o[k].stride[0] + g * o[k].stride[1] + i * o[k].stride[w->step];
-        const mpt__real *x = mpt__ref_in(&w->view[0], at[0], o[0].stride[w->step], a, m);
-        const mpt__real *r = mpt__ref_in(&w->view[1], at[1], o[1].stride[w->step], b, m);
-        mpt__real *sum = mpt__ref_out(&w->view[5], at[5], o[5].stride[w->step], a);
-        w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
-        mpt__ref_put(&w->view[5], at[5], o[5].stride[w->step], sum, m);
+        const mpt__real *x = mpt__cpu_in(&w->view[0], at[0], o[0].stride[w->step], a, m);
+        const mpt__real *r = mpt__cpu_in(&w->view[1], at[1], o[1].stride[w->step], b, m);
+        mpt__real *sum = mpt__cpu_out(&w->view[5], at[5], o[5].stride[w->step], a);
+        w->routines->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
+        mpt__cpu_put(&w->view[5], at[5], o[5].stride[w->step], sum, m);
     }
 }
 
 /* The numbers of an operand, or `otherwise` where it is absent, for n channels. */
-static void mpt__norm_get(const mpt__ref_view *view, mpt__real *to, mpt__real otherwise,
+static void mpt__norm_get(const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise,
                           int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        to[i] = view->data != NULL ? mpt__ref_get_one(view, i) : otherwise;
+        to[i] = view->data != NULL ? mpt__cpu_get_one(view, i) : otherwise;
 }
 
 /* Lines of weights for each element that go at once. */
@@ -15443,17 +15452,17 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
     const mpt__real rstd =
         mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
-    if (w->view[6].data != NULL) mpt__ref_put_one(&w->view[6], at, mean);
-    mpt__ref_put_one(&w->view[7], at, rstd);
+    if (w->view[6].data != NULL) mpt__cpu_put_one(&w->view[6], at, mean);
+    mpt__cpu_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
     b.mode = MPT__NORM_LINES;
     for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
     b.mean = means, b.rstd = rstds, b.n = w->length, b.weight = w->weight + c;
     b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
+        b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
-        mpt__norm_do(w, w->words->norm, &b, from, w->line, parts);
+        mpt__norm_do(w, w->routines->norm, &b, from, w->line, parts);
     }
 }
 
@@ -15470,8 +15479,8 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
     from[0] = n, from[1] = g;
-    if (centred) number[0] = mpt__ref_get_one(&w->view[3], at);
-    number[1] = mpt__ref_get_one(&w->view[4], at);
+    if (centred) number[0] = mpt__cpu_get_one(&w->view[3], at);
+    number[1] = mpt__cpu_get_one(&w->view[4], at);
     b.mean = number, b.weight = w->weight + c;
     mpt__norm_total(w, &b, from, w->lines, w->length, reads, total);
     if (centred) number[2] = (mpt__real)(total[0] / count);
@@ -15482,9 +15491,9 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
     for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
     b.n = w->length;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
+        b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
-        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line,
+        mpt__norm_do(w, w->routines->norm_slope, &b, from, w->line,
                      reads | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT));
     }
 }
@@ -15496,21 +15505,22 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* A word on n elements of each of some planes of a sample, from `first` on along dimension dim. */
+/* A routine on n elements of each of some planes of a sample, from `first` on along dimension dim.
+   */
 static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                              int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n,
                              int parts) {
-    const int64_t most = word == w->words->norm_sums ? MPT__NORM_PIECE : n;
+    const int64_t most = word == w->routines->norm_sums ? MPT__NORM_PIECE : n;
     int64_t from[4] = {0, 0, 0, 0};
     from[MPT__NORM_N] = sample, from[dim] = first;
     b->mode = MPT__NORM_ROWS, b->relu = w->relu, b->rows = rows;
     for (int64_t i = 0; i < n; i += most) {
-        from[MPT__NORM_S] = i, b->n = mpt__ref_min(most, n - i);
+        from[MPT__NORM_S] = i, b->n = mpt__cpu_min(most, n - i);
         mpt__norm_do(w, word, b, from, dim, parts);
     }
 }
 
-/* The numbers of each channel, from c on, for a word. */
+/* The numbers of each channel, from c on, for a routine. */
 static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_COUNT], int64_t c) {
     memset(b, 0, sizeof *b);
     b->mean = of[MPT__OF_MEAN] + c, b->rstd = of[MPT__OF_RSTD] + c;
@@ -15518,7 +15528,7 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
     b->shift = of[MPT__OF_SHIFT] + c, b->slope = of[MPT__OF_SLOPE] + c;
 }
 
-/* As the words take them, which multiply once, the numbers of channel c; those of its gradients
+/* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
    come from sums over n elements, NULL: there are none. */
 static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
                              double n) {
@@ -15545,7 +15555,8 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
     mpt__real *const sums = close + all, *const squares = sums + all;
     b->mean = close, b->sum[0] = sums, b->sum[1] = squares;
     memset(close, 0, (size_t)(3 * all) * sizeof *close); /* and both sums */
-    mpt__norm_planes(w, w->words->norm_sums, b, n, dim, begin * each, rows, some, MPT__PART_BIT(X));
+    mpt__norm_planes(w, w->routines->norm_sums, b, n, dim, begin * each, rows, some,
+                     MPT__PART_BIT(X));
     for (int64_t r = 0; r < rows; r += each) {
         double total = 0;
         for (int64_t k = r; k < r + each; k++) total += (double)sums[k];
@@ -15554,7 +15565,7 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
             sums[k] = squares[k] = 0;
         }
     }
-    mpt__norm_planes(w, w->words->norm_sums, b, n, dim, begin * each, rows, length,
+    mpt__norm_planes(w, w->routines->norm_sums, b, n, dim, begin * each, rows, length,
                      MPT__PART_BIT(X));
     for (int64_t g = 0, c = 0; g < end - begin; g++) {
         const mpt__real *weight = w->weight + (begin + g) * channels - c;
@@ -15568,11 +15579,11 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
         for (const int64_t stop = c + channels; c < stop; c++)
             means[c] = mean, rstds[c] = weight[c] * rstd;
     }
-    mpt__ref_put(&w->view[6], at, 1, sums, end - begin);
-    mpt__ref_put(&w->view[7], at, 1, squares, end - begin);
+    mpt__cpu_put(&w->view[6], at, 1, sums, end - begin);
+    mpt__cpu_put(&w->view[7], at, 1, squares, end - begin);
     if (w->part[MPT__PART_OUT] < 0) return;
     b->mean = means, b->rstd = rstds, b->bias = w->bias + begin * channels;
-    mpt__norm_planes(w, w->words->norm, b, n, MPT__NORM_C, begin * channels, all, w->length,
+    mpt__norm_planes(w, w->routines->norm, b, n, MPT__NORM_C, begin * channels, all, w->length,
                      MPT__PART_BIT(X) | MPT__PART_BIT(OUT));
 }
 
@@ -15589,13 +15600,13 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
     mpt__real *const slopes = shifts + all, *const sums = slopes + all, *const more = sums + all;
     mpt__real *const of_weight = gradient[0] + first, *const of_bias = gradient[1] + first;
     mpt__real *const of_group = more + all, *const rstds = of_group + all;
-    mpt__ref_get(&w->view[3], at, 1, of_group, end - begin);
-    mpt__ref_get(&w->view[4], at, 1, rstds, end - begin);
+    mpt__cpu_get(&w->view[3], at, 1, of_group, end - begin);
+    mpt__cpu_get(&w->view[4], at, 1, rstds, end - begin);
     for (int64_t c = 0, g = 0; c < all; g++)
         for (const int64_t stop = c + channels; c < stop; c++) means[c] = of_group[g];
     memset(sums, 0, (size_t)(2 * all) * sizeof *sums);
     b->mean = means, b->sum[0] = sums, b->sum[1] = more;
-    mpt__norm_planes(w, w->words->norm_sums, b, n, MPT__NORM_C, first, all, w->length, reads);
+    mpt__norm_planes(w, w->routines->norm_sums, b, n, MPT__NORM_C, first, all, w->length, reads);
     for (int64_t c = 0, g = 0; c < all; g++) {
         const int64_t stop = c + channels;
         const mpt__real rstd = rstds[g];
@@ -15614,7 +15625,7 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
     }
     if (w->part[MPT__PART_OUT] < 0) return;
     b->weight = weights, b->shift = shifts, b->slope = slopes;
-    mpt__norm_planes(w, w->words->norm_slope, b, n, MPT__NORM_C, first, all, w->length,
+    mpt__norm_planes(w, w->routines->norm_slope, b, n, MPT__NORM_C, first, all, w->length,
                      reads | MPT__PART_BIT(OUT));
 }
 #endif
@@ -15647,7 +15658,7 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
     b.bias = w->view[3].data != NULL ? w->paired[1] : NULL;
     b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
     for (int64_t n = begin - ahead; n < end; n++) {
-        const int64_t next = mpt__ref_min(n + ahead, end - 1), now = n < begin ? next : n;
+        const int64_t next = mpt__cpu_min(n + ahead, end - 1), now = n < begin ? next : n;
         mpt__real *number = numbers[n & 1];
         if (adds && next == n + ahead) mpt__norm_add(w, next, 0);
         for (int k = 0; k <= w->back; k++) {
@@ -15657,21 +15668,21 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
         if (means != NULL && w->back) {
             b.next_mean = means[next];
         } else if (means != NULL) {
-            w->words->norm_sums(&some);
+            w->routines->norm_sums(&some);
             b.next_mean = (mpt__real)((double)some.total[0] / (double)some.n);
         }
         b.last = n + 1 == end;
         if (n < begin) {
             b.mean = &b.next_mean, b.weight = w->weight;
-            w->words->norm_sums(&b);
+            w->routines->norm_sums(&b);
         } else {
             char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
             b.mean = means != NULL ? &number[0] : NULL, b.weight = w->paired[0];
             b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
             b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out;
-            (w->back ? w->words->norm_slope_next : w->words->norm_next)(&b);
+            (w->back ? w->routines->norm_slope_next : w->routines->norm_next)(&b);
             if (w->adds)
-                w->words->binary[MPT__BINARY_ADD]((mpt__real *)(void *)out,
+                w->routines->binary[MPT__BINARY_ADD]((mpt__real *)(void *)out,
                                                   (mpt__real *)(void *)out, kept, w->length, 0, 0);
         }
         if (next != n + ahead) continue;
@@ -15702,20 +15713,20 @@ static void mpt__norm_groups_task(const mpt__norm_work *w, int64_t chunk, int64_
     const int64_t all = mpt__norm_channels(w), each = w->size[MPT__NORM_C];
     const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)w->dtype);
     const int64_t row = each * w->length;
-    const bool fetches = mpt__ref_numel(&w->launch->operand[0]) * size >= MPT__NORM_FETCHED &&
+    const bool fetches = mpt__cpu_numel(&w->launch->operand[0]) * size >= MPT__NORM_FETCHED &&
                          row * size <= MPT__NORM_NEAR;
     int64_t most = MPT__NORM_NEAR / size;
     if (fetches) most = w->back ? most / 2 : MPT__NORM_NEAR / 4;
-    const int64_t by = mpt__ref_min(MPT__NORM_CHANNELS / each, most / row);
+    const int64_t by = mpt__cpu_min(MPT__NORM_CHANNELS / each, most / row);
     mpt__real *const numbers = w->numbers + thread * w->numbers_each, *gradient[2];
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
     b.beyond_cache = w->beyond_cache, b.fetches = fetches;
     for (int k = 0; k < 2; k++) gradient[k] = w->partial + (2 * chunk + k) * all;
-    const int64_t stop = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    const int64_t stop = mpt__cpu_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
     for (int64_t n = chunk * w->chunk; n < stop; n++)
         for (int64_t g = begin, next; g < end; g = next) {
-            next = mpt__ref_min(g + (by > 1 ? by : 1), end);
+            next = mpt__cpu_min(g + (by > 1 ? by : 1), end);
             if (w->back)
                 mpt__norm_groups_back(w, &b, n, g, next, numbers, gradient);
             else
@@ -15729,8 +15740,8 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
     const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
-    const int64_t stop = mpt__ref_min(begin + w->group, w->size[MPT__NORM_G]);
-    const int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    const int64_t stop = mpt__cpu_min(begin + w->group, w->size[MPT__NORM_G]);
+    const int64_t end = mpt__cpu_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
     mpt__real *gradient[2] = {NULL, NULL};
     (void)thread;
     for (int k = 0; k < 2 && w->back; k++) {
@@ -15777,16 +15788,16 @@ static const mpt__real *mpt__norm_paired(const mpt__norm_work *w, const mpt__rea
 static void mpt__norm_join(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
-    const int64_t n = mpt__ref_min(MPT__BLOCK, channels - begin), step = channels * 2;
-    const mpt__ref_view *to = &w->view[7 + task % 2];
+    const int64_t n = mpt__cpu_min(MPT__BLOCK, channels - begin), step = channels * 2;
+    const mpt__cpu_view *to = &w->view[7 + task % 2];
     mpt__real *part = w->partial + task % 2 * channels + begin, block[MPT__BLOCK];
     (void)thread;
     if (to->data == NULL) return;
     for (int64_t by = 1; by < w->chunks; by *= 2)
         for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
-            w->words->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
+            w->routines->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
                                               part + (k + by) * step, n, 0, 0);
-    mpt__ref_put(to, begin, 1, mpt__norm_paired(w, part, block, n, true), n);
+    mpt__cpu_put(to, begin, 1, mpt__norm_paired(w, part, block, n, true), n);
 }
 
 /* ---- Batches ----
@@ -15821,7 +15832,7 @@ static int64_t mpt__batches_fold(const mpt__norm_work *w) {
     const int64_t channels = w->size[MPT__NORM_C], s = w->size[MPT__NORM_S];
     int64_t fold = 1, rows = w->size[MPT__NORM_N] * s, most = MPT__BATCH_COLUMNS;
     const mpt__operand *x = &w->launch->operand[0];
-    if (x->dtype == MPT_F32 && mpt__ref_numel(x) >= MPT__NORM_BEYOND_CACHE) most = MPT__BATCH_SUMS;
+    if (x->dtype == MPT_F32 && mpt__cpu_numel(x) >= MPT__NORM_BEYOND_CACHE) most = MPT__BATCH_SUMS;
     for (int k = 0; k < MPT__PARTS; k++) {
         const int at = mpt__norm_parts[w->back][k];
         const mpt__operand *o = &w->launch->operand[at < 0 ? 0 : at];
@@ -15840,14 +15851,14 @@ static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) 
     const int64_t *size = b->w.size;
     b->fold = along_c ? mpt__batches_fold(&b->w) : 1;
     b->channels = b->fold * size[MPT__NORM_C];
-    b->rows = along_c ? mpt__ref_times(size[MPT__NORM_N], size[MPT__NORM_S]) / b->fold
+    b->rows = along_c ? mpt__cpu_times(size[MPT__NORM_N], size[MPT__NORM_S]) / b->fold
                       : size[MPT__NORM_N];
     b->chunk =
-        along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
-    b->chunks = mpt__ref_chunks(b->rows, b->chunk);
+        along_c ? MPT__BATCH_ROWS : mpt__cpu_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
+    b->chunks = mpt__cpu_chunks(b->rows, b->chunk);
     b->tile = MPT__BATCH_COLUMNS;
-    if (!along_c) b->tile = mpt__ref_min(b->tile, MPT__BATCH_TILE / (size[MPT__NORM_S] + 1) + 16);
-    b->tiles = mpt__ref_chunks(b->channels, b->tile);
+    if (!along_c) b->tile = mpt__cpu_min(b->tile, MPT__BATCH_TILE / (size[MPT__NORM_S] + 1) + 16);
+    b->tiles = mpt__cpu_chunks(b->channels, b->tile);
 }
 
 /* The parts of a pass. */
@@ -15864,10 +15875,10 @@ static int mpt__batches_parts(const mpt__batches_work *b) {
    rows do. */
 static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, int64_t begin,
                               int64_t end, int64_t first, int64_t n) {
-    const mpt__words *words = b->w.words;
-    const mpt__norm_fn sums = b->w.along_c ? words->norm_columns : words->norm_sums;
-    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? words->norm
-                              : b->pass == MPT__BATCH_SLOPE ? words->norm_slope
+    const mpt__routines *routines = b->w.routines;
+    const mpt__norm_fn sums = b->w.along_c ? routines->norm_columns : routines->norm_sums;
+    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? routines->norm
+                              : b->pass == MPT__BATCH_SLOPE ? routines->norm_slope
                                                             : sums;
     const int64_t s = b->fold > 1 ? 1 : b->w.size[MPT__NORM_S];
     int64_t from[4] = {0, 0, 0, 0};
@@ -15885,13 +15896,13 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
         begin *= cut, end *= cut, n /= cut;
     }
     const bool nearly = word == sums && b->w.dtype != MPT_F32 &&
-                        mpt__ref_numel(&b->w.launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
+                        mpt__cpu_numel(&b->w.launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
     k->mode = MPT__NORM_COLUMNS, k->relu = b->w.relu, k->n = n;
     from[MPT__NORM_C] = first;
     for (int64_t row = begin; row < end; row += k->rows) {
         from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
-        k->rows = mpt__ref_min(end - row, s == 1 ? end - row : s - row % s);
-        if (nearly) k->rows = mpt__ref_min(k->rows, MPT__BATCH_BLOCK / n + 1);
+        k->rows = mpt__cpu_min(end - row, s == 1 ? end - row : s - row % s);
+        if (nearly) k->rows = mpt__cpu_min(k->rows, MPT__BATCH_BLOCK / n + 1);
         mpt__norm_do(&w, word, k, from, s == 1 ? MPT__NORM_N : MPT__NORM_S,
                      mpt__batches_parts(b));
     }
@@ -15899,7 +15910,7 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
 
 /* Elements of each channel in a chunk. */
 static double mpt__batches_count(const mpt__batches_work *b, int64_t chunk) {
-    const int64_t rows = mpt__ref_min(b->chunk, b->rows - chunk * b->chunk);
+    const int64_t rows = mpt__cpu_min(b->chunk, b->rows - chunk * b->chunk);
     return (double)(rows * (b->w.along_c ? 1 : b->w.length));
 }
 
@@ -15920,8 +15931,8 @@ static void mpt__batches_some(mpt__batches_work b, mpt__norm_block *k, int64_t b
 
 static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_t tile) {
     const int64_t begin = chunk * b->chunk, first = tile * b->tile;
-    const int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
-    const int64_t n = mpt__ref_min(b->tile, b->channels - first);
+    const int64_t end = mpt__cpu_min(begin + b->chunk, b->rows);
+    const int64_t n = mpt__cpu_min(b->tile, b->channels - first);
     const bool statistics = b->pass == MPT__BATCH_STATISTICS;
     mpt__real mean[MPT__BATCH_COLUMNS] = {0};
     mpt__norm_block k;
@@ -15947,7 +15958,7 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
     const mpt__norm_work *w = &b->w;
     const int64_t channels = b->channels / b->fold, first = tile * b->tile;
-    const int64_t n = mpt__ref_min(b->tile, channels - first);
+    const int64_t n = mpt__cpu_min(b->tile, channels - first);
     const bool statistics = b->pass == MPT__BATCH_STATISTICS;
     const double count = (double)(b->rows * b->fold) * (double)(w->along_c ? 1 : w->length);
     double total[2][MPT__BATCH_COLUMNS], mean[MPT__BATCH_COLUMNS];
@@ -15972,14 +15983,14 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
             const mpt__real variance = (mpt__real)(sum[1] / count);
             b->of[MPT__OF_MEAN][c] = (mpt__real)(sum[0] / count);
             b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
-            mpt__ref_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
-            mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
-            if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
+            mpt__cpu_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
+            mpt__cpu_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
+            if (w->view[8].data != NULL) mpt__cpu_put_one(&w->view[8], c, variance);
         } else {
             for (int k = 0; k < 2; k++) {
                 const double rstd = k ? 1 : (double)b->of[MPT__OF_RSTD][c];
                 if (w->view[7 + k].data != NULL)
-                    mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
+                    mpt__cpu_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
                 sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
             }
         }
@@ -16002,13 +16013,13 @@ static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, i
         for (int64_t c = b->w.size[MPT__NORM_C]; c < b->channels; c++)
             b->of[k][c] = b->of[k][c - b->w.size[MPT__NORM_C]];
     mpt__parallel(call->pool, b->chunks * b->tiles,
-                  mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), ns),
+                  mpt__cpu_cost(call, mpt__cpu_numel(&call->launch->operand[0]), ns),
                   mpt__batches_task, b);
     if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks * 4, mpt__batches_end, b);
 }
 
 static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) {
-    static const mpt__ref_view none = {NULL, NULL, 0, false};
+    static const mpt__cpu_view none = {NULL, NULL, 0, false};
     mpt__batches_work b;
     mpt__batches_setup(&b, call->launch);
     b.w = *w;
@@ -16026,7 +16037,7 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     }
     for (int64_t i = 0; i < n && !statistics; i++) {
         b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
-        mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
+        mpt__cpu_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
         mpt__norm_number(b.of, i, NULL, 1);
     }
     if (statistics)
@@ -16055,9 +16066,9 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
 }
 
 /* Numbers of all channels where they lie, or converted. */
-static const mpt__real *mpt__norm_numbers(const mpt__ref_view *view, mpt__real *to,
+static const mpt__real *mpt__norm_numbers(const mpt__cpu_view *view, mpt__real *to,
                                           mpt__real otherwise, int64_t n) {
-    if (view->data != NULL && mpt__ref_is_real(view->dtype)) return (const mpt__real *)view->data;
+    if (view->data != NULL && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data;
     mpt__norm_get(view, to, otherwise, n);
     return to;
 }
@@ -16065,12 +16076,12 @@ static const mpt__real *mpt__norm_numbers(const mpt__ref_view *view, mpt__real *
 static void mpt__norm_run(const mpt__cpu_call *call) {
     mpt__norm_work w;
     mpt__norm_setup(&w, call->launch);
-    w.words = call->words;
+    w.routines = call->routines;
     for (int k = 0; k < MPT__MAX_OPERANDS; k++)
-        if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
+        if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
     mpt__norm_find_parts(&w);
     int64_t groups = mpt__norm_channels(&w);
-    int64_t all = mpt__ref_times(mpt__ref_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
+    int64_t all = mpt__cpu_times(mpt__cpu_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
     if (all == 0) return;
 #ifndef MPTRAIN_NO_CONV
     if (w.of_channels) {
@@ -16078,7 +16089,7 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
         return;
     }
 #endif
-    static const mpt__ref_view none = {NULL, NULL, 0, false};
+    static const mpt__cpu_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
     w.partial = numbers + 4 * groups;
     w.numbers = w.partial + (w.back ? 2 * w.chunks * groups : 0);
@@ -16086,11 +16097,11 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
     w.paired[0] = mpt__norm_paired(&w, w.weight, numbers + 2 * groups, groups, false);
     w.paired[1] = mpt__norm_paired(&w, w.bias, numbers + 3 * groups, groups, false);
-    mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
+    mpt__parallel(call->pool, w.chunks * w.groups, mpt__cpu_cost(call, all, w.back ? 8.0 : 5.0),
                   mpt__norm_task, &w);
     if (w.back)
-        mpt__parallel(call->pool, 2 * mpt__ref_chunks(groups, MPT__BLOCK),
-                      mpt__ref_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
+        mpt__parallel(call->pool, 2 * mpt__cpu_chunks(groups, MPT__BLOCK),
+                      mpt__cpu_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
 }
 #endif
 
@@ -16148,8 +16159,8 @@ static void mpt__cpu_add_pool(mpt__cpu *cpu) { (void)cpu; }
 /* Lines along C where channels lie innermost or windows differ, else along W. */
 typedef struct mpt__pooling_work {
     const mpt__launch *launch;
-    const mpt__words *words;
-    mpt__ref_view view[3];
+    const mpt__routines *routines;
+    mpt__cpu_view view[3];
     const mpt__operand *more, *less; /* x or dx; y or dy */
     const int32_t *index;
     int64_t window[2], step[2], padding[2];
@@ -16162,13 +16173,13 @@ static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i,
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * in / out;
-        *end = mpt__ref_chunks((i + 1) * in, out);
+        *end = mpt__cpu_chunks((i + 1) * in, out);
         return *end - *begin;
     }
     int64_t first = i * w->step[d] - w->padding[d];
-    int64_t last = mpt__ref_min(first + w->window[d], in + w->padding[d]);
+    int64_t last = mpt__cpu_min(first + w->window[d], in + w->padding[d]);
     *begin = first > 0 ? first : 0;
-    *end = mpt__ref_min(last, in);
+    *end = mpt__cpu_min(last, in);
     return w->padding_counts ? last - first : *end - *begin;
 }
 
@@ -16178,12 +16189,12 @@ static void mpt__pooling_covers(const mpt__pooling_work *w, int d, int64_t i, in
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * out / in;
-        *end = mpt__ref_chunks((i + 1) * out, in);
+        *end = mpt__cpu_chunks((i + 1) * out, in);
         return;
     }
     int64_t before = i + w->padding[d] - w->window[d];
     *begin = before < 0 ? 0 : before / w->step[d] + 1;
-    *end = mpt__ref_min((i + w->padding[d]) / w->step[d] + 1, out);
+    *end = mpt__cpu_min((i + w->padding[d]) / w->step[d] + 1, out);
 }
 
 static int64_t mpt__pooling_at(const mpt__operand *o, int64_t n, int64_t c, int64_t h, int64_t i) {
@@ -16202,7 +16213,7 @@ static void mpt__pooling_give(const mpt__pooling_work *w, int64_t at, int64_t st
                               int64_t place_step, const mpt__real *y, const int32_t *index,
                               int64_t n) {
     int32_t *to = (int32_t *)w->view[2].data;
-    mpt__ref_put(&w->view[1], at, step, y, n);
+    mpt__cpu_put(&w->view[1], at, step, y, n);
     for (int64_t i = 0; to != NULL && i < n; i++) to[place + i * place_step] = index[i];
 }
 
@@ -16215,16 +16226,16 @@ static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh
     int64_t size = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
     size *= mpt__pooling_bounds(w, 1, ow, &w0, &w1);
     for (int64_t c = 0, m; c < channels; c += m) {
-        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        m = mpt__cpu_min(MPT__BLOCK, channels - c);
         for (int64_t k = 0; k < m; k++) {
             best[k] = w->most ? -mpt__real_infinity() : 0;
             index[k] = (int32_t)(h0 * width + w0);
         }
         for (int64_t h = h0; h < h1; h++) {
             for (int64_t i = w0; i < w1; i++) {
-                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, i),
+                const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(x, n, c, h, i),
                                                   x->stride[1], block, m);
-                if (!w->most) w->words->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
+                if (!w->most) w->routines->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
                 for (int64_t k = 0; w->most && k < m; k++)
                     mpt__pooling_take(in[k], h * width + i, &best[k], &index[k]);
             }
@@ -16243,11 +16254,11 @@ static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, 
     int64_t h0, h1, w0, w1, left, width = x->shape[3], most = MPT__BLOCK / 2 / w->step[1];
     const int64_t high = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
     for (int64_t first = 0, m; first < y->shape[3]; first += m) {
-        m = mpt__ref_min(most, y->shape[3] - first);
+        m = mpt__cpu_min(most, y->shape[3] - first);
         mpt__pooling_bounds(w, 1, first, &left, &w1);
         mpt__pooling_bounds(w, 1, first + m - 1, &w0, &w1);
         for (int64_t h = h0; h < h1; h++) {
-            const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, left),
+            const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(x, n, c, h, left),
                                               x->stride[3], block, w1 - left);
             for (int64_t k = 0; k < m; k++) {
                 int64_t begin, end;
@@ -16279,12 +16290,12 @@ static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64
     mpt__pooling_covers(w, 0, h, &h0, &h1);
     mpt__pooling_covers(w, 1, i, &w0, &w1);
     for (int64_t c = 0, m; c < channels; c += m) {
-        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        m = mpt__cpu_min(MPT__BLOCK, channels - c);
         memset(sum, 0, (size_t)m * sizeof *sum);
         for (int64_t oh = h0; oh < h1; oh++) {
             const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
             for (int64_t ow = w0; ow < w1; ow++) {
-                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
+                const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
                                                   dy->stride[1], block, m);
                 const mpt__real size = (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
                 const int64_t place = mpt__pooling_at(o, n, c, oh, ow);
@@ -16296,7 +16307,7 @@ static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64
                 }
             }
         }
-        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, i), dx->stride[1], sum, m);
+        mpt__cpu_put(&w->view[2], mpt__pooling_at(dx, n, c, h, i), dx->stride[1], sum, m);
     }
 }
 
@@ -16307,7 +16318,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
     int64_t h0, h1, w0, w1, begin, end, a, b, width = dx->shape[3];
     mpt__pooling_covers(w, 0, h, &h0, &h1);
     for (int64_t first = 0, m; first < width; first += m) {
-        m = mpt__ref_min(MPT__BLOCK, width - first);
+        m = mpt__cpu_min(MPT__BLOCK, width - first);
         memset(sum, 0, (size_t)m * sizeof *sum);
         mpt__pooling_covers(w, 1, first, &w0, &end);
         mpt__pooling_covers(w, 1, first + m - 1, &begin, &w1);
@@ -16319,7 +16330,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
                     to = w->index[mpt__pooling_at(o, n, c, oh, ow)] - h * width - first;
                     if (to < 0 || to >= m) continue;
                 }
-                in = mpt__ref_get_one(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow));
+                in = mpt__cpu_get_one(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow));
                 if (w->most) {
                     sum[to] += in;
                     continue;
@@ -16330,7 +16341,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
                     if (i >= first && i < first + m) sum[i - first] += part;
             }
         }
-        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, first), dx->stride[3], sum, m);
+        mpt__cpu_put(&w->view[2], mpt__pooling_at(dx, n, c, h, first), dx->stride[3], sum, m);
     }
 }
 
@@ -16354,10 +16365,10 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     const bool back = launch->kernel == MPT__K_POOL_BACKWARD;
     mpt__pooling_work w;
     w.launch = launch;
-    w.words = call->words;
+    w.routines = call->routines;
     for (int k = 0; k < 3; k++) {
         memset(&w.view[k], 0, sizeof w.view[k]);
-        if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
+        if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
     }
     w.more = &launch->operand[back ? 2 : 0];
     w.less = &launch->operand[back ? 0 : 1];
@@ -16373,10 +16384,10 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     w.along_c = w.adaptive || w.more->stride[1] == 1 || w.window[1] > MPT__BLOCK / 2 ||
                 w.step[1] > MPT__BLOCK / 4;
     const mpt__operand *o = back ? w.more : w.less;
-    int64_t all = mpt__ref_numel(o), tasks = o->shape[0] * o->shape[2];
+    int64_t all = mpt__cpu_numel(o), tasks = o->shape[0] * o->shape[2];
     if (all == 0) return;
     if (!w.along_c) tasks *= o->shape[1];
-    double cost = (double)mpt__ref_numel(w.more) + (double)mpt__ref_numel(w.less);
+    double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
 }
 
@@ -16403,13 +16414,13 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
 #define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
 #define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
-typedef struct mpt__ref_embedding {
+typedef struct mpt__cpu_embedding {
     const mpt__cpu_call *call;
-    mpt__ref_view table, rows;
+    mpt__cpu_view table, rows;
     int64_t columns, per_chunk;
     const int64_t *table_step, *row_step;
     mpt__rows each;
-} mpt__ref_embedding;
+} mpt__cpu_embedding;
 
 /* Rows of the table lie anywhere, which no cache foresees: while one is worked on, that of `ahead`
    elements later is fetched, from a table that is no cache's: to read from a cache takes no longer
@@ -16418,42 +16429,42 @@ typedef struct mpt__ref_embedding {
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
 
-static void mpt__ref_embedding_each(const mpt__ref_embedding *w, mpt__rows rows, int64_t begin,
+static void mpt__cpu_embedding_each(const mpt__cpu_embedding *w, mpt__rows rows, int64_t begin,
                                     int64_t end) {
     rows.begin = begin, rows.end = end;
-    if (w->call->words->rows != NULL)
-        w->call->words->rows(&rows);
+    if (w->call->routines->rows != NULL)
+        w->call->routines->rows(&rows);
     else
         mpt__rows_each(&rows, rows.adds, mpt__ref_line);
 }
 
-static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
     const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
-    const int64_t end = mpt__ref_min(begin + w->per_chunk, w->each.n);
+    const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
     const bool dense = table[1] == 1 && row[1] == 1;
     mpt__real block[MPT__BLOCK];
     (void)thread;
-    if (dense) mpt__ref_embedding_each(w, w->each, begin, end);
+    if (dense) mpt__cpu_embedding_each(w, w->each, begin, end);
     for (int64_t j = begin; j < end && !dense; j++) {
         const int64_t id = w->each.ids[j * w->each.id_step];
         for (int64_t c = 0, m; c < w->columns; c += m) {
-            m = mpt__ref_min(MPT__BLOCK, w->columns - c);
+            m = mpt__cpu_min(MPT__BLOCK, w->columns - c);
             memset(block, 0, sizeof block);
             if (id >= 0 && id < w->each.size)
-                mpt__ref_get(&w->table, id * table[0] + c * table[1], table[1], block, m);
-            mpt__ref_put(&w->rows, j * row[0] + c * row[1], row[1], block, m);
+                mpt__cpu_get(&w->table, id * table[0] + c * table[1], table[1], block, m);
+            mpt__cpu_put(&w->rows, j * row[0] + c * row[1], row[1], block, m);
         }
     }
 }
 
 /* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
-static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
-    const int64_t c = chunk * w->per_chunk, m = mpt__ref_min(w->per_chunk, w->columns - c);
+static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
+    const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
     const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
     mpt__real block[MPT__BLOCK];
-    mpt__ref_view sums = w->table;
+    mpt__cpu_view sums = w->table;
     mpt__rows rows = w->each;
     (void)thread;
     rows.table += c * size, rows.rows += c * size, rows.bytes = m * size;
@@ -16462,27 +16473,27 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
         for (int64_t id = 0; id < rows.size; id++)
             memset(rows.table + id * rows.table_step, 0, (size_t)rows.bytes);
     }
-    if (row[1] == 1 && mpt__ref_is_real(w->rows.dtype) && mpt__ref_is_real(sums.dtype)) {
-        mpt__ref_embedding_each(w, rows, 0, rows.n);
+    if (row[1] == 1 && mpt__cpu_is_real(w->rows.dtype) && mpt__cpu_is_real(sums.dtype)) {
+        mpt__cpu_embedding_each(w, rows, 0, rows.n);
         return;
     }
     for (int64_t j = 0; j < rows.n; j++) {
         const int64_t id = rows.ids[j * rows.id_step];
         if (id < 0 || id >= rows.size || id == rows.padding) continue;
-        const mpt__real *x = mpt__ref_in(&w->rows, j * row[0] + c * row[1], row[1], block, m);
-        mpt__ref_put_block(&sums, id * w->table_step[0] + c, 1, x, m);
+        const mpt__real *x = mpt__cpu_in(&w->rows, j * row[0] + c * row[1], row[1], block, m);
+        mpt__cpu_put_block(&sums, id * w->table_step[0] + c, 1, x, m);
     }
 }
 
-static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
+static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
                                    mpt__chunk_fn fn) {
     const mpt__operand *o = call->launch->operand;
     const int64_t unit = MPT__EMBEDDING_COLUMNS, bytes = mpt__dtype_info[o[table].dtype].bytes;
     const bool by_rows = ids == 1;
-    mpt__ref_embedding w;
+    mpt__cpu_embedding w;
     w.call = call;
-    w.table = mpt__ref_view_of(call, table), w.table_step = o[table].stride;
-    w.rows = mpt__ref_view_of(call, rows), w.row_step = o[rows].stride;
+    w.table = mpt__cpu_view_of(call, table), w.table_step = o[table].stride;
+    w.rows = mpt__cpu_view_of(call, rows), w.row_step = o[rows].stride;
     w.columns = o[table].shape[1];
     w.each.ids = (const int64_t *)call->data[ids], w.each.id_step = o[ids].stride[0];
     w.each.table = (char *)w.table.data, w.each.table_step = w.table_step[0] * bytes;
@@ -16491,25 +16502,25 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.each.n = o[ids].shape[0], w.each.size = o[table].shape[0];
     w.each.padding = by_rows ? -1 : call->launch->index[0], w.each.adds = !by_rows;
     w.each.bytes = w.columns * bytes;
-    const bool fetched = mpt__ref_times(w.each.size, w.columns) >= MPT__EMBEDDING_LARGE;
+    const bool fetched = mpt__cpu_times(w.each.size, w.columns) >= MPT__EMBEDDING_LARGE;
     w.each.ahead = fetched ? MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1 : 0;
-    w.each.ahead = mpt__ref_min(w.each.ahead, MPT__EMBEDDING_AHEAD_MOST);
+    w.each.ahead = mpt__cpu_min(w.each.ahead, MPT__EMBEDDING_AHEAD_MOST);
     w.per_chunk = MPT__EMBEDDING_ROWS;
     if (!by_rows) {
         int64_t share = w.columns / mpt__pool_threads(call->pool);
-        w.per_chunk = mpt__ref_min(MPT__BLOCK, (share / unit + 1) * unit);
+        w.per_chunk = mpt__cpu_min(MPT__BLOCK, (share / unit + 1) * unit);
     }
-    mpt__ref_check_indices(call, ids, w.each.size);
-    int64_t work = mpt__ref_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
-    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
-                  mpt__ref_cost(call, work, 1.0), fn, &w);
+    mpt__cpu_check_indices(call, ids, w.each.size);
+    int64_t work = mpt__cpu_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
+    mpt__parallel(call->pool, mpt__cpu_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
+                  mpt__cpu_cost(call, work, 1.0), fn, &w);
 }
 
-static void mpt__ref_embedding_forward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk);
+static void mpt__cpu_embedding_forward(const mpt__cpu_call *call) {
+    mpt__cpu_embedding_run(call, 0, 1, 2, mpt__cpu_embedding_chunk);
 }
-static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk);
+static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
+    mpt__cpu_embedding_run(call, 2, 0, 1, mpt__cpu_embedding_back_chunk);
 }
 
 /* ==== Attention: what its three kernels share ==== */
@@ -16523,9 +16534,9 @@ enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8, MPT
 
 typedef struct mpt__attention {
     const mpt__cpu_call *call;
-    const mpt__words *words;
+    const mpt__routines *routines;
     const mpt__operand *o;
-    mpt__ref_view view[MPT__MAX_OPERANDS];
+    mpt__cpu_view view[MPT__MAX_OPERANDS];
     int64_t heads, group, queries, keys, depth, width; /* group: query heads of a key head */
     int64_t blocks, memory; /* of the own side, in one head; bytes of a thread */
     mpt__real scale, kept;  /* kept: factor of what dropout keeps */
@@ -16571,7 +16582,7 @@ static int64_t mpt__attention_room(int64_t all, int64_t first) {
 }
 static int64_t mpt__attention_blocks(int64_t all) {
     const int64_t extra = MPT__ATTENTION_MOST - MPT__ATTENTION_BLOCK;
-    return all > extra ? mpt__ref_chunks(all - extra, MPT__ATTENTION_BLOCK) : all > 0;
+    return all > extra ? mpt__cpu_chunks(all - extra, MPT__ATTENTION_BLOCK) : all > 0;
 }
 
 /* The most that a block of rows, a tile or panels take. */
@@ -16602,12 +16613,12 @@ static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b
 /* Rounds to the compute dtype where the operand is wider. */
 static void mpt__attention_round(const mpt__attention *w, int operand, mpt__real *x, int64_t n) {
     const uint8_t dtype = w->call->launch->compute_dtype;
-    const mpt__convert_table *convert = w->words->convert;
+    const mpt__convert_table *convert = w->routines->convert;
     uint16_t half[MPT__BLOCK];
-    if (operand > MPT__AT_V || dtype == w->o[operand].dtype || !mpt__ref_is_half(dtype)) return;
+    if (operand > MPT__AT_V || dtype == w->o[operand].dtype || !mpt__cpu_is_half(dtype)) return;
     for (int64_t m; n > 0; n -= m, x += m) {
         float *to = (float *)(void *)x;
-        m = mpt__ref_min(n, MPT__BLOCK);
+        m = mpt__cpu_min(n, MPT__BLOCK);
         (dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(to, half, (size_t)m);
         (dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(half, to, (size_t)m);
     }
@@ -16618,16 +16629,16 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
     const mpt__operand *o = &w->o[operand];
     const int64_t columns = o->shape[3], from = mpt__attention_at(w, operand, b, h, first);
     const uint8_t dtype = w->call->launch->compute_dtype;
-    bool rounds = operand <= MPT__AT_V && mpt__ref_is_half(dtype);
+    bool rounds = operand <= MPT__AT_V && mpt__cpu_is_half(dtype);
     mpt__attention_rows rows;
     rows.x = to, rows.step = columns;
-    if (mpt__ref_is_real(o->dtype) && o->stride[3] == 1 && !rounds) {
+    if (mpt__cpu_is_real(o->dtype) && o->stride[3] == 1 && !rounds) {
         rows.x = (const mpt__real *)w->view[operand].data + from;
         rows.step = o->stride[2];
         return rows;
     }
     for (int64_t i = 0; i < n; i++)
-        mpt__ref_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
+        mpt__cpu_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
                      columns);
     mpt__attention_round(w, operand, to, n * columns);
     return rows;
@@ -16649,20 +16660,20 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
     const mpt__attention *w = t->w;
     const int64_t columns = w->o[operand].shape[3];
     mpt__real *to = t->turned[i];
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
     const mpt__operand *o = &w->o[operand];
     const int64_t from = mpt__attention_at(w, operand, t->batch, t->head, t->first);
     const mpt__gemm_side side = {(const char *)w->view[operand].data + 2 * from, MPT_BF16, 0,
                                  o->stride[2], 1};
-    for (int64_t j = 0; w->pairs && j < t->n; j += MPT__PAIRS_WIDTH)
-        mpt__pairs_pack(to + j * (columns / 2), true, &side, j,
-                        mpt__ref_min(MPT__PAIRS_WIDTH, t->n - j), 0, columns);
+    for (int64_t j = 0; w->pairs && j < t->n; j += MPT__BF16X2_WIDTH)
+        mpt__bf16x2_pack(to + j * (columns / 2), true, &side, j,
+                        mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
     if (w->pairs) return;
 #endif
     mpt__attention_rows rows =
         mpt__attention_load(w, operand, t->batch, t->head, t->first, t->n, t->rows[0]);
-    w->words->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
-    if (i == 0) w->words->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
+    w->routines->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
+    if (i == 0) w->routines->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
 }
 
 /* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
@@ -16672,11 +16683,11 @@ static void mpt__attention_put(const mpt__attention_item *t, int operand, mpt__r
     const mpt__operand *o = &w->o[operand];
     const int64_t columns = o->shape[3],
                   to = mpt__attention_at(w, operand, t->batch, t->head, t->first);
-    w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, t->n * columns, factor, 0);
+    w->routines->unary[MPT__UNARY_MUL_SCALAR](sum, sum, t->n * columns, factor, 0);
     for (int64_t i = 0; i < t->n; i++)
         for (int64_t c = 0; c < columns; c += MPT__BLOCK)
-            mpt__ref_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
-                         sum + i * columns + c, mpt__ref_min(MPT__BLOCK, columns - c));
+            mpt__cpu_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
+                         sum + i * columns + c, mpt__cpu_min(MPT__BLOCK, columns - c));
 }
 
 /* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
@@ -16691,12 +16702,12 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
         for (int64_t i = 0; i < m; i += down) {
             left.data = (const char *)(a + i * outer);
             for (int64_t j = 0; j < n; j += wide) {
-                const int64_t columns = mpt__ref_min(wide, n - j);
+                const int64_t columns = mpt__cpu_min(wide, n - j);
                 const bool whole = w->level->lines && m - i >= down && columns % (wide / 2) == 0;
                 right.data = (const char *)(b.x + j);
                 (whole ? w->level->lines : w->level->direct)(
                     depth, &left, &right, (float *)(void *)(c + i * n + j), n,
-                    (int)mpt__ref_min(down, m - i), (int)columns, add ? MPT__GEMM_ADD : 0);
+                    (int)mpt__cpu_min(down, m - i), (int)columns, add ? MPT__GEMM_ADD : 0);
             }
         }
         return;
@@ -16712,29 +16723,29 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
     }
 }
 
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
 /* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
-static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__real *a,
+static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__real *a,
                                      int64_t outer, int64_t inner, mpt__attention_rows b,
                                      mpt__real *c, int64_t m, int64_t n, int64_t depth) {
-    const int64_t wide = MPT__PAIRS_WIDTH, down = MPT__PAIRS_ROWS, even = (depth + 1) / 2 * 2;
+    const int64_t wide = MPT__BF16X2_WIDTH, down = MPT__BF16X2_ROWS, even = (depth + 1) / 2 * 2;
     const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
     /* Behind a panel is room for the vectors that reach past its last pair. */
-    float panel[MPT__PAIRS_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
+    float panel[MPT__BF16X2_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
     for (int64_t j = 0; j < n; j += wide)
-        mpt__pairs_pack(panels + j * (even / 2), true, &rows, j, mpt__ref_min(wide, n - j), 0,
+        mpt__bf16x2_pack(panels + j * (even / 2), true, &rows, j, mpt__cpu_min(wide, n - j), 0,
                         depth);
     for (int64_t i = 0; i < m; i += down) {
         const mpt__gemm_side left[2] = {{(const char *)panel, MPT_F32, 0, 1, down},
                                         {(const char *)panels, MPT_F32, 0, 1, 0}};
-        mpt__pairs_pack(panel, false, &tile, i, mpt__ref_min(down, m - i), 0, depth);
+        mpt__bf16x2_pack(panel, false, &tile, i, mpt__cpu_min(down, m - i), 0, depth);
         for (int64_t j = 0; j < n; j += wide) {
             const mpt__gemm_side right[2] = {
                 {(const char *)(panels + j * (even / 2)), MPT_F32, 0, 1, wide},
                 {(const char *)panels, MPT_F32, 0, 1, 0}};
-            mpt__pairs_tile(even, left, right, c + i * n + j, n, (int)mpt__ref_min(down, m - i),
-                            (int)mpt__ref_min(wide, n - j), MPT__GEMM_ADD);
+            mpt__bf16x2_tile(even, left, right, c + i * n + j, n, (int)mpt__cpu_min(down, m - i),
+                            (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
         }
     }
 }
@@ -16744,9 +16755,9 @@ static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__re
 static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
                                int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
                                int64_t n, int64_t depth) {
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
     if (t->w->pairs) {
-        mpt__attention_add_pairs(t, a, outer, inner, b, c, m, n, depth);
+        mpt__attention_add_bf16x2(t, a, outer, inner, b, c, m, n, depth);
         return;
     }
 #endif
@@ -16768,12 +16779,12 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
     const mpt__attention_rows own = {t->turned[i], t->n};
     const mpt__attention_rows rows =
         mpt__attention_take(w, operand, t->batch, head, first, at->m, t->rows[i]);
-#ifdef MPT__HAS_PAIRS
-    const int64_t step = rows.step / 2, wide = MPT__PAIRS_WIDTH;
+#ifdef MPT__HAS_BF16X2
+    const int64_t step = rows.step / 2, wide = MPT__BF16X2_WIDTH;
     for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
-            mpt__pairs_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
+            mpt__bf16x2_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
                                  own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
                                  i == 0 ? (float)w->scale : 1.0f);
     }
@@ -16792,7 +16803,7 @@ mpt__attention_by_queries(const mpt__attention_item *t, const mpt__attention_til
     for (int64_t i = 0; i < rows; i++)
         row(t->w, at, t->batch, at->query + i, n, t->spare[0] + i * n);
     if (t->by_keys) return t->spare[0];
-    t->w->words->transpose(t->spare[1], rows, t->spare[0], n, rows, n, false);
+    t->w->routines->transpose(t->spare[1], rows, t->spare[0], n, rows, n, false);
     return t->spare[1];
 }
 
@@ -16801,7 +16812,7 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
                                     int64_t b, int64_t query, int64_t n, mpt__real *to) {
     const mpt__operand *o = &w->o[MPT__AT_MASK];
     const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
-    mpt__ref_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
+    mpt__cpu_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
     for (int64_t i = 0; o->dtype == MPT_BOOL && i < n; i++)
         to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
 }
@@ -16812,7 +16823,7 @@ static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attentio
     const int64_t row = (b * w->heads + at->head) * w->queries + query;
     const uint64_t first = (uint64_t)row * (uint64_t)((w->keys + 3) / 4 * 4) + (uint64_t)at->key;
     for (int64_t i = 0; i < n; i++) to[i] = w->kept != 0 ? 1 : 0;
-    if (w->kept != 0) w->words->dropout(to, to, n, w->key, first, w->threshold, w->kept);
+    if (w->kept != 0) w->routines->dropout(to, to, n, w->key, first, w->threshold, w->kept);
 }
 
 /* The scores of a tile into t->score; the other side's rows come back. */
@@ -16822,7 +16833,7 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
     const mpt__attention_rows rows = mpt__attention_meet(t, at, 0, t->score);
     if (w->view[MPT__AT_MASK].data) {
         const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
-        w->words->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
+        w->routines->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
     }
     /* What no causal tile before this one ends in: it crosses the diagonal. */
     mpt__real unseen[MPT__ATTENTION_MOST];
@@ -16830,7 +16841,7 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
     for (int64_t r = 0; w->causal && r < at->m; r++) {
         const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
         const int64_t begin = seen < 0 ? 0 : seen,
-                      end = mpt__ref_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
+                      end = mpt__cpu_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
         if (begin < end)
             memcpy(t->score + r * t->n + begin, unseen, (size_t)(end - begin) * sizeof *unseen);
     }
@@ -16843,7 +16854,7 @@ static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
                                             const mpt__real *factors) {
     if (!t->w->drops) return NULL;
     if (!factors) factors = mpt__attention_by_queries(t, at, mpt__attention_drop_row);
-    t->w->words->binary[MPT__BINARY_MUL](tile, tile, factors, at->m * t->n, 0, 0);
+    t->w->routines->binary[MPT__BINARY_MUL](tile, tile, factors, at->m * t->n, 0, 0);
     return factors;
 }
 
@@ -16879,25 +16890,26 @@ enum { MPT__AT_OUT = 4, MPT__AT_LSE_OUT = 5 };
 static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
                                     mpt__real *most, mpt__real *total) {
     const mpt__attention *w = t->w;
-    const mpt__words *words = w->words;
+    const mpt__routines *routines = w->routines;
     mpt__real next[MPT__ATTENTION_MOST], shrink[MPT__ATTENTION_MOST];
     memcpy(next, most, (size_t)t->n * sizeof *next);
     for (int64_t r = 0; r < at->m; r++)
-        words->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
+        routines->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
     memcpy(shrink, most, (size_t)t->n * sizeof *shrink);
     memcpy(most, next, (size_t)t->n * sizeof *most);
-    words->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
-    words->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
-    words->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
+    routines->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
+    routines->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
+    routines->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
     for (int64_t r = 0; r < at->m; r++) {
         mpt__real *row = t->score + r * t->n;
-        words->binary[MPT__BINARY_EXP_DIFFERENCE](row, row, next, t->n, 0, 0);
-        words->binary[MPT__BINARY_ADD](total, total, row, t->n, 0, 0);
+        routines->binary[MPT__BINARY_EXP_DIFFERENCE](row, row, next, t->n, 0, 0);
+        routines->binary[MPT__BINARY_ADD](total, total, row, t->n, 0, 0);
     }
     mpt__attention_drop(t, at, t->score, NULL);
     for (int64_t i = 0; i < t->n; i++) {
         mpt__real *sum = t->sum[1] + i * w->width;
-        if (shrink[i] != 1) words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
+        if (shrink[i] != 1)
+            routines->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
     }
 }
 
@@ -16905,7 +16917,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
     const int64_t key_head = t.head / w->group;
-    const int64_t seen = w->causal ? mpt__ref_min(w->keys, t.first + t.n) : w->keys;
+    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t.first + t.n) : w->keys;
     mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
     mpt__attention_turn(&t, MPT__AT_Q, 0);
     for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
@@ -16919,21 +16931,21 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
             mpt__attention_take(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
         mpt__attention_add(&t, t.score, 1, t.n, v, t.sum[1], t.n, w->width, at.m);
     }
-    w->words->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
-    w->words->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
+    w->routines->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
+    w->routines->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
     for (int64_t i = 0; i < t.n; i++) {
         mpt__real *sum = t.sum[1] + i * w->width;
         if (total[i] == 0) { /* nothing is seen: 0, and exp(score - infinity) = 0 in backward */
             memset(sum, 0, (size_t)w->width * sizeof *sum);
             most[i] = mpt__real_infinity();
         } else {
-            w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, 1 / total[i], 0);
+            w->routines->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, 1 / total[i], 0);
             most[i] += log[i];
         }
     }
     mpt__attention_put(&t, MPT__AT_OUT, t.sum[1], 1);
     if (w->view[MPT__AT_LSE_OUT].data)
-        mpt__ref_put(&w->view[MPT__AT_LSE_OUT],
+        mpt__cpu_put(&w->view[MPT__AT_LSE_OUT],
                      mpt__attention_at(w, MPT__AT_LSE_OUT, t.batch, t.head, t.first), 1, most, t.n);
 }
 
@@ -16953,12 +16965,12 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
         mpt__attention_load(w, MPT__AT_OUT_SEEN, t.batch, t.head, t.first, t.n, t.rows[1]);
     for (int64_t i = 0; i < t.n; i++) {
         mpt__real lane[MPT__SUM_LANES] = {0};
-        w->words->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
+        w->routines->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
                                           w->width, 0, 0);
-        w->words->add_lanes(lane, 0, product, w->width);
-        delta[i] = mpt__ref_fold_lanes(lane);
+        w->routines->add_lanes(lane, 0, product, w->width);
+        delta[i] = mpt__cpu_fold_lanes(lane);
     }
-    mpt__ref_put(&w->view[MPT__AT_DELTA],
+    mpt__cpu_put(&w->view[MPT__AT_DELTA],
                  mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
 }
 
@@ -16966,25 +16978,25 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
 static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head, int64_t query,
                                      mpt__attention_rows own, mpt__real *dq) {
     const mpt__attention *w = t->w;
-    const mpt__words *words = w->words;
+    const mpt__routines *routines = w->routines;
     mpt__attention_tile at = {head, query, t->first, mpt__attention_room(w->queries, query)};
     mpt__real block[2][MPT__ATTENTION_MOST];
     const mpt__real *number[2];
     for (int i = 0; i < 2; i++) {
         const int operand = i == 0 ? MPT__AT_LSE : MPT__AT_DELTA;
         const int64_t from = mpt__attention_at(w, operand, t->batch, head, query);
-        number[i] = mpt__ref_in(&w->view[operand], from, 1, block[i], at.m);
+        number[i] = mpt__cpu_in(&w->view[operand], from, 1, block[i], at.m);
     }
     const mpt__attention_rows q = mpt__attention_scores(t, &at);
     const mpt__attention_rows dout = mpt__attention_meet(t, &at, 1, t->slope);
     const mpt__real *factors = mpt__attention_drop(t, &at, t->slope, NULL);
     for (int64_t r = 0; r < at.m; r++) {
         mpt__real *p = t->score + r * t->n, *slope = t->slope + r * t->n;
-        words->unary[MPT__UNARY_ADD_SCALAR](p, p, t->n, -number[0][r], 0);
-        words->unary[MPT__UNARY_ADD_SCALAR](slope, slope, t->n, -number[1][r], 0);
+        routines->unary[MPT__UNARY_ADD_SCALAR](p, p, t->n, -number[0][r], 0);
+        routines->unary[MPT__UNARY_ADD_SCALAR](slope, slope, t->n, -number[1][r], 0);
     }
-    words->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
-    words->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
+    routines->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
+    routines->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
     mpt__attention_drop(t, &at, t->score, factors);
     if (w->dkv && w->view[MPT__AT_DV].data)
         mpt__attention_add(t, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m);
@@ -17002,7 +17014,7 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     const int64_t head = t.head * heads, key_head = head / w->group;
     const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
     int64_t key = w->dq ? 0 : t.first, end = w->dq ? w->keys : key + t.n;
-    if (!w->dkv && w->causal) end = mpt__ref_min(end, query + t.n);
+    if (!w->dkv && w->causal) end = mpt__cpu_min(end, query + t.n);
     if (w->dq) memset(t.dq, 0, (size_t)(heads * queries * w->depth) * sizeof *t.dq);
     t.by_keys = true;
     for (; key < end; key += t.n) {
@@ -17049,10 +17061,10 @@ static void mpt__attention_run(mpt__attention *w, mpt__chunk_fn fn, double produ
     const int64_t batches = w->o[MPT__AT_Q].shape[0];
     w->blocks = mpt__attention_blocks(w->dkv ? w->keys : w->queries);
     if (w->dkv && w->dq) w->blocks = 1;
-    int64_t items = mpt__ref_times(batches, mpt__ref_times(heads, w->blocks));
+    int64_t items = mpt__cpu_times(batches, mpt__cpu_times(heads, w->blocks));
     const double scores = (double)w->queries * (double)w->keys * (double)w->heads * (double)batches;
     const double columns = (double)w->depth + (double)w->width;
-    const double cost = scores * columns * products * 0.3 * w->words->slowness;
+    const double cost = scores * columns * products * 0.3 * w->routines->slowness;
     mpt__parallel(w->call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, w);
 }
 
@@ -17066,9 +17078,9 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     const int dq = kernel == MPT__K_ATTENTION_DQ ? MPT__AT_DQ : MPT__AT_DQ_TOO;
     mpt__attention w;
     w.call = call;
-    w.words = call->words;
+    w.routines = call->routines;
     w.o = o;
-    for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__ref_view_of(call, i);
+    for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__cpu_view_of(call, i);
     w.heads = q[1], w.queries = q[2], w.depth = q[3];
     w.keys = k[2], w.width = o[MPT__AT_V].shape[3];
     w.group = k[1] > 0 ? w.heads / k[1] : 1;
@@ -17082,9 +17094,9 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     w.pairs = pairs && mpt__attention_paired(launch);
     w.memory = mpt__attention_workspace(launch, threads) / threads;
 #ifdef MPT__HAS_GEMM
-    w.level = call->words->gemm;
+    w.level = call->routines->gemm;
 #endif
-    mpt__kernel_flushes(w.words->flushes);
+    mpt__kernel_flushes(w.routines->flushes);
     w.dkv = false, w.dq = 0;
     if (kernel == MPT__K_ATTENTION) mpt__attention_run(&w, mpt__attention_forward_chunk, 1.0);
     if (kernel == MPT__K_ATTENTION_DQ) mpt__attention_run(&w, mpt__attention_delta_chunk, 0.01);
@@ -17095,21 +17107,21 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     }
     w.dkv = kernel == MPT__K_ATTENTION_DKV;
     if (w.dkv) mpt__attention_run(&w, mpt__attention_back_chunk, w.dq ? 2.5 : 2.0);
-    mpt__kernel_flushed(w.words->flushes);
+    mpt__kernel_flushed(w.routines->flushes);
 }
-static void mpt__ref_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
-#ifdef MPT__HAS_PAIRS
-static void mpt__pairs_attention(const mpt__cpu_call *call) {
+static void mpt__cpu_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
+#ifdef MPT__HAS_BF16X2
+static void mpt__bf16x2_attention(const mpt__cpu_call *call) {
     mpt__attention_launch_of(call, true);
 }
 #endif
 
 static void mpt__cpu_add_attention(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__ref_embedding_forward, NULL);
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__ref_embedding_backward, NULL);
-    mpt__cpu_run run = mpt__ref_attention;
-#ifdef MPT__HAS_PAIRS
-    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__pairs_attention;
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__cpu_embedding_forward, NULL);
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__cpu_embedding_backward, NULL);
+    mpt__cpu_run run = mpt__cpu_attention;
+#ifdef MPT__HAS_BF16X2
+    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__bf16x2_attention;
 #endif
     for (int id = MPT__K_ATTENTION; id <= MPT__K_ATTENTION_DKV; id++)
         mpt__cpu_add(cpu, (mpt__kernel)id, run, mpt__attention_workspace);
@@ -17124,34 +17136,34 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) {
 
 /* [N, C, H, W], by rows of pixels: of one channel, or, where both images are dense and channels
    last, of all of them, `run`. */
-typedef struct mpt__ref_image {
-    mpt__ref_view view;
+typedef struct mpt__cpu_image {
+    mpt__cpu_view view;
     const mpt__operand *operand;
     int64_t rows, columns;
-} mpt__ref_image;
+} mpt__cpu_image;
 
 /* Which of `size` elements, at most two, element `at` of the result is made of. */
-typedef struct mpt__ref_source {
+typedef struct mpt__cpu_source {
     int64_t first, second;
     mpt__real weight; /* of the second */
-} mpt__ref_source;
+} mpt__cpu_source;
 
-typedef struct mpt__ref_resize_work {
-    mpt__ref_image from, image; /* before, after */
+typedef struct mpt__cpu_resize_work {
+    mpt__cpu_image from, image; /* before, after */
     int way;
     mpt__real step[2];         /* rows and columns before per one after */
     mpt__real *scratch;        /* `room` for each thread */
     int64_t room, run, chunks; /* of rows, for each plane */
-    const mpt__ref_source *column;
-} mpt__ref_resize_work;
+    const mpt__cpu_source *column;
+} mpt__cpu_resize_work;
 
-static mpt__ref_source mpt__ref_source_of(const mpt__ref_resize_work *w, int axis, int64_t at,
+static mpt__cpu_source mpt__cpu_source_of(const mpt__cpu_resize_work *w, int axis, int64_t at,
                                           int64_t size) {
     mpt__real half = (mpt__real)0.5, x = (mpt__real)at * w->step[axis];
-    mpt__ref_source s;
+    mpt__cpu_source s;
     if (w->way == MPT__RESIZE_CENTERS) x = w->step[axis] * ((mpt__real)at + half) - half;
     if (!(x > 0)) x = 0;
-    s.first = mpt__ref_min((int64_t)x, size - 1);
+    s.first = mpt__cpu_min((int64_t)x, size - 1);
     s.second = w->way != MPT__RESIZE_NEAREST && s.first < size - 1 ? s.first + 1 : s.first;
     s.weight = s.second > s.first ? x - (mpt__real)s.first : 0;
     return s;
@@ -17159,10 +17171,10 @@ static mpt__ref_source mpt__ref_source_of(const mpt__ref_resize_work *w, int axi
 
 /* Rows that go together, since neighbours share those on the other side. */
 #define MPT__RESIZE_ROWS 8
-#define MPT__RESIZE_MANY 16 /* channels, from which on words are worth their calls: measured */
+#define MPT__RESIZE_MANY 16 /* channels, from which on routines are worth their calls: measured */
 
 /* Where row `row` of a plane begins, and the distance of its elements. */
-static int64_t mpt__ref_image_row(const mpt__ref_resize_work *w, const mpt__ref_image *image,
+static int64_t mpt__cpu_image_row(const mpt__cpu_resize_work *w, const mpt__cpu_image *image,
                                   int64_t plane, int64_t row, int64_t *step) {
     const mpt__operand *o = image->operand;
     const int64_t planes = w->run > 1 ? 1 : o->shape[1];
@@ -17170,77 +17182,78 @@ static int64_t mpt__ref_image_row(const mpt__ref_resize_work *w, const mpt__ref_
     return plane / planes * o->stride[0] + plane % planes * o->stride[1] + row * o->stride[2];
 }
 
-static void mpt__ref_image_load(const mpt__ref_resize_work *w, const mpt__ref_image *image,
+static void mpt__cpu_image_load(const mpt__cpu_resize_work *w, const mpt__cpu_image *image,
                                 int64_t plane, int64_t row, mpt__real *to) {
-    int64_t step, begin = mpt__ref_image_row(w, image, plane, row, &step);
-    mpt__ref_get(&image->view, begin, step, to, image->columns * w->run);
+    int64_t step, begin = mpt__cpu_image_row(w, image, plane, row, &step);
+    mpt__cpu_get(&image->view, begin, step, to, image->columns * w->run);
 }
 
 /* out = (1 - share) x + share y */
-static void mpt__ref_blend(const mpt__words *words, mpt__real *out, const mpt__real *x,
+static void mpt__cpu_blend(const mpt__routines *routines, mpt__real *out, const mpt__real *x,
                            const mpt__real *y, mpt__real share, int64_t n) {
     mpt__real block[MPT__BLOCK];
     for (int64_t at = 0, some; at < n; at += some) {
-        some = mpt__ref_min(n - at, MPT__BLOCK);
-        words->unary[MPT__UNARY_MUL_SCALAR](block, y + at, some, share, 0);
-        words->unary[MPT__UNARY_MUL_SCALAR](out + at, x + at, some, 1 - share, 0);
-        words->binary[MPT__BINARY_ADD](out + at, out + at, block, some, 0, 0);
+        some = mpt__cpu_min(n - at, MPT__BLOCK);
+        routines->unary[MPT__UNARY_MUL_SCALAR](block, y + at, some, share, 0);
+        routines->unary[MPT__UNARY_MUL_SCALAR](out + at, x + at, some, 1 - share, 0);
+        routines->binary[MPT__BINARY_ADD](out + at, out + at, block, some, 0, 0);
     }
 }
 
 /* Row `row` before, at the columns after. */
-static void mpt__ref_resize_line(const mpt__ref_resize_work *w, int64_t plane, int64_t row,
+static void mpt__cpu_resize_line(const mpt__cpu_resize_work *w, int64_t plane, int64_t row,
                                  mpt__real *source, mpt__real *line) {
     const int64_t run = w->run;
-    mpt__ref_image_load(w, &w->from, plane, row, source);
+    mpt__cpu_image_load(w, &w->from, plane, row, source);
     for (int64_t x = 0; x < w->image.columns; x++) {
-        const mpt__ref_source s = w->column[x];
+        const mpt__cpu_source s = w->column[x];
         const mpt__real *first = source + s.first * run, *second = source + s.second * run;
         mpt__real *to = line + x * run;
         if (run < MPT__RESIZE_MANY)
             for (int64_t c = 0; c < run; c++)
                 to[c] = s.weight != 0 ? (1 - s.weight) * first[c] + s.weight * second[c] : first[c];
         else if (s.weight != 0)
-            mpt__ref_blend(w->from.view.words, to, first, second, s.weight, run);
+            mpt__cpu_blend(w->from.view.routines, to, first, second, s.weight, run);
         else
             memcpy(to, first, (size_t)run * sizeof *to);
     }
 }
 
-static void mpt__ref_resize_rows(void *work, int64_t chunk, int thread) {
-    const mpt__ref_resize_work *w = (const mpt__ref_resize_work *)work;
+static void mpt__cpu_resize_rows(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_resize_work *w = (const mpt__cpu_resize_work *)work;
     const int64_t n = w->image.columns * w->run, plane = chunk / w->chunks;
     mpt__real *source = w->scratch + thread * w->room, *line[2], block[MPT__BLOCK];
     int64_t held[2] = {-1, -1}, y = chunk % w->chunks * MPT__RESIZE_ROWS, step;
-    const int64_t end = mpt__ref_min(y + MPT__RESIZE_ROWS, w->image.rows);
+    const int64_t end = mpt__cpu_min(y + MPT__RESIZE_ROWS, w->image.rows);
     for (int i = 0; i < 2; i++) line[i] = source + w->from.columns * w->run + i * n;
     for (; y < end; y++) {
-        const mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
+        const mpt__cpu_source row = mpt__cpu_source_of(w, 0, y, w->from.rows);
         for (int64_t r = row.first; r <= row.second; r++) { /* two neighbours, or one */
-            if (held[r & 1] != r) mpt__ref_resize_line(w, plane, r, source, line[r & 1]);
+            if (held[r & 1] != r) mpt__cpu_resize_line(w, plane, r, source, line[r & 1]);
             held[r & 1] = r;
         }
         const mpt__real *above = line[row.first & 1], *below = line[row.second & 1];
-        const int64_t begin = mpt__ref_image_row(w, &w->image, plane, y, &step);
+        const int64_t begin = mpt__cpu_image_row(w, &w->image, plane, y, &step);
         for (int64_t at = 0; at < n; at += MPT__BLOCK) {
-            const int64_t some = mpt__ref_min(MPT__BLOCK, n - at), to = begin + at * step;
-            mpt__real *out = mpt__ref_out(&w->image.view, to, step, block);
+            const int64_t some = mpt__cpu_min(MPT__BLOCK, n - at), to = begin + at * step;
+            mpt__real *out = mpt__cpu_out(&w->image.view, to, step, block);
             if (row.weight != 0)
-                mpt__ref_blend(w->image.view.words, out, above + at, below + at, row.weight, some);
+                mpt__cpu_blend(w->image.view.routines, out, above + at, below + at, row.weight,
+                               some);
             else
                 memcpy(out, above + at, (size_t)some * sizeof *out);
-            mpt__ref_put(&w->image.view, to, step, out, some);
+            mpt__cpu_put(&w->image.view, to, step, out, some);
         }
     }
 }
 
 /* Adds the shares of a row's pixels. */
-static void mpt__ref_resize_add(const mpt__ref_resize_work *w, const mpt__real *dy, mpt__real *sum,
+static void mpt__cpu_resize_add(const mpt__cpu_resize_work *w, const mpt__real *dy, mpt__real *sum,
                                 mpt__real *scaled) {
-    const mpt__words *words = w->from.view.words;
+    const mpt__routines *routines = w->from.view.routines;
     const int64_t run = w->run;
     for (int64_t x = 0; x < w->image.columns; x++) {
-        const mpt__ref_source s = w->column[x];
+        const mpt__cpu_source s = w->column[x];
         if (run == 1) {
             sum[s.first] += (1 - s.weight) * dy[x];
             if (s.weight != 0) sum[s.second] += s.weight * dy[x];
@@ -17250,8 +17263,8 @@ static void mpt__ref_resize_add(const mpt__ref_resize_work *w, const mpt__real *
             const mpt__real part = i ? s.weight : 1 - s.weight, *from = dy + x * run;
             mpt__real *to = sum + (i ? s.second : s.first) * run;
             if (run >= MPT__RESIZE_MANY) {
-                words->unary[MPT__UNARY_MUL_SCALAR](scaled, from, run, part, 0);
-                words->binary[MPT__BINARY_ADD](to, to, scaled, run, 0, 0);
+                routines->unary[MPT__UNARY_MUL_SCALAR](scaled, from, run, part, 0);
+                routines->binary[MPT__BINARY_ADD](to, to, scaled, run, 0, 0);
             } else {
                 for (int64_t c = 0; c < run; c++) to[c] += part * from[c];
             }
@@ -17260,43 +17273,43 @@ static void mpt__ref_resize_add(const mpt__ref_resize_work *w, const mpt__real *
 }
 
 /* Elements get their shares in the order of the results. */
-static void mpt__ref_resize_rows_backward(void *work, int64_t chunk, int thread) {
-    const mpt__ref_resize_work *w = (const mpt__ref_resize_work *)work;
+static void mpt__cpu_resize_rows_backward(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_resize_work *w = (const mpt__cpu_resize_work *)work;
     const int64_t n = w->from.columns * w->run, n_after = w->image.columns * w->run;
     const int64_t plane = chunk / w->chunks, begin = chunk % w->chunks * MPT__RESIZE_ROWS;
-    const int64_t rows = mpt__ref_min(MPT__RESIZE_ROWS, w->from.rows - begin);
+    const int64_t rows = mpt__cpu_min(MPT__RESIZE_ROWS, w->from.rows - begin);
     mpt__real *sum = w->scratch + thread * w->room, *dy = sum + MPT__RESIZE_ROWS * n;
     mpt__real *share = dy + n_after, *scaled = share + n_after;
     int64_t y = 0, after = w->image.rows, step;
     memset(sum, 0, (size_t)(rows * n) * sizeof *sum);
     while (y < after) { /* to the first that has a share */
         const int64_t half = y + (after - y) / 2;
-        if (mpt__ref_source_of(w, 0, half, w->from.rows).second < begin)
+        if (mpt__cpu_source_of(w, 0, half, w->from.rows).second < begin)
             y = half + 1;
         else
             after = half;
     }
     for (; y < w->image.rows; y++) {
-        const mpt__ref_source row = mpt__ref_source_of(w, 0, y, w->from.rows);
+        const mpt__cpu_source row = mpt__cpu_source_of(w, 0, y, w->from.rows);
         if (row.first >= begin + rows) break;
-        mpt__ref_image_load(w, &w->image, plane, y, dy);
+        mpt__cpu_image_load(w, &w->image, plane, y, dy);
         for (int i = 0; i < (row.weight != 0 ? 2 : 1); i++) {
             const int64_t r = (i ? row.second : row.first) - begin;
             if (r < 0 || r >= rows) continue;
-            w->from.view.words->unary[MPT__UNARY_MUL_SCALAR](share, dy, n_after,
+            w->from.view.routines->unary[MPT__UNARY_MUL_SCALAR](share, dy, n_after,
                                                              i ? row.weight : 1 - row.weight, 0);
-            mpt__ref_resize_add(w, share, sum + r * n, scaled);
+            mpt__cpu_resize_add(w, share, sum + r * n, scaled);
         }
     }
     for (int64_t r = 0; r < rows; r++) {
-        const int64_t to = mpt__ref_image_row(w, &w->from, plane, begin + r, &step);
+        const int64_t to = mpt__cpu_image_row(w, &w->from, plane, begin + r, &step);
         for (int64_t at = 0; at < n; at += MPT__BLOCK)
-            mpt__ref_put(&w->from.view, to + at * step, step, sum + r * n + at,
-                         mpt__ref_min(MPT__BLOCK, n - at));
+            mpt__cpu_put(&w->from.view, to + at * step, step, sum + r * n + at,
+                         mpt__cpu_min(MPT__BLOCK, n - at));
     }
 }
 
-static int64_t mpt__ref_resize_run(const mpt__launch *launch) {
+static int64_t mpt__cpu_resize_run(const mpt__launch *launch) {
     int64_t run = launch->operand[0].shape[1];
     for (int k = 0; k < 2; k++) {
         const mpt__operand *o = &launch->operand[k];
@@ -17305,57 +17318,57 @@ static int64_t mpt__ref_resize_run(const mpt__launch *launch) {
     return run > 1 ? run : 1;
 }
 
-static int64_t mpt__ref_resize_room(const mpt__launch *launch) {
+static int64_t mpt__cpu_resize_room(const mpt__launch *launch) {
     bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
     int64_t from = launch->operand[backward].shape[3], image = launch->operand[!backward].shape[3];
     return (backward ? MPT__RESIZE_ROWS * from + 2 * image + 1 : from + 2 * image) *
-           mpt__ref_resize_run(launch);
+           mpt__cpu_resize_run(launch);
 }
 
-static int64_t mpt__ref_resize_columns(const mpt__launch *launch) {
+static int64_t mpt__cpu_resize_columns(const mpt__launch *launch) {
     bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
-    return launch->operand[!backward].shape[3] * (int64_t)sizeof(mpt__ref_source);
+    return launch->operand[!backward].shape[3] * (int64_t)sizeof(mpt__cpu_source);
 }
 
-static int64_t mpt__ref_resize_workspace(const mpt__launch *launch, int threads) {
-    return mpt__ref_resize_columns(launch) +
-           threads * mpt__ref_resize_room(launch) * (int64_t)sizeof(mpt__real);
+static int64_t mpt__cpu_resize_workspace(const mpt__launch *launch, int threads) {
+    return mpt__cpu_resize_columns(launch) +
+           threads * mpt__cpu_resize_room(launch) * (int64_t)sizeof(mpt__real);
 }
 
-static mpt__ref_image mpt__ref_image_of(const mpt__cpu_call *call, int operand) {
-    mpt__ref_image image;
-    image.view = mpt__ref_view_of(call, operand);
+static mpt__cpu_image mpt__cpu_image_of(const mpt__cpu_call *call, int operand) {
+    mpt__cpu_image image;
+    image.view = mpt__cpu_view_of(call, operand);
     image.operand = &call->launch->operand[operand];
     image.rows = image.operand->shape[2];
     image.columns = image.operand->shape[3];
     return image;
 }
 
-static void mpt__ref_resize(const mpt__cpu_call *call) {
+static void mpt__cpu_resize(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     bool backward = launch->kernel == MPT__K_INTERPOLATE_BACKWARD;
-    mpt__ref_resize_work w;
-    w.from = mpt__ref_image_of(call, backward);
-    w.image = mpt__ref_image_of(call, !backward);
+    mpt__cpu_resize_work w;
+    w.from = mpt__cpu_image_of(call, backward);
+    w.image = mpt__cpu_image_of(call, !backward);
     w.way = (int)launch->index[0];
     for (int i = 0; i < 2; i++) w.step[i] = (mpt__real)launch->imm[i];
-    mpt__ref_source *column = (mpt__ref_source *)call->workspace;
+    mpt__cpu_source *column = (mpt__cpu_source *)call->workspace;
     for (int64_t x = 0; x < w.image.columns; x++)
-        column[x] = mpt__ref_source_of(&w, 1, x, w.from.columns);
+        column[x] = mpt__cpu_source_of(&w, 1, x, w.from.columns);
     w.column = column;
-    w.scratch = (mpt__real *)(void *)((char *)call->workspace + mpt__ref_resize_columns(launch));
-    w.room = mpt__ref_resize_room(launch);
-    w.run = mpt__ref_resize_run(launch);
-    w.chunks = mpt__ref_chunks(backward ? w.from.rows : w.image.rows, MPT__RESIZE_ROWS);
+    w.scratch = (mpt__real *)(void *)((char *)call->workspace + mpt__cpu_resize_columns(launch));
+    w.room = mpt__cpu_resize_room(launch);
+    w.run = mpt__cpu_resize_run(launch);
+    w.chunks = mpt__cpu_chunks(backward ? w.from.rows : w.image.rows, MPT__RESIZE_ROWS);
     int64_t planes = launch->operand[0].shape[0] * launch->operand[0].shape[1];
     mpt__parallel(call->pool, planes / w.run * w.chunks,
-                  mpt__ref_cost(call, planes * w.image.rows * w.image.columns, 12.0),
-                  backward ? mpt__ref_resize_rows_backward : mpt__ref_resize_rows, &w);
+                  mpt__cpu_cost(call, planes * w.image.rows * w.image.columns, 12.0),
+                  backward ? mpt__cpu_resize_rows_backward : mpt__cpu_resize_rows, &w);
 }
 
 static void mpt__cpu_add_resize(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_INTERPOLATE, mpt__ref_resize, mpt__ref_resize_workspace);
-    mpt__cpu_add(cpu, MPT__K_INTERPOLATE_BACKWARD, mpt__ref_resize, mpt__ref_resize_workspace);
+    mpt__cpu_add(cpu, MPT__K_INTERPOLATE, mpt__cpu_resize, mpt__cpu_resize_workspace);
+    mpt__cpu_add(cpu, MPT__K_INTERPOLATE_BACKWARD, mpt__cpu_resize, mpt__cpu_resize_workspace);
 }
 
 #else
@@ -17368,16 +17381,16 @@ static void mpt__cpu_add_resize(mpt__cpu *cpu) { (void)cpu; }
 
 #ifndef MPTRAIN_NO_FP8
 
-typedef struct mpt__ref_fp8_work {
-    mpt__ref_view from, to;
+typedef struct mpt__cpu_fp8_work {
+    mpt__cpu_view from, to;
     int64_t count;
     float scale; /* a power of two: its inverse is one, too */
     mpt__fp8_way way;
     float *most; /* of each chunk; NULL: nobody asks */
-} mpt__ref_fp8_work;
+} mpt__cpu_fp8_work;
 
 /* Codes of n numbers. Returns the largest finite magnitude among them. */
-static float mpt__ref_fp8_codes(const mpt__ref_fp8_work *w, const mpt__real *x, uint8_t *to,
+static float mpt__cpu_fp8_codes(const mpt__cpu_fp8_work *w, const mpt__real *x, uint8_t *to,
                                 int64_t n) {
     float most = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -17393,51 +17406,51 @@ static float mpt__ref_fp8_codes(const mpt__ref_fp8_work *w, const mpt__real *x, 
     return most;
 }
 
-static void mpt__ref_fp8_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_fp8_work *w = (const mpt__ref_fp8_work *)work;
-    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+static void mpt__cpu_fp8_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_fp8_work *w = (const mpt__cpu_fp8_work *)work;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;
     mpt__real block[2][MPT__BLOCK];
     float most = 0;
     (void)thread;
     for (int64_t at = begin; at < end; at += n) {
-        n = mpt__ref_min(MPT__BLOCK, end - at);
-        const mpt__real *x = mpt__ref_in(&w->from, at, 1, block[0], n);
+        n = mpt__cpu_min(MPT__BLOCK, end - at);
+        const mpt__real *x = mpt__cpu_in(&w->from, at, 1, block[0], n);
         if (w->way == MPT__FP8_WIDEN) {
-            mpt__real *to = mpt__ref_out(&w->to, at, 1, block[1]);
+            mpt__real *to = mpt__cpu_out(&w->to, at, 1, block[1]);
             for (int64_t i = 0; i < n; i++) to[i] = x[i] * (mpt__real)(1 / w->scale);
-            mpt__ref_put(&w->to, at, 1, to, n);
+            mpt__cpu_put(&w->to, at, 1, to, n);
         } else {
-            float here = mpt__ref_fp8_codes(w, x, (uint8_t *)w->to.data + at, n);
+            float here = mpt__cpu_fp8_codes(w, x, (uint8_t *)w->to.data + at, n);
             most = here > most ? here : most;
         }
     }
     if (w->most) w->most[chunk] = most;
 }
 
-static int64_t mpt__ref_fp8_workspace(const mpt__launch *launch, int threads) {
+static int64_t mpt__cpu_fp8_workspace(const mpt__launch *launch, int threads) {
     (void)threads;
-    return mpt__ref_chunks(launch->operand[0].shape[0], MPT__CHUNK) * (int64_t)sizeof(float);
+    return mpt__cpu_chunks(launch->operand[0].shape[0], MPT__CHUNK) * (int64_t)sizeof(float);
 }
 
-static void mpt__ref_fp8_scale(const mpt__cpu_call *call) {
+static void mpt__cpu_fp8_scale(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     float *state = launch->n_operands > 2 ? (float *)call->data[2] : NULL;
-    mpt__ref_fp8_work w;
-    w.from = mpt__ref_view_of(call, 0);
-    w.to = mpt__ref_view_of(call, 1);
+    mpt__cpu_fp8_work w;
+    w.from = mpt__cpu_view_of(call, 0);
+    w.to = mpt__cpu_view_of(call, 1);
     w.count = launch->operand[0].shape[0];
     w.scale = state ? state[MPT__FP8_SCALE_NOW] : 1;
     w.way = (mpt__fp8_way)launch->index[0];
     bool watched = state && launch->operand[2].access == MPT__READ_WRITE;
     w.most = watched ? (float *)call->workspace : NULL;
-    int64_t chunks = mpt__ref_chunks(w.count, MPT__CHUNK);
-    mpt__parallel(call->pool, chunks, mpt__ref_cost(call, w.count, 4.0), mpt__ref_fp8_chunk, &w);
+    int64_t chunks = mpt__cpu_chunks(w.count, MPT__CHUNK);
+    mpt__parallel(call->pool, chunks, mpt__cpu_cost(call, w.count, 4.0), mpt__cpu_fp8_chunk, &w);
     for (int64_t i = 0; i < chunks && watched; i++)
         if (w.most[i] > state[MPT__FP8_AMAX]) state[MPT__FP8_AMAX] = w.most[i];
 }
 
 /* The power of two that takes `most` to `limit` at the most: 7/4 of a power is each limit. */
-static float mpt__ref_fp8_power(float most, int limit_exponent, int margin) {
+static float mpt__cpu_fp8_power(float most, int limit_exponent, int margin) {
     uint32_t bits = mpt__f32_bits(most);
     int power = limit_exponent - ((int)(bits >> 23) - 127) - margin;
     if ((bits & 0x7fffffu) > 0x600000u) power--;
@@ -17446,7 +17459,7 @@ static float mpt__ref_fp8_power(float most, int limit_exponent, int margin) {
     return mpt__f32_from_bits((uint32_t)(power + 127) << 23);
 }
 
-static void mpt__ref_fp8_update(const mpt__cpu_call *call) {
+static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const int64_t width = launch->operand[0].shape[1];
     if (!mpt__gate_open(call, 0)) return;
@@ -17460,13 +17473,13 @@ static void mpt__ref_fp8_update(const mpt__cpu_call *call) {
             if (state[i] > most) most = state[i];
         if (launch->index[0] && most > 0)
             state[MPT__FP8_SCALE_NOW] =
-                mpt__ref_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
+                mpt__cpu_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
     }
 }
 
 static void mpt__cpu_add_fp8(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_FP8_SCALE, mpt__ref_fp8_scale, mpt__ref_fp8_workspace);
-    mpt__cpu_add(cpu, MPT__K_FP8_UPDATE, mpt__ref_fp8_update, NULL);
+    mpt__cpu_add(cpu, MPT__K_FP8_SCALE, mpt__cpu_fp8_scale, mpt__cpu_fp8_workspace);
+    mpt__cpu_add(cpu, MPT__K_FP8_UPDATE, mpt__cpu_fp8_update, NULL);
 }
 
 #else
@@ -17597,26 +17610,26 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
 
 /* ==== Levels ==== */
 
-/* A level has all the kernels of those above it in this table up to REF, and puts its own words and
-   its products of matrices in their place. */
+/* A level has all the kernels of those above it in this table up to REF, and puts its own routines
+   and its products of matrices in their place. */
 typedef struct mpt__cpu_level {
     mpt_isa isa;
     const char *name;
     bool built;                  /* in this build */
-    const mpt__words *words;     /* NULL: those of the level above */
-    const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of words */
+    const mpt__routines *routines;     /* NULL: those of the level above */
+    const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of routines */
 } mpt__cpu_level;
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
     {MPT_ISA_NULL, "null", true, NULL, NULL},
-    {MPT_ISA_REF, "ref", true, &mpt__ref_words, NULL},
+    {MPT_ISA_REF, "ref", true, &mpt__ref_routines, NULL},
     {MPT_ISA_AVX2, "avx2", MPT__AVX2_LEVEL},
     {MPT_ISA_AVX512, "avx512", MPT__AVX512_LEVEL},
-    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__PAIRS_LEVEL},
+    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__BF16X2_LEVEL},
     {MPT_ISA_AMX, "amx", MPT__AMX_LEVEL},
     {MPT_ISA_NEON, "neon", MPT__NEON_LEVEL},
-    {MPT_ISA_NEON_BF16, "neonbf16", MPT__QUADS_LEVEL},
+    {MPT_ISA_NEON_BF16, "neonbf16", MPT__BF16X4_LEVEL},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -17699,25 +17712,25 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     return true;
 }
 
-/* The kernels that compute in the words of any level, then what each level up to that of `cpu` has
-   instead. */
-static void mpt__cpu_fill(mpt__cpu *cpu) {
-    mpt__cpu_add_ref(cpu);
+/* The kernels that compute in the routines of any level, then what each level up to that of `cpu`
+   has instead. */
+static void mpt__cpu_add_levels(mpt__cpu *cpu) {
+    mpt__cpu_add_all(cpu);
     mpt__cpu_add_conv(cpu);
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
         const bool runs =
             level->isa == cpu->isa || mpt__isa_supported(level->isa, mpt__cpu_features());
         if (level->isa > cpu->isa || !level->built || !runs) continue;
-        if (level->words != NULL) cpu->words = level->words;
+        if (level->routines != NULL) cpu->routines = level->routines;
 #ifdef MPT__HAS_GEMM
         if (level->gemm == NULL) continue;
         mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
         mpt__cpu_add_convs(cpu, level->gemm);
 #endif
     }
-    if (cpu->words->copy_halves != NULL)
-        mpt__cpu_add(cpu, MPT__K_COPY, cpu->words->copy_halves, NULL);
+    if (cpu->routines->copy_halves != NULL)
+        mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves, NULL);
     mpt__cpu_add_norm(cpu);
     mpt__cpu_add_pool(cpu);
     mpt__cpu_add_attention(cpu);
@@ -17739,7 +17752,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     if (!mpt__cpu_check_level(base, isa, features, amx)) return base->status;
     mpt__cpu *cpu = mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
     if (cpu == NULL) return base->status;
-    if (isa != MPT_ISA_NULL) mpt__cpu_fill(cpu);
+    if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
     return MPT_OK;
 }
@@ -41794,7 +41807,7 @@ static bool mpt__backend_create(mpt_context *context) {
         return false;
     const mpt__cpu *cpu = (const mpt__cpu *)context->backend.self;
     context->pool = cpu->pool;
-    if (cpu->words != NULL) context->convert = cpu->words->convert;
+    if (cpu->routines != NULL) context->convert = cpu->routines->convert;
     return true;
 }
 
@@ -42317,11 +42330,11 @@ static const mpt__convert_table MPT__LEVEL(convert) = {
 #define MPT__FOUR(X) X(0) X(1) X(2) X(3)
 
 /* ------------------------
- * cpu/template/rows.c: the words of a vector level (mpt__words, cpu/elementwise.c).
+ * cpu/template/rows.c: the routines of a vector level (mpt__routines, cpu/elementwise.c).
  *
- * Every word does the operations of its reference in the same order, and sums have the same tree:
- * the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals to
- * zero, as moments that fade away would make them slow (cpu/template/update.c).
+ * Every routine does the operations of its reference in the same order, and sums have the same
+ * tree: the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals
+ * to zero, as moments that fade away would make them slow (cpu/template/update.c).
  * ---------------------- */
 #ifdef MPT__V
 
@@ -42381,7 +42394,7 @@ MPT__FN float MPT__LEVEL(peak)(const float *x, int64_t n, float start) {
 #define MPT__LANES_MAX(k) s##k = v_max_nan(s##k, v_load(x + k * MPT__WIDTH));
 #define MPT__LANES_STORE(k) v_store(lane + k * MPT__WIDTH, s##k);
 MPT__FN void MPT__LEVEL(add_lanes)(float *lane, int64_t first, const float *x, int64_t n) {
-    const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
+    const int64_t head = mpt__cpu_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
     mpt__ref_add_lanes(lane, first, x, head);
     MPT__VECTORS(MPT__LANES_LOAD);
     for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {
@@ -42393,7 +42406,7 @@ MPT__FN void MPT__LEVEL(add_lanes)(float *lane, int64_t first, const float *x, i
 }
 
 MPT__FN void MPT__LEVEL(max_lanes)(float *lane, int64_t first, const float *x, int64_t n) {
-    const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
+    const int64_t head = mpt__cpu_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
     mpt__ref_max_lanes(lane, first, x, head);
     MPT__VECTORS(MPT__LANES_LOAD);
     for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {
@@ -42485,8 +42498,8 @@ MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int
     for (int64_t line = 0; line < rows; line += 16) {
         for (int64_t c = 0; c < columns; c += 4) {
             for (int64_t r = line; r < rows && r < line + 16; r += MPT__WIDTH) {
-                const int64_t i = mpt__ref_min(r, rows - MPT__WIDTH);
-                const int64_t j = mpt__ref_min(c, columns - 4);
+                const int64_t i = mpt__cpu_min(r, rows - MPT__WIDTH);
+                const int64_t j = mpt__cpu_min(c, columns - 4);
                 const float *x = from + i * from_step + j;
                 float *at = to + j * to_step + i;
                 v_f r0 = v_load_quads(x, 4 * from_step);
@@ -42699,20 +42712,20 @@ MPT__FN MPT__NOINLINE v_f v_load_rest(const void *p, int64_t n, int dtype) {
 #define MPT__LEFT(k) (left - k * MPT__WIDTH)
 #define MPT__REST_OF(p, k) v_load_rest(p + k * MPT__WIDTH * size, MPT__LEFT(k), dtype)
 /* Of the widest vectors: rows of bf16 as v_load_two has them, as far as there are pairs. */
-#define MPT__PAIR_SUM(k) \
+#define MPT__TWO_SUM(k) \
     e##k = v_sub(e##k, mean); \
     if (relu) d##k = v_gate(y##k, d##k); \
     s##k = v_add(s##k, d##k), t##k = v_add(t##k, v_mul(d##k, e##k));
-#define MPT__PAIR_SUM_ONE(k) \
+#define MPT__TWO_SUM_ONE(k) \
     e##k = v_sub(e##k, mean); \
     s##k = v_add(s##k, e##k), t##k = v_add(t##k, v_mul(e##k, e##k));
-#define MPT__PAIR_FETCH(p) \
+#define MPT__TWO_FETCH(p) \
     MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON); \
     if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON + 64);
-#define MPT__PAIR_NORM(k) \
+#define MPT__TWO_NORM(k) \
     v##k = v_mul(v_sub(v##k, mean), rstd); \
     if (biased) v##k = v_add(v##k, bias);
-#define MPT__PAIR_SLOPE(k) \
+#define MPT__TWO_SLOPE(k) \
     v##k = v_mul(v_sub(v##k, mean), slope); \
     d##k = v_sub(v_sub(v_mul(d##k, weight), shift), v##k);
 MPT__OP void MPT__LEVEL(norm_sums_of)(mpt__norm_block *b, int dtype) {
@@ -42734,12 +42747,12 @@ MPT__OP void MPT__LEVEL(norm_sums_of)(mpt__norm_block *b, int dtype) {
         v_f d0, d1, e0, e1, y0 = v_zero(), y1 = y0;
         for (; rows && !slopes && x < end; x += by) {
             v_load_two(x, &e0, &e1, dtype);
-            MPT__NORM_VECTORS(MPT__PAIR_SUM_ONE)
+            MPT__NORM_VECTORS(MPT__TWO_SUM_ONE)
         }
         for (; rows && x < end; x += by, dy += by, y += by) {
             v_load_two(x, &e0, &e1, dtype), v_load_two(dy, &d0, &d1, dtype);
             if (relu) v_load_two(y, &y0, &y1, dtype);
-            MPT__NORM_VECTORS(MPT__PAIR_SUM)
+            MPT__NORM_VECTORS(MPT__TWO_SUM)
         }
         if (rows) v_in_order(&s0, &s1, dtype), v_in_order(&t0, &t1, dtype);
 #endif
@@ -42781,8 +42794,8 @@ MPT__OP void MPT__LEVEL(norm_of)(mpt__norm_block *b, int dtype, bool plain) {
         const bool fetches = b->fetches;
         for (; plain && !columns && i + 32 <= n; i += 32) {
             v_load_two(x + i * size, &v0, &v1, dtype);
-            if (fetches) { MPT__PAIR_FETCH(x) }
-            MPT__NORM_VECTORS(MPT__PAIR_NORM)
+            if (fetches) { MPT__TWO_FETCH(x) }
+            MPT__NORM_VECTORS(MPT__TWO_NORM)
             v_store_two(out + i * size, v0, v1, dtype, streams);
         }
 #endif
@@ -42833,10 +42846,10 @@ MPT__OP void MPT__LEVEL(norm_slope_of)(mpt__norm_block *b, int dtype, bool plain
             v_load_two(x + i * size, &v0, &v1, dtype);
             v_load_two(dy + i * size, &d0, &d1, dtype);
             if (fetches) {
-                MPT__PAIR_FETCH(x)
-                MPT__PAIR_FETCH(dy)
+                MPT__TWO_FETCH(x)
+                MPT__TWO_FETCH(dy)
             }
-            MPT__NORM_VECTORS(MPT__PAIR_SLOPE)
+            MPT__NORM_VECTORS(MPT__TWO_SLOPE)
             v_store_two(out + i * size, d0, d1, dtype, streams);
         }
 #endif
@@ -43018,61 +43031,61 @@ MPT__OP void MPT__LEVEL(norm_slope_next_of)(mpt__norm_block *b, int dtype) {
 
 /* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
    to do without. */
-#define MPT__IN_PAIRS(b) \
+#define MPT__BY_TWO(b) \
     ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
      !(b)->beyond_cache)
-#define MPT__PAIR_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
-#define MPT__PAIR_LOAD(part, a) \
-    MPT__PREFETCH_FAR(MPT__PAIR_PLACE(part) + 2048); \
-    v_load_two(MPT__PAIR_PLACE(part), &a##0, &a##1, MPT_BF16);
-#define MPT__PAIR_STORE(part, a) v_store_two(MPT__PAIR_PLACE(part), a##0, a##1, MPT_BF16, false);
-#define MPT__PAIR_NUMBER(a) \
+#define MPT__TWO_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
+#define MPT__TWO_LOAD(part, a) \
+    MPT__PREFETCH_FAR(MPT__TWO_PLACE(part) + 2048); \
+    v_load_two(MPT__TWO_PLACE(part), &a##0, &a##1, MPT_BF16);
+#define MPT__TWO_STORE(part, a) v_store_two(MPT__TWO_PLACE(part), a##0, a##1, MPT_BF16, false);
+#define MPT__TWO_NUMBER(a) \
     v_f a##0, a##1; \
     v_load_apart(b->a + i, &a##0, &a##1);
 #define MPT__COLUMN_NORM(k) v##k = v_add(v_mul(v_sub(v##k, mean##k), rstd##k), bias##k);
 #define MPT__COLUMN_SLOPE(k) \
     v##k = v_mul(v_sub(v##k, mean##k), slope##k); \
     d##k = v_sub(v_sub(v_mul(d##k, weight##k), shift##k), v##k);
-MPT__FN bool MPT__LEVEL(norm_pairs)(const mpt__norm_block *b) {
+MPT__FN bool MPT__LEVEL(norm_two)(const mpt__norm_block *b) {
     v_f v0, v1, y0, y1;
-    if (!MPT__IN_PAIRS(b) || !b->bias) return false;
+    if (!MPT__BY_TWO(b) || !b->bias) return false;
     for (int64_t i = 0; i < b->n; i += 32) {
-        MPT__PAIR_NUMBER(mean)
-        MPT__PAIR_NUMBER(rstd)
-        MPT__PAIR_NUMBER(bias)
+        MPT__TWO_NUMBER(mean)
+        MPT__TWO_NUMBER(rstd)
+        MPT__TWO_NUMBER(bias)
         for (int64_t r = 0; r < b->rows; r++) {
-            MPT__PAIR_LOAD(MPT__PART_X, v)
+            MPT__TWO_LOAD(MPT__PART_X, v)
             MPT__COLUMN_NORM(0)
             MPT__COLUMN_NORM(1)
             if (b->data[MPT__PART_MORE]) {
-                MPT__PAIR_LOAD(MPT__PART_MORE, y)
+                MPT__TWO_LOAD(MPT__PART_MORE, y)
                 v0 = v_add(v0, y0), v1 = v_add(v1, y1);
             }
             if (b->relu) v0 = v_relu(v0), v1 = v_relu(v1);
-            MPT__PAIR_STORE(MPT__PART_OUT, v)
+            MPT__TWO_STORE(MPT__PART_OUT, v)
         }
     }
     return true;
 }
-MPT__FN bool MPT__LEVEL(norm_slope_pairs)(const mpt__norm_block *b) {
+MPT__FN bool MPT__LEVEL(norm_slope_two)(const mpt__norm_block *b) {
     v_f v0, v1, d0, d1, y0 = v_zero(), y1 = y0;
     const bool more = b->data[MPT__PART_MORE];
-    if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false;
+    if (!MPT__BY_TWO(b) || !b->data[MPT__PART_OUT]) return false;
     for (int64_t i = 0; i < b->n; i += 32) {
-        MPT__PAIR_NUMBER(mean)
-        MPT__PAIR_NUMBER(weight)
-        MPT__PAIR_NUMBER(shift)
-        MPT__PAIR_NUMBER(slope)
+        MPT__TWO_NUMBER(mean)
+        MPT__TWO_NUMBER(weight)
+        MPT__TWO_NUMBER(shift)
+        MPT__TWO_NUMBER(slope)
         for (int64_t r = 0; r < b->rows; r++) {
-            MPT__PAIR_LOAD(MPT__PART_X, v)
-            MPT__PAIR_LOAD(MPT__PART_DY, d)
-            if (more) { MPT__PAIR_LOAD(MPT__PART_MORE, y) }
+            MPT__TWO_LOAD(MPT__PART_X, v)
+            MPT__TWO_LOAD(MPT__PART_DY, d)
+            if (more) { MPT__TWO_LOAD(MPT__PART_MORE, y) }
             if (b->relu) d0 = v_gate(y0, d0), d1 = v_gate(y1, d1);
-            if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(MPT__PART_REST, d) }
+            if (b->data[MPT__PART_REST]) { MPT__TWO_STORE(MPT__PART_REST, d) }
             MPT__COLUMN_SLOPE(0)
             MPT__COLUMN_SLOPE(1)
             if (!b->relu && more) d0 = v_add(d0, y0), d1 = v_add(d1, y1);
-            MPT__PAIR_STORE(MPT__PART_OUT, d)
+            MPT__TWO_STORE(MPT__PART_OUT, d)
         }
     }
     return true;
@@ -43117,13 +43130,13 @@ MPT__OP void MPT__LEVEL(norm_with)(mpt__norm_block *b, void of(mpt__norm_block *
 }
 MPT__FN void MPT__LEVEL(norm)(mpt__norm_block *b) {
 #if MPT__WIDTH == 16
-    if (MPT__LEVEL(norm_pairs)(b)) return;
+    if (MPT__LEVEL(norm_two)(b)) return;
 #endif
     MPT__LEVEL(norm_with)(b, MPT__LEVEL(norm_of));
 }
 MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
 #if MPT__WIDTH == 16
-    if (MPT__LEVEL(norm_slope_pairs)(b)) return;
+    if (MPT__LEVEL(norm_slope_two)(b)) return;
 #endif
     MPT__LEVEL(norm_with)(b, MPT__LEVEL(norm_slope_of));
 }
@@ -43135,7 +43148,7 @@ MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
  * ---------------------- */
 #ifdef MPT__V
 
-MPT__OP void MPT__LEVEL(sgd_part)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__OP void MPT__LEVEL(sgd_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                                   float *v, void *half, int64_t n, bool whole) {
     const int dtype = w->param.dtype;
     const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
@@ -43162,7 +43175,7 @@ MPT__OP void MPT__LEVEL(sgd_part)(const mpt__ref_update *w, float *p, const floa
         if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
     }
 }
-MPT__OP void MPT__LEVEL(adam_part)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__OP void MPT__LEVEL(adam_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                                    float *v, void *half, int64_t n, bool whole) {
     const int dtype = w->param.dtype;
     const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
@@ -43191,9 +43204,9 @@ MPT__OP void MPT__LEVEL(adam_part)(const mpt__ref_update *w, float *p, const flo
 }
 
 /* The rest begins at `at`; halves are at `half`, or follow in a pass of their own. */
-MPT__OP void MPT__LEVEL(update)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                                 float *v, void *half, int64_t n,
-                                void part(const mpt__ref_update *, float *, const float *, float *,
+                                void part(const mpt__cpu_update *, float *, const float *, float *,
                                           float *, void *, int64_t, bool)) {
     const int64_t rest = n % MPT__WIDTH, at = n - rest;
     part(w, p, g, m, v, half, at, true);
@@ -43202,17 +43215,18 @@ MPT__OP void MPT__LEVEL(update)(const mpt__ref_update *w, float *p, const float 
         part(w, p + at, g + at, m != NULL ? m + at : m, v != NULL ? v + at : v, last, rest, false);
     }
 }
-MPT__FN void MPT__LEVEL(sgd)(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,
+MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, float *p, const float *g, float *m, float *v,
                              void *half, int64_t n) {
     MPT__LEVEL(update)(w, p, g, m, v, half, n, MPT__LEVEL(sgd_part));
 }
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
-MPT__FN void MPT__LEVEL(adam)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                               float *v, void *half, int64_t n) {
     const bool apart = MPT__WIDTH == 8 && w->param.dtype == MPT_BF16;
     MPT__LEVEL(update)(w, p, g, m, v, apart ? NULL : half, n, MPT__LEVEL(adam_part));
-    if (apart && half != NULL) w->param.words->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
+    if (apart && half != NULL)
+        w->param.routines->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
 }
 
 #endif
@@ -43810,7 +43824,7 @@ MPT__OP void MPT__LEVEL(halves_turn)(uint16_t *out, int64_t to_step, const char 
     for (int64_t line = 0; line < n; line += LINE) {
         for (int64_t c = 0; c < m; c += 8) {
             for (int64_t r = line; r < n && r < line + LINE; r += ROWS) {
-                const int64_t i = mpt__ref_min(r, n - ROWS), j = mpt__ref_min(c, m - 8);
+                const int64_t i = mpt__cpu_min(r, n - ROWS), j = mpt__cpu_min(c, m - 8);
                 const char *from = in + i * step + j * (round ? 4 : 2);
                 uint16_t *to = out + j * to_step + i;
                 MPT__HALVES_EACH(MPT__HALVES_LOAD)
@@ -43824,18 +43838,18 @@ MPT__OP void MPT__LEVEL(halves_turn)(uint16_t *out, int64_t to_step, const char 
 }
 
 MPT__FN void MPT__LEVEL(halves_chunk)(void *work, int64_t chunk, int thread) {
-    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+    const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
     const int64_t i = chunk % w->along * MPT__COPY_RUN;
     const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;
-    const int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
-    const int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
-    const mpt__ref_view *view[] = {&w->walk[0].view, &w->walk[1].view};
+    const int64_t m = mpt__cpu_min(MPT__COPY_RUN, w->size[0] - i);
+    const int64_t n = mpt__cpu_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
+    const mpt__cpu_view *view[] = {&w->walk[0].view, &w->walk[1].view};
     const int round = view[0]->dtype == MPT_F32 ? view[1]->dtype : 0;
     const int64_t bytes = round ? 4 : 2, step = w->step[0] * bytes;
-    mpt__ref_cursor at[2];
+    mpt__cpu_cursor at[2];
     (void)thread;
     for (int k = 0; k < 2; k++) {
-        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+        mpt__cpu_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
     }
     const char *from = (const char *)view[0]->data + (at[0].offset + i) * bytes + j * step;
     uint16_t *to = (uint16_t *)view[1]->data + at[1].offset + i * to_step + j;
@@ -43855,9 +43869,9 @@ MPT__FN void MPT__LEVEL(halves_chunk)(void *work, int64_t chunk, int thread) {
 
 static void MPT__LEVEL(halves_copy)(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
-    if (!mpt__ref_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
-        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__ref_numel(&o[0]) == 0 ||
-        !mpt__ref_copy_transposed(call, MPT__LEVEL(halves_chunk)))
+    if (!mpt__cpu_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
+        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__cpu_numel(&o[0]) == 0 ||
+        !mpt__cpu_copy_transposed(call, MPT__LEVEL(halves_chunk)))
         mpt__cpu_fall_back(call);
 }
 
@@ -43867,7 +43881,7 @@ static void MPT__LEVEL(halves_copy)(const mpt__cpu_call *call) {
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
 #define MPT__OTHER_UNARY(id, ns, value) mpt__ref_unary_##id,
 #define MPT__OTHER_BINARY(id, ns, value) mpt__ref_binary_##id,
-static const mpt__words MPT__LEVEL(words) = {
+static const mpt__routines MPT__LEVEL(routines) = {
     MPT__SLOWNESS,
     true,
     &MPT__LEVEL(convert),

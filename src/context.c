@@ -101,7 +101,7 @@ static bool mpt__backend_create(mpt_context *context) {
         return false;
     const mpt__cpu *cpu = (const mpt__cpu *)context->backend.self;
     context->pool = cpu->pool;
-    if (cpu->words != NULL) context->convert = cpu->words->convert;
+    if (cpu->routines != NULL) context->convert = cpu->routines->convert;
     return true;
 }
 

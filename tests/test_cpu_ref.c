@@ -92,7 +92,7 @@ static void encode(void *p, int dtype, double x) {
     mpt__store_f64(p, (uint8_t)dtype, 0, 1, &x, 1);
 }
 
-static int64_t numel(int operand) { return mpt__ref_numel(&launch.operand[operand]); }
+static int64_t numel(int operand) { return mpt__cpu_numel(&launch.operand[operand]); }
 
 /* The next index in logical order; false after the last one. */
 static bool advance(int64_t *index, const int64_t *shape, int rank) {
@@ -759,12 +759,12 @@ typedef struct large_case {
     bool streams;
 } large_case;
 
-static const mpt__words *plain_words;
+static const mpt__routines *plain_routines;
 static int64_t streamed;
 
 static bool count_stream(int function, mpt__real *out, const mpt__real *x, const mpt__real *y,
                          int64_t n, mpt__real c) {
-    const bool has = plain_words->stream(function, out, x, y, n, c);
+    const bool has = plain_routines->stream(function, out, x, y, n, c);
     streamed += has ? n : 0;
     return has;
 }
@@ -832,10 +832,10 @@ TEST(results_beyond_cache) {
         {MPT__K_UNARY, MPT__FN_RELU, MPT_F32, 0, 0, 0, MPT__WRITE, false},
     };
     mpt__cpu *cpu = (mpt__cpu *)backends[0].self;
-    if (cpu->words->stream == NULL) return; /* nothing differs with the number of elements */
-    mpt__words counting = *cpu->words;
+    if (cpu->routines->stream == NULL) return; /* nothing differs with the number of elements */
+    mpt__routines counting = *cpu->routines;
     char *memory_of[4];
-    plain_words = cpu->words, cpu->words = &counting, counting.stream = count_stream;
+    plain_routines = cpu->routines, cpu->routines = &counting, counting.stream = count_stream;
     for (int k = 0; k < 4; k++) {
         memory_of[k] = (char *)malloc(LARGE_BYTES + 64);
         buffer[k] = memory_of[k] + (64 - (uintptr_t)memory_of[k] % 64);
@@ -854,7 +854,7 @@ TEST(results_beyond_cache) {
         printf("  case %d\n", (int)i);
         break;
     }
-    cpu->words = plain_words;
+    cpu->routines = plain_routines;
     for (int k = 0; k < 4; k++) free(memory_of[k]);
 }
 
@@ -1039,15 +1039,15 @@ TEST(sums_follow_the_documented_tree) {
     run();
     mpt__real want = ((chunk[0] + chunk[1]) + (chunk[2] + chunk[3])) + (chunk[4] + chunk[5]);
     CHECK(at(1, 0) == (double)(float)want);
-    mpt__ref_sum sum;
-    mpt__ref_sum_init(&sum, &mpt__ref_words);
+    mpt__cpu_sum sum;
+    mpt__cpu_sum_init(&sum, &mpt__ref_routines);
     for (int64_t i = 0; i < n; i += 100) {
         mpt__real x[100];
         int64_t take = n - i < 100 ? n - i : 100;
         for (int64_t k = 0; k < take; k++) x[k] = (mpt__real)at(0, i + k);
-        mpt__ref_sum_add(&sum, x, take);
+        mpt__cpu_sum_add(&sum, x, take);
     }
-    CHECK(mpt__ref_sum_total(&sum) == want);
+    CHECK(mpt__cpu_sum_total(&sum) == want);
 }
 
 /* The columns of a matrix, and a box whose dimensions cannot be merged: the bits of a flat sum. */

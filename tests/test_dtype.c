@@ -241,8 +241,8 @@ static const mpt_isa levels[] = {MPT_ISA_REF, MPT_ISA_AVX2, MPT_ISA_AVX512, MPT_
 enum { LEVELS = sizeof levels / sizeof *levels, BLOCK = 4096 + 29 };
 
 static const mpt__convert_table *convert_of(mpt_isa isa) {
-    const mpt__words *words = mpt__cpu_find_level(isa)->words;
-    return words ? words->convert : &mpt__convert_portable;
+    const mpt__routines *routines = mpt__cpu_find_level(isa)->routines;
+    return routines ? routines->convert : &mpt__convert_portable;
 }
 
 /* Converts blocks of odd length at every level, so that vectors and tails both work, starting one
@@ -453,7 +453,7 @@ TEST(cpu_features_are_consistent) {
     CHECK(features & MPT__CPU_NEON);
     CHECK_EQ_INT(mpt__cpu_best(MPT__CPU_NEON, true), MPT_ISA_NEON);
 #endif
-#ifdef MPT__HAS_QUADS
+#ifdef MPT__HAS_BF16X4
     CHECK_EQ_INT(mpt__cpu_best(MPT__CPU_NEON | MPT__CPU_NEON_BF16, true), MPT_ISA_NEON_BF16);
     CHECK(!mpt__isa_supported(MPT_ISA_NEON_BF16, MPT__CPU_NEON));
 #endif

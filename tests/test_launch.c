@@ -130,7 +130,7 @@ static void check_words(const uint32_t *whole, uint64_t start) {
 }
 
 /* Which of ones dropout keeps tells on which side of the threshold their words are. */
-static void check_dropout(const mpt__words *words, const uint32_t *whole, uint64_t start) {
+static void check_dropout(const mpt__routines *routines, const uint32_t *whole, uint64_t start) {
     mpt__real x[TOTAL], part[TOTAL + 1];
     for (int i = 0; i < TOTAL; i++) x[i] = 1;
     for (int first = 0; first < 40; first += 4) {
@@ -138,7 +138,7 @@ static void check_dropout(const mpt__words *words, const uint32_t *whole, uint64
             uint32_t threshold = whole[TOTAL - 1 - n];
             int wrong = 0;
             part[n] = -1;
-            words->dropout(part, x, n, words_key, start + (uint64_t)first, threshold, 2);
+            routines->dropout(part, x, n, words_key, start + (uint64_t)first, threshold, 2);
             for (int i = 0; i < n; i++) wrong += part[i] != (whole[first + i] >= threshold ? 2 : 0);
             CHECK_EQ_INT(wrong, 0);
             CHECK(part[n] == -1);
@@ -155,8 +155,8 @@ TEST(any_chunk_gives_the_same_words) {
         check_words(whole, starts[s]);
         for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
             const mpt__cpu_level *level = &mpt__cpu_levels[i];
-            if (!level->words || !mpt__isa_supported(level->isa, mpt__cpu_features())) continue;
-            check_dropout(level->words, whole, starts[s]);
+            if (!level->routines || !mpt__isa_supported(level->isa, mpt__cpu_features())) continue;
+            check_dropout(level->routines, whole, starts[s]);
         }
     }
 }

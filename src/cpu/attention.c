@@ -19,13 +19,13 @@ static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
 #define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
 #define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
-typedef struct mpt__ref_embedding {
+typedef struct mpt__cpu_embedding {
     const mpt__cpu_call *call;
-    mpt__ref_view table, rows;
+    mpt__cpu_view table, rows;
     int64_t columns, per_chunk;
     const int64_t *table_step, *row_step;
     mpt__rows each;
-} mpt__ref_embedding;
+} mpt__cpu_embedding;
 
 /* Rows of the table lie anywhere, which no cache foresees: while one is worked on, that of `ahead`
    elements later is fetched, from a table that is no cache's: to read from a cache takes no longer
@@ -34,42 +34,42 @@ typedef struct mpt__ref_embedding {
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
 
-static void mpt__ref_embedding_each(const mpt__ref_embedding *w, mpt__rows rows, int64_t begin,
+static void mpt__cpu_embedding_each(const mpt__cpu_embedding *w, mpt__rows rows, int64_t begin,
                                     int64_t end) {
     rows.begin = begin, rows.end = end;
-    if (w->call->words->rows != NULL)
-        w->call->words->rows(&rows);
+    if (w->call->routines->rows != NULL)
+        w->call->routines->rows(&rows);
     else
         mpt__rows_each(&rows, rows.adds, mpt__ref_line);
 }
 
-static void mpt__ref_embedding_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
+static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
     const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
-    const int64_t end = mpt__ref_min(begin + w->per_chunk, w->each.n);
+    const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
     const bool dense = table[1] == 1 && row[1] == 1;
     mpt__real block[MPT__BLOCK];
     (void)thread;
-    if (dense) mpt__ref_embedding_each(w, w->each, begin, end);
+    if (dense) mpt__cpu_embedding_each(w, w->each, begin, end);
     for (int64_t j = begin; j < end && !dense; j++) {
         const int64_t id = w->each.ids[j * w->each.id_step];
         for (int64_t c = 0, m; c < w->columns; c += m) {
-            m = mpt__ref_min(MPT__BLOCK, w->columns - c);
+            m = mpt__cpu_min(MPT__BLOCK, w->columns - c);
             memset(block, 0, sizeof block);
             if (id >= 0 && id < w->each.size)
-                mpt__ref_get(&w->table, id * table[0] + c * table[1], table[1], block, m);
-            mpt__ref_put(&w->rows, j * row[0] + c * row[1], row[1], block, m);
+                mpt__cpu_get(&w->table, id * table[0] + c * table[1], table[1], block, m);
+            mpt__cpu_put(&w->rows, j * row[0] + c * row[1], row[1], block, m);
         }
     }
 }
 
 /* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
-static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_embedding *w = (const mpt__ref_embedding *)work;
-    const int64_t c = chunk * w->per_chunk, m = mpt__ref_min(w->per_chunk, w->columns - c);
+static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
+    const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
     const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
     mpt__real block[MPT__BLOCK];
-    mpt__ref_view sums = w->table;
+    mpt__cpu_view sums = w->table;
     mpt__rows rows = w->each;
     (void)thread;
     rows.table += c * size, rows.rows += c * size, rows.bytes = m * size;
@@ -78,27 +78,27 @@ static void mpt__ref_embedding_back_chunk(void *work, int64_t chunk, int thread)
         for (int64_t id = 0; id < rows.size; id++)
             memset(rows.table + id * rows.table_step, 0, (size_t)rows.bytes);
     }
-    if (row[1] == 1 && mpt__ref_is_real(w->rows.dtype) && mpt__ref_is_real(sums.dtype)) {
-        mpt__ref_embedding_each(w, rows, 0, rows.n);
+    if (row[1] == 1 && mpt__cpu_is_real(w->rows.dtype) && mpt__cpu_is_real(sums.dtype)) {
+        mpt__cpu_embedding_each(w, rows, 0, rows.n);
         return;
     }
     for (int64_t j = 0; j < rows.n; j++) {
         const int64_t id = rows.ids[j * rows.id_step];
         if (id < 0 || id >= rows.size || id == rows.padding) continue;
-        const mpt__real *x = mpt__ref_in(&w->rows, j * row[0] + c * row[1], row[1], block, m);
-        mpt__ref_put_block(&sums, id * w->table_step[0] + c, 1, x, m);
+        const mpt__real *x = mpt__cpu_in(&w->rows, j * row[0] + c * row[1], row[1], block, m);
+        mpt__cpu_put_block(&sums, id * w->table_step[0] + c, 1, x, m);
     }
 }
 
-static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
+static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids, int rows,
                                    mpt__chunk_fn fn) {
     const mpt__operand *o = call->launch->operand;
     const int64_t unit = MPT__EMBEDDING_COLUMNS, bytes = mpt__dtype_info[o[table].dtype].bytes;
     const bool by_rows = ids == 1;
-    mpt__ref_embedding w;
+    mpt__cpu_embedding w;
     w.call = call;
-    w.table = mpt__ref_view_of(call, table), w.table_step = o[table].stride;
-    w.rows = mpt__ref_view_of(call, rows), w.row_step = o[rows].stride;
+    w.table = mpt__cpu_view_of(call, table), w.table_step = o[table].stride;
+    w.rows = mpt__cpu_view_of(call, rows), w.row_step = o[rows].stride;
     w.columns = o[table].shape[1];
     w.each.ids = (const int64_t *)call->data[ids], w.each.id_step = o[ids].stride[0];
     w.each.table = (char *)w.table.data, w.each.table_step = w.table_step[0] * bytes;
@@ -107,25 +107,25 @@ static void mpt__ref_embedding_run(const mpt__cpu_call *call, int table, int ids
     w.each.n = o[ids].shape[0], w.each.size = o[table].shape[0];
     w.each.padding = by_rows ? -1 : call->launch->index[0], w.each.adds = !by_rows;
     w.each.bytes = w.columns * bytes;
-    const bool fetched = mpt__ref_times(w.each.size, w.columns) >= MPT__EMBEDDING_LARGE;
+    const bool fetched = mpt__cpu_times(w.each.size, w.columns) >= MPT__EMBEDDING_LARGE;
     w.each.ahead = fetched ? MPT__EMBEDDING_AHEAD / (4 * w.columns) + 1 : 0;
-    w.each.ahead = mpt__ref_min(w.each.ahead, MPT__EMBEDDING_AHEAD_MOST);
+    w.each.ahead = mpt__cpu_min(w.each.ahead, MPT__EMBEDDING_AHEAD_MOST);
     w.per_chunk = MPT__EMBEDDING_ROWS;
     if (!by_rows) {
         int64_t share = w.columns / mpt__pool_threads(call->pool);
-        w.per_chunk = mpt__ref_min(MPT__BLOCK, (share / unit + 1) * unit);
+        w.per_chunk = mpt__cpu_min(MPT__BLOCK, (share / unit + 1) * unit);
     }
-    mpt__ref_check_indices(call, ids, w.each.size);
-    int64_t work = mpt__ref_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
-    mpt__parallel(call->pool, mpt__ref_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
-                  mpt__ref_cost(call, work, 1.0), fn, &w);
+    mpt__cpu_check_indices(call, ids, w.each.size);
+    int64_t work = mpt__cpu_times(w.each.n + (by_rows ? 0 : w.each.size), w.columns);
+    mpt__parallel(call->pool, mpt__cpu_chunks(by_rows ? w.each.n : w.columns, w.per_chunk),
+                  mpt__cpu_cost(call, work, 1.0), fn, &w);
 }
 
-static void mpt__ref_embedding_forward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 0, 1, 2, mpt__ref_embedding_chunk);
+static void mpt__cpu_embedding_forward(const mpt__cpu_call *call) {
+    mpt__cpu_embedding_run(call, 0, 1, 2, mpt__cpu_embedding_chunk);
 }
-static void mpt__ref_embedding_backward(const mpt__cpu_call *call) {
-    mpt__ref_embedding_run(call, 2, 0, 1, mpt__ref_embedding_back_chunk);
+static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
+    mpt__cpu_embedding_run(call, 2, 0, 1, mpt__cpu_embedding_back_chunk);
 }
 
 /* ==== Attention: what its three kernels share ==== */
@@ -139,9 +139,9 @@ enum { MPT__AT_DQ = 7, MPT__AT_OUT_SEEN = 8, MPT__AT_DK = 7, MPT__AT_DV = 8, MPT
 
 typedef struct mpt__attention {
     const mpt__cpu_call *call;
-    const mpt__words *words;
+    const mpt__routines *routines;
     const mpt__operand *o;
-    mpt__ref_view view[MPT__MAX_OPERANDS];
+    mpt__cpu_view view[MPT__MAX_OPERANDS];
     int64_t heads, group, queries, keys, depth, width; /* group: query heads of a key head */
     int64_t blocks, memory; /* of the own side, in one head; bytes of a thread */
     mpt__real scale, kept;  /* kept: factor of what dropout keeps */
@@ -187,7 +187,7 @@ static int64_t mpt__attention_room(int64_t all, int64_t first) {
 }
 static int64_t mpt__attention_blocks(int64_t all) {
     const int64_t extra = MPT__ATTENTION_MOST - MPT__ATTENTION_BLOCK;
-    return all > extra ? mpt__ref_chunks(all - extra, MPT__ATTENTION_BLOCK) : all > 0;
+    return all > extra ? mpt__cpu_chunks(all - extra, MPT__ATTENTION_BLOCK) : all > 0;
 }
 
 /* The most that a block of rows, a tile or panels take. */
@@ -218,12 +218,12 @@ static int64_t mpt__attention_at(const mpt__attention *w, int operand, int64_t b
 /* Rounds to the compute dtype where the operand is wider. */
 static void mpt__attention_round(const mpt__attention *w, int operand, mpt__real *x, int64_t n) {
     const uint8_t dtype = w->call->launch->compute_dtype;
-    const mpt__convert_table *convert = w->words->convert;
+    const mpt__convert_table *convert = w->routines->convert;
     uint16_t half[MPT__BLOCK];
-    if (operand > MPT__AT_V || dtype == w->o[operand].dtype || !mpt__ref_is_half(dtype)) return;
+    if (operand > MPT__AT_V || dtype == w->o[operand].dtype || !mpt__cpu_is_half(dtype)) return;
     for (int64_t m; n > 0; n -= m, x += m) {
         float *to = (float *)(void *)x;
-        m = mpt__ref_min(n, MPT__BLOCK);
+        m = mpt__cpu_min(n, MPT__BLOCK);
         (dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(to, half, (size_t)m);
         (dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(half, to, (size_t)m);
     }
@@ -234,16 +234,16 @@ static mpt__attention_rows mpt__attention_load(const mpt__attention *w, int oper
     const mpt__operand *o = &w->o[operand];
     const int64_t columns = o->shape[3], from = mpt__attention_at(w, operand, b, h, first);
     const uint8_t dtype = w->call->launch->compute_dtype;
-    bool rounds = operand <= MPT__AT_V && mpt__ref_is_half(dtype);
+    bool rounds = operand <= MPT__AT_V && mpt__cpu_is_half(dtype);
     mpt__attention_rows rows;
     rows.x = to, rows.step = columns;
-    if (mpt__ref_is_real(o->dtype) && o->stride[3] == 1 && !rounds) {
+    if (mpt__cpu_is_real(o->dtype) && o->stride[3] == 1 && !rounds) {
         rows.x = (const mpt__real *)w->view[operand].data + from;
         rows.step = o->stride[2];
         return rows;
     }
     for (int64_t i = 0; i < n; i++)
-        mpt__ref_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
+        mpt__cpu_get(&w->view[operand], from + i * o->stride[2], o->stride[3], to + i * columns,
                      columns);
     mpt__attention_round(w, operand, to, n * columns);
     return rows;
@@ -265,20 +265,20 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
     const mpt__attention *w = t->w;
     const int64_t columns = w->o[operand].shape[3];
     mpt__real *to = t->turned[i];
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
     const mpt__operand *o = &w->o[operand];
     const int64_t from = mpt__attention_at(w, operand, t->batch, t->head, t->first);
     const mpt__gemm_side side = {(const char *)w->view[operand].data + 2 * from, MPT_BF16, 0,
                                  o->stride[2], 1};
-    for (int64_t j = 0; w->pairs && j < t->n; j += MPT__PAIRS_WIDTH)
-        mpt__pairs_pack(to + j * (columns / 2), true, &side, j,
-                        mpt__ref_min(MPT__PAIRS_WIDTH, t->n - j), 0, columns);
+    for (int64_t j = 0; w->pairs && j < t->n; j += MPT__BF16X2_WIDTH)
+        mpt__bf16x2_pack(to + j * (columns / 2), true, &side, j,
+                        mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
     if (w->pairs) return;
 #endif
     mpt__attention_rows rows =
         mpt__attention_load(w, operand, t->batch, t->head, t->first, t->n, t->rows[0]);
-    w->words->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
-    if (i == 0) w->words->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
+    w->routines->transpose(to, t->n, rows.x, rows.step, t->n, columns, false);
+    if (i == 0) w->routines->unary[MPT__UNARY_MUL_SCALAR](to, to, columns * t->n, w->scale, 0);
 }
 
 /* Puts the n rows of a sum where the operand has the own block, each times `factor`. */
@@ -288,11 +288,11 @@ static void mpt__attention_put(const mpt__attention_item *t, int operand, mpt__r
     const mpt__operand *o = &w->o[operand];
     const int64_t columns = o->shape[3],
                   to = mpt__attention_at(w, operand, t->batch, t->head, t->first);
-    w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, t->n * columns, factor, 0);
+    w->routines->unary[MPT__UNARY_MUL_SCALAR](sum, sum, t->n * columns, factor, 0);
     for (int64_t i = 0; i < t->n; i++)
         for (int64_t c = 0; c < columns; c += MPT__BLOCK)
-            mpt__ref_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
-                         sum + i * columns + c, mpt__ref_min(MPT__BLOCK, columns - c));
+            mpt__cpu_put(&w->view[operand], to + i * o->stride[2] + c * o->stride[3], o->stride[3],
+                         sum + i * columns + c, mpt__cpu_min(MPT__BLOCK, columns - c));
 }
 
 /* c[m, n] = or (add) += a[m, depth] b[depth, n]; `outer` and `inner` are the strides of a. */
@@ -307,12 +307,12 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
         for (int64_t i = 0; i < m; i += down) {
             left.data = (const char *)(a + i * outer);
             for (int64_t j = 0; j < n; j += wide) {
-                const int64_t columns = mpt__ref_min(wide, n - j);
+                const int64_t columns = mpt__cpu_min(wide, n - j);
                 const bool whole = w->level->lines && m - i >= down && columns % (wide / 2) == 0;
                 right.data = (const char *)(b.x + j);
                 (whole ? w->level->lines : w->level->direct)(
                     depth, &left, &right, (float *)(void *)(c + i * n + j), n,
-                    (int)mpt__ref_min(down, m - i), (int)columns, add ? MPT__GEMM_ADD : 0);
+                    (int)mpt__cpu_min(down, m - i), (int)columns, add ? MPT__GEMM_ADD : 0);
             }
         }
         return;
@@ -328,29 +328,29 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
     }
 }
 
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
 /* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
-static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__real *a,
+static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__real *a,
                                      int64_t outer, int64_t inner, mpt__attention_rows b,
                                      mpt__real *c, int64_t m, int64_t n, int64_t depth) {
-    const int64_t wide = MPT__PAIRS_WIDTH, down = MPT__PAIRS_ROWS, even = (depth + 1) / 2 * 2;
+    const int64_t wide = MPT__BF16X2_WIDTH, down = MPT__BF16X2_ROWS, even = (depth + 1) / 2 * 2;
     const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
     /* Behind a panel is room for the vectors that reach past its last pair. */
-    float panel[MPT__PAIRS_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
+    float panel[MPT__BF16X2_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
     for (int64_t j = 0; j < n; j += wide)
-        mpt__pairs_pack(panels + j * (even / 2), true, &rows, j, mpt__ref_min(wide, n - j), 0,
+        mpt__bf16x2_pack(panels + j * (even / 2), true, &rows, j, mpt__cpu_min(wide, n - j), 0,
                         depth);
     for (int64_t i = 0; i < m; i += down) {
         const mpt__gemm_side left[2] = {{(const char *)panel, MPT_F32, 0, 1, down},
                                         {(const char *)panels, MPT_F32, 0, 1, 0}};
-        mpt__pairs_pack(panel, false, &tile, i, mpt__ref_min(down, m - i), 0, depth);
+        mpt__bf16x2_pack(panel, false, &tile, i, mpt__cpu_min(down, m - i), 0, depth);
         for (int64_t j = 0; j < n; j += wide) {
             const mpt__gemm_side right[2] = {
                 {(const char *)(panels + j * (even / 2)), MPT_F32, 0, 1, wide},
                 {(const char *)panels, MPT_F32, 0, 1, 0}};
-            mpt__pairs_tile(even, left, right, c + i * n + j, n, (int)mpt__ref_min(down, m - i),
-                            (int)mpt__ref_min(wide, n - j), MPT__GEMM_ADD);
+            mpt__bf16x2_tile(even, left, right, c + i * n + j, n, (int)mpt__cpu_min(down, m - i),
+                            (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
         }
     }
 }
@@ -360,9 +360,9 @@ static void mpt__attention_add_pairs(const mpt__attention_item *t, const mpt__re
 static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a, int64_t outer,
                                int64_t inner, mpt__attention_rows b, mpt__real *c, int64_t m,
                                int64_t n, int64_t depth) {
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
     if (t->w->pairs) {
-        mpt__attention_add_pairs(t, a, outer, inner, b, c, m, n, depth);
+        mpt__attention_add_bf16x2(t, a, outer, inner, b, c, m, n, depth);
         return;
     }
 #endif
@@ -384,12 +384,12 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
     const mpt__attention_rows own = {t->turned[i], t->n};
     const mpt__attention_rows rows =
         mpt__attention_take(w, operand, t->batch, head, first, at->m, t->rows[i]);
-#ifdef MPT__HAS_PAIRS
-    const int64_t step = rows.step / 2, wide = MPT__PAIRS_WIDTH;
+#ifdef MPT__HAS_BF16X2
+    const int64_t step = rows.step / 2, wide = MPT__BF16X2_WIDTH;
     for (int64_t r = 0, each; w->pairs && r < at->m; r += each) {
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
-            mpt__pairs_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
+            mpt__bf16x2_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
                                  own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
                                  i == 0 ? (float)w->scale : 1.0f);
     }
@@ -408,7 +408,7 @@ mpt__attention_by_queries(const mpt__attention_item *t, const mpt__attention_til
     for (int64_t i = 0; i < rows; i++)
         row(t->w, at, t->batch, at->query + i, n, t->spare[0] + i * n);
     if (t->by_keys) return t->spare[0];
-    t->w->words->transpose(t->spare[1], rows, t->spare[0], n, rows, n, false);
+    t->w->routines->transpose(t->spare[1], rows, t->spare[0], n, rows, n, false);
     return t->spare[1];
 }
 
@@ -417,7 +417,7 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
                                     int64_t b, int64_t query, int64_t n, mpt__real *to) {
     const mpt__operand *o = &w->o[MPT__AT_MASK];
     const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
-    mpt__ref_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
+    mpt__cpu_get(&w->view[MPT__AT_MASK], from + at->key * o->stride[3], o->stride[3], to, n);
     for (int64_t i = 0; o->dtype == MPT_BOOL && i < n; i++)
         to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
 }
@@ -428,7 +428,7 @@ static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attentio
     const int64_t row = (b * w->heads + at->head) * w->queries + query;
     const uint64_t first = (uint64_t)row * (uint64_t)((w->keys + 3) / 4 * 4) + (uint64_t)at->key;
     for (int64_t i = 0; i < n; i++) to[i] = w->kept != 0 ? 1 : 0;
-    if (w->kept != 0) w->words->dropout(to, to, n, w->key, first, w->threshold, w->kept);
+    if (w->kept != 0) w->routines->dropout(to, to, n, w->key, first, w->threshold, w->kept);
 }
 
 /* The scores of a tile into t->score; the other side's rows come back. */
@@ -438,7 +438,7 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
     const mpt__attention_rows rows = mpt__attention_meet(t, at, 0, t->score);
     if (w->view[MPT__AT_MASK].data) {
         const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
-        w->words->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
+        w->routines->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
     }
     /* What no causal tile before this one ends in: it crosses the diagonal. */
     mpt__real unseen[MPT__ATTENTION_MOST];
@@ -446,7 +446,7 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
     for (int64_t r = 0; w->causal && r < at->m; r++) {
         const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
         const int64_t begin = seen < 0 ? 0 : seen,
-                      end = mpt__ref_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
+                      end = mpt__cpu_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
         if (begin < end)
             memcpy(t->score + r * t->n + begin, unseen, (size_t)(end - begin) * sizeof *unseen);
     }
@@ -459,7 +459,7 @@ static const mpt__real *mpt__attention_drop(const mpt__attention_item *t,
                                             const mpt__real *factors) {
     if (!t->w->drops) return NULL;
     if (!factors) factors = mpt__attention_by_queries(t, at, mpt__attention_drop_row);
-    t->w->words->binary[MPT__BINARY_MUL](tile, tile, factors, at->m * t->n, 0, 0);
+    t->w->routines->binary[MPT__BINARY_MUL](tile, tile, factors, at->m * t->n, 0, 0);
     return factors;
 }
 
@@ -495,25 +495,26 @@ enum { MPT__AT_OUT = 4, MPT__AT_LSE_OUT = 5 };
 static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
                                     mpt__real *most, mpt__real *total) {
     const mpt__attention *w = t->w;
-    const mpt__words *words = w->words;
+    const mpt__routines *routines = w->routines;
     mpt__real next[MPT__ATTENTION_MOST], shrink[MPT__ATTENTION_MOST];
     memcpy(next, most, (size_t)t->n * sizeof *next);
     for (int64_t r = 0; r < at->m; r++)
-        words->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
+        routines->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
     memcpy(shrink, most, (size_t)t->n * sizeof *shrink);
     memcpy(most, next, (size_t)t->n * sizeof *most);
-    words->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
-    words->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
-    words->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
+    routines->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
+    routines->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
+    routines->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
     for (int64_t r = 0; r < at->m; r++) {
         mpt__real *row = t->score + r * t->n;
-        words->binary[MPT__BINARY_EXP_DIFFERENCE](row, row, next, t->n, 0, 0);
-        words->binary[MPT__BINARY_ADD](total, total, row, t->n, 0, 0);
+        routines->binary[MPT__BINARY_EXP_DIFFERENCE](row, row, next, t->n, 0, 0);
+        routines->binary[MPT__BINARY_ADD](total, total, row, t->n, 0, 0);
     }
     mpt__attention_drop(t, at, t->score, NULL);
     for (int64_t i = 0; i < t->n; i++) {
         mpt__real *sum = t->sum[1] + i * w->width;
-        if (shrink[i] != 1) words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
+        if (shrink[i] != 1)
+            routines->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, shrink[i], 0);
     }
 }
 
@@ -521,7 +522,7 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
     const int64_t key_head = t.head / w->group;
-    const int64_t seen = w->causal ? mpt__ref_min(w->keys, t.first + t.n) : w->keys;
+    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t.first + t.n) : w->keys;
     mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
     mpt__attention_turn(&t, MPT__AT_Q, 0);
     for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
@@ -535,21 +536,21 @@ static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) 
             mpt__attention_take(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
         mpt__attention_add(&t, t.score, 1, t.n, v, t.sum[1], t.n, w->width, at.m);
     }
-    w->words->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
-    w->words->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
+    w->routines->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
+    w->routines->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
     for (int64_t i = 0; i < t.n; i++) {
         mpt__real *sum = t.sum[1] + i * w->width;
         if (total[i] == 0) { /* nothing is seen: 0, and exp(score - infinity) = 0 in backward */
             memset(sum, 0, (size_t)w->width * sizeof *sum);
             most[i] = mpt__real_infinity();
         } else {
-            w->words->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, 1 / total[i], 0);
+            w->routines->unary[MPT__UNARY_MUL_SCALAR](sum, sum, w->width, 1 / total[i], 0);
             most[i] += log[i];
         }
     }
     mpt__attention_put(&t, MPT__AT_OUT, t.sum[1], 1);
     if (w->view[MPT__AT_LSE_OUT].data)
-        mpt__ref_put(&w->view[MPT__AT_LSE_OUT],
+        mpt__cpu_put(&w->view[MPT__AT_LSE_OUT],
                      mpt__attention_at(w, MPT__AT_LSE_OUT, t.batch, t.head, t.first), 1, most, t.n);
 }
 
@@ -569,12 +570,12 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
         mpt__attention_load(w, MPT__AT_OUT_SEEN, t.batch, t.head, t.first, t.n, t.rows[1]);
     for (int64_t i = 0; i < t.n; i++) {
         mpt__real lane[MPT__SUM_LANES] = {0};
-        w->words->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
+        w->routines->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
                                           w->width, 0, 0);
-        w->words->add_lanes(lane, 0, product, w->width);
-        delta[i] = mpt__ref_fold_lanes(lane);
+        w->routines->add_lanes(lane, 0, product, w->width);
+        delta[i] = mpt__cpu_fold_lanes(lane);
     }
-    mpt__ref_put(&w->view[MPT__AT_DELTA],
+    mpt__cpu_put(&w->view[MPT__AT_DELTA],
                  mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
 }
 
@@ -582,25 +583,25 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
 static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head, int64_t query,
                                      mpt__attention_rows own, mpt__real *dq) {
     const mpt__attention *w = t->w;
-    const mpt__words *words = w->words;
+    const mpt__routines *routines = w->routines;
     mpt__attention_tile at = {head, query, t->first, mpt__attention_room(w->queries, query)};
     mpt__real block[2][MPT__ATTENTION_MOST];
     const mpt__real *number[2];
     for (int i = 0; i < 2; i++) {
         const int operand = i == 0 ? MPT__AT_LSE : MPT__AT_DELTA;
         const int64_t from = mpt__attention_at(w, operand, t->batch, head, query);
-        number[i] = mpt__ref_in(&w->view[operand], from, 1, block[i], at.m);
+        number[i] = mpt__cpu_in(&w->view[operand], from, 1, block[i], at.m);
     }
     const mpt__attention_rows q = mpt__attention_scores(t, &at);
     const mpt__attention_rows dout = mpt__attention_meet(t, &at, 1, t->slope);
     const mpt__real *factors = mpt__attention_drop(t, &at, t->slope, NULL);
     for (int64_t r = 0; r < at.m; r++) {
         mpt__real *p = t->score + r * t->n, *slope = t->slope + r * t->n;
-        words->unary[MPT__UNARY_ADD_SCALAR](p, p, t->n, -number[0][r], 0);
-        words->unary[MPT__UNARY_ADD_SCALAR](slope, slope, t->n, -number[1][r], 0);
+        routines->unary[MPT__UNARY_ADD_SCALAR](p, p, t->n, -number[0][r], 0);
+        routines->unary[MPT__UNARY_ADD_SCALAR](slope, slope, t->n, -number[1][r], 0);
     }
-    words->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
-    words->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
+    routines->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
+    routines->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
     mpt__attention_drop(t, &at, t->score, factors);
     if (w->dkv && w->view[MPT__AT_DV].data)
         mpt__attention_add(t, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m);
@@ -618,7 +619,7 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     const int64_t head = t.head * heads, key_head = head / w->group;
     const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
     int64_t key = w->dq ? 0 : t.first, end = w->dq ? w->keys : key + t.n;
-    if (!w->dkv && w->causal) end = mpt__ref_min(end, query + t.n);
+    if (!w->dkv && w->causal) end = mpt__cpu_min(end, query + t.n);
     if (w->dq) memset(t.dq, 0, (size_t)(heads * queries * w->depth) * sizeof *t.dq);
     t.by_keys = true;
     for (; key < end; key += t.n) {
@@ -665,10 +666,10 @@ static void mpt__attention_run(mpt__attention *w, mpt__chunk_fn fn, double produ
     const int64_t batches = w->o[MPT__AT_Q].shape[0];
     w->blocks = mpt__attention_blocks(w->dkv ? w->keys : w->queries);
     if (w->dkv && w->dq) w->blocks = 1;
-    int64_t items = mpt__ref_times(batches, mpt__ref_times(heads, w->blocks));
+    int64_t items = mpt__cpu_times(batches, mpt__cpu_times(heads, w->blocks));
     const double scores = (double)w->queries * (double)w->keys * (double)w->heads * (double)batches;
     const double columns = (double)w->depth + (double)w->width;
-    const double cost = scores * columns * products * 0.3 * w->words->slowness;
+    const double cost = scores * columns * products * 0.3 * w->routines->slowness;
     mpt__parallel(w->call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, w);
 }
 
@@ -682,9 +683,9 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     const int dq = kernel == MPT__K_ATTENTION_DQ ? MPT__AT_DQ : MPT__AT_DQ_TOO;
     mpt__attention w;
     w.call = call;
-    w.words = call->words;
+    w.routines = call->routines;
     w.o = o;
-    for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__ref_view_of(call, i);
+    for (int i = 0; i < MPT__MAX_OPERANDS; i++) w.view[i] = mpt__cpu_view_of(call, i);
     w.heads = q[1], w.queries = q[2], w.depth = q[3];
     w.keys = k[2], w.width = o[MPT__AT_V].shape[3];
     w.group = k[1] > 0 ? w.heads / k[1] : 1;
@@ -698,9 +699,9 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     w.pairs = pairs && mpt__attention_paired(launch);
     w.memory = mpt__attention_workspace(launch, threads) / threads;
 #ifdef MPT__HAS_GEMM
-    w.level = call->words->gemm;
+    w.level = call->routines->gemm;
 #endif
-    mpt__kernel_flushes(w.words->flushes);
+    mpt__kernel_flushes(w.routines->flushes);
     w.dkv = false, w.dq = 0;
     if (kernel == MPT__K_ATTENTION) mpt__attention_run(&w, mpt__attention_forward_chunk, 1.0);
     if (kernel == MPT__K_ATTENTION_DQ) mpt__attention_run(&w, mpt__attention_delta_chunk, 0.01);
@@ -711,21 +712,21 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     }
     w.dkv = kernel == MPT__K_ATTENTION_DKV;
     if (w.dkv) mpt__attention_run(&w, mpt__attention_back_chunk, w.dq ? 2.5 : 2.0);
-    mpt__kernel_flushed(w.words->flushes);
+    mpt__kernel_flushed(w.routines->flushes);
 }
-static void mpt__ref_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
-#ifdef MPT__HAS_PAIRS
-static void mpt__pairs_attention(const mpt__cpu_call *call) {
+static void mpt__cpu_attention(const mpt__cpu_call *call) { mpt__attention_launch_of(call, false); }
+#ifdef MPT__HAS_BF16X2
+static void mpt__bf16x2_attention(const mpt__cpu_call *call) {
     mpt__attention_launch_of(call, true);
 }
 #endif
 
 static void mpt__cpu_add_attention(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__ref_embedding_forward, NULL);
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__ref_embedding_backward, NULL);
-    mpt__cpu_run run = mpt__ref_attention;
-#ifdef MPT__HAS_PAIRS
-    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__pairs_attention;
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__cpu_embedding_forward, NULL);
+    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__cpu_embedding_backward, NULL);
+    mpt__cpu_run run = mpt__cpu_attention;
+#ifdef MPT__HAS_BF16X2
+    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__bf16x2_attention;
 #endif
     for (int id = MPT__K_ATTENTION; id <= MPT__K_ATTENTION_DKV; id++)
         mpt__cpu_add(cpu, (mpt__kernel)id, run, mpt__attention_workspace);

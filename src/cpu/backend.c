@@ -12,14 +12,14 @@
 /* ==== Contract ==== */
 
 typedef struct mpt__cpu_kernel mpt__cpu_kernel;
-struct mpt__words;      /* what a level computes with; cpu/elementwise.c */
+struct mpt__routines;      /* what a level computes with; cpu/elementwise.c */
 struct mpt__gemm_level; /* and its products; cpu/product.h */
 
 /* A launch with its operands resolved: data[i] points at operand i's element at its offset. */
 typedef struct mpt__cpu_call {
     const mpt__launch *launch;
     const mpt__cpu_kernel *kernel; /* the row under way, for mpt__cpu_fall_back */
-    const struct mpt__words *words;
+    const struct mpt__routines *routines;
     void *data[MPT__MAX_OPERANDS]; /* NULL: absent */
     mpt__scalar *scalars;
     void *workspace;
@@ -43,15 +43,15 @@ struct mpt__cpu_kernel {
 
 #define MPT__CPU_LEVELS 5 /* the most that stand on each other: ref, AVX2, AVX-512, its BF16, AMX */
 
-/* ref fills every row with kernels that compute in the words of a level; a SIMD room puts its words
-   in their place, and replaces the rows that take more than words. Such a kernel hands a launch
-   that it cannot take (odd dtype, strides) to the row it replaced by mpt__cpu_fall_back. */
+/* ref fills every row with kernels that compute in the routines of a level; a level puts its
+   routines in their place, and replaces the rows that take more than those. Such a kernel hands a
+   launch that it cannot take (odd dtype, strides) to the row it replaced by mpt__cpu_fall_back. */
 typedef struct mpt__cpu {
     mpt__base *base;
     mpt__pool *pool;
     mpt_isa isa;
     mpt__backend *backend;
-    const struct mpt__words *words; /* of the highest level */
+    const struct mpt__routines *routines; /* of the highest level */
     mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
     mpt__cpu_kernel replaced[MPT__CPU_LEVELS - 1][MPT__KERNEL_COUNT];
 } mpt__cpu;
@@ -143,7 +143,7 @@ static mpt_status mpt__cpu_launch(void *self, const mpt__execution *execution,
     mpt__cpu_call call;
     call.launch = launch;
     call.kernel = &cpu->kernel[launch->kernel];
-    call.words = cpu->words;
+    call.routines = cpu->routines;
     call.scalars = execution->scalars;
     call.workspace = execution->workspace;
     call.pool = cpu->pool;

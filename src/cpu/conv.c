@@ -38,7 +38,7 @@ static void mpt__conv_read(mpt__conv *c, const mpt__launch *launch) {
         c->dilation[d] = MPT__TWO_AT(launch->index[3], d);
         c->phases[d] = 1;
         if (launch->kernel == MPT__K_CONV_BACKWARD_INPUT)
-            c->phases[d] = mpt__ref_min(c->stride[d], c->x[d]);
+            c->phases[d] = mpt__cpu_min(c->stride[d], c->x[d]);
     }
     c->groups = launch->index[0];
     c->in = c->x[2] / c->groups;
@@ -190,14 +190,14 @@ static const mpt__operand *mpt__conv_output(const mpt__launch *launch) {
 typedef struct mpt__ref_conv_work {
     const mpt__launch *launch;
     mpt__conv_product product;
-    mpt__ref_view out;
+    mpt__cpu_view out;
     int64_t across; /* tiles */
 } mpt__ref_conv_work;
 
 /* n elements of a part, `step` apart, rounded. */
-static void mpt__ref_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
+static void mpt__cpu_conv_load(const mpt__gemm_side *part, int64_t step, mpt__real *x, int64_t n) {
     mpt__load_real(x, part->data, (uint8_t)part->dtype, 0, step, n);
-    if (part->round != 0) mpt__ref_round(x, n, part->dtype, part->round);
+    if (part->round != 0) mpt__cpu_round(x, n, part->dtype, part->round);
 }
 
 static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
@@ -208,26 +208,26 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
     const bool relu = w->launch->activation == MPT_ACTIVATION_RELU;
     double gathered[MPT__GEMM_N]; /* of any dtype */
     const int64_t m0 = tile / w->across * MPT__GEMM_M, n0 = tile % w->across * MPT__GEMM_N;
-    const int64_t rows = mpt__ref_min(MPT__GEMM_M, p->m - m0);
-    const int64_t columns = mpt__ref_min(MPT__GEMM_N, p->n - n0);
+    const int64_t rows = mpt__cpu_min(MPT__GEMM_M, p->m - m0);
+    const int64_t columns = mpt__cpu_min(MPT__GEMM_N, p->n - n0);
     mpt__gemm_side part;
     (void)thread;
     memset(sum, 0, sizeof sum);
     for (int64_t k0 = 0; k0 < p->k; k0 += MPT__GEMM_K) {
-        const int64_t k = mpt__ref_min(MPT__GEMM_K, p->k - k0);
+        const int64_t k = mpt__cpu_min(MPT__GEMM_K, p->k - k0);
         for (int64_t i = 0; i < rows; i++) {
             part = mpt__gemm_part(&p->a, p->a_image, m0 + i, 1, k0, k, (char *)gathered);
-            mpt__ref_conv_load(&part, part.inner, a[i], k);
+            mpt__cpu_conv_load(&part, part.inner, a[i], k);
         }
         for (int64_t i = 0; i < k; i++) {
             part = mpt__gemm_part(&p->b, p->b_image, n0, columns, k0 + i, 1, (char *)gathered);
-            mpt__ref_conv_load(&part, part.outer, b[i], columns);
+            mpt__cpu_conv_load(&part, part.outer, b[i], columns);
         }
-        mpt__ref_gemm_panel(sum, a, b, rows, columns, k);
+        mpt__cpu_gemm_panel(sum, a, b, rows, columns, k);
     }
     if (p->bias.data != NULL) {
         part = mpt__gemm_part(&p->bias, NULL, 0, 1, n0, columns, NULL);
-        mpt__ref_conv_load(&part, 1, bias, columns);
+        mpt__cpu_conv_load(&part, 1, bias, columns);
     }
     for (int64_t i = 0; i < rows; i++) {
         int64_t at[2], to = (m0 + i) * p->c_row;
@@ -237,7 +237,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
         for (int64_t j = 0; p->more != NULL && j < columns; j++) sum[i][j] += more[j];
         for (int64_t j = 0; relu && j < columns; j++)
             if (sum[i][j] <= 0) sum[i][j] = 0;
-        mpt__ref_put(&w->out, to + n0, 1, sum[i], columns);
+        mpt__cpu_put(&w->out, to + n0, 1, sum[i], columns);
     }
 }
 
@@ -250,7 +250,7 @@ static void mpt__ref_conv_tile(void *work, int64_t tile, int thread) {
 typedef struct mpt__conv_lines {
     const mpt__gemm_image *x;   /* what taps are of */
     const mpt__gemm_side *side; /* where it lies */
-    const mpt__words *words;
+    const mpt__routines *routines;
     bool in_place, halves; /* halves: copied lines are bf16, else mpt__real */
     int64_t pair;          /* of pairs of bf16 (halves) that go so far apart; 0: of neighbours */
     int64_t wide, line;    /* elements and bytes of a copied line */
@@ -264,7 +264,7 @@ typedef struct mpt__conv_lines {
 #define MPT__CONV_COST 8192 /* ns of another chunk, about */
 #define MPT__CONV_PIXELS 64 /* of lines that go together, about; of pairs of pixels so many */
 #define MPT__CONV_MORE 8    /* the most lines at a time, and sides of a product */
-#define MPT__CONV_PAST 48   /* words that are written past a line of pairs */
+#define MPT__CONV_PAST 48   /* elements that are written past a line of pairs */
 
 /* cost: ns of a line, about; unit: elements of a word, that is 2 for pairs; 0: lines go alone. */
 static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
@@ -277,18 +277,18 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
     const int64_t offset = c->launch->operand[kernel == MPT__K_CONV_BACKWARD_INPUT ? 2 : 0].offset;
     l->x = x;
     l->side = side;
-    l->words = NULL;
+    l->routines = NULL;
     l->halves = unit > 1;
     l->pair = l->halves && weights ? x->stride[1] * x->channels : 0;
     l->in_place = (l->halves ? side->dtype == MPT_BF16 && offset % 2 == 0 && !weights
-                             : mpt__ref_is_real(side->dtype)) &&
+                             : mpt__cpu_is_real(side->dtype)) &&
                   side->round == 0 && x->first[1] >= 0 && x->first[1] + pixels <= x->size[1];
     const bool taps = x->taps[0] * x->taps[1] > 0; /* some phases have none */
     l->wide = taps ? pixels * x->channels : 0;
     l->line = l->wide * (l->halves ? 2 : (int64_t)sizeof(mpt__real));
     if (l->pair > 0) l->line = (l->wide + MPT__CONV_PAST) * 4;
     l->block = MPT__CONV_PIXELS * (weights || unit < 1 ? unit : 1) / (x->grid[1] + 1) + 1;
-    l->block = mpt__ref_min(mpt__ref_min(l->block, MPT__CONV_MORE), x->grid[0]);
+    l->block = mpt__cpu_min(mpt__cpu_min(l->block, MPT__CONV_MORE), x->grid[0]);
     if (l->block < 1) l->block = 1; /* of a phase without pixels */
     l->ring = taps ? (l->block - 1) * x->stride[0] + (x->taps[0] - 1) * x->apart[0] + 1 : 0;
     l->lines = c->n * x->grid[0];
@@ -298,37 +298,37 @@ static void mpt__conv_lines_of(mpt__conv_lines *l, const mpt__gemm_image *x,
         const int64_t sums = c->out * c->in * c->kernel[0] * c->kernel[1];
         int64_t slices = MPT__CONV_SLICES;
         while (slices > 4 && slices * sums > MPT__CONV_SLICES_FLOATS) slices /= 2;
-        l->chunk = mpt__ref_chunks(l->lines, slices);
+        l->chunk = mpt__cpu_chunks(l->lines, slices);
     }
     if (l->chunk == 0) l->chunk = 1;
-    l->chunk = mpt__ref_chunks(l->chunk, l->block) * l->block;
-    l->chunks = mpt__ref_chunks(l->lines, l->chunk);
+    l->chunk = mpt__cpu_chunks(l->chunk, l->block) * l->block;
+    l->chunks = mpt__cpu_chunks(l->lines, l->chunk);
     if (l->chunks == 0) l->chunks = 1;
 }
 
 /* Elements of a side, rounded, as floats. */
-static void mpt__conv_floats(const mpt__words *words, const mpt__gemm_side *side, int64_t from,
-                             mpt__real *to, int64_t n) {
+static void mpt__conv_floats(const mpt__routines *routines, const mpt__gemm_side *side,
+                             int64_t from, mpt__real *to, int64_t n) {
     enum { MOST = 256 };
-    const mpt__convert_table *convert = words->convert;
-    mpt__ref_view view;
+    const mpt__convert_table *convert = routines->convert;
+    mpt__cpu_view view;
     view.data = NULL;
-    view.words = words;
+    view.routines = routines;
     view.dtype = (uint8_t)side->dtype;
     memcpy(&view.data, &side->data, sizeof view.data); /* it is only read */
-    if (mpt__ref_is_real(side->dtype) && side->round == 0) {
-        memcpy(to, mpt__ref_in(&view, from, 1, to, n), (size_t)n * sizeof *to);
+    if (mpt__cpu_is_real(side->dtype) && side->round == 0) {
+        memcpy(to, mpt__cpu_in(&view, from, 1, to, n), (size_t)n * sizeof *to);
         return;
     }
-    mpt__ref_get(&view, from, 1, to, n);
+    mpt__cpu_get(&view, from, 1, to, n);
     if (side->round == 0) return;
-    if (!mpt__ref_is_half(side->round)) {
-        mpt__ref_round(to, n, side->dtype, side->round);
+    if (!mpt__cpu_is_half(side->round)) {
+        mpt__cpu_round(to, n, side->dtype, side->round);
         return;
     }
     for (int64_t m; n > 0; n -= m, to += m) {
         uint16_t half[MOST];
-        m = mpt__ref_min(MOST, n);
+        m = mpt__cpu_min(MOST, n);
         float *floats = (float *)(void *)to;
         bool f16 = side->round == MPT_F16;
         (f16 ? convert->f32_to_f16 : convert->f32_to_bf16)(floats, half, (size_t)m);
@@ -341,7 +341,7 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
     enum { MOST = 256 };
     const mpt__gemm_side *side = l->side;
     if (!l->halves) {
-        mpt__conv_floats(l->words, side, from, (mpt__real *)(void *)to, n);
+        mpt__conv_floats(l->routines, side, from, (mpt__real *)(void *)to, n);
     } else if (side->dtype == MPT_BF16) {
         memcpy(to, side->data + from * 2, (size_t)n * 2);
     } else {
@@ -349,9 +349,9 @@ static void mpt__conv_elements(const mpt__conv_lines *l, int64_t from, char *to,
         mpt__real reals[MOST];
         plain.round = 0;
         for (int64_t m; n > 0; n -= m, from += m, to += 2 * m) {
-            m = mpt__ref_min(MOST, n);
-            mpt__conv_floats(l->words, &plain, from, reals, m);
-            l->words->convert->f32_to_bf16((const float *)(const void *)reals,
+            m = mpt__cpu_min(MOST, n);
+            mpt__conv_floats(l->routines, &plain, from, reals, m);
+            l->routines->convert->f32_to_bf16((const float *)(const void *)reals,
                                            (uint16_t *)(void *)to, (size_t)m);
         }
     }
@@ -382,10 +382,10 @@ static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t 
                                   int64_t *loaded) {
     const mpt__gemm_image *x = l->x;
     const int64_t first = x->first[1] * x->channels, width = x->size[1] * x->channels;
-    const int64_t left = first < 0 ? mpt__ref_min(-first, l->wide) : 0;
+    const int64_t left = first < 0 ? mpt__cpu_min(-first, l->wide) : 0;
     const int64_t bytes = l->halves ? 2 : (int64_t)sizeof(mpt__real);
     int64_t from = n * x->image + y * x->step[0] + first;
-    int64_t right = mpt__ref_min(width - first, l->wide);
+    int64_t right = mpt__cpu_min(width - first, l->wide);
     if (right < left) right = left;
     if (l->in_place) return l->side->data + from * mpt__dtype_info[l->side->dtype].bytes;
     for (; *loaded <= y; ++*loaded) {
@@ -397,9 +397,9 @@ static const char *mpt__conv_line(const mpt__conv_lines *l, char *ring, int64_t 
         if (from + left + x->step[0] < l->numel)
             mpt__conv_fetch(l->side, from + left + x->step[0], right - left);
         memset(to + right * bytes, 0, (size_t)((l->wide - right) * bytes));
-#ifdef MPT__HAS_PAIRS
+#ifdef MPT__HAS_BF16X2
         if (l->pair > 0)
-            mpt__pairs_apart((uint32_t *)(void *)line, (const uint16_t *)(const void *)to, l->pair,
+            mpt__bf16x2_apart((uint32_t *)(void *)line, (const uint16_t *)(const void *)to, l->pair,
                              l->wide - l->pair);
 #endif
     }
@@ -416,7 +416,7 @@ typedef struct mpt__depthwise {
     mpt__conv conv;
     mpt__conv_product product;
     mpt__conv_lines lines;
-    mpt__ref_view out;
+    mpt__cpu_view out;
     int64_t shared, own; /* elements of the memory: of all threads, of each */
     mpt__real *memory;   /* [taps + 1, channels], the last the bias, or the sums of each slice; and
                             of each thread lines under way and one of the other side */
@@ -425,14 +425,14 @@ typedef struct mpt__depthwise {
 /* What follows the sums of m channels, from an element of the output on. */
 static void mpt__depth_end(const mpt__depthwise *w, int64_t to, mpt__real *x, int64_t m,
                            bool relu) {
-    const mpt__words *words = w->call->words;
+    const mpt__routines *routines = w->call->routines;
     mpt__real block[MPT__BLOCK];
-    mpt__ref_view more = w->out;
+    mpt__cpu_view more = w->out;
     more.data = w->product.more;
     if (more.data != NULL)
-        words->binary[MPT__BINARY_ADD](x, x, mpt__ref_in(&more, to, 1, block, m), m, 0, 0);
-    if (relu) words->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
-    mpt__ref_put(&w->out, to, 1, x, m);
+        routines->binary[MPT__BINARY_ADD](x, x, mpt__cpu_in(&more, to, 1, block, m), m, 0, 0);
+    if (relu) routines->unary[MPT__UNARY_RELU](x, x, m, 0, 0);
+    mpt__cpu_put(&w->out, to, 1, x, m);
 }
 
 static const mpt__real *mpt__depth_tap(const mpt__conv_lines *l, mpt__real *ring, int64_t n,
@@ -455,7 +455,7 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
         step = to->stride[1] * to->step[1];
     }
     mpt__real *apart = ring + l->ring * l->wide;
-    p.out = mpt__ref_out(&w->out, pixel, 1, apart);
+    p.out = mpt__cpu_out(&w->out, pixel, 1, apart);
     p.out_step = p.out == apart ? channels : step;
     p.start = w->memory + taps * channels, p.start_step = 0;
     p.x = tap, p.x_step = g->stride[1] * channels;
@@ -474,7 +474,7 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
                 p.w += channels;
             }
         }
-        w->call->words->sum_products(&p);
+        w->call->routines->sum_products(&p);
         p.start = p.out, p.start_step = p.out_step;
     } while (t < taps);
     const bool relu = w->conv.launch->activation == MPT_ACTIVATION_RELU;
@@ -482,7 +482,7 @@ static void mpt__depth_line(const mpt__depthwise *w, int64_t line, mpt__real *ri
     for (int64_t i = 0; i < p.count; i++) {
         for (int64_t c = 0; c < channels; c += MPT__BLOCK) {
             mpt__depth_end(w, pixel + i * step + c, p.out + i * p.out_step + c,
-                           mpt__ref_min(MPT__BLOCK, channels - c), relu);
+                           mpt__cpu_min(MPT__BLOCK, channels - c), relu);
         }
     }
 }
@@ -498,7 +498,7 @@ static void mpt__depth_weights(const mpt__depthwise *w, int64_t line, mpt__real 
     int64_t y0;
     const int64_t n = mpt__conv_begin_line(l, line, &y0, loaded);
     mpt__product_sums p;
-    mpt__conv_floats(l->words, dy, row, ring + l->ring * l->wide, g->grid[1] * channels);
+    mpt__conv_floats(l->routines, dy, row, ring + l->ring * l->wide, g->grid[1] * channels);
     p.x = pixel, p.x_step = g->apart[1] * channels;
     p.out_step = p.start_step = p.w_step = channels;
     p.count = g->taps[1], p.n = channels;
@@ -509,10 +509,10 @@ static void mpt__depth_weights(const mpt__depthwise *w, int64_t line, mpt__real 
         p.out = sums + ty * g->taps[1] * channels;
         p.start = p.out;
         for (int64_t i = 0; i < g->grid[1]; i += p.depth) {
-            p.depth = mpt__ref_min(MPT__DEPTH_TAPS, g->grid[1] - i);
+            p.depth = mpt__cpu_min(MPT__DEPTH_TAPS, g->grid[1] - i);
             for (int64_t j = 0; j < p.depth; j++) pixel[j] = x + (i + j) * g->stride[1] * channels;
             p.w = other + i * channels;
-            l->words->sum_products(&p);
+            l->routines->sum_products(&p);
         }
     }
 }
@@ -523,7 +523,7 @@ static void mpt__depth_chunk(void *work, int64_t chunk, int thread) {
     const bool weights = w->conv.launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
     const int64_t sums = l->x->taps[0] * l->x->taps[1] * l->x->channels;
     mpt__real *ring = w->memory + w->shared + thread * w->own, *sum = w->memory + chunk * sums;
-    const int64_t end = mpt__ref_min((chunk + 1) * l->chunk, l->lines);
+    const int64_t end = mpt__cpu_min((chunk + 1) * l->chunk, l->lines);
     int64_t loaded = 0;
     if (weights) memset(sum, 0, (size_t)sums * sizeof *sum);
     for (int64_t line = chunk * l->chunk; line < end; line++) {
@@ -546,10 +546,10 @@ static void mpt__depth_lay_out(const mpt__depthwise *w, mpt__real *to) {
         int64_t kx = p->kernel[1] + t % taps[1] * p->kernel_step[1];
         mpt__load_real(to, w->call->data[1], o->dtype, ky * kernel[1] + kx, kernel[0] * kernel[1],
                       channels);
-        mpt__ref_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
+        mpt__cpu_round(to, channels, o->dtype, w->conv.launch->compute_dtype);
     }
     memset(to, 0, (size_t)channels * sizeof *to);
-    if (p->bias.data != NULL) mpt__conv_floats(w->call->words, &p->bias, 0, to, channels);
+    if (p->bias.data != NULL) mpt__conv_floats(w->call->routines, &p->bias, 0, to, channels);
 }
 
 /* What a depthwise convolution needs for a phase; call may be NULL: then only sizes count. */
@@ -564,7 +564,7 @@ static void mpt__depth_plan(mpt__depthwise *w, const mpt__conv *conv, const mpt_
     const int64_t sums = g->taps[0] * g->taps[1] * g->channels;
     mpt__conv_lines_of(&w->lines, g, weights ? &w->product.b : &w->product.a, conv,
                        g->grid[1] * sums / 16, 0);
-    if (call) w->lines.words = call->words, w->memory = (mpt__real *)call->workspace;
+    if (call) w->lines.routines = call->routines, w->memory = (mpt__real *)call->workspace;
     w->shared = weights ? w->lines.chunks * sums : sums + g->channels;
     w->own = w->lines.ring * w->lines.wide + g->grid[1] * g->channels;
 }
@@ -575,12 +575,12 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
     const int64_t taps = g->taps[0] * g->taps[1], numel = taps * g->channels;
     mpt__real *sum = w->memory;
     for (int64_t s = 1; s < w->lines.chunks; s++) {
-        w->call->words->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
+        w->call->routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * numel, numel, 0, 0);
     }
     for (int64_t t = 0; t < taps; t++) {
         for (int64_t c = 0; c < g->channels; c += MPT__BLOCK) {
-            mpt__ref_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
-                         mpt__ref_min(MPT__BLOCK, g->channels - c));
+            mpt__cpu_put(&w->out, c * taps + t, taps, sum + t * g->channels + c,
+                         mpt__cpu_min(MPT__BLOCK, g->channels - c));
         }
     }
 }
@@ -588,13 +588,13 @@ static void mpt__depth_add_slices(const mpt__depthwise *w) {
 static void mpt__depth_run(const mpt__cpu_call *call, const mpt__conv *conv) {
     mpt__depthwise w;
     const bool weights = call->launch->kernel == MPT__K_CONV_BACKWARD_WEIGHT;
-    w.out = mpt__ref_view_of(call, (int)(mpt__conv_output(call->launch) - call->launch->operand));
+    w.out = mpt__cpu_view_of(call, (int)(mpt__conv_output(call->launch) - call->launch->operand));
     for (int64_t i = 0; i < conv->phases[0] * conv->phases[1]; i++) {
         mpt__depth_plan(&w, conv, call, i);
         const mpt__gemm_image *g = w.lines.x;
         const int64_t products = w.lines.lines * g->grid[1] * g->taps[0] * g->taps[1] * g->channels;
         if (!weights) mpt__depth_lay_out(&w, w.memory);
-        mpt__parallel(call->pool, w.lines.chunks, mpt__ref_cost(call, products, 1.0),
+        mpt__parallel(call->pool, w.lines.chunks, mpt__cpu_cost(call, products, 1.0),
                       mpt__depth_chunk, &w);
         if (weights) mpt__depth_add_slices(&w);
     }
@@ -625,16 +625,16 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
         return;
     }
     w.launch = call->launch;
-    w.out.words = call->words;
+    w.out.routines = call->routines;
     w.out.dtype = mpt__conv_output(w.launch)->dtype;
     w.out.accumulate = mpt__conv_output(w.launch)->access == MPT__ACCUMULATE;
     for (int64_t i = 0; i < conv.groups * conv.phases[0] * conv.phases[1]; i++) {
         mpt__conv_product_of(&conv, call->data, i, &w.product);
         const mpt__conv_product *p = &w.product;
         double cost = (double)p->m * (double)p->n * ((double)p->k * 0.5 + 2);
-        w.across = mpt__ref_chunks(p->n, MPT__GEMM_N);
+        w.across = mpt__cpu_chunks(p->n, MPT__GEMM_N);
         w.out.data = p->c;
-        mpt__parallel(call->pool, w.across * mpt__ref_chunks(p->m, MPT__GEMM_M), (int64_t)cost,
+        mpt__parallel(call->pool, w.across * mpt__cpu_chunks(p->m, MPT__GEMM_M), (int64_t)cost,
                       mpt__ref_conv_tile, &w);
     }
 }

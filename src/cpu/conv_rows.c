@@ -47,7 +47,7 @@ static bool mpt__conv_gemm(mpt__gemm *g, const mpt__gemm_level *level, const mpt
  * Where a tile of pixels and the taps of one line of the image are a matrix with overlapping rows,
  * nothing is packed but weights. */
 
-#define MPT__CONV_DEPTH 640          /* words at a time: their weights come from L2; measured */
+#define MPT__CONV_DEPTH 640          /* elements at a time: their weights come from L2; measured */
 #define MPT__CONV_SLICE_FLOATS 163840 /* the most sums of a slice; measured */
 #define MPT__CONV_NEAR 4096           /* floats that stay in the nearest cache */
 #define MPT__CONV_IMAGES 32           /* of which a pixel is computed at a time */
@@ -60,8 +60,8 @@ typedef struct mpt__conv_rows {
     const mpt__gemm *g;
     mpt__conv_lines lines;
     bool in_c, weights;
-    int64_t run, taps;          /* words of a line's taps; of them, so many are taken at once */
-    int64_t depth;              /* weights: words of a line of dy */
+    int64_t run, taps;          /* elements of a line's taps; of them, so many are taken at once */
+    int64_t depth;              /* weights: elements of a line of dy */
     int64_t panel, shared, own; /* floats: of a panel of weights, of all of them, of a thread */
     int64_t apart;              /* of those, behind all else: lines of sums, or of dy */
     int64_t biases; /* where, behind those, a line of sums that begins with them lies; 0: none */
@@ -246,7 +246,7 @@ static void mpt__conv_row_block(const mpt__conv_rows *r, int64_t line, int64_t c
     for (int64_t i = 0; i < count; i++) mpt__conv_row_end(r, &g, &row[i], ldc);
 }
 
-/* A line of dy as words, pairs in panels; `apart` has room for it. */
+/* A line of dy as elements, pairs in panels; `apart` has room for it. */
 static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float *apart) {
     const mpt__gemm *g = r->g;
     const int64_t m = g->m, pixels = r->lines.x->grid[1], width = g->level->columns;
@@ -258,7 +258,7 @@ static const char *mpt__conv_row_dy(const mpt__conv_rows *r, int64_t line, float
                            pixels);
         }
     } else if (dy.dtype != MPT_F32 || dy.round != 0 || m % g->level->line_rows != 0) {
-        mpt__conv_floats(r->lines.words, &dy, 0, apart, pixels * m);
+        mpt__conv_floats(r->lines.routines, &dy, 0, apart, pixels * m);
     } else {
         return dy.data;
     }
@@ -337,8 +337,8 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
     if (r->weights) {
         float *sum = r->memory + j * g->n;
         for (int64_t s = 1; s < r->lines.chunks; s++) {
-            r->lines.words->binary[MPT__BINARY_ADD](sum, sum, sum + s * g->m * g->n, count * g->n,
-                                                    0, 0);
+            r->lines.routines->binary[MPT__BINARY_ADD](sum, sum, sum + s * g->m * g->n,
+                                                       count * g->n, 0, 0);
         }
         g->level->finish(g, sum, g->n, j, 0, count, g->n);
     } else if (g->b_image != NULL) {
@@ -349,7 +349,7 @@ static void mpt__conv_panel_chunk(void *work, int64_t panel, int thread) {
     }
 }
 
-/* A pixel of all images, whose words go side by side. */
+/* A pixel of all images, whose elements go side by side. */
 static void mpt__conv_pixel_chunk(void *work, int64_t pixel, int thread) {
     const mpt__conv_rows *r = (const mpt__conv_rows *)work;
     const mpt__gemm_image *x = r->lines.x;
@@ -373,24 +373,24 @@ static bool mpt__conv_meets(const mpt__gemm_image *x, const int64_t at[2], int64
 }
 
 /* The sum of many products of one size, which go some at a time: sums are rows of a panel. */
-typedef struct mpt__conv_pairs {
+typedef struct mpt__conv_bf16x2 {
     const mpt__gemm_level *level;
     float *sums;
     int64_t depth, rows, count;
     int sides, how;
     mpt__gemm_side a[MPT__CONV_TAPS], b[MPT__CONV_TAPS];
-} mpt__conv_pairs;
+} mpt__conv_bf16x2;
 
-static mpt__conv_pairs mpt__conv_pairs_of(const mpt__gemm_level *level, int64_t depth, float *sums,
-                                          int64_t rows, int64_t count) {
-    mpt__conv_pairs pairs;
+static mpt__conv_bf16x2 mpt__conv_bf16x2_of(const mpt__gemm_level *level, int64_t depth,
+                                            float *sums, int64_t rows, int64_t count) {
+    mpt__conv_bf16x2 pairs;
     pairs.level = level, pairs.depth = depth;
     pairs.sums = sums, pairs.rows = rows, pairs.count = count;
     pairs.sides = pairs.how = 0;
     return pairs;
 }
 
-static void mpt__conv_pairs_run(mpt__conv_pairs *p) {
+static void mpt__conv_bf16x2_run(mpt__conv_bf16x2 *p) {
     if (p->sides == 0) return;
     mpt__conv_tiles(p->level, p->depth, p->a, p->b, p->sides, p->sums, p->level->columns, p->rows,
                     p->count, p->how, false);
@@ -398,17 +398,17 @@ static void mpt__conv_pairs_run(mpt__conv_pairs *p) {
 }
 
 /* One more: rows of a, `outer` and `inner` apart, and a panel. */
-static void mpt__conv_pair(mpt__conv_pairs *p, const float *a, int64_t outer, int64_t inner,
+static void mpt__conv_pair(mpt__conv_bf16x2 *p, const float *a, int64_t outer, int64_t inner,
                            const float *panel) {
     const mpt__gemm_side of_a = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side of_b = {(const char *)panel, MPT_F32, 0, 1, p->level->columns};
     p->a[p->sides] = of_a, p->b[p->sides] = of_b;
-    if (++p->sides == MPT__CONV_TAPS) mpt__conv_pairs_run(p);
+    if (++p->sides == MPT__CONV_TAPS) mpt__conv_bf16x2_run(p);
 }
 
 /* What is left; zeros where there was no product. */
-static void mpt__conv_pairs_end(mpt__conv_pairs *p) {
-    mpt__conv_pairs_run(p);
+static void mpt__conv_bf16x2_end(mpt__conv_bf16x2 *p) {
+    mpt__conv_bf16x2_run(p);
     if (p->how == 0)
         memset(p->sums, 0, (size_t)(p->rows * p->level->columns) * sizeof *p->sums);
 }
@@ -418,7 +418,7 @@ static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel
                                      int64_t image, int64_t images, int64_t count, float *sums) {
     const mpt__gemm_image *x = r->lines.x;
     const mpt__gemm_level *level = r->g->level;
-    mpt__conv_pairs pairs = mpt__conv_pairs_of(level, r->run, sums, images, count);
+    mpt__conv_bf16x2 pairs = mpt__conv_bf16x2_of(level, r->run, sums, images, count);
     int64_t at[2], pixel;
     mpt__gemm_pixel(x, p, at);
     for (int64_t t = 0; t < x->taps[0] * x->taps[1]; t++) {
@@ -426,7 +426,7 @@ static void mpt__conv_pixel_products(const mpt__conv_rows *r, const float *panel
         const float *from = r->memory + r->pixels + (pixel * r->images + image) * r->run;
         mpt__conv_pair(&pairs, from, r->run, 1, panel + t * r->run * level->columns);
     }
-    mpt__conv_pairs_end(&pairs);
+    mpt__conv_bf16x2_end(&pairs);
 }
 
 /* Some columns of all pixels of some images. */
@@ -484,7 +484,7 @@ static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t i = 0; i < g->m; i += width) {
         const int64_t rows = mpt__smaller_of(width, g->m - i);
         const float *dy = r->memory + r->depth + i / width * r->run;
-        mpt__conv_pairs pairs = mpt__conv_pairs_of(g->level, depth, sums, rows, count);
+        mpt__conv_bf16x2 pairs = mpt__conv_bf16x2_of(g->level, depth, sums, rows, count);
         int64_t at[2], pixel;
         for (int64_t p = 0; p < grid; p++) {
             mpt__gemm_pixel(x, p, at);
@@ -492,7 +492,7 @@ static void mpt__conv_tap_chunk(void *work, int64_t chunk, int thread) {
             mpt__conv_pair(&pairs, dy + p * mpt__gemm_panels(g->m, width) * r->run, 1, width,
                            r->memory + pixel * r->panel + j / width * r->run);
         }
-        mpt__conv_pairs_end(&pairs);
+        mpt__conv_bf16x2_end(&pairs);
         g->level->finish(g, sums, width, i, t * x->channels + j, rows, count);
     }
 }
@@ -501,7 +501,7 @@ static void mpt__conv_run_rows(mpt__conv_rows *r, mpt__pool *pool) {
     const mpt__gemm *g = r->g;
     const int64_t panels = mpt__gemm_panels(r->weights ? g->m : g->n, g->level->columns);
     float *biases = r->memory + r->biases;
-    if (r->biases > 0) mpt__conv_floats(r->lines.words, &g->bias, 0, biases, g->n);
+    if (r->biases > 0) mpt__conv_floats(r->lines.routines, &g->bias, 0, biases, g->n);
     for (int64_t i = 1; r->biases > 0 && i < r->lines.x->grid[1]; i++) {
         memcpy(biases + i * g->n, biases, (size_t)g->n * sizeof *biases);
     }
@@ -532,7 +532,7 @@ typedef struct mpt__conv_work {
     void *const *data;
     mpt__pool *pool;
     char *workspace;
-    const mpt__words *words;
+    const mpt__routines *routines;
     int64_t products, bytes; /* of workspace, for each thread where they take products whole */
     bool whole, refuses, blank; /* blank: some pixels of C get zeros, and nothing else */
     mpt__gemm_watch watch;
@@ -596,7 +596,7 @@ static void mpt__conv_chunk(void *work, int64_t chunk, int thread) {
     if (w->watch.dry && !g.level->refuses) return;
     if (mpt__conv_has_no_taps(&g)) return;
     if (mpt__conv_rows_of(&r, &g, &w->conv)) {
-        r.lines.words = w->words;
+        r.lines.routines = w->routines;
         r.memory = (float *)(void *)workspace;
         mpt__conv_run_rows(&r, w->whole ? NULL : w->pool);
     } else {
@@ -630,7 +630,7 @@ static void mpt__conv_run(const mpt__cpu_call *call) {
     mpt__kernel_flushes(true);
     w.data = call->data;
     w.pool = call->pool;
-    w.words = call->words;
+    w.routines = call->routines;
     w.workspace = call->workspace ? (char *)call->workspace : nothing;
     /* A launch that adds to C cannot be begun again by another level. */
     w.watch.dry = w.refuses && mpt__conv_output(call->launch)->access == MPT__ACCUMULATE;

@@ -4,11 +4,11 @@
  * cpu/optimizer.c.
  *
  * A kernel is written once, for all levels. It walks its operands in blocks of at most MPT__BLOCK
- * elements: loaded and converted to mpt__real (or taken where they lie), computed by the words of
- * the level (mpt__words: a table of functions on blocks), and rounded once on store. What a dtype
- * or a stride means is known to the loads and stores alone. The words of the reference level, in
- * these rooms, are portable C; those of the vector levels are made in cpu/template/words.c, do the
- * same operations in the same order, and give the same bits.
+ * elements: loaded and converted to mpt__real (or taken where they lie), computed by the routines
+ * of the level (mpt__routines: a table of functions on blocks), and rounded once on store. What a
+ * dtype or a stride means is known to the loads and stores alone. The routines of the reference
+ * level, in these rooms, are portable C; those of the vector levels are made in
+ * cpu/template/rows.c, do the same operations in the same order, and give the same bits.
  *
  * mpt__real is float. The test build makes it double: then F64 tensors compute in double, and a
  * gradient check can ask for 1e-6.
@@ -38,7 +38,7 @@
 #define MPT__SUM_CHUNK 1024
 #define MPT__SUM_LANES 16
 #define MPT__NORM_LANES 32 /* of norms, which then fold in halves to as many: twice as fast */
-#define MPT__SUM_LEVELS 54 /* log2 of the most chunks that fit an int64 count of elements */
+#define MPT__SUM_HEIGHT 54 /* log2 of the most chunks that fit an int64 count of elements */
 
 /* Sums of squares are in double and have a tree of their own: each segment in chunks of MPT__CHUNK,
    a chunk in four runs and a rest. A run is a page; the widest vectors fetch it while they read
@@ -65,20 +65,20 @@ enum {
 #define MPT__UNARY_AT(function) ((int)(function) - (int)MPT__FN_NEG)
 #define MPT__BINARY_AT(function) ((int)(function) - (int)MPT__FN_ADD)
 #define MPT__ROW(id, ns, value) ns,
-static const uint8_t mpt__ref_unary_ns[] = {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) 1};
-static const uint8_t mpt__ref_binary_ns[] = {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)};
+static const uint8_t mpt__cpu_unary_ns[] = {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) 1};
+static const uint8_t mpt__cpu_binary_ns[] = {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)};
 #undef MPT__ROW
 
-/* ==== The words of a level ==== */
+/* ==== The routines of a level ==== */
 
 /* out may be an input; n is any number, alignment too. */
 typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt__real c,
                               mpt__real d);
 typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                                mpt__real c, mpt__real d);
-typedef struct mpt__ref_update mpt__ref_update;
+typedef struct mpt__cpu_update mpt__cpu_update;
 /* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
-typedef void (*mpt__update_fn)(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+typedef void (*mpt__update_fn)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n);
 
 /* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
@@ -123,7 +123,7 @@ typedef struct mpt__rows {
     bool adds;
 } mpt__rows;
 
-typedef struct mpt__words {
+typedef struct mpt__routines {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
     const mpt__convert_table *convert;
@@ -139,7 +139,7 @@ typedef struct mpt__words {
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
                     bool differences);
     /* Softmax or its logarithm, and its backward, of a dense row of n <= MPT__SUM_CHUNK; NULL: by
-       the words above. */
+       the routines above. */
     void (*softmax)(mpt__real *out, const mpt__real *x, int64_t n, bool log);
     void (*softmax_backward)(mpt__real *dx, const mpt__real *y, const mpt__real *dy, int64_t n,
                              bool log);
@@ -158,10 +158,10 @@ typedef struct mpt__words {
     bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                    mpt__real c);
     mpt__update_fn sgd, adam;
-    /* ReLU's backward of halves: as signed words, not 0 and > infinity's; NULL: as any function */
+    /* ReLU's backward of halves: as integers, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
     mpt__cpu_run copy_halves;           /* to another layout, instead of COPY; NULL: none */
-    const struct mpt__gemm_level *gemm; /* products in fp32; NULL: by the words above */
+    const struct mpt__gemm_level *gemm; /* products in fp32; NULL: by the routines above */
     bool typed;                         /* norms take halves as they lie */
     /* Element i of a row goes to lane i % MPT__NORM_LANES: x - mean or, where there is dy, g, of
        LINES times weight; behind those lanes that times (x - mean). total: the lanes of all rows,
@@ -172,82 +172,82 @@ typedef struct mpt__words {
     mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
-} mpt__words;
+} mpt__routines;
 
 /* ==== Operands ==== */
 
 /* An operand, resolved. */
-typedef struct mpt__ref_view {
+typedef struct mpt__cpu_view {
     void *data; /* NULL: absent */
-    const mpt__words *words;
+    const mpt__routines *routines;
     uint8_t dtype;
     bool accumulate;
-} mpt__ref_view;
+} mpt__cpu_view;
 
-static mpt__ref_view mpt__ref_view_of(const mpt__cpu_call *call, int operand) {
-    mpt__ref_view view;
+static mpt__cpu_view mpt__cpu_view_of(const mpt__cpu_call *call, int operand) {
+    mpt__cpu_view view;
     view.data = call->data[operand];
-    view.words = call->words;
+    view.routines = call->routines;
     view.dtype = call->launch->operand[operand].dtype;
     view.accumulate = call->launch->operand[operand].access == MPT__ACCUMULATE;
     return view;
 }
 
 /* Whether elements of this dtype can be computed with where they lie. */
-static MPT__INLINE bool mpt__ref_is_real(int dtype) {
+static MPT__INLINE bool mpt__cpu_is_real(int dtype) {
     return dtype == (sizeof(mpt__real) == sizeof(float) ? MPT_F32 : MPT_F64);
 }
-static MPT__INLINE bool mpt__ref_is_half(int dtype) {
+static MPT__INLINE bool mpt__cpu_is_half(int dtype) {
     return sizeof(mpt__real) == sizeof(float) && (dtype == MPT_F16 || dtype == MPT_BF16);
 }
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`. */
-static void mpt__ref_get(const mpt__ref_view *view, int64_t offset, int64_t stride, mpt__real *x,
+static void mpt__cpu_get(const mpt__cpu_view *view, int64_t offset, int64_t stride, mpt__real *x,
                          int64_t n) {
-    if (stride == 1 && mpt__ref_is_half(view->dtype)) {
-        const mpt__convert_table *convert = view->words->convert;
+    if (stride == 1 && mpt__cpu_is_half(view->dtype)) {
+        const mpt__convert_table *convert = view->routines->convert;
         (view->dtype == MPT_F16 ? convert->f16_to_f32 : convert->bf16_to_f32)(
             (const uint16_t *)view->data + offset, (float *)(void *)x, (size_t)n);
         return;
     }
     mpt__load_real(x, view->data, view->dtype, offset, stride, stride == 0 && n > 1 ? 1 : n);
-    if (stride == 0 && n > 1) view->words->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
+    if (stride == 0 && n > 1) view->routines->unary[MPT__UNARY_SPLAT](x, x, n, x[0], 0);
 }
 
 /* The same, without a copy where that is possible; otherwise in `block`. */
-static const mpt__real *mpt__ref_in(const mpt__ref_view *view, int64_t offset, int64_t stride,
+static const mpt__real *mpt__cpu_in(const mpt__cpu_view *view, int64_t offset, int64_t stride,
                                     mpt__real *block, int64_t n) {
-    if (stride == 1 && mpt__ref_is_real(view->dtype)) return (const mpt__real *)view->data + offset;
-    mpt__ref_get(view, offset, stride, block, n);
+    if (stride == 1 && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data + offset;
+    mpt__cpu_get(view, offset, stride, block, n);
     return block;
 }
 
-/* Where to compute results: in the operand itself, or in `block`. mpt__ref_put follows. */
-static mpt__real *mpt__ref_out(const mpt__ref_view *view, int64_t offset, int64_t stride,
+/* Where to compute results: in the operand itself, or in `block`. mpt__cpu_put follows. */
+static mpt__real *mpt__cpu_out(const mpt__cpu_view *view, int64_t offset, int64_t stride,
                                mpt__real *block) {
-    bool direct = stride == 1 && mpt__ref_is_real(view->dtype) && !view->accumulate;
+    bool direct = stride == 1 && mpt__cpu_is_real(view->dtype) && !view->accumulate;
     return direct ? (mpt__real *)view->data + offset : block;
 }
 
-/* As mpt__ref_out, for results that begin with what is there. */
-static mpt__real *mpt__ref_edit(const mpt__ref_view *view, int64_t offset, mpt__real *block,
+/* As mpt__cpu_out, for results that begin with what is there. */
+static mpt__real *mpt__cpu_edit(const mpt__cpu_view *view, int64_t offset, mpt__real *block,
                                 int64_t n) {
-    mpt__real *x = mpt__ref_out(view, offset, 1, block);
-    if (x == block) mpt__ref_get(view, offset, 1, block, n);
+    mpt__real *x = mpt__cpu_out(view, offset, 1, block);
+    if (x == block) mpt__cpu_get(view, offset, 1, block, n);
     return x;
 }
 
 /* Stores n <= MPT__BLOCK results, added to what is there if the operand accumulates. */
-static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t offset,
+static MPT__NOINLINE void mpt__cpu_put_block(const mpt__cpu_view *view, int64_t offset,
                                              int64_t stride, const mpt__real *x, int64_t n) {
     mpt__real sum[MPT__BLOCK];
     if (view->accumulate) {
-        const mpt__real *old = mpt__ref_in(view, offset, stride, sum, n);
-        view->words->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
+        const mpt__real *old = mpt__cpu_in(view, offset, stride, sum, n);
+        view->routines->binary[MPT__BINARY_ADD](sum, old, x, n, 0, 0);
         x = sum;
     }
-    if (stride == 1 && mpt__ref_is_half(view->dtype)) {
-        const mpt__convert_table *convert = view->words->convert;
+    if (stride == 1 && mpt__cpu_is_half(view->dtype)) {
+        const mpt__convert_table *convert = view->routines->convert;
         (view->dtype == MPT_F16 ? convert->f32_to_f16 : convert->f32_to_bf16)(
             (const float *)(const void *)x, (uint16_t *)view->data + offset, (size_t)n);
         return;
@@ -255,24 +255,24 @@ static MPT__NOINLINE void mpt__ref_put_block(const mpt__ref_view *view, int64_t 
     mpt__store_real(view->data, view->dtype, offset, stride, x, n);
 }
 
-/* The same, where nothing is left to do for those that stand where mpt__ref_out said. */
-static MPT__INLINE void mpt__ref_put(const mpt__ref_view *view, int64_t offset, int64_t stride,
+/* The same, where nothing is left to do for those that stand where mpt__cpu_out said. */
+static MPT__INLINE void mpt__cpu_put(const mpt__cpu_view *view, int64_t offset, int64_t stride,
                                      const mpt__real *x, int64_t n) {
-    if (mpt__ref_out(view, offset, stride, NULL) != x)
-        mpt__ref_put_block(view, offset, stride, x, n);
+    if (mpt__cpu_out(view, offset, stride, NULL) != x)
+        mpt__cpu_put_block(view, offset, stride, x, n);
 }
 
-static mpt__real mpt__ref_get_one(const mpt__ref_view *view, int64_t offset) {
+static mpt__real mpt__cpu_get_one(const mpt__cpu_view *view, int64_t offset) {
     mpt__real x = 0;
     mpt__load_real(&x, view->data, view->dtype, offset, 1, 1);
     return x;
 }
 
-static void mpt__ref_put_one(const mpt__ref_view *view, int64_t offset, mpt__real x) {
-    mpt__ref_put_block(view, offset, 1, &x, 1);
+static void mpt__cpu_put_one(const mpt__cpu_view *view, int64_t offset, mpt__real x) {
+    mpt__cpu_put_block(view, offset, 1, &x, 1);
 }
 
-static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {
+static int64_t mpt__cpu_get_integer(const mpt__cpu_view *view, int64_t offset) {
     int64_t x = 0;
     mpt__load_i64(&x, view->data, view->dtype, offset, 1, 1);
     return x;
@@ -280,47 +280,47 @@ static int64_t mpt__ref_get_integer(const mpt__ref_view *view, int64_t offset) {
 
 /* ==== Loops ==== */
 
-static MPT__INLINE int64_t mpt__ref_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static MPT__INLINE int64_t mpt__ref_chunks(int64_t count, int64_t size) {
+static MPT__INLINE int64_t mpt__cpu_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static MPT__INLINE int64_t mpt__cpu_chunks(int64_t count, int64_t size) {
     return count / size + (count % size != 0); /* a tensor without elements may be of any length */
 }
 /* What numbers of elements multiply to: 0 wins over dimensions too large to multiply. */
-static MPT__INLINE int64_t mpt__ref_times(int64_t a, int64_t b) {
+static MPT__INLINE int64_t mpt__cpu_times(int64_t a, int64_t b) {
     bool both_fit = ((a | b) >> 31) == 0; /* spares the division */
     return !both_fit && b != 0 && a > INT64_MAX / b ? INT64_MAX : a * b;
 }
-static int64_t mpt__ref_numel(const mpt__operand *o) {
+static int64_t mpt__cpu_numel(const mpt__operand *o) {
     int64_t count = 1;
-    for (int d = 0; d < o->rank; d++) count = mpt__ref_times(count, o->shape[d]);
+    for (int d = 0; d < o->rank; d++) count = mpt__cpu_times(count, o->shape[d]);
     return count;
 }
 
 /* The nanoseconds of `count` elements, given those of one on the reference level. */
-static int64_t mpt__ref_cost(const mpt__cpu_call *call, int64_t count, double ns) {
-    double all = (double)count * ns * call->words->slowness;
+static int64_t mpt__cpu_cost(const mpt__cpu_call *call, int64_t count, double ns) {
+    double all = (double)count * ns * call->routines->slowness;
     return all < 9e18 ? (int64_t)all : INT64_MAX;
 }
 
 /* The elements of an operand, or some dimensions of them, in logical order. Dimensions of size 1
    are left out, and neighbours merged where their strides allow it. */
-typedef struct mpt__ref_loop {
+typedef struct mpt__cpu_loop {
     int rank;
     int64_t count;
     int64_t shape[MPT_MAX_RANK], stride[MPT_MAX_RANK];
-} mpt__ref_loop;
+} mpt__cpu_loop;
 
-static void mpt__ref_loop_init(mpt__ref_loop *loop) {
+static void mpt__cpu_loop_init(mpt__cpu_loop *loop) {
     loop->rank = 0;
     loop->count = 1;
 }
 
 /* Adds a dimension inside those added before. */
-static void mpt__ref_loop_add(mpt__ref_loop *loop, int64_t size, int64_t stride) {
+static void mpt__cpu_loop_add(mpt__cpu_loop *loop, int64_t size, int64_t stride) {
     int last = loop->rank - 1;
-    loop->count = mpt__ref_times(loop->count, size);
+    loop->count = mpt__cpu_times(loop->count, size);
     if (size == 1) return;
     if (last >= 0 && (uint64_t)loop->stride[last] == (uint64_t)size * (uint64_t)stride) {
-        loop->shape[last] = mpt__ref_times(loop->shape[last], size);
+        loop->shape[last] = mpt__cpu_times(loop->shape[last], size);
     } else {
         last = loop->rank++;
         loop->shape[last] = size;
@@ -329,29 +329,29 @@ static void mpt__ref_loop_add(mpt__ref_loop *loop, int64_t size, int64_t stride)
 }
 
 /* A loop has a last dimension even when it has one element. */
-static void mpt__ref_loop_close(mpt__ref_loop *loop) {
+static void mpt__cpu_loop_close(mpt__cpu_loop *loop) {
     if (loop->rank > 0) return;
     loop->rank = 1;
     loop->shape[0] = loop->stride[0] = 1;
 }
 
-static void mpt__ref_loop_over(mpt__ref_loop *loop, const mpt__operand *o) {
-    mpt__ref_loop_init(loop);
-    for (int d = 0; d < o->rank; d++) mpt__ref_loop_add(loop, o->shape[d], o->stride[d]);
-    mpt__ref_loop_close(loop);
+static void mpt__cpu_loop_over(mpt__cpu_loop *loop, const mpt__operand *o) {
+    mpt__cpu_loop_init(loop);
+    for (int d = 0; d < o->rank; d++) mpt__cpu_loop_add(loop, o->shape[d], o->stride[d]);
+    mpt__cpu_loop_close(loop);
 }
 
-static MPT__INLINE int64_t mpt__ref_inner(const mpt__ref_loop *loop) {
+static MPT__INLINE int64_t mpt__cpu_inner(const mpt__cpu_loop *loop) {
     return loop->stride[loop->rank - 1];
 }
 
 /* A place in a loop, and where in memory it is. */
-typedef struct mpt__ref_cursor {
+typedef struct mpt__cpu_cursor {
     int64_t offset;
     int64_t index[MPT_MAX_RANK];
-} mpt__ref_cursor;
+} mpt__cpu_cursor;
 
-static void mpt__ref_start(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_t at) {
+static void mpt__cpu_start(mpt__cpu_cursor *c, const mpt__cpu_loop *loop, int64_t at) {
     c->offset = 0;
     for (int d = loop->rank - 1; d >= 0; d--) {
         c->index[d] = at > 0 ? at % loop->shape[d] : 0;
@@ -361,12 +361,12 @@ static void mpt__ref_start(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_
 }
 
 /* How many elements, equally spaced, lie from here to the end of the last dimension. */
-static MPT__INLINE int64_t mpt__ref_room(const mpt__ref_cursor *c, const mpt__ref_loop *loop) {
+static MPT__INLINE int64_t mpt__cpu_room(const mpt__cpu_cursor *c, const mpt__cpu_loop *loop) {
     return loop->shape[loop->rank - 1] - c->index[loop->rank - 1];
 }
 
 /* Moves on by n, at most the room there is. */
-static void mpt__ref_advance(mpt__ref_cursor *c, const mpt__ref_loop *loop, int64_t n) {
+static void mpt__cpu_advance(mpt__cpu_cursor *c, const mpt__cpu_loop *loop, int64_t n) {
     int d = loop->rank - 1;
     c->index[d] += n;
     c->offset += n * loop->stride[d];
@@ -378,39 +378,39 @@ static void mpt__ref_advance(mpt__ref_cursor *c, const mpt__ref_loop *loop, int6
 }
 
 /* An operand and its loop. */
-typedef struct mpt__ref_walk {
-    mpt__ref_view view;
-    mpt__ref_loop loop;
-} mpt__ref_walk;
+typedef struct mpt__cpu_walk {
+    mpt__cpu_view view;
+    mpt__cpu_loop loop;
+} mpt__cpu_walk;
 
 /* The next n <= MPT__BLOCK elements: where they lie, or gathered in `block`. */
-static const mpt__real *mpt__ref_take(const mpt__ref_walk *walk, mpt__ref_cursor *c,
+static const mpt__real *mpt__cpu_take(const mpt__cpu_walk *walk, mpt__cpu_cursor *c,
                                       mpt__real *block, int64_t n) {
-    const mpt__ref_loop *loop = &walk->loop;
+    const mpt__cpu_loop *loop = &walk->loop;
     const mpt__real *x = block;
-    int64_t m = mpt__ref_room(c, loop);
-    if (m >= n) x = mpt__ref_in(&walk->view, c->offset, mpt__ref_inner(loop), block, m = n);
+    int64_t m = mpt__cpu_room(c, loop);
+    if (m >= n) x = mpt__cpu_in(&walk->view, c->offset, mpt__cpu_inner(loop), block, m = n);
     for (int64_t done = 0; done < n; done += m) {
-        m = mpt__ref_min(mpt__ref_room(c, loop), n - done);
-        if (m < n) { mpt__ref_get(&walk->view, c->offset, mpt__ref_inner(loop), block + done, m); }
-        mpt__ref_advance(c, loop, m);
+        m = mpt__cpu_min(mpt__cpu_room(c, loop), n - done);
+        if (m < n) { mpt__cpu_get(&walk->view, c->offset, mpt__cpu_inner(loop), block + done, m); }
+        mpt__cpu_advance(c, loop, m);
     }
     return x;
 }
 
-/* Where to compute the next n results; mpt__ref_give follows and moves on. */
-static mpt__real *mpt__ref_place(const mpt__ref_walk *walk, const mpt__ref_cursor *c,
+/* Where to compute the next n results; mpt__cpu_give follows and moves on. */
+static mpt__real *mpt__cpu_place(const mpt__cpu_walk *walk, const mpt__cpu_cursor *c,
                                  mpt__real *block, int64_t n) {
-    if (mpt__ref_room(c, &walk->loop) < n) return block;
-    return mpt__ref_out(&walk->view, c->offset, mpt__ref_inner(&walk->loop), block);
+    if (mpt__cpu_room(c, &walk->loop) < n) return block;
+    return mpt__cpu_out(&walk->view, c->offset, mpt__cpu_inner(&walk->loop), block);
 }
 
-static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const mpt__real *x,
+static void mpt__cpu_give(const mpt__cpu_walk *walk, mpt__cpu_cursor *c, const mpt__real *x,
                           int64_t n) {
     for (int64_t m; n > 0; n -= m, x += m) {
-        m = mpt__ref_min(mpt__ref_room(c, &walk->loop), n);
-        mpt__ref_put(&walk->view, c->offset, mpt__ref_inner(&walk->loop), x, m);
-        mpt__ref_advance(c, &walk->loop, m);
+        m = mpt__cpu_min(mpt__cpu_room(c, &walk->loop), n);
+        mpt__cpu_put(&walk->view, c->offset, mpt__cpu_inner(&walk->loop), x, m);
+        mpt__cpu_advance(c, &walk->loop, m);
     }
 }
 
@@ -426,58 +426,58 @@ static void mpt__ref_give(const mpt__ref_walk *walk, mpt__ref_cursor *c, const m
     }
 #define MPT__PLUS(a, b) ((a) + (b))
 #define MPT__TIMES(a, b) ((a) * (b))
-MPT__DEFINE_FOLD(mpt__ref_fold_lanes, mpt__real, MPT__PLUS)
-MPT__DEFINE_FOLD(mpt__ref_fold_maxima, mpt__real, mpt__real_max_nan)
-MPT__DEFINE_FOLD(mpt__ref_fold_products, mpt__real, MPT__TIMES)
-MPT__DEFINE_FOLD(mpt__ref_fold_squares, double, MPT__PLUS)
+MPT__DEFINE_FOLD(mpt__cpu_fold_lanes, mpt__real, MPT__PLUS)
+MPT__DEFINE_FOLD(mpt__cpu_fold_maxima, mpt__real, mpt__real_max_nan)
+MPT__DEFINE_FOLD(mpt__cpu_fold_products, mpt__real, MPT__TIMES)
+MPT__DEFINE_FOLD(mpt__cpu_fold_squares, double, MPT__PLUS)
 
-/* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. level[k] holds the
+/* A sum under way: the tree that MPT__SUM_CHUNK describes, fed in any portions. part[k] holds the
    sum of 2^k chunks where bit k of `chunks` is set. */
-typedef struct mpt__ref_sum {
-    const mpt__words *words;
+typedef struct mpt__cpu_sum {
+    const mpt__routines *routines;
     int64_t count, chunks;
     mpt__real lane[MPT__SUM_LANES];
-    mpt__real level[MPT__SUM_LEVELS];
-} mpt__ref_sum;
+    mpt__real part[MPT__SUM_HEIGHT];
+} mpt__cpu_sum;
 
-static void mpt__ref_sum_init(mpt__ref_sum *sum, const mpt__words *words) {
-    sum->words = words;
+static void mpt__cpu_sum_init(mpt__cpu_sum *sum, const mpt__routines *routines) {
+    sum->routines = routines;
     sum->count = sum->chunks = 0;
     memset(sum->lane, 0, sizeof sum->lane);
 }
 
-static void mpt__ref_sum_close_chunk(mpt__ref_sum *sum) {
-    mpt__real carry = mpt__ref_fold_lanes(sum->lane);
+static void mpt__cpu_sum_close_chunk(mpt__cpu_sum *sum) {
+    mpt__real carry = mpt__cpu_fold_lanes(sum->lane);
     int k = 0;
-    for (; (sum->chunks >> k & 1) != 0; k++) carry = sum->level[k] + carry;
-    sum->level[k] = carry;
+    for (; (sum->chunks >> k & 1) != 0; k++) carry = sum->part[k] + carry;
+    sum->part[k] = carry;
     sum->chunks++;
     sum->count = 0;
     memset(sum->lane, 0, sizeof sum->lane);
 }
 
 /* n elements more are in the lanes, all of one chunk. */
-static void mpt__ref_sum_count(mpt__ref_sum *sum, int64_t n) {
+static void mpt__cpu_sum_count(mpt__cpu_sum *sum, int64_t n) {
     sum->count += n;
-    if (sum->count == MPT__SUM_CHUNK) mpt__ref_sum_close_chunk(sum);
+    if (sum->count == MPT__SUM_CHUNK) mpt__cpu_sum_close_chunk(sum);
 }
 
-static void mpt__ref_sum_add(mpt__ref_sum *sum, const mpt__real *x, int64_t n) {
+static void mpt__cpu_sum_add(mpt__cpu_sum *sum, const mpt__real *x, int64_t n) {
     for (int64_t take; n > 0; n -= take, x += take) {
-        take = mpt__ref_min(n, MPT__SUM_CHUNK - sum->count);
-        sum->words->add_lanes(sum->lane, sum->count, x, take);
-        mpt__ref_sum_count(sum, take);
+        take = mpt__cpu_min(n, MPT__SUM_CHUNK - sum->count);
+        sum->routines->add_lanes(sum->lane, sum->count, x, take);
+        mpt__cpu_sum_count(sum, take);
     }
 }
 
-static mpt__real mpt__ref_sum_total(mpt__ref_sum *sum) {
+static mpt__real mpt__cpu_sum_total(mpt__cpu_sum *sum) {
     mpt__real total = 0;
     bool any = false;
-    if (sum->chunks == 0) return mpt__ref_fold_lanes(sum->lane);
-    if (sum->count > 0) mpt__ref_sum_close_chunk(sum);
-    for (int k = 0; k < MPT__SUM_LEVELS; k++) {
+    if (sum->chunks == 0) return mpt__cpu_fold_lanes(sum->lane);
+    if (sum->count > 0) mpt__cpu_sum_close_chunk(sum);
+    for (int k = 0; k < MPT__SUM_HEIGHT; k++) {
         if ((sum->chunks >> k & 1) == 0) continue;
-        total = any ? sum->level[k] + total : sum->level[k];
+        total = any ? sum->part[k] + total : sum->part[k];
         any = true;
     }
     return total;
@@ -487,12 +487,12 @@ static mpt__real mpt__ref_sum_total(mpt__ref_sum *sum) {
 
 /* One launch of an elementwise kernel. body computes the next n <= MPT__BLOCK elements, of which
    the first is number `first`; it moves the cursors of all operands on. */
-typedef struct mpt__ref_map mpt__ref_map;
-typedef void (*mpt__ref_body)(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+typedef struct mpt__cpu_map mpt__cpu_map;
+typedef void (*mpt__cpu_body)(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                               int64_t n);
-struct mpt__ref_map {
+struct mpt__cpu_map {
     const mpt__cpu_call *call;
-    mpt__ref_body body, other_body;
+    mpt__cpu_body body, other_body;
     int operands;
     mpt__unary_fn unary;
     mpt__binary_fn binary;
@@ -501,86 +501,86 @@ struct mpt__ref_map {
     mpt__rng_key key;
     const char *pattern; /* fill: MPT__BLOCK elements, or as many as there are */
     mpt__real *table;    /* of cpu/halves.c */
-    mpt__ref_walk walk[3];
+    mpt__cpu_walk walk[3];
 };
 
-static void mpt__ref_map_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_map *map = (const mpt__ref_map *)work;
+static void mpt__cpu_map_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_map *map = (const mpt__cpu_map *)work;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, map->walk[0].loop.count);
-    mpt__ref_cursor at[3];
+    int64_t end = mpt__cpu_min(begin + MPT__CHUNK, map->walk[0].loop.count);
+    mpt__cpu_cursor at[3];
     (void)thread;
-    for (int k = 0; k < map->operands; k++) mpt__ref_start(&at[k], &map->walk[k].loop, begin);
+    for (int k = 0; k < map->operands; k++) mpt__cpu_start(&at[k], &map->walk[k].loop, begin);
     for (; begin < end; begin += MPT__BLOCK) {
-        map->body(map, at, begin, mpt__ref_min(MPT__BLOCK, end - begin));
+        map->body(map, at, begin, mpt__cpu_min(MPT__BLOCK, end - begin));
     }
 }
 
 /* Runs map->body over operands 0 .. n-1, at `ns` nanoseconds per element. */
-static void mpt__ref_map_run(mpt__ref_map *map, const mpt__cpu_call *call, int n, double ns) {
+static void mpt__cpu_map_run(mpt__cpu_map *map, const mpt__cpu_call *call, int n, double ns) {
     map->call = call;
     map->operands = n;
     for (int k = 0; k < n; k++) {
-        map->walk[k].view = mpt__ref_view_of(call, k);
-        mpt__ref_loop_over(&map->walk[k].loop, &call->launch->operand[k]);
+        map->walk[k].view = mpt__cpu_view_of(call, k);
+        mpt__cpu_loop_over(&map->walk[k].loop, &call->launch->operand[k]);
     }
     int64_t count = map->walk[0].loop.count;
-    mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK), mpt__ref_cost(call, count, ns),
-                  mpt__ref_map_chunk, map);
+    mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK), mpt__cpu_cost(call, count, ns),
+                  mpt__cpu_map_chunk, map);
 }
 
 /* The most elements, up to n, that lie equally spaced in all operands. */
-static int64_t mpt__ref_together(const mpt__ref_map *map, const mpt__ref_cursor *at, int64_t n) {
+static int64_t mpt__cpu_together(const mpt__cpu_map *map, const mpt__cpu_cursor *at, int64_t n) {
     for (int k = 0; k < map->operands; k++) {
-        n = mpt__ref_min(n, mpt__ref_room(&at[k], &map->walk[k].loop));
+        n = mpt__cpu_min(n, mpt__cpu_room(&at[k], &map->walk[k].loop));
     }
     return n;
 }
 
-static void mpt__ref_advance_all(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t n) {
-    for (int k = 0; k < map->operands; k++) mpt__ref_advance(&at[k], &map->walk[k].loop, n);
+static void mpt__cpu_advance_all(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t n) {
+    for (int k = 0; k < map->operands; k++) mpt__cpu_advance(&at[k], &map->walk[k].loop, n);
 }
 
-static void mpt__ref_fill_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_fill_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
-    const mpt__ref_walk *to = &map->walk[0];
-    int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__ref_inner(&to->loop);
+    const mpt__cpu_walk *to = &map->walk[0];
+    int64_t size = mpt__dtype_info[to->view.dtype].bytes, step = mpt__cpu_inner(&to->loop);
     (void)first;
     for (int64_t m; n > 0; n -= m) {
         char *p = (char *)to->view.data + at->offset * size;
-        m = step == 1 ? mpt__ref_together(map, at, n) : 1;
+        m = step == 1 ? mpt__cpu_together(map, at, n) : 1;
         memcpy(p, map->pattern, (size_t)(m * size));
-        mpt__ref_advance_all(map, at, m);
+        mpt__cpu_advance_all(map, at, m);
     }
 }
 
-static void mpt__ref_fill(const mpt__cpu_call *call) {
+static void mpt__cpu_fill(const mpt__cpu_call *call) {
     const mpt__operand *o = &call->launch->operand[0];
     double x[MPT__BLOCK], pattern[MPT__BLOCK];
-    int64_t n = mpt__ref_min(MPT__BLOCK, mpt__ref_numel(o));
-    mpt__ref_map map;
+    int64_t n = mpt__cpu_min(MPT__BLOCK, mpt__cpu_numel(o));
+    mpt__cpu_map map;
     for (int64_t i = 0; i < n; i++) x[i] = call->launch->imm[0];
     mpt__store_f64(pattern, o->dtype, 0, 1, x, n);
     map.pattern = (const char *)pattern;
-    map.body = mpt__ref_fill_body;
-    mpt__ref_map_run(&map, call, 1, 0.5);
+    map.body = mpt__cpu_fill_body;
+    mpt__cpu_map_run(&map, call, 1, 0.5);
 }
 
-static void mpt__ref_copy_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
     mpt__real block[MPT__BLOCK];
-    mpt__real *place = mpt__ref_place(&map->walk[1], &at[1], block, n);
+    mpt__real *place = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     (void)first;
-    mpt__ref_give(&map->walk[1], &at[1], mpt__ref_take(&map->walk[0], &at[0], place, n), n);
+    mpt__cpu_give(&map->walk[1], &at[1], mpt__cpu_take(&map->walk[0], &at[0], place, n), n);
 }
 
 /* The same through double, where F64 is on one side, or int64, where both are integers: exact, sums
    modulo 2^64. */
-static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t n,
+static void mpt__cpu_copy_wide(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t n,
                                bool integers) {
-    const mpt__ref_view *from = &map->walk[0].view, *to = &map->walk[1].view;
-    const int64_t step0 = mpt__ref_inner(&map->walk[0].loop);
-    const int64_t step1 = mpt__ref_inner(&map->walk[1].loop);
+    const mpt__cpu_view *from = &map->walk[0].view, *to = &map->walk[1].view;
+    const int64_t step0 = mpt__cpu_inner(&map->walk[0].loop);
+    const int64_t step1 = mpt__cpu_inner(&map->walk[1].loop);
     union {
         double f[MPT__BLOCK];
         int64_t i[MPT__BLOCK];
@@ -588,7 +588,7 @@ static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int
     double *x = block.f, *old = sum.f;
     int64_t *whole = block.i, *before = sum.i;
     for (int64_t m; n > 0; n -= m) {
-        m = mpt__ref_together(map, at, n);
+        m = mpt__cpu_together(map, at, n);
         if (integers) {
             mpt__load_i64(whole, from->data, from->dtype, at[0].offset, step0, m);
             if (to->accumulate)
@@ -602,33 +602,33 @@ static void mpt__ref_copy_wide(const mpt__ref_map *map, mpt__ref_cursor *at, int
             for (int64_t i = 0; to->accumulate && i < m; i++) x[i] = old[i] + x[i];
             mpt__store_f64(to->data, to->dtype, at[1].offset, step1, x, m);
         }
-        mpt__ref_advance_all(map, at, m);
+        mpt__cpu_advance_all(map, at, m);
     }
 }
-static void mpt__ref_copy_f64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_f64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                    int64_t n) {
     (void)first;
-    mpt__ref_copy_wide(map, at, n, false);
+    mpt__cpu_copy_wide(map, at, n, false);
 }
-static void mpt__ref_copy_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_i64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                    int64_t n) {
     (void)first;
-    mpt__ref_copy_wide(map, at, n, true);
+    mpt__cpu_copy_wide(map, at, n, true);
 }
 
 /* Equal dtypes: bytes where they lie together, by other_body elsewhere. */
-static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_copy_bytes_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                      int64_t n) {
-    const mpt__ref_walk *from = &map->walk[0], *to = &map->walk[1];
+    const mpt__cpu_walk *from = &map->walk[0], *to = &map->walk[1];
     int64_t size = mpt__dtype_info[to->view.dtype].bytes;
-    bool dense = mpt__ref_inner(&from->loop) == 1 && mpt__ref_inner(&to->loop) == 1;
-    if (!dense || mpt__ref_together(map, at, n) < n) {
+    bool dense = mpt__cpu_inner(&from->loop) == 1 && mpt__cpu_inner(&to->loop) == 1;
+    if (!dense || mpt__cpu_together(map, at, n) < n) {
         map->other_body(map, at, first, n);
         return;
     }
     memcpy((char *)to->view.data + at[1].offset * size,
            (const char *)from->view.data + at[0].offset * size, (size_t)(n * size));
-    mpt__ref_advance_all(map, at, n);
+    mpt__cpu_advance_all(map, at, n);
 }
 
 /* A copy between operands that are dense in different dimensions goes in chunks of MPT__COPY_TILE
@@ -637,57 +637,57 @@ static void mpt__ref_copy_bytes_body(const mpt__ref_map *map, mpt__ref_cursor *a
 #define MPT__COPY_RUN 256
 /* Bytes from which on, measured, it is better not to read what is overwritten: more than an L2. */
 #define MPT__COPY_BEYOND_CACHE (4 << 20)
-typedef struct mpt__ref_transposition {
-    mpt__ref_walk walk[2];          /* over the other dimensions */
+typedef struct mpt__cpu_transposition {
+    mpt__cpu_walk walk[2];          /* over the other dimensions */
     int64_t size[2], along, across; /* of the dimensions in which walk 0 and 1 are dense; chunks */
     int64_t step[2];                /* of walk 0 in dimension 1, of walk 1 in dimension 0 */
     bool direct, beyond_cache;
-} mpt__ref_transposition;
+} mpt__cpu_transposition;
 
 /* m by n elements through blocks. */
-static void mpt__ref_transpose_tile(const mpt__ref_transposition *w, int64_t from, int64_t to,
+static void mpt__cpu_transpose_tile(const mpt__cpu_transposition *w, int64_t from, int64_t to,
                                     int64_t m, int64_t n) {
     enum { T = MPT__COPY_TILE };
     mpt__real in[T * T], tile[T * T];
     for (int64_t r = 0; r < n; r++) {
-        mpt__ref_get(&w->walk[0].view, from + r * w->step[0], 1, in + r * T, m);
+        mpt__cpu_get(&w->walk[0].view, from + r * w->step[0], 1, in + r * T, m);
     }
-    w->walk[0].view.words->transpose(tile, T, in, T, n, m, false);
+    w->walk[0].view.routines->transpose(tile, T, in, T, n, m, false);
     for (int64_t r = 0; r < m; r++) {
-        mpt__ref_put_block(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
+        mpt__cpu_put_block(&w->walk[1].view, to + r * w->step[1], 1, tile + r * T, n);
     }
 }
 
-static void mpt__ref_transpose_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+static void mpt__cpu_transpose_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
     int64_t i = chunk % w->along * MPT__COPY_RUN, j = chunk / w->along % w->across * MPT__COPY_TILE;
-    int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
-    int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j);
-    mpt__ref_cursor at[2];
+    int64_t m = mpt__cpu_min(MPT__COPY_RUN, w->size[0] - i);
+    int64_t n = mpt__cpu_min(MPT__COPY_TILE, w->size[1] - j);
+    mpt__cpu_cursor at[2];
     (void)thread;
     for (int k = 0; k < 2; k++) {
-        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+        mpt__cpu_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
     }
     int64_t from = at[0].offset + j * w->step[0] + i, to = at[1].offset + i * w->step[1] + j;
     if (w->direct) {
         const mpt__real *x = (const mpt__real *)w->walk[0].view.data + from;
         mpt__real *out = (mpt__real *)w->walk[1].view.data + to;
         bool lines = n == MPT__COPY_TILE && (uintptr_t)out % 64 == 0;
-        w->walk[0].view.words->transpose(out, w->step[1], x, w->step[0], n, m,
+        w->walk[0].view.routines->transpose(out, w->step[1], x, w->step[0], n, m,
                                          w->beyond_cache && lines);
         return;
     }
     for (int64_t k = 0; k < m; k += MPT__COPY_TILE) {
-        mpt__ref_transpose_tile(w, from + k, to + k * w->step[1],
-                                mpt__ref_min(MPT__COPY_TILE, m - k), n);
+        mpt__cpu_transpose_tile(w, from + k, to + k * w->step[1],
+                                mpt__cpu_min(MPT__COPY_TILE, m - k), n);
     }
 }
 
 /* False where the copy is not of this kind; `run` takes its chunks. */
-static bool mpt__ref_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn run) {
+static bool mpt__cpu_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn run) {
     const mpt__operand *o = call->launch->operand;
     int dense[2] = {-1, -1};
-    mpt__ref_transposition w;
+    mpt__cpu_transposition w;
     for (int d = 0; d < o[0].rank; d++) {
         for (int k = 0; k < 2; k++) {
             if (o[k].stride[d] == 1 && o[k].shape[d] >= 4 - 2 * k) dense[k] = d;
@@ -695,62 +695,62 @@ static bool mpt__ref_copy_transposed(const mpt__cpu_call *call, mpt__chunk_fn ru
     }
     if (dense[0] < 0 || dense[1] < 0 || dense[0] == dense[1]) return false;
     for (int k = 0; k < 2; k++) {
-        w.walk[k].view = mpt__ref_view_of(call, k);
+        w.walk[k].view = mpt__cpu_view_of(call, k);
         w.size[k] = o[0].shape[dense[k]];
         w.step[k] = o[k].stride[dense[1 - k]];
-        mpt__ref_loop_init(&w.walk[k].loop);
+        mpt__cpu_loop_init(&w.walk[k].loop);
         for (int d = 0; d < o[0].rank; d++) {
             if (d == dense[0] || d == dense[1]) continue;
-            mpt__ref_loop_add(&w.walk[k].loop, o[k].shape[d], o[k].stride[d]);
+            mpt__cpu_loop_add(&w.walk[k].loop, o[k].shape[d], o[k].stride[d]);
         }
-        mpt__ref_loop_close(&w.walk[k].loop);
+        mpt__cpu_loop_close(&w.walk[k].loop);
     }
-    const mpt__ref_view *to = &w.walk[1].view;
-    int64_t count = mpt__ref_numel(&o[0]);
-    w.along = mpt__ref_chunks(w.size[0], MPT__COPY_RUN);
-    w.across = mpt__ref_chunks(w.size[1], MPT__COPY_TILE);
+    const mpt__cpu_view *to = &w.walk[1].view;
+    int64_t count = mpt__cpu_numel(&o[0]);
+    w.along = mpt__cpu_chunks(w.size[0], MPT__COPY_RUN);
+    w.across = mpt__cpu_chunks(w.size[1], MPT__COPY_TILE);
     w.direct =
-        mpt__ref_is_real(w.walk[0].view.dtype) && mpt__ref_is_real(to->dtype) && !to->accumulate;
+        mpt__cpu_is_real(w.walk[0].view.dtype) && mpt__cpu_is_real(to->dtype) && !to->accumulate;
     w.beyond_cache = w.step[1] % 16 == 0 && count >= MPT__COPY_BEYOND_CACHE / 4;
     mpt__parallel(call->pool, w.walk[0].loop.count * w.along * w.across,
-                  mpt__ref_cost(call, count, 4.0), run, &w);
+                  mpt__cpu_cost(call, count, 4.0), run, &w);
     return true;
 }
 
 /* The elements of an operand that lies dense, in logical order; -1: it does not. */
-static int64_t mpt__ref_dense(const mpt__operand *o) {
+static int64_t mpt__cpu_dense(const mpt__operand *o) {
     int64_t count = 1;
     for (int d = o->rank - 1; d >= 0; d--) {
         if (o->shape[d] != 1 && o->stride[d] != count) return -1;
-        count = mpt__ref_times(count, o->shape[d]);
+        count = mpt__cpu_times(count, o->shape[d]);
     }
     return count;
 }
 
-static void mpt__ref_copy(const mpt__cpu_call *call) {
+static void mpt__cpu_copy(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
     uint8_t from = o[0].dtype, to = o[1].dtype;
     bool as_bytes = from == to && o[1].access != MPT__ACCUMULATE;
-    int64_t count = as_bytes && mpt__ref_dense(&o[1]) >= 0 ? mpt__ref_dense(&o[0]) : -1;
+    int64_t count = as_bytes && mpt__cpu_dense(&o[1]) >= 0 ? mpt__cpu_dense(&o[0]) : -1;
     if (count > 0 && count <= MPT__CHUNK) {
         memcpy(call->data[1], call->data[0], (size_t)(count * mpt__dtype_info[to].bytes));
         return;
     }
-    mpt__ref_map map;
-    map.body = mpt__ref_copy_body;
-    if (from == MPT_F64 || to == MPT_F64) map.body = mpt__ref_copy_f64_body;
+    mpt__cpu_map map;
+    map.body = mpt__cpu_copy_body;
+    if (from == MPT_F64 || to == MPT_F64) map.body = mpt__cpu_copy_f64_body;
     if (!mpt__dtype_info[from].is_float && !mpt__dtype_info[to].is_float) {
-        map.body = mpt__ref_copy_i64_body;
+        map.body = mpt__cpu_copy_i64_body;
     }
-    if (map.body == mpt__ref_copy_body && mpt__ref_numel(&o[0]) > 0 &&
-        mpt__ref_copy_transposed(call, mpt__ref_transpose_chunk)) {
+    if (map.body == mpt__cpu_copy_body && mpt__cpu_numel(&o[0]) > 0 &&
+        mpt__cpu_copy_transposed(call, mpt__cpu_transpose_chunk)) {
         return;
     }
     if (as_bytes) {
         map.other_body = map.body;
-        map.body = mpt__ref_copy_bytes_body;
+        map.body = mpt__cpu_copy_bytes_body;
     }
-    mpt__ref_map_run(&map, call, 2, 2.0);
+    mpt__cpu_map_run(&map, call, 2, 2.0);
 }
 
 /* The reference level, one by one. */
@@ -776,91 +776,91 @@ MPT__UNARY_ROW(SPLAT, 1, ((void)a, c))
 MPT__BINARY_FUNCTIONS(MPT__BINARY_ROW, MPT__BINARY_ROW)
 #undef MPT__V
 
-static void mpt__ref_unary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_unary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                 int64_t n) {
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
-    mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
+    mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
     (void)first;
-    map->unary(out, mpt__ref_take(&map->walk[0], &at[0], in, n), n, map->c, map->d);
-    mpt__ref_give(&map->walk[1], &at[1], out, n);
+    map->unary(out, mpt__cpu_take(&map->walk[0], &at[0], in, n), n, map->c, map->d);
+    mpt__cpu_give(&map->walk[1], &at[1], out, n);
 }
 
-static mpt__ref_map mpt__ref_unary_map(const mpt__cpu_call *call) {
+static mpt__cpu_map mpt__cpu_unary_map(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     bool by_slot = launch->function == MPT__FN_MUL_SLOT;
-    mpt__ref_map map;
-    map.body = mpt__ref_unary_body;
-    map.unary = call->words->unary[MPT__UNARY_AT(launch->function)];
+    mpt__cpu_map map;
+    map.body = mpt__cpu_unary_body;
+    map.unary = call->routines->unary[MPT__UNARY_AT(launch->function)];
     map.c = (mpt__real)(by_slot ? call->scalars[launch->slot[0]].f : launch->imm[0]);
     map.d = (mpt__real)launch->imm[1];
     return map;
 }
 
-static void mpt__ref_unary(const mpt__cpu_call *call) {
-    mpt__ref_map map = mpt__ref_unary_map(call);
-    mpt__ref_map_run(&map, call, 2, mpt__ref_unary_ns[MPT__UNARY_AT(call->launch->function)]);
+static void mpt__cpu_unary(const mpt__cpu_call *call) {
+    mpt__cpu_map map = mpt__cpu_unary_map(call);
+    mpt__cpu_map_run(&map, call, 2, mpt__cpu_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
 
-static void mpt__ref_binary_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_binary_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                  int64_t n) {
     mpt__real in[2][MPT__BLOCK], block[MPT__BLOCK];
-    mpt__real *out = mpt__ref_place(&map->walk[2], &at[2], block, n);
-    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in[0], n);
+    mpt__real *out = mpt__cpu_place(&map->walk[2], &at[2], block, n);
+    const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in[0], n);
     (void)first;
-    map->binary(out, x, mpt__ref_take(&map->walk[1], &at[1], in[1], n), n, map->c, map->d);
-    mpt__ref_give(&map->walk[2], &at[2], out, n);
+    map->binary(out, x, mpt__cpu_take(&map->walk[1], &at[1], in[1], n), n, map->c, map->d);
+    mpt__cpu_give(&map->walk[2], &at[2], out, n);
 }
 
 /* Of functions from MPT__FN_EQUAL on, bits: true of less, equal, greater. */
-static bool mpt__ref_compare_i64(int function, int64_t a, int64_t b) {
+static bool mpt__cpu_compare_i64(int function, int64_t a, int64_t b) {
     static const uint8_t holds[] = {2, 5, 1, 3, 4, 6};
     return (holds[function - MPT__FN_EQUAL] >> (1 + (a > b) - (a < b)) & 1) != 0;
 }
 
 /* Comparison of two integer operands. */
-static void mpt__ref_compare_i64_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_compare_i64_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                       int64_t n) {
     int64_t x[2][MPT__BLOCK];
     mpt__real result[MPT__BLOCK];
     const int function = map->call->launch->function;
     (void)first;
     for (int64_t m; n > 0; n -= m) {
-        m = mpt__ref_together(map, at, n);
+        m = mpt__cpu_together(map, at, n);
         for (int k = 0; k < 2; k++) {
-            const mpt__ref_walk *from = &map->walk[k];
+            const mpt__cpu_walk *from = &map->walk[k];
             mpt__load_i64(x[k], from->view.data, from->view.dtype, at[k].offset,
-                              mpt__ref_inner(&from->loop), m);
+                              mpt__cpu_inner(&from->loop), m);
         }
         for (int64_t i = 0; i < m; i++)
-            result[i] = mpt__ref_compare_i64(function, x[0][i], x[1][i]) ? 1 : 0;
-        mpt__ref_put(&map->walk[2].view, at[2].offset, mpt__ref_inner(&map->walk[2].loop), result,
+            result[i] = mpt__cpu_compare_i64(function, x[0][i], x[1][i]) ? 1 : 0;
+        mpt__cpu_put(&map->walk[2].view, at[2].offset, mpt__cpu_inner(&map->walk[2].loop), result,
                      m);
-        mpt__ref_advance_all(map, at, m);
+        mpt__cpu_advance_all(map, at, m);
     }
 }
 
-static mpt__ref_map mpt__ref_binary_map(const mpt__cpu_call *call) {
-    mpt__ref_map map;
-    map.body = mpt__ref_binary_body;
-    map.binary = call->words->binary[MPT__BINARY_AT(call->launch->function)];
+static mpt__cpu_map mpt__cpu_binary_map(const mpt__cpu_call *call) {
+    mpt__cpu_map map;
+    map.body = mpt__cpu_binary_body;
+    map.binary = call->routines->binary[MPT__BINARY_AT(call->launch->function)];
     map.c = (mpt__real)call->launch->imm[0];
     map.d = (mpt__real)call->launch->imm[1];
     return map;
 }
 
-static void mpt__ref_binary(const mpt__cpu_call *call) {
+static void mpt__cpu_binary(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const mpt__operand *o = launch->operand;
-    mpt__ref_map map = mpt__ref_binary_map(call);
+    mpt__cpu_map map = mpt__cpu_binary_map(call);
     if (launch->function >= MPT__FN_EQUAL && launch->function <= MPT__FN_GREATER_EQUAL &&
         !mpt__dtype_info[o[0].dtype].is_float && !mpt__dtype_info[o[1].dtype].is_float)
-        map.body = mpt__ref_compare_i64_body;
-    mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_AT(launch->function)]);
+        map.body = mpt__cpu_compare_i64_body;
+    mpt__cpu_map_run(&map, call, 3, mpt__cpu_binary_ns[MPT__BINARY_AT(launch->function)]);
 }
 
 /* ==== Random numbers ==== */
 
-static void mpt__ref_random_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_random_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                  int64_t n) {
     const mpt__launch *launch = map->call->launch;
     float a = (float)launch->imm[0], b = (float)launch->imm[1], drawn[MPT__BLOCK];
@@ -868,46 +868,46 @@ static void mpt__ref_random_body(const mpt__ref_map *map, mpt__ref_cursor *at, i
     (launch->function == MPT__FN_NORMAL ? mpt__random_normal : mpt__random_uniform)(
         map->key, (uint64_t)first, (size_t)n, a, b, drawn);
     for (int64_t i = 0; i < n; i++) x[i] = (mpt__real)drawn[i];
-    mpt__ref_give(&map->walk[0], &at[0], x, n);
+    mpt__cpu_give(&map->walk[0], &at[0], x, n);
 }
 
-static void mpt__ref_random(const mpt__cpu_call *call) {
-    mpt__ref_map map;
-    map.body = mpt__ref_random_body;
+static void mpt__cpu_random(const mpt__cpu_call *call) {
+    mpt__cpu_map map;
+    map.body = mpt__cpu_random_body;
     map.key = mpt__cpu_rng_key(call);
     if (call->launch->slot[1] != 0)
         map.key.call += (uint64_t)call->scalars[call->launch->slot[1]].i;
-    mpt__ref_map_run(&map, call, 1, 30.0);
+    mpt__cpu_map_run(&map, call, 1, 30.0);
 }
 
-static void mpt__ref_dropout_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_dropout_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                   int64_t n) {
     mpt__real in[MPT__BLOCK], block[MPT__BLOCK];
-    mpt__real *out = mpt__ref_place(&map->walk[1], &at[1], block, n);
-    const mpt__real *x = mpt__ref_take(&map->walk[0], &at[0], in, n);
-    map->call->words->dropout(out, x, n, map->key, (uint64_t)first, map->threshold, map->c);
-    mpt__ref_give(&map->walk[1], &at[1], out, n);
+    mpt__real *out = mpt__cpu_place(&map->walk[1], &at[1], block, n);
+    const mpt__real *x = mpt__cpu_take(&map->walk[0], &at[0], in, n);
+    map->call->routines->dropout(out, x, n, map->key, (uint64_t)first, map->threshold, map->c);
+    mpt__cpu_give(&map->walk[1], &at[1], out, n);
 }
 
-static void mpt__ref_zero_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_zero_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
     mpt__real zero[MPT__BLOCK] = {0};
     (void)first;
-    mpt__ref_give(&map->walk[1], &at[1], zero, n);
+    mpt__cpu_give(&map->walk[1], &at[1], zero, n);
 }
 
 /* Kept elements are multiplied by 1 / (1 - p), rounded once. An element is kept when its word is
    p 2^32 or more; where no word is, as for a p of NaN, none is kept. */
-static void mpt__ref_dropout(const mpt__cpu_call *call) {
+static void mpt__cpu_dropout(const mpt__cpu_call *call) {
     double p = call->launch->imm[0], lowest = p * 4294967296.0;
     bool any = lowest <= 4294967295.0;
-    mpt__ref_map map;
-    map.body = any ? mpt__ref_dropout_body : mpt__ref_zero_body;
+    mpt__cpu_map map;
+    map.body = any ? mpt__cpu_dropout_body : mpt__cpu_zero_body;
     map.key = mpt__cpu_rng_key(call);
     map.c = any ? (mpt__real)(1 / (1 - p)) : 0;
     map.threshold = any && lowest > 0 ? (uint32_t)lowest : 0;
     if (any && (double)map.threshold < lowest) map.threshold++;
-    mpt__ref_map_run(&map, call, 2, 8.0);
+    mpt__cpu_map_run(&map, call, 2, 8.0);
 }
 
 #endif

@@ -8,16 +8,16 @@
 
 #ifndef MPTRAIN_NO_FP8
 
-typedef struct mpt__ref_fp8_work {
-    mpt__ref_view from, to;
+typedef struct mpt__cpu_fp8_work {
+    mpt__cpu_view from, to;
     int64_t count;
     float scale; /* a power of two: its inverse is one, too */
     mpt__fp8_way way;
     float *most; /* of each chunk; NULL: nobody asks */
-} mpt__ref_fp8_work;
+} mpt__cpu_fp8_work;
 
 /* Codes of n numbers. Returns the largest finite magnitude among them. */
-static float mpt__ref_fp8_codes(const mpt__ref_fp8_work *w, const mpt__real *x, uint8_t *to,
+static float mpt__cpu_fp8_codes(const mpt__cpu_fp8_work *w, const mpt__real *x, uint8_t *to,
                                 int64_t n) {
     float most = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -33,51 +33,51 @@ static float mpt__ref_fp8_codes(const mpt__ref_fp8_work *w, const mpt__real *x, 
     return most;
 }
 
-static void mpt__ref_fp8_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_fp8_work *w = (const mpt__ref_fp8_work *)work;
-    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+static void mpt__cpu_fp8_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_fp8_work *w = (const mpt__cpu_fp8_work *)work;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;
     mpt__real block[2][MPT__BLOCK];
     float most = 0;
     (void)thread;
     for (int64_t at = begin; at < end; at += n) {
-        n = mpt__ref_min(MPT__BLOCK, end - at);
-        const mpt__real *x = mpt__ref_in(&w->from, at, 1, block[0], n);
+        n = mpt__cpu_min(MPT__BLOCK, end - at);
+        const mpt__real *x = mpt__cpu_in(&w->from, at, 1, block[0], n);
         if (w->way == MPT__FP8_WIDEN) {
-            mpt__real *to = mpt__ref_out(&w->to, at, 1, block[1]);
+            mpt__real *to = mpt__cpu_out(&w->to, at, 1, block[1]);
             for (int64_t i = 0; i < n; i++) to[i] = x[i] * (mpt__real)(1 / w->scale);
-            mpt__ref_put(&w->to, at, 1, to, n);
+            mpt__cpu_put(&w->to, at, 1, to, n);
         } else {
-            float here = mpt__ref_fp8_codes(w, x, (uint8_t *)w->to.data + at, n);
+            float here = mpt__cpu_fp8_codes(w, x, (uint8_t *)w->to.data + at, n);
             most = here > most ? here : most;
         }
     }
     if (w->most) w->most[chunk] = most;
 }
 
-static int64_t mpt__ref_fp8_workspace(const mpt__launch *launch, int threads) {
+static int64_t mpt__cpu_fp8_workspace(const mpt__launch *launch, int threads) {
     (void)threads;
-    return mpt__ref_chunks(launch->operand[0].shape[0], MPT__CHUNK) * (int64_t)sizeof(float);
+    return mpt__cpu_chunks(launch->operand[0].shape[0], MPT__CHUNK) * (int64_t)sizeof(float);
 }
 
-static void mpt__ref_fp8_scale(const mpt__cpu_call *call) {
+static void mpt__cpu_fp8_scale(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     float *state = launch->n_operands > 2 ? (float *)call->data[2] : NULL;
-    mpt__ref_fp8_work w;
-    w.from = mpt__ref_view_of(call, 0);
-    w.to = mpt__ref_view_of(call, 1);
+    mpt__cpu_fp8_work w;
+    w.from = mpt__cpu_view_of(call, 0);
+    w.to = mpt__cpu_view_of(call, 1);
     w.count = launch->operand[0].shape[0];
     w.scale = state ? state[MPT__FP8_SCALE_NOW] : 1;
     w.way = (mpt__fp8_way)launch->index[0];
     bool watched = state && launch->operand[2].access == MPT__READ_WRITE;
     w.most = watched ? (float *)call->workspace : NULL;
-    int64_t chunks = mpt__ref_chunks(w.count, MPT__CHUNK);
-    mpt__parallel(call->pool, chunks, mpt__ref_cost(call, w.count, 4.0), mpt__ref_fp8_chunk, &w);
+    int64_t chunks = mpt__cpu_chunks(w.count, MPT__CHUNK);
+    mpt__parallel(call->pool, chunks, mpt__cpu_cost(call, w.count, 4.0), mpt__cpu_fp8_chunk, &w);
     for (int64_t i = 0; i < chunks && watched; i++)
         if (w.most[i] > state[MPT__FP8_AMAX]) state[MPT__FP8_AMAX] = w.most[i];
 }
 
 /* The power of two that takes `most` to `limit` at the most: 7/4 of a power is each limit. */
-static float mpt__ref_fp8_power(float most, int limit_exponent, int margin) {
+static float mpt__cpu_fp8_power(float most, int limit_exponent, int margin) {
     uint32_t bits = mpt__f32_bits(most);
     int power = limit_exponent - ((int)(bits >> 23) - 127) - margin;
     if ((bits & 0x7fffffu) > 0x600000u) power--;
@@ -86,7 +86,7 @@ static float mpt__ref_fp8_power(float most, int limit_exponent, int margin) {
     return mpt__f32_from_bits((uint32_t)(power + 127) << 23);
 }
 
-static void mpt__ref_fp8_update(const mpt__cpu_call *call) {
+static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const int64_t width = launch->operand[0].shape[1];
     if (!mpt__gate_open(call, 0)) return;
@@ -100,13 +100,13 @@ static void mpt__ref_fp8_update(const mpt__cpu_call *call) {
             if (state[i] > most) most = state[i];
         if (launch->index[0] && most > 0)
             state[MPT__FP8_SCALE_NOW] =
-                mpt__ref_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
+                mpt__cpu_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
     }
 }
 
 static void mpt__cpu_add_fp8(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_FP8_SCALE, mpt__ref_fp8_scale, mpt__ref_fp8_workspace);
-    mpt__cpu_add(cpu, MPT__K_FP8_UPDATE, mpt__ref_fp8_update, NULL);
+    mpt__cpu_add(cpu, MPT__K_FP8_SCALE, mpt__cpu_fp8_scale, mpt__cpu_fp8_workspace);
+    mpt__cpu_add(cpu, MPT__K_FP8_UPDATE, mpt__cpu_fp8_update, NULL);
 }
 
 #else

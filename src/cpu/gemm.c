@@ -116,8 +116,8 @@ static bool mpt__gemm_is_plain(const mpt__gemm *g) {
            g->onto == 0;
 }
 
-/* Whether tiles read A where it lies: lines of words. Those that are 2 KiB apart would drive each
-   other out of L1. (No bytes of workspace depend on it.) */
+/* Whether tiles read A where it lies: lines of elements. Those that are 2 KiB apart would drive
+   each other out of L1. (No bytes of workspace depend on it.) */
 static bool mpt__gemm_reads_a(const mpt__gemm *g) {
     const int64_t unit = g->level->unit;
     return g->level->in_place && g->a.dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
@@ -511,7 +511,7 @@ static void mpt__gemm_packed(const mpt__gemm *g, mpt__pool *pool, char *workspac
 
 #define MPT__GEMM_DIRECT_DEPTH 4096   /* the most K of one pass */
 #define MPT__GEMM_DIRECT_PAIRS 8192   /* the most products where a level has pairs of bf16 */
-#ifdef MPT__HAS_QUADS
+#ifdef MPT__HAS_BF16X4
 #define MPT__GEMM_DIRECT_WIDTH 2 /* the most columns then */
 #else
 #define MPT__GEMM_DIRECT_WIDTH 10

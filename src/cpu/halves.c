@@ -12,40 +12,40 @@
 #define MPT__BEYOND_CACHE (4 << 20)
 
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
-#define mpt__ref_unary_any mpt__ref_unary
-#define mpt__ref_binary_any mpt__ref_binary
-#define mpt__ref_lookup_bytes NULL
+#define mpt__cpu_unary_any mpt__cpu_unary
+#define mpt__cpu_binary_any mpt__cpu_binary
+#define mpt__cpu_lookup_bytes NULL
 #else
 
 /* ==== Results beyond the caches ==== */
 
-static void mpt__ref_stream_chunk(void *work, int64_t chunk, int thread) {
+static void mpt__cpu_stream_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_call *call = (const mpt__cpu_call *)work;
     const mpt__launch *launch = call->launch;
     const mpt__real *x = (const mpt__real *)call->data[0], *y = (const mpt__real *)call->data[1];
     mpt__real *out = (mpt__real *)call->data[launch->kernel == MPT__K_BINARY ? 2 : 1];
-    const int64_t i = chunk * MPT__CHUNK, left = mpt__ref_numel(launch->operand) - i;
+    const int64_t i = chunk * MPT__CHUNK, left = mpt__cpu_numel(launch->operand) - i;
     (void)thread;
-    call->words->stream(launch->function, out + i, x + i, y + i, mpt__ref_min(MPT__CHUNK, left),
+    call->routines->stream(launch->function, out + i, x + i, y + i, mpt__cpu_min(MPT__CHUNK, left),
                         (mpt__real)launch->imm[0]);
 }
 
 /* False: is no such launch. What replaces an operand is in the caches anyway. */
-static bool mpt__ref_stream(const mpt__cpu_call *call, int last) {
+static bool mpt__cpu_stream(const mpt__cpu_call *call, int last) {
     const mpt__operand *o = call->launch->operand;
-    const int64_t n = mpt__ref_numel(o);
+    const int64_t n = mpt__cpu_numel(o);
     mpt__real *out = (mpt__real *)call->data[last];
-    if (n < MPT__BEYOND_CACHE || call->words->stream == NULL || (uintptr_t)out % 64 != 0 ||
+    if (n < MPT__BEYOND_CACHE || call->routines->stream == NULL || (uintptr_t)out % 64 != 0 ||
         o[last].access != MPT__WRITE ||
-        !call->words->stream(call->launch->function, out, out, out, 0, 0))
+        !call->routines->stream(call->launch->function, out, out, out, 0, 0))
         return false;
     for (int k = 0; k <= last; k++) {
         bool replaced = k < last && call->data[k] == call->data[last];
-        if (replaced || !mpt__ref_is_real(o[k].dtype) || mpt__ref_dense(&o[k]) < 0) return false;
+        if (replaced || !mpt__cpu_is_real(o[k].dtype) || mpt__cpu_dense(&o[k]) < 0) return false;
     }
     mpt__cpu_call work = *call;
-    mpt__parallel(call->pool, mpt__ref_chunks(n, MPT__CHUNK), mpt__ref_cost(call, n, 2.0),
-                  mpt__ref_stream_chunk, &work);
+    mpt__parallel(call->pool, mpt__cpu_chunks(n, MPT__CHUNK), mpt__cpu_cost(call, n, 2.0),
+                  mpt__cpu_stream_chunk, &work);
     return true;
 }
 
@@ -60,7 +60,7 @@ static bool mpt__ref_stream(const mpt__cpu_call *call, int last) {
 #define MPT__LOOKUP_SLOW 15 /* nanoseconds on the reference level of what is slower than a table */
 
 /* Whether a function of two is the second one times some function of the first. */
-static bool mpt__ref_is_slope(int function) {
+static bool mpt__cpu_is_slope(int function) {
     switch (function) {
     case MPT__FN_GELU_BACKWARD:
     case MPT__FN_GELU_TANH_BACKWARD:
@@ -75,21 +75,21 @@ static bool mpt__ref_is_slope(int function) {
     }
 }
 
-static int64_t mpt__ref_lookup_bytes(const mpt__launch *launch, int threads) {
+static int64_t mpt__cpu_lookup_bytes(const mpt__launch *launch, int threads) {
     const mpt__operand *x = &launch->operand[0];
     (void)threads;
     if (x->dtype != MPT_BF16) return 0;
     const bool slow =
         launch->kernel == MPT__K_UNARY
-            ? mpt__ref_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
-            : mpt__ref_is_slope(launch->function);
-    if (!slow || mpt__ref_numel(x) < MPT__LOOKUP_LEAST) return 0;
+            ? mpt__cpu_unary_ns[MPT__UNARY_AT(launch->function)] >= MPT__LOOKUP_SLOW
+            : mpt__cpu_is_slope(launch->function);
+    if (!slow || mpt__cpu_numel(x) < MPT__LOOKUP_LEAST) return 0;
     return MPT__LOOKUP_SIZE * (int64_t)sizeof(mpt__real);
 }
 
 /* MPT__BLOCK elements of the table. */
-static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
-    const mpt__ref_map *map = (const mpt__ref_map *)work;
+static void mpt__cpu_lookup_make(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_map *map = (const mpt__cpu_map *)work;
     mpt__real *to = map->table + chunk * MPT__BLOCK, x[MPT__BLOCK], one[MPT__BLOCK];
     uint16_t half[MPT__BLOCK];
     (void)thread;
@@ -105,7 +105,7 @@ static void mpt__ref_lookup_make(void *work, int64_t chunk, int thread) {
 }
 
 /* to[i] = table[half[i * step]]; dense ones four at a time, which takes half as long. */
-static void mpt__ref_find(mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step,
+static void mpt__cpu_find(mpt__real *to, const mpt__real *table, const uint16_t *half, int64_t step,
                           int64_t n) {
     int64_t i = 0;
     for (; step == 1 && i + 4 <= n; i += 4) {
@@ -116,80 +116,81 @@ static void mpt__ref_find(mpt__real *to, const mpt__real *table, const uint16_t 
     for (; i < n; i++) to[i] = table[half[i * step]];
 }
 
-static void mpt__ref_lookup_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_lookup_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                  int64_t n) {
-    const mpt__ref_walk *from = &map->walk[0];
-    const int64_t step = mpt__ref_inner(&from->loop);
+    const mpt__cpu_walk *from = &map->walk[0];
+    const int64_t step = mpt__cpu_inner(&from->loop);
     const int last = map->operands - 1;
     mpt__real found[MPT__BLOCK], in[MPT__BLOCK];
     (void)first;
     for (int64_t done = 0, m; done < n; done += m) {
         const uint16_t *half = (const uint16_t *)from->view.data + at[0].offset;
-        m = mpt__ref_min(mpt__ref_room(&at[0], &from->loop), n - done);
-        mpt__ref_find(found + done, map->table, half, step, m);
-        mpt__ref_advance(&at[0], &from->loop, m);
+        m = mpt__cpu_min(mpt__cpu_room(&at[0], &from->loop), n - done);
+        mpt__cpu_find(found + done, map->table, half, step, m);
+        mpt__cpu_advance(&at[0], &from->loop, m);
     }
     if (last == 2) {
-        const mpt__real *y = mpt__ref_take(&map->walk[1], &at[1], in, n);
-        map->call->words->binary[MPT__BINARY_MUL](found, found, y, n, 0, 0);
+        const mpt__real *y = mpt__cpu_take(&map->walk[1], &at[1], in, n);
+        map->call->routines->binary[MPT__BINARY_MUL](found, found, y, n, 0, 0);
     }
-    mpt__ref_give(&map->walk[last], &at[last], found, n);
+    mpt__cpu_give(&map->walk[last], &at[last], found, n);
 }
 
-static bool mpt__ref_looks_up(const mpt__cpu_call *call) {
-    return call->workspace != NULL && mpt__ref_lookup_bytes(call->launch, 0) > 0;
+static bool mpt__cpu_looks_up(const mpt__cpu_call *call) {
+    return call->workspace != NULL && mpt__cpu_lookup_bytes(call->launch, 0) > 0;
 }
 
-static void mpt__ref_lookup(const mpt__cpu_call *call, mpt__ref_map map, int operands) {
-    map.body = mpt__ref_lookup_body;
+static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int operands) {
+    map.body = mpt__cpu_lookup_body;
     map.table = (mpt__real *)call->workspace;
     map.call = call, map.operands = operands;
     mpt__parallel(call->pool, MPT__LOOKUP_SIZE / MPT__BLOCK,
-                  mpt__ref_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__ref_lookup_make,
+                  mpt__cpu_cost(call, MPT__LOOKUP_SIZE, MPT__LOOKUP_SLOW), mpt__cpu_lookup_make,
                   &map);
-    mpt__ref_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
+    mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 
-static void mpt__ref_unary_any(const mpt__cpu_call *call) {
-    if (mpt__ref_looks_up(call))
-        mpt__ref_lookup(call, mpt__ref_unary_map(call), 2);
-    else if (!mpt__ref_stream(call, 1))
-        mpt__ref_unary(call);
+static void mpt__cpu_unary_any(const mpt__cpu_call *call) {
+    if (mpt__cpu_looks_up(call))
+        mpt__cpu_lookup(call, mpt__cpu_unary_map(call), 2);
+    else if (!mpt__cpu_stream(call, 1))
+        mpt__cpu_unary(call);
 }
 
 /* ==== ReLU's backward ==== */
 
-static void mpt__ref_gate_body(const mpt__ref_map *map, mpt__ref_cursor *at, int64_t first,
+static void mpt__cpu_gate_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, int64_t first,
                                int64_t n) {
     int16_t *p[3];
     for (int k = 0; k < 3; k++) {
-        const mpt__ref_walk *w = &map->walk[k];
-        if (mpt__ref_inner(&w->loop) != 1 || mpt__ref_together(map, at, n) < n) {
-            mpt__ref_binary_body(map, at, first, n);
+        const mpt__cpu_walk *w = &map->walk[k];
+        if (mpt__cpu_inner(&w->loop) != 1 || mpt__cpu_together(map, at, n) < n) {
+            mpt__cpu_binary_body(map, at, first, n);
             return;
         }
         p[k] = (int16_t *)w->view.data + at[k].offset;
     }
-    map->call->words->gate(p[2], p[0], p[1], n, map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
-    mpt__ref_advance_all(map, at, n);
+    map->call->routines->gate(p[2], p[0], p[1], n,
+                              map->walk[0].view.dtype == MPT_F16 ? -1024 : -128);
+    mpt__cpu_advance_all(map, at, n);
 }
 
-static bool mpt__ref_gates(const mpt__cpu_call *call) {
+static bool mpt__cpu_gates(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
-    return call->launch->function == MPT__FN_RELU_BACKWARD && call->words->gate != NULL &&
-           mpt__ref_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
+    return call->launch->function == MPT__FN_RELU_BACKWARD && call->routines->gate != NULL &&
+           mpt__cpu_is_half(o->dtype) && o[1].dtype == o->dtype && o[2].dtype == o->dtype &&
            o[2].access == MPT__WRITE;
 }
 
-static void mpt__ref_binary_any(const mpt__cpu_call *call) {
-    if (mpt__ref_looks_up(call)) {
-        mpt__ref_lookup(call, mpt__ref_binary_map(call), 3);
-    } else if (mpt__ref_gates(call)) {
-        mpt__ref_map map = mpt__ref_binary_map(call);
-        map.body = mpt__ref_gate_body;
-        mpt__ref_map_run(&map, call, 3, mpt__ref_binary_ns[MPT__BINARY_RELU_BACKWARD]);
-    } else if (!mpt__ref_stream(call, 2)) {
-        mpt__ref_binary(call);
+static void mpt__cpu_binary_any(const mpt__cpu_call *call) {
+    if (mpt__cpu_looks_up(call)) {
+        mpt__cpu_lookup(call, mpt__cpu_binary_map(call), 3);
+    } else if (mpt__cpu_gates(call)) {
+        mpt__cpu_map map = mpt__cpu_binary_map(call);
+        map.body = mpt__cpu_gate_body;
+        mpt__cpu_map_run(&map, call, 3, mpt__cpu_binary_ns[MPT__BINARY_RELU_BACKWARD]);
+    } else if (!mpt__cpu_stream(call, 2)) {
+        mpt__cpu_binary(call);
     }
 }
 #endif

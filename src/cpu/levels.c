@@ -125,26 +125,26 @@ static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
 
 /* ==== Levels ==== */
 
-/* A level has all the kernels of those above it in this table up to REF, and puts its own words and
-   its products of matrices in their place. */
+/* A level has all the kernels of those above it in this table up to REF, and puts its own routines
+   and its products of matrices in their place. */
 typedef struct mpt__cpu_level {
     mpt_isa isa;
     const char *name;
     bool built;                  /* in this build */
-    const mpt__words *words;     /* NULL: those of the level above */
-    const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of words */
+    const mpt__routines *routines;     /* NULL: those of the level above */
+    const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of routines */
 } mpt__cpu_level;
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
     {MPT_ISA_NULL, "null", true, NULL, NULL},
-    {MPT_ISA_REF, "ref", true, &mpt__ref_words, NULL},
+    {MPT_ISA_REF, "ref", true, &mpt__ref_routines, NULL},
     {MPT_ISA_AVX2, "avx2", MPT__AVX2_LEVEL},
     {MPT_ISA_AVX512, "avx512", MPT__AVX512_LEVEL},
-    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__PAIRS_LEVEL},
+    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__BF16X2_LEVEL},
     {MPT_ISA_AMX, "amx", MPT__AMX_LEVEL},
     {MPT_ISA_NEON, "neon", MPT__NEON_LEVEL},
-    {MPT_ISA_NEON_BF16, "neonbf16", MPT__QUADS_LEVEL},
+    {MPT_ISA_NEON_BF16, "neonbf16", MPT__BF16X4_LEVEL},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -227,25 +227,25 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     return true;
 }
 
-/* The kernels that compute in the words of any level, then what each level up to that of `cpu` has
-   instead. */
-static void mpt__cpu_fill(mpt__cpu *cpu) {
-    mpt__cpu_add_ref(cpu);
+/* The kernels that compute in the routines of any level, then what each level up to that of `cpu`
+   has instead. */
+static void mpt__cpu_add_levels(mpt__cpu *cpu) {
+    mpt__cpu_add_all(cpu);
     mpt__cpu_add_conv(cpu);
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
         const bool runs =
             level->isa == cpu->isa || mpt__isa_supported(level->isa, mpt__cpu_features());
         if (level->isa > cpu->isa || !level->built || !runs) continue;
-        if (level->words != NULL) cpu->words = level->words;
+        if (level->routines != NULL) cpu->routines = level->routines;
 #ifdef MPT__HAS_GEMM
         if (level->gemm == NULL) continue;
         mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
         mpt__cpu_add_convs(cpu, level->gemm);
 #endif
     }
-    if (cpu->words->copy_halves != NULL)
-        mpt__cpu_add(cpu, MPT__K_COPY, cpu->words->copy_halves, NULL);
+    if (cpu->routines->copy_halves != NULL)
+        mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves, NULL);
     mpt__cpu_add_norm(cpu);
     mpt__cpu_add_pool(cpu);
     mpt__cpu_add_attention(cpu);
@@ -267,7 +267,7 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     if (!mpt__cpu_check_level(base, isa, features, amx)) return base->status;
     mpt__cpu *cpu = mpt__cpu_create(base, isa, mpt__cpu_find_level(isa)->name, threads, backend);
     if (cpu == NULL) return base->status;
-    if (isa != MPT_ISA_NULL) mpt__cpu_fill(cpu);
+    if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
     return MPT_OK;
 }

@@ -18,8 +18,8 @@ enum { MPT__NORM_N, MPT__NORM_G, MPT__NORM_C, MPT__NORM_S };
 
 typedef struct mpt__norm_work {
     const mpt__launch *launch;
-    const mpt__words *words;
-    mpt__ref_view view[MPT__MAX_OPERANDS];
+    const mpt__routines *routines;
+    mpt__cpu_view view[MPT__MAX_OPERANDS];
     int64_t size[4];        /* of x */
     int part[MPT__PARTS];   /* operands; -1: none */
     char *data[MPT__PARTS]; /* of parts, and bytes from one to the next; elements if not direct */
@@ -54,7 +54,7 @@ typedef struct mpt__norm_work {
 #define MPT__NORM_KEPT 2048
 /* Of n, so many are asked for a number near the mean: sums of squares of what differs from that
    lose but the bits of n / MPT__NORM_SOME(n) <= 16, whatever the numbers are. */
-#define MPT__NORM_SOME(n) ((n) < 512 ? mpt__ref_min(n, 32) : (n) / 512 * 32)
+#define MPT__NORM_SOME(n) ((n) < 512 ? mpt__cpu_min(n, 32) : (n) / 512 * 32)
 /* Groups that go together: their channels, and their bytes: while those are read for the first
    time, what is stored of the ones before is still on its way out of the core. From so many bytes
    of x on, which come from far away, fewer go together, and what is written asks for the next ones:
@@ -91,11 +91,11 @@ static void mpt__norm_setup(mpt__norm_work *w, const mpt__launch *launch) {
     w->line = w->along_c ? MPT__NORM_S : MPT__NORM_C;
     w->length = w->size[w->step];
     w->lines = w->size[w->line];
-    w->chunk = mpt__ref_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
+    w->chunk = mpt__cpu_chunks(w->size[MPT__NORM_N], MPT__NORM_CHUNKS);
     if (w->chunk < MPT__NORM_CHUNK) w->chunk = MPT__NORM_CHUNK;
-    w->chunks = mpt__ref_chunks(w->size[MPT__NORM_N], w->chunk);
-    w->group = MPT__NORM_PIECE * 4 / (mpt__ref_times(w->lines, w->length) + 1) + 1;
-    w->groups = mpt__ref_chunks(w->size[MPT__NORM_G], w->group);
+    w->chunks = mpt__cpu_chunks(w->size[MPT__NORM_N], w->chunk);
+    w->group = MPT__NORM_PIECE * 4 / (mpt__cpu_times(w->lines, w->length) + 1) + 1;
+    w->groups = mpt__cpu_chunks(w->size[MPT__NORM_G], w->group);
 #ifndef MPTRAIN_NO_CONV
     const int64_t most =
         w->size[MPT__NORM_C] > MPT__NORM_CHANNELS ? w->size[MPT__NORM_C] : MPT__NORM_CHANNELS;
@@ -108,15 +108,15 @@ static int64_t mpt__norm_channels(const mpt__norm_work *w) {
 }
 
 /* All parts of rows of lanes can be computed with where they lie, and there is no more than x and
-   dy to them: at a level that has such words. */
+   dy to them: at a level that has such routines. */
 static bool mpt__norm_in_passes(const mpt__norm_work *w) {
-    return w->words->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
+    return w->routines->norm_next != NULL && w->direct && w->along_c && !w->of_channels &&
            w->lines == 1 && w->size[MPT__NORM_G] == 1 && w->length % MPT__NORM_LANES == 0 &&
            w->length <= (w->adds ? MPT__NORM_KEPT : MPT__NORM_PIECE) && !w->relu &&
            w->part[MPT__PART_MORE] < 0 && w->part[MPT__PART_OUT] >= 0 &&
            (w->view[w->back ? 3 : 6].data == NULL ||
-            mpt__ref_is_real(w->view[w->back ? 3 : 6].dtype)) &&
-           mpt__ref_is_real(w->view[w->back ? 4 : 7].dtype);
+            mpt__cpu_is_real(w->view[w->back ? 3 : 6].dtype)) &&
+           mpt__cpu_is_real(w->view[w->back ? 4 : 7].dtype);
 }
 
 /* The parts: of rows with a residual x is the sum, of batches the residual comes after. */
@@ -141,7 +141,7 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
                     (o->stride[w->step] == 1 || w->length == 1);
     }
     w->direct =
-        w->direct && (mpt__ref_is_real(dtype) || (w->words->typed && mpt__ref_is_half(dtype)));
+        w->direct && (mpt__cpu_is_real(dtype) || (w->routines->typed && mpt__cpu_is_half(dtype)));
     w->passes = mpt__norm_in_passes(w);
     w->direct = w->direct && (!w->adds || (w->passes && dtype == MPT_F32));
     w->passes = w->passes && w->direct;
@@ -155,45 +155,45 @@ static void mpt__norm_find_parts(mpt__norm_work *w) {
     }
     if (!w->direct) return;
     const int64_t *out = w->bytes[MPT__PART_OUT];
-    w->beyond_cache = mpt__ref_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
+    w->beyond_cache = mpt__cpu_numel(&w->launch->operand[0]) >= MPT__NORM_BEYOND_CACHE &&
                       w->data[MPT__PART_OUT] != NULL && !w->adds && w->length % 32 == 0 &&
                       (((uintptr_t)w->data[MPT__PART_OUT] | (uintptr_t)out[0] | (uintptr_t)out[1] |
                         (uintptr_t)(w->lines > 1 ? out[w->line] : 0)) &
                        63) == 0;
 }
 
-/* A word on the rows of a block, in pieces that are loaded and converted one after the other. */
+/* A routine on the rows of a block, in pieces that are loaded and converted one after the other. */
 static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                              const int64_t at[MPT__PARTS], const int64_t by[MPT__PARTS]) {
     mpt__real block[MPT__PARTS][MPT__BLOCK], lane[2 * MPT__NORM_LANES];
-    const bool sums = word == w->words->norm_sums, each = sums && b->mode == MPT__NORM_ROWS;
+    const bool sums = word == w->routines->norm_sums, each = sums && b->mode == MPT__NORM_ROWS;
     mpt__norm_block one = *b;
     memset(lane, 0, sizeof lane);
     one.lane = lane;
     one.rows = 1;
     for (int64_t r = 0; r < b->rows; r++) {
         for (int64_t i = 0; i < b->n; i += MPT__BLOCK) {
-            const int64_t n = mpt__ref_min(MPT__BLOCK, b->n - i);
+            const int64_t n = mpt__cpu_min(MPT__BLOCK, b->n - i);
             one.n = n;
             mpt__norm_begin_at(&one, b, sums && !each ? 0 : r, i);
             if (each) one.sum[0] = one.sum[1] = NULL;
             for (int k = 0; k < MPT__PARTS; k++) {
                 if (b->data[k] == NULL) continue;
-                const mpt__ref_view *view = &w->view[w->part[k]];
+                const mpt__cpu_view *view = &w->view[w->part[k]];
                 const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
                 const int64_t place = at[k] + r * by[k] + i * step;
                 mpt__real *data = block[k];
                 if (k < MPT__PART_OUT)
-                    mpt__ref_get(view, place, step, data, n);
+                    mpt__cpu_get(view, place, step, data, n);
                 else
-                    data = mpt__ref_out(view, place, step, data);
+                    data = mpt__cpu_out(view, place, step, data);
                 one.data[k] = (char *)data;
             }
             word(&one);
             for (int k = MPT__PART_OUT; k < MPT__PARTS; k++) {
                 if (b->data[k] == NULL) continue;
                 const int64_t step = w->launch->operand[w->part[k]].stride[w->step];
-                mpt__ref_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
+                mpt__cpu_put(&w->view[w->part[k]], at[k] + r * by[k] + i * step, step,
                              (const mpt__real *)(const void *)one.data[k], n);
             }
         }
@@ -203,7 +203,7 @@ static void mpt__norm_pieces(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
     memcpy(b->total, one.total, sizeof one.total);
 }
 
-/* A word on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
+/* A routine on b->rows rows along dimension `dim` from [n, g, c, s] on, with some of the parts. */
 static void mpt__norm_do(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                          const int64_t from[4], int64_t dim, int parts) {
     int64_t at[MPT__PARTS], by[MPT__PARTS];
@@ -233,10 +233,10 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
     b->mode = MPT__NORM_LINES;
     for (int64_t r = 0; r < rows; r += by) {
         for (int64_t i = 0; i < n; i += MPT__NORM_PIECE) {
-            b->rows = mpt__ref_min(by, rows - r), b->n = mpt__ref_min(MPT__NORM_PIECE, n - i);
+            b->rows = mpt__cpu_min(by, rows - r), b->n = mpt__cpu_min(MPT__NORM_PIECE, n - i);
             place[w->line] = from[w->line] + r, place[w->step] = from[w->step] + i;
             b->weight = mpt__norm_from(weight, i);
-            mpt__norm_do(w, w->words->norm_sums, b, place, w->line, parts);
+            mpt__norm_do(w, w->routines->norm_sums, b, place, w->line, parts);
             for (int k = 0; k < 2; k++) total[k] += (double)b->total[k];
         }
     }
@@ -281,22 +281,22 @@ static void mpt__norm_add(const mpt__norm_work *w, int64_t n, int64_t g) {
     const mpt__operand *o = w->launch->operand;
     for (int64_t i = 0, m; i < w->length; i += m) {
         int64_t at[6];
-        m = mpt__ref_min(MPT__BLOCK, w->length - i);
+        m = mpt__cpu_min(MPT__BLOCK, w->length - i);
         for (int k = 0; k < 6; k++)
             at[k] = n * o[k].stride[0] + g * o[k].stride[1] + i * o[k].stride[w->step];
-        const mpt__real *x = mpt__ref_in(&w->view[0], at[0], o[0].stride[w->step], a, m);
-        const mpt__real *r = mpt__ref_in(&w->view[1], at[1], o[1].stride[w->step], b, m);
-        mpt__real *sum = mpt__ref_out(&w->view[5], at[5], o[5].stride[w->step], a);
-        w->words->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
-        mpt__ref_put(&w->view[5], at[5], o[5].stride[w->step], sum, m);
+        const mpt__real *x = mpt__cpu_in(&w->view[0], at[0], o[0].stride[w->step], a, m);
+        const mpt__real *r = mpt__cpu_in(&w->view[1], at[1], o[1].stride[w->step], b, m);
+        mpt__real *sum = mpt__cpu_out(&w->view[5], at[5], o[5].stride[w->step], a);
+        w->routines->binary[MPT__BINARY_ADD](sum, x, r, m, 0, 0);
+        mpt__cpu_put(&w->view[5], at[5], o[5].stride[w->step], sum, m);
     }
 }
 
 /* The numbers of an operand, or `otherwise` where it is absent, for n channels. */
-static void mpt__norm_get(const mpt__ref_view *view, mpt__real *to, mpt__real otherwise,
+static void mpt__norm_get(const mpt__cpu_view *view, mpt__real *to, mpt__real otherwise,
                           int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        to[i] = view->data != NULL ? mpt__ref_get_one(view, i) : otherwise;
+        to[i] = view->data != NULL ? mpt__cpu_get_one(view, i) : otherwise;
 }
 
 /* Lines of weights for each element that go at once. */
@@ -313,17 +313,17 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
     const mpt__real rstd =
         mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
-    if (w->view[6].data != NULL) mpt__ref_put_one(&w->view[6], at, mean);
-    mpt__ref_put_one(&w->view[7], at, rstd);
+    if (w->view[6].data != NULL) mpt__cpu_put_one(&w->view[6], at, mean);
+    mpt__cpu_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
     b.mode = MPT__NORM_LINES;
     for (int k = 0; k < MPT__NORM_FOUR; k++) means[k] = mean, rstds[k] = rstd;
     b.mean = means, b.rstd = rstds, b.n = w->length, b.weight = w->weight + c;
     b.bias = w->view[3].data != NULL ? w->bias + c : NULL;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
+        b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
-        mpt__norm_do(w, w->words->norm, &b, from, w->line, parts);
+        mpt__norm_do(w, w->routines->norm, &b, from, w->line, parts);
     }
 }
 
@@ -340,8 +340,8 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
     from[0] = n, from[1] = g;
-    if (centred) number[0] = mpt__ref_get_one(&w->view[3], at);
-    number[1] = mpt__ref_get_one(&w->view[4], at);
+    if (centred) number[0] = mpt__cpu_get_one(&w->view[3], at);
+    number[1] = mpt__cpu_get_one(&w->view[4], at);
     b.mean = number, b.weight = w->weight + c;
     mpt__norm_total(w, &b, from, w->lines, w->length, reads, total);
     if (centred) number[2] = (mpt__real)(total[0] / count);
@@ -352,9 +352,9 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
     for (int k = 0; k < 2; k++) b.sum[k] = w->view[7 + k].data != NULL ? gradient[k] : NULL;
     b.n = w->length;
     for (int64_t l = 0; l < w->lines; l += b.rows) {
-        b.rows = mpt__ref_min(MPT__NORM_FOUR, w->lines - l);
+        b.rows = mpt__cpu_min(MPT__NORM_FOUR, w->lines - l);
         from[w->line] = l;
-        mpt__norm_do(w, w->words->norm_slope, &b, from, w->line,
+        mpt__norm_do(w, w->routines->norm_slope, &b, from, w->line,
                      reads | MPT__PART_BIT(MORE) | MPT__PART_BIT(OUT));
     }
 }
@@ -366,21 +366,22 @@ static void mpt__norm_back(const mpt__norm_work *w, int64_t n, int64_t g,
  */
 
 #ifndef MPTRAIN_NO_CONV
-/* A word on n elements of each of some planes of a sample, from `first` on along dimension dim. */
+/* A routine on n elements of each of some planes of a sample, from `first` on along dimension dim.
+   */
 static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__norm_block *b,
                              int64_t sample, int64_t dim, int64_t first, int64_t rows, int64_t n,
                              int parts) {
-    const int64_t most = word == w->words->norm_sums ? MPT__NORM_PIECE : n;
+    const int64_t most = word == w->routines->norm_sums ? MPT__NORM_PIECE : n;
     int64_t from[4] = {0, 0, 0, 0};
     from[MPT__NORM_N] = sample, from[dim] = first;
     b->mode = MPT__NORM_ROWS, b->relu = w->relu, b->rows = rows;
     for (int64_t i = 0; i < n; i += most) {
-        from[MPT__NORM_S] = i, b->n = mpt__ref_min(most, n - i);
+        from[MPT__NORM_S] = i, b->n = mpt__cpu_min(most, n - i);
         mpt__norm_do(w, word, b, from, dim, parts);
     }
 }
 
-/* The numbers of each channel, from c on, for a word. */
+/* The numbers of each channel, from c on, for a routine. */
 static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_COUNT], int64_t c) {
     memset(b, 0, sizeof *b);
     b->mean = of[MPT__OF_MEAN] + c, b->rstd = of[MPT__OF_RSTD] + c;
@@ -388,7 +389,7 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
     b->shift = of[MPT__OF_SHIFT] + c, b->slope = of[MPT__OF_SLOPE] + c;
 }
 
-/* As the words take them, which multiply once, the numbers of channel c; those of its gradients
+/* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
    come from sums over n elements, NULL: there are none. */
 static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
                              double n) {
@@ -415,7 +416,8 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
     mpt__real *const sums = close + all, *const squares = sums + all;
     b->mean = close, b->sum[0] = sums, b->sum[1] = squares;
     memset(close, 0, (size_t)(3 * all) * sizeof *close); /* and both sums */
-    mpt__norm_planes(w, w->words->norm_sums, b, n, dim, begin * each, rows, some, MPT__PART_BIT(X));
+    mpt__norm_planes(w, w->routines->norm_sums, b, n, dim, begin * each, rows, some,
+                     MPT__PART_BIT(X));
     for (int64_t r = 0; r < rows; r += each) {
         double total = 0;
         for (int64_t k = r; k < r + each; k++) total += (double)sums[k];
@@ -424,7 +426,7 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
             sums[k] = squares[k] = 0;
         }
     }
-    mpt__norm_planes(w, w->words->norm_sums, b, n, dim, begin * each, rows, length,
+    mpt__norm_planes(w, w->routines->norm_sums, b, n, dim, begin * each, rows, length,
                      MPT__PART_BIT(X));
     for (int64_t g = 0, c = 0; g < end - begin; g++) {
         const mpt__real *weight = w->weight + (begin + g) * channels - c;
@@ -438,11 +440,11 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
         for (const int64_t stop = c + channels; c < stop; c++)
             means[c] = mean, rstds[c] = weight[c] * rstd;
     }
-    mpt__ref_put(&w->view[6], at, 1, sums, end - begin);
-    mpt__ref_put(&w->view[7], at, 1, squares, end - begin);
+    mpt__cpu_put(&w->view[6], at, 1, sums, end - begin);
+    mpt__cpu_put(&w->view[7], at, 1, squares, end - begin);
     if (w->part[MPT__PART_OUT] < 0) return;
     b->mean = means, b->rstd = rstds, b->bias = w->bias + begin * channels;
-    mpt__norm_planes(w, w->words->norm, b, n, MPT__NORM_C, begin * channels, all, w->length,
+    mpt__norm_planes(w, w->routines->norm, b, n, MPT__NORM_C, begin * channels, all, w->length,
                      MPT__PART_BIT(X) | MPT__PART_BIT(OUT));
 }
 
@@ -459,13 +461,13 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
     mpt__real *const slopes = shifts + all, *const sums = slopes + all, *const more = sums + all;
     mpt__real *const of_weight = gradient[0] + first, *const of_bias = gradient[1] + first;
     mpt__real *const of_group = more + all, *const rstds = of_group + all;
-    mpt__ref_get(&w->view[3], at, 1, of_group, end - begin);
-    mpt__ref_get(&w->view[4], at, 1, rstds, end - begin);
+    mpt__cpu_get(&w->view[3], at, 1, of_group, end - begin);
+    mpt__cpu_get(&w->view[4], at, 1, rstds, end - begin);
     for (int64_t c = 0, g = 0; c < all; g++)
         for (const int64_t stop = c + channels; c < stop; c++) means[c] = of_group[g];
     memset(sums, 0, (size_t)(2 * all) * sizeof *sums);
     b->mean = means, b->sum[0] = sums, b->sum[1] = more;
-    mpt__norm_planes(w, w->words->norm_sums, b, n, MPT__NORM_C, first, all, w->length, reads);
+    mpt__norm_planes(w, w->routines->norm_sums, b, n, MPT__NORM_C, first, all, w->length, reads);
     for (int64_t c = 0, g = 0; c < all; g++) {
         const int64_t stop = c + channels;
         const mpt__real rstd = rstds[g];
@@ -484,7 +486,7 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
     }
     if (w->part[MPT__PART_OUT] < 0) return;
     b->weight = weights, b->shift = shifts, b->slope = slopes;
-    mpt__norm_planes(w, w->words->norm_slope, b, n, MPT__NORM_C, first, all, w->length,
+    mpt__norm_planes(w, w->routines->norm_slope, b, n, MPT__NORM_C, first, all, w->length,
                      reads | MPT__PART_BIT(OUT));
 }
 #endif
@@ -517,7 +519,7 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
     b.bias = w->view[3].data != NULL ? w->paired[1] : NULL;
     b.sum[0] = gradient[0], b.sum[1] = w->view[8].data != NULL ? gradient[1] : NULL;
     for (int64_t n = begin - ahead; n < end; n++) {
-        const int64_t next = mpt__ref_min(n + ahead, end - 1), now = n < begin ? next : n;
+        const int64_t next = mpt__cpu_min(n + ahead, end - 1), now = n < begin ? next : n;
         mpt__real *number = numbers[n & 1];
         if (adds && next == n + ahead) mpt__norm_add(w, next, 0);
         for (int k = 0; k <= w->back; k++) {
@@ -527,21 +529,21 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
         if (means != NULL && w->back) {
             b.next_mean = means[next];
         } else if (means != NULL) {
-            w->words->norm_sums(&some);
+            w->routines->norm_sums(&some);
             b.next_mean = (mpt__real)((double)some.total[0] / (double)some.n);
         }
         b.last = n + 1 == end;
         if (n < begin) {
             b.mean = &b.next_mean, b.weight = w->weight;
-            w->words->norm_sums(&b);
+            w->routines->norm_sums(&b);
         } else {
             char *out = w->data[MPT__PART_OUT] + n * w->bytes[MPT__PART_OUT][MPT__NORM_N];
             b.mean = means != NULL ? &number[0] : NULL, b.weight = w->paired[0];
             b.rstd = &number[1], b.shift = &number[2], b.slope = &number[3];
             b.data[MPT__PART_OUT] = w->adds ? (char *)kept : out;
-            (w->back ? w->words->norm_slope_next : w->words->norm_next)(&b);
+            (w->back ? w->routines->norm_slope_next : w->routines->norm_next)(&b);
             if (w->adds)
-                w->words->binary[MPT__BINARY_ADD]((mpt__real *)(void *)out,
+                w->routines->binary[MPT__BINARY_ADD]((mpt__real *)(void *)out,
                                                   (mpt__real *)(void *)out, kept, w->length, 0, 0);
         }
         if (next != n + ahead) continue;
@@ -572,20 +574,20 @@ static void mpt__norm_groups_task(const mpt__norm_work *w, int64_t chunk, int64_
     const int64_t all = mpt__norm_channels(w), each = w->size[MPT__NORM_C];
     const int64_t size = (int64_t)mpt_dtype_size((mpt_dtype)w->dtype);
     const int64_t row = each * w->length;
-    const bool fetches = mpt__ref_numel(&w->launch->operand[0]) * size >= MPT__NORM_FETCHED &&
+    const bool fetches = mpt__cpu_numel(&w->launch->operand[0]) * size >= MPT__NORM_FETCHED &&
                          row * size <= MPT__NORM_NEAR;
     int64_t most = MPT__NORM_NEAR / size;
     if (fetches) most = w->back ? most / 2 : MPT__NORM_NEAR / 4;
-    const int64_t by = mpt__ref_min(MPT__NORM_CHANNELS / each, most / row);
+    const int64_t by = mpt__cpu_min(MPT__NORM_CHANNELS / each, most / row);
     mpt__real *const numbers = w->numbers + thread * w->numbers_each, *gradient[2];
     mpt__norm_block b;
     memset(&b, 0, sizeof b);
     b.beyond_cache = w->beyond_cache, b.fetches = fetches;
     for (int k = 0; k < 2; k++) gradient[k] = w->partial + (2 * chunk + k) * all;
-    const int64_t stop = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    const int64_t stop = mpt__cpu_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
     for (int64_t n = chunk * w->chunk; n < stop; n++)
         for (int64_t g = begin, next; g < end; g = next) {
-            next = mpt__ref_min(g + (by > 1 ? by : 1), end);
+            next = mpt__cpu_min(g + (by > 1 ? by : 1), end);
             if (w->back)
                 mpt__norm_groups_back(w, &b, n, g, next, numbers, gradient);
             else
@@ -599,8 +601,8 @@ static void mpt__norm_task(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), c = w->size[MPT__NORM_C];
     const int64_t chunk = task / w->groups, begin = task % w->groups * w->group;
-    const int64_t stop = mpt__ref_min(begin + w->group, w->size[MPT__NORM_G]);
-    const int64_t end = mpt__ref_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
+    const int64_t stop = mpt__cpu_min(begin + w->group, w->size[MPT__NORM_G]);
+    const int64_t end = mpt__cpu_min((chunk + 1) * w->chunk, w->size[MPT__NORM_N]);
     mpt__real *gradient[2] = {NULL, NULL};
     (void)thread;
     for (int k = 0; k < 2 && w->back; k++) {
@@ -647,16 +649,16 @@ static const mpt__real *mpt__norm_paired(const mpt__norm_work *w, const mpt__rea
 static void mpt__norm_join(void *work, int64_t task, int thread) {
     const mpt__norm_work *w = (const mpt__norm_work *)work;
     const int64_t channels = mpt__norm_channels(w), begin = task / 2 * MPT__BLOCK;
-    const int64_t n = mpt__ref_min(MPT__BLOCK, channels - begin), step = channels * 2;
-    const mpt__ref_view *to = &w->view[7 + task % 2];
+    const int64_t n = mpt__cpu_min(MPT__BLOCK, channels - begin), step = channels * 2;
+    const mpt__cpu_view *to = &w->view[7 + task % 2];
     mpt__real *part = w->partial + task % 2 * channels + begin, block[MPT__BLOCK];
     (void)thread;
     if (to->data == NULL) return;
     for (int64_t by = 1; by < w->chunks; by *= 2)
         for (int64_t k = 0; k + by < w->chunks; k += 2 * by)
-            w->words->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
+            w->routines->binary[MPT__BINARY_ADD](part + k * step, part + k * step,
                                               part + (k + by) * step, n, 0, 0);
-    mpt__ref_put(to, begin, 1, mpt__norm_paired(w, part, block, n, true), n);
+    mpt__cpu_put(to, begin, 1, mpt__norm_paired(w, part, block, n, true), n);
 }
 
 /* ---- Batches ----
@@ -691,7 +693,7 @@ static int64_t mpt__batches_fold(const mpt__norm_work *w) {
     const int64_t channels = w->size[MPT__NORM_C], s = w->size[MPT__NORM_S];
     int64_t fold = 1, rows = w->size[MPT__NORM_N] * s, most = MPT__BATCH_COLUMNS;
     const mpt__operand *x = &w->launch->operand[0];
-    if (x->dtype == MPT_F32 && mpt__ref_numel(x) >= MPT__NORM_BEYOND_CACHE) most = MPT__BATCH_SUMS;
+    if (x->dtype == MPT_F32 && mpt__cpu_numel(x) >= MPT__NORM_BEYOND_CACHE) most = MPT__BATCH_SUMS;
     for (int k = 0; k < MPT__PARTS; k++) {
         const int at = mpt__norm_parts[w->back][k];
         const mpt__operand *o = &w->launch->operand[at < 0 ? 0 : at];
@@ -710,14 +712,14 @@ static void mpt__batches_setup(mpt__batches_work *b, const mpt__launch *launch) 
     const int64_t *size = b->w.size;
     b->fold = along_c ? mpt__batches_fold(&b->w) : 1;
     b->channels = b->fold * size[MPT__NORM_C];
-    b->rows = along_c ? mpt__ref_times(size[MPT__NORM_N], size[MPT__NORM_S]) / b->fold
+    b->rows = along_c ? mpt__cpu_times(size[MPT__NORM_N], size[MPT__NORM_S]) / b->fold
                       : size[MPT__NORM_N];
     b->chunk =
-        along_c ? MPT__BATCH_ROWS : mpt__ref_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
-    b->chunks = mpt__ref_chunks(b->rows, b->chunk);
+        along_c ? MPT__BATCH_ROWS : mpt__cpu_chunks(MPT__BATCH_PLANES, size[MPT__NORM_S] + 1);
+    b->chunks = mpt__cpu_chunks(b->rows, b->chunk);
     b->tile = MPT__BATCH_COLUMNS;
-    if (!along_c) b->tile = mpt__ref_min(b->tile, MPT__BATCH_TILE / (size[MPT__NORM_S] + 1) + 16);
-    b->tiles = mpt__ref_chunks(b->channels, b->tile);
+    if (!along_c) b->tile = mpt__cpu_min(b->tile, MPT__BATCH_TILE / (size[MPT__NORM_S] + 1) + 16);
+    b->tiles = mpt__cpu_chunks(b->channels, b->tile);
 }
 
 /* The parts of a pass. */
@@ -734,10 +736,10 @@ static int mpt__batches_parts(const mpt__batches_work *b) {
    rows do. */
 static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, int64_t begin,
                               int64_t end, int64_t first, int64_t n) {
-    const mpt__words *words = b->w.words;
-    const mpt__norm_fn sums = b->w.along_c ? words->norm_columns : words->norm_sums;
-    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? words->norm
-                              : b->pass == MPT__BATCH_SLOPE ? words->norm_slope
+    const mpt__routines *routines = b->w.routines;
+    const mpt__norm_fn sums = b->w.along_c ? routines->norm_columns : routines->norm_sums;
+    const mpt__norm_fn word = b->pass == MPT__BATCH_NORM    ? routines->norm
+                              : b->pass == MPT__BATCH_SLOPE ? routines->norm_slope
                                                             : sums;
     const int64_t s = b->fold > 1 ? 1 : b->w.size[MPT__NORM_S];
     int64_t from[4] = {0, 0, 0, 0};
@@ -755,13 +757,13 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
         begin *= cut, end *= cut, n /= cut;
     }
     const bool nearly = word == sums && b->w.dtype != MPT_F32 &&
-                        mpt__ref_numel(&b->w.launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
+                        mpt__cpu_numel(&b->w.launch->operand[0]) >= MPT__NORM_BEYOND_CACHE;
     k->mode = MPT__NORM_COLUMNS, k->relu = b->w.relu, k->n = n;
     from[MPT__NORM_C] = first;
     for (int64_t row = begin; row < end; row += k->rows) {
         from[MPT__NORM_N] = row / s, from[MPT__NORM_S] = row % s;
-        k->rows = mpt__ref_min(end - row, s == 1 ? end - row : s - row % s);
-        if (nearly) k->rows = mpt__ref_min(k->rows, MPT__BATCH_BLOCK / n + 1);
+        k->rows = mpt__cpu_min(end - row, s == 1 ? end - row : s - row % s);
+        if (nearly) k->rows = mpt__cpu_min(k->rows, MPT__BATCH_BLOCK / n + 1);
         mpt__norm_do(&w, word, k, from, s == 1 ? MPT__NORM_N : MPT__NORM_S,
                      mpt__batches_parts(b));
     }
@@ -769,7 +771,7 @@ static void mpt__batches_rows(const mpt__batches_work *b, mpt__norm_block *k, in
 
 /* Elements of each channel in a chunk. */
 static double mpt__batches_count(const mpt__batches_work *b, int64_t chunk) {
-    const int64_t rows = mpt__ref_min(b->chunk, b->rows - chunk * b->chunk);
+    const int64_t rows = mpt__cpu_min(b->chunk, b->rows - chunk * b->chunk);
     return (double)(rows * (b->w.along_c ? 1 : b->w.length));
 }
 
@@ -790,8 +792,8 @@ static void mpt__batches_some(mpt__batches_work b, mpt__norm_block *k, int64_t b
 
 static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_t tile) {
     const int64_t begin = chunk * b->chunk, first = tile * b->tile;
-    const int64_t end = mpt__ref_min(begin + b->chunk, b->rows);
-    const int64_t n = mpt__ref_min(b->tile, b->channels - first);
+    const int64_t end = mpt__cpu_min(begin + b->chunk, b->rows);
+    const int64_t n = mpt__cpu_min(b->tile, b->channels - first);
     const bool statistics = b->pass == MPT__BATCH_STATISTICS;
     mpt__real mean[MPT__BATCH_COLUMNS] = {0};
     mpt__norm_block k;
@@ -817,7 +819,7 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
     const mpt__batches_work *b = (const mpt__batches_work *)work;
     const mpt__norm_work *w = &b->w;
     const int64_t channels = b->channels / b->fold, first = tile * b->tile;
-    const int64_t n = mpt__ref_min(b->tile, channels - first);
+    const int64_t n = mpt__cpu_min(b->tile, channels - first);
     const bool statistics = b->pass == MPT__BATCH_STATISTICS;
     const double count = (double)(b->rows * b->fold) * (double)(w->along_c ? 1 : w->length);
     double total[2][MPT__BATCH_COLUMNS], mean[MPT__BATCH_COLUMNS];
@@ -842,14 +844,14 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
             const mpt__real variance = (mpt__real)(sum[1] / count);
             b->of[MPT__OF_MEAN][c] = (mpt__real)(sum[0] / count);
             b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
-            mpt__ref_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
-            mpt__ref_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
-            if (w->view[8].data != NULL) mpt__ref_put_one(&w->view[8], c, variance);
+            mpt__cpu_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
+            mpt__cpu_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
+            if (w->view[8].data != NULL) mpt__cpu_put_one(&w->view[8], c, variance);
         } else {
             for (int k = 0; k < 2; k++) {
                 const double rstd = k ? 1 : (double)b->of[MPT__OF_RSTD][c];
                 if (w->view[7 + k].data != NULL)
-                    mpt__ref_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
+                    mpt__cpu_put_one(&w->view[7 + k], c, (mpt__real)(sum[1 - k] * rstd));
                 sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
             }
         }
@@ -872,13 +874,13 @@ static void mpt__batches_pass(const mpt__cpu_call *call, mpt__batches_work *b, i
         for (int64_t c = b->w.size[MPT__NORM_C]; c < b->channels; c++)
             b->of[k][c] = b->of[k][c - b->w.size[MPT__NORM_C]];
     mpt__parallel(call->pool, b->chunks * b->tiles,
-                  mpt__ref_cost(call, mpt__ref_numel(&call->launch->operand[0]), ns),
+                  mpt__cpu_cost(call, mpt__cpu_numel(&call->launch->operand[0]), ns),
                   mpt__batches_task, b);
     if (ends) mpt__parallel(call->pool, b->tiles, b->channels * b->chunks * 4, mpt__batches_end, b);
 }
 
 static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) {
-    static const mpt__ref_view none = {NULL, NULL, 0, false};
+    static const mpt__cpu_view none = {NULL, NULL, 0, false};
     mpt__batches_work b;
     mpt__batches_setup(&b, call->launch);
     b.w = *w;
@@ -896,7 +898,7 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     }
     for (int64_t i = 0; i < n && !statistics; i++) {
         b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
-        mpt__ref_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
+        mpt__cpu_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
         mpt__norm_number(b.of, i, NULL, 1);
     }
     if (statistics)
@@ -925,9 +927,9 @@ static int64_t mpt__norm_workspace(const mpt__launch *launch, int threads) {
 }
 
 /* Numbers of all channels where they lie, or converted. */
-static const mpt__real *mpt__norm_numbers(const mpt__ref_view *view, mpt__real *to,
+static const mpt__real *mpt__norm_numbers(const mpt__cpu_view *view, mpt__real *to,
                                           mpt__real otherwise, int64_t n) {
-    if (view->data != NULL && mpt__ref_is_real(view->dtype)) return (const mpt__real *)view->data;
+    if (view->data != NULL && mpt__cpu_is_real(view->dtype)) return (const mpt__real *)view->data;
     mpt__norm_get(view, to, otherwise, n);
     return to;
 }
@@ -935,12 +937,12 @@ static const mpt__real *mpt__norm_numbers(const mpt__ref_view *view, mpt__real *
 static void mpt__norm_run(const mpt__cpu_call *call) {
     mpt__norm_work w;
     mpt__norm_setup(&w, call->launch);
-    w.words = call->words;
+    w.routines = call->routines;
     for (int k = 0; k < MPT__MAX_OPERANDS; k++)
-        if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
+        if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
     mpt__norm_find_parts(&w);
     int64_t groups = mpt__norm_channels(&w);
-    int64_t all = mpt__ref_times(mpt__ref_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
+    int64_t all = mpt__cpu_times(mpt__cpu_times(w.size[MPT__NORM_N], groups), w.size[MPT__NORM_S]);
     if (all == 0) return;
 #ifndef MPTRAIN_NO_CONV
     if (w.of_channels) {
@@ -948,7 +950,7 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
         return;
     }
 #endif
-    static const mpt__ref_view none = {NULL, NULL, 0, false};
+    static const mpt__cpu_view none = {NULL, NULL, 0, false};
     mpt__real *numbers = (mpt__real *)call->workspace;
     w.partial = numbers + 4 * groups;
     w.numbers = w.partial + (w.back ? 2 * w.chunks * groups : 0);
@@ -956,11 +958,11 @@ static void mpt__norm_run(const mpt__cpu_call *call) {
     w.bias = mpt__norm_numbers(w.back ? &none : &w.view[3], numbers + groups, 0, groups);
     w.paired[0] = mpt__norm_paired(&w, w.weight, numbers + 2 * groups, groups, false);
     w.paired[1] = mpt__norm_paired(&w, w.bias, numbers + 3 * groups, groups, false);
-    mpt__parallel(call->pool, w.chunks * w.groups, mpt__ref_cost(call, all, w.back ? 8.0 : 5.0),
+    mpt__parallel(call->pool, w.chunks * w.groups, mpt__cpu_cost(call, all, w.back ? 8.0 : 5.0),
                   mpt__norm_task, &w);
     if (w.back)
-        mpt__parallel(call->pool, 2 * mpt__ref_chunks(groups, MPT__BLOCK),
-                      mpt__ref_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
+        mpt__parallel(call->pool, 2 * mpt__cpu_chunks(groups, MPT__BLOCK),
+                      mpt__cpu_cost(call, groups * w.chunks, 1.0), mpt__norm_join, &w);
 }
 #endif
 

@@ -1,6 +1,6 @@
 /* ------------------------
  * cpu/optimizer.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
- * and the words of the reference level.
+ * and the routines of the reference level.
  * ---------------------- */
 #ifndef MPT__CPU_OPTIMIZER_INCLUDED
 #define MPT__CPU_OPTIMIZER_INCLUDED
@@ -11,18 +11,18 @@
 /* ==== Gradients ==== */
 
 /* Row `segment` of a segment operand. */
-static const int64_t *mpt__ref_segment(const mpt__cpu_call *call, int operand, int64_t segment) {
+static const int64_t *mpt__cpu_segment(const mpt__cpu_call *call, int operand, int64_t segment) {
     const int64_t *rows = (const int64_t *)call->data[operand];
     return rows + segment * MPT__SEGMENT_FIELDS;
 }
 
 /* A device scalar used as a factor; slot 0: 1. */
-static mpt__real mpt__ref_factor(const mpt__cpu_call *call, int slot) {
+static mpt__real mpt__cpu_factor(const mpt__cpu_call *call, int slot) {
     return slot != 0 ? (mpt__real)call->scalars[slot].f : 1;
 }
 
 /* Starts a norm: with slot[3], a loss scale, the multiplier becomes 1 / scale, found_inf 0. */
-static void mpt__ref_norm_begin(const mpt__cpu_call *call) {
+static void mpt__cpu_norm_begin(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     if (slot[3] == 0) return;
     call->scalars[slot[0]].f = (double)(float)(1 / call->scalars[slot[3]].f);
@@ -30,17 +30,17 @@ static void mpt__ref_norm_begin(const mpt__cpu_call *call) {
 }
 
 /* What GRAD_NORM and GRAD_SCALE do to one segment. */
-typedef struct mpt__ref_gradient_work {
-    mpt__ref_view gradients;
+typedef struct mpt__cpu_gradient_work {
+    mpt__cpu_view gradients;
     mpt__real multiplier, limit;
     bool norm; /* is wanted, or a product may overflow where the element does not */
     mpt__norm kind;
     const int64_t *segment;
     double *part; /* of the segment's first chunk */
-} mpt__ref_gradient_work;
+} mpt__cpu_gradient_work;
 
 /* The sum, or the maximum, of magnitudes. */
-static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
+static void mpt__cpu_add_magnitudes(double *lane, const float *x, int64_t n, mpt__real multiplier,
                                     bool most) {
     for (int64_t i = 0; i < n; i++) {
         double *to = &lane[(size_t)i % MPT__SUM_LANES], size = fabs((double)(x[i] * multiplier));
@@ -51,110 +51,110 @@ static void mpt__ref_add_magnitudes(double *lane, const float *x, int64_t n, mpt
     }
 }
 
-static double mpt__ref_join_norms(double a, double b, mpt__norm kind) {
+static double mpt__cpu_join_norms(double a, double b, mpt__norm kind) {
     if (kind != MPT__NORM_MAX) return a + b;
     return a > b || mpt__f64_is_nan(a) ? a : b;
 }
 
 /* The sum of squares of a chunk shows whether it is finite: neither the square of a float nor a sum
    of them can overflow a double, and infinity times 0 is NaN. */
-static void mpt__ref_norm_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
-    const mpt__words *words = w->gradients.words;
+static void mpt__cpu_norm_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
+    const mpt__routines *routines = w->gradients.routines;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t n = mpt__ref_min(MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT] - begin);
+    int64_t n = mpt__cpu_min(MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT] - begin);
     const float *x = (const float *)w->gradients.data + w->segment[MPT__SEGMENT_OFFSET] + begin;
     double lane[MPT__SUM_LANES] = {0};
     (void)thread;
     if (w->norm && w->kind == MPT__NORM_2) {
-        words->add_squares(lane, x, n, w->multiplier);
+        routines->add_squares(lane, x, n, w->multiplier);
     } else if (w->norm) {
-        mpt__ref_add_magnitudes(lane, x, n, w->multiplier, w->kind == MPT__NORM_MAX);
+        mpt__cpu_add_magnitudes(lane, x, n, w->multiplier, w->kind == MPT__NORM_MAX);
         for (int l = 1; l < MPT__SUM_LANES && w->kind == MPT__NORM_MAX; l++) {
-            lane[0] = mpt__ref_join_norms(lane[0], lane[l], w->kind);
+            lane[0] = mpt__cpu_join_norms(lane[0], lane[l], w->kind);
             lane[l] = 0;
         }
-    } else if (!words->convert->all_finite_f32(x, (size_t)n)) {
+    } else if (!routines->convert->all_finite_f32(x, (size_t)n)) {
         lane[0] = (double)mpt__real_infinity();
     }
-    w->part[chunk] = mpt__ref_fold_squares(lane);
+    w->part[chunk] = mpt__cpu_fold_squares(lane);
 }
 
-static int64_t mpt__ref_grad_norm_workspace(const mpt__launch *launch, int threads) {
-    int64_t chunks = mpt__ref_numel(&launch->operand[0]) / MPT__CHUNK + launch->operand[1].shape[0];
+static int64_t mpt__cpu_grad_norm_workspace(const mpt__launch *launch, int threads) {
+    int64_t chunks = mpt__cpu_numel(&launch->operand[0]) / MPT__CHUNK + launch->operand[1].shape[0];
     (void)threads;
     return chunks * (int64_t)sizeof(double);
 }
 
 /* Adds up the parts and sets the slots of found_inf and norm. */
-static void mpt__ref_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
+static void mpt__cpu_norm_finish(const mpt__cpu_call *call, double *parts, int64_t chunks) {
     const mpt__launch *launch = call->launch;
     const mpt__norm kind = (mpt__norm)launch->index[1];
     for (int64_t step = 1; step < chunks; step *= 2) {
         for (int64_t i = 0; i + step < chunks; i += 2 * step)
-            parts[i] = mpt__ref_join_norms(parts[i], parts[i + step], kind);
+            parts[i] = mpt__cpu_join_norms(parts[i], parts[i + step], kind);
     }
     double squares = chunks > 0 ? parts[0] : 0;
     if (launch->slot[1] != 0 && !mpt__f64_is_finite(squares)) call->scalars[launch->slot[1]].i = 1;
     if (launch->slot[2] != 0) {
         double *norm = &call->scalars[launch->slot[2]].f, old = launch->index[0] != 0 ? *norm : 0;
         *norm = kind == MPT__NORM_2 ? sqrt(old * old + squares)
-                                    : mpt__ref_join_norms(old, squares, kind);
+                                    : mpt__cpu_join_norms(old, squares, kind);
     }
 }
 
 /* Runs `chunk_fn` over all segments; returns the number of chunks. */
-static int64_t mpt__ref_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
+static int64_t mpt__cpu_gradient_run(const mpt__cpu_call *call, mpt__chunk_fn chunk_fn) {
     double *parts = (double *)call->workspace;
-    mpt__ref_gradient_work w;
+    mpt__cpu_gradient_work w;
     int64_t chunks = 0;
-    w.gradients = mpt__ref_view_of(call, 0);
-    w.multiplier = mpt__ref_factor(call, call->launch->slot[0]);
+    w.gradients = mpt__cpu_view_of(call, 0);
+    w.multiplier = mpt__cpu_factor(call, call->launch->slot[0]);
     w.limit = (mpt__real)call->launch->imm[0];
     w.kind = (mpt__norm)call->launch->index[1];
     w.norm = call->launch->slot[2] != 0 || !(w.multiplier <= 1);
     for (int64_t s = 0; s < call->launch->operand[1].shape[0]; s++) {
-        w.segment = mpt__ref_segment(call, 1, s);
+        w.segment = mpt__cpu_segment(call, 1, s);
         w.part = parts != NULL ? parts + chunks : NULL; /* a norm alone needs them */
-        int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__ref_chunks(count, MPT__CHUNK);
-        mpt__parallel(call->pool, n, mpt__ref_cost(call, count, 2.0), chunk_fn, &w);
+        int64_t count = w.segment[MPT__SEGMENT_COUNT], n = mpt__cpu_chunks(count, MPT__CHUNK);
+        mpt__parallel(call->pool, n, mpt__cpu_cost(call, count, 2.0), chunk_fn, &w);
         chunks += n;
     }
     return chunks;
 }
 
-static void mpt__ref_grad_norm(const mpt__cpu_call *call) {
-    mpt__ref_norm_begin(call);
-    int64_t chunks = mpt__ref_gradient_run(call, mpt__ref_norm_chunk);
-    mpt__ref_norm_finish(call, (double *)call->workspace, chunks);
+static void mpt__cpu_grad_norm(const mpt__cpu_call *call) {
+    mpt__cpu_norm_begin(call);
+    int64_t chunks = mpt__cpu_gradient_run(call, mpt__cpu_norm_chunk);
+    mpt__cpu_norm_finish(call, (double *)call->workspace, chunks);
 }
 
-static void mpt__ref_grad_scale_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_gradient_work *w = (const mpt__ref_gradient_work *)work;
-    const mpt__unary_fn *unary = w->gradients.words->unary;
+static void mpt__cpu_grad_scale_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_gradient_work *w = (const mpt__cpu_gradient_work *)work;
+    const mpt__unary_fn *unary = w->gradients.routines->unary;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
     mpt__real block[MPT__BLOCK];
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
-        mpt__real *x = mpt__ref_edit(&w->gradients, offset, block, n);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, end - at), offset = w->segment[0] + at;
+        mpt__real *x = mpt__cpu_edit(&w->gradients, offset, block, n);
         unary[MPT__UNARY_MUL_SCALAR](x, x, n, w->multiplier, 0);
         if (w->limit > 0) unary[MPT__UNARY_CLAMP](x, x, n, -w->limit, w->limit);
-        mpt__ref_put(&w->gradients, offset, 1, x, n);
+        mpt__cpu_put(&w->gradients, offset, 1, x, n);
     }
 }
 
-static void mpt__ref_grad_scale(const mpt__cpu_call *call) {
-    mpt__ref_gradient_run(call, mpt__ref_grad_scale_chunk);
+static void mpt__cpu_grad_scale(const mpt__cpu_call *call) {
+    mpt__cpu_gradient_run(call, mpt__cpu_grad_scale_chunk);
 }
 
 /* ==== Optimizers ==== */
 
 /* One segment of one update. What depends on the step count alone is computed once, in double. */
-struct mpt__ref_update {
-    mpt__ref_view param, master, gradient;
-    mpt__ref_view moment[3]; /* absent where there are none */
+struct mpt__cpu_update {
+    mpt__cpu_view param, master, gradient;
+    mpt__cpu_view moment[3]; /* absent where there are none */
     const int64_t *segment;
     int64_t step; /* updates before this one */
     mpt__real multiplier, lr, decay;
@@ -167,14 +167,14 @@ struct mpt__ref_update {
     mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
     mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
     mpt__update_fn update;                     /* NULL: program */
-    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
                     int64_t n);
 };
 
 /* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
    g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
    p -= lr (g + momentum m). */
-static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+static void mpt__ref_sgd_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                mpt__real *m, mpt__real *v, void *half, int64_t n) {
     (void)v;
     for (int64_t i = 0; i < n; i++) {
@@ -191,7 +191,7 @@ static void mpt__ref_sgd_block(const mpt__ref_update *w, mpt__real *p, const mpt
 
 /* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
    with 1 / sqrt(c2) as a factor: divisions and roots are what an update waits for. */
-static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mpt__real *g,
+static void mpt__ref_adam_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                 mpt__real *m, mpt__real *v, void *half, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         mpt__real x = p[i], gradient = g[i] * w->multiplier;
@@ -208,13 +208,13 @@ static void mpt__ref_adam_block(const mpt__ref_update *w, mpt__real *p, const mp
     if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 
-/* The other optimizers are written in the words of the level: blocks are in the first cache, so
+/* The other optimizers are written in the routines of the level: blocks are in the first cache, so
    passes over them cost little, and square roots and divisions are those of the level. */
-#define MPT__EACH(word, out, x, c) w->param.words->unary[MPT__UNARY_##word](out, x, n, c, 0)
-#define MPT__PAIR(word, out, x, y) w->param.words->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
+#define MPT__EACH(word, out, x, c) w->param.routines->unary[MPT__UNARY_##word](out, x, n, c, 0)
+#define MPT__PAIR(word, out, x, y) w->param.routines->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
 
 /* m = keep m + rest x; or, of squares, keep m + (rest x) x */
-static void mpt__ref_follow(const mpt__ref_update *w, mpt__real *m, const mpt__real *x,
+static void mpt__cpu_follow(const mpt__cpu_update *w, mpt__real *m, const mpt__real *x,
                             mpt__real keep, mpt__real rest, bool squares, int64_t n) {
     mpt__real part[MPT__BLOCK];
     MPT__EACH(MUL_SCALAR, part, x, rest);
@@ -224,7 +224,7 @@ static void mpt__ref_follow(const mpt__ref_update *w, mpt__real *m, const mpt__r
 }
 
 /* p -= size x / below, which x and below do not survive */
-static void mpt__ref_descend(const mpt__ref_update *w, mpt__real *p, mpt__real *x,
+static void mpt__cpu_descend(const mpt__cpu_update *w, mpt__real *p, mpt__real *x,
                              const mpt__real *below, mpt__real size, int64_t n) {
     MPT__EACH(MUL_SCALAR, x, x, size);
     if (below != NULL) MPT__PAIR(DIV, x, x, below);
@@ -232,28 +232,28 @@ static void mpt__ref_descend(const mpt__ref_update *w, mpt__real *p, mpt__real *
 }
 
 /* Adam with the largest v so far, not corrected for bias, in place of v. */
-static void mpt__ref_amsgrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_amsgrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                    mpt__real *const *m, int64_t n) {
     mpt__real below[MPT__BLOCK];
-    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, false, n);
-    mpt__ref_follow(w, m[1], g, w->beta2, w->rest2, true, n);
+    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, false, n);
+    mpt__cpu_follow(w, m[1], g, w->beta2, w->rest2, true, n);
     MPT__PAIR(MAXIMUM, m[2], m[2], m[1]);
     MPT__EACH(SQRT, below, m[2], 0);
     MPT__EACH(MUL_SCALAR, below, below, w->root_factor);
     MPT__EACH(ADD_SCALAR, below, below, w->eps);
     memcpy(g, m[0], (size_t)n * sizeof *g);
-    mpt__ref_descend(w, p, g, below, w->step_size, n);
+    mpt__cpu_descend(w, p, g, below, w->step_size, n);
 }
 
 /* v and, centred, the mean a follow; p -= lr b with b = momentum b + g / (sqrt(v - a^2) + eps).
    Rounding may leave v - a^2 below 0, which counts as 0. */
-static void mpt__ref_rmsprop_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_rmsprop_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                    mpt__real *const *m, int64_t n) {
     mpt__real below[MPT__BLOCK], *b = m[1], *a = m[2];
-    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, true, n);
+    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, true, n);
     memcpy(below, m[0], (size_t)n * sizeof *below);
     if (a != NULL) {
-        mpt__ref_follow(w, a, g, w->beta2, w->rest2, false, n);
+        mpt__cpu_follow(w, a, g, w->beta2, w->rest2, false, n);
         MPT__PAIR(MUL, below, a, a);
         MPT__PAIR(SUB, below, m[0], below);
         MPT__EACH(RELU, below, below, 0);
@@ -261,58 +261,58 @@ static void mpt__ref_rmsprop_block(const mpt__ref_update *w, mpt__real *p, mpt__
     MPT__EACH(SQRT, below, below, 0);
     MPT__EACH(ADD_SCALAR, below, below, w->eps);
     if (b == NULL) {
-        mpt__ref_descend(w, p, g, below, w->lr, n);
+        mpt__cpu_descend(w, p, g, below, w->lr, n);
         return;
     }
     MPT__PAIR(DIV, g, g, below);
     MPT__EACH(MUL_SCALAR, b, b, w->momentum);
     MPT__PAIR(ADD, b, b, g);
     memcpy(g, b, (size_t)n * sizeof *g);
-    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
 }
 
 /* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
-static void mpt__ref_adagrad_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_adagrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                    mpt__real *const *m, int64_t n) {
     mpt__real below[MPT__BLOCK];
-    mpt__ref_follow(w, m[0], g, 1, 1, true, n);
+    mpt__cpu_follow(w, m[0], g, 1, 1, true, n);
     MPT__EACH(SQRT, below, m[0], 0);
     MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    mpt__ref_descend(w, p, g, below, w->step_size, n);
+    mpt__cpu_descend(w, p, g, below, w->step_size, n);
 }
 
 /* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
-static void mpt__ref_adadelta_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_adadelta_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                     mpt__real *const *m, int64_t n) {
     mpt__real root[2][MPT__BLOCK];
-    mpt__ref_follow(w, m[0], g, w->beta1, w->rest1, true, n);
+    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, true, n);
     for (int k = 0; k < 2; k++) {
         MPT__EACH(ADD_SCALAR, root[k], m[k], w->eps);
         MPT__EACH(SQRT, root[k], root[k], 0);
     }
     MPT__PAIR(DIV, root[1], root[1], root[0]);
     MPT__PAIR(MUL, g, g, root[1]);
-    mpt__ref_follow(w, m[1], g, w->beta1, w->rest1, true, n);
-    mpt__ref_descend(w, p, g, NULL, w->lr, n);
+    mpt__cpu_follow(w, m[1], g, w->beta1, w->rest1, true, n);
+    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
 }
 
 /* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. Twice enlarged, any
    number but 0 and NaN is beyond 1. */
-static void mpt__ref_lion_block(const mpt__ref_update *w, mpt__real *p, mpt__real *g,
+static void mpt__cpu_lion_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
                                 mpt__real *const *m, int64_t n) {
     mpt__real sign[MPT__BLOCK];
     memcpy(sign, m[0], (size_t)n * sizeof *sign);
-    mpt__ref_follow(w, sign, g, w->beta1, w->rest1, false, n);
+    mpt__cpu_follow(w, sign, g, w->beta1, w->rest1, false, n);
     for (int k = 0; k < 2; k++) {
         MPT__EACH(MUL_SCALAR, sign, sign, (mpt__real)1e30);
-        w->param.words->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
+        w->param.routines->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
     }
-    mpt__ref_follow(w, m[0], g, w->beta2, w->rest2, false, n);
-    mpt__ref_descend(w, p, sign, NULL, w->lr, n);
+    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, false, n);
+    mpt__cpu_descend(w, p, sign, NULL, w->lr, n);
 }
 
 /* What all of them begin with. */
-static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__real *gradient,
+static void mpt__cpu_program(const mpt__cpu_update *w, mpt__real *p, const mpt__real *gradient,
                              mpt__real *const *m, int64_t n) {
     mpt__real g[MPT__BLOCK], part[MPT__BLOCK];
     MPT__EACH(MUL_SCALAR, g, gradient, w->multiplier);
@@ -326,48 +326,49 @@ static void mpt__ref_program(const mpt__ref_update *w, mpt__real *p, const mpt__
     w->program(w, p, g, m, n);
 }
 
-static void mpt__ref_put_stochastic(const mpt__ref_update *w, int64_t offset, const mpt__real *x,
+static void mpt__cpu_put_stochastic(const mpt__cpu_update *w, int64_t offset, const mpt__real *x,
                                     int64_t n) {
     uint16_t *to = (uint16_t *)w->param.data + offset;
     uint32_t words[MPT__BLOCK];
     const uint64_t first = (uint64_t)(w->before + offset);
-    (first % 4 == 0 ? w->param.words->random : mpt__random_bits)(w->key, first, (size_t)n, words);
+    (first % 4 == 0 ? w->param.routines->random : mpt__random_bits)(w->key, first, (size_t)n,
+                                                                    words);
     for (int64_t i = 0; i < n; i++) to[i] = mpt__f32_to_bf16_stochastic((float)x[i], words[i]);
 }
 
-static void mpt__ref_update_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_update *w = (const mpt__ref_update *)work;
+static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_update *w = (const mpt__cpu_update *)work;
     int64_t begin = chunk * MPT__CHUNK;
-    int64_t end = mpt__ref_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
-    const mpt__ref_view *weights = w->master.data != NULL ? &w->master : &w->param;
-    bool along = w->update && weights != &w->param && mpt__ref_is_half(w->param.dtype);
+    int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
+    const mpt__cpu_view *weights = w->master.data != NULL ? &w->master : &w->param;
+    bool along = w->update && weights != &w->param && mpt__cpu_is_half(w->param.dtype);
     mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
-        int64_t n = mpt__ref_min(MPT__BLOCK, end - at);
+        int64_t n = mpt__cpu_min(MPT__BLOCK, end - at);
         int64_t offset = w->segment[MPT__SEGMENT_OFFSET] + at;
-        mpt__real *p = mpt__ref_edit(weights, offset, block[0], n);
-        const mpt__real *g = mpt__ref_in(&w->gradient, offset, 1, block[1], n);
+        mpt__real *p = mpt__cpu_edit(weights, offset, block[0], n);
+        const mpt__real *g = mpt__cpu_in(&w->gradient, offset, 1, block[1], n);
         for (int k = 0; k < 3; k++)
-            if (w->moment[k].data) m[k] = mpt__ref_edit(&w->moment[k], offset, block[2 + k], n);
+            if (w->moment[k].data) m[k] = mpt__cpu_edit(&w->moment[k], offset, block[2 + k], n);
         void *half = along ? (uint16_t *)w->param.data + offset : NULL;
         if (w->update)
             w->update(w, p, g, m[0], m[1], half, n);
         else
-            mpt__ref_program(w, p, g, m, n);
-        if (weights != &w->param) mpt__ref_put(weights, offset, 1, p, n);
+            mpt__cpu_program(w, p, g, m, n);
+        if (weights != &w->param) mpt__cpu_put(weights, offset, 1, p, n);
         if (w->stochastic)
-            mpt__ref_put_stochastic(w, offset, p, n);
+            mpt__cpu_put_stochastic(w, offset, p, n);
         else if (!along)
-            mpt__ref_put(&w->param, offset, 1, p, n);
+            mpt__cpu_put(&w->param, offset, 1, p, n);
         for (int k = 0; k < 3; k++)
-            if (m[k]) mpt__ref_put(&w->moment[k], offset, 1, m[k], n);
+            if (m[k]) mpt__cpu_put(&w->moment[k], offset, 1, m[k], n);
     }
 }
 
 /* What row `row` of the table of rates has for the steps applied; `without` it, where there is
    none. */
-static double mpt__ref_scheduled(const mpt__cpu_call *call, int row, double without) {
+static double mpt__cpu_scheduled(const mpt__cpu_call *call, int row, double without) {
     const mpt__launch *launch = call->launch;
     if (launch->n_operands < 8 || call->data[7] == NULL) return without;
     const mpt__operand *o = &launch->operand[7];
@@ -378,12 +379,12 @@ static double mpt__ref_scheduled(const mpt__cpu_call *call, int row, double with
 }
 
 /* The end of an update: its steps are counted. */
-static void mpt__ref_commit(const mpt__cpu_call *call) {
+static void mpt__cpu_commit(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     int64_t *steps = (int64_t *)call->data[5];
     if (launch->index[1] == 0) return;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
-        const int64_t *segment = mpt__ref_segment(call, 4, s);
+        const int64_t *segment = mpt__cpu_segment(call, 4, s);
         for (int64_t i = 0; i < segment[MPT__SEGMENT_STEPS]; i++)
             steps[segment[MPT__SEGMENT_STEP] + i]++;
     }
@@ -392,53 +393,53 @@ static void mpt__ref_commit(const mpt__cpu_call *call) {
 
 /* Fills what both optimizers have and goes through the segments; `prepare` (or NULL) computes what
    depends on the step count. */
-static void mpt__ref_update_run(const mpt__cpu_call *call, mpt__ref_update *w,
-                                void (*prepare)(const mpt__launch *launch, mpt__ref_update *w,
+static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
+                                void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w,
                                                 double lr),
                                 double ns) {
     const mpt__launch *launch = call->launch;
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = mpt__ref_scheduled(call, 0, call->scalars[launch->slot[0]].f);
-    mpt__kernel_flushes(call->words->flushes);
-    w->param = mpt__ref_view_of(call, 0);
-    w->master = mpt__ref_view_of(call, 1);
-    w->gradient = mpt__ref_view_of(call, 2);
-    w->moment[0] = mpt__ref_view_of(call, 3);
+    double lr = mpt__cpu_scheduled(call, 0, call->scalars[launch->slot[0]].f);
+    mpt__kernel_flushes(call->routines->flushes);
+    w->param = mpt__cpu_view_of(call, 0);
+    w->master = mpt__cpu_view_of(call, 1);
+    w->gradient = mpt__cpu_view_of(call, 2);
+    w->moment[0] = mpt__cpu_view_of(call, 3);
     w->lr = (mpt__real)lr;
-    w->multiplier = mpt__ref_factor(call, launch->slot[1]);
+    w->multiplier = mpt__cpu_factor(call, launch->slot[1]);
     if (launch->index[2] != 0) w->multiplier = -w->multiplier;
     w->stochastic = launch->index[3] != 0;
     w->before = launch->operand[0].offset;
     w->key.seed = launch->rng.seed, w->key.call = launch->rng.call;
     for (int64_t s = 0; s < launch->operand[4].shape[0]; s++) {
-        w->segment = mpt__ref_segment(call, 4, s);
+        w->segment = mpt__cpu_segment(call, 4, s);
         int64_t step = steps[w->segment[MPT__SEGMENT_STEP]];
         bool known = s > 0 && step == w->step;
         w->step = step;
         w->key.stream = mpt__hash_u64(launch->rng.stream, (uint64_t)step);
         if (prepare != NULL && !known) prepare(launch, w, lr);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
-        mpt__parallel(call->pool, mpt__ref_chunks(count, MPT__CHUNK),
-                      mpt__ref_cost(call, count, ns), mpt__ref_update_chunk, w);
+        mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK),
+                      mpt__cpu_cost(call, count, ns), mpt__cpu_update_chunk, w);
     }
-    mpt__kernel_flushed(call->words->flushes);
-    mpt__ref_commit(call);
+    mpt__kernel_flushed(call->routines->flushes);
+    mpt__cpu_commit(call);
 }
 
-static void mpt__ref_sgd(const mpt__cpu_call *call) {
+static void mpt__cpu_sgd(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_update w;
+    mpt__cpu_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
-    w.update = call->words->sgd;
-    w.momentum = (mpt__real)mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.update = call->routines->sgd;
+    w.momentum = (mpt__real)mpt__cpu_scheduled(call, 1, launch->imm[0]);
     w.keep = (mpt__real)(1 - launch->imm[1]);
     w.decay = (mpt__real)launch->imm[2];
     w.nesterov = launch->index[0] != 0;
-    mpt__ref_update_run(call, &w, NULL, 4.0);
+    mpt__cpu_update_run(call, &w, NULL, 4.0);
 }
 
-static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+static void mpt__cpu_adam_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
     double c1 = 1 - mpt__power(w->first_setting, w->step + 1);
     double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
     w->step_size = (mpt__real)(lr / c1);
@@ -446,14 +447,14 @@ static void mpt__ref_adam_prepare(const mpt__launch *launch, mpt__ref_update *w,
     w->shrink = (mpt__real)(lr * launch->imm[3]);
 }
 
-static void mpt__ref_adam(const mpt__cpu_call *call) {
+static void mpt__cpu_adam(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_update w;
+    mpt__cpu_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
-    w.update = call->words->adam;
-    w.moment[1] = mpt__ref_view_of(call, 6);
-    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.update = call->routines->adam;
+    w.moment[1] = mpt__cpu_view_of(call, 6);
+    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
     w.beta1 = (mpt__real)w.first_setting;
     w.rest1 = (mpt__real)(1 - w.first_setting);
     w.beta2 = (mpt__real)launch->imm[1];
@@ -461,41 +462,41 @@ static void mpt__ref_adam(const mpt__cpu_call *call) {
     w.eps = (mpt__real)launch->imm[2];
     w.decay = (mpt__real)launch->imm[3];
     w.decoupled = launch->index[0] == 1;
-    mpt__ref_update_run(call, &w, mpt__ref_adam_prepare, 12.0);
+    mpt__cpu_update_run(call, &w, mpt__cpu_adam_prepare, 12.0);
 }
 
-static void mpt__ref_adagrad_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+static void mpt__cpu_adagrad_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
     w->step_size = (mpt__real)(lr / (1 + (double)w->step * launch->imm[0]));
 }
 
-static void mpt__ref_lion_prepare(const mpt__launch *launch, mpt__ref_update *w, double lr) {
+static void mpt__cpu_lion_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
     w->shrink = (mpt__real)(lr * launch->imm[2]);
 }
 
 /* One row per function from AMSGRAD on; eps and decay: where they stand in imm, -1: none. */
-static const struct mpt__ref_moments_row {
-    void (*program)(const mpt__ref_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
+static const struct mpt__cpu_moments_row {
+    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
                     int64_t n);
-    void (*prepare)(const mpt__launch *launch, mpt__ref_update *w, double lr);
+    void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w, double lr);
     int eps, decay;
     double ns;
-} mpt__ref_moments_rows[] = {{mpt__ref_amsgrad_block, mpt__ref_adam_prepare, 2, 3, 30},
-                             {mpt__ref_rmsprop_block, NULL, 2, 3, 25},
-                             {mpt__ref_adagrad_block, mpt__ref_adagrad_prepare, 1, 2, 18},
-                             {mpt__ref_adadelta_block, NULL, 1, 2, 28},
-                             {mpt__ref_lion_block, mpt__ref_lion_prepare, -1, 2, 20}};
+} mpt__cpu_moments_rows[] = {{mpt__cpu_amsgrad_block, mpt__cpu_adam_prepare, 2, 3, 30},
+                             {mpt__cpu_rmsprop_block, NULL, 2, 3, 25},
+                             {mpt__cpu_adagrad_block, mpt__cpu_adagrad_prepare, 1, 2, 18},
+                             {mpt__cpu_adadelta_block, NULL, 1, 2, 28},
+                             {mpt__cpu_lion_block, mpt__cpu_lion_prepare, -1, 2, 20}};
 
-static void mpt__ref_moments(const mpt__cpu_call *call) {
+static void mpt__cpu_moments(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    const struct mpt__ref_moments_row *row =
-        &mpt__ref_moments_rows[launch->function - MPT__FN_AMSGRAD];
-    mpt__ref_update w;
+    const struct mpt__cpu_moments_row *row =
+        &mpt__cpu_moments_rows[launch->function - MPT__FN_AMSGRAD];
+    mpt__cpu_update w;
     if (!mpt__gate_open(call, launch->slot[2])) return;
     memset(&w, 0, sizeof w);
     w.program = row->program;
-    w.moment[1] = mpt__ref_view_of(call, 6);
-    w.moment[2] = mpt__ref_view_of(call, 8);
-    w.first_setting = mpt__ref_scheduled(call, 1, launch->imm[0]);
+    w.moment[1] = mpt__cpu_view_of(call, 6);
+    w.moment[2] = mpt__cpu_view_of(call, 8);
+    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
     w.momentum = w.beta1 = (mpt__real)w.first_setting;
     w.rest1 = (mpt__real)(1 - w.first_setting);
     w.beta2 = (mpt__real)launch->imm[1];
@@ -504,77 +505,77 @@ static void mpt__ref_moments(const mpt__cpu_call *call) {
     w.decay = (mpt__real)launch->imm[row->decay];
     w.decoupled = launch->function == MPT__FN_LION ||
                   (launch->function == MPT__FN_AMSGRAD && launch->index[0] == 1);
-    mpt__ref_update_run(call, &w, row->prepare, row->ns);
+    mpt__cpu_update_run(call, &w, row->prepare, row->ns);
 }
 
 /* ==== Averages ==== */
 
-typedef struct mpt__ref_average_work {
-    mpt__ref_view average, value;
+typedef struct mpt__cpu_average_work {
+    mpt__cpu_view average, value;
     int64_t count;
     mpt__real weight; /* of the new value; 1: it is copied */
-} mpt__ref_average_work;
+} mpt__cpu_average_work;
 
-static void mpt__ref_average_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__ref_average_work *w = (const mpt__ref_average_work *)work;
-    const mpt__words *words = w->average.words;
-    int64_t begin = chunk * MPT__CHUNK, end = mpt__ref_min(begin + MPT__CHUNK, w->count), n;
+static void mpt__cpu_average_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_average_work *w = (const mpt__cpu_average_work *)work;
+    const mpt__routines *routines = w->average.routines;
+    int64_t begin = chunk * MPT__CHUNK, end = mpt__cpu_min(begin + MPT__CHUNK, w->count), n;
     mpt__real block[3][MPT__BLOCK];
     (void)thread;
     for (int64_t at = begin; at < end; at += n) {
-        n = mpt__ref_min(MPT__BLOCK, end - at);
-        mpt__real *average = mpt__ref_edit(&w->average, at, block[0], n), *part = block[2];
-        const mpt__real *value = mpt__ref_in(&w->value, at, 1, block[1], n);
+        n = mpt__cpu_min(MPT__BLOCK, end - at);
+        mpt__real *average = mpt__cpu_edit(&w->average, at, block[0], n), *part = block[2];
+        const mpt__real *value = mpt__cpu_in(&w->value, at, 1, block[1], n);
         if (w->weight == 1) {
             memcpy(average, value, (size_t)n * sizeof *average);
         } else {
-            words->binary[MPT__BINARY_SUB](part, value, average, n, 0, 0);
-            words->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight, 0);
-            words->binary[MPT__BINARY_ADD](average, average, part, n, 0, 0);
+            routines->binary[MPT__BINARY_SUB](part, value, average, n, 0, 0);
+            routines->unary[MPT__UNARY_MUL_SCALAR](part, part, n, w->weight, 0);
+            routines->binary[MPT__BINARY_ADD](average, average, part, n, 0, 0);
         }
-        mpt__ref_put(&w->average, at, 1, average, n);
+        mpt__cpu_put(&w->average, at, 1, average, n);
     }
 }
 
-static double mpt__ref_average_weight(const mpt__launch *launch, double n) {
+static double mpt__cpu_average_weight(const mpt__launch *launch, double n) {
     double early = (1 + n) / (10 + n), decay = launch->imm[0];
     if (n == 0) return 1;
     if (launch->index[0] == 2) return 1 / (n + 1);
     return 1 - (launch->index[0] == 1 && early < decay ? early : decay);
 }
 
-static void mpt__ref_average(const mpt__cpu_call *call) {
+static void mpt__cpu_average(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scalar *applied = &call->scalars[launch->slot[0]], *seen = &call->scalars[launch->slot[1]];
     mpt__scalar *updates = &call->scalars[launch->slot[2]];
-    mpt__ref_average_work w;
+    mpt__cpu_average_work w;
     if (!mpt__gate_open(call, 0) || applied->i == seen->i) return;
-    w.average = mpt__ref_view_of(call, 0);
-    w.value = mpt__ref_view_of(call, 1);
+    w.average = mpt__cpu_view_of(call, 0);
+    w.value = mpt__cpu_view_of(call, 1);
     w.count = launch->operand[0].shape[0];
-    w.weight = (mpt__real)mpt__ref_average_weight(launch, (double)updates->i);
-    mpt__parallel(call->pool, mpt__ref_chunks(w.count, MPT__CHUNK),
-                  mpt__ref_cost(call, w.count, 5.0), mpt__ref_average_chunk, &w);
+    w.weight = (mpt__real)mpt__cpu_average_weight(launch, (double)updates->i);
+    mpt__parallel(call->pool, mpt__cpu_chunks(w.count, MPT__CHUNK),
+                  mpt__cpu_cost(call, w.count, 5.0), mpt__cpu_average_chunk, &w);
     if (launch->index[1] == 0) return;
     seen->i = applied->i;
     updates->i++;
 }
 
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
-static void mpt__ref_clip(const mpt__cpu_call *call) {
+static void mpt__cpu_clip(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    mpt__ref_view out = mpt__ref_view_of(call, 0);
+    mpt__cpu_view out = mpt__cpu_view_of(call, 0);
     mpt__real norm = (mpt__real)call->scalars[launch->slot[1]].f;
     mpt__real factor = (mpt__real)launch->imm[0] / (norm + (mpt__real)1e-6);
     if (factor > 1) factor = 1;
     mpt__scalar *multiplier = &call->scalars[launch->slot[0]];
     if (launch->slot[0] != 0) multiplier->f = (double)((mpt__real)multiplier->f * factor);
-    if (out.data != NULL) mpt__ref_put_one(&out, 0, norm);
+    if (out.data != NULL) mpt__cpu_put_one(&out, 0, norm);
 }
 
 /* ==== Device scalars ==== */
 
-static void mpt__ref_scalar_set(const mpt__cpu_call *call) {
+static void mpt__cpu_scalar_set(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scalar *to = &call->scalars[launch->slot[0]];
     if (launch->index[0] == 0) {
@@ -584,28 +585,28 @@ static void mpt__ref_scalar_set(const mpt__cpu_call *call) {
     }
 }
 
-static void mpt__ref_scalar_or(const mpt__cpu_call *call) {
+static void mpt__cpu_scalar_or(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     call->scalars[slot[0]].i = (call->scalars[slot[1]].i | call->scalars[slot[2]].i) != 0;
 }
 
 /* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
    set below it. */
-static double mpt__ref_backed_off(double scale, double backoff, double floor_scale) {
+static double mpt__cpu_backed_off(double scale, double backoff, double floor_scale) {
     double next = (double)(float)(scale * backoff);
     if (next < floor_scale) next = floor_scale < scale ? floor_scale : scale;
     return next;
 }
 
 /* The scale after an interval of clean steps; likewise with the ceiling. */
-static double mpt__ref_grown(double scale, double growth, double ceiling) {
+static double mpt__cpu_grown(double scale, double growth, double ceiling) {
     double next = (double)(float)(scale * growth);
     if (!mpt__f64_is_finite(next)) return scale;
     if (ceiling > 0 && next > ceiling) next = ceiling > scale ? ceiling : scale;
     return next;
 }
 
-static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
+static void mpt__cpu_scaler_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const uint16_t *slot = launch->slot;
     mpt__scalar *s = call->scalars;
@@ -614,7 +615,7 @@ static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
     s[slot[3]].i++;
     if (s[slot[2]].i != 0) {
         if (!fixed) {
-            s[slot[0]].f = mpt__ref_backed_off(s[slot[0]].f, launch->imm[1], launch->imm[2]);
+            s[slot[0]].f = mpt__cpu_backed_off(s[slot[0]].f, launch->imm[1], launch->imm[2]);
         }
         s[slot[1]].i = 0;
         s[slot[4]].i++;
@@ -625,14 +626,14 @@ static void mpt__ref_scaler_update(const mpt__cpu_call *call) {
     }
     s[slot[1]].i++;
     if (!fixed && s[slot[1]].i >= launch->index[0]) {
-        s[slot[0]].f = mpt__ref_grown(s[slot[0]].f, launch->imm[0], launch->imm[3]);
+        s[slot[0]].f = mpt__cpu_grown(s[slot[0]].f, launch->imm[0], launch->imm[3]);
         s[slot[1]].i = 0;
     }
     s[slot[5]].i = 0;
     s[slot[7]].i = MPT_OUTCOME_APPLIED;
 }
 
-static void mpt__ref_metric_add(const mpt__cpu_call *call) {
+static void mpt__cpu_metric_add(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     double value = 0;
     mpt__load_f64(&value, call->data[0], call->launch->operand[0].dtype, 0, 1, 1);
@@ -642,20 +643,20 @@ static void mpt__ref_metric_add(const mpt__cpu_call *call) {
 
 /* Looks for it only in blocks that are not finite as a whole. */
 /* The index of the first non-finite element of operand 0, or -1. */
-static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
-    const mpt__convert_table *convert = call->words->convert;
-    mpt__ref_walk walk;
-    mpt__ref_cursor at;
+static int64_t mpt__cpu_first_nonfinite(const mpt__cpu_call *call) {
+    const mpt__convert_table *convert = call->routines->convert;
+    mpt__cpu_walk walk;
+    mpt__cpu_cursor at;
     double x[MPT__BLOCK];
-    walk.view = mpt__ref_view_of(call, 0);
-    mpt__ref_loop_over(&walk.loop, &call->launch->operand[0]);
-    mpt__ref_start(&at, &walk.loop, 0);
-    int64_t step = mpt__ref_inner(&walk.loop), n = 0;
+    walk.view = mpt__cpu_view_of(call, 0);
+    mpt__cpu_loop_over(&walk.loop, &call->launch->operand[0]);
+    mpt__cpu_start(&at, &walk.loop, 0);
+    int64_t step = mpt__cpu_inner(&walk.loop), n = 0;
     int dtype = walk.view.dtype;
     for (int64_t done = 0; done < walk.loop.count; done += n) {
         const char *p = (const char *)walk.view.data + at.offset * mpt__dtype_info[dtype].bytes;
         const void *data = p;
-        n = mpt__ref_min(mpt__ref_room(&at, &walk.loop), MPT__BLOCK);
+        n = mpt__cpu_min(mpt__cpu_room(&at, &walk.loop), MPT__BLOCK);
         bool finite =
             step == 1 &&
             ((dtype == MPT_F32 && convert->all_finite_f32((const float *)data, (size_t)n)) ||
@@ -665,25 +666,25 @@ static int64_t mpt__ref_first_nonfinite(const mpt__cpu_call *call) {
         for (int64_t i = 0; !finite && i < n; i++) {
             if (!mpt__f64_is_finite(x[i])) return done + i;
         }
-        mpt__ref_advance(&at, &walk.loop, n);
+        mpt__cpu_advance(&at, &walk.loop, n);
     }
     return -1;
 }
 
-static void mpt__ref_find_nonfinite(const mpt__cpu_call *call) {
-    call->scalars[call->launch->slot[0]].i = mpt__ref_first_nonfinite(call);
+static void mpt__cpu_find_nonfinite(const mpt__cpu_call *call) {
+    call->scalars[call->launch->slot[0]].i = mpt__cpu_first_nonfinite(call);
 }
 
 /* A finite loss may overflow by the scale: what counts is the loss. */
-static void mpt__ref_scale_loss(const mpt__cpu_call *call) {
+static void mpt__cpu_scale_loss(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     const float scale = (float)call->scalars[slot[0]].f;
     if (slot[2]) memcpy(&call->scalars[slot[2]], &scale, sizeof scale);
-    mpt__ref_unary(call);
-    if (mpt__ref_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
+    mpt__cpu_unary(call);
+    if (mpt__cpu_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
 }
 
-/* ==== The words of the reference level ==== */
+/* ==== The routines of the reference level ==== */
 
 static mpt__real mpt__ref_peak(const mpt__real *x, int64_t n, mpt__real start) {
     for (int64_t i = 0; i < n; i++) start = x[i] > start ? x[i] : start;
@@ -740,7 +741,7 @@ static void mpt__ref_dropout_block(mpt__real *out, const mpt__real *x, int64_t n
                                    uint64_t first, uint32_t threshold, mpt__real factor) {
     uint32_t words[64];
     for (int64_t at = 0, m; at < n; at += m) {
-        m = mpt__ref_min(64, n - at);
+        m = mpt__cpu_min(64, n - at);
         mpt__random_bits(key, first + (uint64_t)at, (size_t)m, words);
         for (int64_t i = 0; i < m; i++)
             out[at + i] = words[i] >= threshold ? x[at + i] * factor : 0;
@@ -763,7 +764,7 @@ static MPT__INLINE void mpt__ref_line(char *to, const char *from, int64_t bytes,
     for (int64_t i = 0; adds && i < bytes / (int64_t)sizeof *out; i++)
         out[i] += ((const mpt__real *)(const void *)from)[i];
 }
-/* By a word as that one, for 64 bytes. */
+/* By a function as that one, for 64 bytes. */
 static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
                                              void line(char *, const char *, int64_t, bool)) {
     const mpt__rows r = *rows; /* which no store can change */
@@ -787,7 +788,7 @@ static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
     }
 }
 
-static const mpt__words mpt__ref_words = {1.0,
+static const mpt__routines mpt__ref_routines = {1.0,
                                           false,
                                           &mpt__convert_portable,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
@@ -821,12 +822,12 @@ static const mpt__words mpt__ref_words = {1.0,
 /* ==== The table ==== */
 
 /* R(ID, function, workspace): every kernel of MPT__KERNELS. */
-#define MPT__REF_KERNELS(R) \
+#define MPT__CPU_KERNELS(R) \
     R(FILL, fill, NULL) \
     R(COPY, copy, NULL) \
-    R(UNARY, unary_any, mpt__ref_lookup_bytes) \
-    R(BINARY, binary_any, mpt__ref_lookup_bytes) \
-    R(REDUCE, reduce, mpt__ref_reduce_workspace) \
+    R(UNARY, unary_any, mpt__cpu_lookup_bytes) \
+    R(BINARY, binary_any, mpt__cpu_lookup_bytes) \
+    R(REDUCE, reduce, mpt__cpu_reduce_workspace) \
     R(ARGMAX, argmax, NULL) \
     R(SCATTER_AXIS, scatter_axis, NULL) \
     R(GEMM, gemm, NULL) \
@@ -834,11 +835,11 @@ static const mpt__words mpt__ref_words = {1.0,
     R(SOFTMAX_BACKWARD, softmax_backward, NULL) \
     R(DROPOUT, dropout, NULL) \
     R(RANDOM, random, NULL) \
-    R(NLL, nll, mpt__ref_loss_workspace) \
+    R(NLL, nll, mpt__cpu_loss_workspace) \
     R(NLL_BACKWARD, nll_backward, NULL) \
-    R(CROSS_ENTROPY, cross_entropy, mpt__ref_loss_workspace) \
+    R(CROSS_ENTROPY, cross_entropy, mpt__cpu_loss_workspace) \
     R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL) \
-    R(GRAD_NORM, grad_norm, mpt__ref_grad_norm_workspace) \
+    R(GRAD_NORM, grad_norm, mpt__cpu_grad_norm_workspace) \
     R(GRAD_SCALE, grad_scale, NULL) \
     R(SGD, sgd, NULL) \
     R(ADAM, adam, NULL) \
@@ -851,19 +852,19 @@ static const mpt__words mpt__ref_words = {1.0,
     R(FIND_NONFINITE, find_nonfinite, NULL) \
     R(MOMENTS, moments, NULL) \
     R(AVERAGE, average, NULL) \
-    R(PAIR_LOSS, pair_loss, mpt__ref_pair_workspace) \
+    R(PAIR_LOSS, pair_loss, mpt__cpu_pair_workspace) \
     R(PAIR_LOSS_BACKWARD, pair_loss, NULL) \
     R(CUMSUM, cumsum, NULL) \
     R(GATHER, gather, NULL) \
     R(SCATTER_ADD, scatter_add, NULL) \
     R(TRIANGLE, triangle, NULL) \
-    R(ARGSORT, argsort, mpt__ref_argsort_workspace)
+    R(ARGSORT, argsort, mpt__cpu_argsort_workspace)
 
-static void mpt__cpu_add_ref(mpt__cpu *cpu) {
-    cpu->words = &mpt__ref_words;
+static void mpt__cpu_add_all(mpt__cpu *cpu) {
+    cpu->routines = &mpt__ref_routines;
 #define MPT__ROW(id, function, workspace) \
-    mpt__cpu_add(cpu, MPT__K_##id, mpt__ref_##function, workspace);
-    MPT__REF_KERNELS(MPT__ROW)
+    mpt__cpu_add(cpu, MPT__K_##id, mpt__cpu_##function, workspace);
+    MPT__CPU_KERNELS(MPT__ROW)
 #undef MPT__ROW
 }
 

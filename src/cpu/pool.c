@@ -13,8 +13,8 @@ static void mpt__cpu_add_pool(mpt__cpu *cpu) { (void)cpu; }
 /* Lines along C where channels lie innermost or windows differ, else along W. */
 typedef struct mpt__pooling_work {
     const mpt__launch *launch;
-    const mpt__words *words;
-    mpt__ref_view view[3];
+    const mpt__routines *routines;
+    mpt__cpu_view view[3];
     const mpt__operand *more, *less; /* x or dx; y or dy */
     const int32_t *index;
     int64_t window[2], step[2], padding[2];
@@ -27,13 +27,13 @@ static int64_t mpt__pooling_bounds(const mpt__pooling_work *w, int d, int64_t i,
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * in / out;
-        *end = mpt__ref_chunks((i + 1) * in, out);
+        *end = mpt__cpu_chunks((i + 1) * in, out);
         return *end - *begin;
     }
     int64_t first = i * w->step[d] - w->padding[d];
-    int64_t last = mpt__ref_min(first + w->window[d], in + w->padding[d]);
+    int64_t last = mpt__cpu_min(first + w->window[d], in + w->padding[d]);
     *begin = first > 0 ? first : 0;
-    *end = mpt__ref_min(last, in);
+    *end = mpt__cpu_min(last, in);
     return w->padding_counts ? last - first : *end - *begin;
 }
 
@@ -43,12 +43,12 @@ static void mpt__pooling_covers(const mpt__pooling_work *w, int d, int64_t i, in
     const int64_t in = w->more->shape[2 + d], out = w->less->shape[2 + d];
     if (w->adaptive) {
         *begin = i * out / in;
-        *end = mpt__ref_chunks((i + 1) * out, in);
+        *end = mpt__cpu_chunks((i + 1) * out, in);
         return;
     }
     int64_t before = i + w->padding[d] - w->window[d];
     *begin = before < 0 ? 0 : before / w->step[d] + 1;
-    *end = mpt__ref_min((i + w->padding[d]) / w->step[d] + 1, out);
+    *end = mpt__cpu_min((i + w->padding[d]) / w->step[d] + 1, out);
 }
 
 static int64_t mpt__pooling_at(const mpt__operand *o, int64_t n, int64_t c, int64_t h, int64_t i) {
@@ -67,7 +67,7 @@ static void mpt__pooling_give(const mpt__pooling_work *w, int64_t at, int64_t st
                               int64_t place_step, const mpt__real *y, const int32_t *index,
                               int64_t n) {
     int32_t *to = (int32_t *)w->view[2].data;
-    mpt__ref_put(&w->view[1], at, step, y, n);
+    mpt__cpu_put(&w->view[1], at, step, y, n);
     for (int64_t i = 0; to != NULL && i < n; i++) to[place + i * place_step] = index[i];
 }
 
@@ -80,16 +80,16 @@ static void mpt__pooling_pixel(const mpt__pooling_work *w, int64_t n, int64_t oh
     int64_t size = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
     size *= mpt__pooling_bounds(w, 1, ow, &w0, &w1);
     for (int64_t c = 0, m; c < channels; c += m) {
-        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        m = mpt__cpu_min(MPT__BLOCK, channels - c);
         for (int64_t k = 0; k < m; k++) {
             best[k] = w->most ? -mpt__real_infinity() : 0;
             index[k] = (int32_t)(h0 * width + w0);
         }
         for (int64_t h = h0; h < h1; h++) {
             for (int64_t i = w0; i < w1; i++) {
-                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, i),
+                const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(x, n, c, h, i),
                                                   x->stride[1], block, m);
-                if (!w->most) w->words->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
+                if (!w->most) w->routines->binary[MPT__BINARY_ADD](best, best, in, m, 0, 0);
                 for (int64_t k = 0; w->most && k < m; k++)
                     mpt__pooling_take(in[k], h * width + i, &best[k], &index[k]);
             }
@@ -108,11 +108,11 @@ static void mpt__pooling_line(const mpt__pooling_work *w, int64_t n, int64_t c, 
     int64_t h0, h1, w0, w1, left, width = x->shape[3], most = MPT__BLOCK / 2 / w->step[1];
     const int64_t high = mpt__pooling_bounds(w, 0, oh, &h0, &h1);
     for (int64_t first = 0, m; first < y->shape[3]; first += m) {
-        m = mpt__ref_min(most, y->shape[3] - first);
+        m = mpt__cpu_min(most, y->shape[3] - first);
         mpt__pooling_bounds(w, 1, first, &left, &w1);
         mpt__pooling_bounds(w, 1, first + m - 1, &w0, &w1);
         for (int64_t h = h0; h < h1; h++) {
-            const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(x, n, c, h, left),
+            const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(x, n, c, h, left),
                                               x->stride[3], block, w1 - left);
             for (int64_t k = 0; k < m; k++) {
                 int64_t begin, end;
@@ -144,12 +144,12 @@ static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64
     mpt__pooling_covers(w, 0, h, &h0, &h1);
     mpt__pooling_covers(w, 1, i, &w0, &w1);
     for (int64_t c = 0, m; c < channels; c += m) {
-        m = mpt__ref_min(MPT__BLOCK, channels - c);
+        m = mpt__cpu_min(MPT__BLOCK, channels - c);
         memset(sum, 0, (size_t)m * sizeof *sum);
         for (int64_t oh = h0; oh < h1; oh++) {
             const int64_t high = mpt__pooling_bounds(w, 0, oh, &a, &b);
             for (int64_t ow = w0; ow < w1; ow++) {
-                const mpt__real *in = mpt__ref_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
+                const mpt__real *in = mpt__cpu_in(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow),
                                                   dy->stride[1], block, m);
                 const mpt__real size = (mpt__real)(high * mpt__pooling_bounds(w, 1, ow, &a, &b));
                 const int64_t place = mpt__pooling_at(o, n, c, oh, ow);
@@ -161,7 +161,7 @@ static void mpt__pooling_back_pixel(const mpt__pooling_work *w, int64_t n, int64
                 }
             }
         }
-        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, i), dx->stride[1], sum, m);
+        mpt__cpu_put(&w->view[2], mpt__pooling_at(dx, n, c, h, i), dx->stride[1], sum, m);
     }
 }
 
@@ -172,7 +172,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
     int64_t h0, h1, w0, w1, begin, end, a, b, width = dx->shape[3];
     mpt__pooling_covers(w, 0, h, &h0, &h1);
     for (int64_t first = 0, m; first < width; first += m) {
-        m = mpt__ref_min(MPT__BLOCK, width - first);
+        m = mpt__cpu_min(MPT__BLOCK, width - first);
         memset(sum, 0, (size_t)m * sizeof *sum);
         mpt__pooling_covers(w, 1, first, &w0, &end);
         mpt__pooling_covers(w, 1, first + m - 1, &begin, &w1);
@@ -184,7 +184,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
                     to = w->index[mpt__pooling_at(o, n, c, oh, ow)] - h * width - first;
                     if (to < 0 || to >= m) continue;
                 }
-                in = mpt__ref_get_one(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow));
+                in = mpt__cpu_get_one(&w->view[0], mpt__pooling_at(dy, n, c, oh, ow));
                 if (w->most) {
                     sum[to] += in;
                     continue;
@@ -195,7 +195,7 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
                     if (i >= first && i < first + m) sum[i - first] += part;
             }
         }
-        mpt__ref_put(&w->view[2], mpt__pooling_at(dx, n, c, h, first), dx->stride[3], sum, m);
+        mpt__cpu_put(&w->view[2], mpt__pooling_at(dx, n, c, h, first), dx->stride[3], sum, m);
     }
 }
 
@@ -219,10 +219,10 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     const bool back = launch->kernel == MPT__K_POOL_BACKWARD;
     mpt__pooling_work w;
     w.launch = launch;
-    w.words = call->words;
+    w.routines = call->routines;
     for (int k = 0; k < 3; k++) {
         memset(&w.view[k], 0, sizeof w.view[k]);
-        if (call->data[k] != NULL) w.view[k] = mpt__ref_view_of(call, k);
+        if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
     }
     w.more = &launch->operand[back ? 2 : 0];
     w.less = &launch->operand[back ? 0 : 1];
@@ -238,10 +238,10 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     w.along_c = w.adaptive || w.more->stride[1] == 1 || w.window[1] > MPT__BLOCK / 2 ||
                 w.step[1] > MPT__BLOCK / 4;
     const mpt__operand *o = back ? w.more : w.less;
-    int64_t all = mpt__ref_numel(o), tasks = o->shape[0] * o->shape[2];
+    int64_t all = mpt__cpu_numel(o), tasks = o->shape[0] * o->shape[2];
     if (all == 0) return;
     if (!w.along_c) tasks *= o->shape[1];
-    double cost = (double)mpt__ref_numel(w.more) + (double)mpt__ref_numel(w.less);
+    double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
 }
 

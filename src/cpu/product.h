@@ -140,10 +140,10 @@ struct mpt__gemm_level {
     int depth;         /* the most K of one pass over a tile; measured */
     int chunk_rows;    /* of C, that a thread computes in one go; a multiple of rows */
     int rate;          /* products per ns of one core, about: where threads pay */
-    /* From panels of A and B; outer and inner are the words from row to row and from k to k. With
-       in_place A may lie where it is, if it has as many rows as the tile: words are floats or pairs
-       of bf16. At every step the line at a[1].data is fetched, which moves on by a[1].inner bytes.
-     */
+    /* From panels of A and B, whose elements are floats or pairs of bf16; outer and inner are those
+       from row to row and from k to k. With in_place A may lie where it is, if it has as many rows
+       as the tile. At every step the line at a[1].data is fetched, which moves on by a[1].inner
+       bytes. */
     mpt__gemm_tile *tile;
     /* From matrices where they lie: A of fp32, B of any dtype with b.outer = 1, no rounding; rows
        <= direct_rows. NULL: this level only does packed products. */

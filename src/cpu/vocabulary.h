@@ -173,7 +173,7 @@
 #define v_store_halves MPT__V(store_halves)
 #define v_halves_low MPT__V(halves_low)
 #define v_halves_high MPT__V(halves_high)
-#define v_pairs MPT__V(pairs)
+#define v_dot2 MPT__V(dot2)
 #define v_word MPT__V(word)
 #define v_store_pair MPT__V(store_pair)
 

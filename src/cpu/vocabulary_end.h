@@ -108,7 +108,7 @@
 #undef v_store_halves
 #undef v_halves_low
 #undef v_halves_high
-#undef v_pairs
+#undef v_dot2
 #undef v_word
 #undef v_store_pair
 

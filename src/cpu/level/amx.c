@@ -18,7 +18,7 @@
 
 #include "cpu/level/avx512bf16.c"
 
-#if defined(MPT__HAS_PAIRS) && !defined(MPTRAIN_NO_AMX)
+#if defined(MPT__HAS_BF16X2) && !defined(MPTRAIN_NO_AMX)
 #if defined(MPTRAIN_EMULATE_AMX)
 #define MPT__HAS_AMX 1
 #elif defined(__linux__) && defined(__LP64__) && \
@@ -79,18 +79,18 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
 /* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
    becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
-MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+MPT__BF16X2_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
                               const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
                               int parts, __m512 *bad) {
     if (parts == 1) {
-        _mm512_storeu_si512(to, mpt__pairs_row(p, p_lanes, q, q_lanes, paired, dtype));
+        _mm512_storeu_si512(to, mpt__bf16x2_row(p, p_lanes, q, q_lanes, paired, dtype));
         return;
     }
     const bool rounded = MPT__AMX_ROUNDED(dtype, round);
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
     const __m512i half = _mm512_set1_epi32(rounded ? 0x8000 : 0);
-    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(p, p_lanes, dtype), round));
-    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__pairs_load(q, q_lanes, dtype), round));
+    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__bf16x2_load(p, p_lanes, dtype), round));
+    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__bf16x2_load(q, q_lanes, dtype), round));
     const __m512i x_high = _mm512_add_epi32(x, half) & high;
     const __m512i y_high = _mm512_add_epi32(y, half) & high;
     const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x_high));
@@ -110,7 +110,7 @@ MPT__PAIRS_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
-MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+MPT__BF16X2_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
         mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16);
@@ -124,7 +124,7 @@ MPT__PAIRS_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, 
 }
 
 /* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
-MPT__PAIRS_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
+MPT__BF16X2_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
                                       int64_t outer, int64_t inner, int64_t count, int64_t n,
                                       int dtype, int round, int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
@@ -160,7 +160,7 @@ MPT__PAIRS_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char 
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
-MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__BF16X2_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                   int64_t count, int64_t k, int64_t depth, int dtype, int round,
                                   int parts) {
     const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
@@ -182,7 +182,7 @@ MPT__PAIRS_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *s
 }
 
 /* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
-MPT__PAIRS_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
+MPT__BF16X2_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
                                        int64_t outer, int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
@@ -211,7 +211,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
         for (int64_t o = 0; o < count; o += 16) {
             const int64_t lines = mpt__smaller_of(count - o, 16);
             for (int64_t i = 0; i < lines; i++) {
-                MPT__PAIRS_BASE(load)
+                MPT__BF16X2_BASE(load)
                 (gathered + i * MPT__AMX_K, mpt__gemm_at(side, outer + o + i, k + at), side->inner,
                  n, side->dtype, 0);
             }
@@ -365,7 +365,7 @@ static void mpt__amx_tile_of(MPT__TILE_TAKES, int products) {
     if (down) MPT__TILE_SAVE(2, to + 16 * ld, step);
     if (across && down) MPT__TILE_SAVE(3, to + 16 * ld + 16, step);
     if (room) return;
-    mpt__pairs_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
+    mpt__bf16x2_put_tile(beside, MPT__AMX_WIDTH, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
@@ -393,8 +393,11 @@ MPT__AMX_PACK_OF(mpt__amx_pack, 1)
 MPT__AMX_PACK_OF(mpt__amx_split_pack, 2)
 
 #define MPT__AMX_TABLE(TILE, PACK, BYTES, DEPTH, RATE, REFUSES) \
-    {32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
-     MPT__PAIRS_BASE(load), mpt__pairs_finish, mpt__amx_bracket, mpt__amx_choose, REFUSES, false, 0}
+    { \
+        32, 32, 0, BYTES, MPT__AMX_K, DEPTH, 256, RATE, TILE, NULL, NULL, 0, NULL, NULL, PACK, \
+            MPT__BF16X2_BASE(load), mpt__bf16x2_finish, mpt__amx_bracket, mpt__amx_choose, \
+            REFUSES, false, 0 \
+    }
 static const mpt__gemm_level mpt__amx_gemm_level =
     MPT__AMX_TABLE(mpt__amx_tile, mpt__amx_pack, 2, 1024, MPT__AMX_RATE, false);
 static const mpt__gemm_level mpt__amx_split_gemm_level =
@@ -420,7 +423,7 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
 static const mpt__gemm_level mpt__amx_other_gemm_level = {
     14, 32, 8, 4, 1, 384, 336, 32, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct,
     MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8, mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot,
-    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__pairs_finish, NULL, NULL, false, true, 8};
+    mpt__avx512_gemm_pack, mpt__avx512_gemm_load, mpt__bf16x2_finish, NULL, NULL, false, true, 8};
 #endif
 
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {

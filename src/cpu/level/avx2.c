@@ -368,7 +368,7 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
     return true;
 }
 
-#define MPT__AVX2_LEVEL true, &mpt__avx2_words, &mpt__avx2_gemm_level
+#define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level
 #else
 #define MPT__AVX2_LEVEL false, NULL, NULL
 #endif

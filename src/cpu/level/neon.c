@@ -1,5 +1,5 @@
 /* ------------------------
- * cpu/level/neon.c: the vector layer of NEON (AArch64), and the words made of it. Products of bf16
+ * cpu/level/neon.c: the vector layer of NEON (AArch64), and what is made of it. Products of bf16
  * by later CPUs' instructions are in cpu/level/neonbf16.c. Those of fp16 (FMLAL) are left alone:
  * each makes as many products as FMLA, with the same bits, and turning fp16 into fp32 while it is
  * packed is 1.4 % of the instructions of a product of 256^3.
@@ -241,7 +241,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #define MPT__ROW_STEP(i, b, sum) vfmaq_laneq_f32(sum, b, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4)
 #include "cpu/template/level.c"
 
-#define MPT__NEON_LEVEL true, &mpt__neon_words, &mpt__neon_gemm_level
+#define MPT__NEON_LEVEL true, &mpt__neon_routines, &mpt__neon_gemm_level
 #else
 #define MPT__NEON_LEVEL false, NULL, NULL
 #endif

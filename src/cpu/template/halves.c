@@ -25,7 +25,7 @@ MPT__OP void MPT__LEVEL(halves_turn)(uint16_t *out, int64_t to_step, const char 
     for (int64_t line = 0; line < n; line += LINE) {
         for (int64_t c = 0; c < m; c += 8) {
             for (int64_t r = line; r < n && r < line + LINE; r += ROWS) {
-                const int64_t i = mpt__ref_min(r, n - ROWS), j = mpt__ref_min(c, m - 8);
+                const int64_t i = mpt__cpu_min(r, n - ROWS), j = mpt__cpu_min(c, m - 8);
                 const char *from = in + i * step + j * (round ? 4 : 2);
                 uint16_t *to = out + j * to_step + i;
                 MPT__HALVES_EACH(MPT__HALVES_LOAD)
@@ -39,18 +39,18 @@ MPT__OP void MPT__LEVEL(halves_turn)(uint16_t *out, int64_t to_step, const char 
 }
 
 MPT__FN void MPT__LEVEL(halves_chunk)(void *work, int64_t chunk, int thread) {
-    const mpt__ref_transposition *w = (const mpt__ref_transposition *)work;
+    const mpt__cpu_transposition *w = (const mpt__cpu_transposition *)work;
     const int64_t i = chunk % w->along * MPT__COPY_RUN;
     const int64_t j = chunk / w->along % w->across * MPT__COPY_TILE;
-    const int64_t m = mpt__ref_min(MPT__COPY_RUN, w->size[0] - i);
-    const int64_t n = mpt__ref_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
-    const mpt__ref_view *view[] = {&w->walk[0].view, &w->walk[1].view};
+    const int64_t m = mpt__cpu_min(MPT__COPY_RUN, w->size[0] - i);
+    const int64_t n = mpt__cpu_min(MPT__COPY_TILE, w->size[1] - j), to_step = w->step[1];
+    const mpt__cpu_view *view[] = {&w->walk[0].view, &w->walk[1].view};
     const int round = view[0]->dtype == MPT_F32 ? view[1]->dtype : 0;
     const int64_t bytes = round ? 4 : 2, step = w->step[0] * bytes;
-    mpt__ref_cursor at[2];
+    mpt__cpu_cursor at[2];
     (void)thread;
     for (int k = 0; k < 2; k++) {
-        mpt__ref_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
+        mpt__cpu_start(&at[k], &w->walk[k].loop, chunk / w->along / w->across);
     }
     const char *from = (const char *)view[0]->data + (at[0].offset + i) * bytes + j * step;
     uint16_t *to = (uint16_t *)view[1]->data + at[1].offset + i * to_step + j;
@@ -70,9 +70,9 @@ MPT__FN void MPT__LEVEL(halves_chunk)(void *work, int64_t chunk, int thread) {
 
 static void MPT__LEVEL(halves_copy)(const mpt__cpu_call *call) {
     const mpt__operand *o = call->launch->operand;
-    if (!mpt__ref_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
-        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__ref_numel(&o[0]) == 0 ||
-        !mpt__ref_copy_transposed(call, MPT__LEVEL(halves_chunk)))
+    if (!mpt__cpu_is_half(o[1].dtype) || o[1].access == MPT__ACCUMULATE ||
+        (o[0].dtype != o[1].dtype && o[0].dtype != MPT_F32) || mpt__cpu_numel(&o[0]) == 0 ||
+        !mpt__cpu_copy_transposed(call, MPT__LEVEL(halves_chunk)))
         mpt__cpu_fall_back(call);
 }
 

@@ -54,7 +54,7 @@
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
 #define MPT__OTHER_UNARY(id, ns, value) mpt__ref_unary_##id,
 #define MPT__OTHER_BINARY(id, ns, value) mpt__ref_binary_##id,
-static const mpt__words MPT__LEVEL(words) = {
+static const mpt__routines MPT__LEVEL(routines) = {
     MPT__SLOWNESS,
     true,
     &MPT__LEVEL(convert),

@@ -52,20 +52,20 @@ MPT__FN MPT__NOINLINE v_f v_load_rest(const void *p, int64_t n, int dtype) {
 #define MPT__LEFT(k) (left - k * MPT__WIDTH)
 #define MPT__REST_OF(p, k) v_load_rest(p + k * MPT__WIDTH * size, MPT__LEFT(k), dtype)
 /* Of the widest vectors: rows of bf16 as v_load_two has them, as far as there are pairs. */
-#define MPT__PAIR_SUM(k) \
+#define MPT__TWO_SUM(k) \
     e##k = v_sub(e##k, mean); \
     if (relu) d##k = v_gate(y##k, d##k); \
     s##k = v_add(s##k, d##k), t##k = v_add(t##k, v_mul(d##k, e##k));
-#define MPT__PAIR_SUM_ONE(k) \
+#define MPT__TWO_SUM_ONE(k) \
     e##k = v_sub(e##k, mean); \
     s##k = v_add(s##k, e##k), t##k = v_add(t##k, v_mul(e##k, e##k));
-#define MPT__PAIR_FETCH(p) \
+#define MPT__TWO_FETCH(p) \
     MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON); \
     if (dtype == MPT_F32) MPT__PREFETCH_FAR(p + i * size + MPT__NORM_SOON + 64);
-#define MPT__PAIR_NORM(k) \
+#define MPT__TWO_NORM(k) \
     v##k = v_mul(v_sub(v##k, mean), rstd); \
     if (biased) v##k = v_add(v##k, bias);
-#define MPT__PAIR_SLOPE(k) \
+#define MPT__TWO_SLOPE(k) \
     v##k = v_mul(v_sub(v##k, mean), slope); \
     d##k = v_sub(v_sub(v_mul(d##k, weight), shift), v##k);
 MPT__OP void MPT__LEVEL(norm_sums_of)(mpt__norm_block *b, int dtype) {
@@ -87,12 +87,12 @@ MPT__OP void MPT__LEVEL(norm_sums_of)(mpt__norm_block *b, int dtype) {
         v_f d0, d1, e0, e1, y0 = v_zero(), y1 = y0;
         for (; rows && !slopes && x < end; x += by) {
             v_load_two(x, &e0, &e1, dtype);
-            MPT__NORM_VECTORS(MPT__PAIR_SUM_ONE)
+            MPT__NORM_VECTORS(MPT__TWO_SUM_ONE)
         }
         for (; rows && x < end; x += by, dy += by, y += by) {
             v_load_two(x, &e0, &e1, dtype), v_load_two(dy, &d0, &d1, dtype);
             if (relu) v_load_two(y, &y0, &y1, dtype);
-            MPT__NORM_VECTORS(MPT__PAIR_SUM)
+            MPT__NORM_VECTORS(MPT__TWO_SUM)
         }
         if (rows) v_in_order(&s0, &s1, dtype), v_in_order(&t0, &t1, dtype);
 #endif
@@ -134,8 +134,8 @@ MPT__OP void MPT__LEVEL(norm_of)(mpt__norm_block *b, int dtype, bool plain) {
         const bool fetches = b->fetches;
         for (; plain && !columns && i + 32 <= n; i += 32) {
             v_load_two(x + i * size, &v0, &v1, dtype);
-            if (fetches) { MPT__PAIR_FETCH(x) }
-            MPT__NORM_VECTORS(MPT__PAIR_NORM)
+            if (fetches) { MPT__TWO_FETCH(x) }
+            MPT__NORM_VECTORS(MPT__TWO_NORM)
             v_store_two(out + i * size, v0, v1, dtype, streams);
         }
 #endif
@@ -186,10 +186,10 @@ MPT__OP void MPT__LEVEL(norm_slope_of)(mpt__norm_block *b, int dtype, bool plain
             v_load_two(x + i * size, &v0, &v1, dtype);
             v_load_two(dy + i * size, &d0, &d1, dtype);
             if (fetches) {
-                MPT__PAIR_FETCH(x)
-                MPT__PAIR_FETCH(dy)
+                MPT__TWO_FETCH(x)
+                MPT__TWO_FETCH(dy)
             }
-            MPT__NORM_VECTORS(MPT__PAIR_SLOPE)
+            MPT__NORM_VECTORS(MPT__TWO_SLOPE)
             v_store_two(out + i * size, d0, d1, dtype, streams);
         }
 #endif
@@ -371,61 +371,61 @@ MPT__OP void MPT__LEVEL(norm_slope_next_of)(mpt__norm_block *b, int dtype) {
 
 /* Columns of bf16 in pairs, down the rows, with their numbers in registers; false where a word has
    to do without. */
-#define MPT__IN_PAIRS(b) \
+#define MPT__BY_TWO(b) \
     ((b)->mode == MPT__NORM_COLUMNS && (b)->dtype == MPT_BF16 && (b)->n % 32 == 0 && \
      !(b)->beyond_cache)
-#define MPT__PAIR_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
-#define MPT__PAIR_LOAD(part, a) \
-    MPT__PREFETCH_FAR(MPT__PAIR_PLACE(part) + 2048); \
-    v_load_two(MPT__PAIR_PLACE(part), &a##0, &a##1, MPT_BF16);
-#define MPT__PAIR_STORE(part, a) v_store_two(MPT__PAIR_PLACE(part), a##0, a##1, MPT_BF16, false);
-#define MPT__PAIR_NUMBER(a) \
+#define MPT__TWO_PLACE(part) mpt__norm_place(b, part, r) + 2 * i
+#define MPT__TWO_LOAD(part, a) \
+    MPT__PREFETCH_FAR(MPT__TWO_PLACE(part) + 2048); \
+    v_load_two(MPT__TWO_PLACE(part), &a##0, &a##1, MPT_BF16);
+#define MPT__TWO_STORE(part, a) v_store_two(MPT__TWO_PLACE(part), a##0, a##1, MPT_BF16, false);
+#define MPT__TWO_NUMBER(a) \
     v_f a##0, a##1; \
     v_load_apart(b->a + i, &a##0, &a##1);
 #define MPT__COLUMN_NORM(k) v##k = v_add(v_mul(v_sub(v##k, mean##k), rstd##k), bias##k);
 #define MPT__COLUMN_SLOPE(k) \
     v##k = v_mul(v_sub(v##k, mean##k), slope##k); \
     d##k = v_sub(v_sub(v_mul(d##k, weight##k), shift##k), v##k);
-MPT__FN bool MPT__LEVEL(norm_pairs)(const mpt__norm_block *b) {
+MPT__FN bool MPT__LEVEL(norm_two)(const mpt__norm_block *b) {
     v_f v0, v1, y0, y1;
-    if (!MPT__IN_PAIRS(b) || !b->bias) return false;
+    if (!MPT__BY_TWO(b) || !b->bias) return false;
     for (int64_t i = 0; i < b->n; i += 32) {
-        MPT__PAIR_NUMBER(mean)
-        MPT__PAIR_NUMBER(rstd)
-        MPT__PAIR_NUMBER(bias)
+        MPT__TWO_NUMBER(mean)
+        MPT__TWO_NUMBER(rstd)
+        MPT__TWO_NUMBER(bias)
         for (int64_t r = 0; r < b->rows; r++) {
-            MPT__PAIR_LOAD(MPT__PART_X, v)
+            MPT__TWO_LOAD(MPT__PART_X, v)
             MPT__COLUMN_NORM(0)
             MPT__COLUMN_NORM(1)
             if (b->data[MPT__PART_MORE]) {
-                MPT__PAIR_LOAD(MPT__PART_MORE, y)
+                MPT__TWO_LOAD(MPT__PART_MORE, y)
                 v0 = v_add(v0, y0), v1 = v_add(v1, y1);
             }
             if (b->relu) v0 = v_relu(v0), v1 = v_relu(v1);
-            MPT__PAIR_STORE(MPT__PART_OUT, v)
+            MPT__TWO_STORE(MPT__PART_OUT, v)
         }
     }
     return true;
 }
-MPT__FN bool MPT__LEVEL(norm_slope_pairs)(const mpt__norm_block *b) {
+MPT__FN bool MPT__LEVEL(norm_slope_two)(const mpt__norm_block *b) {
     v_f v0, v1, d0, d1, y0 = v_zero(), y1 = y0;
     const bool more = b->data[MPT__PART_MORE];
-    if (!MPT__IN_PAIRS(b) || !b->data[MPT__PART_OUT]) return false;
+    if (!MPT__BY_TWO(b) || !b->data[MPT__PART_OUT]) return false;
     for (int64_t i = 0; i < b->n; i += 32) {
-        MPT__PAIR_NUMBER(mean)
-        MPT__PAIR_NUMBER(weight)
-        MPT__PAIR_NUMBER(shift)
-        MPT__PAIR_NUMBER(slope)
+        MPT__TWO_NUMBER(mean)
+        MPT__TWO_NUMBER(weight)
+        MPT__TWO_NUMBER(shift)
+        MPT__TWO_NUMBER(slope)
         for (int64_t r = 0; r < b->rows; r++) {
-            MPT__PAIR_LOAD(MPT__PART_X, v)
-            MPT__PAIR_LOAD(MPT__PART_DY, d)
-            if (more) { MPT__PAIR_LOAD(MPT__PART_MORE, y) }
+            MPT__TWO_LOAD(MPT__PART_X, v)
+            MPT__TWO_LOAD(MPT__PART_DY, d)
+            if (more) { MPT__TWO_LOAD(MPT__PART_MORE, y) }
             if (b->relu) d0 = v_gate(y0, d0), d1 = v_gate(y1, d1);
-            if (b->data[MPT__PART_REST]) { MPT__PAIR_STORE(MPT__PART_REST, d) }
+            if (b->data[MPT__PART_REST]) { MPT__TWO_STORE(MPT__PART_REST, d) }
             MPT__COLUMN_SLOPE(0)
             MPT__COLUMN_SLOPE(1)
             if (!b->relu && more) d0 = v_add(d0, y0), d1 = v_add(d1, y1);
-            MPT__PAIR_STORE(MPT__PART_OUT, d)
+            MPT__TWO_STORE(MPT__PART_OUT, d)
         }
     }
     return true;
@@ -470,13 +470,13 @@ MPT__OP void MPT__LEVEL(norm_with)(mpt__norm_block *b, void of(mpt__norm_block *
 }
 MPT__FN void MPT__LEVEL(norm)(mpt__norm_block *b) {
 #if MPT__WIDTH == 16
-    if (MPT__LEVEL(norm_pairs)(b)) return;
+    if (MPT__LEVEL(norm_two)(b)) return;
 #endif
     MPT__LEVEL(norm_with)(b, MPT__LEVEL(norm_of));
 }
 MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
 #if MPT__WIDTH == 16
-    if (MPT__LEVEL(norm_slope_pairs)(b)) return;
+    if (MPT__LEVEL(norm_slope_two)(b)) return;
 #endif
     MPT__LEVEL(norm_with)(b, MPT__LEVEL(norm_slope_of));
 }

@@ -1,9 +1,9 @@
 /* ------------------------
- * cpu/template/rows.c: the words of a vector level (mpt__words, cpu/elementwise.c).
+ * cpu/template/rows.c: the routines of a vector level (mpt__routines, cpu/elementwise.c).
  *
- * Every word does the operations of its reference in the same order, and sums have the same tree:
- * the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals to
- * zero, as moments that fade away would make them slow (cpu/template/update.c).
+ * Every routine does the operations of its reference in the same order, and sums have the same
+ * tree: the bits are those of the reference (NaN: as a class). The optimizers alone flush denormals
+ * to zero, as moments that fade away would make them slow (cpu/template/update.c).
  * ---------------------- */
 #ifdef MPT__V
 
@@ -63,7 +63,7 @@ MPT__FN float MPT__LEVEL(peak)(const float *x, int64_t n, float start) {
 #define MPT__LANES_MAX(k) s##k = v_max_nan(s##k, v_load(x + k * MPT__WIDTH));
 #define MPT__LANES_STORE(k) v_store(lane + k * MPT__WIDTH, s##k);
 MPT__FN void MPT__LEVEL(add_lanes)(float *lane, int64_t first, const float *x, int64_t n) {
-    const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
+    const int64_t head = mpt__cpu_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
     mpt__ref_add_lanes(lane, first, x, head);
     MPT__VECTORS(MPT__LANES_LOAD);
     for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {
@@ -75,7 +75,7 @@ MPT__FN void MPT__LEVEL(add_lanes)(float *lane, int64_t first, const float *x, i
 }
 
 MPT__FN void MPT__LEVEL(max_lanes)(float *lane, int64_t first, const float *x, int64_t n) {
-    const int64_t head = mpt__ref_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
+    const int64_t head = mpt__cpu_min(n, (MPT__SUM_LANES - first % MPT__SUM_LANES) % 16);
     mpt__ref_max_lanes(lane, first, x, head);
     MPT__VECTORS(MPT__LANES_LOAD);
     for (x += head, n -= head; n >= MPT__SUM_LANES; n -= MPT__SUM_LANES) {
@@ -167,8 +167,8 @@ MPT__OP void MPT__LEVEL(turn)(float *to, int64_t to_step, const float *from, int
     for (int64_t line = 0; line < rows; line += 16) {
         for (int64_t c = 0; c < columns; c += 4) {
             for (int64_t r = line; r < rows && r < line + 16; r += MPT__WIDTH) {
-                const int64_t i = mpt__ref_min(r, rows - MPT__WIDTH);
-                const int64_t j = mpt__ref_min(c, columns - 4);
+                const int64_t i = mpt__cpu_min(r, rows - MPT__WIDTH);
+                const int64_t j = mpt__cpu_min(c, columns - 4);
                 const float *x = from + i * from_step + j;
                 float *at = to + j * to_step + i;
                 v_f r0 = v_load_quads(x, 4 * from_step);

@@ -4,7 +4,7 @@
  * ---------------------- */
 #ifdef MPT__V
 
-MPT__OP void MPT__LEVEL(sgd_part)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__OP void MPT__LEVEL(sgd_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                                   float *v, void *half, int64_t n, bool whole) {
     const int dtype = w->param.dtype;
     const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
@@ -31,7 +31,7 @@ MPT__OP void MPT__LEVEL(sgd_part)(const mpt__ref_update *w, float *p, const floa
         if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
     }
 }
-MPT__OP void MPT__LEVEL(adam_part)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__OP void MPT__LEVEL(adam_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                                    float *v, void *half, int64_t n, bool whole) {
     const int dtype = w->param.dtype;
     const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
@@ -60,9 +60,9 @@ MPT__OP void MPT__LEVEL(adam_part)(const mpt__ref_update *w, float *p, const flo
 }
 
 /* The rest begins at `at`; halves are at `half`, or follow in a pass of their own. */
-MPT__OP void MPT__LEVEL(update)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                                 float *v, void *half, int64_t n,
-                                void part(const mpt__ref_update *, float *, const float *, float *,
+                                void part(const mpt__cpu_update *, float *, const float *, float *,
                                           float *, void *, int64_t, bool)) {
     const int64_t rest = n % MPT__WIDTH, at = n - rest;
     part(w, p, g, m, v, half, at, true);
@@ -71,17 +71,18 @@ MPT__OP void MPT__LEVEL(update)(const mpt__ref_update *w, float *p, const float 
         part(w, p + at, g + at, m != NULL ? m + at : m, v != NULL ? v + at : v, last, rest, false);
     }
 }
-MPT__FN void MPT__LEVEL(sgd)(const mpt__ref_update *w, float *p, const float *g, float *m, float *v,
+MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, float *p, const float *g, float *m, float *v,
                              void *half, int64_t n) {
     MPT__LEVEL(update)(w, p, g, m, v, half, n, MPT__LEVEL(sgd_part));
 }
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
-MPT__FN void MPT__LEVEL(adam)(const mpt__ref_update *w, float *p, const float *g, float *m,
+MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, float *p, const float *g, float *m,
                               float *v, void *half, int64_t n) {
     const bool apart = MPT__WIDTH == 8 && w->param.dtype == MPT_BF16;
     MPT__LEVEL(update)(w, p, g, m, v, apart ? NULL : half, n, MPT__LEVEL(adam_part));
-    if (apart && half != NULL) w->param.words->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
+    if (apart && half != NULL)
+        w->param.routines->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
 }
 
 #endif
