@@ -2,10 +2,25 @@
 #ifndef MPT__TEMPLATE
 /* The spine: includes the rooms in order. tools/amalgamate.c makes ../mptrain.h from it.
 
-   What stands in cpu/template/ is included by each level (cpu/level/), once for each.
-
    The wings, from the ground up; each may use those before it, but nobody above the waist knows the
-   CPU, and nobody at all knows the context room, which knows all. */
+   CPU, and nobody at all knows the context room, which knows all. What stands in cpu/template/ is
+   included by each level (cpu/level/), once for each.
+
+   Words that mean one thing:
+     op record    what a call of an op leaves behind for backward: inputs, outputs, numbers
+     launch       what an op asks of a backend: a kernel, operands, numbers; no pointers
+     kernel       what a launch names; each backend has a table of them
+     operand      a strided view of a storage, by the storage's number
+     storage      a piece of device memory, counted apart from the tensors that see it
+     slot         a number on the device (lr, loss scale, found_inf) that kernels read by its place
+     block        what kernels load, compute and store at a time; also the one that holds all
+                  parameters of a tree
+     segment      where a parameter lies in that block
+     chunk        the work that one thread takes in one go; results do not depend on who takes it
+     level        an instruction set of the CPU
+     word         an operation on a vector of a level: v_add; the vocabulary is all of them
+     routines     what a level computes blocks with, made of words
+     lane         a place in a vector, or one of the 16 partial sums that every sum has */
 /* mptrain.h 0.1.0: neural network training in mixed precision, in one C header.
  *
  * Tensors, autograd, autocast to fp16 and bf16, loss scaling, layers, optimizers, data loading and

@@ -1884,7 +1884,6 @@ mpt_status mpt__cuda_find_nonfinite(const mpt__cuda_call *call) {
         walk, first);
     return MPT_OK;
 }
-
 /* ==== Reductions and softmax: REDUCE, SOFTMAX, SOFTMAX_BACKWARD ==== */
 
 /* A line of elements is worked on by a group of threads: one, a warp, or a whole block. Which, and
@@ -2394,7 +2393,6 @@ mpt_status mpt__cuda_softmax_backward(const mpt__cuda_call *call) {
     }
     return MPT_OK;
 }
-
 /* ==== Losses: NLL, NLL_BACKWARD, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, METRIC_ADD ==== */
 
 /* What the losses and their backward share. Absent operands have no data. */
@@ -3289,7 +3287,6 @@ mpt__product mpt__product_of(const mpt__launch *launch) {
     const mpt__product product = mpt__product_laid_out(launch, false);
     return product.loop.count <= MPT__PRODUCT_CALLS ? product : mpt__product_laid_out(launch, true);
 }
-
 /* ---- Plans: what cuBLASLt needs for a product, made once per kind of product ---- */
 
 /* MPT__PLAN_FIELDS(F): F(ID, "name"), what makes two products the same. */
@@ -3581,7 +3578,6 @@ cublasStatus_t mpt__plan_ready(mpt__cuda_products *products, mpt__plan *plan,
     plan->usable = status == CUBLAS_STATUS_SUCCESS;
     return status;
 }
-
 /* ---- Running a launch ---- */
 
 /* Where side s of the product begins. */
@@ -4028,7 +4024,6 @@ mpt__cuda_products *mpt__cuda_products_create(mpt__cuda *cuda) {
                      "cannot be started (memory, or its version)");
     return NULL;
 }
-
 /* ==== Optimizers and scaler ==== */
 
 /* The segments of a launch, cut into chunks of `size` elements that are numbered through. How many
