@@ -1,5 +1,5 @@
 # mptrain: GNU make 3.81 and a C compiler are enough. The targets:
-#   make               the library object, the examples
+#   make               the library's objects, the examples;  UNITS=1 makes it one object
 #   make mnist         trains the MNIST classifier;  ARGS="--precision bf16 --epochs 2"  OFFLINE=1
 #   make examples      the other examples, in build/
 #   make cuda          the examples for NVIDIA GPUs, in build/cuda/;  CUDA_ARCH=native, all, sm_90
@@ -64,10 +64,16 @@ EXAMPLES := $(sort $(wildcard examples/*.c))
 TESTS := $(sort $(wildcard tests/test_*.c tests/api_*.c))
 BENCHES := $(sort $(wildcard tools/bench/*.c))
 
-# These hold the implementation themselves; everything else links the one object.
+# The CPU backend is an object of its own, so that two cores work on the library, and a change above
+# the waist leaves it alone. Benchmarks measure what most users build: one.
+ONE := $(BUILD)/mptrain.o
+TWO := $(BUILD)/mptrain_rest.o $(BUILD)/mptrain_cpu.o
+LIBRARY := $(if $(filter 1,$(UNITS)),$(ONE),$(TWO))
+
+# These hold the implementation themselves; everything else links the library.
 SELF := $(shell grep -lE '^.(define MPTRAIN_IMPLEMENTATION|include "bench.h")' \
     $(EXAMPLES) $(TESTS) $(BENCHES) tests/tool_*.c /dev/null 2>/dev/null)
-library = $(if $(filter $(1),$(SELF)),,$(BUILD)/mptrain.o)
+library = $(if $(filter $(1),$(SELF)),,$(if $(filter $(1),$(BENCHES)),$(ONE),$(LIBRARY)))
 
 LOGS := $(patsubst tests/%.c,$(BUILD)/tests/%.log,$(TESTS)) \
     $(if $(EXAMPLES),$(BUILD)/tests/examples.log)
@@ -78,7 +84,7 @@ COMPILE = $(CC) $(STD) $(INCLUDES) -DMPTRAIN_HEADER='"$(HEADER)"' -DMPTRAIN_HEAD
 Q := $(if $(V),,@)
 DEPS = -MMD -MP -MF $@.d
 
-all: $(BUILD)/mptrain.o examples
+all: $(LIBRARY) examples
 
 mnist: $(BUILD)/mnist$(EXE)
 	@if [ ! -d data/mnist ] && [ "$(OFFLINE)" != 1 ] && [ -z "$(filter --data% --help,$(ARGS))" ]; \
@@ -139,7 +145,7 @@ lint: $(BUILD)/lint $(ROOMS:src/%=$(BUILD)/alone/%.log)
 $(BUILD)/alone/%.log: src/% FORCE
 	@mkdir -p $(@D)
 	@$(CC) $(STD) -fsyntax-only -I$(BUILD)/wings/$(firstword $(subst /, ,$*)) \
-	    -DMPTRAIN_IMPLEMENTATION -Werror=implicit-function-declaration -x c $< 2>$@ && \
+	    -DMPTRAIN_IMPLEMENTATION $(if $(filter context.c,$*),-DMPTRAIN_CPU_SEPARATE) -Werror=implicit-function-declaration -x c $< 2>$@ && \
 	    ! grep -q -e 'never defined' -e 'undefined-internal' $@ || \
 	    { echo "$< needs more than its wing may use"; grep -e error: -e defined $@; exit 1; }
 $(ROOMS:src/%=$(BUILD)/alone/%.log): $(BUILD)/wings/made
@@ -232,7 +238,13 @@ $(TOOLS): $(BUILD)/%: tools/%.c tools/read_file.h tools/source_text.h
 $(BUILD)/mptrain.c: $(BUILD)/flags
 	@printf '#define MPTRAIN_IMPLEMENTATION\n#include MPTRAIN_HEADER_FILE\n' > $@
 
-$(BUILD)/mptrain.o: $(BUILD)/mptrain.c
+$(BUILD)/mptrain_rest.c: $(BUILD)/flags
+	@printf '#define MPTRAIN_CPU_SEPARATE\n#define MPTRAIN_IMPLEMENTATION\n#include MPTRAIN_HEADER_FILE\n' > $@
+
+$(BUILD)/mptrain_cpu.c: $(BUILD)/flags
+	@printf '#define MPTRAIN_CPU_IMPLEMENTATION\n#include MPTRAIN_HEADER_FILE\n' > $@
+
+$(ONE) $(TWO): %.o: %.c
 	@echo "  CC    $@"
 	$(Q)$(COMPILE) $(CFLAGS) $(DEPS) -c -o $@ $<
 

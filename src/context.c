@@ -4,7 +4,7 @@
 #ifndef MPT__CONTEXT_INCLUDED
 #define MPT__CONTEXT_INCLUDED
 
-#include "cpu/levels.c"
+#include "cpu/link.h"
 #include "data/text.c"
 #include "graph/capture.c"
 #include "watch/check.c"
@@ -22,8 +22,7 @@ MPTRAIN_API mpt_config mpt_config_default(void) {
 }
 
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa) {
-    const mpt__cpu_level *level = mpt__cpu_find_level(isa);
-    return level ? level->name : "auto";
+    return mpt__cpu_isa_name(isa);
 }
 
 MPTRAIN_API int mpt_device_count(mpt_device device) {
@@ -99,10 +98,12 @@ static bool mpt__backend_create(mpt_context *context) {
     if (mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
                                 &context->backend, &context->config.isa) != MPT_OK)
         return false;
-    const mpt__cpu *cpu = (const mpt__cpu *)context->backend.self;
-    context->pool = cpu->pool;
-    if (cpu->routines != NULL) context->convert = cpu->routines->convert;
+    context->pool = mpt__cpu_lends(&context->backend, &context->convert);
+#ifdef MPT__LINK_USE /* or the linker would not look for them */
+    return true MPT__LINK_NAMES(MPT__LINK_USE);
+#else
     return true;
+#endif
 }
 
 /* The device scalars, and what the host sees of them. */

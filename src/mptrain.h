@@ -25,12 +25,14 @@
 #include "face/models.h"
 #include "face/data.h"
 
-#if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
+#if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION) || \
+    defined(MPTRAIN_CPU_IMPLEMENTATION)
 #include "waist/functions.h"
 #include "waist/launch.h"
 #endif
 
-#if defined(MPTRAIN_IMPLEMENTATION) && !defined(MPT__IMPLEMENTED)
+#if (defined(MPTRAIN_IMPLEMENTATION) || defined(MPTRAIN_CPU_IMPLEMENTATION)) && \
+    !defined(MPT__IMPLEMENTED)
 #define MPT__IMPLEMENTED
 #include "ground/platform.h"
 #include "ground/files.c"
@@ -43,6 +45,8 @@ MPT__BEGIN_KERNELS
 #include "ground/convert.c"
 #include "ground/elements.c"
 #include "ground/math.c"
+#include "cpu/link.h"
+#ifdef MPT__CPU_HERE
 #include "cpu/backend.c"
 #include "cpu/vocabulary.h"
 #include "cpu/level/one.c"
@@ -68,10 +72,14 @@ MPT__BEGIN_KERNELS
 #include "cpu/attention.c"
 #include "cpu/resize.c"
 #include "cpu/fp8.c"
+#endif
 MPT__END_LEVEL
+#ifdef MPT__CPU_HERE
 MPT__BEGIN_COLD
 #include "cpu/levels.c"
 MPT__END_LEVEL
+#endif
+#ifdef MPTRAIN_IMPLEMENTATION
 #include "core/context.h"
 #include "core/events.c"
 #include "core/storage.c"
@@ -154,5 +162,6 @@ MPT__BEGIN_COLD
 #include "watch/check.c"
 #include "context.c"
 MPT__END_LEVEL
+#endif
 #include "face/changelog.h"
 #endif

@@ -24,7 +24,7 @@ tests() {
         grep -v -e test_gemm_emulated -e test_determinism | tr '\n' ' '
 }
 run_suite() { # run_suite ARGUMENT...: of make
-    MPTRAIN_EXHAUSTIVE=1000003 MAKEFLAGS= make -k -j"$jobs" BUILD="$build" CC="$cc" \
+    MPTRAIN_EXHAUSTIVE=1000003 MAKEFLAGS= make -k -j"$jobs" BUILD="$build" CC="$cc" UNITS=1 \
         CFLAGS='-O0 --coverage -fprofile-update=atomic' LDFLAGS=--coverage \
         CPPFLAGS="-DMPT__FORCE_INLINE=inline" TESTS="$(tests)" "$@" test
 }

@@ -58,8 +58,10 @@ notices() { # notices TESTS: whether one of these fails
 mkdir -p "$tree"
 git ls-files -co --exclude-standard -z | xargs -0 tar -cf - | tar -xf - -C "$tree"
 [ -z "$as_nobody" ] || chown -R 65534:65534 "$tree"
-in_tree build/mptrain.o || { cat "$build/log"; exit 1; }
-cp "$tree/build/mptrain.o" "$build/unbroken.o"
+objects='build/mptrain_rest.o build/mptrain_cpu.o'
+both() { (cd "$tree" && cat $objects); }
+in_tree $objects || { cat "$build/log"; exit 1; }
+both >"$build/unbroken.o"
 heavy=$(cd "$tree" && grep -l 'heavy test' tests/test_*.c tests/api_*.c)
 everything=$(cd "$tree" && ls tests/test_*.c tests/api_*.c | grep -vF "$heavy")
 if ! in_tree test TESTS="$(echo $everything)"; then
@@ -76,7 +78,7 @@ while [ "$made" -lt "$wanted" ]; do
     what=$("$mutate" "$seed" "$number" "$build/mutant" $rooms) || exit 1
     id=$number number=$((number + 1)) room=${what%%:*} by=
     cat "$build/mutant" >"$tree/$room"
-    if in_tree build/mptrain.o && ! cmp -s "$tree/build/mptrain.o" "$build/unbroken.o"; then
+    if in_tree $objects && ! both | cmp -s - "$build/unbroken.o"; then
         made=$((made + 1))
         first=$(related "$room")
         rest=$(echo "$everything" | grep -vxF "${first:-none}")

@@ -382,6 +382,15 @@ MPTRAIN_API bool mpt_failed(mpt_context *context) {
     return !context || mpt__status_now(context) != MPT_OK;
 }
 
+static MPT__THREAD_LOCAL char mpt__create_message[1024];
+
+/* The error of failed mpt_create calls, kept per thread where the compiler can. */
+static void mpt__set_create_error(const char *message) {
+    mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
+}
+
+static const char *mpt__create_error(void) { return mpt__create_message; }
+
 MPTRAIN_API const char *mpt_error(mpt_context *context) {
     if (!context) return mpt__create_error();
     return mpt__status_now(context) != MPT_OK ? context->base.message : "";

@@ -4,6 +4,7 @@
 #ifndef MPT__CPU_LEVELS_INCLUDED
 #define MPT__CPU_LEVELS_INCLUDED
 
+#include "cpu/link.h"
 #include "cpu/optimizer.c"
 #include "cpu/fp8.c"
 
@@ -156,8 +157,12 @@ static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
     return NULL;
 }
 
-/* The level of a name ("ref", "avx2", ..), AUTO for "auto" and "", UNKNOWN for any other. */
-static mpt_isa mpt__cpu_isa_of_name(const char *name) {
+MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa) {
+    const mpt__cpu_level *level = mpt__cpu_find_level(isa);
+    return level ? level->name : "auto";
+}
+
+MPT__SHARED mpt_isa mpt__cpu_isa_of_name(const char *name) {
     if (*name == '\0' || strcmp(name, "auto") == 0) return MPT_ISA_AUTO;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         if (strcmp(name, mpt__cpu_levels[i].name) == 0) return mpt__cpu_levels[i].isa;
@@ -253,10 +258,8 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
     mpt__cpu_add_fp8(cpu);
 }
 
-/* Fills `backend`, which must not move while it lives, with a CPU backend of level `isa` (AUTO: the
-   best there is) and a pool of `threads` (0: one per core). *chosen is the level taken. */
-static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
-                                          mpt__backend *backend, mpt_isa *chosen) {
+MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
+                                               mpt__backend *backend, mpt_isa *chosen) {
     uint32_t features =
         mpt__cpu_granted_features(amx && (isa == MPT_ISA_AUTO || isa == MPT_ISA_AMX));
 #ifdef MPTRAIN_EMULATE_AMX
@@ -270,6 +273,13 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
     return MPT_OK;
+}
+
+MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
+                                      const mpt__convert_table **convert) {
+    const mpt__cpu *cpu = (const mpt__cpu *)backend->self;
+    if (cpu->routines != NULL) *convert = cpu->routines->convert;
+    return cpu->pool;
 }
 
 #endif

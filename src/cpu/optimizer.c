@@ -788,36 +788,37 @@ static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
     }
 }
 
-static const mpt__routines mpt__ref_routines = {1.0,
-                                          false,
-                                          &mpt__convert_portable,
+static const mpt__routines mpt__ref_routines = {
+    1.0,
+    false,
+    &mpt__convert_portable,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
-                                          {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW)
-                                               mpt__ref_unary_SPLAT},
+    {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) mpt__ref_unary_SPLAT},
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) mpt__ref_binary_##id,
-                                          {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)},
+    {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)},
 #undef MPT__ROW
-                                          mpt__ref_peak,
-                                          mpt__ref_add_lanes,
-                                          mpt__ref_max_lanes,
-                                          mpt__ref_sum_products,
-                                          mpt__ref_add_exp,
-                                          NULL,
-                                          NULL,
-                                          mpt__ref_add_squares,
-                                          mpt__random_bits,
-                                          mpt__ref_dropout_block,
-                                          mpt__ref_transpose,
-                                          NULL,
-                                          NULL,
-                                          mpt__ref_sgd_block,
-                                          mpt__ref_adam_block,
-                                          NULL,
-                                          NULL,
-                                          NULL,
-                                          false,
-                                          MPT__REF_NORM_WORDS};
+    mpt__ref_peak,
+    mpt__ref_add_lanes,
+    mpt__ref_max_lanes,
+    mpt__ref_sum_products,
+    mpt__ref_add_exp,
+    NULL,
+    NULL,
+    mpt__ref_add_squares,
+    mpt__random_bits,
+    mpt__ref_dropout_block,
+    mpt__ref_transpose,
+    NULL,
+    NULL,
+    mpt__ref_sgd_block,
+    mpt__ref_adam_block,
+    NULL,
+    NULL,
+    NULL,
+    false,
+    MPT__REF_NORM_WORDS,
+};
 
 /* ==== The table ==== */
 

@@ -5,6 +5,7 @@
 #define MPT__FACE_CHANGELOG_INCLUDED
 
 #ifdef MPT__END_FLOAT_CONTROL
+MPT__END_UNUSED
 MPT__END_FLOAT_CONTROL
 #endif
 
@@ -14,7 +15,7 @@ MPT__END_FLOAT_CONTROL
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
     modules, optimizers, schedules, averages of weights, data loading, safetensors, CPU kernels for
     x86-64 up to AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu,
-    which no real GPU has run yet; captured steps.
+    which no real GPU has run yet; captured steps; on request the CPU kernels in a second file.
 */
 
 /* ==== Licence ================================================================================

@@ -63,6 +63,7 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     mpt__log_write(base, level, message);
 }
 
+#ifndef MPTRAIN_CPU_IMPLEMENTATION
 static const char *const mpt__status_names[] = {"ok",
                                                 "bad argument",
                                                 "shapes do not fit",
@@ -81,6 +82,7 @@ static const char *const mpt__status_names[] = {"ok",
 MPTRAIN_API const char *mpt_status_name(mpt_status status) {
     return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
 }
+#endif
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
    `status`, also when an earlier error stays. The log hears the first one. */
@@ -105,15 +107,6 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
     mpt__log_write(base, MPT_LOG_ERROR, base->message);
     return status;
 }
-
-static MPT__THREAD_LOCAL char mpt__create_message[1024];
-
-/* The error of failed mpt_create calls, kept per thread where the compiler can. */
-static void mpt__set_create_error(const char *message) {
-    mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
-}
-
-static const char *mpt__create_error(void) { return mpt__create_message; }
 
 /* ==== Memory ==== */
 
@@ -173,9 +166,11 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "activation", "data",   "batch", "workspace", "host"};
 
 /* "parameter", "master", ...: the words of every report. */
+#ifndef MPTRAIN_CPU_IMPLEMENTATION
 MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
 }
+#endif
 
 /* Names the three kinds that hold most, with what is left to do about it. */
 static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
@@ -325,7 +320,11 @@ static int mpt__core_count(void) { return 1; }
 #else
 
 /* The system call would cost more than an op may: a child starts by correcting the number. */
-static int64_t mpt__known_process;
+#ifdef MPT__CPU_HERE
+MPT__SHARED int64_t mpt__known_process;
+#else
+int64_t mpt__known_process;
+#endif
 
 static void mpt__after_fork(void) { mpt__atomic_store64(&mpt__known_process, (int64_t)getpid()); }
 

@@ -51,9 +51,11 @@ static const mpt__dtype_row *mpt__dtype_row_of(mpt_dtype dtype) {
     return &mpt__dtype_info[(unsigned)dtype < MPT_DTYPE_COUNT ? dtype : MPT_DTYPE_NONE];
 }
 
+#ifndef MPTRAIN_CPU_IMPLEMENTATION
 MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->name; }
 
 MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->bytes; }
+#endif
 
 /* ==== Bits ==== */
 

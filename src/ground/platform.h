@@ -13,7 +13,23 @@
 #include <stdarg.h>
 #include <string.h>
 
-#if defined(MPTRAIN_NO_STDIO) || defined(MPTRAIN_NO_FILES)
+/* One file holds all, or one the CPU backend and another the rest: both hold the ground, of which
+   neither uses all, and what stands between them has external linkage. */
+#if defined(MPTRAIN_CPU_SEPARATE) || defined(MPTRAIN_CPU_IMPLEMENTATION)
+#if defined(MPTRAIN_STATIC) || \
+    defined(MPTRAIN_IMPLEMENTATION) == defined(MPTRAIN_CPU_IMPLEMENTATION)
+#error "mptrain: of the two files of MPTRAIN_CPU_SEPARATE neither is MPTRAIN_STATIC, nor both one"
+#endif
+#define MPT__TWO_FILES
+#define MPT__SHARED extern
+#else
+#define MPT__SHARED static
+#endif
+#if !defined(MPT__TWO_FILES) || defined(MPTRAIN_CPU_IMPLEMENTATION)
+#define MPT__CPU_HERE
+#endif
+
+#if defined(MPTRAIN_NO_STDIO) || defined(MPTRAIN_NO_FILES) || defined(MPTRAIN_CPU_IMPLEMENTATION)
 #define MPT__NO_FILES 1
 #endif
 
@@ -171,6 +187,15 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #else
 #pragma STDC FP_CONTRACT OFF
 #define MPT__END_FLOAT_CONTROL
+#endif
+
+/* What one of two files does not use of the ground. */
+#if defined(MPT__TWO_FILES) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#define MPT__END_UNUSED _Pragma("GCC diagnostic pop")
+#else
+#define MPT__END_UNUSED
 #endif
 
 /* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2

@@ -55,6 +55,8 @@ for c in g++ clang++; do
 done
 cc=${CC:-cc}
 options=$(grep -o 'MPTRAIN_NO_[A-Z0-9_]*' "$header" | sort -u)
+version=$(awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $3; dot = "." }
+    END { print v }' "$header")
 
 # -- Sources ----------------------------------------------------------------------------------
 cat >declarations.c <<'END'
@@ -69,6 +71,16 @@ int main(void) { return 0; }
 END
 cat >implementation.c <<'END'
 #define MPTRAIN_IMPLEMENTATION
+#include "mptrain.h"
+END
+# The two files of MPTRAIN_CPU_SEPARATE.
+cat >rest.c <<'END'
+#define MPTRAIN_IMPLEMENTATION
+#define MPTRAIN_CPU_SEPARATE
+#include "mptrain.h"
+END
+cat >cpu.c <<'END'
+#define MPTRAIN_CPU_IMPLEMENTATION
 #include "mptrain.h"
 END
 cat >last.c <<'END'
@@ -144,6 +156,10 @@ compile_stb() { # compile_stb COMPILER: the command that does it
     echo "$1 -w -O2 -I$stb -c -o $1-stb.o stb.c"
 }
 
+timed() { # timed NAME COMMAND: a command that takes its time, and leaves it in NAME.time
+    echo "TIMEFORMAT='%U %S'; exec 3>&2; { time $2 2>&3; } 2>$1.time"
+}
+
 # -- Warnings and include order ---------------------------------------------------------------
 for c in $c_compilers; do
     for std in c11 gnu11 c17 c2x; do
@@ -154,9 +170,8 @@ for c in $c_compilers; do
         job "$c-$std-backend" "$c -std=$std $strict $include -fsyntax-only backend.c"
         job "$c-$std-implementation" "$c -std=$std $strict $include -fsyntax-only implementation.c"
     done
-    job "$c-O2-implementation" "TIMEFORMAT='%U %S'; exec 3>&2
-        { time $(compile_stb $c) 2>&3; } 2>$c-stb.time
-        { time $c -std=c11 -O2 $strict $include -c -o $c-O2.o implementation.c 2>&3; } 2>$c-O2.time"
+    job "$c-O2-implementation" "$(timed $c-stb "$(compile_stb $c)")
+        $(timed $c-O2 "$c -std=c11 -O2 $strict $include -c -o $c-O2.o implementation.c")"
     job "$c-after-others" "$c -std=gnu11 $strict $include -I$here -fsyntax-only last.c"
     job "$c-before-others" "$c -std=c11 $strict $include -fsyntax-only first.c"
     job "$c-O2-implementation-after-others" \
@@ -195,6 +210,33 @@ job static-twice "for f in use other; do $cc $strict $include -DMPTRAIN_STATIC -
 for c in $cxx_compilers; do
     job "$c-static-twice" "$c -x c++ -std=c++17 $include -DMPTRAIN_STATIC -DIMPLEMENT -DTWO_UNITS \
         $here/use.c $here/other.c $link -o $c-static && ./$c-static"
+done
+
+# -- The implementation in two files: without a warning, with the same bits as in one ---------------
+# gcc as users build it; the others quickly. What the two must have alike is in names: where they
+# differ, the linker says which name there is not.
+two_files() { # two_files NAME COMPILER LANGUAGE FLAGS
+    for half in rest cpu; do
+        job "$1-$half" "$(timed $1-$half "$2 $3 $strict $include $4 -c -o $1-$half.o $half.c")"
+    done
+}
+mixed='-DMPTRAIN_NO_THREADS -DMPTRAIN_NO_SIMD -DMPTRAIN_NO_AMX -DMPTRAIN_EMULATE_AMX
+    -DMPTRAIN_NO_CONV -DMPTRAIN_NO_ATTENTION -DMPTRAIN_NO_FP8'
+mixed=$(echo $mixed)
+for c in $c_compilers; do
+    if [ $c = gcc ]; then level=-O2; else level=-O0; fi
+    two_files $c-two $c -std=c11 $level
+done
+for c in $cxx_compilers; do two_files $c-two $c '-x c++ -std=c++17' -O0; done
+two_files without $cc -std=c11 "-O0 $mixed"
+sed 's/define MPTRAIN_VERSION_PATCH /&9/' "$header" >later.h
+job later-cpu "sed 's/mptrain.h/later.h/' cpu.c >later.c &&
+    $cc -std=c11 -O0 $mixed -DMPT__REAL=double -c -o later-cpu.o later.c"
+for wrong in '-DMPTRAIN_CPU_SEPARATE -DMPTRAIN_STATIC implementation.c' \
+    '-DMPTRAIN_STATIC cpu.c' '-DMPTRAIN_CPU_IMPLEMENTATION implementation.c'; do
+    $cc -std=c11 $include -E $wrong 2>&1 >/dev/null | grep 'error.*mptrain: of the two files' \
+        >refused.log
+    if [ -s refused.log ]; then pass; else fail "two files: accepted $wrong"; fi
 done
 
 # -- Opt-outs: each builds without a warning, and a program runs on it ---------------------------
@@ -259,6 +301,33 @@ for c in $cxx_compilers; do
     job "$c-program-over-c-library" "$c -x c++ -std=c++11 $include -DTWO_UNITS $here/use.c \
         $here/other.c -x none option-none.o $link -o $c-program && ./$c-program"
 done
+train="$include $here/train.c"
+job two-files-one "$cc $train option-none.o $link -o train-one && ./train-one >one.bits &&
+    MPTRAIN_ISA=ref ./train-one >ref.bits"
+run_jobs
+for c in $c_compilers $cxx_compilers; do
+    case $c in *++) link="$link -lstdc++" ;; esac # which has the names of exceptions
+    job "$c-two-files" "$cc $train $c-two-rest.o $c-two-cpu.o $link -o $c-train &&
+        ./$c-train | diff one.bits -"
+    job "$c-two-files-in-c-and-c++" \
+        "$cc $train $c-two-rest.o ${c_compilers##* }-two-cpu.o $link -o $c-mixed &&
+        ./$c-mixed | diff one.bits -"
+done
+job two-files-without "$cc $mixed $train without-rest.o without-cpu.o $link -o train-without &&
+    ./train-without | diff ref.bits -"
+refused() { # refused REST CPU NAME...: these two are not linked, for want of these names
+    LC_ALL=C $cc $train "$1" "$2" $link -o refused 2>refused.log && fail "$1 and $2 are linked"
+    for name in "${@:3}"; do
+        if grep -q "\<mpt__$name\>" refused.log; then pass; else fail "no $name" refused.log; fi
+    done
+}
+rest=${c_compilers##* }-two-rest.o cpu=${c_compilers##* }-two-cpu.o
+nm $cpu | grep ' [bBC] ' >variables.log
+verdict 'the CPU file has no variables' variables.log
+refused $rest without-cpu.o ${mixed//-D/cpu_file_without_}
+refused without-rest.o $cpu ${mixed//-D/cpu_file_with_}
+refused without-rest.o later-cpu.o cpu_file_of_version_${version//./_}_in_float
+refused option-none.o $cpu file_with_MPTRAIN_CPU_SEPARATE
 run_jobs
 
 full=$(text_of option-none.o)
@@ -374,8 +443,6 @@ else
 fi
 
 # -- Words that must agree ------------------------------------------------------------------------
-version=$(awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $3; dot = "." }
-    END { print v }' "$header")
 if sed -n '/==== Changelog ====/,$p' "$header" | grep -m 1 -oE '[0-9]+\.[0-9]+\.[0-9]+' |
     grep -qxF "$version"; then pass; else fail "the changelog does not open with $version"; fi
 
@@ -409,13 +476,15 @@ if have $mingw; then
     printf '#include <windows.h>\n#define MPTRAIN_IMPLEMENTATION\n#include "mptrain.h"\n' \
         >windows_implementation.c
     job mingw-declarations "$mingw -std=c11 $strict $include -fsyntax-only windows.c"
-    for std in c11 gnu11; do
-        job "mingw-$std-implementation" \
-            "$mingw -std=$std $strict $include -c -o mingw-$std.o implementation.c"
+    job mingw-implementation "$mingw -std=c11 $strict $include -c -o mingw.o implementation.c"
+    for half in rest cpu; do
+        job "mingw-two-$half" "$mingw -std=gnu11 $strict $include -c -o mingw-$half.o $half.c"
     done
     job mingw-after-windows \
         "$mingw -std=gnu11 $strict $include -fsyntax-only windows_implementation.c"
     job mingw-program "$mingw $include -DIMPLEMENT $here/use.c -o use.exe"
+    run_jobs
+    job mingw-two-program "$mingw $include $here/train.c mingw-rest.o mingw-cpu.o -o two.exe"
 else
     skip 'Windows build' $mingw
 fi
