@@ -8,6 +8,7 @@
 #   make amalgamate    writes mptrain.h from src/
 #   make check-header  fails unless mptrain.h is what src/ generates
 #   make lint          the rules of the house: wings, rooms, forbidden calls
+#   make house         its wings and rooms, with lines, bytes and arrows
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
@@ -132,12 +133,16 @@ check-header: $(BUILD)/amalgamate
 	@echo "mptrain.h and mptrain_cuda.cu are what src/ generates"
 
 SCRIPTS := $(wildcard tools/*.sh tools/*/*.sh tests/*/*.sh .ci/run)
-lint: $(BUILD)/lint $(ROOMS:src/%=$(BUILD)/alone/%.log)
+house: $(BUILD)/house
+	@$< src/mptrain.h
+
+lint: $(BUILD)/lint $(BUILD)/house $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
 	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
 	@for script in $(SCRIPTS); do \
 	    read -r shell <$$script; \
 	    $${shell#*!} -n $$script || exit 1; done
+	@$(BUILD)/house --check src/mptrain.h
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
 
 # A room is compiled with nothing on the path but what its wing may use. What is declared but not
@@ -229,7 +234,7 @@ $(BUILD)/flags: FORCE
 	    cmp -s - $@ || \
 	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_FLAGS)))' > $@
 
-TOOLS := $(patsubst %,$(BUILD)/%,amalgamate lint reference mutate)
+TOOLS := $(patsubst %,$(BUILD)/%,amalgamate house lint reference mutate)
 $(TOOLS): $(BUILD)/%: tools/%.c tools/read_file.h tools/source_text.h
 	@mkdir -p $(BUILD)
 	@echo "  CC    $@"
@@ -290,7 +295,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header lint reference header-test bench bench-peers compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench bench-peers compare tables gpu-check \
     check-instructions coverage mutate install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -163,5 +163,7 @@ MPT__BEGIN_COLD
 #include "context.c"
 MPT__END_LEVEL
 #endif
+MPT__END_UNUSED
+MPT__END_FLOAT_CONTROL
 #include "face/changelog.h"
 #endif

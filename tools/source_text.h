@@ -1,7 +1,8 @@
 /* source_text.h - how the tools look at C. Include <ctype.h> and <string.h> before it. */
 
-/* Overwrites comments and the inside of literals with spaces. The names in #include lines stay. */
-static void blank_comments_and_literals(char *text) {
+/* Overwrites comments with spaces and, where `literals` is set, the inside of literals, too. The
+   names in #include lines stay. */
+static void blank(char *text, int literals) {
     enum { CODE, LINE_COMMENT, BLOCK_COMMENT, LITERAL } state = CODE;
     char quote = 0;
     int in_include = 0;
@@ -30,10 +31,16 @@ static void blank_comments_and_literals(char *text) {
             p++;
             state = CODE;
         } else {
-            if (state == LITERAL && *p == '\\' && p[1] && p[1] != '\n') *p++ = ' ';
-            if (*p != '\n') *p = ' ';
+            const int stays = (state == LITERAL && !literals) || (*p == '\\' && p[1] == '\n');
+            if (state == LITERAL && *p == '\\' && p[1] && p[1] != '\n') {
+                if (!stays) *p = ' ';
+                p++;
+            }
+            if (*p != '\n' && !stays) *p = ' ';
         }
     }
 }
+
+static void blank_comments_and_literals(char *text) { blank(text, 1); }
 
 static int is_name(char c) { return isalnum((unsigned char)c) || c == '_'; }

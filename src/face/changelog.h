@@ -1,13 +1,8 @@
 /* ------------------------
- * face/changelog.h: gives the user's compiler flags back; changelog; licence.
+ * face/changelog.h: changelog; licence.
  * ---------------------- */
 #ifndef MPT__FACE_CHANGELOG_INCLUDED
 #define MPT__FACE_CHANGELOG_INCLUDED
-
-#ifdef MPT__END_FLOAT_CONTROL
-MPT__END_UNUSED
-MPT__END_FLOAT_CONTROL
-#endif
 
 /* ==== Changelog ==============================================================================
 

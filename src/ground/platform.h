@@ -147,8 +147,8 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #endif
 
 /* The bits of results must not depend on the flags of the user's build. From here to
-   face/changelog.h the implementation is compiled without contraction of a * b + c and without any
-   of -ffast-math. gcc decides this per calling function, so that intrinsics obey, too. clang cannot
+   the changelog the implementation is compiled without contraction of a * b + c and without any of
+   -ffast-math. gcc decides this per calling function, so that intrinsics obey, too. clang cannot
    fully: with -ffast-math the back end still fuses unless floating-point exceptions count as
    effects (slower, same bits), which it supports for x86 only; a bare -ffp-contract=fast cannot be
    seen here, and intrinsics keep -ffast-math where the user's own file has included <immintrin.h>

@@ -334,7 +334,7 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
         mpt__write_text(&out,
                         "%s kernels: other levels differ in the last places (MPT_ISA_REF gives one "
                         "result everywhere)\n",
-                        mpt_isa_name(mpt_get_isa(context)));
+                        context->backend.name);
     if (context->timed_products)
         mpt__write_text(&out,
                         "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
