@@ -105,6 +105,16 @@ Everywhere else include it without the define. The order of includes does not ma
 -lm -lpthread on POSIX systems, with nothing on Windows. No -march is needed: the CPU is asked at
 run time. Compiler flags such as -Ofast do not change results.
 
+Two files are compiled side by side in little more than half of the time. Options that differ
+between them are an error of the linker, which names them.
+
+    #define MPTRAIN_IMPLEMENTATION        // in one file: all but the CPU kernels
+    #define MPTRAIN_CPU_SEPARATE
+    #include "mptrain.h"
+
+    #define MPTRAIN_CPU_IMPLEMENTATION    // in another: those
+    #include "mptrain.h"
+
     define where the implementation is compiled
     MPTRAIN_STATIC       all functions static; every file that wants it has its own copy. Define it
                          wherever mptrain.h is included in that file
@@ -2373,7 +2383,8 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
 #endif
 #endif /* MPT__FACE_DATA_INCLUDED */
 
-#if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION)
+#if defined(MPTRAIN_BACKEND_API) || defined(MPTRAIN_IMPLEMENTATION) || \
+    defined(MPTRAIN_CPU_IMPLEMENTATION)
 /* ------------------------
  * waist/functions.h: every elementwise function of UNARY and BINARY, once. From this list come
  * mpt__function (waist/launch.h), the tables of the CPU's levels, and the switch of CUDA.
@@ -3036,8 +3047,54 @@ int mpt__cuda_device_count(char *why, size_t size);
 #endif
 #endif
 
-#if defined(MPTRAIN_IMPLEMENTATION) && !defined(MPT__IMPLEMENTED)
+#if (defined(MPTRAIN_IMPLEMENTATION) || defined(MPTRAIN_CPU_IMPLEMENTATION)) && \
+    !defined(MPT__IMPLEMENTED)
 #define MPT__IMPLEMENTED
+/* ------------------------
+ * ground/types.h: the table of dtypes.
+ * ---------------------- */
+#ifndef MPT__GROUND_TYPES_INCLUDED
+#define MPT__GROUND_TYPES_INCLUDED
+
+typedef struct mpt__dtype_row {
+    const char *name;      /* PyTorch's */
+    const char *file_name; /* safetensors' */
+    uint8_t bytes;
+    bool is_float;
+    uint8_t digits;    /* decimal digits that tell any two values apart; 0 for integers */
+    double max_finite; /* for int64 the double next to it, 2^63 */
+    double min_normal; /* 1 for integers */
+    double epsilon;    /* distance from 1 to the next value */
+} mpt__dtype_row;
+
+/* Indexed by mpt_dtype. */
+static const mpt__dtype_row mpt__dtype_info[MPT_DTYPE_COUNT] = {
+    {"none", "", 0, false, 0, 0.0, 0.0, 0.0},
+    {"float32", "F32", 4, true, 9, 3.4028234663852886e38, 1.1754943508222875e-38, 1.0 / 8388608.0},
+    {"float16", "F16", 2, true, 5, 65504.0, 1.0 / 16384.0, 1.0 / 1024.0},
+    {"bfloat16", "BF16", 2, true, 4, 3.3895313892515355e38, 1.1754943508222875e-38, 1.0 / 128.0},
+    {"float8_e4m3fn", "F8_E4M3", 1, true, 3, 448.0, 1.0 / 64.0, 1.0 / 8.0},
+    {"float8_e5m2", "F8_E5M2", 1, true, 2, 57344.0, 1.0 / 16384.0, 1.0 / 4.0},
+    {"float64", "F64", 8, true, 17, 1.7976931348623157e308, 2.2250738585072014e-308,
+     1.0 / 4503599627370496.0},
+    {"int64", "I64", 8, false, 0, 9223372036854775808.0, 1.0, 1.0},
+    {"int32", "I32", 4, false, 0, 2147483647.0, 1.0, 1.0},
+    {"uint8", "U8", 1, false, 0, 255.0, 1.0, 1.0},
+    {"bool", "BOOL", 1, false, 0, 1.0, 1.0, 1.0},
+};
+
+/* Of what is no dtype the first row, "none" of 0 bytes. */
+static const mpt__dtype_row *mpt__dtype_row_of(mpt_dtype dtype) {
+    return &mpt__dtype_info[(unsigned)dtype < MPT_DTYPE_COUNT ? dtype : MPT_DTYPE_NONE];
+}
+
+#ifndef MPTRAIN_CPU_IMPLEMENTATION
+MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->name; }
+
+MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->bytes; }
+#endif
+
+#endif
 /* ------------------------
  * ground/platform.h: what compilers and C libraries do differently: function attributes, the
  * pragmas that fix floating-point results, atomics, floating-point control, text without printf.
@@ -3051,7 +3108,23 @@ int mpt__cuda_device_count(char *why, size_t size);
 #include <stdarg.h>
 #include <string.h>
 
-#if defined(MPTRAIN_NO_STDIO) || defined(MPTRAIN_NO_FILES)
+/* One file holds all, or one the CPU backend and another the rest: both hold the ground, of which
+   neither uses all, and what stands between them has external linkage. */
+#if defined(MPTRAIN_CPU_SEPARATE) || defined(MPTRAIN_CPU_IMPLEMENTATION)
+#if defined(MPTRAIN_STATIC) || \
+    defined(MPTRAIN_IMPLEMENTATION) == defined(MPTRAIN_CPU_IMPLEMENTATION)
+#error "mptrain: of the two files of MPTRAIN_CPU_SEPARATE neither is MPTRAIN_STATIC, nor both one"
+#endif
+#define MPT__TWO_FILES
+#define MPT__SHARED extern
+#else
+#define MPT__SHARED static
+#endif
+#if !defined(MPT__TWO_FILES) || defined(MPTRAIN_CPU_IMPLEMENTATION)
+#define MPT__CPU_HERE
+#endif
+
+#if defined(MPTRAIN_NO_STDIO) || defined(MPTRAIN_NO_FILES) || defined(MPTRAIN_CPU_IMPLEMENTATION)
 #define MPT__NO_FILES 1
 #endif
 
@@ -3169,8 +3242,8 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #endif
 
 /* The bits of results must not depend on the flags of the user's build. From here to
-   face/changelog.h the implementation is compiled without contraction of a * b + c and without any
-   of -ffast-math. gcc decides this per calling function, so that intrinsics obey, too. clang cannot
+   the changelog the implementation is compiled without contraction of a * b + c and without any of
+   -ffast-math. gcc decides this per calling function, so that intrinsics obey, too. clang cannot
    fully: with -ffast-math the back end still fuses unless floating-point exceptions count as
    effects (slower, same bits), which it supports for x86 only; a bare -ffp-contract=fast cannot be
    seen here, and intrinsics keep -ffast-math where the user's own file has included <immintrin.h>
@@ -3209,6 +3282,15 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #else
 #pragma STDC FP_CONTRACT OFF
 #define MPT__END_FLOAT_CONTROL
+#endif
+
+/* What one of two files does not use of the ground. */
+#if defined(MPT__TWO_FILES) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#define MPT__END_UNUSED _Pragma("GCC diagnostic pop")
+#else
+#define MPT__END_UNUSED
 #endif
 
 /* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
@@ -3619,7 +3701,7 @@ static size_t mpt__format_text_v(char *out, size_t size, const char *format, va_
         } else if (*format == 'S') {
             mpt__text_shape(&text, va_arg(arguments, const mpt_shape *));
         } else if (*format == 'D') {
-            mpt__text_string(&text, mpt_dtype_name((mpt_dtype)va_arg(arguments, int)));
+            mpt__text_string(&text, mpt__dtype_row_of((mpt_dtype)va_arg(arguments, int))->name);
         } else if (*format == 'B') {
             mpt__text_bytes(&text, va_arg(arguments, int64_t));
         } else {
@@ -4181,6 +4263,7 @@ static void mpt__log(mpt__base *base, mpt_log_level level, const char *format, .
     mpt__log_write(base, level, message);
 }
 
+#ifndef MPTRAIN_CPU_IMPLEMENTATION
 static const char *const mpt__status_names[] = {"ok",
                                                 "bad argument",
                                                 "shapes do not fit",
@@ -4199,6 +4282,7 @@ static const char *const mpt__status_names[] = {"ok",
 MPTRAIN_API const char *mpt_status_name(mpt_status status) {
     return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
 }
+#endif
 
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
    `status`, also when an earlier error stays. The log hears the first one. */
@@ -4223,15 +4307,6 @@ static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const 
     mpt__log_write(base, MPT_LOG_ERROR, base->message);
     return status;
 }
-
-static MPT__THREAD_LOCAL char mpt__create_message[1024];
-
-/* The error of failed mpt_create calls, kept per thread where the compiler can. */
-static void mpt__set_create_error(const char *message) {
-    mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
-}
-
-static const char *mpt__create_error(void) { return mpt__create_message; }
 
 /* ==== Memory ==== */
 
@@ -4291,9 +4366,11 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
     "activation", "data",   "batch", "workspace", "host"};
 
 /* "parameter", "master", ...: the words of every report. */
+#ifndef MPTRAIN_CPU_IMPLEMENTATION
 MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
 }
+#endif
 
 /* Names the three kinds that hold most, with what is left to do about it. */
 static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
@@ -4443,7 +4520,11 @@ static int mpt__core_count(void) { return 1; }
 #else
 
 /* The system call would cost more than an op may: a child starts by correcting the number. */
-static int64_t mpt__known_process;
+#ifdef MPT__CPU_HERE
+MPT__SHARED int64_t mpt__known_process;
+#else
+int64_t mpt__known_process;
+#endif
 
 static void mpt__after_fork(void) { mpt__atomic_store64(&mpt__known_process, (int64_t)getpid()); }
 
@@ -5760,7 +5841,7 @@ static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
 }
 
 /* ------------------------
- * ground/dtype.c: the table of dtypes, and conversions of single values.
+ * ground/dtype.c: conversions of single values between dtypes.
  *
  * Pure functions. fp16 is IEEE binary16, bf16 the upper half of an fp32, fp8 the OCP formats E4M3FN
  * and E5M2. Conversions from fp32 round to nearest even and work on integer bits, so that neither
@@ -5773,44 +5854,6 @@ static void mpt__random_permutation(mpt__rng_key key, int64_t n, int64_t *out) {
 #define MPT__REAL float
 #endif
 typedef MPT__REAL mpt__real;
-
-/* ==== The table ==== */
-
-typedef struct mpt__dtype_row {
-    const char *name;      /* PyTorch's */
-    const char *file_name; /* safetensors' */
-    uint8_t bytes;
-    bool is_float;
-    uint8_t digits;    /* decimal digits that tell any two values apart; 0 for integers */
-    double max_finite; /* for int64 the double next to it, 2^63 */
-    double min_normal; /* 1 for integers */
-    double epsilon;    /* distance from 1 to the next value */
-} mpt__dtype_row;
-
-/* Indexed by mpt_dtype. */
-static const mpt__dtype_row mpt__dtype_info[MPT_DTYPE_COUNT] = {
-    {"none", "", 0, false, 0, 0.0, 0.0, 0.0},
-    {"float32", "F32", 4, true, 9, 3.4028234663852886e38, 1.1754943508222875e-38, 1.0 / 8388608.0},
-    {"float16", "F16", 2, true, 5, 65504.0, 1.0 / 16384.0, 1.0 / 1024.0},
-    {"bfloat16", "BF16", 2, true, 4, 3.3895313892515355e38, 1.1754943508222875e-38, 1.0 / 128.0},
-    {"float8_e4m3fn", "F8_E4M3", 1, true, 3, 448.0, 1.0 / 64.0, 1.0 / 8.0},
-    {"float8_e5m2", "F8_E5M2", 1, true, 2, 57344.0, 1.0 / 16384.0, 1.0 / 4.0},
-    {"float64", "F64", 8, true, 17, 1.7976931348623157e308, 2.2250738585072014e-308,
-     1.0 / 4503599627370496.0},
-    {"int64", "I64", 8, false, 0, 9223372036854775808.0, 1.0, 1.0},
-    {"int32", "I32", 4, false, 0, 2147483647.0, 1.0, 1.0},
-    {"uint8", "U8", 1, false, 0, 255.0, 1.0, 1.0},
-    {"bool", "BOOL", 1, false, 0, 1.0, 1.0, 1.0},
-};
-
-/* Of what is no dtype the first row, "none" of 0 bytes. */
-static const mpt__dtype_row *mpt__dtype_row_of(mpt_dtype dtype) {
-    return &mpt__dtype_info[(unsigned)dtype < MPT_DTYPE_COUNT ? dtype : MPT_DTYPE_NONE];
-}
-
-MPTRAIN_API const char *mpt_dtype_name(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->name; }
-
-MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dtype)->bytes; }
 
 /* ==== Bits ==== */
 
@@ -6385,6 +6428,94 @@ static void mpt__random_normal(mpt__rng_key key, uint64_t first, size_t n, float
     }
 }
 
+/* ------------------------
+ * cpu/link.h: all that the context room knows of the CPU backend: the border between two files.
+ * ---------------------- */
+#ifndef MPT__CPU_LINK_INCLUDED
+#define MPT__CPU_LINK_INCLUDED
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* "auto" for AUTO and for values that are no level. */
+MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa);
+/* The level of a name ("ref", "avx2", ..), AUTO for "auto" and "", UNKNOWN for any other. */
+MPT__SHARED mpt_isa mpt__cpu_isa_of_name(const char *name);
+/* Fills `backend`, which must not move while it lives, with a CPU backend of level `isa` (AUTO: the
+   best there is) and a pool of `threads` (0: one per core). *chosen is the level taken. */
+MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
+                                               mpt__backend *backend, mpt_isa *chosen);
+/* What others may use of it: its threads, and the conversions of its level. */
+MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
+                                      const mpt__convert_table **convert);
+
+#ifdef MPT__TWO_FILES
+/* Each option is part of a name that the CPU file defines and the other uses: where they differ,
+   the linker says which name there is not. */
+#ifdef MPTRAIN_NO_THREADS
+#define MPT__LINK_NO_THREADS with
+#else
+#define MPT__LINK_NO_THREADS without
+#endif
+#ifdef MPTRAIN_NO_SIMD
+#define MPT__LINK_NO_SIMD with
+#else
+#define MPT__LINK_NO_SIMD without
+#endif
+#ifdef MPTRAIN_NO_AMX
+#define MPT__LINK_NO_AMX with
+#else
+#define MPT__LINK_NO_AMX without
+#endif
+#ifdef MPTRAIN_EMULATE_AMX
+#define MPT__LINK_EMULATE_AMX with
+#else
+#define MPT__LINK_EMULATE_AMX without
+#endif
+#ifdef MPTRAIN_NO_CONV
+#define MPT__LINK_NO_CONV with
+#else
+#define MPT__LINK_NO_CONV without
+#endif
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__LINK_NO_ATTENTION with
+#else
+#define MPT__LINK_NO_ATTENTION without
+#endif
+#ifdef MPTRAIN_NO_FP8
+#define MPT__LINK_NO_FP8 with
+#else
+#define MPT__LINK_NO_FP8 without
+#endif
+#define MPT__LINK_NAME(X, how, option) X(mpt__cpu_file_##how##_MPTRAIN_##option)
+#define MPT__LINK_OPTION(X, how, option) MPT__LINK_NAME(X, how, option)
+#define MPT__LINK(X, option) MPT__LINK_OPTION(X, MPT__LINK_##option, option)
+#define MPT__LINK_NUMBERS(X, a, b, c, real) X(mpt__cpu_file_of_version_##a##_##b##_##c##_in_##real)
+#define MPT__LINK_VALUES(X, a, b, c, real) MPT__LINK_NUMBERS(X, a, b, c, real)
+#define MPT__LINK_NAMES(X) \
+    MPT__LINK(X, NO_THREADS) \
+    MPT__LINK(X, NO_SIMD) MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
+        MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK_VALUES( \
+            X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, MPTRAIN_VERSION_PATCH, MPT__REAL)
+extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;
+#ifdef MPTRAIN_CPU_IMPLEMENTATION
+#define MPT__LINK_DEFINE(name) \
+    extern const char *const name; \
+    const char *const name = &mpt__file_with_MPTRAIN_CPU_SEPARATE;
+MPT__LINK_NAMES(MPT__LINK_DEFINE)
+#else
+#define MPT__LINK_DECLARE(name) extern const char *const name;
+MPT__LINK_NAMES(MPT__LINK_DECLARE)
+#define MPT__LINK_USE(name) &&name
+const char mpt__file_with_MPTRAIN_CPU_SEPARATE = 1;
+#endif
+#endif
+#ifdef __cplusplus
+}
+#endif
+
+#endif
+#ifdef MPT__CPU_HERE
 /* ------------------------
  * cpu/backend.c: the CPU backend: one table of kernels per ISA level, filled by the rooms here.
  * ---------------------- */
@@ -10391,36 +10522,37 @@ static MPT__FORCE_INLINE void mpt__rows_each(const mpt__rows *rows, bool adds,
     }
 }
 
-static const mpt__routines mpt__ref_routines = {1.0,
-                                          false,
-                                          &mpt__convert_portable,
+static const mpt__routines mpt__ref_routines = {
+    1.0,
+    false,
+    &mpt__convert_portable,
 #define MPT__ROW(id, ns, value) mpt__ref_unary_##id,
-                                          {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW)
-                                               mpt__ref_unary_SPLAT},
+    {MPT__UNARY_FUNCTIONS(MPT__ROW, MPT__ROW) mpt__ref_unary_SPLAT},
 #undef MPT__ROW
 #define MPT__ROW(id, ns, value) mpt__ref_binary_##id,
-                                          {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)},
+    {MPT__BINARY_FUNCTIONS(MPT__ROW, MPT__ROW)},
 #undef MPT__ROW
-                                          mpt__ref_peak,
-                                          mpt__ref_add_lanes,
-                                          mpt__ref_max_lanes,
-                                          mpt__ref_sum_products,
-                                          mpt__ref_add_exp,
-                                          NULL,
-                                          NULL,
-                                          mpt__ref_add_squares,
-                                          mpt__random_bits,
-                                          mpt__ref_dropout_block,
-                                          mpt__ref_transpose,
-                                          NULL,
-                                          NULL,
-                                          mpt__ref_sgd_block,
-                                          mpt__ref_adam_block,
-                                          NULL,
-                                          NULL,
-                                          NULL,
-                                          false,
-                                          MPT__REF_NORM_WORDS};
+    mpt__ref_peak,
+    mpt__ref_add_lanes,
+    mpt__ref_max_lanes,
+    mpt__ref_sum_products,
+    mpt__ref_add_exp,
+    NULL,
+    NULL,
+    mpt__ref_add_squares,
+    mpt__random_bits,
+    mpt__ref_dropout_block,
+    mpt__ref_transpose,
+    NULL,
+    NULL,
+    mpt__ref_sgd_block,
+    mpt__ref_adam_block,
+    NULL,
+    NULL,
+    NULL,
+    false,
+    MPT__REF_NORM_WORDS,
+};
 
 /* ==== The table ==== */
 
@@ -17501,7 +17633,9 @@ static void mpt__cpu_add_fp8(mpt__cpu *cpu) {
 static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
 #endif /* MPTRAIN_NO_FP8 */
 
+#endif
 MPT__END_LEVEL
+#ifdef MPT__CPU_HERE
 MPT__BEGIN_COLD
 /* ------------------------
  * cpu/levels.c: what this CPU can do, the levels of this build, and the making of a CPU backend.
@@ -17656,8 +17790,12 @@ static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
     return NULL;
 }
 
-/* The level of a name ("ref", "avx2", ..), AUTO for "auto" and "", UNKNOWN for any other. */
-static mpt_isa mpt__cpu_isa_of_name(const char *name) {
+MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa) {
+    const mpt__cpu_level *level = mpt__cpu_find_level(isa);
+    return level ? level->name : "auto";
+}
+
+MPT__SHARED mpt_isa mpt__cpu_isa_of_name(const char *name) {
     if (*name == '\0' || strcmp(name, "auto") == 0) return MPT_ISA_AUTO;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         if (strcmp(name, mpt__cpu_levels[i].name) == 0) return mpt__cpu_levels[i].isa;
@@ -17753,10 +17891,8 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
     mpt__cpu_add_fp8(cpu);
 }
 
-/* Fills `backend`, which must not move while it lives, with a CPU backend of level `isa` (AUTO: the
-   best there is) and a pool of `threads` (0: one per core). *chosen is the level taken. */
-static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
-                                          mpt__backend *backend, mpt_isa *chosen) {
+MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
+                                               mpt__backend *backend, mpt_isa *chosen) {
     uint32_t features =
         mpt__cpu_granted_features(amx && (isa == MPT_ISA_AUTO || isa == MPT_ISA_AMX));
 #ifdef MPTRAIN_EMULATE_AMX
@@ -17772,7 +17908,16 @@ static mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int thre
     return MPT_OK;
 }
 
+MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
+                                      const mpt__convert_table **convert) {
+    const mpt__cpu *cpu = (const mpt__cpu *)backend->self;
+    if (cpu->routines != NULL) *convert = cpu->routines->convert;
+    return cpu->pool;
+}
+
 MPT__END_LEVEL
+#endif
+#ifdef MPTRAIN_IMPLEMENTATION
 /* ------------------------
  * core/context.h: what a context holds, and the contract between the wings above it.
  *
@@ -21055,6 +21200,15 @@ static mpt_status mpt__status_now(mpt_context *context) {
 MPTRAIN_API bool mpt_failed(mpt_context *context) {
     return !context || mpt__status_now(context) != MPT_OK;
 }
+
+static MPT__THREAD_LOCAL char mpt__create_message[1024];
+
+/* The error of failed mpt_create calls, kept per thread where the compiler can. */
+static void mpt__set_create_error(const char *message) {
+    mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);
+}
+
+static const char *mpt__create_error(void) { return mpt__create_message; }
 
 MPTRAIN_API const char *mpt_error(mpt_context *context) {
     if (!context) return mpt__create_error();
@@ -41715,7 +41869,7 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
         mpt__write_text(&out,
                         "%s kernels: other levels differ in the last places (MPT_ISA_REF gives one "
                         "result everywhere)\n",
-                        mpt_isa_name(mpt_get_isa(context)));
+                        context->backend.name);
     if (context->timed_products)
         mpt__write_text(&out,
                         "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
@@ -41743,8 +41897,7 @@ MPTRAIN_API mpt_config mpt_config_default(void) {
 }
 
 MPTRAIN_API const char *mpt_isa_name(mpt_isa isa) {
-    const mpt__cpu_level *level = mpt__cpu_find_level(isa);
-    return level ? level->name : "auto";
+    return mpt__cpu_isa_name(isa);
 }
 
 MPTRAIN_API int mpt_device_count(mpt_device device) {
@@ -41820,10 +41973,12 @@ static bool mpt__backend_create(mpt_context *context) {
     if (mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
                                 &context->backend, &context->config.isa) != MPT_OK)
         return false;
-    const mpt__cpu *cpu = (const mpt__cpu *)context->backend.self;
-    context->pool = cpu->pool;
-    if (cpu->routines != NULL) context->convert = cpu->routines->convert;
+    context->pool = mpt__cpu_lends(&context->backend, &context->convert);
+#ifdef MPT__LINK_USE /* or the linker would not look for them */
+    return true MPT__LINK_NAMES(MPT__LINK_USE);
+#else
     return true;
+#endif
 }
 
 /* The device scalars, and what the host sees of them. */
@@ -41993,15 +42148,14 @@ MPTRAIN_API void mpt_clear_error(mpt_context *context) {
 }
 
 MPT__END_LEVEL
+#endif
+MPT__END_UNUSED
+MPT__END_FLOAT_CONTROL
 /* ------------------------
- * face/changelog.h: gives the user's compiler flags back; changelog; licence.
+ * face/changelog.h: changelog; licence.
  * ---------------------- */
 #ifndef MPT__FACE_CHANGELOG_INCLUDED
 #define MPT__FACE_CHANGELOG_INCLUDED
-
-#ifdef MPT__END_FLOAT_CONTROL
-MPT__END_FLOAT_CONTROL
-#endif
 
 /* ==== Changelog ==============================================================================
 
@@ -42009,7 +42163,7 @@ MPT__END_FLOAT_CONTROL
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
     modules, optimizers, schedules, averages of weights, data loading, safetensors, CPU kernels for
     x86-64 up to AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu,
-    which no real GPU has run yet; captured steps.
+    which no real GPU has run yet; captured steps; on request the CPU kernels in a second file.
 */
 
 /* ==== Licence ================================================================================

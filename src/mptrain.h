@@ -34,6 +34,7 @@
 #if (defined(MPTRAIN_IMPLEMENTATION) || defined(MPTRAIN_CPU_IMPLEMENTATION)) && \
     !defined(MPT__IMPLEMENTED)
 #define MPT__IMPLEMENTED
+#include "ground/types.h"
 #include "ground/platform.h"
 #include "ground/files.c"
 #include "ground/base.c"

@@ -9,6 +9,7 @@
 #define MPT__GROUND_PLATFORM_INCLUDED
 
 #include "face/training.h"
+#include "ground/types.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -606,7 +607,7 @@ static size_t mpt__format_text_v(char *out, size_t size, const char *format, va_
         } else if (*format == 'S') {
             mpt__text_shape(&text, va_arg(arguments, const mpt_shape *));
         } else if (*format == 'D') {
-            mpt__text_string(&text, mpt_dtype_name((mpt_dtype)va_arg(arguments, int)));
+            mpt__text_string(&text, mpt__dtype_row_of((mpt_dtype)va_arg(arguments, int))->name);
         } else if (*format == 'B') {
             mpt__text_bytes(&text, va_arg(arguments, int64_t));
         } else {
