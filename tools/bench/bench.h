@@ -66,7 +66,7 @@ static void *bench_memory(int dtype, int64_t n) {
         float x;
         state = state * 1664525u + 1013904223u;
         x = (float)(state >> 8) / 8388608.0f - 1.0f;
-        mpt__ref_store(p, (uint8_t)dtype, i, 1, &x, 1);
+        mpt__store_real(p, (uint8_t)dtype, i, 1, &x, 1);
     }
     return p;
 }
