@@ -230,7 +230,8 @@ static int declares(const char *api, const char *end, const char *word, size_t l
     return 0;
 }
 
-/* Every mpt_ and MPT_ word of a text must be declared; mpt_x_ stands for names that begin so. */
+/* Every mpt_ and MPT_ word of a text must be declared; mpt_x_ stands for names that begin so. What
+   an #ifndef asks for need not be there. */
 static int check_text(const char *path, const char *text, const char *text_end, const char *api,
                       const char *end) {
     int line = 1, findings = 0;
@@ -239,6 +240,7 @@ static int check_text(const char *path, const char *text, const char *text_end, 
         size_t length = 0;
         line += *at == '\n';
         if (!(starts(at, "mpt_") || starts(at, "MPT_")) || (at > text && is_word(at[-1]))) continue;
+        if (at - text >= 8 && starts(at - 8, "#ifndef ")) continue;
         while (is_word(at[length])) length++;
         if (length > 4 && !declares(api, end, at, length)) {
             printf("%s:%d: the header does not declare %.*s\n", path, line, (int)length, at);

@@ -68,7 +68,8 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
 #define MPT__LINK_VALUES(X, a, b, c, real) MPT__LINK_NUMBERS(X, a, b, c, real)
 #define MPT__LINK_NAMES(X) \
     MPT__LINK(X, NO_THREADS) \
-    MPT__LINK(X, NO_SIMD) MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
+    MPT__LINK(X, NO_SIMD) \
+    MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
         MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK_VALUES( \
             X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, MPTRAIN_VERSION_PATCH, MPT__REAL)
 extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;
