@@ -521,21 +521,33 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
     return id;
 }
 
-/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _at gives
-   the object of a handle, NULL with an error recorded if there is none; _enter begins a public call
-   on an object, which ends where it gives NULL. */
+/* Of an object, or of NULL: of the error null. */
+static mpt__id mpt__id_of(const void *object) {
+    const mpt__id none = {0, 0};
+    return object ? *(const mpt__id *)object : none;
+}
+
+static void *mpt__object_enter(mpt_context *context, mpt__object_kind kind, uint32_t slot,
+                               uint32_t generation, const char *name) {
+    return mpt__enter(context, name) ? mpt__object_at(context, kind, context, slot, generation)
+                                     : NULL;
+}
+
+/* For a kind of object: _handle gives the handle of an object, the error null for NULL; _enter
+   begins a public call on an object, which ends where it gives NULL. */
 #define MPT__HANDLES(kind, KIND) \
     static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) { \
-        mpt_##kind handle = {context, 0, 0}; \
-        if (object) handle.slot = object->id.slot, handle.generation = object->id.generation; \
+        mpt_##kind handle = {context, mpt__id_of(object).slot, mpt__id_of(object).generation}; \
         return handle; \
     } \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind handle) { \
-        return (mpt__##kind *)mpt__object_at(context, KIND, handle.context, handle.slot, \
-                                             handle.generation); \
-    } \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind handle, const char *name) { \
-        return mpt__enter(handle.context, name) ? mpt__##kind##_at(handle.context, handle) : NULL; \
+    static mpt__##kind *mpt__##kind##_enter(mpt_##kind h, const char *name) { \
+        return (mpt__##kind *)mpt__object_enter(h.context, KIND, h.slot, h.generation, name); \
+    }
+/* The object of a handle that is not what a call is on; NULL with an error recorded if there is
+   none. */
+#define MPT__HANDLE_AT(kind, KIND) \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind h) { \
+        return (mpt__##kind *)mpt__object_at(context, KIND, h.context, h.slot, h.generation); \
     }
 
 /* ==== Scopes and steps ==== */

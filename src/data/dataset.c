@@ -136,6 +136,7 @@ struct mpt__dataset {
 };
 
 MPT__HANDLES(dataset, MPT__DATASET)
+MPT__HANDLE_AT(dataset, MPT__DATASET)
 
 static void mpt__dataset_release(mpt_context *context, void *object) {
     mpt__dataset *dataset = (mpt__dataset *)object;

@@ -463,6 +463,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
 }
 
 MPT__HANDLES(loader, MPT__LOADER)
+MPT__HANDLE_AT(loader, MPT__LOADER)
 
 MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     MPT__PLAIN_FLOATS;

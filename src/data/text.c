@@ -76,6 +76,7 @@ typedef struct mpt__tokenizer {
 } mpt__tokenizer;
 
 MPT__HANDLES(tokenizer, MPT__TOKENIZER)
+MPT__HANDLE_AT(tokenizer, MPT__TOKENIZER)
 
 static void mpt__tokenizer_free(mpt_context *context, void *object) {
     mpt__tokenizer *tokenizer = (mpt__tokenizer *)object;

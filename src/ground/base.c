@@ -794,28 +794,40 @@ static int mpt__thread_join(void *user, void *thread) {
     return 0;
 }
 
-#define MPT__DEFINE_SYNC(kind, KIND) \
-    static int mpt__##kind##_create(void *user, void **out) { \
-        mpt__sync_object *made = mpt__sync_new(user); \
-        return mpt__sync_made(user, made, made && MPT__##KIND##_INIT(&made->is.kind), out); \
-    } \
-    static void mpt__##kind##_destroy(void *user, void *object) { \
-        MPT__##KIND##_END(&mpt__sync(object)->is.kind); \
-        mpt__sync_free(user, object); \
-    }
-MPT__DEFINE_SYNC(mutex, MUTEX)
-MPT__DEFINE_SYNC(condition, CONDITION)
-#undef MPT__DEFINE_SYNC
+static int mpt__mutex_create(void *user, void **out) {
+    mpt__sync_object *made = mpt__sync_new(user);
+    return mpt__sync_made(user, made, made && MPT__MUTEX_INIT(&made->is.mutex), out);
+}
 
-#define MPT__DEFINE_SYNC(name, NAME, kind) \
-    static void mpt__##name(void *user, void *object) { \
-        (void)user; \
-        MPT__##NAME(&mpt__sync(object)->is.kind); \
-    }
-MPT__DEFINE_SYNC(mutex_lock, MUTEX_LOCK, mutex)
-MPT__DEFINE_SYNC(mutex_unlock, MUTEX_UNLOCK, mutex)
-MPT__DEFINE_SYNC(condition_broadcast, CONDITION_WAKE, condition)
-#undef MPT__DEFINE_SYNC
+static void mpt__mutex_destroy(void *user, void *mutex) {
+    MPT__MUTEX_END(&mpt__sync(mutex)->is.mutex);
+    mpt__sync_free(user, mutex);
+}
+
+static void mpt__mutex_lock(void *user, void *mutex) {
+    (void)user;
+    MPT__MUTEX_LOCK(&mpt__sync(mutex)->is.mutex);
+}
+
+static void mpt__mutex_unlock(void *user, void *mutex) {
+    (void)user;
+    MPT__MUTEX_UNLOCK(&mpt__sync(mutex)->is.mutex);
+}
+
+static int mpt__condition_create(void *user, void **out) {
+    mpt__sync_object *made = mpt__sync_new(user);
+    return mpt__sync_made(user, made, made && MPT__CONDITION_INIT(&made->is.condition), out);
+}
+
+static void mpt__condition_destroy(void *user, void *condition) {
+    MPT__CONDITION_END(&mpt__sync(condition)->is.condition);
+    mpt__sync_free(user, condition);
+}
+
+static void mpt__condition_broadcast(void *user, void *condition) {
+    (void)user;
+    MPT__CONDITION_WAKE(&mpt__sync(condition)->is.condition);
+}
 
 static void mpt__condition_wait(void *user, void *condition, void *mutex) {
     (void)user;

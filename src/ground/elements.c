@@ -14,110 +14,114 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
     return (int64_t)x;
 }
 
+/* What each dtype is stored as, what its elements are read by, and what is stored of what MPT__GET gives. */
+#ifndef MPTRAIN_NO_FP8
+#define MPT__STORED_F8(D) \
+    D(MPT_F8E4M3, uint8_t, mpt__f8e4m3_to_f32, \
+      mpt__f32_to_f8e4m3(MPT__GET(float), MPT__F8_SATFINITE)) \
+    D(MPT_F8E5M2, uint8_t, mpt__f8e5m2_to_f32, \
+      mpt__f32_to_f8e5m2(MPT__GET(float), MPT__F8_SATFINITE))
+#else
+#define MPT__STORED_F8(D)
+#endif
+#define MPT__STORED(D) \
+    D(MPT_F32, float, , MPT__GET(float)) \
+    D(MPT_F16, uint16_t, mpt__f16_to_f32, mpt__f32_to_f16(MPT__GET(float))) \
+    D(MPT_BF16, uint16_t, mpt__bf16_to_f32, mpt__f32_to_bf16(MPT__GET(float))) \
+    MPT__STORED_F8(D) \
+    D(MPT_F64, double, , MPT__GET(double)) \
+    D(MPT_I64, int64_t, , \
+      mpt__truncate_f64(MPT__GET(double), -9223372036854775808.0, 9223372036854775808.0)) \
+    D(MPT_I32, int32_t, , \
+      (int32_t)mpt__truncate_f64(MPT__GET(double), -2147483648.0, 2147483648.0)) \
+    D(MPT_U8, uint8_t, , (uint8_t)mpt__truncate_f64(MPT__GET(double), 0.0, 256.0)) \
+    D(MPT_BOOL, uint8_t, !!, (uint8_t)(MPT__GET(double) != 0))
+
 /* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
 #ifdef __OPTIMIZE_SIZE__
 #define MPT__OWN_LOOP(stride) false
 #else
 #define MPT__OWN_LOOP(stride) ((stride) == 1)
 #endif
-#define MPT__LOAD_CASE(id, storage, expression) \
+#define MPT__LOAD_CASE(id, storage, in, out) \
     case id: { \
         const storage *from = (const storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) { \
-            for (int64_t i = 0; i < n; i++) { \
-                const storage v = from[i]; \
-                to[i] = expression; \
-            } \
-        } else { \
-            for (int64_t i = 0; i < n; i++) { \
-                const storage v = from[i * stride]; \
-                to[i] = expression; \
-            } \
-        } \
+        if (MPT__OWN_LOOP(stride)) \
+            for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i])); \
+        else \
+            for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i * stride])); \
         break; \
     }
-#define MPT__STORE_CASE(id, storage, expression) \
+#define MPT__STORE_CASE(id, storage, in, out) \
     case id: { \
         storage *to = (storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) { \
-            for (int64_t i = 0; i < n; i++) to[i] = expression; \
-        } else { \
-            for (int64_t i = 0; i < n; i++) to[i * stride] = expression; \
-        } \
+        if (MPT__OWN_LOOP(stride)) \
+            for (int64_t i = 0; i < n; i++) to[i] = out; \
+        else \
+            for (int64_t i = 0; i < n; i++) to[i * stride] = out; \
         break; \
     }
-#ifndef MPTRAIN_NO_FP8
-#define MPT__LOAD_F8(type) \
-    MPT__LOAD_CASE(MPT_F8E4M3, uint8_t, (type)mpt__f8e4m3_to_f32(v)) \
-    MPT__LOAD_CASE(MPT_F8E5M2, uint8_t, (type)mpt__f8e5m2_to_f32(v))
-#define MPT__STORE_F8 \
-    MPT__STORE_CASE(MPT_F8E4M3, uint8_t, mpt__f32_to_f8e4m3((float)from[i], MPT__F8_SATFINITE)) \
-    MPT__STORE_CASE(MPT_F8E5M2, uint8_t, mpt__f32_to_f8e5m2((float)from[i], MPT__F8_SATFINITE))
-#else
-#define MPT__LOAD_F8(type)
-#define MPT__STORE_F8
-#endif
+
+/* What elements are outside storage: known where the two functions below are called. */
+typedef enum mpt__form { MPT__AS_REAL, MPT__AS_F64, MPT__AS_I64 } mpt__form;
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
-#define MPT__DEFINE_LOAD(name, type) \
-    static void name(type *to, const void *data, uint8_t dtype, int64_t offset, int64_t stride, \
-                     int64_t n) { \
-        switch (dtype) { \
-            MPT__LOAD_CASE(MPT_F32, float, (type)v) \
-            MPT__LOAD_CASE(MPT_F16, uint16_t, (type)mpt__f16_to_f32(v)) \
-            MPT__LOAD_CASE(MPT_BF16, uint16_t, (type)mpt__bf16_to_f32(v)) \
-            MPT__LOAD_F8(type) \
-            MPT__LOAD_CASE(MPT_F64, double, (type)v) \
-            MPT__LOAD_CASE(MPT_I64, int64_t, (type)v) \
-            MPT__LOAD_CASE(MPT_I32, int32_t, (type)v) \
-            MPT__LOAD_CASE(MPT_U8, uint8_t, (type)v) \
-            MPT__LOAD_CASE(MPT_BOOL, uint8_t, (type)(v != 0)) \
-        default: \
-            break; \
-        } \
-    }
-/* Rounds (floats) or truncates (integers) once and stores. */
-#define MPT__DEFINE_STORE(name, type) \
-    static void name(void *data, uint8_t dtype, int64_t offset, int64_t stride, const type *from, \
-                     int64_t n) { \
-        switch (dtype) { \
-            MPT__STORE_CASE(MPT_F32, float, (float)from[i]) \
-            MPT__STORE_CASE(MPT_F16, uint16_t, mpt__f32_to_f16((float)from[i])) \
-            MPT__STORE_CASE(MPT_BF16, uint16_t, mpt__f32_to_bf16((float)from[i])) \
-            MPT__STORE_F8 \
-            MPT__STORE_CASE(MPT_F64, double, (double)from[i]) \
-            MPT__STORE_CASE( \
-                MPT_I64, int64_t, \
-                mpt__truncate_f64((double)from[i], -9223372036854775808.0, 9223372036854775808.0)) \
-            MPT__STORE_CASE( \
-                MPT_I32, int32_t, \
-                (int32_t)mpt__truncate_f64((double)from[i], -2147483648.0, 2147483648.0)) \
-            MPT__STORE_CASE(MPT_U8, uint8_t, \
-                            (uint8_t)mpt__truncate_f64((double)from[i], 0.0, 256.0)) \
-            MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] == 0 ? 0 : 1)) \
-        default: \
-            break; \
-        } \
-    }
+static MPT__FORCE_INLINE void mpt__load_as(void *to, mpt__form form, const void *data,
+                                           uint8_t dtype, int64_t offset, int64_t stride,
+                                           int64_t n) {
+#define MPT__PUT(value) \
+    (form == MPT__AS_REAL  ? (void)(((mpt__real *)to)[i] = (mpt__real)value) \
+     : form == MPT__AS_F64 ? (void)(((double *)to)[i] = (double)value) \
+                           : (void)(((int64_t *)to)[i] = (int64_t)value))
+    switch (dtype) { MPT__STORED(MPT__LOAD_CASE) }
+#undef MPT__PUT
+}
 
-MPT__DEFINE_LOAD(mpt__load_real, mpt__real)
-MPT__DEFINE_STORE(mpt__store_real, mpt__real)
+/* Rounds (floats) or truncates (integers) once and stores. */
+static MPT__FORCE_INLINE void mpt__store_as(void *data, uint8_t dtype, int64_t offset,
+                                            int64_t stride, const void *from, mpt__form form,
+                                            int64_t n) {
+#define MPT__GET(type) \
+    (form == MPT__AS_REAL ? (type)((const mpt__real *)from)[i] : (type)((const double *)from)[i])
+    switch (dtype) { MPT__STORED(MPT__STORE_CASE) }
+#undef MPT__GET
+}
+
+static void mpt__load_real(mpt__real *to, const void *data, uint8_t dtype, int64_t offset,
+                           int64_t stride, int64_t n) {
+    mpt__load_as(to, MPT__AS_REAL, data, dtype, offset, stride, n);
+}
+
+static void mpt__store_real(void *data, uint8_t dtype, int64_t offset, int64_t stride,
+                            const mpt__real *from, int64_t n) {
+    mpt__store_as(data, dtype, offset, stride, from, MPT__AS_REAL, n);
+}
+
 /* For F64 storage in ordinary builds, and where an answer must not depend on mpt__real. */
-MPT__DEFINE_LOAD(mpt__load_f64, double)
-MPT__DEFINE_STORE(mpt__store_f64, double)
+static void mpt__load_f64(double *to, const void *data, uint8_t dtype, int64_t offset,
+                          int64_t stride, int64_t n) {
+    mpt__load_as(to, MPT__AS_F64, data, dtype, offset, stride, n);
+}
+
+static void mpt__store_f64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
+                           const double *from, int64_t n) {
+    mpt__store_as(data, dtype, offset, stride, from, MPT__AS_F64, n);
+}
+
 /* For integers, exactly. */
-MPT__DEFINE_LOAD(mpt__load_i64, int64_t)
+static void mpt__load_i64(int64_t *to, const void *data, uint8_t dtype, int64_t offset,
+                          int64_t stride, int64_t n) {
+    mpt__load_as(to, MPT__AS_I64, data, dtype, offset, stride, n);
+}
 
 /* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
 static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
-                               const int64_t *from, int64_t n) {
+                           const int64_t *from, int64_t n) {
     switch (dtype) {
-        MPT__STORE_CASE(MPT_I64, int64_t, from[i])
-        MPT__STORE_CASE(MPT_I32, int32_t, (int32_t)(uint32_t)(uint64_t)from[i])
-        MPT__STORE_CASE(MPT_U8, uint8_t, (uint8_t)(uint64_t)from[i])
-        MPT__STORE_CASE(MPT_BOOL, uint8_t, (uint8_t)(from[i] != 0))
-    default:
-        break;
+        MPT__STORE_CASE(MPT_I64, int64_t, , from[i])
+        MPT__STORE_CASE(MPT_I32, int32_t, , (int32_t)(uint32_t)(uint64_t)from[i])
+        MPT__STORE_CASE(MPT_U8, uint8_t, , (uint8_t)(uint64_t)from[i])
+        MPT__STORE_CASE(MPT_BOOL, uint8_t, , (uint8_t)(from[i] != 0))
     }
 }
 

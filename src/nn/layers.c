@@ -143,6 +143,7 @@ struct mpt__module {
 /* ==== Handles ==== */
 
 MPT__HANDLES(module, MPT__MODULE)
+MPT__HANDLE_AT(module, MPT__MODULE)
 
 static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
     return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);

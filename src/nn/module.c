@@ -471,21 +471,28 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
     return mpt__module_handle(context, NULL);
 }
 
-#define MPT__DEFINE_CONTAINER(name, layer) \
-    MPTRAIN_API mpt_module name##_array(mpt_context *context, const mpt_module *modules, \
-                                        int count) { \
-        return mpt__container_new(context, #name, layer, modules, count); \
-    } \
-    MPTRAIN_API mpt_module name(mpt_context *context, ...) { \
-        va_list arguments; \
-        va_start(arguments, context); \
-        mpt_module made = mpt__gathered_new(context, #name, layer, arguments); \
-        va_end(arguments); \
-        return made; \
-    }
-MPT__DEFINE_CONTAINER(mpt_sequential, MPT__LAYER_sequential)
-MPT__DEFINE_CONTAINER(mpt_nn_list, MPT__LAYER_list)
-#undef MPT__DEFINE_CONTAINER
+mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules, int count) {
+    return mpt__container_new(context, "mpt_sequential", MPT__LAYER_sequential, modules, count);
+}
+mpt_module mpt_sequential(mpt_context *context, ...) {
+    va_list arguments;
+    va_start(arguments, context);
+    mpt_module made =
+        mpt__gathered_new(context, "mpt_sequential", MPT__LAYER_sequential, arguments);
+    va_end(arguments);
+    return made;
+}
+
+mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules, int count) {
+    return mpt__container_new(context, "mpt_nn_list", MPT__LAYER_list, modules, count);
+}
+mpt_module mpt_nn_list(mpt_context *context, ...) {
+    va_list arguments;
+    va_start(arguments, context);
+    mpt_module made = mpt__gathered_new(context, "mpt_nn_list", MPT__LAYER_list, arguments);
+    va_end(arguments);
+    return made;
+}
 
 MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
                                          void *user) {

@@ -396,37 +396,56 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
     return MPT_OK;
 }
 
-#define MPT__DEFINE_PAIR(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, \
-                                    mpt_reduction reduction) { \
-        mpt_tensor in[2]; \
-        in[0] = input, in[1] = target; \
-        mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0); \
-        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
-    }
-MPT__DEFINE_PAIR(mse_loss)
-MPT__DEFINE_PAIR(l1_loss)
-MPT__DEFINE_PAIR(soft_margin_loss)
-#undef MPT__DEFINE_PAIR
+static mpt_tensor mpt__apply_plain_pair(const char *name, int op, mpt_tensor input,
+                                        mpt_tensor target, mpt_reduction reduction) {
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
+    return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
+}
 
-/* With a number that must be `good`. With a beta of 0 smooth_l1_loss is l1_loss, not 0 / 0. */
-#define MPT__DEFINE_PAIR_NUMBER(id, number, gradients, good) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor input, mpt_tensor target, double number, \
-                                    mpt_reduction reduction) { \
-        mpt_tensor in[2]; \
-        in[0] = input, in[1] = target; \
-        mpt__attributes attributes = mpt__pair_attributes(2, gradients, number, 0.0); \
-        mpt_context *context = mpt__context_of(in, 2); \
-        if (!mpt__good_number(context, "mpt_" #id, #number, number, good)) \
-            return mpt__null(context); \
-        if (MPT__OP_##id == MPT__OP_smooth_l1_loss && !(number > 0.0)) \
-            attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1; \
-        return mpt__apply_pair("mpt_" #id, MPT__OP_##id, in, 2, &attributes, reduction); \
-    }
-MPT__DEFINE_PAIR_NUMBER(smooth_l1_loss, beta, 2, "0 or more")
-MPT__DEFINE_PAIR_NUMBER(huber_loss, delta, 2, "above 0")
-MPT__DEFINE_PAIR_NUMBER(hinge_embedding_loss, margin, 1, "a number")
-#undef MPT__DEFINE_PAIR_NUMBER
+mpt_tensor mpt_mse_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
+    return mpt__apply_plain_pair("mpt_mse_loss", MPT__OP_mse_loss, input, target, reduction);
+}
+mpt_tensor mpt_l1_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
+    return mpt__apply_plain_pair("mpt_l1_loss", MPT__OP_l1_loss, input, target, reduction);
+}
+mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target, mpt_reduction reduction) {
+    return mpt__apply_plain_pair("mpt_soft_margin_loss", MPT__OP_soft_margin_loss, input, target,
+                                 reduction);
+}
+
+/* With a number, called `what`, that must be `good`. */
+static mpt_tensor mpt__apply_number_pair(const char *name, int op, mpt_tensor input,
+                                         mpt_tensor target, mpt_reduction reduction, double number,
+                                         const char *what, const char *good) {
+    mpt_tensor in[2];
+    in[0] = input, in[1] = target;
+    mpt__attributes attributes =
+        mpt__pair_attributes(2, op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0);
+    mpt_context *context = mpt__context_of(in, 2);
+    if (!mpt__good_number(context, name, what, number, good)) return mpt__null(context);
+    /* With a beta of 0 smooth_l1_loss is l1_loss, not 0 / 0. */
+    if (op == MPT__OP_smooth_l1_loss && !(number > 0.0))
+        attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;
+    return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
+}
+
+mpt_tensor mpt_smooth_l1_loss(mpt_tensor input, mpt_tensor target, double beta,
+                              mpt_reduction reduction) {
+    return mpt__apply_number_pair("mpt_smooth_l1_loss", MPT__OP_smooth_l1_loss, input, target,
+                                  reduction, beta, "beta", "0 or more");
+}
+mpt_tensor mpt_huber_loss(mpt_tensor input, mpt_tensor target, double delta,
+                          mpt_reduction reduction) {
+    return mpt__apply_number_pair("mpt_huber_loss", MPT__OP_huber_loss, input, target, reduction,
+                                  delta, "delta", "above 0");
+}
+mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor target, double margin,
+                                    mpt_reduction reduction) {
+    return mpt__apply_number_pair("mpt_hinge_embedding_loss", MPT__OP_hinge_embedding_loss, input,
+                                  target, reduction, margin, "margin", "a number");
+}
 
 MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
                                                             mpt_tensor weight,

@@ -592,23 +592,33 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     return mpt__spares_end(&spares, mpt_reshape(mpt__spare(&spares, y), shape));
 }
 
-#define MPT__DEFINE_POOL(kind) \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool2d(mpt_tensor x, const mpt_pool_config *config) { \
-        mpt__attributes attributes = mpt__pooling_attributes(config); \
-        return mpt__apply1("mpt_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, &attributes); \
-    } \
-    MPTRAIN_API mpt_tensor mpt_##kind##_pool1d(mpt_tensor x, const mpt_pool_config *config) { \
-        return mpt__apply_pool1d("mpt_" #kind "_pool1d", MPT__OP_##kind##_pool2d, x, config); \
-    } \
-    MPTRAIN_API mpt_tensor mpt_adaptive_##kind##_pool2d(mpt_tensor x, int64_t height, \
-                                                        int64_t width) { \
-        mpt__attributes attributes = mpt__adaptive_attributes(height, width); \
-        return mpt__apply1("mpt_adaptive_" #kind "_pool2d", MPT__OP_##kind##_pool2d, &x, 1, \
-                           &attributes); \
-    }
-MPT__DEFINE_POOL(max)
-MPT__DEFINE_POOL(avg)
-#undef MPT__DEFINE_POOL
+static mpt_tensor mpt__apply_pool(const char *name, int op, mpt_tensor x,
+                                  mpt__attributes attributes) {
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+mpt_tensor mpt_max_pool2d(mpt_tensor x, const mpt_pool_config *config) {
+    return mpt__apply_pool("mpt_max_pool2d", MPT__OP_max_pool2d, x,
+                           mpt__pooling_attributes(config));
+}
+mpt_tensor mpt_avg_pool2d(mpt_tensor x, const mpt_pool_config *config) {
+    return mpt__apply_pool("mpt_avg_pool2d", MPT__OP_avg_pool2d, x,
+                           mpt__pooling_attributes(config));
+}
+mpt_tensor mpt_max_pool1d(mpt_tensor x, const mpt_pool_config *config) {
+    return mpt__apply_pool1d("mpt_max_pool1d", MPT__OP_max_pool2d, x, config);
+}
+mpt_tensor mpt_avg_pool1d(mpt_tensor x, const mpt_pool_config *config) {
+    return mpt__apply_pool1d("mpt_avg_pool1d", MPT__OP_avg_pool2d, x, config);
+}
+mpt_tensor mpt_adaptive_max_pool2d(mpt_tensor x, int64_t height, int64_t width) {
+    return mpt__apply_pool("mpt_adaptive_max_pool2d", MPT__OP_max_pool2d, x,
+                           mpt__adaptive_attributes(height, width));
+}
+mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width) {
+    return mpt__apply_pool("mpt_adaptive_avg_pool2d", MPT__OP_avg_pool2d, x,
+                           mpt__adaptive_attributes(height, width));
+}
 
 MPT__END_LEVEL
 

@@ -146,6 +146,7 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
 /* ==== Handles ==== */
 
 MPT__HANDLES(optimizer, MPT__OPTIMIZER)
+MPT__HANDLE_AT(optimizer, MPT__OPTIMIZER)
 
 static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
     return &context->blocks[state->block];

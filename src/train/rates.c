@@ -179,6 +179,7 @@ typedef struct mpt__schedule {
 } mpt__schedule;
 
 MPT__HANDLES(schedule, MPT__SCHEDULE)
+MPT__HANDLE_AT(schedule, MPT__SCHEDULE)
 
 /* Whether the device has its rates in a table. */
 static bool mpt__schedule_tabled(const mpt__schedule *schedule) {
