@@ -81,7 +81,7 @@ static bool mpt__backend_create(mpt_context *context) {
             if (status == MPT_OK)
                 context->config.device = MPT_DEVICE_CUDA;
             else
-                mpt__error(context, status, "%s", backend->error);
+                mpt__backend_error(context, status);
             return status == MPT_OK;
         }
         static int32_t said; /* once per program, to the first log that hears it */
@@ -90,8 +90,8 @@ static bool mpt__backend_create(mpt_context *context) {
     }
 #endif
     if (device == MPT_DEVICE_CUDA) {
-        mpt__error(context, MPT_ERROR_DEVICE,
-                   "no CUDA device: %s; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU", why);
+        mpt__error(context, DEVICE, "no CUDA device: %s; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU",
+                   why);
         return false;
     }
     context->config.device = MPT_DEVICE_CPU;

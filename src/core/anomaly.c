@@ -132,7 +132,7 @@ static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launc
         if (!execution.workspace) return false;
     }
     mpt_status status = mpt__launch_plainly(backend, &execution, launch);
-    return status == MPT_OK || mpt__reject(context, status, "%s", backend->error);
+    return status == MPT_OK || (mpt__backend_error(context, status), false);
 }
 
 /* How the launches up to the last finding use each storage. */
@@ -324,8 +324,7 @@ static void mpt__anomaly_free(mpt_context *context) {
 MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_anomaly_mode")) return mpt__status_of(context);
     if (context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "step %lld is open; switch anomaly mode between steps",
+        return mpt__error(context, STATE, "step %lld is open; switch anomaly mode between steps",
                           context->now.step);
     if (!on) mpt__anomaly_free(context);
     if (on && !context->anomaly)

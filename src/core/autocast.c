@@ -14,10 +14,10 @@ MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype)
     if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(
-            context, MPT_ERROR_DTYPE,
+            context, DTYPE,
             "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %D", dtype);
     if (context->autocast_depth == MPT__MAX_REGIONS)
-        return mpt__error(context, MPT_ERROR_STATE, "%d autocast regions are open; end some",
+        return mpt__error(context, STATE, "%d autocast regions are open; end some",
                           (int)MPT__MAX_REGIONS);
     context->autocast[++context->autocast_depth] = (uint8_t)dtype;
     return MPT_OK;
@@ -66,8 +66,8 @@ static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
                        mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
     mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
     mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
-    return mpt__error(frame->context, MPT_ERROR_DTYPE, "%s, %s; %smpt_cast one of them", first,
-                      second, casts ? "open mpt_autocast_begin around the call or " : "");
+    return mpt__error(frame->context, DTYPE, "%s, %s; %smpt_cast one of them", first, second,
+                      casts ? "open mpt_autocast_begin around the call or " : "");
 }
 
 /* An error where no arithmetic runs in the dtype of an input. */
@@ -75,7 +75,7 @@ static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
     char text[160];
     if (mpt__dtype_computes((mpt_dtype)frame->in[i]->dtype)) return MPT_OK;
     mpt__describe_input(frame->context, frame->in[i], i + 1, text, sizeof text);
-    return mpt__error(frame->context, MPT_ERROR_DTYPE,
+    return mpt__error(frame->context, DTYPE,
                       "%s, which this op does not compute in; mpt_cast it to f32", text);
 }
 

@@ -199,7 +199,7 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
                      !context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
     return mpt__reject(
-        frame->context, MPT_ERROR_STATE,
+        frame->context, STATE,
         "a tensor made in inference mode cannot take part in backward; make it outside, "
         "or mpt_clone it");
 }
@@ -472,7 +472,7 @@ static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
 static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
     if (record->done)
         return mpt__error(
-            context, MPT_ERROR_STATE,
+            context, STATE,
             "backward through %s for the second time, but its saved tensors are gone; pass "
             "retain = true to the first mpt_backward_from",
             context->ops[record->op].name);
@@ -480,7 +480,7 @@ static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *reco
         const mpt__tensor *saved = record->saved[i];
         if (saved && context->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
-                context, MPT_ERROR_STATE,
+                context, STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write, "
                 "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
                 context->ops[record->op].name);
@@ -601,10 +601,10 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
         seed = mpt__at(context, gradient, "gradient");
         if (!seed) return context->base.status;
         if (!mpt__same_shape(seed, tensor))
-            return mpt__error(context, MPT_ERROR_SHAPE, "gradient has shape %S, the tensor %S",
-                              &seed->shape, &tensor->shape);
+            return mpt__error(context, SHAPE, "gradient has shape %S, the tensor %S", &seed->shape,
+                              &tensor->shape);
     } else if (mpt__tensor_numel(tensor) != 1) {
-        return mpt__error(context, MPT_ERROR_SHAPE,
+        return mpt__error(context, SHAPE,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
                           &tensor->shape);
@@ -628,12 +628,12 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))
         return mpt__error(
-            context, MPT_ERROR_STATE,
+            context, STATE,
             "backward from a tensor without history: nothing it was computed from requires "
             "a gradient (gradients have none), or it was made under mpt_no_grad_begin or "
             "mpt_inference_begin");
     if (context->in_backward)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
     mpt__tell(context, MPT__LOSS_KNOWN, root);
@@ -671,13 +671,13 @@ MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     if (!leaf) return mpt__status_of(context);
     if (leaf->record)
         return mpt__error(
-            context, MPT_ERROR_STATE,
+            context, STATE,
             "only leaves collect gradients, this was computed from others; mpt_detach it");
     if (on && !mpt__dtype_info[leaf->dtype].is_float)
-        return mpt__error(context, MPT_ERROR_DTYPE, "a tensor of dtype %D cannot have a gradient",
+        return mpt__error(context, DTYPE, "a tensor of dtype %D cannot have a gradient",
                           leaf->dtype);
     if (on && (leaf->flags & MPT__INFERENCE))
-        return mpt__error(context, MPT_ERROR_STATE, "made in inference mode; mpt_clone it outside");
+        return mpt__error(context, STATE, "made in inference mode; mpt_clone it outside");
     if (on) {
         leaf->flags |= MPT__REQUIRES_GRAD | MPT__LEAF;
     } else {
@@ -702,7 +702,7 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     if (!leaf) return mpt__null(context);
     if (!mpt__leaf_has_grad(context, leaf))
         return mpt__refuse(
-            context, MPT_ERROR_STATE,
+            context, STATE,
             "the tensor has no gradient: none came since zero_grad, or it is no leaf; "
             "mpt_has_grad tells");
     if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
@@ -727,7 +727,7 @@ MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
 static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, int change) {
     if (!mpt__enter(context, name)) return mpt__status_of(context);
     if (*depth + change < 0)
-        return mpt__error(context, MPT_ERROR_STATE, "there is no open region that this could end");
+        return mpt__error(context, STATE, "there is no open region that this could end");
     *depth += change;
     return MPT_OK;
 }

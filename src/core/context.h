@@ -404,16 +404,23 @@ struct mpt_context {
 
 /* ==== Errors, and what waits ==== */
 
-#define mpt__error(context, ...) mpt__fail(&(context)->base, __VA_ARGS__)
-/* The same, for what returns a bool: false; for what returns a tensor: the error null. */
-#define mpt__reject(context, ...) ((void)mpt__error(context, __VA_ARGS__), false)
-#define mpt__refuse(context, ...) ((void)mpt__error(context, __VA_ARGS__), mpt__null(context))
+#define mpt__error_of(context, status, ...) mpt__fail(&(context)->base, status, __VA_ARGS__)
+#define mpt__backend_error(context, status) \
+    mpt__error_of(context, status, "%s", (context)->backend.error)
+/* The same for a status that is named without its MPT_ERROR_. */
+#define mpt__error(context, STATUS, ...) mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__)
+/* For what returns a bool: false; for what returns a tensor: the error null. */
+#define mpt__reject(context, STATUS, ...) \
+    ((void)mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__), false)
+#define mpt__refuse(context, STATUS, ...) \
+    ((void)mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__), mpt__null(context))
 /* For what is wrong before an op is applied: they begin the public call that is refused. misused
    gives the error null. */
-#define mpt__misuse(context, call, ...) \
-    (mpt__enter(context, call) ? (void)mpt__error(context, __VA_ARGS__) : (void)0)
-#define mpt__misused(context, call, ...) \
-    (mpt__misuse(context, call, __VA_ARGS__), mpt__null(context))
+#define mpt__misuse(context, call, STATUS, ...) \
+    ((void)(mpt__enter(context, call) && mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__)))
+#define mpt__misused(context, call, STATUS, ...) \
+    ((void)(mpt__enter(context, call) && mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__)), \
+     mpt__null(context))
 #define mpt__ok(context) ((context)->base.status == MPT_OK)
 /* The status of an op's call. */
 #define mpt__outcome(frame) ((frame)->context->base.status)

@@ -19,7 +19,7 @@ static mpt_status mpt__listen(mpt_context *context, mpt__event event, mpt__hear 
         else if (!listener->hear) place = listener;
     }
     if (!place)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "%d features listen already (printers, tracers, recordings, anomaly "
                           "mode); end one",
                           (int)MPT__MAX_LISTENERS);

@@ -186,7 +186,7 @@ static void mpt__scalars_ask(mpt_context *context) {
         backend->self, place, context->scalars + (1 + place) * MPT__SLOT_COUNT,
         mpt__device_scalars(context), MPT__SLOT_COUNT * sizeof(mpt__scalar));
     context->landing[place] = status == MPT_OK ? ++context->snapshots : 0;
-    if (status != MPT_OK) mpt__error(context, status, "%s", backend->error);
+    if (status != MPT_OK) mpt__backend_error(context, status);
 }
 
 #else
@@ -208,7 +208,7 @@ static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
     int room = (int)(sizeof context->metrics / sizeof context->metrics[0]);
     mpt__metric *metric = &context->metrics[context->metric_count];
     if (context->metric_count == room || strlen(name) >= sizeof metric->name) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
+        mpt__error(context, ARGUMENT,
                    "metric \"%s\": at most %d metrics, names of at most %d "
                    "characters",
                    name, room, (int)sizeof metric->name - 1);
@@ -227,12 +227,12 @@ static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
 
 MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value) {
     if (!mpt__enter(context, "mpt_metric_push")) return mpt__status_of(context);
-    if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
+    if (!name) return mpt__error(context, ARGUMENT, "name is NULL");
     const mpt__tensor *found = mpt__at(context, value, "value");
     if (!found) return context->base.status;
     if (mpt__tensor_numel(found) != 1 || !mpt__dtype_info[found->dtype].is_float)
-        return mpt__error(context, MPT_ERROR_SHAPE, "expected one float element, got %D %S",
-                          found->dtype, &found->shape);
+        return mpt__error(context, SHAPE, "expected one float element, got %D %S", found->dtype,
+                          &found->shape);
     mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) metric = mpt__metric_make(context, name);
     if (!metric) return context->base.status;
@@ -261,7 +261,7 @@ MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool 
 
 MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) {
     if (!mpt__enter(context, "mpt_metric_reset")) return mpt__status_of(context);
-    if (!name) return mpt__error(context, MPT_ERROR_ARGUMENT, "name is NULL");
+    if (!name) return mpt__error(context, ARGUMENT, "name is NULL");
     const mpt__metric *metric = mpt__metric_find(context, name);
     if (!metric) return MPT_OK;
     mpt__scalar_set_f(context, metric->sum_slot, 0.0);
@@ -337,13 +337,13 @@ MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t c
 MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
     if (!mpt__enter(context, "mpt_benchmark_read")) return mpt__status_of(context);
     mpt__backend *backend = &context->backend;
-    if (!text) return mpt__error(context, MPT_ERROR_ARGUMENT, "text is NULL");
+    if (!text) return mpt__error(context, ARGUMENT, "text is NULL");
     if (!backend->benchmark_read) return MPT_OK;
     mpt_status status = backend->benchmark_read(backend->self, text);
     if (status == MPT_ERROR_UNSUPPORTED)
         mpt__log(&context->base, MPT_LOG_INFO, "mpt_benchmark_read: %s", backend->error);
     else if (status != MPT_OK)
-        return mpt__error(context, status, "%s", backend->error);
+        return mpt__backend_error(context, status);
     return MPT_OK;
 }
 

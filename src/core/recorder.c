@@ -104,7 +104,7 @@ static void mpt__recorder_free(mpt_context *context, void *object) {
 static bool mpt__recorder_idle(mpt_context *context) {
     mpt__tell(context, MPT__RECORDING_ASKED, NULL);
     if (context->recorder)
-        mpt__error(context, MPT_ERROR_STATE, "a recording is under way; mpt_record_end ends it");
+        mpt__error(context, STATE, "a recording is under way; mpt_record_end ends it");
     return !context->recorder;
 }
 
@@ -155,8 +155,7 @@ MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
     mpt__tell(context, MPT__RECORDING_ASKED, NULL);
     mpt__recording *recorder = mpt__recorder_stop(context);
     if (!recorder)
-        mpt__error(context, MPT_ERROR_STATE,
-                   "no recording is under way; mpt_record_begin starts one");
+        mpt__error(context, STATE, "no recording is under way; mpt_record_begin starts one");
     for (int64_t i = 0; recorder && i < recorder->count; i++)
         mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
     if (!recorder || !recorder->failed) return mpt__recording_handle(context, recorder);
@@ -216,7 +215,7 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
         return mpt__status_of(context);
     for (int64_t i = 0; i < recorder->held.count; i++)
         if (context->storages[recorder->held.id[i]].live == 2)
-            return mpt__error(context, MPT_ERROR_STATE,
+            return mpt__error(context, STATE,
                               "mpt_half has moved parameters since the recording; record anew");
     bool ready = mpt__replay_memory(context, recorder, true);
     context->device_step = -1; /* the launches may set it */

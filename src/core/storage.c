@@ -12,7 +12,7 @@
 static MPT__COLD bool mpt__not_forked(mpt_context *context) {
     if (context->base.process == mpt__process_id()) return true;
     return mpt__reject(
-        context, MPT_ERROR_THREAD,
+        context, THREAD,
         "this context was made before fork; make a new one in the child with mpt_create");
 }
 
@@ -40,7 +40,7 @@ static bool mpt__enter_checked(mpt_context *context, const char *op) {
 /* Whether no step stands between two of its launches, else an error. */
 static bool mpt__no_slice(mpt_context *context) {
     if (!context->sliced) return true;
-    return mpt__reject(context, MPT_ERROR_STATE,
+    return mpt__reject(context, STATE,
                        "a step is under way in slices; call mpt_step_slice until it is done");
 }
 
@@ -138,7 +138,7 @@ static MPT__COLD void mpt__device_refused(mpt_context *context, int64_t bytes,
         mpt_device_info device;
         mpt_status status = backend->synchronize(backend->self);
         if (status != MPT_OK) {
-            mpt__error(context, status, "%s", backend->error);
+            mpt__backend_error(context, status);
             return;
         }
         memset(&device, 0, sizeof device);
@@ -403,22 +403,24 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
     int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
     char position[48] = "";
     if (status == MPT_ERROR_NUMERIC)
-        return mpt__error(context, status,
-                          "element %lld of the input is not in [0, 1] (launch %lld); "
-                          "mpt_binary_cross_entropy_with_logits takes logits",
-                          index, launch);
+        return mpt__error_of(context, status,
+                             "element %lld of the input is not in [0, 1] (launch %lld); "
+                             "mpt_binary_cross_entropy_with_logits takes logits",
+                             index, launch);
     if (index < 0)
-        return mpt__error(context, status,
-                          "element %lld of the indices is not in the range of the dimension that "
-                          "it selects from (launch %lld)",
-                          -1 - index, launch);
+        return mpt__error_of(
+            context, status,
+            "element %lld of the indices is not in the range of the dimension that "
+            "it selects from (launch %lld)",
+            -1 - index, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
         mpt__format_text(position, sizeof position, ", position %lld",
                          scalars[MPT__SLOT_ERROR_POSITION].i);
-    return mpt__error(context, status,
-                      "target of sample %lld%s is not a class number of the input's [N, C] (launch "
-                      "%lld); check the labels, or name them with ignore_index",
-                      index, position, launch);
+    return mpt__error_of(
+        context, status,
+        "target of sample %lld%s is not a class number of the input's [N, C] (launch "
+        "%lld); check the labels, or name them with ignore_index",
+        index, position, launch);
 }
 
 static mpt_status mpt__check_device(mpt_context *context) {
@@ -442,7 +444,7 @@ static MPT__COLD mpt_status mpt__check_operands(mpt_context *context, const mpt_
         int64_t width = mpt__dtype_info[operand->dtype].bytes;
         bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
         if (storage->live && inside) continue;
-        return mpt__error(context, MPT_ERROR_DEVICE,
+        return mpt__error(context, DEVICE,
                           "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
                           "of %lld bytes; this is a defect of mptrain",
                           launch->number, (int)launch->kernel, i, last, storage->bytes);
@@ -524,7 +526,7 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *l
     mpt_status status = backend->synchronous
                             ? backend->launch(backend->self, &execution, launch)
                             : mpt__launch_plainly(backend, &execution, launch);
-    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    if (status != MPT_OK) return mpt__backend_error(context, status);
     mpt__tell(context, MPT__LAUNCHED, launch);
     const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
@@ -651,7 +653,7 @@ static void mpt__wait(mpt_context *context) {
         backend->download(backend->self, context->scalars, mpt__device_scalars(context),
                           MPT__SLOT_COUNT * sizeof(mpt__scalar));
     if (status != MPT_OK) {
-        mpt__error(context, status, "%s", backend->error);
+        mpt__backend_error(context, status);
         return;
     }
     context->landing[0] = context->landing[1] = 0; /* what is newer is there */
@@ -666,7 +668,7 @@ static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t by
     mpt__backend *backend = &context->backend;
     mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
                                         source, (size_t)bytes);
-    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    if (status != MPT_OK) return mpt__backend_error(context, status);
     context->host_writes++;
     context->storages[storage].version++;
     return MPT_OK;
@@ -677,13 +679,13 @@ static mpt_status mpt__download(mpt_context *context, void *destination, uint32_
     if (bytes == 0) return MPT_OK;
     mpt__wait_no_more(context);
     if (context->capturing)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "a captured step cannot wait for values; call mpt_metric_push in it, and "
                           "mpt_metric_mean or mpt_item after it");
     mpt__backend *backend = &context->backend;
     mpt_status status = backend->download(
         backend->self, destination, (char *)context->data[storage] + byte_offset, (size_t)bytes);
-    if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+    if (status != MPT_OK) return mpt__backend_error(context, status);
     mpt__wait(context);
     return mpt__check_device(context);
 }

@@ -227,17 +227,17 @@ static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *v
 static MPT__FORCE_INLINE int64_t mpt__checked_strides(mpt_context *context, mpt_dtype dtype,
                                                       const mpt_shape *shape, int64_t *stride) {
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
+        mpt__error(context, ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
         return -1;
     }
     if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
-        mpt__error(context, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank, MPT_MAX_RANK);
+        mpt__error(context, SHAPE, "rank %d is not in 0..%d", shape->rank, MPT_MAX_RANK);
         return -1;
     }
     int64_t numel = mpt__shape_strides(shape, stride);
     if (numel < 0 || numel > INT64_MAX / 16) {
-        mpt__error(context, MPT_ERROR_SHAPE,
-                   "shape %S has a negative dimension or more than 2^59 elements", shape);
+        mpt__error(context, SHAPE, "shape %S has a negative dimension or more than 2^59 elements",
+                   shape);
         return -1;
     }
     return numel * (int64_t)mpt__dtype_info[dtype].bytes;
@@ -281,11 +281,11 @@ static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
 /* Why a handle is not good, for the message. */
 static MPT__COLD void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argument) {
     if (handle.slot == 0) {
-        mpt__error(context, MPT_ERROR_HANDLE, "%s is a null handle", argument);
+        mpt__error(context, HANDLE, "%s is a null handle", argument);
         return;
     }
     if (handle.context != context) {
-        mpt__error(context, MPT_ERROR_HANDLE,
+        mpt__error(context, HANDLE,
                    "%s belongs to another context; mpt_read it there and mpt_from it here",
                    argument);
         return;
@@ -297,13 +297,13 @@ static MPT__COLD void mpt__stale(mpt_context *context, mpt_tensor handle, const 
         if (tensor->generation == handle.generation + 1) made = tensor->born_before;
     }
     if (made >= 0) {
-        mpt__error(context, MPT_ERROR_HANDLE,
+        mpt__error(context, HANDLE,
                    "%s: tensor made in step %lld used in step %lld; it ended with its step, scope, "
                    "mpt_release or backward: mpt_keep makes a handle that stays",
                    argument, made, context->now.step);
         return;
     }
-    mpt__error(context, MPT_ERROR_HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep",
+    mpt__error(context, HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep",
                argument);
 }
 
@@ -369,8 +369,8 @@ static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
 static int mpt__dimension(mpt_context *context, int dim, int rank) {
     int counted = dim < 0 ? dim + rank : dim;
     if (counted >= 0 && counted < rank) return counted;
-    mpt__error(context, MPT_ERROR_ARGUMENT, "dimension %d is out of range for a tensor of rank %d",
-               dim, rank);
+    mpt__error(context, ARGUMENT, "dimension %d is out of range for a tensor of rank %d", dim,
+               rank);
     return -1;
 }
 
@@ -384,7 +384,7 @@ static uint16_t mpt__scalar_take(mpt_context *context) {
             return (uint16_t)i;
         }
     }
-    mpt__error(context, MPT_ERROR_MEMORY,
+    mpt__error(context, MEMORY,
                "all %d device scalars are in use; destroy optimizers or "
                "scalers that are no longer needed",
                (int)MPT__SLOT_COUNT);
@@ -472,7 +472,7 @@ static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint3
 
 static MPT__COLD void *mpt__object_missing(mpt_context *context, mpt__object_kind kind,
                                            const mpt_context *owner, uint32_t slot) {
-    mpt__error(context, MPT_ERROR_HANDLE, "the %s %s", mpt__object_names[kind],
+    mpt__error(context, HANDLE, "the %s %s", mpt__object_names[kind],
                owner && owner != context ? "belongs to another context"
                : slot == 0               ? "is a null handle"
                                          : "was destroyed or never made");
@@ -563,8 +563,7 @@ static void mpt__scope_drop(mpt_context *context, int64_t start) {
 
 static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *context) {
     if (context->scope_depth == MPT__MAX_REGIONS)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "%d scopes are open; close some with mpt_scope_end",
+        return mpt__error(context, STATE, "%d scopes are open; close some with mpt_scope_end",
                           (int)MPT__MAX_REGIONS);
     context->scope_start[context->scope_depth++] = context->scoped_count;
     return MPT_OK;

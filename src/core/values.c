@@ -17,10 +17,9 @@ MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
    scope at all. */
 static mpt_status mpt__scope_close(mpt_context *context, int64_t kept) {
     if (context->scope_depth == 0)
-        return mpt__error(context, MPT_ERROR_STATE, "no scope is open; mpt_scope_begin opens one");
+        return mpt__error(context, STATE, "no scope is open; mpt_scope_begin opens one");
     if (context->step_depth == context->scope_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the innermost scope is the step; mpt_step_end ends it");
+        return mpt__error(context, STATE, "the innermost scope is the step; mpt_step_end ends it");
     mpt__scope_drop(context, context->scope_start[--context->scope_depth] + kept);
     if (context->scope_depth == 0) context->scoped_count = 0;
     return MPT_OK;
@@ -35,7 +34,7 @@ MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *
                                         int count) {
     if (!mpt__enter(context, "mpt_scope_return")) return mpt__status_of(context);
     if (count < 0 || (count > 0 && !results))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "%d results: expected 0 or more, and the handles of them", count);
     int64_t kept = context->scope_depth ? context->scope_start[context->scope_depth - 1] : 0;
     const int64_t start = kept;
@@ -57,8 +56,8 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
         return mpt__status_of(context);
     if (context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "step %lld is still open; end it with mpt_step_end", context->now.step);
+        return mpt__error(context, STATE, "step %lld is still open; end it with mpt_step_end",
+                          context->now.step);
     mpt_status status = mpt__scope_open(context);
     if (status != MPT_OK) return status;
     context->step_depth = context->scope_depth;
@@ -72,9 +71,9 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
 MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
     if (!context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE, "no step is open; mpt_step_begin opens one");
+        return mpt__error(context, STATE, "no step is open; mpt_step_begin opens one");
     if (context->scope_depth > context->step_depth)
-        return mpt__error(context, MPT_ERROR_STATE, "%d scopes inside the step are still open",
+        return mpt__error(context, STATE, "%d scopes inside the step are still open",
                           context->scope_depth - context->step_depth);
     mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
     mpt__tell(context, MPT__STEP_SETTLES, NULL);
@@ -113,7 +112,7 @@ static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype 
                               const mpt_shape *shape, mpt__function function) {
     if (!mpt__enter(context, call)) return mpt__null(context);
     if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
-        return mpt__refuse(context, MPT_ERROR_DTYPE, "dtype %D: expected a float dtype", dtype);
+        return mpt__refuse(context, DTYPE, "dtype %D: expected a float dtype", dtype);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RANDOM);
@@ -144,7 +143,7 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     if (bytes < 0) return mpt__null(context);
     if (!data && bytes > 0)
         return mpt__refuse(
-            context, MPT_ERROR_ARGUMENT,
+            context, ARGUMENT,
             "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data", bytes);
     mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
     if (!tensor) return mpt__null(context);
@@ -157,12 +156,12 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
     int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
     if (bytes < 0) return mpt__null(context);
     if (!context->backend.synchronous)
-        return mpt__refuse(context, MPT_ERROR_UNSUPPORTED,
+        return mpt__refuse(context, UNSUPPORTED,
                            "only CPU contexts can borrow memory; use mpt_from");
     int64_t width = mpt__dtype_info[dtype].bytes;
     if ((!data && bytes > 0) || ((uintptr_t)data % (uintptr_t)width) != 0)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "data must be %lld bytes aligned to %lld",
-                           bytes, width);
+        return mpt__refuse(context, ARGUMENT, "data must be %lld bytes aligned to %lld", bytes,
+                           width);
     uint32_t storage = mpt__storage_wrap(context, data, bytes);
     if (!storage) return mpt__null(context);
     mpt__tensor view = mpt__view_on(storage, dtype, &shape, 0);
@@ -211,10 +210,10 @@ MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, cons
         fits = shape.dim[i] == -1 || shape.dim[i] == found->shape.dim[i];
     if (fits) return MPT_OK;
     if (shape.rank < 0 || shape.rank > MPT_MAX_RANK)
-        return mpt__error(context, MPT_ERROR_SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
+        return mpt__error(context, SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
                           MPT_MAX_RANK);
-    return mpt__error(context, MPT_ERROR_SHAPE, "%s has shape %S, expected %S (-1 fits any size)",
-                      name, &found->shape, &shape);
+    return mpt__error(context, SHAPE, "%s has shape %S, expected %S (-1 fits any size)", name,
+                      &found->shape, &shape);
 }
 
 /* ==== Lifetime of single tensors ==== */
@@ -237,7 +236,7 @@ MPTRAIN_API void mpt_release(mpt_tensor tensor) {
     }
     if (found->parameter || (found->flags & MPT__GRADIENT)) {
         if (mpt__enter(context, "mpt_release"))
-            mpt__error(context, MPT_ERROR_STATE, "%s",
+            mpt__error(context, STATE, "%s",
                        found->parameter
                            ? "parameters live as long as their module; see mpt_module_destroy"
                            : "a gradient lives as long as its leaf; mpt_clear_grad ends it");
@@ -268,8 +267,8 @@ static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, 
 static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
                             const char *unit, const char *verb) {
     if ((room || need == 0) && (uint64_t)need == got) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "the tensor has %lld %s, got %s%llu", need,
-                       unit, verb, (unsigned long long)(room ? got : 0));
+    return mpt__reject(context, ARGUMENT, "the tensor has %lld %s, got %s%llu", need, unit, verb,
+                       (unsigned long long)(room ? got : 0));
 }
 
 static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
@@ -300,8 +299,7 @@ MPTRAIN_API double mpt_item(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
-        mpt__error(context, MPT_ERROR_SHAPE, "expected one element, the tensor has shape %S",
-                   &found->shape);
+        mpt__error(context, SHAPE, "expected one element, the tensor has shape %S", &found->shape);
         return MPT__NAN_F64;
     }
     double value = 0.0;
@@ -333,7 +331,7 @@ static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, cons
 static bool mpt__is_expanded(mpt_context *context, const mpt__tensor *tensor) {
     for (int i = 0; i < tensor->shape.rank; i++) {
         if (tensor->stride[i] != 0 || tensor->shape.dim[i] <= 1) continue;
-        mpt__error(context, MPT_ERROR_STATE,
+        mpt__error(context, STATE,
                    "an expanded tensor shows one element in many places; mpt_clone it first");
         return true;
     }
@@ -357,8 +355,7 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
     const mpt__tensor *tb = ta ? mpt__at(context, b, "argument 2") : NULL;
     if (!tb) return false;
     if (!mpt__same_shape(ta, tb))
-        return mpt__reject(context, MPT_ERROR_SHAPE, "shapes %S and %S differ", &ta->shape,
-                           &tb->shape);
+        return mpt__reject(context, SHAPE, "shapes %S and %S differ", &ta->shape, &tb->shape);
     int64_t numel = mpt__tensor_numel(ta);
     size_t bytes = (size_t)numel * sizeof(double);
     if (numel == 0) return true;
@@ -443,9 +440,8 @@ MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config,
     printing.tensor = mpt__enter_at(tensor, "mpt_format", "tensor");
     if (!printing.tensor) return 0;
     if (printing.config.digits < 1 || printing.config.digits > 17 || printing.config.edge < 1) {
-        mpt__error(tensor.context, MPT_ERROR_ARGUMENT,
-                   "digits %d, edge %d: expected 1..17 and 1 or more", printing.config.digits,
-                   printing.config.edge);
+        mpt__error(tensor.context, ARGUMENT, "digits %d, edge %d: expected 1..17 and 1 or more",
+                   printing.config.digits, printing.config.edge);
         return 0;
     }
     mpt__print_dimension(&printing, 0, printing.tensor->offset);

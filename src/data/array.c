@@ -27,8 +27,8 @@ typedef struct mpt__npy {
 } mpt__npy;
 
 static bool mpt__npy_fault(const mpt__npy *npy, const char *fault) {
-    return mpt__reject(npy->context, MPT_ERROR_FORMAT, "%s%s%s: %s", npy->path,
-                       npy->name ? ", " : "", npy->name ? npy->name : "", fault);
+    return mpt__reject(npy->context, FORMAT, "%s%s%s: %s", npy->path, npy->name ? ", " : "",
+                       npy->name ? npy->name : "", fault);
 }
 
 /* The header's text, a Python dictionary, while it is read. */
@@ -125,7 +125,7 @@ static bool mpt__npy_header(mpt__npy *npy) {
     const int64_t numel = mpt__shape_numel(&npy->shape);
     if (numel < 1) return mpt__npy_fault(npy, numel < 0 ? mpt__npy_large : "it holds nothing");
     if (left % (size_t)npy->width != 0 || (uint64_t)numel != left / (size_t)npy->width)
-        return mpt__reject(npy->context, MPT_ERROR_FORMAT,
+        return mpt__reject(npy->context, FORMAT,
                            "%s%s%s: %lld elements of %d bytes by its header, %lld bytes follow it",
                            npy->path, npy->name ? ", " : "", npy->name ? npy->name : "", numel,
                            npy->width, (int64_t)left);
@@ -208,12 +208,12 @@ static bool mpt__npz_open(mpt__npz *file, mpt_context *context, const char *path
     memset(file, 0, sizeof *file);
     file->context = context;
     file->path = path;
-    if (!path) return mpt__reject(context, MPT_ERROR_ARGUMENT, "path is NULL");
+    if (!path) return mpt__reject(context, ARGUMENT, "path is NULL");
     if (!mpt__reader_open(&reader, context, path)) return false;
     file->size = (size_t)reader.size;
     file->bytes = mpt__reader_rest(&reader, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&reader);
-    return file->bytes || mpt__reject(context, MPT_ERROR_FORMAT, "%s: the file is empty", path);
+    return file->bytes || mpt__reject(context, FORMAT, "%s: the file is empty", path);
 }
 
 /* The entry "name.npy" in the directory at the end of a zip file; false with an error recorded. */
@@ -323,7 +323,7 @@ static bool mpt__npy_part(mpt__npz *file, const char *name, int part, int64_t co
     mpt__npy npy;
     if (!mpt__npy_open(file, name, &npy)) return false;
     if (npy.shape.rank < 1 || (part && npy.shape.dim[0] != count))
-        return mpt__reject(file->context, MPT_ERROR_FORMAT,
+        return mpt__reject(file->context, FORMAT,
                            "%s%s%s: its shape is %S; the first dimension counts samples%s",
                            file->path, name ? ", " : "", name ? name : "", &npy.shape,
                            part ? ", as many as inputs" : "");
@@ -385,7 +385,7 @@ MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const ch
     if (!mpt__enter(context, "mpt_npz") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (inputs) return mpt__npy_dataset(context, paths, names);
-    mpt__error(context, MPT_ERROR_ARGUMENT, "inputs is NULL; it names an array in the .npz");
+    mpt__error(context, ARGUMENT, "inputs is NULL; it names an array in the .npz");
     return mpt__dataset_handle(context, NULL);
 }
 
@@ -435,7 +435,7 @@ static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t of
     if (offset >= 0 && *stride > 0 && offset <= file.size &&
         file.size - offset >= (int64_t)bytes) /* the last one need not be followed by a gap */
         return (file.size - offset - (int64_t)bytes) / *stride + 1;
-    mpt__error(context, MPT_ERROR_FORMAT,
+    mpt__error(context, FORMAT,
                "%s: no sample of %lld bytes, %lld apart, from byte %lld on in %lld bytes", path,
                (int64_t)bytes, *stride, offset, file.size);
     return -1;
@@ -467,7 +467,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
                            i ? dataset->target_bytes : dataset->input_bytes);
         if (i == 0 && config->count == 0 && count > 0) dataset->count = count;
         if (count >= 0 && count < dataset->count)
-            mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld samples, expected %lld", text, count,
+            mpt__error(context, FORMAT, "%s: %lld samples, expected %lld", text, count,
                        dataset->count);
     }
     dataset->state = raw;
@@ -482,7 +482,7 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
     if (!mpt__enter(context, "mpt_raw_files") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!config || !config->inputs)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");
+        mpt__error(context, ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");
     else
         dataset = mpt__raw_new(context, config);
     return mpt__dataset_publish(context, dataset);

@@ -21,8 +21,7 @@
    with MPTRAIN_NO_STDIO, too. */
 #ifdef MPT__NO_FILES
 static void mpt__say_no_files(mpt_context *context) {
-    mpt__error(context, MPT_ERROR_UNSUPPORTED,
-               "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
+    mpt__error(context, UNSUPPORTED, "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
 }
 #define mpt__no_data_files(context) (mpt__say_no_files(context), true)
 #else
@@ -157,7 +156,7 @@ static mpt_dataset mpt__dataset_publish(mpt_context *context, mpt__dataset *data
     if (dataset) {
         if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
             PTRDIFF_MAX / 64 - 4)
-            mpt__error(context, MPT_ERROR_SHAPE,
+            mpt__error(context, SHAPE,
                        "one sample, and what it takes to make it, are more than memory holds");
         else
             dataset->id.slot =
@@ -174,16 +173,16 @@ static bool mpt__sample_size(mpt_context *context, const char *what, mpt_dtype d
                              const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
     int64_t size = mpt__dtype_info[dtype].bytes;
     if (shape->rank < 0 || shape->rank >= MPT_MAX_RANK)
-        return mpt__reject(context, MPT_ERROR_SHAPE,
+        return mpt__reject(context, SHAPE,
                            "%s shape of rank %d: samples have rank 0 to %d, a batch has one more",
                            what, shape->rank, MPT_MAX_RANK - 1);
     for (int i = 0; i < shape->rank; i++)
         if (shape->dim[i] < 1)
-            return mpt__reject(context, MPT_ERROR_SHAPE,
-                               "%s shape %S: every dimension must be at least 1", what, shape);
+            return mpt__reject(context, SHAPE, "%s shape %S: every dimension must be at least 1",
+                               what, shape);
     *numel = mpt__shape_numel(shape);
     if (*numel < 0 || *numel > PTRDIFF_MAX / size / count)
-        return mpt__reject(context, MPT_ERROR_SHAPE,
+        return mpt__reject(context, SHAPE,
                            "%s: %lld samples of shape %S are more than memory holds", what, count,
                            shape);
     *bytes = (size_t)(*numel * size);
@@ -203,14 +202,14 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     mpt__dataset made;
     memset(&made, 0, sizeof made);
     if (config->count < 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "count is %lld; a dataset has at least one sample",
+        mpt__error(context, ARGUMENT, "count is %lld; a dataset has at least one sample",
                    config->count);
     else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
              dtype == MPT_F8E5M2)
-        mpt__error(context, MPT_ERROR_DTYPE,
+        mpt__error(context, DTYPE,
                    "input dtype %D: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64", dtype);
     else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
-        mpt__error(context, MPT_ERROR_DTYPE,
+        mpt__error(context, DTYPE,
                    "target dtype %D: targets are i64 class numbers, or f32, f16, bf16", target);
     if (!mpt__ok(context) ||
         !mpt__sample_size(context, "input", dtype, &config->shape, count, &made.numel,
@@ -415,10 +414,10 @@ MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
     mpt__dataset *dataset = NULL;
     if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_handle(context, NULL);
     if (!config || !config->inputs) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL; a dataset needs its inputs",
+        mpt__error(context, ARGUMENT, "%s is NULL; a dataset needs its inputs",
                    config ? "config->inputs" : "config");
     } else if (config->targets && config->target_dtype == MPT_DTYPE_NONE) {
-        mpt__error(context, MPT_ERROR_DTYPE, "config->targets is given without a target_dtype");
+        mpt__error(context, DTYPE, "config->targets is given without a target_dtype");
     } else {
         dataset = mpt__memory_new(context, config);
     }
@@ -430,7 +429,7 @@ MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
     if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
     if (config && config->sample)
         return mpt__dataset_publish(context, mpt__dataset_new(context, config, false));
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
+    mpt__error(context, ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
     return mpt__dataset_handle(context, NULL);
 }
 
@@ -473,7 +472,7 @@ MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t c
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_subset"), *subset = NULL;
     if (!whole) return mpt__dataset_handle(context, NULL);
     if (first < 0 || count < 1 || first > whole->count || count > whole->count - first) {
-        mpt__error(context, MPT_ERROR_INDEX,
+        mpt__error(context, INDEX,
                    "%lld samples from %lld on are not in a dataset of %lld; a subset is not empty",
                    count, first, whole->count);
     } else {
@@ -490,22 +489,20 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
     int64_t left = total;
     for (int i = 0; i < n; i++) {
         if (!(fractions[i] > 0.0 && fractions[i] <= 1.0))
-            return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                               "fraction %d is %g; fractions lie in (0, 1]", i, fractions[i]);
+            return mpt__reject(context, ARGUMENT, "fraction %d is %g; fractions lie in (0, 1]", i,
+                               fractions[i]);
         sum += fractions[i];
         sizes[i] = (int64_t)((double)total * fractions[i]);
         if (sizes[i] > left) sizes[i] = left;
         left -= sizes[i];
     }
     if (!(sum > 1.0 - 1e-6 && sum < 1.0 + 1e-6))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the fractions sum to %g instead of 1",
-                           sum);
+        return mpt__reject(context, ARGUMENT, "the fractions sum to %g instead of 1", sum);
     for (int i = 0; left > 0; i = (i + 1) % n, left--) sizes[i]++;
     for (int i = 0; i < n; i++)
         if (sizes[i] == 0)
-            return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                               "part %d (fraction %g) of %lld samples is empty", i, fractions[i],
-                               total);
+            return mpt__reject(context, ARGUMENT, "part %d (fraction %g) of %lld samples is empty",
+                               i, fractions[i], total);
     return true;
 }
 
@@ -523,7 +520,7 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_random_split");
     if (!whole) return mpt__status_of(context);
     if (!fractions || !parts || n < 1 || n > MPT__SPLIT_PARTS)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "a split needs fractions, parts and n from 1 to %d; n is %d",
                           MPT__SPLIT_PARTS, n);
     if (!mpt__split_sizes(context, whole->count, fractions, n, sizes)) return context->base.status;
@@ -571,15 +568,15 @@ MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double de
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
     if (!found) return mpt__status_of(context);
     if (!mpt__f64_is_finite(mean) || !mpt__f64_is_finite(deviation) || !((float)deviation > 0.0f))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "mean %g, deviation %g: both must be finite and the deviation positive",
                           mean, deviation);
     if (mpt__dataset_whole(found))
-        return mpt__error(context, MPT_ERROR_DTYPE,
+        return mpt__error(context, DTYPE,
                           "%D inputs are delivered as they are and cannot be normalised",
                           found->dtype);
     if (found->loaders > 0)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "a loader already delivers from this dataset; call mpt_normalize before "
                           "mpt_loader_create");
     found->normalised = true;
@@ -622,7 +619,7 @@ static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, u
     tally->sum = tally->squares = 0.0;
     for (int64_t i = 0; i < dataset->count; i++) {
         const void *values = mpt__sample_read(dataset, i, 0, scratch, scratch, NULL, error);
-        if (!values) return mpt__reject(context, MPT_ERROR_IO, "sample %lld: %s", i, error);
+        if (!values) return mpt__reject(context, IO, "sample %lld: %s", i, error);
         mpt__tally_add(tally, dataset->dtype, values, (size_t)dataset->numel);
     }
     return true;
@@ -658,14 +655,13 @@ static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *foun
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
     if (index < 0 || index >= found->count)
-        return mpt__error(context, MPT_ERROR_INDEX, "sample %lld of a dataset of %lld", index,
-                          found->count);
+        return mpt__error(context, INDEX, "sample %lld of a dataset of %lld", index, found->count);
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (!mpt__ok(context)) return context->base.status;
     mpt__delivery_begin(context, &delivery, found, to);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
-    return good ? MPT_OK : mpt__error(context, MPT_ERROR_IO, "sample %lld: %s", index, error);
+    return good ? MPT_OK : mpt__error(context, IO, "sample %lld: %s", index, error);
 }
 
 MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
@@ -674,7 +670,7 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
     if (!found) return mpt__status_of(context);
     if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
-        return mpt__error(
+        return mpt__error_of(
             context, found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
             "%lld targets (%D %S), room for one class number; mpt_sample_into gives them, NULL for "
             "target none",
@@ -698,7 +694,7 @@ MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void 
     sizes->bytes = found->numel > PTRDIFF_MAX / width ? SIZE_MAX : (size_t)(found->numel * width);
     sizes->target_bytes = found->target_bytes;
     if ((input && input_bytes < sizes->bytes) || (target && target_bytes < sizes->target_bytes))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "room for %llu bytes of input, %llu of targets; they take %llu and %llu",
                           (uint64_t)input_bytes, (uint64_t)target_bytes, (uint64_t)sizes->bytes,
                           (uint64_t)sizes->target_bytes);
@@ -738,13 +734,12 @@ static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *context, cons
     file->position = 0;
     file->handle = io->open ? io->open(io->user, path, 'r') : NULL;
     if (!file->handle)
-        return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
-                           mpt__io_reason(&context->base));
+        return mpt__reject(context, IO, "cannot open %s: %s", path, mpt__io_reason(&context->base));
     file->size = mpt__io(&context->base)->size ? io->size(io->user, file->handle) : -1;
     if ((uint64_t)file->size <= (uint64_t)most) return true;
-    mpt__error(context, MPT_ERROR_IO, "%s: its size is %s, so nothing can be allocated for it%s%s",
-               path, file->size < 0 ? "not known" : "more than memory holds",
-               file->size < 0 ? ": " : "", file->size < 0 ? mpt__io_reason(&context->base) : "");
+    mpt__error(context, IO, "%s: its size is %s, so nothing can be allocated for it%s%s", path,
+               file->size < 0 ? "not known" : "more than memory holds", file->size < 0 ? ": " : "",
+               file->size < 0 ? mpt__io_reason(&context->base) : "");
     mpt__reader_close(file);
     return false;
 }
@@ -762,9 +757,8 @@ static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
     int64_t at = file->position;
     file->position += (int64_t)got;
     if (got == bytes) return true;
-    return mpt__reject(file->context, MPT_ERROR_IO,
-                       "%s: reading %lld bytes at byte %lld gave %lld: %s", file->path,
-                       (int64_t)bytes, at, (int64_t)got, mpt__io_reason(base));
+    return mpt__reject(file->context, IO, "%s: reading %lld bytes at byte %lld gave %lld: %s",
+                       file->path, (int64_t)bytes, at, (int64_t)got, mpt__io_reason(base));
 }
 
 /* The whole file, of which the first n bytes have been read into `head`; NULL with an error. */
@@ -854,7 +848,7 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
 static bool mpt__refuse_known(mpt_context *context, const char *path, const uint8_t *p, size_t n,
                               int rows) {
     const char *what = mpt__what_this_is(p, n, rows);
-    return !what || mpt__reject(context, MPT_ERROR_FORMAT, "%s: this is %s", path, what);
+    return !what || mpt__reject(context, FORMAT, "%s: this is %s", path, what);
 }
 
 /* The same for a file that was just opened, of a format without a beginning of its own. */
@@ -882,14 +876,14 @@ typedef struct mpt__idx_file {
 static bool mpt__idx_refuse(const mpt__reader *file, const mpt__idx *idx, const uint8_t *head,
                             size_t n) {
     return mpt__refuse_known(file->context, file->path, head, n, MPT__KNOWN_ALL) &&
-           mpt__reject(file->context, MPT_ERROR_FORMAT,
+           mpt__reject(file->context, FORMAT,
                        "%s: %s: expected %lld, got %lld (header, bytes 0 to %d)", file->path,
                        idx->error, idx->expected, idx->got, MPT__IDX_MAX_HEADER - 1);
 }
 
 static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) {
-    return mpt__reject(file->context, MPT_ERROR_FORMAT, "%s: %s (compressed byte %lld)", file->path,
-                       z->error, (int64_t)z->error_offset);
+    return mpt__reject(file->context, FORMAT, "%s: %s (compressed byte %lld)", file->path, z->error,
+                       (int64_t)z->error_offset);
 }
 
 /* Decompresses the whole file, whose header must agree with what its compressed bytes can hold
@@ -905,7 +899,7 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
         return mpt__idx_refuse(file, &out->idx, head, z->written);
     const int64_t size = out->idx.header_bytes + out->idx.data_bytes;
     if (size / MPT__DEFLATE_RATIO > file->size)
-        return mpt__reject(file->context, MPT_ERROR_FORMAT,
+        return mpt__reject(file->context, FORMAT,
                            "%s: its idx header stands for %lld bytes, more than %lld compressed "
                            "ones hold",
                            file->path, size, file->size);
@@ -915,7 +909,7 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
     whole = mpt__inflate_run(z, packed, n, out->bytes, out->size);
     if (z->error) return mpt__inflate_refuse(file, z);
     return (whole && z->written == out->size) ||
-           mpt__reject(file->context, MPT_ERROR_FORMAT,
+           mpt__reject(file->context, FORMAT,
                        "%s: it unpacks to %s%lld bytes, its idx header stands for %lld", file->path,
                        whole ? "" : "more than ", (int64_t)z->written, size);
 }
@@ -934,9 +928,8 @@ static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
         return out->bytes != NULL;
     }
     if (file->size < MPT__GZIP_LEAST)
-        return mpt__reject(context, MPT_ERROR_FORMAT,
-                           "%s: a gzip file of %lld bytes, at least %d expected", file->path,
-                           file->size, MPT__GZIP_LEAST);
+        return mpt__reject(context, FORMAT, "%s: a gzip file of %lld bytes, at least %d expected",
+                           file->path, file->size, MPT__GZIP_LEAST);
     mpt__inflate *z = (mpt__inflate *)mpt__host_new(context, sizeof *z);
     uint8_t *packed = z ? mpt__reader_rest(file, head, n, MPT_MEMORY_HOST) : NULL;
     bool good = packed && mpt__idx_unpack(file, packed, z, out);
@@ -970,14 +963,14 @@ static bool mpt__idx_read_pair(mpt_context *context, const char *const paths[2],
     if (!mpt__idx_open(context, paths[0], &files[0])) return false;
     mpt_shape got = mpt__idx_shape(inputs, inputs->shape[0]);
     if (image > 0 && (got.rank != 3 || got.dim[1] != image || got.dim[2] != image))
-        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: expected images [N, %lld, %lld], got %S",
-                           paths[0], image, image, &got);
+        return mpt__reject(context, FORMAT, "%s: expected images [N, %lld, %lld], got %S", paths[0],
+                           image, image, &got);
     if (!paths[1]) return true;
     if (!mpt__idx_open(context, paths[1], &files[1])) return false;
     got = mpt__idx_shape(targets, targets->shape[0]);
     if (got.dim[0] == inputs->shape[0] && (image == 0 || got.rank == 1)) return true;
-    return mpt__reject(context, MPT_ERROR_FORMAT, "%s: expected %lld targets as in %s, got %S",
-                       paths[1], inputs->shape[0], paths[0], &got);
+    return mpt__reject(context, FORMAT, "%s: expected %lld targets as in %s, got %S", paths[1],
+                       inputs->shape[0], paths[0], &got);
 }
 
 /* A dataset that owns what is in both files. Images get a channel dimension. */
@@ -1016,7 +1009,7 @@ MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
     if (!mpt__enter(context, "mpt_idx") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (inputs_path) return mpt__idx_dataset(context, paths, 0);
-    mpt__error(context, MPT_ERROR_ARGUMENT, "inputs_path is NULL");
+    mpt__error(context, ARGUMENT, "inputs_path is NULL");
     return mpt__dataset_handle(context, NULL);
 }
 
@@ -1035,17 +1028,16 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
     for (int i = 0; i < 4 && io->open; i++) {
         if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
-            return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                               "the path of the directory is too long");
+            return mpt__reject(context, ARGUMENT, "the path of the directory is too long");
         errno = 0;
         void *handle = io->open(io->user, path, 'r');
         if (handle && io->close) io->close(io->user, handle);
         if (handle) return true;
         if (!mpt__io_absent(&context->base))
-            return mpt__reject(context, MPT_ERROR_IO, "cannot open %s: %s", path,
+            return mpt__reject(context, IO, "cannot open %s: %s", path,
                                mpt__io_reason(&context->base));
     }
-    return mpt__reject(context, MPT_ERROR_IO,
+    return mpt__reject(context, IO,
                        "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
                        "unpacked, that can be opened: %s",
                        directory, set, part, rank, set, part, rank, mpt__io_reason(&context->base));
@@ -1057,10 +1049,9 @@ MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, m
     if (!mpt__enter(context, "mpt_mnist") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!directory) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
+        mpt__error(context, ARGUMENT, "directory is NULL");
     } else if (split != MPT_TRAIN && split != MPT_TEST) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST",
-                   (int)split);
+        mpt__error(context, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
     } else if (mpt__mnist_find(context, directory, split, false, images) &&
                mpt__mnist_find(context, directory, split, true, labels)) {
         return mpt__idx_dataset(context, paths, MPT__MNIST_SIDE);

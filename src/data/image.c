@@ -78,13 +78,11 @@ static void mpt__files_entry(void *to, const char *name, bool is_folder) {
 static bool mpt__files_list(mpt__files *files, const char *path) {
     mpt_context *context = files->context;
     const mpt_io *io = mpt__io(&context->base);
-    if (!io->list)
-        return mpt__reject(context, MPT_ERROR_IO, "cannot list %s: config.io has no `list`", path);
+    if (!io->list) return mpt__reject(context, IO, "cannot list %s: config.io has no `list`", path);
     if (!io->list(io->user, path, mpt__files_entry, files))
-        return mpt__reject(context, MPT_ERROR_IO, "cannot list %s: %s", path,
-                           mpt__io_reason(&context->base));
+        return mpt__reject(context, IO, "cannot list %s: %s", path, mpt__io_reason(&context->base));
     if (files->too_long)
-        return mpt__reject(context, MPT_ERROR_IO, "%s: a path of more than %d bytes", path,
+        return mpt__reject(context, IO, "%s: a path of more than %d bytes", path,
                            MPT__PATH_SIZE - 1);
     return mpt__ok(context);
 }
@@ -159,20 +157,18 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
         for (end = at; end < n && text[end] != '\n';) end++;
         if (end == at || (end == at + 1 && text[at] == '\r')) continue;
         const char *fault = mpt__manifest_line(text + at, end - at, digest, file);
-        if (fault)
-            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld %s", path, number, fault);
+        if (fault) return mpt__reject(context, FORMAT, "%s: line %lld %s", path, number, fault);
         if (!mpt__image_name(file)) continue;
         const int64_t index = mpt__files_find(files, file);
         if (index < 0 || named[index])
-            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld names %s, which %s", path,
-                               number, file,
-                               index < 0 ? "is not there" : "an earlier line names, too");
+            return mpt__reject(context, FORMAT, "%s: line %lld names %s, which %s", path, number,
+                               file, index < 0 ? "is not there" : "an earlier line names, too");
         memcpy(digests[index], digest, sizeof digest);
         named[index] = 1;
     }
     for (int64_t i = 0; i < files->count; i++)
         if (!named[i])
-            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: has no line for %s", path,
+            return mpt__reject(context, FORMAT, "%s: has no line for %s", path,
                                files->text + files->at[i]);
     return true;
 }
@@ -301,18 +297,16 @@ static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *
     if (!mpt__files_list(classes, root)) return false;
     mpt__files_sort(classes);
     if (classes->count == 0)
-        return mpt__reject(context, MPT_ERROR_IO, "%s has no subfolders; each one is a class",
-                           root);
+        return mpt__reject(context, IO, "%s has no subfolders; each one is a class", root);
     for (int64_t i = 0; i < classes->count; i++) {
         const char *name = classes->text + classes->at[i];
         const int64_t before = files->count;
         if (mpt__format_text(files->prefix, MPT__PATH_SIZE, "%s/", name) >= MPT__PATH_SIZE)
-            return mpt__reject(context, MPT_ERROR_IO, "%s: a path that is too long", root);
+            return mpt__reject(context, IO, "%s: a path that is too long", root);
         mpt__format_text(path, sizeof path, "%s/%s", root, name);
         if (!mpt__files_list(files, path)) return false;
         if (files->count == before)
-            return mpt__reject(context, MPT_ERROR_IO, "%s holds no .png, .jpg, .jpeg or .bmp file",
-                               path);
+            return mpt__reject(context, IO, "%s holds no .png, .jpg, .jpeg or .bmp file", path);
     }
     mpt__files_sort(files);
     return true;
@@ -393,8 +387,7 @@ static bool mpt__folder_plan(mpt_context *context, const mpt__folder *probe, mpt
     const bool good = mpt__image_open(&context->base, probe, 0, true, file, &image, error);
     mpt__host_free(context, file, sizeof *file);
     if (!good)
-        return mpt__reject(context, MPT_ERROR_IO, "%s (the first picture sets the size of all)",
-                           error);
+        return mpt__reject(context, IO, "%s (the first picture sets the size of all)", error);
     return mpt__pipeline_plan(context, config->steps, config->step_count, config->channels,
                               image.height, image.width, plan);
 }
@@ -452,22 +445,20 @@ MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folde
     if (!mpt__enter(context, "mpt_image_folder") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "folder is %s",
+        mpt__error(context, ARGUMENT, "folder is %s",
                    !folder      ? "NULL"
                    : !folder[0] ? "empty"
                                 : "too long a path");
     } else if (config->channels != 1 && config->channels != 3 && config->channels != 4) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "channels is %d; 1 grey, 3 RGB, 4 RGBA",
-                   config->channels);
+        mpt__error(context, ARGUMENT, "channels is %d; 1 grey, 3 RGB, 4 RGBA", config->channels);
     } else if (config->max_pixels < 1) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "max_pixels is %lld; at least 1",
-                   config->max_pixels);
+        mpt__error(context, ARGUMENT, "max_pixels is %lld; at least 1", config->max_pixels);
     } else {
 #ifdef MPTRAIN_STB_IMAGE
         mpt__decoder_warn(context);
         dataset = mpt__folder_open(context, folder, config);
 #else
-        mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");
+        mpt__error(context, UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");
 #endif
     }
     return mpt__dataset_publish(context, dataset);
@@ -488,11 +479,11 @@ static bool mpt__cifar_open(mpt_context *context, const char *directory, mpt_spl
             ? mpt__format_text(path, MPT__PATH_SIZE, "%s/test_batch.bin", directory)
             : mpt__format_text(path, MPT__PATH_SIZE, "%s/data_batch_%d.bin", directory, i + 1);
     if (length >= MPT__PATH_SIZE)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path of the directory is too long");
+        return mpt__reject(context, ARGUMENT, "the path of the directory is too long");
     if (!mpt__reader_open(file, context, path)) return false;
     if (file->size > 0 && file->size % MPT__CIFAR_RECORD == 0) return true;
     mpt__reader_close(file);
-    return mpt__reject(context, MPT_ERROR_FORMAT,
+    return mpt__reject(context, FORMAT,
                        "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 "
                        "pixels)",
                        path, file->size, (int)MPT__CIFAR_RECORD);
@@ -504,7 +495,7 @@ static bool mpt__cifar_split(mpt_context *context, const char *path, uint8_t *re
     for (int64_t i = 0; i < count; i++) {
         const uint8_t *record = records + i * MPT__CIFAR_RECORD;
         if (record[0] > 9)
-            return mpt__reject(context, MPT_ERROR_FORMAT,
+            return mpt__reject(context, FORMAT,
                                "%s: label %d in record %lld (byte %lld); labels are 0 to 9", path,
                                (int)record[0], i, i * MPT__CIFAR_RECORD);
         labels[i] = record[0];
@@ -526,7 +517,7 @@ static bool mpt__cifar_read(mpt_context *context, const char *directory, mpt_spl
         uint8_t *records = pixels + done * MPT__CIFAR_RECORD;
         bool good = count <= dataset->count - done;
         if (!good)
-            mpt__error(context, MPT_ERROR_IO, "%s: it grew while it was read", path);
+            mpt__error(context, IO, "%s: it grew while it was read", path);
         else
             good = mpt__reader_read(&file, records, (size_t)file.size);
         mpt__reader_close(&file);
@@ -536,7 +527,7 @@ static bool mpt__cifar_read(mpt_context *context, const char *directory, mpt_spl
         done += count;
     }
     if (done == dataset->count) return true;
-    return mpt__reject(context, MPT_ERROR_IO, "%s: it shrank while it was read", path);
+    return mpt__reject(context, IO, "%s: it shrank while it was read", path);
 }
 
 static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory, mpt_split split) {
@@ -574,10 +565,9 @@ MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory,
     if (!mpt__enter(context, "mpt_cifar10") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!directory)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "directory is NULL");
+        mpt__error(context, ARGUMENT, "directory is NULL");
     else if (split != MPT_TRAIN && split != MPT_TEST)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST",
-                   (int)split);
+        mpt__error(context, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
     else
         dataset = mpt__cifar_new(context, directory, split);
     return mpt__dataset_publish(context, dataset);

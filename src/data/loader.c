@@ -361,7 +361,7 @@ static void mpt__slot_settle(mpt_context *context, const mpt__loader_slot *slot)
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->locked[part] &&
             backend->stage_settle(backend->self, slot->memory[part]) != MPT_OK)
-            mpt__error(context, MPT_ERROR_DEVICE, "%s", backend->error);
+            mpt__error(context, DEVICE, "%s", backend->error);
 }
 #endif
 
@@ -434,7 +434,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
         char what[40] = "collate of ";
         if (!slot->collate_failed)
             mpt__format_text(what, sizeof what, "sample %lld (", slot->failed);
-        mpt__error(context, MPT_ERROR_IO,
+        mpt__error(context, IO,
                    "%sbatch %lld of epoch %lld%s: %s; after mpt_clear_error the loader goes on "
                    "with the next batch",
                    what, number, loader->epoch, slot->collate_failed ? "" : ")", why);
@@ -474,7 +474,7 @@ MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     }
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
-    if (!batch) return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is NULL");
+    if (!batch) return mpt__reject(context, ARGUMENT, "batch is NULL");
     return mpt__loader_advance(context, loader, batch);
 }
 
@@ -613,13 +613,13 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     if (thread->condition_create(thread->user, &loader->work) != 0) loader->work = NULL;
     if (thread->condition_create(thread->user, &loader->ready) != 0) loader->ready = NULL;
     if (!loader->mutex || !loader->work || !loader->ready)
-        return mpt__reject(context, MPT_ERROR_THREAD, "no mutex or condition could be made");
+        return mpt__reject(context, THREAD, "no mutex or condition could be made");
     for (int i = 0; i < wanted; loader->thread_count = ++i) {
         mpt__worker *worker = &loader->workers[i];
         worker->loader = loader;
         if (thread->create(thread->user, &worker->thread, mpt__worker_run, worker) != 0)
-            return mpt__reject(context, MPT_ERROR_THREAD, "only %d of %d workers could be started",
-                               i, wanted);
+            return mpt__reject(context, THREAD, "only %d of %d workers could be started", i,
+                               wanted);
     }
     return true;
 }
@@ -633,52 +633,48 @@ static int64_t mpt__loader_share(const mpt_loader_config *config, int64_t total)
 static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
     if (config->batch < 1)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "batch is %lld; at least 1", config->batch);
+        return mpt__reject(context, ARGUMENT, "batch is %lld; at least 1", config->batch);
     if (config->workers < 0 || config->workers > MPT__MAX_WORKERS)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "workers is %d; from 0 (the calling thread) to %d", config->workers,
-                           MPT__MAX_WORKERS);
+        return mpt__reject(context, ARGUMENT, "workers is %d; from 0 (the calling thread) to %d",
+                           config->workers, MPT__MAX_WORKERS);
     if (config->workers > 0 && (config->prefetch < 1 || config->prefetch > MPT__MAX_PREFETCH))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "prefetch is %d; from 1 to %d batches per worker", config->prefetch,
-                           MPT__MAX_PREFETCH);
+        return mpt__reject(context, ARGUMENT, "prefetch is %d; from 1 to %d batches per worker",
+                           config->prefetch, MPT__MAX_PREFETCH);
     if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16)
-        return mpt__reject(context, MPT_ERROR_DTYPE,
-                           "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16", config->dtype);
+        return mpt__reject(context, DTYPE, "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16",
+                           config->dtype);
     if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
         (config->samples > 0 && !config->weights))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "samples is %lld; it counts those that weights draw, 0 for as many as "
                            "there are",
                            config->samples);
     double sum = 0.0;
     for (int64_t i = 0; config->weights && i < dataset->count; i++) {
         if (!(config->weights[i] >= 0.0 && config->weights[i] <= 1e300))
-            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+            return mpt__reject(context, ARGUMENT,
                                "weight %lld is %g; weights are finite and not negative", i,
                                config->weights[i]);
         sum += config->weights[i];
     }
     if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the weights sum to %g", sum);
+        return mpt__reject(context, ARGUMENT, "the weights sum to %g", sum);
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "rank %d of world %d; ranks are 0 to world - 1", config->rank,
-                           config->world);
+        return mpt__reject(context, ARGUMENT, "rank %d of world %d; ranks are 0 to world - 1",
+                           config->rank, config->world);
     const int64_t samples =
         mpt__loader_share(config, config->samples > 0 ? config->samples : dataset->count);
     if (config->drop_last && config->batch > samples)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
                            samples);
     const mpt_dtype target = config->target_dtype;
     if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
-        return mpt__reject(context, MPT_ERROR_DTYPE,
-                           "target_dtype %D%s; collate makes i64, f32, f16 or bf16", target,
-                           config->collate ? "" : " without collate");
+        return mpt__reject(context, DTYPE, "target_dtype %D%s; collate makes i64, f32, f16 or bf16",
+                           target, config->collate ? "" : " without collate");
     if (!MPT__HAS_WORKERS && config->workers > 0)
         return mpt__reject(
-            context, MPT_ERROR_UNSUPPORTED,
+            context, UNSUPPORTED,
             "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads on the "
             "calling thread",
             config->workers);
@@ -752,7 +748,7 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
     if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
-        return mpt__error(context, MPT_ERROR_INDEX,
+        return mpt__error(context, INDEX,
                           "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are "
                           "0 to 2^59",
                           batch, epoch, loader->batches - 1);

@@ -144,9 +144,9 @@ static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name
     memcpy(shown, text, n);
     memcpy(shown + n, "...", 4);
     if (n == length) shown[n] = 0;
-    return mpt__reject(csv->context, MPT_ERROR_FORMAT,
-                       "%s: line %lld, column %lld%s%s%s: \"%s\" %s", csv->path, csv->begun, column,
-                       name ? " (" : "", name ? name : "", name ? ")" : "", shown, fault);
+    return mpt__reject(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s",
+                       csv->path, csv->begun, column, name ? " (" : "", name ? name : "",
+                       name ? ")" : "", shown, fault);
 }
 
 /* The next field; false with an error recorded. */
@@ -218,7 +218,7 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
         while (!csv->ends && n <= MPT__MAX_COLUMNS);
         if (*records == 0) *columns = n <= MPT__MAX_COLUMNS ? n : MPT__MAX_COLUMNS;
         if (n != *columns)
-            return mpt__reject(csv->context, MPT_ERROR_FORMAT,
+            return mpt__reject(csv->context, FORMAT,
                                "%s: line %lld has %lld fields, expected %lld; is '%c' the "
                                "delimiter?",
                                csv->path, csv->begun, n, *columns, csv->delimiter);
@@ -303,8 +303,7 @@ static bool mpt__category_room(mpt__table_reader *r) {
     mpt_context *context = r->csv.context;
     const int64_t old = r->row_count;
     if (r->found_count >= MPT__MAX_CATEGORIES)
-        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: more than 2^24 texts differ",
-                           r->csv.path);
+        return mpt__reject(context, FORMAT, "%s: more than 2^24 texts differ", r->csv.path);
     if (!mpt__room(context, r->found, r->found_room, r->found_count + 1)) return false;
     if (r->found_count < old / 2) return true;
     mpt__room_free(context, r->rows, old);
@@ -406,8 +405,8 @@ static int64_t mpt__column_find(const mpt__table_reader *r, const char *name) {
         for (int64_t c = 0; c < table->count; c++)
             if ((double)c == number) return c;
     }
-    mpt__error(r->csv.context, MPT_ERROR_ARGUMENT, "%s: no column is named %s, and it has %lld",
-               r->csv.path, name ? name : "NULL", table->count);
+    mpt__error(r->csv.context, ARGUMENT, "%s: no column is named %s, and it has %lld", r->csv.path,
+               name ? name : "NULL", table->count);
     return -1;
 }
 
@@ -444,8 +443,7 @@ static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config
         const int64_t c = mpt__column_find(r, config->columns[i].name);
         if (c < 0) return false;
         if ((unsigned)use > MPT_COLUMN_IGNORE)
-            return mpt__reject(r->csv.context, MPT_ERROR_ARGUMENT, "columns[%d].use is %d", i,
-                               (int)use);
+            return mpt__reject(r->csv.context, ARGUMENT, "columns[%d].use is %d", i, (int)use);
         const bool is_target = use == MPT_COLUMN_TARGET || use == MPT_COLUMN_CLASS;
         table->columns[c].use = use == MPT_COLUMN_TARGET ? MPT_COLUMN_NUMBER : use;
         table->columns[c].is_target = is_target;
@@ -476,7 +474,7 @@ static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
     table->filled = like->filled;
     r->fixed = true;
     return same ||
-           mpt__reject(r->csv.context, MPT_ERROR_FORMAT,
+           mpt__reject(r->csv.context, FORMAT,
                        "%s: its columns are not those of the table that it is like", r->csv.path);
 }
 
@@ -582,13 +580,13 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
         classes += column->is_target && column->use == MPT_COLUMN_CLASS;
         if (column->is_target) continue;
         if (table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
-            return mpt__reject(r->csv.context, MPT_ERROR_DTYPE,
+            return mpt__reject(r->csv.context, DTYPE,
                                "%s: column %s is one-hot, which dtype MPT_I64 is not for",
                                r->csv.path, r->text + column->name);
     }
     if (inputs == 0 || (classes > 0 && classes < targets))
         return mpt__reject(
-            r->csv.context, MPT_ERROR_ARGUMENT,
+            r->csv.context, ARGUMENT,
             "%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
             "and targets are all classes or all numbers",
             r->csv.path, inputs, targets, classes);
@@ -644,7 +642,7 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
     if (!mpt__csv_count(&r->csv, &rows, &columns)) return NULL;
     rows -= config->header;
     if (rows < 1) {
-        mpt__error(context, MPT_ERROR_FORMAT,
+        mpt__error(context, FORMAT,
                    "%s: no samples: %lld lines with fields, of which %d is the header%s",
                    r->csv.path, rows + config->header, (int)config->header,
                    memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
@@ -687,7 +685,7 @@ static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *datas
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
     if (mpt__no_data_files(context)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
-    mpt__error(context, MPT_ERROR_ARGUMENT, "this dataset is not a table of mpt_csv");
+    mpt__error(context, ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
 }
 
@@ -710,12 +708,11 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
         !mpt__refuse_known(context, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
+        mpt__error(context, ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
     } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
-        mpt__error(context, MPT_ERROR_DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64",
-                   config->dtype);
+        mpt__error(context, DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64", config->dtype);
     } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%d columns%s", config->column_count,
+        mpt__error(context, ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");
     } else {
         dataset = mpt__table_read(&reader, config, like);
@@ -741,9 +738,9 @@ MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
         return mpt__dataset_handle(context, NULL);
     file.size = 0;
     if (!path) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");
+        mpt__error(context, ARGUMENT, "path is NULL");
     } else if (mpt__reader_open(&file, context, path)) {
-        if (file.size == 0) mpt__error(context, MPT_ERROR_FORMAT, "%s: the file is empty", path);
+        if (file.size == 0) mpt__error(context, FORMAT, "%s: the file is empty", path);
         text = (char *)mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
         mpt__reader_close(&file);
     }
@@ -755,7 +752,7 @@ MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, s
     if (!mpt__enter(context, "mpt_csv_memory") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s", (int64_t)bytes,
+        mpt__error(context, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes,
                    text ? "" : " at NULL");
         return mpt__dataset_handle(context, NULL);
     }
@@ -796,11 +793,11 @@ MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
     mpt__table *table = part ? mpt__table_at(context, part) : NULL;
     if (!table) return mpt__status_of(context);
     if ((part->parent ? part->parent : part)->readers > 0)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "a loader already delivers from this table; call mpt_table_fit before "
                           "mpt_loader_create");
     if (table->dtype == MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "the inputs are int64, which have no mean");
+        return mpt__error(context, DTYPE, "the inputs are int64, which have no mean");
     for (int64_t c = 0; c < table->count; c++)
         if (table->columns[c].use == MPT_COLUMN_NUMBER && !table->columns[c].is_target)
             mpt__column_fit(table, c, part, standardise);

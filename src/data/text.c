@@ -156,8 +156,7 @@ static uint8_t *mpt__text_read(mpt_context *context, const char *path, int64_t m
     if (!mpt__reader_open(&file, context, path)) return NULL;
     *size = (size_t)file.size;
     if (file.size < 1 || file.size > most)
-        mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes; expected 1 to %lld", path, file.size,
-                   most);
+        mpt__error(context, FORMAT, "%s: %lld bytes; expected 1 to %lld", path, file.size, most);
     else
         bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&file);
@@ -179,8 +178,8 @@ static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, cons
         size = mpt__utf8_read(text + at, n - at, &code);
         if (size == 0)
             return mpt__refuse_known(context, path, text, n, MPT__KNOWN_ALL) &&
-                   mpt__reject(context, MPT_ERROR_FORMAT, "%s: byte %lld begins no UTF-8 character",
-                               path, (int64_t)at);
+                   mpt__reject(context, FORMAT, "%s: byte %lld begins no UTF-8 character", path,
+                               (int64_t)at);
         count += !(seen[code / 8] >> code % 8 & 1);
         bytes += !(seen[code / 8] >> code % 8 & 1) ? (int64_t)size : 0;
         seen[code / 8] |= (uint8_t)(1 << code % 8);
@@ -274,8 +273,8 @@ static bool mpt__bpe_vocabulary(mpt_context *context, mpt__tokenizer *tokenizer,
         return false;
     const int64_t twice = mpt__tokenizer_index(context, tokenizer);
     if (twice >= 0)
-        return mpt__reject(context, MPT_ERROR_FORMAT, "%s: token %lld is spelled as an earlier one",
-                           path, twice);
+        return mpt__reject(context, FORMAT, "%s: token %lld is spelled as an earlier one", path,
+                           twice);
     for (int i = 0; i < 256 && twice == -1; i++) {
         const uint8_t byte = (uint8_t)i;
         tokenizer->of_byte[i] = (int32_t)mpt__token_find(tokenizer, &byte, 1);
@@ -343,8 +342,7 @@ static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, con
         if (length > 0 && text[end - 1] == '\r') length--;
         if (length == 0 || (at == 0 && length >= 8 && memcmp(text, "#version", 8) == 0)) continue;
         const char *fault = mpt__merge_line(tokenizer, text + at, length, rank++, bytes);
-        if (fault)
-            return mpt__reject(context, MPT_ERROR_FORMAT, "%s: line %lld %s", path, number, fault);
+        if (fault) return mpt__reject(context, FORMAT, "%s: line %lld %s", path, number, fault);
     }
     return true;
 }
@@ -389,7 +387,7 @@ mpt__tokenizer_make(mpt_context *context, const char *path, const char *merges_p
                                  const char *merges_path)) {
     mpt__tokenizer *made = NULL;
     if (!path || !merges_path)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s is NULL",
+        mpt__error(context, ARGUMENT, "%s is NULL",
                    load == mpt__char_load ? "path"
                    : path                 ? "merges_path"
                                           : "vocabulary_path");
@@ -541,7 +539,7 @@ static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, s
     const size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
     mpt__memory *work = &tokenizer->memory[MPT__TOKEN_WORK];
     if (n > INT32_MAX / 2)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "a word of %lld bytes", (int64_t)n);
+        return mpt__reject(context, ARGUMENT, "a word of %lld bytes", (int64_t)n);
     if (work->bytes < n * each && !mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_WORK,
                                                        (int64_t)(n < 64 ? 64 : 2 * n), each))
         return false;
@@ -562,7 +560,7 @@ static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, co
             size = mpt__utf8_read(text + at, n - at, &code);
             const int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
             if (token < 0)
-                return mpt__reject(context, MPT_ERROR_ARGUMENT,
+                return mpt__reject(context, ARGUMENT,
                                    "byte %lld begins no character of the vocabulary", (int64_t)at);
             mpt__token_put(sink, (int32_t)token);
             continue;
@@ -570,9 +568,8 @@ static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, co
         size = mpt__piece(tokenizer, text + at, n - at);
         for (size_t i = at; i < at + size; i++)
             if (tokenizer->of_byte[text[i]] < 0)
-                return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                                   "byte %lld, which is %d, has no token", (int64_t)i,
-                                   (int)text[i]);
+                return mpt__reject(context, ARGUMENT, "byte %lld, which is %d, has no token",
+                                   (int64_t)i, (int)text[i]);
         if (!mpt__symbols_room(context, tokenizer, size, &symbols)) return false;
         mpt__piece_encode(tokenizer, &symbols, text + at, (int32_t)size, sink);
     }
@@ -588,7 +585,7 @@ MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
     if (!found || mpt__no_data_files(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
-    mpt__error(tokenizer.context, MPT_ERROR_ARGUMENT, "text is NULL");
+    mpt__error(tokenizer.context, ARGUMENT, "text is NULL");
     return -1;
 }
 
@@ -599,7 +596,7 @@ MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
     if (!found || mpt__no_data_files(context)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s",
+        mpt__error(context, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s",
                    (int64_t)bytes, text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
     else if (mpt__text_encode(context, found, (const uint8_t *)text, bytes, &sink))
         return sink.count;
@@ -613,13 +610,13 @@ MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, i
     int64_t length = 0;
     if (!found || mpt__no_data_files(context)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
+        mpt__error(context, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
         return -1;
     }
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] >= found->count) {
-            mpt__error(context, MPT_ERROR_INDEX, "token %lld is %d; the vocabulary has %lld", i,
+            mpt__error(context, INDEX, "token %lld is %d; the vocabulary has %lld", i,
                        (int)tokens[i], found->count);
             return -1;
         }
@@ -693,12 +690,12 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config, int64_t count) {
     if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
         config->samples < 0 || config->vocabulary < 0)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "
                            "least 1, the others at least 0",
                            config->block, config->stride, config->samples, config->vocabulary);
     if (count <= config->block)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "%lld tokens; windows of %lld and the token after them need %lld", count,
                            config->block, config->block + 1);
     if (config->stride == 0) config->stride = config->block;
@@ -747,7 +744,7 @@ MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *va
     tokens.width = (int)sizeof *values;
     tokens.count = count;
     if (!values || count < 1 || count > PTRDIFF_MAX / tokens.width) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
+        mpt__error(context, ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
     } else if (mpt__window_count(context, &tokens.config, count) > 0) {
         const size_t bytes = (size_t)count * sizeof *values;
         uint8_t *copy = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
@@ -769,10 +766,9 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
     mpt__tokens_begin(&tokens, config);
     tokens.width = bytes_per_token;
     if (!path || strlen(path) >= sizeof tokens.path) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "path is %s", path ? "too long" : "NULL");
+        mpt__error(context, ARGUMENT, "path is %s", path ? "too long" : "NULL");
     } else if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "bytes_per_token is %d; 1, 2 or 4",
-                   bytes_per_token);
+        mpt__error(context, ARGUMENT, "bytes_per_token is %d; 1, 2 or 4", bytes_per_token);
     } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
         /* A byte per token may well be a web page. */
         const bool good = mpt__reader_plain(&file, bytes_per_token == 1 ? 1 : MPT__KNOWN_TEXT);
@@ -781,8 +777,8 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
         tokens.count = file.size / bytes_per_token;
         if (!good) return mpt__dataset_publish(context, NULL);
         if (file.size % bytes_per_token != 0)
-            mpt__error(context, MPT_ERROR_FORMAT, "%s: %lld bytes are not tokens of %d", path,
-                       file.size, bytes_per_token);
+            mpt__error(context, FORMAT, "%s: %lld bytes are not tokens of %d", path, file.size,
+                       bytes_per_token);
         else
             dataset = mpt__window_new(context, &tokens, 0);
     }
@@ -799,7 +795,7 @@ MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     if (!found || mpt__no_data_files(context)) return mpt__dataset_handle(context, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
-    if (!path) mpt__error(context, MPT_ERROR_ARGUMENT, "path is NULL");
+    if (!path) mpt__error(context, ARGUMENT, "path is NULL");
     uint8_t *text = path ? mpt__text_read(context, path, PTRDIFF_MAX, &n) : NULL;
     mpt__token_sink sink = {NULL, NULL, tokens.width, 0, 0};
     if (text && mpt__text_encode(context, found, text, n, &sink) &&

@@ -108,7 +108,7 @@ static bool mpt__pipeline_size(mpt_context *context, mpt__pipeline *plan, int i,
     const bool known = *height > 0;
     if (!known && (!mpt__step_moves(step) ||
                    (*stretched && (step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP))))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "step %d (%s) needs a picture of known size: put a crop, or a resize to "
                            "[height, width], before it",
                            i, name);
@@ -117,7 +117,7 @@ static bool mpt__pipeline_size(mpt_context *context, mpt__pipeline *plan, int i,
     if (!mpt__step_sizes(step)) return true;
     if (known && step->kind == MPT_RANDOM_CROP &&
         (*height + 2 * step->padding < step->height || *width + 2 * step->padding < step->width))
-        return mpt__reject(context, MPT_ERROR_SHAPE,
+        return mpt__reject(context, SHAPE,
                            "step %d (%s): a crop of %lld x %lld from %lld x %lld with %lld of "
                            "padding; resize before it",
                            i, name, step->height, step->width, *height, *width, step->padding);
@@ -137,7 +137,7 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
     bool stretched = false;
     memset(plan, 0, sizeof *plan);
     if (count < 0 || count > MPT__MAX_STEPS || (count > 0 && !steps))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "%d steps%s; 0 to %d are possible", count,
+        return mpt__reject(context, ARGUMENT, "%d steps%s; 0 to %d are possible", count,
                            steps ? "" : " at NULL", MPT__MAX_STEPS);
     plan->channels = channels;
     plan->in_height = height, plan->in_width = width;
@@ -148,20 +148,20 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
         plan->steps[i] = steps[i];
         if (fault)
             return mpt__reject(
-                context, MPT_ERROR_ARGUMENT, "step %d%s%s %s", i,
+                context, ARGUMENT, "step %d%s%s %s", i,
                 (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? ", " : "",
                 (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? mpt__step_names[steps[i].kind] : "",
                 fault);
         if (!mpt__pipeline_size(context, plan, i, &height, &width, &stretched)) return false;
         if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE)
-            return mpt__reject(context, MPT_ERROR_SHAPE, "step %d makes %lld x %lld pixels", i,
-                               height, width);
+            return mpt__reject(context, SHAPE, "step %d makes %lld x %lld pixels", i, height,
+                               width);
         if (plan->most < channels * height * width) plan->most = channels * height * width;
         if (plan->columns < width) plan->columns = width;
     }
     plan->height = height, plan->width = width;
     if (plan->most > PTRDIFF_MAX / 16)
-        return mpt__reject(context, MPT_ERROR_SHAPE,
+        return mpt__reject(context, SHAPE,
                            "%lld elements between two steps are more than memory holds",
                            plan->most);
     return true;
@@ -568,7 +568,7 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
         shape->rank > 3 || channels > MPT__MAX_CHANNELS ||
         shape->dim[shape->rank - 2] > MPT__MAX_SIDE ||
         shape->dim[shape->rank - 1] > MPT__MAX_SIDE) {
-        mpt__error(context, MPT_ERROR_SHAPE,
+        mpt__error(context, SHAPE,
                    "pictures are u8 or f32, [C, H, W] with at most 4 channels or [H, W]; this "
                    "dataset holds %D %S",
                    source->dtype, shape);

@@ -77,7 +77,7 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
     mpt__captured *captured = NULL;
     if (!mpt__enter(context, "mpt_capture")) return mpt__captured_handle(context, NULL);
     if (!fn)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "there is no step function");
+        mpt__error(context, ARGUMENT, "there is no step function");
     else
         captured = (mpt__captured *)mpt__object_make(context, MPT__CAPTURED, sizeof *captured);
     if (captured) captured->fn = fn, captured->user = user;
@@ -94,8 +94,7 @@ static void mpt__slice_end(mpt_context *context);
 MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
     const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
     if (captured && handle.context->capturing)
-        return mpt__error(handle.context, MPT_ERROR_STATE,
-                          "a step is being recorded; end it before");
+        return mpt__error(handle.context, STATE, "a step is being recorded; end it before");
     if (captured && handle.context->sliced == handle.slot) mpt__slice_end(handle.context);
     if (captured) mpt__object_free(handle.context, MPT__CAPTURED, captured->id.slot);
     return mpt__status_of(handle.context);
@@ -223,7 +222,7 @@ static void mpt__gradients_set(mpt_context *context, const mpt__ids *ends) {
 static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
     const mpt__object *row = &context->objects[work[0]].rows[work[1]];
     if (row->generation == work[2]) return row->object;
-    mpt__error(context, MPT_ERROR_STATE, "the %s of the captured step was destroyed",
+    mpt__error(context, STATE, "the %s of the captured step was destroyed",
                mpt__object_names[work[0]]);
     return NULL;
 }
@@ -429,7 +428,7 @@ static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captu
     if (mpt__repeat_begin(context, captured) != MPT_OK) return context->base.status;
     if (captured->graph) {
         mpt_status status = backend->graph_run(backend->self, captured->graph);
-        if (status != MPT_OK) return mpt__error(context, status, "%s", backend->error);
+        if (status != MPT_OK) return mpt__backend_error(context, status);
     } else {
         mpt__replay_launches(context, captured->recording);
     }
@@ -466,7 +465,7 @@ static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, 
 static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured, double seconds) {
     if (mpt__held_state(context, captured->recording) != captured->seen_state)
         return mpt__error(
-            context, MPT_ERROR_STATE,
+            context, STATE,
             "a tensor of the step under way was changed between its slices (mpt_write, "
             "an op in place, an optimizer or a load); it ends here");
     if (captured->drops && context->device_step != captured->step) {
@@ -538,7 +537,7 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
         i++;
     if (i < old->count || i < now->count) {
         const mpt__recording *longer = i < now->count ? now : old;
-        mpt__error(context, MPT_ERROR_STATE,
+        mpt__error(context, STATE,
                    "the captured step is no longer what its function does: launch %lld of %lld was "
                    "kernel %s and is now %s; do the same in every step, or run this one by hand",
                    (long long)i + 1, (long long)longer->count,
@@ -569,7 +568,7 @@ static bool mpt__begins_otherwise(mpt_context *context, mpt__captured *captured)
 static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *context,
                                       const mpt_tensor *given, double seconds) {
     if (context->step_depth || context->recorder)
-        return mpt__error(context, MPT_ERROR_STATE, "a %s is under way; captured steps stand alone",
+        return mpt__error(context, STATE, "a %s is under way; captured steps stand alone",
                           context->recorder ? "recording" : "step");
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
         if (given[i].slot && !mpt__at(context, given[i], i ? "y" : "x"))
@@ -611,8 +610,7 @@ MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_ten
     given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
     mpt_status status = mpt__status_of(context);
     if (captured && !(seconds >= 0.0))
-        status =
-            mpt__error(context, MPT_ERROR_ARGUMENT, "seconds = %g: expected 0 or more", seconds);
+        status = mpt__error(context, ARGUMENT, "seconds = %g: expected 0 or more", seconds);
     else if (captured && context->sliced == handle.slot)
         status = mpt__slice_go_on(context, captured, seconds);
     else if (captured && mpt__no_slice(context))

@@ -14,7 +14,7 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
     return (int64_t)x;
 }
 
-/* What each dtype is stored as, what its elements are read by, and what is stored of what MPT__GET gives. */
+/* What each dtype is stored as, how that is read, and what is stored of what MPT__GET gives. */
 #ifndef MPTRAIN_NO_FP8
 #define MPT__STORED_F8(D) \
     D(MPT_F8E4M3, uint8_t, mpt__f8e4m3_to_f32, \

@@ -10,7 +10,7 @@ static mpt__module *mpt__attention_layer(mpt_context *context, const char *call,
     mpt__module *module = mpt__layer_new(context, call, layer);
 #ifdef MPTRAIN_NO_ATTENTION
     if (module)
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+        mpt__error(context, UNSUPPORTED,
                    "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
 #endif
     return module;
@@ -26,7 +26,7 @@ MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int
     mpt_shape shape = MPT_SHAPE(count, width);
     mpt_init normal = mpt_init_make(MPT_INIT_NORMAL, 0, 1);
     if (count < 1 || width < 1 || padding_index < -1 || padding_index >= count)
-        mpt__error(context, MPT_ERROR_ARGUMENT,
+        mpt__error(context, ARGUMENT,
                    "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
                    count, width, padding_index);
     else if (mpt__ok(context))
@@ -72,7 +72,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     (void)user;
     if (!module) return context->base.status;
     if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
                           "mask, and one output",
                           n_in, n_out);
@@ -123,7 +123,7 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
                               ? mpt__attention_layer(context, name, MPT__LAYER_multi_head_attention)
                               : NULL;
     if (module && !good)
-        mpt__error(context, MPT_ERROR_ARGUMENT,
+        mpt__error(context, ARGUMENT,
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
                    "probability",
                    width, heads, config->dropout);

@@ -17,14 +17,14 @@ static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__l
     int64_t out = weight.dim[transposed], fan = 1;
     bool good = true;
 #ifdef MPTRAIN_NO_CONV
-    mpt__error(context, MPT_ERROR_UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
+    mpt__error(context, UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
 #endif
     if (mpt__conv_attributes(context, call, op, config, &module->attributes)) {
         int64_t groups = module->attributes.index[MPT__CONV_GROUPS];
         for (int i = 0; i < weight.rank; i++)
             good = good && weight.dim[i] > 0 && (i > 1 || weight.dim[i] % groups == 0);
         if (!good)
-            mpt__error(context, MPT_ERROR_ARGUMENT,
+            mpt__error(context, ARGUMENT,
                        "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
                        "the groups divide",
                        &weight, groups);

@@ -19,14 +19,13 @@ MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
 
 MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
     (void)dtype, (void)saturate;
-    return mpt__misused(x.context, "mpt_cast_fp8", MPT_ERROR_UNSUPPORTED,
+    return mpt__misused(x.context, "mpt_cast_fp8", UNSUPPORTED,
                         "built without fp8 (MPTRAIN_NO_FP8)");
 }
 
 MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
     (void)config;
-    mpt__misuse(module.context, "mpt_fp8", MPT_ERROR_UNSUPPORTED,
-                "built without fp8 (MPTRAIN_NO_FP8)");
+    mpt__misuse(module.context, "mpt_fp8", UNSUPPORTED, "built without fp8 (MPTRAIN_NO_FP8)");
     return mpt__status_of(module.context);
 }
 
@@ -64,11 +63,10 @@ MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
     if (!tensor) return mpt__null(context);
     if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
-        return mpt__refuse(context, MPT_ERROR_DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %D",
-                           dtype);
+        return mpt__refuse(context, DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %D", dtype);
     if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
-        return mpt__refuse(context, MPT_ERROR_DTYPE,
-                           "argument 1 is %D; mpt_cast it to float32 first", tensor->dtype);
+        return mpt__refuse(context, DTYPE, "argument 1 is %D; mpt_cast it to float32 first",
+                           tensor->dtype);
     mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
     tensor = mpt__live(context, dense);
     mpt__tensor *out = NULL;
@@ -145,15 +143,14 @@ static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
     int64_t columns = in[1]->shape.dim[1];
     (void)user;
     if (shape.rank < 1 || shape.dim[shape.rank - 1] != columns)
-        return mpt__error(context, MPT_ERROR_SHAPE,
+        return mpt__error(context, SHAPE,
                           "linear layer in fp8: input %S does not fit weight %S (the last "
                           "dimension has to be %lld)",
                           &shape, &in[1]->shape, columns);
     mpt_dtype dtype = mpt__autocast_dtype(context);
     if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
     if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
-        return mpt__error(context, MPT_ERROR_DTYPE, "linear layer in fp8: the input is %D",
-                          in[0]->dtype);
+        return mpt__error(context, DTYPE, "linear layer in fp8: the input is %D", in[0]->dtype);
     mpt__running *running = mpt__fp8_running(call);
     bool watched = mpt__fp8_watched(call);
     if (!running || mpt_scope_begin(context) != MPT_OK) return context->base.status;
@@ -278,11 +275,10 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) 
     mpt__module *module = mpt__module_enter(handle, "mpt_fp8");
     if (!module) return mpt__status_of(context);
     if (c.history < 1 || c.history > MPT__FP8_LONGEST || c.margin < 0 || c.margin > 32)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "history = %d, margin = %d; expected 1..%d and 0..32", c.history,
-                          c.margin, (int)MPT__FP8_LONGEST);
+        return mpt__error(context, ARGUMENT, "history = %d, margin = %d; expected 1..%d and 0..32",
+                          c.history, c.margin, (int)MPT__FP8_LONGEST);
     if (module->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "the tree is in use; call mpt_fp8 before its first forward, optimizer, "
                           "save or value read");
     int64_t layers = 0;
@@ -294,7 +290,7 @@ MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) 
         if (!module->running) mpt__fp8_new(context, module, &c);
     }
     if (layers == 0 && mpt__ok(context))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
+        mpt__error(context, ARGUMENT,
                    "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
     return context->base.status;
 }

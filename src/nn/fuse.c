@@ -12,7 +12,7 @@
 MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
     (void)x;
     if (text && size > 0) *text = '\0';
-    mpt__misuse(module.context, "mpt_fuse", MPT_ERROR_UNSUPPORTED,
+    mpt__misuse(module.context, "mpt_fuse", UNSUPPORTED,
                 "built without convolutions (MPTRAIN_NO_CONV)");
     return -1;
 }
@@ -40,7 +40,7 @@ static void mpt__unfuse(mpt_context *context, mpt__module *root) {
 MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
     mpt__module *found = mpt__module_enter(module, "mpt_unfuse");
     if (found && module.context->module)
-        return mpt__error(module.context, MPT_ERROR_STATE, "a forward is under way");
+        return mpt__error(module.context, STATE, "a forward is under way");
     if (found) mpt__unfuse(module.context, found);
     return mpt__status_of(module.context);
 }
@@ -229,7 +229,7 @@ MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t
     const mpt__tensor *given = root ? mpt__at(context, x, "x") : NULL;
     if (!given || (!root->frozen && mpt__freeze(context, root) != MPT_OK)) return -1;
     if (context->module || context->recorder || context->in_backward) {
-        mpt__error(context, MPT_ERROR_STATE, "a forward, a backward or a recording is under way");
+        mpt__error(context, STATE, "a forward, a backward or a recording is under way");
         return -1;
     }
     if (mpt_scope_begin(context) != MPT_OK) return -1;

@@ -17,11 +17,11 @@ MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
 
 static bool mpt__check_init(mpt_context *context, mpt_init init) {
     if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init kind %d is none of mpt_init_kind",
+        return mpt__reject(context, ARGUMENT, "init kind %d is none of mpt_init_kind",
                            (int)init.kind);
     if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "init parameters %g and %g must be finite",
-                           init.a, init.b);
+        return mpt__reject(context, ARGUMENT, "init parameters %g and %g must be finite", init.a,
+                           init.b);
     return true;
 }
 

@@ -154,10 +154,9 @@ static mpt__module *mpt__walk_down(mpt__walk *walk, mpt__module *child, const ch
     length +=
         (uint32_t)mpt__format_text(&walk->path[length], room, "%s%s", length ? "." : "", name);
     if (length >= MPT__PATH_BYTES)
-        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "a path is too long: %s", walk->path);
+        mpt__error(walk->context, ARGUMENT, "a path is too long: %s", walk->path);
     else if (walk->depth == MPT__MAX_DEPTH)
-        mpt__error(walk->context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
-                   MPT__MAX_DEPTH);
+        mpt__error(walk->context, ARGUMENT, "modules nest deeper than %d", MPT__MAX_DEPTH);
     else
         return mpt__walk_to(walk, child, length);
     return NULL;
@@ -249,7 +248,7 @@ static void mpt__number(mpt_context *context, mpt__module *root) {
 
 static bool mpt__check_open(mpt_context *context, const mpt__module *module, const char *what) {
     if (module->frozen)
-        mpt__error(context, MPT_ERROR_STATE,
+        mpt__error(context, STATE,
                    "the tree is in use (forward, optimizer, save or a value was read) and takes no "
                    "more %s; add all of them first",
                    what);
@@ -266,21 +265,18 @@ static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, cons
     for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
          below = mpt__walk_next(&walk)) {
         if (below == module)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "the child contains the module itself");
+            return mpt__error(context, ARGUMENT, "the child contains the module itself");
         if (walk.depth > most) most = walk.depth;
     }
     if (depth + most > MPT__MAX_DEPTH)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "modules nest deeper than %d",
-                          MPT__MAX_DEPTH);
+        return mpt__error(context, ARGUMENT, "modules nest deeper than %d", MPT__MAX_DEPTH);
     if (!mpt__ok(context)) return context->base.status;
     if (child->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "child %s is in use; build the whole tree, then load and use it",
-                          name);
+        return mpt__error(context, STATE,
+                          "child %s is in use; build the whole tree, then load and use it", name);
     for (int64_t i = 0; i < module->child_count; i++) {
         if (strcmp(module->children[i].name, name) == 0)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a child %s",
-                              name);
+            return mpt__error(context, ARGUMENT, "the module already has a child %s", name);
     }
     if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
         return context->base.status;
@@ -307,8 +303,7 @@ static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, 
         return context->base.status;
     for (int64_t i = 0; i < module->parameter_count; i++) {
         if (strcmp(module->parameters[i].name, name) == 0)
-            return mpt__error(context, MPT_ERROR_ARGUMENT, "the module already has a parameter %s",
-                              name);
+            return mpt__error(context, ARGUMENT, "the module already has a parameter %s", name);
     }
     if (!mpt__room(context, module->parameters, module->parameter_capacity,
                    module->parameter_count + 1))
@@ -364,8 +359,7 @@ static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_
     mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
     if (!module) return mpt__module_handle(context, NULL);
     if (in < 1 || out < 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld -> %lld features: expected 1 or more", in,
-                   out);
+        mpt__error(context, ARGUMENT, "%lld -> %lld features: expected 1 or more", in, out);
     mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
     if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
     return mpt__layer_made(context, module);
@@ -397,7 +391,7 @@ MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
     mpt__module *module = mpt__layer_new(context, "mpt_nn_dropout", MPT__LAYER_dropout);
     if (module) module->attributes.imm[0] = p;
     if (module && !(p >= 0.0 && p <= 1.0))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]", p);
+        mpt__error(context, ARGUMENT, "p = %g is not in [0, 1]", p);
     return mpt__layer_made(context, module);
 }
 
@@ -406,7 +400,7 @@ static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt_
     mpt__module *module = mpt__layer_new(context, call, layer);
     const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
     if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
-    if (module && why) mpt__error(context, MPT_ERROR_ARGUMENT, why, a, b);
+    if (module && why) mpt__error(context, ARGUMENT, why, a, b);
     return mpt__layer_made(context, module);
 }
 
@@ -442,7 +436,7 @@ static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt
     mpt__module *container = mpt__layer_new(context, call, layer);
     bool given = count == 0 || (count > 0 && modules);
     if (container && !given)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "expected an array of modules and its length");
+        mpt__error(context, ARGUMENT, "expected an array of modules and its length");
     for (int i = 0; i < count && container && mpt__ok(context); i++) {
         char text[16];
         mpt__format_text(text, sizeof text, "%d", i);
@@ -465,7 +459,7 @@ static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt_
             return mpt__container_new(context, call, layer, modules, count);
         if (count < MOST) modules[count] = module;
     }
-    mpt__misuse(context, call, MPT_ERROR_ARGUMENT,
+    mpt__misuse(context, call, ARGUMENT,
                 "more than %d modules; is MPT_END missing? else use the form with an array",
                 (int)MOST);
     return mpt__module_handle(context, NULL);
@@ -502,7 +496,7 @@ MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_
         module->cls = *cls;
         module->user = user;
     } else {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "expected a class with a name and a forward");
+        mpt__error(context, ARGUMENT, "expected a class with a name and a forward");
     }
     return mpt__layer_made(context, module);
 }
@@ -510,8 +504,7 @@ MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_
 /* A name that paths can be made of. */
 static bool mpt__check_name(mpt_context *context, const char *name) {
     if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                       "expected a name of 1 to 199 characters without a dot");
+    return mpt__reject(context, ARGUMENT, "expected a name of 1 to 199 characters without a dot");
 }
 
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
@@ -572,7 +565,7 @@ static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row
     parameter->numel = mpt__shape_numel(&row->shape);
     if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
         mpt__host_text_free(context, parameter->path);
-        return mpt__error(context, MPT_ERROR_SHAPE, "the tree has more than 2^59 elements");
+        return mpt__error(context, SHAPE, "the tree has more than 2^59 elements");
     }
     row->parameter = (uint32_t)++context->parameter_count;
     context->blocks[block].parameters++;
@@ -620,7 +613,7 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
             if (!row->owner) continue;
             const mpt__module *owner = mpt__module_slot(context, row->owner);
             if (owner->mark != mark && owner->mark != walk->mark)
-                return mpt__error(context, MPT_ERROR_STATE,
+                return mpt__error(context, STATE,
                                   "parameter %s of module %s is tied to one outside the tree",
                                   row->name, walk->path);
             row->parameter = owner->parameters[row->owner_row].parameter;
@@ -681,7 +674,7 @@ static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
     for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
         if (module->frozen) /* its parameters are there */
             return mpt__error(
-                context, MPT_ERROR_STATE,
+                context, STATE,
                 "module %s is already in use in another tree; only one tree can share it",
                 walk.path);
     }
@@ -759,9 +752,8 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     MPT__PLAIN_FLOATS;
     const mpt_module_class *cls = &module->cls;
     if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "%s takes %d inputs and %d outputs, got %d and %d", cls->name,
-                          cls->n_inputs ? cls->n_inputs : n_in,
+        return mpt__error(context, ARGUMENT, "%s takes %d inputs and %d outputs, got %d and %d",
+                          cls->name, cls->n_inputs ? cls->n_inputs : n_in,
                           cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
     if (!mpt__user_forward_begin(context, cls->name)) return context->base.status;
     mpt_status status =
@@ -770,11 +762,10 @@ static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *modu
     context->base.op = "mpt_forward"; /* not the last call that the user's function made */
     if (!mpt__ok(context)) return context->base.status;
     if (status != MPT_OK)
-        return mpt__error(context, status, "forward of %s reported: %s", cls->name,
-                          mpt_status_name(status));
+        return mpt__error_of(context, status, "forward of %s reported: %s", cls->name,
+                             mpt_status_name(status));
     if (out[0].slot == 0)
-        return mpt__error(context, MPT_ERROR_STATE, "forward of %s did not set output 0",
-                          cls->name);
+        return mpt__error(context, STATE, "forward of %s did not set output 0", cls->name);
     return MPT_OK;
 }
 
@@ -800,7 +791,7 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__mo
         if (module->run)
             return module->run(context, module, x, mpt__null(NULL),
                                activation == MPT_ACTIVATION_RELU);
-        mpt__error(context, MPT_ERROR_UNSUPPORTED,
+        mpt__error(context, UNSUPPORTED,
                    "a list has no forward of its own; call its children, see mpt_child");
         return out;
     }
@@ -873,8 +864,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
     mpt__module *found = mpt__module_enter(module, "mpt_forward");
     if (!found) return mpt__status_of(context);
     if (!in || !out || n_in < 1 || n_out < 1)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "expected at least one input and one output");
+        return mpt__error(context, ARGUMENT, "expected at least one input and one output");
     for (int i = 0; i < n_in; i++)
         if (!mpt__at(context, in[i], "input")) return context->base.status;
     if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
@@ -889,7 +879,7 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
         mpt__module_begin(context, found);
         out[0] = found->run(context, found, in[0], in[1], false);
     } else if (n_in != 1 || n_out != 1) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s takes one input and one output, got %d and %d",
+        mpt__error(context, ARGUMENT, "%s takes one input and one output, got %d and %d",
                    found->cls.name, n_in, n_out);
     } else {
         mpt__tensor *x = mpt__slot(context, in[0].slot);

@@ -151,15 +151,15 @@ static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__l
     mpt__module *module = mpt__layer_new(context, call, layer);
     if (!module) return NULL;
     module->attributes = mpt__norm_attributes(count, config->eps);
-    if (missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    if (missing) mpt__error(context, UNSUPPORTED, "%s", missing);
     bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
     for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
     if (mpt__ok(context) && !good)
-        mpt__error(context, MPT_ERROR_SHAPE,
+        mpt__error(context, SHAPE,
                    "expected 1 to %d dimensions, or a number of features, of 1 or more",
                    (int)MPT_MAX_RANK);
     if (mpt__ok(context) && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", config->eps);
+        mpt__error(context, ARGUMENT, "eps %g: expected 0 or more", config->eps);
     static const char *const names[] = {"weight", "bias"};
     for (int i = 0; i < 2 && mpt__ok(context); i++) {
         bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
@@ -191,8 +191,7 @@ MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, i
     mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
                                         MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
     if (module && mpt__ok(context) && (groups < 1 || channels % groups != 0))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld groups do not divide %lld channels", groups,
-                   channels);
+        mpt__error(context, ARGUMENT, "%lld groups do not divide %lld channels", groups, channels);
     return mpt__layer_made(context, module);
 }
 
@@ -221,9 +220,8 @@ static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *mod
     bool flat = module->layer == MPT__LAYER_batch_norm1d;
     int rank = tensor->shape.rank;
     if (flat ? rank != 2 && rank != 3 : rank != 4)
-        return mpt__refuse(context, MPT_ERROR_SHAPE, "%s of input %S: expected %s",
-                           module->cls.name, &tensor->shape,
-                           flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
+        return mpt__refuse(context, SHAPE, "%s of input %S: expected %s", module->cls.name,
+                           &tensor->shape, flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
     if (training) mpt__notice_bias(context, module, tensor);
     in[0] = x, in[5] = residual;
     for (int i = 0; i < 2; i++) {
@@ -246,8 +244,8 @@ static mpt_module mpt__batch_norm_layer(mpt_context *context, const char *call, 
     mpt__module *module = mpt__norm_new(context, call, layer, MPT_SHAPE(features), 0, &config,
                                         MPT__CHANNEL_NORMS);
     if (module && mpt__ok(context) && !(config.momentum <= 1.0))
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "momentum %g: expected at most 1 (negative: the mean of all)", config.momentum);
+        mpt__error(context, ARGUMENT, "momentum %g: expected at most 1 (negative: the mean of all)",
+                   config.momentum);
     if (module) module->attributes.index[2] = config.relu, module->run = mpt__batch_norm_forward;
     if (module && mpt__ok(context) && config.track)
         mpt__running_new(context, module, features, config.momentum);
@@ -279,7 +277,7 @@ static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt
     mpt__module *module = mpt__layer_new(context, call, layer);
     const char *missing = MPT__CHANNEL_NORMS;
     if (module) module->attributes = attributes;
-    if (module && missing) mpt__error(context, MPT_ERROR_UNSUPPORTED, "%s", missing);
+    if (module && missing) mpt__error(context, UNSUPPORTED, "%s", missing);
     return mpt__layer_made(context, module);
 }
 

@@ -45,7 +45,7 @@ static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, co
         *holder = mpt__module_slot(context, row->owner);
         return row->owner_row;
     }
-    mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
+    mpt__error(context, ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
                module->cls.name, path ? path : "(null)");
     return -1;
 }
@@ -67,9 +67,8 @@ MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
     for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
         if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
             return mpt__handle(context, holder->running->buffer[i]);
-    return mpt__refuse(context, MPT_ERROR_ARGUMENT,
-                       "%s has no buffer \"%s\"; mpt_summary lists them", found->cls.name,
-                       path ? path : "(null)");
+    return mpt__refuse(context, ARGUMENT, "%s has no buffer \"%s\"; mpt_summary lists them",
+                       found->cls.name, path ? path : "(null)");
 }
 
 MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
@@ -79,7 +78,7 @@ MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
     const mpt__module *child =
         path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
     if (!child)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
+        mpt__error(context, ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
                    found->cls.name, path ? path : "(null)");
     return mpt__module_handle(context, child);
 }
@@ -155,8 +154,7 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
         mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter->path));
         return mpt__handle(context, parameter->tensor);
     }
-    return mpt__refuse(context, MPT_ERROR_ARGUMENT, "parameter %d: the module has %d of them",
-                       index, count);
+    return mpt__refuse(context, ARGUMENT, "parameter %d: the module has %d of them", index, count);
 }
 
 /* ==== Modes and policies ==== */
@@ -184,9 +182,9 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
     mpt_context *context = root.context;
     mpt__module *found = mpt__module_enter(root, "mpt_set_label");
     if (!found) return mpt__status_of(context);
-    if (!label) return mpt__error(context, MPT_ERROR_ARGUMENT, "label is NULL");
+    if (!label) return mpt__error(context, ARGUMENT, "label is NULL");
     if (found->parent || found->frozen)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "a label belongs to the root of a tree, before the tree is first used");
     found->label = mpt__hash_bytes(1, label, strlen(label));
     return MPT_OK;
@@ -197,7 +195,7 @@ MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) 
     if (!found) return mpt__status_of(module.context);
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
         return mpt__error(
-            module.context, MPT_ERROR_DTYPE,
+            module.context, DTYPE,
             "expected MPT_F16, MPT_BF16, MPT_F32 (casting off) or MPT_DTYPE_NONE, got %D", dtype);
     found->policy = (uint8_t)dtype;
     return MPT_OK;
@@ -220,7 +218,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
                                   mpt_dtype dtype) {
     if (parameter->optimizer)
         return mpt__error(
-            context, MPT_ERROR_STATE,
+            context, STATE,
             "parameter %s already belongs to an optimizer; call mpt_half before it is made",
             parameter->path);
     size_t bytes;
@@ -228,7 +226,7 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
     float limit = (float)mpt__dtype_info[dtype].max_finite;
     for (int64_t i = 0; values && i < parameter->numel; i++) {
         if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
-        mpt__error(context, MPT_ERROR_NUMERIC,
+        mpt__error(context, NUMERIC,
                    "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the "
                    "weights down, use MPT_BF16, or train with autocast instead",
                    parameter->path, i, (double)values[i], dtype, (double)limit);
@@ -267,8 +265,7 @@ MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
     mpt__module *found = mpt__module_frozen(module, "mpt_half");
     if (!found) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
-        return mpt__error(context, MPT_ERROR_DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %D",
-                          dtype);
+        return mpt__error(context, DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %D", dtype);
     int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
     mpt__parameter *parameter;
     mpt__walk walk;
@@ -370,14 +367,14 @@ static mpt_status mpt__copy_buffer(mpt_context *to, const mpt__buffer *target, m
                                    const mpt__buffer *source) {
     const mpt__tensor *a = target->tensor, *b = source->tensor;
     if (a->dtype != b->dtype || !mpt__same_shape(a, b))
-        return mpt__error(to, MPT_ERROR_SHAPE, "buffer %s is %S here and %S in the source (%s)",
-                          target->path, &a->shape, &b->shape, source->path);
+        return mpt__error(to, SHAPE, "buffer %s is %S here and %S in the source (%s)", target->path,
+                          &a->shape, &b->shape, source->path);
     size_t bytes = (size_t)mpt__tensor_bytes(a);
     void *values = mpt__host_new(from, bytes);
     if (values && mpt__read_as(from, b, (mpt_dtype)b->dtype, values) == MPT_OK)
         mpt__write_as(to, target->tensor, (mpt_dtype)a->dtype, values);
     else
-        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+        mpt__error(to, STATE, "the source's context failed: %s", mpt_error(from));
     mpt__host_free(from, values, bytes);
     return to->base.status;
 }
@@ -388,14 +385,14 @@ static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *tar
     mpt__tensor *a = target->tensor;
     const mpt__tensor *b = source->tensor;
     if (!mpt__same_shape(a, b))
-        return mpt__error(to, MPT_ERROR_SHAPE, "parameter %s is %S here and %S in the source (%s)",
+        return mpt__error(to, SHAPE, "parameter %s is %S here and %S in the source (%s)",
                           target->path, &a->shape, &b->shape, source->path);
     size_t bytes;
     float *values = mpt__parameter_values(from, source, &bytes);
     if (values)
         mpt__write_f32(to, a, values);
     else
-        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+        mpt__error(to, STATE, "the source's context failed: %s", mpt_error(from));
     mpt__host_free(from, values, bytes);
     return to->base.status;
 }
@@ -404,17 +401,17 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     mpt_context *to = destination.context, *from = source.context;
     mpt__module *target = mpt__module_frozen(destination, "mpt_copy_module");
     if (!target) return mpt__status_of(to);
-    if (!from) return mpt__error(to, MPT_ERROR_HANDLE, "the source is a null handle");
+    if (!from) return mpt__error(to, HANDLE, "the source is a null handle");
     mpt__module *origin = mpt__module_frozen(source, "mpt_copy_module");
     if (!origin) {
-        mpt__error(to, MPT_ERROR_STATE, "the source's context failed: %s", mpt_error(from));
+        mpt__error(to, STATE, "the source's context failed: %s", mpt_error(from));
         return to->base.status;
     }
     int64_t here = mpt__module_parameters(to, destination, NULL, NULL, 0);
     int64_t there = mpt__module_parameters(from, source, NULL, NULL, 0);
     if (here != there)
-        return mpt__error(to, MPT_ERROR_SHAPE,
-                          "the source has %lld parameters, the destination %lld", there, here);
+        return mpt__error(to, SHAPE, "the source has %lld parameters, the destination %lld", there,
+                          here);
     const mpt__parameter *a, *b;
     mpt__walk walk_a, walk_b;
     mpt__walk_begin(&walk_a, to, target);
@@ -426,8 +423,7 @@ MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source
     mpt__walk_begin(&walk_b, from, origin);
     while (to->base.status == MPT_OK && mpt__walk_buffer(&walk_a, &here_now)) {
         if (!mpt__walk_buffer(&walk_b, &there_now))
-            return mpt__error(to, MPT_ERROR_SHAPE, "the source has no buffer for %s",
-                              here_now.path);
+            return mpt__error(to, SHAPE, "the source has no buffer for %s", here_now.path);
         mpt__copy_buffer(to, &here_now, from, &there_now);
     }
     return to->base.status;
@@ -480,18 +476,16 @@ MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
     mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
     if (!found) return mpt__status_of(context);
     if (found->parent)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "the module is part of another one; destroy the root");
+        return mpt__error(context, STATE, "the module is part of another one; destroy the root");
     if (context->module)
-        return mpt__error(context, MPT_ERROR_STATE,
-                          "a forward is under way; destroy modules after it");
+        return mpt__error(context, STATE, "a forward is under way; destroy modules after it");
     const mpt__module_parameter *row;
     mpt__walk walk;
     mpt__walk_begin(&walk, context, found);
     while ((row = mpt__walk_parameter(&walk)) != NULL) {
         if (row->parameter && context->parameters[row->parameter - 1].optimizer)
             return mpt__error(
-                context, MPT_ERROR_STATE,
+                context, STATE,
                 "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
                 context->parameters[row->parameter - 1].path);
     }
@@ -537,14 +531,13 @@ MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *
     const mpt__module_parameter *from = &owner->parameters[k];
     mpt__module_parameter *row = &holder->parameters[i];
     if (row == from)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "%s and %s are one parameter already", path,
-                          source);
+        return mpt__error(context, ARGUMENT, "%s and %s are one parameter already", path, source);
     bool same = row->shape.rank == from->shape.rank;
     for (int d = 0; same && d < row->shape.rank; d++)
         same = row->shape.dim[d] == from->shape.dim[d];
     if (!same)
-        return mpt__error(context, MPT_ERROR_SHAPE, "%s is %S, %s is %S: expected equal shapes",
-                          path, &row->shape, source, &from->shape);
+        return mpt__error(context, SHAPE, "%s is %S, %s is %S: expected equal shapes", path,
+                          &row->shape, source, &from->shape);
     const mpt__object_table *table = &context->objects[MPT__MODULE];
     for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
         const mpt__module *other = (const mpt__module *)table->rows[m].object;

@@ -10,7 +10,7 @@
 #ifdef MPTRAIN_NO_ATTENTION
 
 static mpt_status mpt__no_attention_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+    return mpt__error(frame->context, UNSUPPORTED,
                       "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
 }
 
@@ -24,15 +24,14 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
     const mpt__tensor *ids = frame->in[0], *w = frame->in[1];
     int64_t padding = frame->attributes->index[0];
     if (ids->dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "ids are %D: expected i64; mpt_cast them",
-                          ids->dtype);
+        return mpt__error(context, DTYPE, "ids are %D: expected i64; mpt_cast them", ids->dtype);
     if (!mpt__check_float(frame, 1)) return context->base.status;
     if (w->shape.rank != 2 || ids->shape.rank == MPT_MAX_RANK)
-        return mpt__error(context, MPT_ERROR_SHAPE,
+        return mpt__error(context, SHAPE,
                           "ids %S, weight %S: expected at most 7 dimensions, and [V, D]",
                           &ids->shape, &w->shape);
     if (padding < -1 || padding >= w->shape.dim[0])
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "padding_index %lld: expected a row of weight %S, or -1 for none",
                           padding, &w->shape);
     frame->out_dtype[0] = (mpt_dtype)w->dtype;
@@ -125,8 +124,8 @@ static mpt__attention_views mpt__attention_split(const mpt__frame *frame,
 static mpt_status mpt__attention_mismatch(mpt__frame *frame, const char *expected) {
     const mpt__tensor *k = frame->in[1] ? frame->in[1] : frame->in[0];
     const mpt__tensor *v = frame->in[2] ? frame->in[2] : frame->in[0];
-    return mpt__error(frame->context, MPT_ERROR_SHAPE, "q %S, k %S, v %S: expected %s",
-                      &frame->in[0]->shape, &k->shape, &v->shape, expected);
+    return mpt__error(frame->context, SHAPE, "q %S, k %S, v %S: expected %s", &frame->in[0]->shape,
+                      &k->shape, &v->shape, expected);
 }
 
 static mpt_status mpt__attention_shape(mpt__frame *frame) {
@@ -158,7 +157,7 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
     frame->out_shape[0].dim[rank - 1] = heads ? heads * c[3] : c[3];
     if (!mask) return MPT_OK;
     if (mask->flags & MPT__REQUIRES_GRAD)
-        return mpt__error(context, MPT_ERROR_UNSUPPORTED,
+        return mpt__error(context, UNSUPPORTED,
                           "the mask gets no gradient; mpt_detach it, or add it to scores of your "
                           "own");
     if (mask->dtype != MPT_BOOL && !mpt__check_float(frame, 3)) return context->base.status;
@@ -168,7 +167,7 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
     for (int i = 0; good && i < mask->shape.rank; i++)
         good = mask->shape.dim[i] == 1 || mask->shape.dim[i] == full[4 - mask->shape.rank + i];
     if (good) return MPT_OK;
-    return mpt__error(context, MPT_ERROR_SHAPE,
+    return mpt__error(context, SHAPE,
                       "mask %S does not broadcast to the scores, %lld x %lld x %lld x %lld",
                       &mask->shape, a[0], a[1], a[2], b[2]);
 }
@@ -284,20 +283,20 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
     if (!mpt__check_float(frame, 0) || !mpt__check_float(frame, 1)) return context->base.status;
     if (t->dtype != MPT_I64)
         return mpt__error(
-            context, MPT_ERROR_DTYPE,
+            context, DTYPE,
             "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64",
             t->dtype);
     bool good = rank >= 2 && w->shape.rank == 2 && t->shape.rank == rank - 1 &&
                 x->shape.dim[rank - 1] == w->shape.dim[1];
     for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
     if (!good)
-        return mpt__error(context, MPT_ERROR_SHAPE,
+        return mpt__error(context, SHAPE,
                           "input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]",
                           &x->shape, &w->shape, &t->shape);
     if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
                by->dtype != frame->out_dtype[0]))
-        return mpt__error(context, MPT_ERROR_SHAPE, "class weights %D %S: expected %D [%lld]",
-                          by->dtype, &by->shape, frame->out_dtype[0], w->shape.dim[0]);
+        return mpt__error(context, SHAPE, "class weights %D %S: expected %D [%lld]", by->dtype,
+                          &by->shape, frame->out_dtype[0], w->shape.dim[0]);
     if (!mpt__promotes(context) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
     if (x->dtype != MPT_F64) frame->compute = low;
     frame->attributes->index[1] = 1; /* rows of a sample */
@@ -517,7 +516,7 @@ MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor
     mpt_context *context = mpt__context_of(in, 4);
     double p = config->dropout;
     if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
-        return mpt__misused(context, name, MPT_ERROR_ARGUMENT,
+        return mpt__misused(context, name, ARGUMENT,
                             "dropout %g, scale %g: expected a probability, and a finite number", p,
                             config->scale);
     if (context && (!context->module_training || context->inference_depth)) p = 0.0;
@@ -538,8 +537,8 @@ MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight,
     mpt_context *context = mpt__context_of(in, 4);
     if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
     if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0))
-        return mpt__misused(context, name, MPT_ERROR_ARGUMENT,
-                            "label_smoothing %g is not in [0, 1]", config->label_smoothing);
+        return mpt__misused(context, name, ARGUMENT, "label_smoothing %g is not in [0, 1]",
+                            config->label_smoothing);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;
     attributes.reduction = (uint8_t)config->reduction;

@@ -23,8 +23,7 @@ enum {
 #ifdef MPTRAIN_NO_CONV
 
 static mpt_status mpt__conv_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
-                      "built without convolutions (MPTRAIN_NO_CONV)");
+    return mpt__error(frame->context, UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
 }
 #define mpt__conv_forward NULL
 #define mpt__conv_backward NULL
@@ -66,13 +65,13 @@ static mpt_status mpt__conv_shape(mpt__frame *frame) {
     mpt_shape *out = &frame->out_shape[0];
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
     if (x->rank != rank || w->rank != rank)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+        return mpt__error(frame->context, SHAPE,
                           "input %S and weight %S: expected %d dimensions each", x, w, rank);
     int64_t groups = frame->attributes->index[MPT__CONV_GROUPS];
     int64_t in = transposed ? w->dim[0] : w->dim[1], inputs = x->dim[1] / groups;
     if (x->dim[1] % groups != 0 || w->dim[0] % groups != 0 || x->dim[1] < 1 || w->dim[0] < 1 ||
         w->dim[1] < 1 || in != (transposed ? x->dim[1] : inputs))
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+        return mpt__error(frame->context, SHAPE,
                           "input %S does not fit weight %S in %lld groups: expected %s", x, w,
                           groups,
                           transposed ? "[N, C, ..] and [C, O / groups, ..]"
@@ -80,14 +79,14 @@ static mpt_status mpt__conv_shape(mpt__frame *frame) {
     *out = *x;
     out->dim[1] = transposed ? w->dim[1] * groups : w->dim[0];
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != out->dim[1]))
-        return mpt__error(frame->context, MPT_ERROR_SHAPE, "bias %S: expected [%lld]", &bias->shape,
+        return mpt__error(frame->context, SHAPE, "bias %S: expected [%lld]", &bias->shape,
                           out->dim[1]);
     for (int i = 2; i < rank; i++) {
         bool good =
             x->dim[i] > 0 && x->dim[i] <= INT32_MAX && w->dim[i] > 0 && w->dim[i] <= INT32_MAX;
         out->dim[i] = good ? mpt__conv_size(frame, i - rank + 2, x->dim[i], w->dim[i]) : 0;
         if (out->dim[i] < 1)
-            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+            return mpt__error(frame->context, SHAPE,
                               "no output: dimension %d of input %S, padded, is too small for "
                               "weight %S, or larger than 2^31 - 1",
                               i, x, w);
@@ -343,7 +342,7 @@ static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
     mpt_conv_config c = config ? *config : mpt_conv_config_default();
     const char *why = mpt__bad_conv(&c, op);
     if (why) {
-        mpt__misuse(context, call, MPT_ERROR_ARGUMENT, "%s", why);
+        mpt__misuse(context, call, ARGUMENT, "%s", why);
         return false;
     }
     if (op == MPT__OP_conv1d) {

@@ -159,7 +159,7 @@ static const char *mpt__bad_numbers(int op, double a, double b) {
 
 static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, double a, double b) {
     const char *why = mpt__bad_numbers(op, a, b);
-    if (why && x.context) return mpt__misused(x.context, name, MPT_ERROR_ARGUMENT, why, a, b);
+    if (why && x.context) return mpt__misused(x.context, name, ARGUMENT, why, a, b);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = a;
     attributes.imm[1] = b;
@@ -200,7 +200,7 @@ static mpt_status mpt__binary_shape(mpt__frame *frame) {
     int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
     int back = frame->out_shape[0].rank - misfit;
-    return mpt__error(frame->context, MPT_ERROR_SHAPE,
+    return mpt__error(frame->context, SHAPE,
                       "shapes %S and %S do not broadcast: dimension %d is %lld against %lld",
                       &a->shape, &b->shape, misfit, a->shape.dim[a->shape.rank - back],
                       b->shape.dim[b->shape.rank - back]);
@@ -398,8 +398,7 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *condition = frame->in[0], *a = frame->in[1], *b = frame->in[2];
     if (condition->dtype != MPT_BOOL)
-        return mpt__error(context, MPT_ERROR_DTYPE,
-                          "argument 1 is %D: expected bool, as comparisons give it",
+        return mpt__error(context, DTYPE, "argument 1 is %D: expected bool, as comparisons give it",
                           condition->dtype);
     for (int i = 1; i < 3; i++)
         if (mpt__input_computes(frame, i) != MPT_OK) return context->base.status;
@@ -412,8 +411,8 @@ static mpt_status mpt__where_shape(mpt__frame *frame) {
         misfit = mpt__broadcast_dims(condition, condition->shape.rank, &choice, choice.shape.rank,
                                      &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
-    return mpt__error(context, MPT_ERROR_SHAPE, "shapes %S, %S and %S do not broadcast",
-                      &condition->shape, &a->shape, &b->shape);
+    return mpt__error(context, SHAPE, "shapes %S, %S and %S do not broadcast", &condition->shape,
+                      &a->shape, &b->shape);
 }
 
 /* Each launch writes -0 where the other has the element: that adds to it without a trace. */
@@ -488,8 +487,7 @@ static mpt_status mpt__dropout_backward(mpt__frame *frame) {
 static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
     mpt_context *context = x.context;
     if (context && !(p >= 0.0 && p <= 1.0))
-        return mpt__misused(context, "mpt_dropout", MPT_ERROR_ARGUMENT, "p = %g is not in [0, 1]",
-                            p);
+        return mpt__misused(context, "mpt_dropout", ARGUMENT, "p = %g is not in [0, 1]", p);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = p;
     attributes.index[0] = (int64_t)stream;

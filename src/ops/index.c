@@ -15,7 +15,7 @@ static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
     const mpt__tensor *x = frame->in[0], *i = frame->in[index];
     if (mpt__input_computes(frame, 0) != MPT_OK) return context->base.status;
     if (i->dtype != MPT_I64)
-        return mpt__error(context, MPT_ERROR_DTYPE, "indices are %D: expected i64", i->dtype);
+        return mpt__error(context, DTYPE, "indices are %D: expected i64", i->dtype);
     *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
     if (*dim < 0) return context->base.status;
     frame->attributes->index[0] = *dim;
@@ -34,9 +34,8 @@ static mpt_status mpt__gather_shape(mpt__frame *frame) {
     int dim;
     if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (!mpt__agree_outside(frame->in[0], frame->in[1], dim))
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S and indices %S differ outside dimension %d", &frame->in[0]->shape,
-                          &frame->in[1]->shape, dim);
+        return mpt__error(frame->context, SHAPE, "%S and indices %S differ outside dimension %d",
+                          &frame->in[0]->shape, &frame->in[1]->shape, dim);
     frame->out_shape[0] = frame->in[1]->shape;
     return MPT_OK;
 }
@@ -45,7 +44,7 @@ static mpt_status mpt__index_select_shape(mpt__frame *frame) {
     int dim;
     if (mpt__index_check(frame, 1, &dim) != MPT_OK) return mpt__outcome(frame);
     if (frame->in[1]->shape.rank != 1)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE, "indices %S: expected one dimension",
+        return mpt__error(frame->context, SHAPE, "indices %S: expected one dimension",
                           &frame->in[1]->shape);
     frame->out_shape[0].dim[dim] = frame->in[1]->shape.dim[0];
     return MPT_OK;
@@ -59,7 +58,7 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
     if (x->dtype != source->dtype) frame->out_dtype[0] = MPT_F32;
     if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
         return mpt__error(
-            frame->context, MPT_ERROR_SHAPE,
+            frame->context, SHAPE,
             "%S, indices %S, source %S: expected the same sizes, but for dimension %d "
             "of the first",
             &x->shape, &index->shape, &source->shape, dim);
@@ -149,7 +148,7 @@ static mpt_status mpt__argsort_shape(mpt__frame *frame) {
     if (dim < 0) return mpt__outcome(frame);
     int64_t size = x->shape.dim[dim], count = index[1] < 0 ? size : index[1];
     if (count > size)
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+        return mpt__error(frame->context, ARGUMENT,
                           "k = %lld: dimension %d of %S has but %lld elements", count, dim,
                           &x->shape, size);
     index[0] = dim;
@@ -172,10 +171,9 @@ static mpt_status mpt__one_hot_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     int64_t classes = frame->attributes->index[1];
     if (x->dtype != MPT_I64)
-        return mpt__error(frame->context, MPT_ERROR_DTYPE, "classes are %D: expected i64",
-                          x->dtype);
+        return mpt__error(frame->context, DTYPE, "classes are %D: expected i64", x->dtype);
     if (classes < 1 || x->shape.rank == MPT_MAX_RANK)
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+        return mpt__error(frame->context, ARGUMENT,
                           "%lld classes of shape %S: expected 1 or more, and at most 7 dimensions",
                           classes, &x->shape);
     frame->out_shape[0] = x->shape;
@@ -257,7 +255,7 @@ MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tens
 MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
                                 mpt_tensor *indices) {
     if (k < 0 && x.context) {
-        mpt__misuse(x.context, "mpt_topk", MPT_ERROR_ARGUMENT, "k = %lld: expected 0 or more", k);
+        mpt__misuse(x.context, "mpt_topk", ARGUMENT, "k = %lld: expected 0 or more", k);
         if (indices) *indices = mpt__null(x.context);
         return mpt__null(x.context);
     }
@@ -294,8 +292,8 @@ static mpt_status mpt__flip_backward(mpt__frame *frame) {
 
 static mpt_status mpt__triangle_shape(mpt__frame *frame) {
     if (frame->in[0]->shape.rank < 2)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S: expected a matrix, two dimensions or more", &frame->in[0]->shape);
+        return mpt__error(frame->context, SHAPE, "%S: expected a matrix, two dimensions or more",
+                          &frame->in[0]->shape);
     return mpt__unary_shape(frame);
 }
 
@@ -330,7 +328,7 @@ static mpt_status mpt__pad_shape(mpt__frame *frame) {
         if (good) *size += asked.dim[i];
     }
     if (good) return MPT_OK;
-    return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+    return mpt__error(frame->context, ARGUMENT,
                       "padding %S of a tensor %S: expected sizes before and after its last "
                       "dimensions, 0 or more",
                       &asked, &x->shape);
@@ -374,8 +372,8 @@ MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
 MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
     mpt_context *context = x.context;
     if (padding.rank < 0 || padding.rank > MPT_MAX_RANK)
-        return mpt__misused(context, "mpt_pad", MPT_ERROR_ARGUMENT, "%d sizes are not in 0..%d",
-                            padding.rank, MPT_MAX_RANK);
+        return mpt__misused(context, "mpt_pad", ARGUMENT, "%d sizes are not in 0..%d", padding.rank,
+                            MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = value;
     attributes.rank = (uint8_t)padding.rank;

@@ -47,18 +47,18 @@ static mpt_status mpt__check_inplace(mpt_context *context, const mpt__tensor *x,
                                      mpt__tensor *const *in, int n_in, bool records) {
     bool leaf = (x->flags & MPT__LEAF) && (x->flags & MPT__REQUIRES_GRAD);
     if (leaf && !context->no_grad_depth && !context->inference_depth)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "a leaf that collects a gradient cannot be changed in place, for its "
                           "gradient would belong to another value; do it between "
                           "mpt_no_grad_begin and mpt_no_grad_end");
     if (mpt__is_expanded(context, x)) return context->base.status;
     for (int i = 0; i < n_in; i++)
         if (in[i] && mpt__overlaps(x, in[i]))
-            return mpt__error(context, MPT_ERROR_STATE,
+            return mpt__error(context, STATE,
                               "argument 2 shows part of the memory that is written; mpt_clone it");
     if (!records || mpt__storage_alone(context, x->storage)) return MPT_OK;
     return mpt__error(
-        context, MPT_ERROR_STATE,
+        context, STATE,
         "the tensor shares its memory with others (it is a view, or has views), whose "
         "history cannot follow; mpt_clone it first, or release them");
 }
@@ -108,7 +108,7 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
     mpt_status status = mpt__call_shape(frame);
     bool ends = !frame->records && mpt__history_ends(context, x);
     if (status == MPT_OK && !mpt__fits_shape(&frame->out_shape[0], x))
-        status = mpt__error(context, MPT_ERROR_SHAPE,
+        status = mpt__error(context, SHAPE,
                             "the result has shape %S, which does not fit the tensor's %S",
                             &frame->out_shape[0], &x->shape);
     if (status == MPT_OK)

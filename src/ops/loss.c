@@ -9,15 +9,15 @@
 static bool mpt__check_float(mpt__frame *frame, int i) {
     mpt_dtype dtype = (mpt_dtype)frame->in[i]->dtype;
     if (mpt__dtype_computes(dtype)) return true;
-    return mpt__reject(frame->context, MPT_ERROR_DTYPE,
-                       "argument %d has dtype %D, expected a float dtype", i + 1, dtype);
+    return mpt__reject(frame->context, DTYPE, "argument %d has dtype %D, expected a float dtype",
+                       i + 1, dtype);
 }
 
 static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
                                 mpt_reduction last) {
     if (reduction >= MPT_MEAN && reduction <= last) return true;
-    mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "reduction %d is none of MPT_MEAN .. %s",
-                (int)reduction, last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
+    mpt__misuse(context, name, ARGUMENT, "reduction %d is none of MPT_MEAN .. %s", (int)reduction,
+                last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
     return false;
 }
 
@@ -25,8 +25,7 @@ static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_redu
 static bool mpt__good_number(mpt_context *context, const char *name, const char *what, double value,
                              const char *expected) {
     bool good = *expected == '0' ? value >= 0.0 : expected[1] == 'b' ? value > 0.0 : value == value;
-    if (!good)
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT, "%s %g is not %s", what, value, expected);
+    if (!good) mpt__misuse(context, name, ARGUMENT, "%s %g is not %s", what, value, expected);
     return good;
 }
 
@@ -59,7 +58,7 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
     if (!mpt__check_float(frame, 0)) return context->base.status;
     if (t->dtype != MPT_I64)
         return mpt__error(
-            context, MPT_ERROR_DTYPE,
+            context, DTYPE,
             "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64, or "
             "set mpt_fit_config.loss to one of numbers",
             t->dtype);
@@ -67,15 +66,15 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
                 (x->shape.rank == 1 && t->shape.rank == 0);
     if (!good)
         return mpt__error(
-            context, MPT_ERROR_SHAPE,
+            context, SHAPE,
             "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &x->shape,
             &t->shape);
     int64_t classes = x->shape.dim[x->shape.rank - 1];
     if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
-        return mpt__error(context, MPT_ERROR_SHAPE, "weight %D %S: expected %D [%lld]", w->dtype,
-                          &w->shape, frame->out_dtype[0], classes);
+        return mpt__error(context, SHAPE, "weight %D %S: expected %D [%lld]", w->dtype, &w->shape,
+                          frame->out_dtype[0], classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "label_smoothing %g is not in [0, 1]",
+        return mpt__error(context, ARGUMENT, "label_smoothing %g is not in [0, 1]",
                           frame->attributes->imm[0]);
     frame->out_shape[0].rank = 0;
     if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &t->shape);
@@ -204,11 +203,11 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
     mpt__spares spares;
     spares.count = 0;
     if (config->ignore_index >= 0)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+        return mpt__refuse(context, ARGUMENT,
                            "ignore_index %lld has no meaning where targets are probabilities",
                            config->ignore_index);
     if (weight && (weight->shape.rank != 1 || weight->shape.dim[0] != shape.dim[dim]))
-        return mpt__refuse(context, MPT_ERROR_SHAPE, "weight %S: expected [%lld]", &weight->shape,
+        return mpt__refuse(context, SHAPE, "weight %S: expected [%lld]", &weight->shape,
                            shape.dim[dim]);
     in[0] = mpt__spare(&spares, mpt_log_softmax(mpt__widened(&spares, logits), dim));
     in[1] = targets, in[2] = config->weight;
@@ -242,9 +241,8 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
         if (i > 0) positions *= t->shape.dim[i];
     }
     if (!fits) {
-        mpt__refuse(context, MPT_ERROR_SHAPE,
-                    "input %S and targets %S: expected [N, C, d1..] and [N, d1..]", &x->shape,
-                    &t->shape);
+        mpt__refuse(context, SHAPE, "input %S and targets %S: expected [N, C, d1..] and [N, d1..]",
+                    &x->shape, &t->shape);
         return -1;
     }
     order.dim[rank - 1] = 1;
@@ -323,7 +321,7 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
         if (!other) continue;
         if (!mpt__check_float(frame, i)) return mpt__outcome(frame);
         if (i == 1 && !mpt__same_shape(x, other))
-            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+            return mpt__error(frame->context, SHAPE,
                               "input %S and target %S: expected equal shapes; mpt_reshape "
                               "or mpt_expand",
                               &x->shape, &other->shape);
@@ -332,7 +330,7 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
         for (int d = 0; fits && d < other->shape.rank; d++)
             fits = other->shape.dim[d] == 1 || other->shape.dim[d] == x->shape.dim[lead + d];
         if (!fits)
-            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+            return mpt__error(frame->context, SHAPE,
                               "argument %d is %S, which does not broadcast to the input's %S",
                               i + 1, &other->shape, &x->shape);
     }
@@ -567,12 +565,11 @@ MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor target
     bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
                 (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
     if (!fits)
-        return mpt__refuse(context, MPT_ERROR_SHAPE,
+        return mpt__refuse(context, SHAPE,
                            "input %S and targets %S: expected [N, C] and [N], and a weight [C] or "
                            "none",
                            &x->shape, &t->shape);
-    if (p != 1 && p != 2)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %d: expected 1 or 2", p);
+    if (p != 1 && p != 2) return mpt__refuse(context, ARGUMENT, "p = %d: expected 1 or 2", p);
     mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
     mpt_tensor by_row[2];
     by_row[0] = input;
@@ -616,10 +613,10 @@ static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, 
         if (!x) return false;
         if (i == 0) first = x;
         if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-            return mpt__reject(context, MPT_ERROR_DTYPE, "%s has dtype %D, expected a float dtype",
+            return mpt__reject(context, DTYPE, "%s has dtype %D, expected a float dtype",
                                argument[i], x->dtype);
         if (x->shape.rank == 0 || !mpt__same_shape(x, first))
-            return mpt__reject(context, MPT_ERROR_SHAPE,
+            return mpt__reject(context, SHAPE,
                                "%s is %S: expected equal shapes of one dimension or more",
                                argument[i], &x->shape);
     }

@@ -9,7 +9,7 @@
 /* ==== Matrix products ==== */
 
 static mpt_status mpt__matmul_mismatch(mpt__frame *frame, const char *why) {
-    return mpt__error(frame->context, MPT_ERROR_SHAPE, "%S x %S: %s", &frame->in[0]->shape,
+    return mpt__error(frame->context, SHAPE, "%S x %S: %s", &frame->in[0]->shape,
                       &frame->in[1]->shape, why);
 }
 
@@ -158,13 +158,12 @@ static mpt_status mpt__linear_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0], *w = frame->in[1], *bias = frame->in[2];
     if (w->shape.rank != 2 || x->shape.rank < 1 ||
         x->shape.dim[x->shape.rank - 1] != w->shape.dim[1])
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+        return mpt__error(frame->context, SHAPE,
                           "input %S does not fit weight %S: expected [.., in] and [out, in]",
                           &x->shape, &w->shape);
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != w->shape.dim[0]))
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "bias %S does not fit weight %S: expected [%lld]", &bias->shape,
-                          &w->shape, w->shape.dim[0]);
+        return mpt__error(frame->context, SHAPE, "bias %S does not fit weight %S: expected [%lld]",
+                          &bias->shape, &w->shape, w->shape.dim[0]);
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     frame->out_shape[0].dim[x->shape.rank - 1] = w->shape.dim[0];
     return MPT_OK;
@@ -289,7 +288,7 @@ MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bi
     in[0] = x, in[1] = weight, in[2] = bias;
     mpt_context *context = mpt__context_of(in, 3);
     if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID)
-        return mpt__misused(context, "mpt_linear", MPT_ERROR_ARGUMENT,
+        return mpt__misused(context, "mpt_linear", ARGUMENT,
                             "activation %d is none of mpt_activation", (int)activation);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.activation = (uint8_t)activation;

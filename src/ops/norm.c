@@ -8,13 +8,13 @@
 
 #ifdef MPTRAIN_NO_ATTENTION
 static mpt_status mpt__no_rows_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+    return mpt__error(frame->context, UNSUPPORTED,
                       "built without layer and RMS norm (MPTRAIN_NO_ATTENTION)");
 }
 #endif
 #ifdef MPTRAIN_NO_CONV
 static mpt_status mpt__no_channels_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, MPT_ERROR_UNSUPPORTED,
+    return mpt__error(frame->context, UNSUPPORTED,
                       "built without batch norm, group norm and pooling (MPTRAIN_NO_CONV)");
 }
 #endif
@@ -44,9 +44,8 @@ static bool mpt__norm_argument(mpt__frame *frame, int i, int first, int last) {
     for (int d = first; d < last; d++) want.dim[want.rank++] = x->shape.dim[d];
     bool same = got->shape.rank == want.rank;
     for (int d = 0; same && d < want.rank; d++) same = got->shape.dim[d] == want.dim[d];
-    return same ||
-           mpt__reject(frame->context, MPT_ERROR_SHAPE, "input %S: argument %d is %S, expected %S",
-                       &x->shape, i + 1, &got->shape, &want);
+    return same || mpt__reject(frame->context, SHAPE, "input %S: argument %d is %S, expected %S",
+                               &x->shape, i + 1, &got->shape, &want);
 }
 
 static bool mpt__norm_begin(mpt__frame *frame, int least) {
@@ -54,10 +53,10 @@ static bool mpt__norm_begin(mpt__frame *frame, int least) {
     double eps = frame->attributes->imm[0];
     if (!mpt__check_float(frame, 0)) return false;
     if (x->shape.rank < least)
-        return mpt__reject(frame->context, MPT_ERROR_SHAPE,
-                           "input %S: expected at least %d dimensions", &x->shape, least);
+        return mpt__reject(frame->context, SHAPE, "input %S: expected at least %d dimensions",
+                           &x->shape, least);
     if (!(eps >= 0.0 && mpt__f64_is_finite(eps)))
-        return mpt__reject(frame->context, MPT_ERROR_ARGUMENT, "eps %g: expected 0 or more", eps);
+        return mpt__reject(frame->context, ARGUMENT, "eps %g: expected 0 or more", eps);
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     return true;
 }
@@ -83,7 +82,7 @@ static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
     if (!mpt__norm_begin(frame, 1)) return context->base.status;
     int rank = x->shape.rank;
     if (dims < 1 || dims > rank)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "%lld dimensions to normalise over: input %S has 1 to %d", dims,
                           &x->shape, rank);
     for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
@@ -104,13 +103,13 @@ static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
     if (!mpt__norm_residual(frame, MPT__NORM_RESIDUAL)) return context->base.status;
     if (frame->op == MPT__OP_group_norm) {
         if (groups < 1 || channels % groups != 0)
-            return mpt__error(context, MPT_ERROR_ARGUMENT,
+            return mpt__error(context, ARGUMENT,
                               "%lld groups do not divide the %lld channels of input %S", groups,
                               channels, &x->shape);
     } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "expected mean and variance, or neither");
+        return mpt__error(context, ARGUMENT, "expected mean and variance, or neither");
     } else if (!frame->in[MPT__NORM_MORE] && channels > 0 && mpt__tensor_numel(x) / channels == 1) {
-        return mpt__error(context, MPT_ERROR_SHAPE,
+        return mpt__error(context, SHAPE,
                           "input %S has one value for each channel: a batch has no variance; use "
                           "larger batches, or mpt_eval",
                           &x->shape);
@@ -372,7 +371,7 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
     mpt__attributes attributes = mpt__norm_attributes(dims, eps);
     if (sum) *sum = mpt__null(context);
     if (!mpt__enter(context, name)) return mpt__null(context);
-    if (!sum) return mpt__refuse(context, MPT_ERROR_ARGUMENT, "there is no place for the sum");
+    if (!sum) return mpt__refuse(context, ARGUMENT, "there is no place for the sum");
     if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
         !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
         return mpt__null(context);
@@ -439,18 +438,18 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     const int64_t *a = frame->attributes->index;
     if (x->shape.rank != 4)
-        return mpt__error(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, H, W]", &x->shape);
+        return mpt__error(context, SHAPE, "input %S: expected [N, C, H, W]", &x->shape);
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     for (int d = 0; d < 2; d++) {
         int64_t in = x->shape.dim[2 + d], window = a[d], step = a[2 + d], padding = a[4 + d];
         bool adaptive = a[6] & MPT__POOL_ADAPTIVE;
         if (window < 1 || window > MPT__POOL_MOST ||
             (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
-            return mpt__error(context, MPT_ERROR_ARGUMENT,
+            return mpt__error(context, ARGUMENT,
                               "window or output size %lld, step %lld: expected 1 to 2^30", window,
                               step);
         if (!adaptive && (padding < 0 || padding > window / 2))
-            return mpt__error(context, MPT_ERROR_ARGUMENT,
+            return mpt__error(context, ARGUMENT,
                               "padding %lld: expected 0 to half the window of %lld", padding,
                               window);
         bool ceiling = !adaptive && (a[6] & MPT__POOL_CEILING);
@@ -459,7 +458,7 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
         if (ceiling && (out - 1) * step >= in + padding) out--; /* it would begin in the padding */
         if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
             in * x->shape.dim[2] > INT32_MAX)
-            return mpt__error(context, MPT_ERROR_SHAPE,
+            return mpt__error(context, SHAPE,
                               "input %S with a window of %lld and padding of %lld: no output, or "
                               "more than 2^31 - 1 places in an image",
                               &x->shape, window, padding);
@@ -575,8 +574,7 @@ static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
     spares.count = 0;
     if (!tensor) return mpt__null(context);
     if (tensor->shape.rank != 3)
-        return mpt__refuse(context, MPT_ERROR_SHAPE, "input %S: expected [N, C, L]",
-                           &tensor->shape);
+        return mpt__refuse(context, SHAPE, "input %S: expected [N, C, L]", &tensor->shape);
     mpt_shape shape =
         MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
     for (int k = 0; k < 6; k += 2) {

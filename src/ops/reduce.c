@@ -94,7 +94,7 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
                                      const mpt__tensor *value) {
     const mpt__tensor *x = frame->in[0];
     if (frame->attributes->index[3] == 0)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE, "no elements to choose from in shape %S",
+        return mpt__error(frame->context, SHAPE, "no elements to choose from in shape %S",
                           &x->shape);
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return mpt__outcome(frame);
@@ -228,10 +228,9 @@ static mpt_status mpt__norm_shape(mpt__frame *frame) {
     mpt_status status = mpt__reduce_shape(frame);
     if (status != MPT_OK || p == 1.0 || p == 2.0) return status;
     if (p != (double)INFINITY)
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "p = %g: expected 1, 2 or INFINITY",
-                          p);
+        return mpt__error(frame->context, ARGUMENT, "p = %g: expected 1, 2 or INFINITY", p);
     if (frame->attributes->index[3] > 0) return MPT_OK;
-    return mpt__error(frame->context, MPT_ERROR_SHAPE, "no largest element in shape %S",
+    return mpt__error(frame->context, SHAPE, "no largest element in shape %S",
                       &frame->in[0]->shape);
 }
 
@@ -389,8 +388,7 @@ MPT__BEGIN_COLD
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
     if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
     if (count < 0 || count > INT64_MAX / 16)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "count %lld is negative or beyond 2^59",
-                           count);
+        return mpt__refuse(context, ARGUMENT, "count %lld is negative or beyond 2^59", count);
     mpt_tensor counted;
     if (context->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
         counted = mpt_cumsum(mpt_ones(context, MPT_F32, MPT_SHAPE(count)), 0);

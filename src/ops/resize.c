@@ -18,14 +18,14 @@ static mpt_status mpt__interpolate_shape(mpt__frame *frame) {
     double scale = a->imm[0];
     mpt__unary_shape(frame);
     if (x->shape.rank != 4 || x->shape.dim[2] < 1 || x->shape.dim[3] < 1)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+        return mpt__error(frame->context, SHAPE,
                           "%S: expected [N, C, H, W] with pixels to choose from", &x->shape);
     for (int i = 0; i < 2; i++) {
         int64_t from = x->shape.dim[2 + i], to = a->index[i];
         double wanted = (double)from * scale;
         if (to == 0) to = wanted < 1073741824.0 ? (int64_t)wanted : -1;
         if (to < 1 || to > 1073741824)
-            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+            return mpt__error(frame->context, SHAPE,
                               "%S by %g: expected a size of 1 to 2^30 pixels each way", &x->shape,
                               scale);
         float step = a->index[i] == 0 ? (float)(1.0 / scale) : (float)from / (float)to;
@@ -77,23 +77,22 @@ static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *s
     bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
     *attributes = mpt__no_attributes;
 #ifdef MPTRAIN_NO_CONV
-    return mpt__reject(context, MPT_ERROR_UNSUPPORTED,
-                       "built without interpolation (MPTRAIN_NO_CONV)");
+    return mpt__reject(context, UNSUPPORTED, "built without interpolation (MPTRAIN_NO_CONV)");
 #endif
     for (int i = 0; i < 2 && sized; i++) {
         sized = size->dim[i] >= 1;
         attributes->index[i] = size->dim[i];
     }
     if (!sized && !scaled)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "size %S, scale %g: expected MPT_SHAPE(height, width), or MPT_SCALAR "
                            "and a scale above 0",
                            size, scale);
     if (mode != MPT_NEAREST && mode != MPT_BILINEAR)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "mode %d is neither MPT_NEAREST nor MPT_BILINEAR", (int)mode);
+        return mpt__reject(context, ARGUMENT, "mode %d is neither MPT_NEAREST nor MPT_BILINEAR",
+                           (int)mode);
     if (align_corners && mode == MPT_NEAREST)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "MPT_NEAREST has no corners to align");
+        return mpt__reject(context, ARGUMENT, "MPT_NEAREST has no corners to align");
     attributes->index[2] = mode == MPT_NEAREST ? MPT__RESIZE_NEAREST
                            : align_corners     ? MPT__RESIZE_CORNERS
                                                : MPT__RESIZE_CENTERS;

@@ -17,7 +17,7 @@ static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
 static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
     mpt_context *context = x.context;
     if (shape->rank < 0 || shape->rank > MPT_MAX_RANK)
-        return mpt__misused(context, name, MPT_ERROR_SHAPE, "rank %d is not in 0..%d", shape->rank,
+        return mpt__misused(context, name, SHAPE, "rank %d is not in 0..%d", shape->rank,
                             MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.rank = (uint8_t)shape->rank;
@@ -41,8 +41,7 @@ static mpt_status mpt__clone_shape(mpt__frame *frame) {
 static mpt_status mpt__cast_shape(mpt__frame *frame) {
     mpt_dtype dtype = (mpt_dtype)frame->attributes->index[0];
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT)
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "dtype %d is none of mpt_dtype",
-                          (int)dtype);
+        return mpt__error(frame->context, ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
     if (!mpt__dtype_info[dtype].is_float) frame->records = false;
     frame->out_dtype[0] = dtype;
     return mpt__unary_shape(frame);
@@ -74,8 +73,7 @@ MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
     if (!tensor) return mpt__null(x.context);
     if (tensor->shape.rank != 4)
-        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "shape %S: expected [N, C, H, W]",
-                           &tensor->shape);
+        return mpt__refuse(x.context, SHAPE, "shape %S: expected [N, C, H, W]", &tensor->shape);
     if (mpt__dense_last(tensor)) return x;
     return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
 }
@@ -154,8 +152,8 @@ static mpt_status mpt__reshape_shape(mpt__frame *frame) {
         unknowns = 0;
     }
     if (unknowns > 0 || known != numel || mpt__shape_numel(&shape) != numel)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
-                          "%S has %lld elements and cannot become %S", &x->shape, numel, &asked);
+        return mpt__error(frame->context, SHAPE, "%S has %lld elements and cannot become %S",
+                          &x->shape, numel, &asked);
     frame->out_shape[0] = shape;
     frame->is_view = mpt__reshape_strides(x, &shape, frame->view_stride);
     frame->view_offset = x->offset;
@@ -189,8 +187,8 @@ MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
     if (last < 0) return mpt__null(context);
     if (last < first)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "last_dim %d lies before first_dim %d",
-                           last_dim, first_dim);
+        return mpt__refuse(context, ARGUMENT, "last_dim %d lies before first_dim %d", last_dim,
+                           first_dim);
     mpt_shape shape;
     shape.rank = 0;
     for (int i = 0; i < tensor->shape.rank; i++) {
@@ -216,7 +214,7 @@ static mpt_status mpt__permute_shape(mpt__frame *frame) {
     }
     if (!good) {
         mpt_shape asked = mpt__asked_shape(frame);
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT,
+        return mpt__error(frame->context, ARGUMENT,
                           "%S is no order of the %d dimensions, each named once", &asked,
                           (int)x->shape.rank);
     }
@@ -267,8 +265,7 @@ static mpt_status mpt__slice_shape(mpt__frame *frame) {
     int dim = mpt__dimension(frame->context, (int)index[0], x->shape.rank);
     if (dim < 0) return mpt__outcome(frame);
     if (index[3] < 1)
-        return mpt__error(frame->context, MPT_ERROR_ARGUMENT, "step %lld: expected 1 or more",
-                          index[3]);
+        return mpt__error(frame->context, ARGUMENT, "step %lld: expected 1 or more", index[3]);
     int64_t size = x->shape.dim[dim], bound[2];
     for (int i = 0; i < 2; i++) {
         bound[i] = index[i + 1] < 0 ? index[i + 1] + size : index[i + 1];
@@ -319,13 +316,12 @@ static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chun
     int64_t n = tensor->shape.dim[at];
     if (chunks > 0) size = n > chunks ? (n - 1) / chunks + 1 : 1;
     if (size < 1 || chunks < 0 || !parts) {
-        mpt__error(context, MPT_ERROR_ARGUMENT,
-                   "expected parts of 1 or more, and where to put them");
+        mpt__error(context, ARGUMENT, "expected parts of 1 or more, and where to put them");
         return -1;
     }
     int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
     if (count > capacity) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%lld parts, but room for %d", count, capacity);
+        mpt__error(context, ARGUMENT, "%lld parts, but room for %d", count, capacity);
         return -1;
     }
     for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
@@ -354,7 +350,7 @@ static mpt_status mpt__expand_shape(mpt__frame *frame) {
     }
     int64_t numel = good ? mpt__shape_numel(&shape) : -1;
     if (numel < 0 || numel > INT64_MAX / 16)
-        return mpt__error(frame->context, MPT_ERROR_SHAPE,
+        return mpt__error(frame->context, SHAPE,
                           "%S does not expand to %S: only dimensions of size 1 and new leading "
                           "ones grow, to at most 2^59 elements",
                           &x->shape, &asked);
@@ -393,7 +389,7 @@ MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
         out.dim[i] = n * size;
     }
     if (!good)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT,
+        return mpt__refuse(context, ARGUMENT,
                            "a tensor %S repeated %S times: expected a number for each dimension, 0 "
                            "or more, and at most 8 dimensions in all, those of both counted twice",
                            &tensor->shape, &times);
@@ -414,7 +410,7 @@ static mpt_status mpt__cat_shape(mpt__frame *frame) {
         for (int i = 0; good && i < x->shape.rank; i++)
             good = i == dim || x->shape.dim[i] == first->shape.dim[i];
         if (!good)
-            return mpt__error(frame->context, MPT_ERROR_SHAPE,
+            return mpt__error(frame->context, SHAPE,
                               "%S and %S (tensor %d) differ outside dimension %d", &first->shape,
                               &x->shape, n, dim);
         frame->out_shape[0].dim[dim] += x->shape.dim[dim];
@@ -462,8 +458,7 @@ static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int 
     if (!tensor) return mpt__null(x.context);
     mpt_shape shape = tensor->shape;
     if (shape.rank == MPT_MAX_RANK)
-        return mpt__refuse(x.context, MPT_ERROR_SHAPE, "%S has all the dimensions there can be",
-                           &shape);
+        return mpt__refuse(x.context, SHAPE, "%S has all the dimensions there can be", &shape);
     dim = mpt__dimension(x.context, dim, shape.rank + 1);
     if (dim < 0) return mpt__null(x.context);
     for (int i = shape.rank++; i > dim; i--) shape.dim[i] = shape.dim[i - 1];
@@ -479,8 +474,7 @@ static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int cou
     int in_group = 0;
     for (int i = 0; i < count && context; i++) {
         if (!tensors[i].context && !tensors[i].slot)
-            return mpt__misused(context, name, MPT_ERROR_HANDLE, "argument %d is a null handle",
-                                i + 1);
+            return mpt__misused(context, name, HANDLE, "argument %d is a null handle", i + 1);
         group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes = mpt__no_attributes;

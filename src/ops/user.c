@@ -35,7 +35,7 @@ MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls
                 cls->n_outputs <= MPT__MAX_OUTPUTS;
     mpt__op *op = NULL;
     if (!good)
-        mpt__error(context, MPT_ERROR_ARGUMENT,
+        mpt__error(context, ARGUMENT,
                    "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
                    (int)MPT__MAX_INPUTS, (int)MPT__MAX_OUTPUTS);
     else
@@ -53,7 +53,7 @@ static mpt_tensor *mpt__call_slot(mpt_op_call *call, const char *name, int kind,
                 : kind == MPT__CALL_SAVED ? MPT__MAX_SAVED
                                           : call->frame->n_in;
     if (index >= 0 && index < count) return &call->slot[kind][index];
-    mpt__error(call->frame->context, MPT_ERROR_ARGUMENT, "op %s: index %d is not in 0..%d",
+    mpt__error(call->frame->context, ARGUMENT, "op %s: index %d is not in 0..%d",
                call->op->cls.name, index, count - 1);
     return NULL;
 }
@@ -65,8 +65,7 @@ static mpt_status mpt__call_set(mpt_op_call *call, const char *name, int kind, i
     mpt_context *context = call->frame->context;
     bool backward = kind == MPT__CALL_GRADIENT;
     if (slot && call->backward != backward)
-        mpt__error(context, MPT_ERROR_STATE, "to be called in %s only",
-                   backward ? "backward" : "forward");
+        mpt__error(context, STATE, "to be called in %s only", backward ? "backward" : "forward");
     else if (slot && mpt__at(context, value, backward ? "gradient" : "value"))
         *slot = value;
     return context->base.status;
@@ -82,10 +81,10 @@ MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
     mpt_context *context = call->frame->context;
     const mpt__tensor *input = call->frame->in[index];
     if (!input)
-        return mpt__refuse(context, MPT_ERROR_HANDLE, "input %d of op %s is a null handle", index,
+        return mpt__refuse(context, HANDLE, "input %d of op %s is a null handle", index,
                            call->op->cls.name);
     if (input->handle && input->storage) return mpt__handle(context, input);
-    return mpt__refuse(context, MPT_ERROR_STATE,
+    return mpt__refuse(context, STATE,
                        "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
                        call->op->cls.name);
 }
@@ -133,7 +132,8 @@ static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, cons
                                    mpt_status status) {
     context->base.op = call; /* not the last one that the user's function made */
     if (!mpt__ok(context) || status == MPT_OK) return context->base.status;
-    return mpt__error(context, status, "op %s reported: %s", op->cls.name, mpt_status_name(status));
+    return mpt__error_of(context, status, "op %s reported: %s", op->cls.name,
+                         mpt_status_name(status));
 }
 
 static mpt_status mpt__user_backward(mpt__frame *frame) {
@@ -159,9 +159,8 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
         const mpt__tensor *gradient = mpt__at(context, given, "gradient");
         if (!gradient) break;
         if (!mpt__same_shape(gradient, frame->in[i])) {
-            status = mpt__error(context, MPT_ERROR_SHAPE,
-                                "op %s gave input %d a gradient %S, expected %S", op->cls.name, i,
-                                &gradient->shape, &frame->in[i]->shape);
+            status = mpt__error(context, SHAPE, "op %s gave input %d a gradient %S, expected %S",
+                                op->cls.name, i, &gradient->shape, &frame->in[i]->shape);
             break;
         }
         status = mpt__gradient_pass(frame, i, gradient);
@@ -188,9 +187,8 @@ static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const
 /* Before a forward of the user's, which may call others: their nesting has a limit. */
 static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
     if (context->forward_depth == MPT__MAX_DEPTH) {
-        mpt__error(context, MPT_ERROR_STATE,
-                   "forward of %s runs in itself or nests deeper than %d calls", name,
-                   MPT__MAX_DEPTH);
+        mpt__error(context, STATE, "forward of %s runs in itself or nests deeper than %d calls",
+                   name, MPT__MAX_DEPTH);
         return false;
     }
     context->forward_depth++;
@@ -211,7 +209,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         if (!frame->in[i]->handle)
-            mpt__error(context, MPT_ERROR_STATE, "op %s ended its input %d", op->cls.name, i);
+            mpt__error(context, STATE, "op %s ended its input %d", op->cls.name, i);
         frame->in[i]->saves--;
         mpt__tensor_settle(context, frame->in[i]);
     }
@@ -219,8 +217,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
     for (int i = 0; i < frame->n_out; i++) {
         mpt_tensor output = call->slot[MPT__CALL_OUTPUT][i];
         if (output.slot == 0)
-            return mpt__error(context, MPT_ERROR_STATE, "op %s did not set output %d", op->cls.name,
-                              i);
+            return mpt__error(context, STATE, "op %s did not set output %d", op->cls.name, i);
         const mpt__tensor *value = mpt__at(context, output, "output");
         if (!value) return context->base.status;
         frame->out[i] = mpt__tensor_alias(context, value);
@@ -240,9 +237,8 @@ MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, m
     mpt__op *found = mpt__op_enter(op, "mpt_op_apply");
     if (!found) return mpt__status_of(context);
     if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "op %s takes %d inputs and %d outputs, got %d and %d", found->cls.name,
-                          found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
+        return mpt__error(context, ARGUMENT, "op %s takes %d inputs and %d outputs, got %d and %d",
+                          found->cls.name, found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
     mpt_tensor cast[MPT__MAX_INPUTS];
     mpt__user_cast_inputs(context, found, in, n_in, cast);
     mpt__attributes attributes = mpt__no_attributes;

@@ -86,8 +86,7 @@ static mpt_status mpt__ema_move(mpt_context *context, const mpt__ema_part *part,
 static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
     int64_t count = mpt__module_parameters(context, ema->module, NULL, NULL, 0);
     if (count < 0) return context->base.status;
-    if (count == 0)
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "the module has no parameters to average");
+    if (count == 0) return mpt__error(context, ARGUMENT, "the module has no parameters to average");
     size_t bytes = (size_t)count * sizeof(uint32_t);
     uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
     if (!list) return context->base.status;
@@ -147,8 +146,7 @@ static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
     mpt__ema *ema = mpt__ema_enter(handle, name);
     if (!ema || !mpt__module_at(handle.context, ema->module)) return NULL;
     if (mpt__ema_lives(handle.context, ema)) return ema;
-    mpt__error(handle.context, MPT_ERROR_STATE,
-               "mpt_half moved parameters; make averages anew");
+    mpt__error(handle.context, STATE, "mpt_half moved parameters; make averages anew");
     return NULL;
 }
 
@@ -158,7 +156,7 @@ MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
     const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(context, ema->optimizer) : NULL;
     if (!optimizer) return mpt__status_of(context);
     if (ema->applied)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "the module's values are the averages; call mpt_ema_restore first");
     for (int i = 0; i < ema->parts; i++) {
         const mpt__ema_part *part = &ema->part[i];
@@ -186,7 +184,7 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
         mpt__ema_part *part = &ema->part[i];
         const mpt__block *block = &context->blocks[part->block];
         if (mpt__averages_applied(context, part->block))
-            return mpt__error(context, MPT_ERROR_STATE,
+            return mpt__error(context, STATE,
                               "averages were applied already; call mpt_ema_restore first");
         if (!part->backup)
             part->backup =
@@ -206,8 +204,7 @@ MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
     mpt_context *context = handle.context;
     mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_restore");
     if (!ema) return mpt__status_of(context);
-    if (!ema->applied)
-        return mpt__error(context, MPT_ERROR_STATE, "mpt_ema_apply was not called before");
+    if (!ema->applied) return mpt__error(context, STATE, "mpt_ema_apply was not called before");
     for (int i = 0; i < ema->parts; i++)
         mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
     ema->applied = !mpt__ok(context);
@@ -258,7 +255,7 @@ MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
     const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
     if (!ema) return mpt__status_of(context);
     if (ema->applied && mpt__ema_lives(context, ema))
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "the module's values are the averages; call mpt_ema_restore first");
     mpt__object_free(context, MPT__EMA, ema->id.slot);
     return context->base.status;

@@ -67,7 +67,7 @@ typedef struct mpt__archive {
 
 static bool mpt__archive_unequal(const mpt__archive *a, const char *text, int64_t expected,
                                  int64_t got) {
-    return mpt__reject(a->context, MPT_ERROR_FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
+    return mpt__reject(a->context, FORMAT, "%s, byte %lld: %s: expected %lld, got %lld",
                        a->json.name, 8 + (int64_t)a->json.at, text, expected, got);
 }
 
@@ -400,9 +400,8 @@ static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
     const mpt_io *io = mpt__io(&writer->context->base);
     size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
     if (written != n)
-        return mpt__reject(writer->context, MPT_ERROR_IO,
-                           "%s: writing %lld bytes at byte %lld took %lld: %s", writer->path,
-                           (int64_t)n, writer->position, (int64_t)written,
+        return mpt__reject(writer->context, IO, "%s: writing %lld bytes at byte %lld took %lld: %s",
+                           writer->path, (int64_t)n, writer->position, (int64_t)written,
                            mpt__io_reason(&writer->context->base));
     writer->position += (int64_t)n;
     return true;
@@ -435,8 +434,8 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
         if (!mpt__write_weight(writer, &weights->rows[i])) return false;
     const mpt_io *io = mpt__io(&context->base);
     return (io->flush && io->flush(io->user, writer->file)) ||
-           mpt__reject(context, MPT_ERROR_IO, "%s: cannot be written to the medium: %s",
-                       writer->path, mpt__io_reason(&context->base));
+           mpt__reject(context, IO, "%s: cannot be written to the medium: %s", writer->path,
+                       mpt__io_reason(&context->base));
 }
 
 /* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
@@ -448,23 +447,21 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
     const char *path = writer->path;
     mpt__new_file t;
     if (strlen(path) >= MPT__PATH_SIZE - 64)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "the path is longer than %d bytes",
+        return mpt__reject(context, ARGUMENT, "the path is longer than %d bytes",
                            MPT__PATH_SIZE - 64);
     if (!mpt__new_file_begin(base, path, &t))
-        return mpt__reject(context, MPT_ERROR_IO, "cannot write %s: %s", path,
-                           mpt__io_reason(base));
+        return mpt__reject(context, IO, "cannot write %s: %s", path, mpt__io_reason(base));
     writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
     if (!writer->file) {
-        mpt__error(context, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path, t.path,
+        mpt__error(context, IO, "cannot write %s by way of %s: %s", path, t.path,
                    mpt__io_reason(base));
         return mpt__new_file_end(&t, false);
     }
     bool good = mpt__save_content(writer, weights, header);
     if (!(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
-        good = mpt__reject(context, MPT_ERROR_IO, "%s: cannot be closed: %s", path,
-                           mpt__io_reason(base));
+        good = mpt__reject(context, IO, "%s: cannot be closed: %s", path, mpt__io_reason(base));
     if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
-        good = mpt__reject(context, MPT_ERROR_IO, "cannot move the finished file to %s: %s", path,
+        good = mpt__reject(context, IO, "cannot move the finished file to %s: %s", path,
                            mpt__io_reason(base));
     if (!good && io->remove) io->remove(io->user, t.path);
     return mpt__new_file_end(&t, good);
@@ -479,7 +476,7 @@ MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
     if (!mpt__enter(context, "mpt_save") || !mpt__module_at(context, module) ||
         mpt__no_files(context))
         return mpt__status_of(context);
-    if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
+    if (!path || !*path) return mpt__error(context, ARGUMENT, "path is empty");
     if (mpt__weights_make(module, &weights)) {
         mpt__weights_sort(&weights);
         mpt__save_header(&weights, &header);
@@ -535,7 +532,7 @@ static bool mpt__load_config_good(mpt_context *context, const mpt_load_config *c
             if (i == config->ignore_count) return true;
         }
     }
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
+    return mpt__reject(context, ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
 }
 
 /* Whether a name fits a pattern, and the text that its '*' stands for. */
@@ -605,7 +602,7 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
     uint64_t size = mpt__load_little_endian(first, 8);
     if (size < 2 || size > (uint64_t)most)
         return mpt__refuse_known(a->context, a->json.name, first, 8, MPT__KNOWN_ALL) &&
-               mpt__reject(a->context, MPT_ERROR_FORMAT,
+               mpt__reject(a->context, FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
                            a->json.name, most, size);
@@ -618,7 +615,7 @@ static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t 
 }
 
 static bool mpt__archive_too_short(const mpt__archive *a, int64_t total) {
-    return total < 10 && !mpt__reject(a->context, MPT_ERROR_FORMAT,
+    return total < 10 && !mpt__reject(a->context, FORMAT,
                                       "%s: no safetensors file: %lld bytes, at least 10 expected",
                                       a->json.name, total);
 }
@@ -704,7 +701,7 @@ static bool mpt__copy_check(mpt__copy *copy) {
             double value = copy->exact[i];
             if (copy->from == MPT_F64) memcpy(&value, copy->raw + i * 8, sizeof value);
             if (!mpt__f32_is_finite(back[i]) && mpt__f64_is_finite(value))
-                return mpt__reject(copy->archive->context, MPT_ERROR_NUMERIC,
+                return mpt__reject(copy->archive->context, NUMERIC,
                                    "%s: element %lld of %s is %g, beyond the range of the "
                                    "parameter's %s",
                                    copy->archive->json.name, first + (int64_t)i, copy->path, value,
@@ -766,17 +763,17 @@ static bool mpt__load_check(mpt__copy *copy) {
     if (!same) {
         mpt_shape got = mpt__archive_shape(a, entry);
         bool renamed = !mpt__span_is(entry->name, copy->path);
-        return mpt__reject(a->context, MPT_ERROR_SHAPE, "%s: %s%s%s has shape %S%s, %s %S",
-                           a->json.name, mpt__show_name(entry->name, shown),
-                           renamed ? ", renamed to " : "", renamed ? copy->path : "", &got,
+        return mpt__reject(a->context, SHAPE, "%s: %s%s%s has shape %S%s, %s %S", a->json.name,
+                           mpt__show_name(entry->name, shown), renamed ? ", renamed to " : "",
+                           renamed ? copy->path : "", &got,
                            entry->transpose ? ", to be transposed" : "",
                            entry->parts > 1 ? "a part of the parameter" : "the parameter", &want);
     }
     bool converts = copy->from == copy->to || mpt__dtype_info[copy->to].is_float;
     if (!mpt__elements_known(copy->from) || !converts)
-        return mpt__reject(a->context, MPT_ERROR_DTYPE,
-                           "%s: %s is %s, which does not convert to %s", a->json.name, copy->path,
-                           mpt__file_dtype_name(entry->dtype), mpt__dtype_info[copy->to].name);
+        return mpt__reject(a->context, DTYPE, "%s: %s is %s, which does not convert to %s",
+                           a->json.name, copy->path, mpt__file_dtype_name(entry->dtype),
+                           mpt__dtype_info[copy->to].name);
     return mpt__copy_check(copy);
 }
 
@@ -787,7 +784,7 @@ static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__e
     const uint32_t bit = 1u << entry->part;
     char shown[MPT__SHOWN_NAME];
     if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
-        return mpt__reject(a->context, MPT_ERROR_FORMAT,
+        return mpt__reject(a->context, FORMAT,
                            "%s: %s becomes %s, and so does another tensor of the file",
                            a->json.name, mpt__show_name(entry->name, shown), weight->path);
     weight->parts = entry->parts;
@@ -813,7 +810,7 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
             entry->ignored = mpt__pattern_fits(config->ignore[k], entry->name, &name);
         if (entry->ignored) continue;
         if (!mpt__load_rename(config, entry, &name, room))
-            return mpt__reject(a->context, MPT_ERROR_ARGUMENT,
+            return mpt__reject(a->context, ARGUMENT,
                                "%s: the renames make more than %d bytes of %s", a->json.name,
                                MPT__LOAD_NAME, mpt__show_name(entry->name, shown));
         found = mpt__entries_find(paths, weights->count, name);
@@ -844,7 +841,7 @@ static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
         if (name.text != first->name.text) mpt__show_name(name, made);
     }
     return (missing == 0 && extra == 0) ||
-           mpt__reject(a->context, MPT_ERROR_FORMAT,
+           mpt__reject(a->context, FORMAT,
                        "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s"
                        "%s; of mpt_load_config, strict = false takes what fits, and renames and "
                        "ignore tell about names",
@@ -905,7 +902,7 @@ MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_l
     if (!mpt__load_begin(module, "mpt_load", &archive, path, config, loaded) ||
         mpt__no_files(context))
         return mpt__status_of(context);
-    if (!path || !*path) return mpt__error(context, MPT_ERROR_ARGUMENT, "path is empty");
+    if (!path || !*path) return mpt__error(context, ARGUMENT, "path is empty");
     if (!mpt__reader_open(&file, context, path)) return context->base.status;
     bool good = mpt__archive_read_file(&archive, &file);
     mpt__reader_close(&file);
@@ -918,7 +915,7 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
     mpt__archive archive;
     if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
         return mpt__status_of(context);
-    if (!data) return mpt__error(context, MPT_ERROR_ARGUMENT, "data is NULL");
+    if (!data) return mpt__error(context, ARGUMENT, "data is NULL");
     bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);
     return mpt__load_end(module, &archive, good, config, loaded);
 }

@@ -29,7 +29,7 @@ static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context
 static mpt_status mpt__fit_missing(mpt_context *context, const char *call) {
     if (!context) return MPT_ERROR_HANDLE;
     if (!mpt__enter(context, call)) return context->base.status;
-    return mpt__error(context, MPT_ERROR_UNSUPPORTED,
+    return mpt__error(context, UNSUPPORTED,
                       "built without fit (MPTRAIN_NO_FIT): write the loop by hand");
 }
 
@@ -74,8 +74,8 @@ static void mpt__fit_choose(mpt_context *context, const char *call, mpt_dtype *p
 
 static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
     if (precision == MPT_F32 || precision == MPT_F16 || precision == MPT_BF16) return MPT_OK;
-    return mpt__error(context, MPT_ERROR_DTYPE,
-                      "precision %D: expected MPT_F32, MPT_F16 or MPT_BF16", precision);
+    return mpt__error(context, DTYPE, "precision %D: expected MPT_F32, MPT_F16 or MPT_BF16",
+                      precision);
 }
 
 /* ==== Evaluation ==== */
@@ -378,15 +378,14 @@ static bool mpt__fit_check(mpt_context *context, const mpt__fit *fit) {
         return false;
     if (config->validation.context && !mpt__loader_at(context, config->validation)) return false;
     if (config->epochs < 1)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "epochs is %d; at least 1", config->epochs);
+        mpt__error(context, ARGUMENT, "epochs is %d; at least 1", config->epochs);
     else if (!(config->clip_norm >= 0.0))
-        mpt__error(context, MPT_ERROR_ARGUMENT, "clip_norm is %g; 0 (no clipping) or more",
+        mpt__error(context, ARGUMENT, "clip_norm is %g; 0 (no clipping) or more",
                    config->clip_norm);
     else if (config->patience < 0)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "patience is %d; 0 (never) or more",
-                   config->patience);
+        mpt__error(context, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
     else if (config->patience > 0 && !config->validation.context)
-        mpt__error(context, MPT_ERROR_ARGUMENT,
+        mpt__error(context, ARGUMENT,
                    "patience counts validation losses: set config.validation to a loader");
     return mpt__ok(context);
 }

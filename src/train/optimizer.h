@@ -134,11 +134,9 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
                               double below) {
     if (value >= low && value < below) return true;
     if (below < MPT__NO_LIMIT) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low,
-                   below);
+        mpt__error(context, ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low, below);
     } else {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "%s = %g; expected a finite number >= %g", name,
-                   value, low);
+        mpt__error(context, ARGUMENT, "%s = %g; expected a finite number >= %g", name, value, low);
     }
     return false;
 }

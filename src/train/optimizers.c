@@ -149,7 +149,7 @@ static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimiz
         const mpt__parameter *parameter = &context->parameters[list[i]];
         mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
         if (dtype == MPT_BF16) continue;
-        return mpt__error(context, MPT_ERROR_DTYPE,
+        return mpt__error(context, DTYPE,
                           "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
                           "before the optimizer is made",
                           parameter->path, dtype);
@@ -164,7 +164,7 @@ static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *op
         if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
             optimizer->shared)
             continue;
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "parameter %s is in another optimizer already; destroy that one, or set "
                           "allow_shared in the config if both shall update it",
                           parameter->path);
@@ -258,7 +258,7 @@ static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimiz
     int64_t count = mpt__module_parameters(context, module, path, NULL, 0);
     if (count < 0) return context->base.status;
     if (count == 0)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "the module has no parameters; an optimizer needs one or more");
     size_t bytes = (size_t)count * sizeof(uint32_t);
     uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
@@ -315,8 +315,7 @@ static void mpt__optimizer_free(mpt_context *context, void *object) {
 
 static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
     if (value >= least) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %lld; expected %d or more", name, value,
-                       least);
+    return mpt__reject(context, ARGUMENT, "%s = %lld; expected %d or more", name, value, least);
 }
 
 static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
@@ -465,7 +464,7 @@ MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *confi
                       c.maximize, c.allow_shared, c.stochastic_rounding,        0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
-    mpt__misuse(context, "mpt_sgd", MPT_ERROR_ARGUMENT,
+    mpt__misuse(context, "mpt_sgd", ARGUMENT,
                 "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
                 c.dampening);
     return mpt__optimizer_handle(context, NULL);
@@ -500,7 +499,7 @@ MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_confi
                       c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
     if (c.initial_accumulator >= 0 && c.initial_accumulator < MPT__NO_LIMIT)
         return mpt__optimizer_new("mpt_adagrad", module, &mpt__adagrad_rule, &plan);
-    mpt__misuse(module.context, "mpt_adagrad", MPT_ERROR_ARGUMENT,
+    mpt__misuse(module.context, "mpt_adagrad", ARGUMENT,
                 "initial_accumulator = %g; expected a finite number >= 0", c.initial_accumulator);
     return mpt__optimizer_handle(module.context, NULL);
 }
@@ -550,8 +549,8 @@ MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
 static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
                              int lowest) {
     if (group >= lowest && group < optimizer->group_count) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "there is no group %d; the optimizer has %lld",
-                       group, optimizer->group_count);
+    return mpt__reject(context, ARGUMENT, "there is no group %d; the optimizer has %lld", group,
+                       optimizer->group_count);
 }
 
 MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
@@ -590,7 +589,7 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
             return &optimizer->groups[group].setting[i];
         mpt__write_text(&list, "%s, ", rule->setting[i].name);
     }
-    mpt__error(context, MPT_ERROR_ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
+    mpt__error(context, ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
                name ? name : "NULL", names);
     return NULL;
 }
@@ -606,7 +605,7 @@ MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const cha
         for (int k = 0; k < MPT__MOMENTS; k++)
             if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
                 return mpt__error(
-                    context, MPT_ERROR_STATE,
+                    context, STATE,
                     "the optimizer was made with %s = 0, so it keeps no %s; set it in "
                     "the config",
                     name, optimizer->rule->moment[k].name);

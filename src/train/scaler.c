@@ -80,24 +80,24 @@ MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
 static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
     float single = (float)scale;
     if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                       "%s = %g; expected a positive number in fp32's range", name, scale);
+    return mpt__reject(context, ARGUMENT, "%s = %g; expected a positive number in fp32's range",
+                       name, scale);
 }
 
 static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
                                int64_t interval) {
     if (!(growth > 1 && growth < MPT__NO_LIMIT)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "growth_factor = %g; expected more than 1", growth);
+        mpt__error(context, ARGUMENT, "growth_factor = %g; expected more than 1", growth);
     } else if (!(backoff > 0 && backoff < 1)) {
-        mpt__error(context, MPT_ERROR_ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
+        mpt__error(context, ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
     }
     return mpt__ok(context) && mpt__check_count(context, "growth_interval", interval, 1);
 }
 
 static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
     if (c->max_scale > 0 && c->max_scale < c->min_scale)
-        mpt__error(context, MPT_ERROR_ARGUMENT, "max_scale = %g is below min_scale = %g",
-                   c->max_scale, c->min_scale);
+        mpt__error(context, ARGUMENT, "max_scale = %g is below min_scale = %g", c->max_scale,
+                   c->min_scale);
     return mpt__ok(context) && mpt__check_scale(context, "init_scale", c->init_scale) &&
            mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) &&
            mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
@@ -193,7 +193,7 @@ MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
 static mpt_status mpt__check_scaled(mpt_context *context, const mpt__scaler *scaler) {
     if (scaler->scaled) return MPT_OK;
     return mpt__error(
-        context, MPT_ERROR_STATE,
+        context, STATE,
         "no loss was scaled yet; call mpt_backward(mpt_scale_loss(scaler, loss)) first");
 }
 
@@ -221,7 +221,7 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
     if (found->scaler != scaler->id.slot) found->stage = MPT__READY, found->checked = false;
     found->scaler = scaler->id.slot;
     if (misuse[to][found->stage]) {
-        mpt__error(context, MPT_ERROR_STATE, "%s; mpt_scaler_update ends an update",
+        mpt__error(context, STATE, "%s; mpt_scaler_update ends an update",
                    misuse[to][found->stage]);
         return NULL;
     }
@@ -348,7 +348,7 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
                          "mpt_set_dtype_policy",
                          scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
     return mpt__error(
-        context, MPT_ERROR_NUMERIC,
+        context, NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
         now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
         report);
@@ -541,8 +541,7 @@ MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
     if (!scaler) return mpt__status_of(context);
     if (!state)
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
-                          "state is NULL; pass one of mpt_scaler_get_state");
+        return mpt__error(context, ARGUMENT, "state is NULL; pass one of mpt_scaler_get_state");
     if (!scaler->config.enabled) return MPT_OK;
     if (!mpt__check_scale(context, "scale", state->scale) ||
         !mpt__check_factors(context, state->growth_factor, state->backoff_factor,

@@ -27,8 +27,7 @@ static bool mpt__check_within(mpt_context *context, const char *name, double val
                               double high) {
     if (high >= MPT__NO_LIMIT) return mpt__check_number(context, name, value, low, high);
     if (value >= low && value <= high) return true;
-    return mpt__reject(context, MPT_ERROR_ARGUMENT, "%s = %g is not in [%g, %g]", name, value, low,
-                       high);
+    return mpt__reject(context, ARGUMENT, "%s = %g is not in [%g, %g]", name, value, low, high);
 }
 
 /* Milestones are 1 or more and rise; `strictly`: none twice. */
@@ -37,7 +36,7 @@ static bool mpt__check_milestones(mpt_context *context, const int64_t *at, int64
     for (int64_t i = 0; i < count; i++) {
         int64_t least = i > 0 ? at[i - 1] + strictly : 1;
         if (at[i] < least)
-            return mpt__reject(context, MPT_ERROR_ARGUMENT,
+            return mpt__reject(context, ARGUMENT,
                                "milestone %lld is %lld; expected %lld or more, for they rise", i,
                                at[i], least);
     }
@@ -48,7 +47,7 @@ static bool mpt__check_milestones(mpt_context *context, const int64_t *at, int64
 static bool mpt__check_curve(mpt_context *context, const mpt_rate *rate, const char *count_name,
                              bool chained) {
     if (rate->kind < 0 || rate->kind >= (int)MPT__RATE_KINDS)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "the rate was made by none of the functions for that (kind %d)",
                            rate->kind);
     const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
@@ -61,14 +60,14 @@ static bool mpt__check_curve(mpt_context *context, const mpt_rate *rate, const c
                                rule->number[i].high))
             return false;
     if (chained && rule->floor && rate->number[0] != 0)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
+        return mpt__reject(context, ARGUMENT,
                            "eta_min = %g; a chained schedule multiplies factors, which knows no "
                            "lowest rate but 0",
                            rate->number[0]);
     if (rate->kind != (int)MPT__MULTI_STEP_LR) return true;
     if (rate->count[0] > MPT_MAX_MILESTONES)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT, "count = %lld; at most %d milestones",
-                           rate->count[0], MPT_MAX_MILESTONES);
+        return mpt__reject(context, ARGUMENT, "count = %lld; at most %d milestones", rate->count[0],
+                           MPT_MAX_MILESTONES);
     return mpt__check_milestones(context, rate->milestone, rate->count[0], false);
 }
 
@@ -80,15 +79,15 @@ static bool mpt__check_plan(mpt_context *context, const mpt__optimizer *optimize
     if (!plan->chained && !mpt__check_milestones(context, plan->milestone, plan->count - 1, true))
         return false;
     if (plan->unit != MPT_PER_STEP && plan->unit != MPT_PER_EPOCH)
-        return mpt__reject(context, MPT_ERROR_ARGUMENT,
-                           "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH", (int)plan->unit);
+        return mpt__reject(context, ARGUMENT, "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH",
+                           (int)plan->unit);
     if (optimizer->schedule)
         return mpt__reject(
-            context, MPT_ERROR_STATE,
+            context, STATE,
             "the optimizer has a schedule already; end that one with mpt_schedule_destroy");
     if (!plan->cycles) return true;
     if (!optimizer->rule->cycles || optimizer->setting[0] == 0)
-        return mpt__reject(context, MPT_ERROR_STATE,
+        return mpt__reject(context, STATE,
                            "the optimizer has no momentum that could cycle; set cycle_momentum = "
                            "false, or a momentum > 0");
     return mpt__check_number(context, "base_momentum", plan->low_momentum, 0, 1) &&
@@ -146,7 +145,7 @@ static mpt_schedule mpt__schedule_join(const char *name, mpt_optimizer optimizer
                                        bool chained, mpt_schedule_unit unit) {
     mpt_context *context = optimizer.context;
     if (!rates || count < 1 || count > MPT_MAX_RATES || (!chained && count > 1 && !milestones)) {
-        mpt__misuse(context, name, MPT_ERROR_ARGUMENT,
+        mpt__misuse(context, name, ARGUMENT,
                     "expected 1 to %d rates and one milestone less, got %d rates%s", MPT_MAX_RATES,
                     rates ? count : 0, chained || milestones ? "" : " and no milestones");
         return mpt__schedule_handle(context, NULL);
@@ -204,7 +203,7 @@ MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cy
     plan.low_momentum = c.base_momentum, plan.high_momentum = c.max_momentum;
     if (c.max_lr >= 0 && c.max_lr < MPT__NO_LIMIT)
         return mpt__schedule_new("mpt_one_cycle", optimizer, &plan, NULL);
-    mpt__misuse(optimizer.context, "mpt_one_cycle", MPT_ERROR_ARGUMENT,
+    mpt__misuse(optimizer.context, "mpt_one_cycle", ARGUMENT,
                 "max_lr = %g; expected a finite number >= 0", c.max_lr);
     return mpt__schedule_handle(optimizer.context, NULL);
 }
@@ -241,7 +240,7 @@ MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
 static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name) {
     mpt__schedule *schedule = mpt__schedule_enter(handle, name);
     if (!schedule || schedule->optimizer) return schedule;
-    mpt__error(handle.context, MPT_ERROR_STATE, "the optimizer of this schedule was destroyed");
+    mpt__error(handle.context, STATE, "the optimizer of this schedule was destroyed");
     return NULL;
 }
 
@@ -251,7 +250,7 @@ MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
     if (!schedule) return mpt__status_of(context);
     if (schedule->plateau)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "a plateau schedule moves by mpt_schedule_metric, which needs a value");
     if (schedule->unit == MPT_PER_EPOCH) {
         schedule->state.time++;
@@ -279,7 +278,7 @@ MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
     if (!schedule) return mpt__status_of(context);
     if (!schedule->plateau)
-        return mpt__error(context, MPT_ERROR_STATE,
+        return mpt__error(context, STATE,
                           "only a schedule of mpt_reduce_on_plateau looks at a metric");
     mpt_schedule_state *state = &schedule->state;
     mpt__optimizer *optimizer = schedule->optimizer;
@@ -323,7 +322,7 @@ MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
     if (!schedule) return mpt__status_of(context);
-    if (!state) return mpt__error(context, MPT_ERROR_ARGUMENT, "there is no state");
+    if (!state) return mpt__error(context, ARGUMENT, "there is no state");
     if (!mpt__check_count(context, "time", state->time, 0) ||
         !mpt__check_count(context, "bad", state->bad, 0) ||
         !mpt__check_count(context, "cooldown", state->cooldown, 0))

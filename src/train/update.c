@@ -62,7 +62,7 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
         const mpt__parameter *parameter = &context->parameters[item->parameter];
         if (!parameter->live || parameter->block != item->block)
             return mpt__error(
-                context, MPT_ERROR_STATE,
+                context, STATE,
                 "the module whose parameters the optimizer holds was destroyed; destroy the "
                 "optimizer too and make one for the new module");
         if (item->had_grad != parameter->has_grad) {
@@ -221,10 +221,9 @@ static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double 
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     if (!optimizer) return mpt__null(context);
     if (!(max_norm >= 0))
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "max_norm = %g; expected 0 or more",
-                           max_norm);
+        return mpt__refuse(context, ARGUMENT, "max_norm = %g; expected 0 or more", max_norm);
     if (p != 1 && p != 2 && p != MPT__INF_F64)
-        return mpt__refuse(context, MPT_ERROR_ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
+        return mpt__refuse(context, ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
     mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
@@ -269,7 +268,7 @@ MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
     if (!optimizer) return mpt__status_of(context);
     if (!(limit >= 0))
-        return mpt__error(context, MPT_ERROR_ARGUMENT, "limit = %g; expected 0 or more", limit);
+        return mpt__error(context, ARGUMENT, "limit = %g; expected 0 or more", limit);
     if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
         return context->base.status;
     uint16_t pending = mpt__pending(context, optimizer);
@@ -386,7 +385,7 @@ static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *op
     optimizer->warned_no_grad = false;
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (mpt__averages_applied(context, optimizer->states[i].block))
-            return mpt__error(context, MPT_ERROR_STATE,
+            return mpt__error(context, STATE,
                               "the module's values are averages; call mpt_ema_restore first");
     mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
     uint8_t phase = context->launch.phase;

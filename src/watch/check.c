@@ -79,7 +79,7 @@ MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high,
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
     if (!found) return mpt__status_of(context);
     if (!counts || bins < 1 || !(low < high) || !mpt__f64_is_finite(high - low))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "%d bins from %g to %g: expected an array of 1 or more, and finite low < "
                           "high",
                           counts ? bins : 0, low, high);
@@ -276,7 +276,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
         if (!mpt__ok(context)) break;
         if (off <= check->config.atol + check->config.rtol * size) continue;
         mpt__enter(context, "mpt_gradcheck");
-        mpt__error(context, MPT_ERROR_NUMERIC,
+        mpt__error(context, NUMERIC,
                    "input %d, element %lld: backward gives %g, small changes of the input give %g",
                    i, k, got, expected);
         break;
@@ -296,7 +296,7 @@ MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void
     check.context = context, check.fn = fn, check.user = user, check.n_in = n_in;
     check.config = config ? *config : mpt_gradcheck_config_default();
     if (!fn || !in || n_in < 1 || n_in > MPT__CHECK_INPUTS || !(check.config.step > 0.0))
-        return mpt__error(context, MPT_ERROR_ARGUMENT,
+        return mpt__error(context, ARGUMENT,
                           "expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
                           (int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
     mpt_scope_begin(context);
@@ -305,7 +305,7 @@ MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void
         const mpt__tensor *input = mpt__at(context, in[i], "an input");
         if (!input) break;
         if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
-            mpt__error(context, MPT_ERROR_DTYPE,
+            mpt__error(context, DTYPE,
                        "input %d is %D: small changes need fp32; mpt_cast it inside the function",
                        i, input->dtype);
         check.in[i] = mpt_clone(mpt_detach(in[i]));
