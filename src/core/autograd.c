@@ -471,11 +471,10 @@ static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
 /* Saved tensors must still hold what forward saw. */
 static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
     if (record->done)
-        return mpt__error(
-            context, STATE,
-            "backward through %s for the second time, but its saved tensors are gone; pass "
-            "retain = true to the first mpt_backward_from",
-            context->ops[record->op].name);
+        return mpt__error(context, STATE,
+                          "backward through %s for the second time, but its saved tensors are "
+                          "gone; pass retain = true to the first mpt_backward_from",
+                          context->ops[record->op].name);
     for (int i = 0; i < record->n_saved; i++) {
         const mpt__tensor *saved = record->saved[i];
         if (saved && context->storages[saved->storage].version != record->saved_version[i])
@@ -627,11 +626,10 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     mpt__tensor *root = mpt__at(context, tensor, "loss");
     if (!root) return context->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))
-        return mpt__error(
-            context, STATE,
-            "backward from a tensor without history: nothing it was computed from requires "
-            "a gradient (gradients have none), or it was made under mpt_no_grad_begin or "
-            "mpt_inference_begin");
+        return mpt__error(context, STATE,
+                          "backward from a tensor without history: nothing it was computed from "
+                          "requires a gradient (gradients have none), or it was made under "
+                          "mpt_no_grad_begin or mpt_inference_begin");
     if (context->in_backward)
         return mpt__error(context, STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
@@ -701,10 +699,9 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
     if (!leaf) return mpt__null(context);
     if (!mpt__leaf_has_grad(context, leaf))
-        return mpt__refuse(
-            context, STATE,
-            "the tensor has no gradient: none came since zero_grad, or it is no leaf; "
-            "mpt_has_grad tells");
+        return mpt__refuse(context, STATE,
+                           "the tensor has no gradient: none came since zero_grad, or it is no "
+                           "leaf; mpt_has_grad tells");
     if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
     mpt__materialise_gradients(context,
                                &context->blocks[context->parameters[leaf->parameter - 1].block]);

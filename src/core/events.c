@@ -19,10 +19,10 @@ static mpt_status mpt__listen(mpt_context *context, mpt__event event, mpt__hear 
         else if (!listener->hear) place = listener;
     }
     if (!place)
-        return mpt__error(context, STATE,
-                          "%d features listen already (printers, tracers, recordings, anomaly "
-                          "mode); end one",
-                          (int)MPT__MAX_LISTENERS);
+        return mpt__error(
+            context, STATE,
+            "%d features listen already (printers, tracers, recordings, anomaly mode); end one",
+            (int)MPT__MAX_LISTENERS);
     place->hear = hear, place->user = user, place->event = event;
     context->heard |= 1u << event;
     return MPT_OK;

@@ -100,14 +100,13 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
     const char *path =
         mpt__path_text(context, record ? context->records[record]->path : context->path);
     tracer->found = true;
-    mpt__format_text(
-        tracer->report, sizeof tracer->report,
-        "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element %lld of "
-        "a %D tensor %S%s",
-        context->now.step, mpt__phase_names[traced->phase],
-        traced->op ? context->ops[traced->op].name : "no op", *path ? ", module " : "", path,
-        mpt__kernel_names[traced->kernel], index, operand->dtype, &shape,
-        read ? "; what it read was not finite already" : "");
+    mpt__format_text(tracer->report, sizeof tracer->report,
+                     "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element "
+                     "%lld of a %D tensor %S%s",
+                     context->now.step, mpt__phase_names[traced->phase],
+                     traced->op ? context->ops[traced->op].name : "no op", *path ? ", module " : "",
+                     path, mpt__kernel_names[traced->kernel], index, operand->dtype, &shape,
+                     read ? "; what it read was not finite already" : "");
     mpt__log(&context->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
@@ -209,9 +208,8 @@ static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
     mpt__metric *metric = &context->metrics[context->metric_count];
     if (context->metric_count == room || strlen(name) >= sizeof metric->name) {
         mpt__error(context, ARGUMENT,
-                   "metric \"%s\": at most %d metrics, names of at most %d "
-                   "characters",
-                   name, room, (int)sizeof metric->name - 1);
+                   "metric \"%s\": at most %d metrics, names of at most %d characters", name, room,
+                   (int)sizeof metric->name - 1);
         return NULL;
     }
     metric->sum_slot = mpt__scalar_new_f(context, 0.0);
@@ -306,14 +304,13 @@ MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reas
     mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
     const char *why = "there is no context";
     if (context)
-        why = precision == MPT_F16    ? "this GPU's Tensor Cores multiply fp16, but not bf16"
-              : precision == MPT_BF16 ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range "
-                                              "is that of fp32"
-                                            : "this CPU multiplies bf16 faster than fp32, whose "
-                                              "range it has"
-              : gpu ? "this GPU has no Tensor Cores: halves would save memory, not time"
-                    : "the CPU's kernels in use multiply in fp32: halves would save memory, not "
-                      "time";
+        why = precision == MPT_F16 ? "this GPU's Tensor Cores multiply fp16, but not bf16"
+              : precision == MPT_BF16
+                  ? gpu ? "this GPU's Tensor Cores multiply bf16, whose range is that of fp32"
+                        : "this CPU multiplies bf16 faster than fp32, whose range it has"
+              : gpu
+                  ? "this GPU has no Tensor Cores: halves would save memory, not time"
+                  : "the CPU's kernels in use multiply in fp32: halves would save memory, not time";
     if (reason) *reason = why;
     return precision;
 }

@@ -408,19 +408,17 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
                              "mpt_binary_cross_entropy_with_logits takes logits",
                              index, launch);
     if (index < 0)
-        return mpt__error_of(
-            context, status,
-            "element %lld of the indices is not in the range of the dimension that "
-            "it selects from (launch %lld)",
-            -1 - index, launch);
+        return mpt__error_of(context, status,
+                             "element %lld of the indices is not in the range of the dimension "
+                             "that it selects from (launch %lld)",
+                             -1 - index, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
         mpt__format_text(position, sizeof position, ", position %lld",
                          scalars[MPT__SLOT_ERROR_POSITION].i);
-    return mpt__error_of(
-        context, status,
-        "target of sample %lld%s is not a class number of the input's [N, C] (launch "
-        "%lld); check the labels, or name them with ignore_index",
-        index, position, launch);
+    return mpt__error_of(context, status,
+                         "target of sample %lld%s is not a class number of the input's [N, C] "
+                         "(launch %lld); check the labels, or name them with ignore_index",
+                         index, position, launch);
 }
 
 static mpt_status mpt__check_device(mpt_context *context) {

@@ -384,10 +384,10 @@ static uint16_t mpt__scalar_take(mpt_context *context) {
             return (uint16_t)i;
         }
     }
-    mpt__error(context, MEMORY,
-               "all %d device scalars are in use; destroy optimizers or "
-               "scalers that are no longer needed",
-               (int)MPT__SLOT_COUNT);
+    mpt__error(
+        context, MEMORY,
+        "all %d device scalars are in use; destroy optimizers or scalers that are no longer needed",
+        (int)MPT__SLOT_COUNT);
     return 0;
 }
 

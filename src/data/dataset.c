@@ -670,11 +670,11 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
     if (!found) return mpt__status_of(context);
     if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
-        return mpt__error_of(
-            context, found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
-            "%lld targets (%D %S), room for one class number; mpt_sample_into gives them, NULL for "
-            "target none",
-            found->target_numel, found->target_dtype, &found->target_shape);
+        return mpt__error_of(context,
+                             found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
+                             "%lld targets (%D %S), room for one class number; mpt_sample_into "
+                             "gives them, NULL for target none",
+                             found->target_numel, found->target_dtype, &found->target_shape);
     return mpt__sample_out(context, found, index, MPT_F32, input, target);
 }
 
@@ -899,10 +899,10 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
         return mpt__idx_refuse(file, &out->idx, head, z->written);
     const int64_t size = out->idx.header_bytes + out->idx.data_bytes;
     if (size / MPT__DEFLATE_RATIO > file->size)
-        return mpt__reject(file->context, FORMAT,
-                           "%s: its idx header stands for %lld bytes, more than %lld compressed "
-                           "ones hold",
-                           file->path, size, file->size);
+        return mpt__reject(
+            file->context, FORMAT,
+            "%s: its idx header stands for %lld bytes, more than %lld compressed ones hold",
+            file->path, size, file->size);
     out->size = (size_t)size;
     out->bytes = (uint8_t *)mpt__allocate(&file->context->base, out->size, MPT_MEMORY_DATA);
     if (!out->bytes) return false;

@@ -452,8 +452,8 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     if (bits != 8)
         return MPT__PICTURE_FAULT(file, "a JPEG of %lld bits; stb_image reads 8", (int64_t)bits);
     if (!file->height)
-        return MPT__PICTURE_FAULT(file, "its height comes behind its pixels (DNL), where stb_image "
-                                        "does not look");
+        return MPT__PICTURE_FAULT(
+            file, "its height comes behind its pixels (DNL), where stb_image does not look");
     if ((n != 1 && n != 3 && n != 4) || left != 6 + 3 * n)
         return MPT__PICTURE_FAULT(file, "a frame header (SOF) of %d components in %d bytes", n,
                                   left);
@@ -471,11 +471,9 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     }
     for (int i = 0; i < n; i++)
         if (jpeg->across % jpeg->part[i].across || jpeg->down % jpeg->part[i].down)
-            return MPT__PICTURE_FAULT(file,
-                                      "sampling %d x %d beside %d x %d, which stb_image does "
-                                      "not read",
-                                      jpeg->part[i].across, jpeg->part[i].down, jpeg->across,
-                                      jpeg->down);
+            return MPT__PICTURE_FAULT(
+                file, "sampling %d x %d beside %d x %d, which stb_image does not read",
+                jpeg->part[i].across, jpeg->part[i].down, jpeg->across, jpeg->down);
     jpeg->components = n, file->values = n;
     return true;
 }
@@ -512,10 +510,10 @@ static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, 
         for (int k = 0; k < i; k++)
             if (part[k] == part[i]) part[i] = jpeg->components;
         if (part[i] == jpeg->components)
-            return MPT__PICTURE_FAULT(file,
-                                      "a scan (SOS) of component %lld, which is not in the "
-                                      "frame or twice in the scan",
-                                      (int64_t)id);
+            return MPT__PICTURE_FAULT(
+                file,
+                "a scan (SOS) of component %lld, which is not in the frame or twice in the scan",
+                (int64_t)id);
     }
     return true;
 }
@@ -549,18 +547,17 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     if (jpeg->progressive ? first > last || last > 63 || high > 13 || low > 13 ||
                                 (first == 0 ? last != 0 : n != 1)
                           : first != 0 || bits != 0)
-        return MPT__PICTURE_FAULT(file,
-                                  "a scan (SOS) of coefficients %lld to %lld, bits %llx, at "
-                                  "byte %lld",
-                                  (int64_t)first, (int64_t)last, (uint64_t)bits, at);
+        return MPT__PICTURE_FAULT(
+            file, "a scan (SOS) of coefficients %lld to %lld, bits %llx, at byte %lld",
+            (int64_t)first, (int64_t)last, (uint64_t)bits, at);
     for (int i = 0; i < n; i++) {
         const bool dc = first == 0 && high == 0, ac = first > 0 || !jpeg->progressive;
         const uint32_t *known = jpeg->huffman, has_dc = tables[i] >> 4, has_ac = tables[i] & 15;
         if (has_dc > 3 || has_ac > 3 || (dc && !(known[0] >> has_dc & 1)) ||
             (ac && !(known[1] >> has_ac & 1)))
             return MPT__PICTURE_FAULT(file,
-                                      "the scan at byte %lld needs Huffman tables DC %lld and "
-                                      "AC %lld, which are not defined before it",
+                                      "the scan at byte %lld needs Huffman tables DC %lld and AC "
+                                      "%lld, which are not defined before it",
                                       at, (int64_t)has_dc, (int64_t)has_ac);
         if (!(jpeg->quantisation >> jpeg->part[part[i]].table & 1))
             return MPT__PICTURE_FAULT(file,
@@ -571,10 +568,8 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
         if (dc) jpeg->part[part[i]].drawn = true;
 #ifndef MPT__STB_ZEROED
         if (!jpeg->part[part[i]].drawn)
-            return MPT__PICTURE_FAULT(file,
-                                      "the scan at byte %lld refines what no scan before it "
-                                      "has drawn",
-                                      at);
+            return MPT__PICTURE_FAULT(
+                file, "the scan at byte %lld refines what no scan before it has drawn", at);
 #endif
     }
     const int64_t start = mpt__image_place(file);
@@ -722,11 +717,9 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
                       : png->color == 0 ? length == 2
                                         : png->color == 2 && length == 6;
     if (fits && !png->images) return true;
-    return MPT__PICTURE_FAULT(file,
-                              "transparency (tRNS) of %lld bytes for colour %d, %d in the "
-                              "palette%s",
-                              length, png->color, png->palette,
-                              png->images ? ", behind the pixels" : "");
+    return MPT__PICTURE_FAULT(
+        file, "transparency (tRNS) of %lld bytes for colour %d, %d in the palette%s", length,
+        png->color, png->palette, png->images ? ", behind the pixels" : "");
 }
 
 /* stb_image expects something in the first of these chunks: empty ones before it are left out. */
@@ -770,13 +763,13 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
                                         "packs them for iOS); convert it back to PNG");
     if (length > file->size - at - 4)
         return MPT__PICTURE_FAULT(file,
-                                  "the file ends too early: its chunk %s at byte %lld has "
-                                  "%lld bytes, of which %lld are there",
+                                  "the file ends too early: its chunk %s at byte %lld has %lld "
+                                  "bytes, of which %lld are there",
                                   type, at - 8, length, file->size - at);
     while (row < end && strcmp(row->type, type) != 0) row++;
     if ((png->chunks++ == 0) != (row == mpt__png_kinds))
-        return MPT__PICTURE_FAULT(file, "its header (IHDR) is not the first chunk, or there are "
-                                        "two");
+        return MPT__PICTURE_FAULT(file,
+                                  "its header (IHDR) is not the first chunk, or there are two");
     if (png->images && row < end && row->read != mpt__png_image)
         return MPT__PICTURE_FAULT(file, "chunk %s behind the pixels", type);
     if (png->images && (row == end || row->read != mpt__png_image)) png->over = true;
@@ -868,23 +861,21 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
         (bmp.bits & (bmp.bits - 1) && bmp.bits != 24) ||
         (core && bmp.bits >= 16 && bmp.bits != 24) || planes != 1 || bmp.packing > 3 ||
         (bmp.packing == 3 && bmp.bits != 16 && bmp.bits != 32))
-        return MPT__PICTURE_FAULT(file,
-                                  "a BMP of %d bits, %lld planes, packing %lld, which stb_image "
-                                  "does not read",
-                                  bmp.bits, (int64_t)planes, bmp.packing);
+        return MPT__PICTURE_FAULT(
+            file, "a BMP of %d bits, %lld planes, packing %lld, which stb_image does not read",
+            bmp.bits, (int64_t)planes, bmp.packing);
     if (bmp.packing == 3 && bmp.header == 56)
-        return MPT__PICTURE_FAULT(file, "a BMP with bit masks in a header of 56 bytes, where "
-                                        "stb_image does not look");
+        return MPT__PICTURE_FAULT(
+            file, "a BMP with bit masks in a header of 56 bytes, where stb_image does not look");
     file->width = width > INT32_MAX ? -1 : (int)width;
     file->height = height <= INT32_MAX ? (int)height : (int)(0u - height); /* from the top */
     file->values = bmp.bits == 32 || bmp.bits == 16 ? 4 : 3;
     if (file->width < 1 || file->height < 1) return true;
     const int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
     if (file->size < bmp.offset + rows)
-        return MPT__PICTURE_FAULT(file,
-                                  "the file ends too early: %lld bytes of the %lld of a %d x "
-                                  "%d BMP",
-                                  file->size, bmp.offset + rows, file->height, file->width);
+        return MPT__PICTURE_FAULT(
+            file, "the file ends too early: %lld bytes of the %lld of a %d x %d BMP", file->size,
+            bmp.offset + rows, file->height, file->width);
     return mpt__bmp_detours(file, &bmp);
 }
 

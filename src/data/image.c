@@ -201,10 +201,9 @@ static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *con
     if (pixels <= (INT64_C(1) << 30) / values && file->width <= MPT__STB_SIDE &&
         file->height <= MPT__STB_SIDE)
         return true;
-    return MPT__PICTURE_FAULT(file,
-                              "%d x %d pixels of %d values; stb_image decodes up to 2^30 "
-                              "values and sides of %d",
-                              file->height, file->width, values, (int)MPT__STB_SIDE);
+    return MPT__PICTURE_FAULT(
+        file, "%d x %d pixels of %d values; stb_image decodes up to 2^30 values and sides of %d",
+        file->height, file->width, values, (int)MPT__STB_SIDE);
 }
 
 /* Decodes a file that is open, or only measures it; false with a sentence in file->error. */
@@ -483,10 +482,10 @@ static bool mpt__cifar_open(mpt_context *context, const char *directory, mpt_spl
     if (!mpt__reader_open(file, context, path)) return false;
     if (file->size > 0 && file->size % MPT__CIFAR_RECORD == 0) return true;
     mpt__reader_close(file);
-    return mpt__reject(context, FORMAT,
-                       "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 "
-                       "pixels)",
-                       path, file->size, (int)MPT__CIFAR_RECORD);
+    return mpt__reject(
+        context, FORMAT,
+        "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)", path,
+        file->size, (int)MPT__CIFAR_RECORD);
 }
 
 /* Moves labels out of `records` records, so that their pixels lie one after the other. */

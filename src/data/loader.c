@@ -645,10 +645,10 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
                            config->dtype);
     if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
         (config->samples > 0 && !config->weights))
-        return mpt__reject(context, ARGUMENT,
-                           "samples is %lld; it counts those that weights draw, 0 for as many as "
-                           "there are",
-                           config->samples);
+        return mpt__reject(
+            context, ARGUMENT,
+            "samples is %lld; it counts those that weights draw, 0 for as many as there are",
+            config->samples);
     double sum = 0.0;
     for (int64_t i = 0; config->weights && i < dataset->count; i++) {
         if (!(config->weights[i] >= 0.0 && config->weights[i] <= 1e300))
@@ -673,11 +673,10 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
         return mpt__reject(context, DTYPE, "target_dtype %D%s; collate makes i64, f32, f16 or bf16",
                            target, config->collate ? "" : " without collate");
     if (!MPT__HAS_WORKERS && config->workers > 0)
-        return mpt__reject(
-            context, UNSUPPORTED,
-            "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); 0 loads on the "
-            "calling thread",
-            config->workers);
+        return mpt__reject(context, UNSUPPORTED,
+                           "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); "
+                           "0 loads on the calling thread",
+                           config->workers);
     return true;
 }
 
@@ -748,10 +747,10 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
     if (!loader) return mpt__status_of(context);
     if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
-        return mpt__error(context, INDEX,
-                          "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are "
-                          "0 to 2^59",
-                          batch, epoch, loader->batches - 1);
+        return mpt__error(
+            context, INDEX,
+            "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are 0 to 2^59", batch,
+            epoch, loader->batches - 1);
     mpt__loader_take_back(context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     loader->epoch = epoch;

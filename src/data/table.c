@@ -218,10 +218,10 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
         while (!csv->ends && n <= MPT__MAX_COLUMNS);
         if (*records == 0) *columns = n <= MPT__MAX_COLUMNS ? n : MPT__MAX_COLUMNS;
         if (n != *columns)
-            return mpt__reject(csv->context, FORMAT,
-                               "%s: line %lld has %lld fields, expected %lld; is '%c' the "
-                               "delimiter?",
-                               csv->path, csv->begun, n, *columns, csv->delimiter);
+            return mpt__reject(
+                csv->context, FORMAT,
+                "%s: line %lld has %lld fields, expected %lld; is '%c' the delimiter?", csv->path,
+                csv->begun, n, *columns, csv->delimiter);
     }
     return true;
 }

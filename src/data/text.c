@@ -17,22 +17,27 @@
 /* Letters, numbers, white space: made by tools/unicode_classes.py, which says how to read it. */
 enum { MPT__MARK, MPT__LETTER, MPT__NUMBER, MPT__SPACE };
 static const char mpt__unicode_classes[] =
-    "J$7N%'a$K$@K&<K&N$'N&'H$'A+('1(')/(_%(_&(K\\$4S$\\$7@'('H37(C$(7,'([0(O4D$C=<G(`+O'X(O(Y%K$4+"
-    "(O/('`$+@-L$/,'D%'([&X&G.P$a$L$G'H$+4/0[%4'H$'0'`%G&@C((\?D%K(L*[)0'L%'@K$5K$(C%4_)('D%G$8;5L"
-    "$+-;,'D$_)X&Y$K$,/D%_)('L%K%5K$H$'P$_)('\\&;5K$()C%(O*L%\?a$W$L%_)('L&K$5G%)\?('4_)('`&75P$_$"
-    "4_),'D%'8/)@/5O%(\?4W+U&S$`$C)(+T$\?I$K$`'C)(+H$O$E$T$W'a&S%T$G)`%7P1O(T%)K$<;430'0+@/4W$T$')"
-    "K$<O.(GO%U$`%C%D%C/(SP%,J%(K&8O,10G'X$O%\\$K%\\$K%\\$S)P''4'1C'E%D%W/,K'([1]'L$E3[$L'_%H$W)Q("
+    "J$7N%'a$K$@K&<K&N$'N&'H$'A+('1(')/"
+    "(_%(_&(K\\$4S$\\$7@'('H37(C$(7,'([0(O4D$C=<G(`+O'X(O(Y%K$4+(O/('`$+@-L$/"
+    ",'D%'([&X&G.P$a$L$G'H$+4/"
+    "0[%4'H$'0'`%G&@C((\?D%K(L*[)0'L%'@K$5K$(C%4_)('D%G$8;5L$+-;,'D$_)X&Y$K$,/"
+    "D%_)('L%K%5K$H$'P$_)('\\&;5K$()C%(O*L%\?a$W$L%_)('L&K$5G%)\?('4_)('`&75P$_$4_),'D%'8/)@/"
+    "5O%(\?4W+U&S$`$C)(+T$\?I$K$`'C)(+H$O$E$T$W'a&S%T$G)`%7P1O(T%)K$<;430'0+@/"
+    "4W$T$')K$<O.(GO%U$`%C%D%C/(SP%,J%(K&8O,10G'X$O%\\$K%\\$K%\\$S)P''4'1C'E%D%W/"
+    ",K'([1]'L$E3[$L'_%H$W)Q("
     "C'@'X._(H%Q$K$H([&X$-L$S(L&S'U&X$1L$S',C+H(3(;(+0[;D+WZ$('0O$0W$0W$8O$2O$Z&+:'b('E%(1;8)K$<C%"
     "L/'4',K$('07<'('('(3(O$,3874')P)-7]]%S*],[%]Q%[&TP'W\?<30\?5',C1D%C/`,'F]$'4-'I&G$@7-0+4C.4/("
-    "K.(S5-3L$C'D)C%E'K$]&C$)_$E'K$a'_$DK$C[<D+CUY%D+[(,WD$0E%L$W+D%_&,]+K$`'G$,_/,_1(/(3(_%Y$;L$S"
-    ")\\$K)U&C%L%;0'(+)L$S&L$_%H&C'4_(T&)[$,7(M$L$_(`%/(C$5S$4_%0'0K)('0+,7,'(S&,O$@/T$K.([$<O1Y$D"
-    "%[FR%(K$(C4H'OP$L%_2H'S$T1_4I%K$@K&<K&P$K2D'CC$AC)I$G*I%+TAC/)`&E'X$U%(E$<['L$_&(C))`(E7D%_:("
-    "__%)D$_%-@a'H*Q&8]%G$(_&H+U*,-D+'`$C(E$C%D%Y&+(Y&P'C$(S&=7D%G*@E&D$E&D$G&E%`-MB<S'U$DM$O(8Y0L"
-    "$_&Q$3P&K%\\(Y%P&C'0W)M&[&(+,K$4W(D'E'C%0S'a$K$4',S(0K$0C)\\$3Q$L$'('5`&S(T-G(@_(I%C%8[),'L%"
-    "\?<7\\6W)L%39K$8G-T%+(I$D9_(H(3T'C)T%U$C%D'O(X$'AD+W&Q%S$4S@T1E+`&G)`$'(']$D-G)D%'('T&'L$C(@'"
-    "X%'P$[(P%'L%_R$H%'a$C',C'\\0G)X%'I$D%K(\\$E$DK$O%X:E%W%P(EC'C1D%GQ.`$CI'D]2EOI$[$,E-D%C'D%C)D"
-    "%3U$P%YF&_%H0_,('L+_,('T&SVO%UK9C'E/D7G[%(G&(_&(G&(_&(G&(_&(G&(_&(G&(M$K)DC*CC$DC$C)@I$\\$'HK"
-    "$[&L%S(5_$H_'a\?G$D)S+@9[$QE&O*)/)W2)H=CAEE%W$Q_-DE'GCCC&";
+    "K.(S5-3L$C'D)C%E'K$]&C$)_$E'K$a'_$DK$C[<D+CUY%D+[(,WD$0E%L$W+D%_&,]+K$`'G$,_/,_1(/"
+    "(3(_%Y$;L$S)\\$K)U&C%L%;0'(+)L$S&L$_%H&C'4_(T&)[$,7(M$L$_(`%/(C$5S$4_%0'0K)('0+,7,'(S&,O$@/"
+    "T$K.([$<O1Y$D%[FR%(K$(C4H'OP$L%_2H'S$T1_4I%K$@K&<K&P$K2D'CC$AC)I$G*I%+TAC/"
+    ")`&E'X$U%(E$<['L$_&(C))`(E7D%_:("
+    "__%)D$_%-@a'H*Q&8]%G$(_&H+U*,-D+'`$C(E$C%D%Y&+(Y&P'C$(S&=7D%G*@E&D$E&D$G&E%`-MB<S'U$DM$O(8Y0L$"
+    "_&Q$3P&K%\\(Y%P&C'0W)M&[&(+,K$4W(D'E'C%0S'a$K$4',S(0K$0C)\\$3Q$L$'('5`&S(T-G(@_(I%C%8[),'L%\?<"
+    "7\\6W)L%39K$8G-T%+(I$D9_(H(3T'C)T%U$C%D'O(X$'AD+W&Q%S$4S@T1E+`&G)`$'(']$D-G)D%'('T&'L$C(@'X%'"
+    "P$[(P%'L%_R$H%'a$C',C'\\0G)X%'I$D%K(\\$E$DK$O%X:E%W%P(EC'C1D%GQ.`$CI'D]2EOI$[$,E-D%C'D%C)D%3U$"
+    "P%YF&_%H0_,('L+_,('T&SVO%UK9C'E/"
+    "D7G[%(G&(_&(G&(_&(G&(_&(G&(_&(G&(M$K)DC*CC$DC$C)@I$\\$'HK$[&L%S(5_$H_'a\?G$D)S+@9[$QE&O*)/"
+    ")W2)H=CAEE%W$Q_-DE'GCCC&";
 
 #define MPT__CLASS_RUNS 1024
 

@@ -196,14 +196,14 @@ static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t b
     }
     if (limited)
         return mpt__fail(base, MPT_ERROR_MEMORY,
-                         "out of memory: asked for %B for %s beyond the "
-                         "memory_limit of %B; %B held, %B in use%s; try a smaller batch, "
+                         "out of memory: asked for %B for %s beyond the memory_limit of %B; %B "
+                         "held, %B in use%s; try a smaller batch, "
                          "mpt_memory_trim or a higher memory_limit",
                          wanted, mpt_memory_kind_name(kind), base->memory_limit, memory->held,
                          memory->total_current, use);
     return mpt__fail(base, MPT_ERROR_MEMORY,
-                     "out of memory: %s refused %B for %s; "
-                     "%B held, %B in use%s; try a smaller batch or mpt_memory_trim",
+                     "out of memory: %s refused %B for %s; %B held, %B in use%s; try a smaller "
+                     "batch or mpt_memory_trim",
                      who, wanted, mpt_memory_kind_name(kind), memory->held, memory->total_current,
                      use);
 }
@@ -885,8 +885,8 @@ static void mpt__base_init(mpt__base *base, const mpt_config *config) {
     }
     if (allocator == 1)
         mpt__fail(base, MPT_ERROR_ARGUMENT,
-                  "config.allocator has one of allocate and release: "
-                  "set both, or neither for the built-in allocator");
+                  "config.allocator has one of allocate and release: set both, or neither for the "
+                  "built-in allocator");
     if (threads != 0 && threads != 10)
         mpt__fail(base, MPT_ERROR_ARGUMENT,
                   "config.thread has %d of its 10 functions: set all, "

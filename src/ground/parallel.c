@@ -351,8 +351,7 @@ static mpt__pool *mpt__pool_create(mpt__base *base, int threads) {
     pool->spin = threads <= cores ? MPT__POOL_SPIN : 0;
     if (threads > 1 && !mpt__pool_start(pool)) {
         mpt__fail(base, MPT_ERROR_THREAD,
-                  "could not make thread %d of %d; set config.threads to "
-                  "fewer, or to 1 for none",
+                  "could not make thread %d of %d; set config.threads to fewer, or to 1 for none",
                   pool->started + 2, threads);
         mpt__pool_destroy(pool);
         return NULL;

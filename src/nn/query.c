@@ -227,8 +227,8 @@ static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *pa
     for (int64_t i = 0; values && i < parameter->numel; i++) {
         if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
         mpt__error(context, NUMERIC,
-                   "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the "
-                   "weights down, use MPT_BF16, or train with autocast instead",
+                   "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the weights "
+                   "down, use MPT_BF16, or train with autocast instead",
                    parameter->path, i, (double)values[i], dtype, (double)limit);
         break;
     }

@@ -157,9 +157,9 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
     frame->out_shape[0].dim[rank - 1] = heads ? heads * c[3] : c[3];
     if (!mask) return MPT_OK;
     if (mask->flags & MPT__REQUIRES_GRAD)
-        return mpt__error(context, UNSUPPORTED,
-                          "the mask gets no gradient; mpt_detach it, or add it to scores of your "
-                          "own");
+        return mpt__error(
+            context, UNSUPPORTED,
+            "the mask gets no gradient; mpt_detach it, or add it to scores of your own");
     if (mask->dtype != MPT_BOOL && !mpt__check_float(frame, 3)) return context->base.status;
     int64_t full[4] = {a[0], a[1], a[2], b[2]};
     int lead = (heads ? 4 : rank) - mask->shape.rank;

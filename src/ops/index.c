@@ -59,8 +59,7 @@ static mpt_status mpt__scatter_add_shape(mpt__frame *frame) {
     if (!mpt__agree_outside(x, index, dim) || !mpt__same_shape(index, source))
         return mpt__error(
             frame->context, SHAPE,
-            "%S, indices %S, source %S: expected the same sizes, but for dimension %d "
-            "of the first",
+            "%S, indices %S, source %S: expected the same sizes, but for dimension %d of the first",
             &x->shape, &index->shape, &source->shape, dim);
     return MPT_OK;
 }
@@ -328,10 +327,10 @@ static mpt_status mpt__pad_shape(mpt__frame *frame) {
         if (good) *size += asked.dim[i];
     }
     if (good) return MPT_OK;
-    return mpt__error(frame->context, ARGUMENT,
-                      "padding %S of a tensor %S: expected sizes before and after its last "
-                      "dimensions, 0 or more",
-                      &asked, &x->shape);
+    return mpt__error(
+        frame->context, ARGUMENT,
+        "padding %S of a tensor %S: expected sizes before and after its last dimensions, 0 or more",
+        &asked, &x->shape);
 }
 
 /* What of `whole` is not padding. */

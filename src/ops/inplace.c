@@ -47,20 +47,19 @@ static mpt_status mpt__check_inplace(mpt_context *context, const mpt__tensor *x,
                                      mpt__tensor *const *in, int n_in, bool records) {
     bool leaf = (x->flags & MPT__LEAF) && (x->flags & MPT__REQUIRES_GRAD);
     if (leaf && !context->no_grad_depth && !context->inference_depth)
-        return mpt__error(context, STATE,
-                          "a leaf that collects a gradient cannot be changed in place, for its "
-                          "gradient would belong to another value; do it between "
-                          "mpt_no_grad_begin and mpt_no_grad_end");
+        return mpt__error(
+            context, STATE,
+            "a leaf that collects a gradient cannot be changed in place, for its gradient would "
+            "belong to another value; do it between mpt_no_grad_begin and mpt_no_grad_end");
     if (mpt__is_expanded(context, x)) return context->base.status;
     for (int i = 0; i < n_in; i++)
         if (in[i] && mpt__overlaps(x, in[i]))
             return mpt__error(context, STATE,
                               "argument 2 shows part of the memory that is written; mpt_clone it");
     if (!records || mpt__storage_alone(context, x->storage)) return MPT_OK;
-    return mpt__error(
-        context, STATE,
-        "the tensor shares its memory with others (it is a view, or has views), whose "
-        "history cannot follow; mpt_clone it first, or release them");
+    return mpt__error(context, STATE,
+                      "the tensor shares its memory with others (it is a view, or has views), "
+                      "whose history cannot follow; mpt_clone it first, or release them");
 }
 
 /* ==== History ==== */

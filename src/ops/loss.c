@@ -57,11 +57,10 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0], *t = frame->in[1], *w = frame->in[2];
     if (!mpt__check_float(frame, 0)) return context->base.status;
     if (t->dtype != MPT_I64)
-        return mpt__error(
-            context, DTYPE,
-            "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64, or "
-            "set mpt_fit_config.loss to one of numbers",
-            t->dtype);
+        return mpt__error(context, DTYPE,
+                          "targets have dtype %D, expected i64 class numbers; mpt_cast them to "
+                          "MPT_I64, or set mpt_fit_config.loss to one of numbers",
+                          t->dtype);
     bool good = (x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0]) ||
                 (x->shape.rank == 1 && t->shape.rank == 0);
     if (!good)
@@ -321,10 +320,10 @@ static mpt_status mpt__pair_shape(mpt__frame *frame) {
         if (!other) continue;
         if (!mpt__check_float(frame, i)) return mpt__outcome(frame);
         if (i == 1 && !mpt__same_shape(x, other))
-            return mpt__error(frame->context, SHAPE,
-                              "input %S and target %S: expected equal shapes; mpt_reshape "
-                              "or mpt_expand",
-                              &x->shape, &other->shape);
+            return mpt__error(
+                frame->context, SHAPE,
+                "input %S and target %S: expected equal shapes; mpt_reshape or mpt_expand",
+                &x->shape, &other->shape);
         int lead = x->shape.rank - other->shape.rank;
         bool fits = lead >= 0;
         for (int d = 0; fits && d < other->shape.rank; d++)
@@ -565,10 +564,10 @@ MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor target
     bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
                 (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
     if (!fits)
-        return mpt__refuse(context, SHAPE,
-                           "input %S and targets %S: expected [N, C] and [N], and a weight [C] or "
-                           "none",
-                           &x->shape, &t->shape);
+        return mpt__refuse(
+            context, SHAPE,
+            "input %S and targets %S: expected [N, C] and [N], and a weight [C] or none", &x->shape,
+            &t->shape);
     if (p != 1 && p != 2) return mpt__refuse(context, ARGUMENT, "p = %d: expected 1 or 2", p);
     mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
     mpt_tensor by_row[2];

@@ -21,9 +21,8 @@ static mpt_status mpt__matmul_shape(mpt__frame *frame) {
         return mpt__matmul_mismatch(frame,
                                     "both need at least one dimension; mpt_mul multiplies scalars");
     if (a->shape.dim[a->shape.rank - 1] != b->shape.dim[b->shape.rank > 1 ? b->shape.rank - 2 : 0])
-        return mpt__matmul_mismatch(frame,
-                                    "the last dimension of the first must equal the last but one "
-                                    "of the second; mpt_transpose one of them");
+        return mpt__matmul_mismatch(frame, "the last dimension of the first must equal the last "
+                                           "but one of the second; mpt_transpose one of them");
     if (mpt__broadcast_dims(a, a->shape.rank > 1 ? a->shape.rank - 2 : 0, b,
                             b->shape.rank > 1 ? b->shape.rank - 2 : 0, out) >= 0)
         return mpt__matmul_mismatch(frame, "leading dimensions do not broadcast");

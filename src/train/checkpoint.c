@@ -701,11 +701,11 @@ static bool mpt__copy_check(mpt__copy *copy) {
             double value = copy->exact[i];
             if (copy->from == MPT_F64) memcpy(&value, copy->raw + i * 8, sizeof value);
             if (!mpt__f32_is_finite(back[i]) && mpt__f64_is_finite(value))
-                return mpt__reject(copy->archive->context, NUMERIC,
-                                   "%s: element %lld of %s is %g, beyond the range of the "
-                                   "parameter's %s",
-                                   copy->archive->json.name, first + (int64_t)i, copy->path, value,
-                                   mpt__dtype_info[copy->to].name);
+                return mpt__reject(
+                    copy->archive->context, NUMERIC,
+                    "%s: element %lld of %s is %g, beyond the range of the parameter's %s",
+                    copy->archive->json.name, first + (int64_t)i, copy->path, value,
+                    mpt__dtype_info[copy->to].name);
         }
     }
     return true;
@@ -842,9 +842,9 @@ static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
     }
     return (missing == 0 && extra == 0) ||
            mpt__reject(a->context, FORMAT,
-                       "%s: %lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s"
-                       "%s; of mpt_load_config, strict = false takes what fits, and renames and "
-                       "ignore tell about names",
+                       "%s: %lld parameters are missing%s%s; %lld tensors have no "
+                       "parameter%s%s%s%s; of mpt_load_config, strict = false takes what fits, and "
+                       "renames and ignore tell about names",
                        a->json.name, missing, missing ? ", first " : "", first_missing, extra,
                        extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
 }

@@ -606,8 +606,7 @@ MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const cha
             if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
                 return mpt__error(
                     context, STATE,
-                    "the optimizer was made with %s = 0, so it keeps no %s; set it in "
-                    "the config",
+                    "the optimizer was made with %s = 0, so it keeps no %s; set it in the config",
                     name, optimizer->rule->moment[k].name);
     *option = value;
     optimizer->patterns++;

@@ -164,10 +164,9 @@ static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
     int depth = context->autocast_depth; /* 0: entry 1 is the region that was open last */
     if (scaler->told_bf16 || context->autocast[depth ? depth : 1] != MPT_BF16) return;
     scaler->told_bf16 = true;
-    mpt__log(
-        &context->base, MPT_LOG_INFO,
-        "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set enabled = "
-        "false in mpt_scaler_config to save its work");
+    mpt__log(&context->base, MPT_LOG_INFO,
+             "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set "
+             "enabled = false in mpt_scaler_config to save its work");
 }
 
 MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
@@ -342,11 +341,11 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
                          "divisions and exponentials in the model",
                          scaler->lost_losses);
     else
-        mpt__format_text(cause, sizeof cause,
-                         "the loss was finite but gradients overflowed in backward (%s); check the "
-                         "learning rate and the size of targets, or keep layer %s in fp32 with "
-                         "mpt_set_dtype_policy",
-                         scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
+        mpt__format_text(
+            cause, sizeof cause,
+            "the loss was finite but gradients overflowed in backward (%s); check the learning "
+            "rate and the size of targets, or keep layer %s in fp32 with mpt_set_dtype_policy",
+            scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
     return mpt__error(
         context, NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
@@ -374,11 +373,10 @@ static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
         return;
     char layer[128];
     mpt__culprit_layer(scaler, layer);
-    mpt__log(
-        &context->base, MPT_LOG_WARNING,
-        "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): check "
-        "learning rate or keep layer %s in fp32",
-        before, skipped, steps, now->scale, layer);
+    mpt__log(&context->base, MPT_LOG_WARNING,
+             "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): "
+             "check learning rate or keep layer %s in fp32",
+             before, skipped, steps, now->scale, layer);
 }
 
 /* Reads the counters, which must be readable, and draws the conclusions. */
@@ -470,10 +468,9 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
     }
     if (mpt__dismiss_members(context, scaler->id.slot) == 0 && !scaler->told_idle) {
         scaler->told_idle = true;
-        mpt__log(
-            &context->base, MPT_LOG_WARNING,
-            "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, so the "
-            "scale stays as it is; call mpt_scaler_step before");
+        mpt__log(&context->base, MPT_LOG_WARNING,
+                 "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, "
+                 "so the scale stays as it is; call mpt_scaler_step before");
     }
     return status;
 }

@@ -60,10 +60,10 @@ static bool mpt__check_curve(mpt_context *context, const mpt_rate *rate, const c
                                rule->number[i].high))
             return false;
     if (chained && rule->floor && rate->number[0] != 0)
-        return mpt__reject(context, ARGUMENT,
-                           "eta_min = %g; a chained schedule multiplies factors, which knows no "
-                           "lowest rate but 0",
-                           rate->number[0]);
+        return mpt__reject(
+            context, ARGUMENT,
+            "eta_min = %g; a chained schedule multiplies factors, which knows no lowest rate but 0",
+            rate->number[0]);
     if (rate->kind != (int)MPT__MULTI_STEP_LR) return true;
     if (rate->count[0] > MPT_MAX_MILESTONES)
         return mpt__reject(context, ARGUMENT, "count = %lld; at most %d milestones", rate->count[0],

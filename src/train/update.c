@@ -61,10 +61,9 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
     for (mpt__optim_item *item = optimizer->items; item < end; item++) {
         const mpt__parameter *parameter = &context->parameters[item->parameter];
         if (!parameter->live || parameter->block != item->block)
-            return mpt__error(
-                context, STATE,
-                "the module whose parameters the optimizer holds was destroyed; destroy the "
-                "optimizer too and make one for the new module");
+            return mpt__error(context, STATE,
+                              "the module whose parameters the optimizer holds was destroyed; "
+                              "destroy the optimizer too and make one for the new module");
         if (item->had_grad != parameter->has_grad) {
             item->had_grad = parameter->has_grad;
             changed = true;
@@ -367,8 +366,7 @@ static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
                         context->parameters[optimizer->items[i].parameter].path);
     mpt__log(&context->base, MPT_LOG_WARNING,
              "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
-             "nothing: %s%s; "
-             "call mpt_backward first, on a loss that depends on them",
+             "nothing: %s%s; call mpt_backward first, on a loss that depends on them",
              context->base.op, optimizer->item_count, names,
              list.length >= sizeof names ? " .." : "");
 }

@@ -79,10 +79,10 @@ MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high,
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
     if (!found) return mpt__status_of(context);
     if (!counts || bins < 1 || !(low < high) || !mpt__f64_is_finite(high - low))
-        return mpt__error(context, ARGUMENT,
-                          "%d bins from %g to %g: expected an array of 1 or more, and finite low < "
-                          "high",
-                          counts ? bins : 0, low, high);
+        return mpt__error(
+            context, ARGUMENT,
+            "%d bins from %g to %g: expected an array of 1 or more, and finite low < high",
+            counts ? bins : 0, low, high);
     float *values = mpt__host_values(context, found, &bytes);
     if (!values) return context->base.status;
     memset(counts, 0, (size_t)bins * sizeof *counts);
@@ -336,9 +336,8 @@ MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size
                         "result everywhere)\n",
                         context->backend.name);
     if (context->timed_products)
-        mpt__write_text(&out,
-                        "matmul, linear: mpt_benchmark chose by timing; keep the choices with "
-                        "mpt_benchmark_text\n");
+        mpt__write_text(&out, "matmul, linear: mpt_benchmark chose by timing; keep the choices "
+                              "with mpt_benchmark_text\n");
     if (context->tf32)
         mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32, or to parts of bf16\n");
 #endif
