@@ -6494,7 +6494,8 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
 #define MPT__LINK_VALUES(X, a, b, c, real) MPT__LINK_NUMBERS(X, a, b, c, real)
 #define MPT__LINK_NAMES(X) \
     MPT__LINK(X, NO_THREADS) \
-    MPT__LINK(X, NO_SIMD) MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
+    MPT__LINK(X, NO_SIMD) \
+    MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
         MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK_VALUES( \
             X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, MPTRAIN_VERSION_PATCH, MPT__REAL)
 extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;
@@ -6552,7 +6553,9 @@ struct mpt__cpu_kernel {
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
 
-#define MPT__CPU_LEVELS 5 /* the most that stand on each other: ref, AVX2, AVX-512, its BF16, AMX */
+/* Levels stand on each other, at most four on ref, and replace the rows of products: of matrices and
+   of three kinds of convolutions. One of them replaces COPY. */
+#define MPT__CPU_REPLACED (4 * 4 + 1)
 
 /* ref fills every row with kernels that compute in the routines of a level; a level puts its
    routines in their place, and replaces the rows that take more than those. Such a kernel hands a
@@ -6564,7 +6567,8 @@ typedef struct mpt__cpu {
     mpt__backend *backend;
     const struct mpt__routines *routines; /* of the highest level */
     mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
-    mpt__cpu_kernel replaced[MPT__CPU_LEVELS - 1][MPT__KERNEL_COUNT];
+    mpt__cpu_kernel replaced[MPT__CPU_REPLACED];
+    int n_replaced;
 } mpt__cpu;
 
 /* Makes `run` the kernel of its row, over what stands there. */
@@ -6572,10 +6576,9 @@ static MPT__NOINLINE mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id
                                                    mpt__cpu_workspace workspace) {
     mpt__cpu_kernel *row = &cpu->kernel[id];
     if (row->run != NULL) {
-        int level = 0;
-        while (level < MPT__CPU_LEVELS - 2 && cpu->replaced[level][id].run != NULL) level++;
-        cpu->replaced[level][id] = *row;
-        row->fallback = &cpu->replaced[level][id];
+        mpt__cpu_kernel *replaced = &cpu->replaced[cpu->n_replaced++];
+        *replaced = *row;
+        row->fallback = replaced;
     }
     row->run = run;
     row->workspace = workspace;

@@ -9,9 +9,9 @@
 #include "graph/capture.c"
 #include "watch/check.c"
 
-MPTRAIN_API int mpt_version(void) { return MPTRAIN_VERSION; }
+int mpt_version(void) { return MPTRAIN_VERSION; }
 
-MPTRAIN_API mpt_config mpt_config_default(void) {
+mpt_config mpt_config_default(void) {
     mpt_config config;
     memset(&config, 0, sizeof config);
     config.amx = true;
@@ -21,11 +21,11 @@ MPTRAIN_API mpt_config mpt_config_default(void) {
     return config;
 }
 
-MPTRAIN_API const char *mpt_isa_name(mpt_isa isa) {
+const char *mpt_isa_name(mpt_isa isa) {
     return mpt__cpu_isa_name(isa);
 }
 
-MPTRAIN_API int mpt_device_count(mpt_device device) {
+int mpt_device_count(mpt_device device) {
 #if defined(MPTRAIN_CUDA)
     char why[8];
     if (device == MPT_DEVICE_CUDA) return mpt__cuda_device_count(why, sizeof why);
@@ -151,7 +151,7 @@ static bool mpt__context_start(mpt_context *context) {
     return mpt__ok(context);
 }
 
-MPTRAIN_API mpt_context *mpt_create(const mpt_config *config) {
+mpt_context *mpt_create(const mpt_config *config) {
     mpt_config defaults = mpt_config_default();
     if (!config) config = &defaults;
     mpt__set_create_error("");
@@ -224,7 +224,7 @@ static void mpt__destroy_tables(mpt_context *context) {
     mpt__room_free(context, context->data, context->data_capacity);
 }
 
-MPTRAIN_API void mpt_destroy(mpt_context *context) {
+void mpt_destroy(mpt_context *context) {
     if (!context || mpt__forked(&context->base)) return; /* its memory may be amid a change */
     mpt__anomaly_free(context);
     mpt__recorder_stop(context);
@@ -242,7 +242,7 @@ MPTRAIN_API void mpt_destroy(mpt_context *context) {
 
 /* ==== Errors ==== */
 
-MPTRAIN_API void mpt_clear_error(mpt_context *context) {
+void mpt_clear_error(mpt_context *context) {
     if (!context || mpt__ok(context) || context->in_backward) return;
     if (context->base.in_log) return;
     context->base.status = MPT_OK;

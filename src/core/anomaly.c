@@ -321,7 +321,7 @@ static void mpt__anomaly_free(mpt_context *context) {
     context->anomaly = NULL;
 }
 
-MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
+mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_anomaly_mode")) return mpt__status_of(context);
     if (context->step_depth)
         return mpt__error(context, STATE, "step %lld is open; switch anomaly mode between steps",
@@ -335,11 +335,11 @@ MPTRAIN_API mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
     return context->base.status;
 }
 
-MPTRAIN_API mpt_anomaly_kind mpt_anomaly(mpt_context *context) {
+mpt_anomaly_kind mpt_anomaly(mpt_context *context) {
     return context && context->anomaly ? context->anomaly->kind : MPT_ANOMALY_NONE;
 }
 
-MPTRAIN_API const char *mpt_anomaly_text(mpt_context *context) {
+const char *mpt_anomaly_text(mpt_context *context) {
     return context && context->anomaly ? context->anomaly->report : "";
 }
 

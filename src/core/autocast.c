@@ -10,7 +10,7 @@
 
 #include "core/tensor.c"
 
-MPTRAIN_API mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
+mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
     if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(

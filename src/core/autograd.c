@@ -619,7 +619,7 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
     return mpt__gradient_pass(&frame, 0, seed);
 }
 
-MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
+mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *context = tensor.context;
     if (!mpt__enter_checked(context, "mpt_backward") || !mpt__no_slice(context))
         return mpt__status_of(context);
@@ -657,13 +657,11 @@ MPTRAIN_API mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient,
     return status;
 }
 
-MPTRAIN_API mpt_status mpt_backward(mpt_tensor loss) {
-    return mpt_backward_from(loss, mpt__null(NULL), false);
-}
+mpt_status mpt_backward(mpt_tensor loss) { return mpt_backward_from(loss, mpt__null(NULL), false); }
 
 /* ==== Leaves and their gradients ==== */
 
-MPTRAIN_API mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
+mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     mpt_context *context = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_requires_grad", "tensor");
     if (!leaf) return mpt__status_of(context);
@@ -689,12 +687,12 @@ static bool mpt__leaf_has_grad(mpt_context *context, const mpt__tensor *leaf) {
                            : leaf->gradient != NULL;
 }
 
-MPTRAIN_API bool mpt_has_grad(mpt_tensor tensor) {
+bool mpt_has_grad(mpt_tensor tensor) {
     const mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_has_grad", "tensor");
     return leaf && mpt__leaf_has_grad(tensor.context, leaf);
 }
 
-MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
+mpt_tensor mpt_grad(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
     if (!leaf) return mpt__null(context);
@@ -710,7 +708,7 @@ MPTRAIN_API mpt_tensor mpt_grad(mpt_tensor tensor) {
     return mpt__handle(context, mpt__tensor_alias(context, view));
 }
 
-MPTRAIN_API mpt_status mpt_clear_grad(mpt_tensor tensor) {
+mpt_status mpt_clear_grad(mpt_tensor tensor) {
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_clear_grad", "tensor");
     if (!leaf) return mpt__status_of(tensor.context);
     if (leaf->parameter) mpt__clear_grad(&tensor.context->parameters[leaf->parameter - 1]);
@@ -730,7 +728,7 @@ static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, 
 }
 
 #define MPT__DEFINE_NEST(name, depth, change) \
-    MPTRAIN_API mpt_status name(mpt_context *context) { \
+    mpt_status name(mpt_context *context) { \
         return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
     }
 MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)

@@ -46,8 +46,8 @@ static void mpt__print_launch(mpt_context *context, void *user, const void *what
     printer->write(printer->user, text);
 }
 
-MPTRAIN_API mpt_status mpt_print_launches(mpt_context *context,
-                                          void (*write)(void *user, const char *line), void *user) {
+mpt_status mpt_print_launches(mpt_context *context, void (*write)(void *user, const char *line),
+                              void *user) {
     if (!mpt__enter(context, "mpt_print_launches")) return mpt__status_of(context);
     mpt__listen_no_more(context, MPT__LAUNCHED, mpt__print_launch);
     if (!write) return MPT_OK;
@@ -129,7 +129,7 @@ static mpt_status mpt__trace_start(mpt_context *context, bool on) {
     return mpt__listen(context, MPT__LAUNCHED, mpt__trace_launch, &context->tracer);
 }
 
-MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
+mpt_status mpt_trace_nan(mpt_context *context, bool on) {
     if (!mpt__enter(context, "mpt_trace_nan")) return mpt__status_of(context);
     if (on) return mpt__trace_start(context, true);
     mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
@@ -137,13 +137,13 @@ MPTRAIN_API mpt_status mpt_trace_nan(mpt_context *context, bool on) {
     return MPT_OK;
 }
 
-MPTRAIN_API const char *mpt_nan_report(mpt_context *context) {
+const char *mpt_nan_report(mpt_context *context) {
     return context && context->tracer.found ? context->tracer.report : "";
 }
 
 /* ==== Counters ==== */
 
-MPTRAIN_API mpt_counters mpt_get_counters(mpt_context *context) {
+mpt_counters mpt_get_counters(mpt_context *context) {
     mpt_counters counters;
     memset(&counters, 0, sizeof counters);
     if (!context) return counters;
@@ -223,7 +223,7 @@ static mpt__metric *mpt__metric_make(mpt_context *context, const char *name) {
     return metric;
 }
 
-MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value) {
+mpt_status mpt_metric_push(mpt_context *context, const char *name, mpt_tensor value) {
     if (!mpt__enter(context, "mpt_metric_push")) return mpt__status_of(context);
     if (!name) return mpt__error(context, ARGUMENT, "name is NULL");
     const mpt__tensor *found = mpt__at(context, value, "value");
@@ -242,7 +242,7 @@ MPTRAIN_API mpt_status mpt_metric_push(mpt_context *context, const char *name, m
     return mpt__submit(context, launch);
 }
 
-MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool wait) {
+double mpt_metric_mean(mpt_context *context, const char *name, bool wait) {
     MPT__PLAIN_FLOATS;
     double none = MPT__NAN_F64;
     if (!mpt__enter(context, "mpt_metric_mean") || !name) return none;
@@ -257,7 +257,7 @@ MPTRAIN_API double mpt_metric_mean(mpt_context *context, const char *name, bool 
     return count > 0 ? context->scalars[metric->sum_slot].f / (double)count : none;
 }
 
-MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) {
+mpt_status mpt_metric_reset(mpt_context *context, const char *name) {
     if (!mpt__enter(context, "mpt_metric_reset")) return mpt__status_of(context);
     if (!name) return mpt__error(context, ARGUMENT, "name is NULL");
     const mpt__metric *metric = mpt__metric_find(context, name);
@@ -269,22 +269,20 @@ MPTRAIN_API mpt_status mpt_metric_reset(mpt_context *context, const char *name) 
 
 /* ==== What a context is and holds ==== */
 
-MPTRAIN_API mpt_isa mpt_get_isa(mpt_context *context) {
-    return context ? context->config.isa : MPT_ISA_AUTO;
-}
-MPTRAIN_API int mpt_get_threads(mpt_context *context) {
+mpt_isa mpt_get_isa(mpt_context *context) { return context ? context->config.isa : MPT_ISA_AUTO; }
+int mpt_get_threads(mpt_context *context) {
     if (!context) return 0;
     return context->pool ? mpt__pool_threads(context->pool) : 1;
 }
-MPTRAIN_API mpt_device mpt_get_device(mpt_context *context) {
+mpt_device mpt_get_device(mpt_context *context) {
     return context ? context->config.device : MPT_DEVICE_AUTO;
 }
-MPTRAIN_API const char *mpt_device_name(mpt_context *context) {
+const char *mpt_device_name(mpt_context *context) {
     if (!context) return "none";
     return context->config.device == MPT_DEVICE_CPU ? "CPU" : context->backend.name;
 }
 
-MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
+mpt_device_info mpt_get_device_info(mpt_context *context) {
     mpt_device_info info;
     memset(&info, 0, sizeof info);
     if (!context) return info;
@@ -298,7 +296,7 @@ MPTRAIN_API mpt_device_info mpt_get_device_info(mpt_context *context) {
     return info;
 }
 
-MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason) {
+mpt_dtype mpt_precision_auto(mpt_context *context, const char **reason) {
     mpt_device_info info = mpt_get_device_info(context);
     bool gpu = info.device == MPT_DEVICE_CUDA;
     mpt_dtype precision = !info.fast_half ? MPT_F32 : gpu && info.major < 8 ? MPT_F16 : MPT_BF16;
@@ -315,7 +313,7 @@ MPTRAIN_API mpt_dtype mpt_precision_auto(mpt_context *context, const char **reas
     return precision;
 }
 
-MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
+mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool tf32) {
     if (!mpt__enter(context, "mpt_benchmark")) return mpt__status_of(context);
     mpt__backend *backend = &context->backend;
     context->tf32 = tf32 && (backend->benchmark || context->config.isa == MPT_ISA_AMX);
@@ -325,13 +323,13 @@ MPTRAIN_API mpt_status mpt_benchmark(mpt_context *context, bool benchmark, bool 
     return MPT_OK;
 }
 
-MPTRAIN_API size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity) {
+size_t mpt_benchmark_text(mpt_context *context, char *text, size_t capacity) {
     if (text && capacity > 0) *text = '\0';
     if (!mpt__enter(context, "mpt_benchmark_text") || !context->backend.benchmark_text) return 0;
     return context->backend.benchmark_text(context->backend.self, text, text ? capacity : 0);
 }
 
-MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
+mpt_status mpt_benchmark_read(mpt_context *context, const char *text) {
     if (!mpt__enter(context, "mpt_benchmark_read")) return mpt__status_of(context);
     mpt__backend *backend = &context->backend;
     if (!text) return mpt__error(context, ARGUMENT, "text is NULL");
@@ -344,26 +342,26 @@ MPTRAIN_API mpt_status mpt_benchmark_read(mpt_context *context, const char *text
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_synchronize(mpt_context *context) {
+mpt_status mpt_synchronize(mpt_context *context) {
     if (!mpt__enter(context, "mpt_synchronize")) return mpt__status_of(context);
     mpt__wait(context);
     return context->base.status;
 }
 
-MPTRAIN_API mpt_memory_stats mpt_memory(mpt_context *context) {
+mpt_memory_stats mpt_memory(mpt_context *context) {
     mpt_memory_stats none;
     memset(&none, 0, sizeof none);
     return context ? context->base.memory : none;
 }
 
-MPTRAIN_API void mpt_memory_reset_peak(mpt_context *context) {
+void mpt_memory_reset_peak(mpt_context *context) {
     if (!context) return;
     mpt_memory_stats *memory = &context->base.memory;
     for (int i = 0; i < MPT_MEMORY_KINDS; i++) memory->peak[i] = memory->current[i];
     memory->total_peak = memory->total_current;
 }
 
-MPTRAIN_API void mpt_memory_trim(mpt_context *context) {
+void mpt_memory_trim(mpt_context *context) {
     if (mpt__enter_anyway(context, "mpt_memory_trim")) mpt__pool_trim(context);
 }
 
@@ -375,9 +373,7 @@ static mpt_status mpt__status_now(mpt_context *context) {
     return context->base.status;
 }
 
-MPTRAIN_API bool mpt_failed(mpt_context *context) {
-    return !context || mpt__status_now(context) != MPT_OK;
-}
+bool mpt_failed(mpt_context *context) { return !context || mpt__status_now(context) != MPT_OK; }
 
 static MPT__THREAD_LOCAL char mpt__create_message[1024];
 
@@ -388,12 +384,12 @@ static void mpt__set_create_error(const char *message) {
 
 static const char *mpt__create_error(void) { return mpt__create_message; }
 
-MPTRAIN_API const char *mpt_error(mpt_context *context) {
+const char *mpt_error(mpt_context *context) {
     if (!context) return mpt__create_error();
     return mpt__status_now(context) != MPT_OK ? context->base.message : "";
 }
 
-MPTRAIN_API mpt_status mpt_error_code(mpt_context *context) {
+mpt_status mpt_error_code(mpt_context *context) {
     return context ? mpt__status_now(context) : MPT_ERROR_HANDLE;
 }
 

@@ -131,7 +131,7 @@ static mpt_status mpt__recorder_start(mpt_context *context) {
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_record_begin(mpt_context *context) {
+mpt_status mpt_record_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
         return mpt__status_of(context);
     return mpt__recorder_idle(context) ? mpt__recorder_start(context) : context->base.status;
@@ -150,7 +150,7 @@ static mpt__recording *mpt__recorder_stop(mpt_context *context) {
     return recorder;
 }
 
-MPTRAIN_API mpt_recording mpt_record_end(mpt_context *context) {
+mpt_recording mpt_record_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
     mpt__tell(context, MPT__RECORDING_ASKED, NULL);
     mpt__recording *recorder = mpt__recorder_stop(context);
@@ -208,7 +208,7 @@ static void mpt__replay_launches(mpt_context *context, const mpt__recording *rec
         mpt__replay_launch(context, recorder, i);
 }
 
-MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
+mpt_status mpt_replay(mpt_recording recording) {
     mpt_context *context = recording.context;
     mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
     if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
@@ -225,12 +225,12 @@ MPTRAIN_API mpt_status mpt_replay(mpt_recording recording) {
     return context->base.status;
 }
 
-MPTRAIN_API int64_t mpt_recording_launches(mpt_recording recording) {
+int64_t mpt_recording_launches(mpt_recording recording) {
     mpt__recording *recorder = mpt__recording_enter(recording, "mpt_recording_launches");
     return recorder ? recorder->count : -1;
 }
 
-MPTRAIN_API mpt_status mpt_recording_destroy(mpt_recording recording) {
+mpt_status mpt_recording_destroy(mpt_recording recording) {
     mpt_context *context = recording.context;
     if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
         mpt__object_free(context, MPT__RECORDING, recording.slot);

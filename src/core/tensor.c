@@ -569,8 +569,6 @@ static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *context) {
     return MPT_OK;
 }
 
-MPTRAIN_API int64_t mpt_step_number(mpt_context *context) {
-    return context ? context->now.step : 0;
-}
+int64_t mpt_step_number(mpt_context *context) { return context ? context->now.step : 0; }
 
 #endif

@@ -8,7 +8,7 @@
 
 /* ==== Scopes and steps ==== */
 
-MPTRAIN_API mpt_status mpt_scope_begin(mpt_context *context) {
+mpt_status mpt_scope_begin(mpt_context *context) {
     if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
     return mpt__scope_open(context);
 }
@@ -25,13 +25,12 @@ static mpt_status mpt__scope_close(mpt_context *context, int64_t kept) {
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context) {
+mpt_status mpt_scope_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
     return mpt__scope_close(context, 0);
 }
 
-MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results,
-                                        int count) {
+mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results, int count) {
     if (!mpt__enter(context, "mpt_scope_return")) return mpt__status_of(context);
     if (count < 0 || (count > 0 && !results))
         return mpt__error(context, ARGUMENT,
@@ -52,7 +51,7 @@ MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *
     return mpt__scope_close(context, kept - start);
 }
 
-MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
+mpt_status mpt_step_begin(mpt_context *context) {
     if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
         return mpt__status_of(context);
     if (context->step_depth)
@@ -68,7 +67,7 @@ MPTRAIN_API mpt_status mpt_step_begin(mpt_context *context) {
     return context->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_step_end(mpt_context *context) {
+mpt_status mpt_step_end(mpt_context *context) {
     if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
     if (!context->step_depth)
         return mpt__error(context, STATE, "no step is open; mpt_step_begin opens one");
@@ -97,14 +96,13 @@ static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype 
     return mpt__tensor_done(context, tensor, mpt__launch_fill(context, tensor, value));
 }
 
-MPTRAIN_API mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
     return mpt__filled(context, "mpt_zeros", dtype, &shape, 0.0);
 }
-MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
     return mpt__filled(context, "mpt_ones", dtype, &shape, 1.0);
 }
-MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
-                                double value) {
+mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape, double value) {
     return mpt__filled(context, "mpt_full", dtype, &shape, value);
 }
 
@@ -129,15 +127,14 @@ static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype 
     return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
 }
 
-MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
     return mpt__random(context, "mpt_rand", dtype, &shape, MPT__FN_UNIFORM);
 }
-MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
+mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
     return mpt__random(context, "mpt_randn", dtype, &shape, MPT__FN_NORMAL);
 }
 
-MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
-                                const void *data) {
+mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape, const void *data) {
     if (!mpt__enter(context, "mpt_from")) return mpt__null(context);
     int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
     if (bytes < 0) return mpt__null(context);
@@ -150,8 +147,7 @@ MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape
     return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
 }
 
-MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
-                                void *data) {
+mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape, void *data) {
     if (!mpt__enter(context, "mpt_wrap")) return mpt__null(context);
     int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
     if (bytes < 0) return mpt__null(context);
@@ -172,34 +168,34 @@ MPTRAIN_API mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape
 
 /* ==== Asking ==== */
 
-MPTRAIN_API mpt_shape mpt_get_shape(mpt_tensor tensor) {
+mpt_shape mpt_get_shape(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_shape", "tensor");
     mpt_shape none = MPT_SCALAR;
     none.rank = -1;
     return found ? found->shape : none;
 }
 
-MPTRAIN_API mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
+mpt_dtype mpt_get_dtype(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_get_dtype", "tensor");
     return found ? (mpt_dtype)found->dtype : MPT_DTYPE_NONE;
 }
 
-MPTRAIN_API int64_t mpt_numel(mpt_tensor tensor) {
+int64_t mpt_numel(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_numel", "tensor");
     return found ? mpt__tensor_numel(found) : -1;
 }
 
-MPTRAIN_API bool mpt_is_contiguous(mpt_tensor tensor) {
+bool mpt_is_contiguous(mpt_tensor tensor) {
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_is_contiguous", "tensor");
     return found && mpt__tensor_contiguous(found);
 }
 
-MPTRAIN_API bool mpt_valid(mpt_tensor tensor) {
+bool mpt_valid(mpt_tensor tensor) {
     const mpt__tensor *found = tensor.context ? mpt__live(tensor.context, tensor) : NULL;
     return found && found->storage;
 }
 
-MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what) {
+mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what) {
     mpt_context *context = tensor.context;
     if (!mpt__enter(context, "mpt_expect_shape")) return mpt__status_of(context);
     const char *name = what ? what : "tensor";
@@ -218,7 +214,7 @@ MPTRAIN_API mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, cons
 
 /* ==== Lifetime of single tensors ==== */
 
-MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
+mpt_tensor mpt_keep(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
     if (!found) return mpt__null(context);
@@ -226,7 +222,7 @@ MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor) {
     return mpt__handle(context, mpt__tensor_outside(context, found, flags));
 }
 
-MPTRAIN_API void mpt_release(mpt_tensor tensor) {
+void mpt_release(mpt_tensor tensor) {
     mpt_context *context = tensor.context;
     mpt__tensor *found = context ? mpt__live(context, tensor) : NULL;
     if (!found || !found->storage) return;
@@ -275,7 +271,7 @@ static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
     return mpt__tensor_numel(tensor) * mpt__dtype_info[tensor->dtype].bytes;
 }
 
-MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
+mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), destination, bytes, "bytes",
@@ -284,7 +280,7 @@ MPTRAIN_API mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t byt
     return mpt__read_as(context, found, (mpt_dtype)found->dtype, destination);
 }
 
-MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
+mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read_f32", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_numel(found), destination, (uint64_t)count,
@@ -293,7 +289,7 @@ MPTRAIN_API mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64
     return mpt__read_as(context, found, MPT_F32, destination);
 }
 
-MPTRAIN_API double mpt_item(mpt_tensor tensor) {
+double mpt_item(mpt_tensor tensor) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
@@ -338,7 +334,7 @@ static bool mpt__is_expanded(mpt_context *context, const mpt__tensor *tensor) {
     return false;
 }
 
-MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
+mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     mpt_context *context = tensor.context;
     mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
     if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
@@ -347,7 +343,7 @@ MPTRAIN_API mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t b
     return mpt__write_as(context, found, (mpt_dtype)found->dtype, source);
 }
 
-MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
+bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = a.context ? a.context : b.context;
     if (!mpt__enter(context, "mpt_allclose")) return false;
@@ -376,7 +372,7 @@ MPTRAIN_API bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double at
 
 /* ==== Text ==== */
 
-MPTRAIN_API mpt_print_config mpt_print_config_default(void) {
+mpt_print_config mpt_print_config_default(void) {
     mpt_print_config config;
     config.digits = 4;
     config.edge = 3;
@@ -431,8 +427,7 @@ static void mpt__print_dimension(mpt__printing *printing, int dim, int64_t offse
     mpt__write_text(&printing->out, "]");
 }
 
-MPTRAIN_API size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
-                              size_t size) {
+size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text, size_t size) {
     mpt__printing printing;
     printing.context = tensor.context;
     printing.config = config ? *config : mpt_print_config_default();

@@ -292,7 +292,7 @@ static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
     return mpt__npy_header(npy);
 }
 
-MPTRAIN_API mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name) {
+mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name) {
     MPT__PLAIN_FLOATS;
     mpt__npz file;
     mpt__npy npy;
@@ -369,8 +369,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
     return mpt__dataset_publish(context, dataset);
 }
 
-MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
-                                const char *targets_path) {
+mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path, const char *targets_path) {
     MPT__PLAIN_FLOATS;
     const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
     if (!mpt__enter(context, "mpt_npy") || mpt__no_data_files(context))
@@ -378,8 +377,8 @@ MPTRAIN_API mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path,
     return mpt__npy_dataset(context, paths, names);
 }
 
-MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
-                                const char *targets) {
+mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
+                    const char *targets) {
     MPT__PLAIN_FLOATS;
     const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
     if (!mpt__enter(context, "mpt_npz") || mpt__no_data_files(context))
@@ -391,7 +390,7 @@ MPTRAIN_API mpt_dataset mpt_npz(mpt_context *context, const char *path, const ch
 
 /* ==== Raw numbers in files ==== */
 
-MPTRAIN_API mpt_raw_config mpt_raw_config_default(void) {
+mpt_raw_config mpt_raw_config_default(void) {
     mpt_raw_config config;
     memset(&config, 0, sizeof config);
     config.dtype = MPT_F32;
@@ -477,7 +476,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
     return NULL;
 }
 
-MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config) {
+mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config) {
     mpt__dataset *dataset = NULL;
     if (!mpt__enter(context, "mpt_raw_files") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);

@@ -367,7 +367,7 @@ static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery 
 
 /* ==== Memory, user ==== */
 
-MPTRAIN_API mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
+mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
     mpt_memory_dataset_config config;
     memset(&config, 0, sizeof config);
     config.dtype = MPT_F32;
@@ -409,8 +409,7 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
     return NULL;
 }
 
-MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
-                                           const mpt_memory_dataset_config *config) {
+mpt_dataset mpt_memory_dataset(mpt_context *context, const mpt_memory_dataset_config *config) {
     mpt__dataset *dataset = NULL;
     if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_handle(context, NULL);
     if (!config || !config->inputs) {
@@ -424,8 +423,7 @@ MPTRAIN_API mpt_dataset mpt_memory_dataset(mpt_context *context,
     return mpt__dataset_publish(context, dataset);
 }
 
-MPTRAIN_API mpt_dataset mpt_user_dataset(mpt_context *context,
-                                         const mpt_user_dataset_config *config) {
+mpt_dataset mpt_user_dataset(mpt_context *context, const mpt_user_dataset_config *config) {
     if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
     if (config && config->sample)
         return mpt__dataset_publish(context, mpt__dataset_new(context, config, false));
@@ -467,7 +465,7 @@ static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset
     return subset;
 }
 
-MPTRAIN_API mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
+mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
     mpt_context *context = dataset.context;
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_subset"), *subset = NULL;
     if (!whole) return mpt__dataset_handle(context, NULL);
@@ -509,8 +507,8 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
 #define MPT__SPLIT_PARTS 64
 #define MPT__SPLIT_STREAM UINT64_C(0x73706c6974) /* "split": apart from the orders of loaders */
 
-MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
-                                        uint64_t seed, mpt_dataset *parts) {
+mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n, uint64_t seed,
+                            mpt_dataset *parts) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
@@ -540,12 +538,12 @@ MPTRAIN_API mpt_status mpt_random_split(mpt_dataset dataset, const double *fract
 
 /* ==== Questions ==== */
 
-MPTRAIN_API int64_t mpt_dataset_size(mpt_dataset dataset) {
+int64_t mpt_dataset_size(mpt_dataset dataset) {
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_size");
     return found ? found->count : -1;
 }
 
-MPTRAIN_API mpt_shape mpt_dataset_shape(mpt_dataset dataset) {
+mpt_shape mpt_dataset_shape(mpt_dataset dataset) {
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_shape");
     mpt_shape none = MPT_SCALAR;
     none.rank = -1;
@@ -557,12 +555,12 @@ static bool mpt__dataset_whole(const mpt__dataset *dataset) {
     return dataset->dtype == MPT_I64 || dataset->dtype == MPT_I32;
 }
 
-MPTRAIN_API const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
+const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_class_name");
     return found && index >= 0 && index < found->class_count ? found->classes[index] : NULL;
 }
 
-MPTRAIN_API mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
+mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
@@ -625,8 +623,7 @@ static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, u
     return true;
 }
 
-MPTRAIN_API mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean,
-                                              double *deviation) {
+mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *deviation) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__tally tally = {0.0, 0.0, 0.0};
@@ -664,8 +661,7 @@ static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *foun
     return good ? MPT_OK : mpt__error(context, IO, "sample %lld: %s", index, error);
 }
 
-MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input,
-                                  int64_t *target) {
+mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input, int64_t *target) {
     mpt_context *context = dataset.context;
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
     if (!found) return mpt__status_of(context);
@@ -678,9 +674,8 @@ MPTRAIN_API mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *inp
     return mpt__sample_out(context, found, index, MPT_F32, input, target);
 }
 
-MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input,
-                                       size_t input_bytes, void *target, size_t target_bytes,
-                                       mpt_sample_sizes *sizes) {
+mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size_t input_bytes,
+                           void *target, size_t target_bytes, mpt_sample_sizes *sizes) {
     mpt_context *context = dataset.context;
     mpt_sample_sizes need;
     if (!sizes) sizes = &need;
@@ -702,7 +697,7 @@ MPTRAIN_API mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void 
     return mpt__sample_out(context, found, index, sizes->dtype, input, target);
 }
 
-MPTRAIN_API mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
+mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
     mpt_context *context = dataset.context;
     if (!mpt__enter_anyway(context, "mpt_dataset_destroy") || !mpt__dataset_at(context, dataset))
         return mpt__status_of(context);
@@ -1003,8 +998,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const path
     return mpt__dataset_publish(context, dataset);
 }
 
-MPTRAIN_API mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path,
-                                const char *targets_path) {
+mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path, const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path};
     if (!mpt__enter(context, "mpt_idx") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
@@ -1043,7 +1037,7 @@ static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_spl
                        directory, set, part, rank, set, part, rank, mpt__io_reason(&context->base));
 }
 
-MPTRAIN_API mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
+mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
     char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
     const char *const paths[2] = {images, labels};
     if (!mpt__enter(context, "mpt_mnist") || mpt__no_data_files(context))

@@ -11,7 +11,7 @@
 
 #include "data/decode.c"
 
-MPTRAIN_API mpt_image_config mpt_image_config_default(void) {
+mpt_image_config mpt_image_config_default(void) {
     mpt_image_config config;
     memset(&config, 0, sizeof config);
     config.channels = 3;
@@ -436,8 +436,8 @@ static mpt__dataset *mpt__folder_open(mpt_context *context, const char *root,
 
 #endif
 
-MPTRAIN_API mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
-                                         const mpt_image_config *config) {
+mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
+                             const mpt_image_config *config) {
     mpt_image_config defaults = mpt_image_config_default();
     mpt__dataset *dataset = NULL;
     if (!config) config = &defaults;
@@ -559,7 +559,7 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
     return NULL;
 }
 
-MPTRAIN_API mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split) {
+mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split) {
     mpt__dataset *dataset = NULL;
     if (!mpt__enter(context, "mpt_cifar10") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);

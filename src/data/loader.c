@@ -465,7 +465,7 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
 MPT__HANDLES(loader, MPT__LOADER)
 MPT__HANDLE_AT(loader, MPT__LOADER)
 
-MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
+bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     if (batch) {
@@ -480,7 +480,7 @@ MPTRAIN_API bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
 
 /* ==== Making and ending loaders ==== */
 
-MPTRAIN_API mpt_loader_config mpt_loader_config_default(void) {
+mpt_loader_config mpt_loader_config_default(void) {
     mpt_loader_config config;
     memset(&config, 0, sizeof config);
     config.batch = 64;
@@ -705,8 +705,8 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->target_shape = loader->remakes ? config->target_shape : dataset->target_shape;
 }
 
-MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
-                                         const mpt_loader_config *config) {
+mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
+                             const mpt_loader_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_loader_config defaults = mpt_loader_config_default();
     if (!config) config = &defaults;
@@ -725,12 +725,12 @@ MPTRAIN_API mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset datas
     return mpt__loader_handle(context, NULL);
 }
 
-MPTRAIN_API int64_t mpt_loader_batches(mpt_loader handle) {
+int64_t mpt_loader_batches(mpt_loader handle) {
     const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_batches");
     return loader ? loader->batches : -1;
 }
 
-MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
+mpt_status mpt_loader_reset(mpt_loader handle) {
     MPT__PLAIN_FLOATS;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_reset");
     if (!loader) return mpt__status_of(handle.context);
@@ -741,7 +741,7 @@ MPTRAIN_API mpt_status mpt_loader_reset(mpt_loader handle) {
 
 #define MPT__LAST_EPOCH (INT64_C(1) << 59) /* so that counting on cannot overflow */
 
-MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
+mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
@@ -758,7 +758,7 @@ MPTRAIN_API mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
+mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     mpt_loader_stats stats;
     memset(&stats, 0, sizeof stats);
     const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
@@ -775,7 +775,7 @@ MPTRAIN_API mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     return stats;
 }
 
-MPTRAIN_API mpt_status mpt_loader_destroy(mpt_loader handle) {
+mpt_status mpt_loader_destroy(mpt_loader handle) {
     mpt_context *context = handle.context;
     if (!mpt__enter_anyway(context, "mpt_loader_destroy") || !mpt__loader_at(context, handle))
         return mpt__status_of(context);

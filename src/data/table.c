@@ -721,7 +721,7 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
     return mpt__dataset_publish(context, dataset);
 }
 
-MPTRAIN_API mpt_table_config mpt_table_config_default(void) {
+mpt_table_config mpt_table_config_default(void) {
     mpt_table_config config;
     memset(&config, 0, sizeof config);
     config.delimiter = ',';
@@ -730,8 +730,7 @@ MPTRAIN_API mpt_table_config mpt_table_config_default(void) {
     return config;
 }
 
-MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
-                                const mpt_table_config *config) {
+mpt_dataset mpt_csv(mpt_context *context, const char *path, const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
     if (!mpt__enter(context, "mpt_csv") || mpt__no_data_files(context))
@@ -747,8 +746,8 @@ MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
     return mpt__table_open(context, path, text, (size_t)file.size, config);
 }
 
-MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
-                                       const mpt_table_config *config) {
+mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
+                           const mpt_table_config *config) {
     if (!mpt__enter(context, "mpt_csv_memory") || mpt__no_data_files(context))
         return mpt__dataset_handle(context, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
@@ -786,7 +785,7 @@ static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *pa
     column->deviation = !standardise ? 0.0 : squares > 0.0 ? sqrt(squares) : 1.0;
 }
 
-MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
+mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     const mpt__dataset *part = mpt__dataset_enter(handle, "mpt_table_fit");
@@ -820,13 +819,13 @@ static const mpt__table_column *mpt__column_of(mpt_dataset handle, const char *n
     return NULL;
 }
 
-MPTRAIN_API const char *mpt_column_name(mpt_dataset table, int64_t input) {
+const char *mpt_column_name(mpt_dataset table, int64_t input) {
     const mpt__table *found;
     const mpt__table_column *column = mpt__column_of(table, "mpt_column_name", &input, &found);
     return column ? found->text + column->name : NULL;
 }
 
-MPTRAIN_API const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
+const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
     const mpt__table *found;
     const mpt__table_column *column = mpt__column_of(table, "mpt_category_name", &input, &found);
     if (column && column->use == MPT_COLUMN_ONE_HOT) code = input;

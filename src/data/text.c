@@ -405,14 +405,14 @@ mpt__tokenizer_make(mpt_context *context, const char *path, const char *merges_p
     return mpt__tokenizer_handle(context, made);
 }
 
-MPTRAIN_API mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path) {
+mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path) {
     if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_data_files(context))
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, path, "", mpt__char_load);
 }
 
-MPTRAIN_API mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
-                                            const char *merges_path) {
+mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
+                                const char *merges_path) {
     if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_data_files(context))
         return mpt__tokenizer_handle(context, NULL);
     return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
@@ -581,12 +581,12 @@ static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, co
     return true;
 }
 
-MPTRAIN_API int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
+int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_vocabulary_size");
     return found ? found->count : -1;
 }
 
-MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
+int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
     if (!found || mpt__no_data_files(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
@@ -594,8 +594,8 @@ MPTRAIN_API int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size
     return -1;
 }
 
-MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes,
-                               int32_t *tokens, int64_t capacity) {
+int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens,
+                   int64_t capacity) {
     mpt_context *context = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
@@ -608,8 +608,8 @@ MPTRAIN_API int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t
     return -1;
 }
 
-MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count,
-                               char *text, int64_t capacity) {
+int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text,
+                   int64_t capacity) {
     mpt_context *context = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
@@ -634,7 +634,7 @@ MPTRAIN_API int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, i
     return length;
 }
 
-MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
+mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     mpt_context *context = tokenizer.context;
     if (!mpt__enter_anyway(context, "mpt_tokenizer_destroy") ||
         !mpt__tokenizer_at(context, tokenizer))
@@ -646,7 +646,7 @@ MPTRAIN_API mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
 MPT__BEGIN_COLD
 /* ==== Windows ==== */
 
-MPTRAIN_API mpt_window_config mpt_window_config_default(void) {
+mpt_window_config mpt_window_config_default(void) {
     mpt_window_config config;
     memset(&config, 0, sizeof config);
     config.block = 128;
@@ -740,8 +740,8 @@ static void mpt__tokens_begin(mpt__tokens *tokens, const mpt_window_config *conf
     tokens->config = config ? *config : mpt_window_config_default();
 }
 
-MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *values, int64_t count,
-                                         const mpt_window_config *config) {
+mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *values, int64_t count,
+                             const mpt_window_config *config) {
     mpt__tokens tokens;
     mpt__dataset *dataset = NULL;
     if (!mpt__enter(context, "mpt_token_memory")) return mpt__dataset_handle(context, NULL);
@@ -761,8 +761,8 @@ MPTRAIN_API mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *va
     return mpt__dataset_publish(context, dataset);
 }
 
-MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
-                                       const mpt_window_config *config) {
+mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
+                           const mpt_window_config *config) {
     mpt__tokens tokens;
     mpt__reader file;
     mpt__dataset *dataset = NULL;
@@ -790,8 +790,8 @@ MPTRAIN_API mpt_dataset mpt_token_file(mpt_context *context, const char *path, i
     return mpt__dataset_publish(context, dataset);
 }
 
-MPTRAIN_API mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
-                                      const mpt_window_config *config) {
+mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
+                          const mpt_window_config *config) {
     mpt_context *context = tokenizer.context;
     mpt__tokens tokens;
     mpt__dataset *dataset = NULL;

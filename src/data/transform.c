@@ -42,8 +42,7 @@ typedef struct mpt__picture {
 
 /* ==== Planning ==== */
 
-MPTRAIN_API mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height,
-                                                int64_t width) {
+mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height, int64_t width) {
     mpt_transform step;
     const bool erasing = kind == MPT_RANDOM_ERASING;
     memset(&step, 0, sizeof step);
@@ -595,8 +594,7 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
     return dataset;
 }
 
-MPTRAIN_API mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps,
-                                        int count) {
+mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int count) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = dataset.context;
     mpt__dataset *source = mpt__dataset_enter(dataset, "mpt_transformed");

@@ -73,7 +73,7 @@ static void mpt__captured_free(mpt_context *context, void *object) {
     mpt__captured_forget(context, (mpt__captured *)object);
 }
 
-MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
+mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
     mpt__captured *captured = NULL;
     if (!mpt__enter(context, "mpt_capture")) return mpt__captured_handle(context, NULL);
     if (!fn)
@@ -84,14 +84,14 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
     return mpt__captured_handle(context, captured);
 }
 
-MPTRAIN_API int64_t mpt_captured_count(mpt_captured handle) {
+int64_t mpt_captured_count(mpt_captured handle) {
     const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_count");
     return captured ? captured->count : -1;
 }
 
 static void mpt__slice_end(mpt_context *context);
 
-MPTRAIN_API mpt_status mpt_captured_destroy(mpt_captured handle) {
+mpt_status mpt_captured_destroy(mpt_captured handle) {
     const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
     if (captured && handle.context->capturing)
         return mpt__error(handle.context, STATE, "a step is being recorded; end it before");
@@ -593,7 +593,7 @@ static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *cont
     return mpt__slice_run(context, captured, seconds);
 }
 
-MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
     mpt_tensor given[MPT__CAPTURE_INPUTS];
     given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
@@ -601,8 +601,8 @@ MPTRAIN_API mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_
     return mpt__captured_begin(captured, handle.context, given, (double)INFINITY);
 }
 
-MPTRAIN_API mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y,
-                                      double seconds, bool *done) {
+mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
+                          bool *done) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");

@@ -79,7 +79,7 @@ static const char *const mpt__status_names[] = {"ok",
                                                 "device failed",
                                                 "thread"};
 
-MPTRAIN_API const char *mpt_status_name(mpt_status status) {
+const char *mpt_status_name(mpt_status status) {
     return status >= MPT_OK && status <= MPT_ERROR_THREAD ? mpt__status_names[status] : "unknown";
 }
 #endif
@@ -167,7 +167,7 @@ static const char *const mpt__memory_kinds[MPT_MEMORY_KINDS] = {
 
 /* "parameter", "master", ...: the words of every report. */
 #ifndef MPTRAIN_CPU_IMPLEMENTATION
-MPTRAIN_API const char *mpt_memory_kind_name(mpt_memory_kind kind) {
+const char *mpt_memory_kind_name(mpt_memory_kind kind) {
     return (unsigned)kind < MPT_MEMORY_KINDS ? mpt__memory_kinds[kind] : "unknown";
 }
 #endif

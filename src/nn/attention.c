@@ -18,8 +18,8 @@ static mpt__module *mpt__attention_layer(mpt_context *context, const char *call,
 
 /* ==== Embedding ==== */
 
-MPTRAIN_API mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
-                                        int64_t padding_index) {
+mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
+                            int64_t padding_index) {
     mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
     if (!module) return mpt__module_handle(context, NULL);
     module->attributes.index[0] = padding_index;
@@ -102,15 +102,15 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
 
 #endif
 
-MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void) {
+mpt_multi_head_config mpt_multi_head_config_default(void) {
     mpt_multi_head_config config;
     memset(&config, 0, sizeof config);
     config.bias = true;
     return config;
 }
 
-MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
-                                                   const mpt_multi_head_config *config) {
+mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
+                                       const mpt_multi_head_config *config) {
     static const char name[] = "mpt_nn_multi_head_attention";
     mpt_multi_head_config defaults = mpt_multi_head_config_default();
     if (!config) config = &defaults;

@@ -36,26 +36,24 @@ static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__l
     return mpt__layer_made(context, module);
 }
 
-MPTRAIN_API mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out,
-                                     int64_t kernel_h, int64_t kernel_w,
-                                     const mpt_conv_config *config) {
+mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out, int64_t kernel_h,
+                         int64_t kernel_w, const mpt_conv_config *config) {
     return mpt__conv_layer(context, "mpt_nn_conv2d", MPT__LAYER_conv2d,
                            MPT_SHAPE(out, in, kernel_h, kernel_w), config);
 }
-MPTRAIN_API mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
-                                     const mpt_conv_config *config) {
+mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
+                         const mpt_conv_config *config) {
     return mpt__conv_layer(context, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
                            config);
 }
-MPTRAIN_API mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out,
-                                               int64_t kernel_h, int64_t kernel_w,
-                                               const mpt_conv_config *config) {
+mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out, int64_t kernel_h,
+                                   int64_t kernel_w, const mpt_conv_config *config) {
     return mpt__conv_layer(context, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
                            MPT_SHAPE(in, out, kernel_h, kernel_w), config);
 }
 
-MPTRAIN_API mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners) {
+mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
+                           mpt_interpolation mode, bool align_corners) {
     mpt__module *module = mpt__layer_new(context, "mpt_nn_upsample", MPT__LAYER_upsample);
     if (module)
         mpt__interpolate_attributes(context, &size, scale, mode, align_corners,

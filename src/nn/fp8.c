@@ -10,20 +10,20 @@
 
 #include "nn/attention.c"
 
-MPTRAIN_API mpt_fp8_config mpt_fp8_config_default(void) {
+mpt_fp8_config mpt_fp8_config_default(void) {
     mpt_fp8_config config = {16, 0};
     return config;
 }
 
 #ifdef MPTRAIN_NO_FP8
 
-MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
+mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
     (void)dtype, (void)saturate;
     return mpt__misused(x.context, "mpt_cast_fp8", UNSUPPORTED,
                         "built without fp8 (MPTRAIN_NO_FP8)");
 }
 
-MPTRAIN_API mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
+mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
     (void)config;
     mpt__misuse(module.context, "mpt_fp8", UNSUPPORTED, "built without fp8 (MPTRAIN_NO_FP8)");
     return mpt__status_of(module.context);
@@ -58,7 +58,7 @@ static mpt__tensor *mpt__fp8_cast(mpt_context *context, const mpt__tensor *x, mp
     return NULL;
 }
 
-MPTRAIN_API mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
+mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
     if (!tensor) return mpt__null(context);
@@ -269,7 +269,7 @@ static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp
     running->op_slot = op.slot, running->op_generation = op.generation;
 }
 
-MPTRAIN_API mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
+mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
     mpt_context *context = handle.context;
     mpt_fp8_config c = config ? *config : mpt_fp8_config_default();
     mpt__module *module = mpt__module_enter(handle, "mpt_fp8");

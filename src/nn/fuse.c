@@ -9,14 +9,14 @@
 
 #ifdef MPTRAIN_NO_CONV
 
-MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
     (void)x;
     if (text && size > 0) *text = '\0';
     mpt__misuse(module.context, "mpt_fuse", UNSUPPORTED,
                 "built without convolutions (MPTRAIN_NO_CONV)");
     return -1;
 }
-MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
+mpt_status mpt_unfuse(mpt_module module) {
     mpt__module_enter(module, "mpt_unfuse");
     return mpt__status_of(module.context);
 }
@@ -37,7 +37,7 @@ static void mpt__unfuse(mpt_context *context, mpt__module *root) {
     }
 }
 
-MPTRAIN_API mpt_status mpt_unfuse(mpt_module module) {
+mpt_status mpt_unfuse(mpt_module module) {
     mpt__module *found = mpt__module_enter(module, "mpt_unfuse");
     if (found && module.context->module)
         return mpt__error(module.context, STATE, "a forward is under way");
@@ -221,7 +221,7 @@ static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__te
     return count;
 }
 
-MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
+int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     mpt__text lines = mpt__text_make(text, size);

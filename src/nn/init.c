@@ -9,7 +9,7 @@
 
 #include "nn/layers.c"
 
-MPTRAIN_API mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
+mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
     mpt_init init;
     init.kind = kind, init.a = a, init.b = b;
     return init;

@@ -365,16 +365,16 @@ static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_
     return mpt__layer_made(context, module);
 }
 
-MPTRAIN_API mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
+mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
     return mpt__linear_new(context, "mpt_nn_linear", in, out, true);
 }
-MPTRAIN_API mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
+mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
     return mpt__linear_new(context, "mpt_nn_linear_no_bias", in, out, false);
 }
 
 /* Layers that nothing need be told. */
 #define MPT__DEFINE_LAYER(name) \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context) { \
+    mpt_module mpt_nn_##name(mpt_context *context) { \
         return mpt__layer_made(context, \
                                mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
     }
@@ -387,7 +387,7 @@ MPT__DEFINE_LAYER(gelu_tanh)
 MPT__DEFINE_LAYER(silu)
 #undef MPT__DEFINE_LAYER
 
-MPTRAIN_API mpt_module mpt_nn_dropout(mpt_context *context, double p) {
+mpt_module mpt_nn_dropout(mpt_context *context, double p) {
     mpt__module *module = mpt__layer_new(context, "mpt_nn_dropout", MPT__LAYER_dropout);
     if (module) module->attributes.imm[0] = p;
     if (module && !(p >= 0.0 && p <= 1.0))
@@ -404,16 +404,16 @@ static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt_
     return mpt__layer_made(context, module);
 }
 
-MPTRAIN_API mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
+mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
     return mpt__number_layer(context, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
 }
-MPTRAIN_API mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
+mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
     return mpt__number_layer(context, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
 }
-MPTRAIN_API mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
+mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
     return mpt__number_layer(context, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
 }
-MPTRAIN_API mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
+mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
     return mpt__number_layer(context, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
 }
 
@@ -424,10 +424,10 @@ static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__la
     return mpt__layer_made(context, module);
 }
 
-MPTRAIN_API mpt_module mpt_nn_softmax(mpt_context *context, int dim) {
+mpt_module mpt_nn_softmax(mpt_context *context, int dim) {
     return mpt__dim_layer(context, "mpt_nn_softmax", MPT__LAYER_softmax, dim);
 }
-MPTRAIN_API mpt_module mpt_nn_log_softmax(mpt_context *context, int dim) {
+mpt_module mpt_nn_log_softmax(mpt_context *context, int dim) {
     return mpt__dim_layer(context, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
 }
 
@@ -488,8 +488,7 @@ mpt_module mpt_nn_list(mpt_context *context, ...) {
     return made;
 }
 
-MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls,
-                                         void *user) {
+mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls, void *user) {
     mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
     if (!module) return mpt__module_handle(context, NULL);
     if (cls && cls->name && cls->forward) {
@@ -507,7 +506,7 @@ static bool mpt__check_name(mpt_context *context, const char *name) {
     return mpt__reject(context, ARGUMENT, "expected a name of 1 to 199 characters without a dot");
 }
 
-MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
+mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
     mpt_context *context = module.context;
     mpt__module *above = mpt__module_enter(module, "mpt_add_child");
     mpt__module *below = above ? mpt__module_at(context, child) : NULL;
@@ -515,8 +514,7 @@ MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_mo
     return mpt__status_of(context);
 }
 
-MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
-                                         mpt_init init) {
+mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape, mpt_init init) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_add_parameter");
     if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
@@ -894,15 +892,15 @@ static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in
     return context->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
-                                     mpt_tensor *out, int n_out) {
+mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
+                         int n_out) {
     mpt__tensor *made = NULL;
     mpt_status status = mpt__forward(module, in, n_in, out, n_out, &made);
     if (made) out[0] = mpt__handle(module.context, made);
     return status;
 }
 
-MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
+mpt_tensor mpt_forward(mpt_module module, mpt_tensor x) {
     mpt_tensor out = mpt__null(module.context);
     mpt__tensor *made = NULL;
     mpt__forward(module, &x, 1, &out, 1, &made);

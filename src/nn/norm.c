@@ -79,7 +79,7 @@ static void mpt__running_settle(mpt_context *context, bool commit) {
     }
 }
 
-MPTRAIN_API int64_t mpt_refused_updates(mpt_module module) {
+int64_t mpt_refused_updates(mpt_module module) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_refused_updates");
     int64_t count = 0, counts[2];
@@ -122,7 +122,7 @@ static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t 
 
 /* ==== Layers ==== */
 
-MPTRAIN_API mpt_norm_config mpt_norm_config_default(void) {
+mpt_norm_config mpt_norm_config_default(void) {
     mpt_norm_config config;
     memset(&config, 0, sizeof config);
     config.eps = 1e-5;
@@ -174,8 +174,8 @@ static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
 }
 
 #define MPT__DEFINE_ROW_NORM(name) \
-    MPTRAIN_API mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
-                                         const mpt_norm_config *given) { \
+    mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
+                             const mpt_norm_config *given) { \
         mpt_norm_config config = mpt__norm_config_of(given); \
         return mpt__layer_made(context, \
                                mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
@@ -185,8 +185,8 @@ MPT__DEFINE_ROW_NORM(layer_norm)
 MPT__DEFINE_ROW_NORM(rms_norm)
 #undef MPT__DEFINE_ROW_NORM
 
-MPTRAIN_API mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
-                                         const mpt_norm_config *given) {
+mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
+                             const mpt_norm_config *given) {
     mpt_norm_config config = mpt__norm_config_of(given);
     mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
                                         MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
@@ -252,13 +252,13 @@ static mpt_module mpt__batch_norm_layer(mpt_context *context, const char *call, 
     return mpt__layer_made(context, module);
 }
 
-MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
-                                           const mpt_norm_config *config) {
+mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
+                               const mpt_norm_config *config) {
     return mpt__batch_norm_layer(context, "mpt_nn_batch_norm1d", MPT__LAYER_batch_norm1d, features,
                                  config);
 }
-MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
-                                           const mpt_norm_config *config) {
+mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
+                               const mpt_norm_config *config) {
     return mpt__batch_norm_layer(context, "mpt_nn_batch_norm2d", MPT__LAYER_batch_norm2d, features,
                                  config);
 }
@@ -266,8 +266,7 @@ MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t feature
 /* ==== Pooling ==== */
 
 #define MPT__DEFINE_POOL(kind) \
-    MPTRAIN_API mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, \
-                                                  const mpt_pool_config *config) { \
+    mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, const mpt_pool_config *config) { \
         return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
                                   mpt__pooling_attributes(config)); \
     }
@@ -285,8 +284,7 @@ MPT__DEFINE_POOL(max)
 MPT__DEFINE_POOL(avg)
 #undef MPT__DEFINE_POOL
 
-MPTRAIN_API mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height,
-                                                  int64_t width) {
+mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height, int64_t width) {
     return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
                               mpt__adaptive_attributes(height, width));
 }

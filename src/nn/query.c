@@ -50,7 +50,7 @@ static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, co
     return -1;
 }
 
-MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
+mpt_tensor mpt_parameter(mpt_module module, const char *path) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter"), *holder;
     if (!found) return mpt__null(context);
@@ -58,7 +58,7 @@ MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path) {
     return i < 0 ? mpt__null(context) : mpt__parameter_handle(context, holder, i);
 }
 
-MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
+mpt_tensor mpt_buffer(mpt_module module, const char *path) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_buffer");
     if (!found) return mpt__null(context);
@@ -71,7 +71,7 @@ MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path) {
                        found->cls.name, path ? path : "(null)");
 }
 
-MPTRAIN_API mpt_module mpt_child(mpt_module module, const char *path) {
+mpt_module mpt_child(mpt_module module, const char *path) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_child");
     if (!found) return mpt__module_handle(context, NULL);
@@ -116,11 +116,11 @@ static int64_t mpt__count_parameters(mpt_module module, const char *call, bool e
     return mpt__ok(module.context) ? count : -1;
 }
 
-MPTRAIN_API int mpt_parameter_count(mpt_module module) {
+int mpt_parameter_count(mpt_module module) {
     return (int)mpt__count_parameters(module, "mpt_parameter_count", false);
 }
 
-MPTRAIN_API int64_t mpt_parameter_numel(mpt_module module) {
+int64_t mpt_parameter_numel(mpt_module module) {
     return mpt__count_parameters(module, "mpt_parameter_numel", true);
 }
 
@@ -139,8 +139,7 @@ static const char *mpt__relative_path(mpt_context *context, const mpt__module *m
     return strncmp(path, prefix, length) == 0 && path[length] == '.' ? path + length + 1 : path;
 }
 
-MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path,
-                                        size_t path_size) {
+mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size) {
     mpt_context *context = module.context;
     mpt__text prose = mpt__text_make(path, path_size);
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
@@ -168,17 +167,15 @@ static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
     return module.context->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_train(mpt_module module) {
-    return mpt__train(module, "mpt_train", true);
-}
-MPTRAIN_API mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
+mpt_status mpt_train(mpt_module module) { return mpt__train(module, "mpt_train", true); }
+mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", false); }
 
-MPTRAIN_API bool mpt_is_training(mpt_module module) {
+bool mpt_is_training(mpt_module module) {
     const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
     return found && found->training;
 }
 
-MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
+mpt_status mpt_set_label(mpt_module root, const char *label) {
     mpt_context *context = root.context;
     mpt__module *found = mpt__module_enter(root, "mpt_set_label");
     if (!found) return mpt__status_of(context);
@@ -190,7 +187,7 @@ MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label) {
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
+mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
     mpt__module *found = mpt__module_enter(module, "mpt_set_dtype_policy");
     if (!found) return mpt__status_of(module.context);
     if (dtype != MPT_F32 && dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_DTYPE_NONE)
@@ -260,7 +257,7 @@ static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter,
     if (--old->parameters == 0) mpt__block_free(context, old);
 }
 
-MPTRAIN_API mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
+mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_half");
     if (!found) return mpt__status_of(context);
@@ -340,7 +337,7 @@ static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
     }
 }
 
-MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size) {
+size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__summary summary;
     memset(&summary, 0, sizeof summary);
     summary.out = mpt__text_make(text, size);
@@ -397,7 +394,7 @@ static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *tar
     return to->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
+mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
     mpt_context *to = destination.context, *from = source.context;
     mpt__module *target = mpt__module_frozen(destination, "mpt_copy_module");
     if (!target) return mpt__status_of(to);
@@ -452,7 +449,7 @@ static uint64_t mpt__hash_tensor(mpt_context *context, uint64_t hash, const char
                              mpt__tensor_bytes(tensor));
 }
 
-MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
+uint64_t mpt_module_hash(mpt_module module) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
     if (!found) return 0;
@@ -471,7 +468,7 @@ MPTRAIN_API uint64_t mpt_module_hash(mpt_module module) {
     return hash;
 }
 
-MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root) {
+mpt_status mpt_module_destroy(mpt_module root) {
     mpt_context *context = root.context;
     mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
     if (!found) return mpt__status_of(context);
@@ -502,7 +499,7 @@ static mpt_status mpt__apply_init(mpt_context *context, mpt__module *module, int
     return module->frozen ? mpt__draw_parameter(context, module, i) : MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
+mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
     mpt_context *context = module.context;
     if (!mpt__enter(context, "mpt_set_init")) return mpt__status_of(context);
     mpt__module *found = mpt__module_at(context, module), *holder;
@@ -521,7 +518,7 @@ MPTRAIN_API mpt_status mpt_set_init(mpt_module module, const char *name, mpt_ini
 
 /* ==== Tied weights ==== */
 
-MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
+mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
     mpt_context *context = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
     if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);

@@ -477,7 +477,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
-MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
+mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
     mpt_tensor in[2];
     in[0] = ids, in[1] = weight;
     mpt__attributes attributes = mpt__no_attributes;
@@ -486,7 +486,7 @@ MPTRAIN_API mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t 
     return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
 }
 
-MPTRAIN_API mpt_attention_config mpt_attention_config_default(void) {
+mpt_attention_config mpt_attention_config_default(void) {
     mpt_attention_config config;
     memset(&config, 0, sizeof config);
     return config;
@@ -506,8 +506,8 @@ static mpt__attributes mpt__attention_attributes(int heads, bool causal, double 
     return attributes;
 }
 
-MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
-                                                        const mpt_attention_config *config) {
+mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                            const mpt_attention_config *config) {
     static const char name[] = "mpt_scaled_dot_product_attention";
     mpt_attention_config none = mpt_attention_config_default();
     if (!config) config = &none;
@@ -527,8 +527,8 @@ MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
-                                                const mpt_nll_config *config) {
+mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                    const mpt_nll_config *config) {
     static const char name[] = "mpt_linear_cross_entropy";
     mpt_nll_config defaults = mpt_nll_config_default();
     if (!config) config = &defaults;

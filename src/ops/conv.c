@@ -307,7 +307,7 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
-MPTRAIN_API mpt_conv_config mpt_conv_config_default(void) {
+mpt_conv_config mpt_conv_config_default(void) {
     mpt_conv_config config;
     memset(&config, 0, sizeof config);
     for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
@@ -372,16 +372,16 @@ static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_ten
     return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
 }
 
-MPTRAIN_API mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config) {
+mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                      const mpt_conv_config *config) {
     return mpt__conv_call("mpt_conv2d", MPT__OP_conv2d, x, weight, bias, config);
 }
-MPTRAIN_API mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  const mpt_conv_config *config) {
+mpt_tensor mpt_conv1d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                      const mpt_conv_config *config) {
     return mpt__conv_call("mpt_conv1d", MPT__OP_conv1d, x, weight, bias, config);
 }
-MPTRAIN_API mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                            const mpt_conv_config *config) {
+mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
+                                const mpt_conv_config *config) {
     return mpt__conv_call("mpt_conv_transpose2d", MPT__OP_conv_transpose2d, x, weight, bias,
                           config);
 }

@@ -108,7 +108,7 @@ static mpt_status mpt__pass_backward(mpt__frame *frame) {
 }
 
 #define MPT__DEFINE_UNARY(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x) { \
+    mpt_tensor mpt_##id(mpt_tensor x) { \
         mpt__attributes attributes = mpt__no_attributes; \
         return mpt__apply1("mpt_" #id, MPT__OP_##id, &x, 1, &attributes); \
     }
@@ -133,19 +133,19 @@ MPT__DEFINE_UNARY(cos)
 MPT__DEFINE_UNARY(silu)
 #undef MPT__DEFINE_UNARY
 
-MPTRAIN_API mpt_tensor mpt_add_scalar(mpt_tensor x, double value) {
+mpt_tensor mpt_add_scalar(mpt_tensor x, double value) {
     return mpt__apply_number("mpt_add_scalar", MPT__OP_add_scalar, x, value);
 }
-MPTRAIN_API mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
+mpt_tensor mpt_mul_scalar(mpt_tensor x, double value) {
     return mpt__apply_number("mpt_mul_scalar", MPT__OP_mul_scalar, x, value);
 }
-MPTRAIN_API mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent) {
+mpt_tensor mpt_pow_scalar(mpt_tensor x, double exponent) {
     return mpt__apply_number("mpt_pow_scalar", MPT__OP_pow_scalar, x, exponent);
 }
-MPTRAIN_API mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope) {
+mpt_tensor mpt_leaky_relu(mpt_tensor x, double slope) {
     return mpt__apply_number("mpt_leaky_relu", MPT__OP_leaky_relu, x, slope);
 }
-MPTRAIN_API mpt_tensor mpt_elu(mpt_tensor x, double alpha) {
+mpt_tensor mpt_elu(mpt_tensor x, double alpha) {
     return mpt__apply_number("mpt_elu", MPT__OP_elu, x, alpha);
 }
 
@@ -166,15 +166,15 @@ static mpt_tensor mpt__apply_numbers(const char *name, int op, mpt_tensor x, dou
     return mpt__apply1(name, op, &x, 1, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
+mpt_tensor mpt_clamp(mpt_tensor x, double min, double max) {
     MPT__PLAIN_FLOATS;
     return mpt__apply_numbers("mpt_clamp", MPT__OP_clamp, x, min, max);
 }
-MPTRAIN_API mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
+mpt_tensor mpt_hardtanh(mpt_tensor x, double min, double max) {
     MPT__PLAIN_FLOATS;
     return mpt__apply_numbers("mpt_hardtanh", MPT__OP_hardtanh, x, min, max);
 }
-MPTRAIN_API mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
+mpt_tensor mpt_softplus(mpt_tensor x, double beta, double threshold) {
     return mpt__apply_numbers("mpt_softplus", MPT__OP_softplus, x, beta, threshold);
 }
 
@@ -340,7 +340,7 @@ static mpt_status mpt__pow_scalar_forward(mpt__frame *frame) {
 }
 
 #define MPT__DEFINE_BINARY(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor a, mpt_tensor b) { \
+    mpt_tensor mpt_##id(mpt_tensor a, mpt_tensor b) { \
         return mpt__apply2("mpt_" #id, MPT__OP_##id, a, b); \
     }
 MPT__DEFINE_BINARY(add)
@@ -380,7 +380,7 @@ static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, do
 }
 
 #define MPT__DEFINE_COMPARISON(id, op) \
-    MPTRAIN_API mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) { \
+    mpt_tensor mpt_##id##_scalar(mpt_tensor x, double value) { \
         return mpt__compare_number("mpt_" #id "_scalar", MPT__OP_##op, x, value); \
     }
 MPT__DEFINE_COMPARISON(lt, lt)
@@ -432,7 +432,7 @@ static mpt_status mpt__where_backward(mpt__frame *frame) {
     return mpt__broadcast_gradient(frame, 2, MPT__FN_DROP, condition, dy);
 }
 
-MPTRAIN_API mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
+mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
     mpt_tensor in[3];
     in[0] = condition, in[1] = a, in[2] = b;
     mpt__attributes attributes = mpt__no_attributes;
@@ -498,7 +498,7 @@ static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uin
     return mpt__apply1("mpt_dropout", MPT__OP_dropout, &x, 1, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_dropout(mpt_tensor x, double p) {
+mpt_tensor mpt_dropout(mpt_tensor x, double p) {
     mpt_context *context = x.context;
     uint64_t stream = context ? mpt__hash_u64(context->path_hash, 1) : 0;
     return mpt__dropout_call(x, p, stream, context ? context->now.module_calls++ : 0);

@@ -210,17 +210,17 @@ static mpt_tensor mpt__apply_index(const char *name, int op, const mpt_tensor *i
     return mpt__apply1(name, op, in, n_in, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index) {
+mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index) {
     mpt_tensor in[2];
     in[0] = x, in[1] = index;
     return mpt__apply_index("mpt_gather", MPT__OP_gather, in, 2, dim);
 }
-MPTRAIN_API mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index) {
+mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index) {
     mpt_tensor in[2];
     in[0] = x, in[1] = index;
     return mpt__apply_index("mpt_index_select", MPT__OP_index_select, in, 2, dim);
 }
-MPTRAIN_API mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source) {
+mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source) {
     mpt_tensor in[3];
     in[0] = x, in[1] = index, in[2] = source;
     return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
@@ -245,14 +245,13 @@ static mpt_tensor mpt__sorted(const char *name, mpt_tensor x, int64_t count, int
     return out;
 }
 
-MPTRAIN_API mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending) {
+mpt_tensor mpt_argsort(mpt_tensor x, int dim, bool descending) {
     return mpt__sorted("mpt_argsort", x, -1, dim, descending, false, NULL);
 }
-MPTRAIN_API mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices) {
+mpt_tensor mpt_sort(mpt_tensor x, int dim, bool descending, mpt_tensor *indices) {
     return mpt__sorted("mpt_sort", x, -1, dim, descending, true, indices);
 }
-MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
-                                mpt_tensor *indices) {
+mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest, mpt_tensor *indices) {
     if (k < 0 && x.context) {
         mpt__misuse(x.context, "mpt_topk", ARGUMENT, "k = %lld: expected 0 or more", k);
         if (indices) *indices = mpt__null(x.context);
@@ -261,7 +260,7 @@ MPTRAIN_API mpt_tensor mpt_topk(mpt_tensor x, int64_t k, int dim, bool largest,
     return mpt__sorted("mpt_topk", x, k, dim, largest, true, indices);
 }
 
-MPTRAIN_API mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
+mpt_tensor mpt_one_hot(mpt_tensor classes, int64_t count) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[1] = count;
     return mpt__apply1("mpt_one_hot", MPT__OP_one_hot, &classes, 1, &attributes);
@@ -354,21 +353,21 @@ static mpt_status mpt__pad_backward(mpt__frame *frame) {
     return mpt__gradient_pass(frame, 0, &part);
 }
 
-MPTRAIN_API mpt_tensor mpt_flip(mpt_tensor x, int dim) {
+mpt_tensor mpt_flip(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_flip", MPT__OP_flip, x, dim, false);
 }
-MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal) {
+mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = diagonal;
     return mpt__apply1("mpt_tril", MPT__OP_tril, &x, 1, &attributes);
 }
-MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
+mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = diagonal;
     return mpt__apply1("mpt_triu", MPT__OP_triu, &x, 1, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
+mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
     mpt_context *context = x.context;
     if (padding.rank < 0 || padding.rank > MPT_MAX_RANK)
         return mpt__misused(context, "mpt_pad", ARGUMENT, "%d sizes are not in 0..%d", padding.rank,

@@ -162,21 +162,21 @@ static mpt_tensor mpt__inplace_pair(const char *name, int op, mpt_tensor x, mpt_
     return mpt__apply_inplace(name, op, x, in, 2, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_relu_(mpt_tensor x) {
+mpt_tensor mpt_relu_(mpt_tensor x) {
     return mpt__inplace_number("mpt_relu_", MPT__OP_relu, x, 0.0);
 }
-MPTRAIN_API mpt_tensor mpt_add_scalar_(mpt_tensor x, double value) {
+mpt_tensor mpt_add_scalar_(mpt_tensor x, double value) {
     return mpt__inplace_number("mpt_add_scalar_", MPT__OP_add_scalar, x, value);
 }
-MPTRAIN_API mpt_tensor mpt_mul_scalar_(mpt_tensor x, double value) {
+mpt_tensor mpt_mul_scalar_(mpt_tensor x, double value) {
     return mpt__inplace_number("mpt_mul_scalar_", MPT__OP_mul_scalar, x, value);
 }
-MPTRAIN_API mpt_tensor mpt_add_(mpt_tensor x, mpt_tensor b) {
+mpt_tensor mpt_add_(mpt_tensor x, mpt_tensor b) {
     return mpt__inplace_pair("mpt_add_", MPT__OP_add, x, x, b);
 }
 
 /* The gradient of b needs the old value of x: backward gets a copy. */
-MPTRAIN_API mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b) {
+mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b) {
     mpt_context *context = x.context;
     mpt__tensor *to = context ? mpt__live(context, x) : NULL;
     const mpt__tensor *by = context ? mpt__live(context, b) : NULL;
@@ -189,7 +189,7 @@ MPTRAIN_API mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b) {
     return out;
 }
 
-MPTRAIN_API mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source) {
+mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source) {
     static const char name[] = "mpt_copy_";
     mpt_context *context = x.context;
     mpt__attributes attributes = mpt__no_attributes;
@@ -204,7 +204,7 @@ MPTRAIN_API mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source) {
     return out;
 }
 
-MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value) {
+mpt_tensor mpt_fill_(mpt_tensor x, double value) {
     mpt_context *context = x.context;
     mpt__tensor *to = mpt__enter_at(x, "mpt_fill_", "argument 1");
     bool ends = to && mpt__history_ends(context, to);

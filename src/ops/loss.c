@@ -188,7 +188,7 @@ static mpt_status mpt__cross_entropy_backward(mpt__frame *frame) {
 /* Read where it stands: the reader of a copy would wait for the copy's stores. */
 static const mpt_nll_config mpt__nll_defaults = {MPT_MEAN, -100, {NULL, 0, 0}, 0.0};
 
-MPTRAIN_API mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
+mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
 
 /* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
    0 of a single sample. */
@@ -296,13 +296,12 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     return mpt__spares_end(&spares, loss);
 }
 
-MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
-                                    const mpt_nll_config *config) {
+mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
+                        const mpt_nll_config *config) {
     return mpt__apply_nll("mpt_nll_loss", MPT__OP_nll_loss, log_probabilities, targets, config);
 }
 
-MPTRAIN_API mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets,
-                                         const mpt_nll_config *config) {
+mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets, const mpt_nll_config *config) {
     return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
 }
 
@@ -444,10 +443,9 @@ mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor target, double 
                                   target, reduction, margin, "margin", "a number");
 }
 
-MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
-                                                            mpt_tensor weight,
-                                                            mpt_tensor pos_weight,
-                                                            mpt_reduction reduction) {
+mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
+                                                mpt_tensor weight, mpt_tensor pos_weight,
+                                                mpt_reduction reduction) {
     mpt_tensor in[4];
     in[0] = logits, in[1] = target, in[2] = weight, in[3] = pos_weight;
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
@@ -455,8 +453,8 @@ MPTRAIN_API mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, m
                            MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
 }
 
-MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
-                                                mpt_tensor weight, mpt_reduction reduction) {
+mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target, mpt_tensor weight,
+                                    mpt_reduction reduction) {
     mpt_tensor in[3];
     in[0] = probabilities, in[1] = target, in[2] = weight;
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
@@ -464,8 +462,8 @@ MPTRAIN_API mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_te
                            &attributes, reduction);
 }
 
-MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
-                                  mpt_reduction reduction) {
+mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
+                      mpt_reduction reduction) {
     mpt_tensor in[2];
     in[0] = input, in[1] = target;
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
@@ -473,9 +471,8 @@ MPTRAIN_API mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_
     return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
 }
 
-MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target,
-                                             mpt_tensor variance, bool full, double eps,
-                                             mpt_reduction reduction) {
+mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor variance,
+                                 bool full, double eps, mpt_reduction reduction) {
     static const char name[] = "mpt_gaussian_nll_loss";
     mpt_tensor in[3];
     in[0] = input, in[1] = target, in[2] = variance;
@@ -496,8 +493,8 @@ MPTRAIN_API mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target
         &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
 }
 
-MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
-                                               double margin, mpt_reduction reduction) {
+mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,
+                                   mpt_reduction reduction) {
     mpt_tensor in[3];
     in[0] = a, in[1] = b, in[2] = target;
     mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
@@ -505,8 +502,8 @@ MPTRAIN_API mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_t
                            &attributes, reduction);
 }
 
-MPTRAIN_API mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input,
-                                            bool full, double eps, mpt_reduction reduction) {
+mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input, bool full,
+                                double eps, mpt_reduction reduction) {
     static const char name[] = "mpt_poisson_nll_loss";
     mpt_tensor in[2];
     in[0] = input, in[1] = target;
@@ -526,8 +523,8 @@ static mpt_tensor mpt__by_sample(mpt__spares *spares, mpt_tensor loss, mpt_reduc
     return reduction == MPT_NONE ? loss : mpt_sum(mpt__spare(spares, loss), MPT_ALL_DIMS, false);
 }
 
-MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target,
-                                                       mpt_tensor weight, mpt_reduction reduction) {
+mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target, mpt_tensor weight,
+                                           mpt_reduction reduction) {
     static const char name[] = "mpt_multilabel_soft_margin_loss";
     mpt__spares spares;
     mpt_tensor in[3];
@@ -543,9 +540,8 @@ MPTRAIN_API mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_ten
 
 /* A pair is an input and whether it is the target's; beside it stand the target's input and weight.
    */
-MPTRAIN_API mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p,
-                                             double margin, mpt_tensor weight,
-                                             mpt_reduction reduction) {
+mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, double margin,
+                                 mpt_tensor weight, mpt_reduction reduction) {
     static const char name[] = "mpt_multi_margin_loss";
     mpt__spares spares;
     mpt_tensor in[4];
@@ -630,9 +626,8 @@ static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, 
     of[2] = mpt__dot(spares, in[1], in[1], dim);
 }
 
-MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive,
-                                               mpt_tensor negative, double margin, double eps,
-                                               bool swap, mpt_reduction reduction) {
+mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_tensor negative,
+                                   double margin, double eps, bool swap, mpt_reduction reduction) {
     static const char name[] = "mpt_triplet_margin_loss";
     mpt__spares spares;
     mpt_tensor in[3], of[3];
@@ -646,7 +641,7 @@ MPTRAIN_API mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor pos
                                                     swap ? 3 : 2, &attributes, reduction));
 }
 
-MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
+mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
     static const char name[] = "mpt_cosine_similarity";
     mpt__spares spares;
     mpt_tensor in[2], of[3];
@@ -661,8 +656,8 @@ MPTRAIN_API mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim
         &spares, mpt__apply_pair(name, MPT__OP_cosine_similarity, of, 3, &attributes, MPT_NONE));
 }
 
-MPTRAIN_API mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target,
-                                                 double margin, mpt_reduction reduction) {
+mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,
+                                     mpt_reduction reduction) {
     static const char name[] = "mpt_cosine_embedding_loss";
     const double eps = 1e-12; /* PyTorch's, added to the squares */
     mpt__spares spares;

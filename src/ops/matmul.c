@@ -147,7 +147,7 @@ static mpt_status mpt__matmul_backward(mpt__frame *frame) {
     return mpt__matmul_gradient(frame, 1, &transposed, &view[2]);
 }
 
-MPTRAIN_API mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b) {
+mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b) {
     return mpt__apply2("mpt_matmul", MPT__OP_matmul, a, b);
 }
 
@@ -281,8 +281,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
     return context->base.status;
 }
 
-MPTRAIN_API mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
-                                  mpt_activation activation) {
+mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias, mpt_activation activation) {
     mpt_tensor in[3];
     in[0] = x, in[1] = weight, in[2] = bias;
     mpt_context *context = mpt__context_of(in, 3);

@@ -333,15 +333,14 @@ static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_
     return mpt__apply1(name, op, in, 3, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias,
-                                      double eps) {
+mpt_tensor mpt_layer_norm(mpt_tensor x, int dims, mpt_tensor weight, mpt_tensor bias, double eps) {
     return mpt__apply_norm("mpt_layer_norm", MPT__OP_layer_norm, x, dims, weight, bias, eps);
 }
-MPTRAIN_API mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
+mpt_tensor mpt_rms_norm(mpt_tensor x, int dims, mpt_tensor weight, double eps) {
     return mpt__apply_norm("mpt_rms_norm", MPT__OP_rms_norm, x, dims, weight, mpt__null(NULL), eps);
 }
-MPTRAIN_API mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight,
-                                      mpt_tensor bias, double eps) {
+mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight, mpt_tensor bias,
+                          double eps) {
     return mpt__apply_norm("mpt_group_norm", MPT__OP_group_norm, x, groups, weight, bias, eps);
 }
 
@@ -384,14 +383,13 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
     return mpt__handle(context, frame.out[0]);
 }
 
-MPTRAIN_API mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                          mpt_tensor weight, mpt_tensor bias, double eps,
-                                          mpt_tensor *sum) {
+mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims, mpt_tensor weight,
+                              mpt_tensor bias, double eps, mpt_tensor *sum) {
     return mpt__apply_add_norm("mpt_add_layer_norm", MPT__OP_layer_norm, x, residual, dims, weight,
                                bias, eps, sum);
 }
-MPTRAIN_API mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims,
-                                        mpt_tensor weight, double eps, mpt_tensor *sum) {
+mpt_tensor mpt_add_rms_norm(mpt_tensor x, mpt_tensor residual, int dims, mpt_tensor weight,
+                            double eps, mpt_tensor *sum) {
     return mpt__apply_add_norm("mpt_add_rms_norm", MPT__OP_rms_norm, x, residual, dims, weight,
                                mpt__null(NULL), eps, sum);
 }
@@ -407,16 +405,16 @@ static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint
                        in[5].slot || relu ? 6 : 5, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                      mpt_tensor weight, mpt_tensor bias, double eps) {
+mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance, mpt_tensor weight,
+                          mpt_tensor bias, double eps) {
     mpt_tensor in[6];
     in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
     in[5] = mpt__null(NULL);
     return mpt__apply_batch_norm(in, eps, 0, false);
 }
-MPTRAIN_API mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
-                                           mpt_tensor weight, mpt_tensor bias, double eps,
-                                           mpt_tensor residual) {
+mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
+                               mpt_tensor weight, mpt_tensor bias, double eps,
+                               mpt_tensor residual) {
     mpt_tensor in[6];
     in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
     return mpt__apply_batch_norm(in, eps, 0, true);
@@ -531,7 +529,7 @@ static mpt_status mpt__pooling_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
-MPTRAIN_API mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
+mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
     mpt_pool_config config;
     memset(&config, 0, sizeof config);
     for (int d = 0; d < 2; d++) {

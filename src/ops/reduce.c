@@ -300,7 +300,7 @@ static mpt_status mpt__prod_backward(mpt__frame *frame) {
 }
 
 #define MPT__DEFINE_REDUCTION(id) \
-    MPTRAIN_API mpt_tensor mpt_##id(mpt_tensor x, int dim, bool keep_dim) { \
+    mpt_tensor mpt_##id(mpt_tensor x, int dim, bool keep_dim) { \
         return mpt__apply_dim("mpt_" #id, MPT__OP_##id, x, dim, keep_dim); \
     }
 MPT__DEFINE_REDUCTION(sum)
@@ -313,13 +313,13 @@ MPT__DEFINE_REDUCTION(prod)
 MPT__DEFINE_REDUCTION(logsumexp)
 #undef MPT__DEFINE_REDUCTION
 
-MPTRAIN_API mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction) {
+mpt_tensor mpt_var(mpt_tensor x, int dim, bool keep_dim, double correction) {
     return mpt__apply_dim_number("mpt_var", MPT__OP_var, x, dim, keep_dim, correction);
 }
-MPTRAIN_API mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction) {
+mpt_tensor mpt_std(mpt_tensor x, int dim, bool keep_dim, double correction) {
     return mpt__apply_dim_number("mpt_std", MPT__OP_std, x, dim, keep_dim, correction);
 }
-MPTRAIN_API mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim) {
+mpt_tensor mpt_norm(mpt_tensor x, double p, int dim, bool keep_dim) {
     return mpt__apply_dim_number("mpt_norm", MPT__OP_norm, x, dim, keep_dim, p);
 }
 
@@ -351,10 +351,10 @@ static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     return mpt__submit(frame->context, launch);
 }
 
-MPTRAIN_API mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
+mpt_tensor mpt_softmax(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_softmax", MPT__OP_softmax, x, dim, false);
 }
-MPTRAIN_API mpt_tensor mpt_log_softmax(mpt_tensor x, int dim) {
+mpt_tensor mpt_log_softmax(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_log_softmax", MPT__OP_log_softmax, x, dim, false);
 }
 
@@ -378,14 +378,14 @@ static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
     return mpt__launch_cumsum(frame, frame->dy[0], frame->dx, true, frame->access);
 }
 
-MPTRAIN_API mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
+mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
 }
 
 MPT__BEGIN_COLD
 /* Within a step or scope ops count, so that a captured step counts, too, and what they make on the
    way dies with it; elsewhere the host counts. */
-MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
+mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
     if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
     if (count < 0 || count > INT64_MAX / 16)
         return mpt__refuse(context, ARGUMENT, "count %lld is negative or beyond 2^59", count);

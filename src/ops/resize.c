@@ -100,8 +100,8 @@ static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *s
     return true;
 }
 
-MPTRAIN_API mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale,
-                                       mpt_interpolation mode, bool align_corners) {
+mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale, mpt_interpolation mode,
+                           bool align_corners) {
     static const char name[] = "mpt_interpolate";
     mpt__attributes attributes;
     if (!mpt__enter(x.context, name) ||

@@ -53,11 +53,9 @@ static mpt_tensor mpt__copy_call(const char *name, mpt_tensor x, mpt__layout lay
     return mpt__apply1(name, MPT__OP_clone, &x, 1, &attributes);
 }
 
-MPTRAIN_API mpt_tensor mpt_clone(mpt_tensor x) {
-    return mpt__copy_call("mpt_clone", x, MPT__LAYOUT_KEPT);
-}
+mpt_tensor mpt_clone(mpt_tensor x) { return mpt__copy_call("mpt_clone", x, MPT__LAYOUT_KEPT); }
 
-MPTRAIN_API mpt_tensor mpt_contiguous(mpt_tensor x) {
+mpt_tensor mpt_contiguous(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_contiguous", "argument 1");
     if (!tensor) return mpt__null(x.context);
     if (mpt__tensor_contiguous(tensor)) return x;
@@ -69,7 +67,7 @@ static bool mpt__dense_last(const mpt__tensor *tensor) {
     return mpt__channels_last(tensor) && tensor->stride[0] == size[1] * size[2] * size[3];
 }
 
-MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
+mpt_tensor mpt_to_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_to_channels_last", "argument 1");
     if (!tensor) return mpt__null(x.context);
     if (tensor->shape.rank != 4)
@@ -78,16 +76,16 @@ MPTRAIN_API mpt_tensor mpt_to_channels_last(mpt_tensor x) {
     return mpt__copy_call("mpt_to_channels_last", x, MPT__LAYOUT_CHANNELS_LAST);
 }
 
-MPTRAIN_API bool mpt_is_channels_last(mpt_tensor x) {
+bool mpt_is_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
     return tensor && tensor->shape.rank == 4 && mpt__dense_last(tensor);
 }
 
-MPTRAIN_API mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
+mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
     return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
 }
 
-MPTRAIN_API mpt_tensor mpt_detach(mpt_tensor x) {
+mpt_tensor mpt_detach(mpt_tensor x) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
     if (!tensor) return mpt__null(context);
@@ -174,11 +172,11 @@ static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     return mpt__gradient_pass(frame, 0, &view);
 }
 
-MPTRAIN_API mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
+mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
     return mpt__apply_shape("mpt_reshape", MPT__OP_reshape, x, &shape);
 }
 
-MPTRAIN_API mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
+mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
     if (!tensor) return mpt__null(context);
@@ -240,11 +238,11 @@ static mpt_status mpt__permute_backward(mpt__frame *frame) {
     return mpt__gradient_pass(frame, 0, &view);
 }
 
-MPTRAIN_API mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order) {
+mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order) {
     return mpt__apply_shape("mpt_permute", MPT__OP_permute, x, &order);
 }
 
-MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
+mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
     int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
@@ -297,7 +295,7 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
     return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
-MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = start;
@@ -328,11 +326,10 @@ static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chun
     return mpt__ok(context) ? (int)count : -1;
 }
 
-MPTRAIN_API int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts,
-                                 int capacity) {
+int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts, int capacity) {
     return mpt__parts("mpt_split_tensor", x, size, 0, dim, parts, capacity);
 }
-MPTRAIN_API int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity) {
+int mpt_chunk(mpt_tensor x, int chunks, int dim, mpt_tensor *parts, int capacity) {
     return mpt__parts("mpt_chunk", x, 1, chunks > 0 ? chunks : -1, dim, parts, capacity);
 }
 
@@ -366,12 +363,12 @@ static mpt_status mpt__expand_backward(mpt__frame *frame) {
     return mpt__broadcast_gradient(frame, 0, MPT__FN_NONE, frame->dy[0], NULL);
 }
 
-MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
+mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
     return mpt__apply_shape("mpt_expand", MPT__OP_expand, x, &shape);
 }
 
 /* Each dimension as [times, size], so that stretching the first one repeats. */
-MPTRAIN_API mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
+mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_repeat", "argument 1");
     if (!tensor) return mpt__null(context);
@@ -485,14 +482,14 @@ static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int cou
     return context ? group[0] : mpt__null(NULL);
 }
 
-MPTRAIN_API mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
+mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
     return mpt__join("mpt_cat", tensors, count, dim, false);
 }
-MPTRAIN_API mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
+mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
     return mpt__join("mpt_stack", tensors, count, dim, true);
 }
 
-MPTRAIN_API mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
+mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
     mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_roll", "argument 1");
     int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;

@@ -62,7 +62,7 @@ static mpt_status mpt__repeat(mpt__frame *frame) {
 static const char *const mpt__policy_names[] = {"any dtype, unchanged", "input dtype (mixed: f32)",
                                                 "f16 / bf16", "f32", "f32 always"};
 
-MPTRAIN_API size_t mpt_autocast_policy(char *text, size_t size) {
+size_t mpt_autocast_policy(char *text, size_t size) {
     mpt__text prose = mpt__text_make(text, size);
     mpt__write_text(&prose, "mptrain autocast policy, version 1\n");
     for (int op = 1; op < MPT__OP_COUNT; op++)

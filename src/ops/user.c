@@ -28,7 +28,7 @@ struct mpt_op_call {
     mpt_tensor slot[MPT__CALL_KINDS][MPT__CALL_SLOTS];
 };
 
-MPTRAIN_API mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user) {
+mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user) {
     if (!mpt__enter(context, "mpt_op_register")) return mpt__op_handle(context, NULL);
     bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
                 cls->n_inputs <= MPT__MAX_INPUTS && cls->n_outputs >= 1 &&
@@ -75,7 +75,7 @@ static mpt_tensor mpt__call_null(const mpt_op_call *call) {
     return mpt__null(call ? call->frame->context : NULL);
 }
 
-MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
+mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
     if (!mpt__call_slot(call, "mpt_op_input", MPT__CALL_GRADIENT, index))
         return mpt__call_null(call);
     mpt_context *context = call->frame->context;
@@ -89,20 +89,20 @@ MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
                        call->op->cls.name);
 }
 
-MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value) {
+mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value) {
     return mpt__call_set(call, "mpt_op_set_output", MPT__CALL_OUTPUT, index, value);
 }
 
-MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value) {
+mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value) {
     return mpt__call_set(call, "mpt_op_save", MPT__CALL_SAVED, index, value);
 }
 
-MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index) {
+mpt_tensor mpt_op_saved(mpt_op_call *call, int index) {
     const mpt_tensor *slot = mpt__call_slot(call, "mpt_op_saved", MPT__CALL_SAVED, index);
     return slot ? *slot : mpt__call_null(call);
 }
 
-MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
+mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
     if (!mpt__call_slot(call, "mpt_op_output_grad", MPT__CALL_OUTPUT, index))
         return mpt__call_null(call);
     mpt_context *context = call->frame->context;
@@ -110,7 +110,7 @@ MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
     return dy ? mpt__handle(context, mpt__tensor_alias(context, dy)) : mpt__null(context);
 }
 
-MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient) {
+mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient) {
     return mpt__call_set(call, "mpt_op_set_input_grad", MPT__CALL_GRADIENT, index, gradient);
 }
 
@@ -230,8 +230,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
     return context->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out,
-                                    int n_out) {
+mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
     mpt_context *context = op.context;
     if (out) mpt__outputs_null(context, out, n_out);
     mpt__op *found = mpt__op_enter(op, "mpt_op_apply");

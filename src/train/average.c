@@ -103,13 +103,12 @@ static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
     return context->base.status;
 }
 
-MPTRAIN_API mpt_ema_config mpt_ema_config_default(void) {
+mpt_ema_config mpt_ema_config_default(void) {
     mpt_ema_config config = {0.999, false, false};
     return config;
 }
 
-MPTRAIN_API mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer,
-                                   const mpt_ema_config *config) {
+mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer, const mpt_ema_config *config) {
     mpt_context *context = module.context;
     mpt_ema_config c = config ? *config : mpt_ema_config_default();
     mpt__ema *ema = NULL;
@@ -150,7 +149,7 @@ static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
     return NULL;
 }
 
-MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
+mpt_status mpt_ema_update(mpt_ema handle) {
     mpt_context *context = handle.context;
     const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_update");
     const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(context, ema->optimizer) : NULL;
@@ -176,7 +175,7 @@ MPTRAIN_API mpt_status mpt_ema_update(mpt_ema handle) {
     return context->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
+mpt_status mpt_ema_apply(mpt_ema handle) {
     mpt_context *context = handle.context;
     mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_apply");
     if (!ema) return mpt__status_of(context);
@@ -200,7 +199,7 @@ MPTRAIN_API mpt_status mpt_ema_apply(mpt_ema handle) {
     return context->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_ema_restore(mpt_ema handle) {
+mpt_status mpt_ema_restore(mpt_ema handle) {
     mpt_context *context = handle.context;
     mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_restore");
     if (!ema) return mpt__status_of(context);
@@ -243,14 +242,14 @@ static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
     return status;
 }
 
-MPTRAIN_API uint64_t mpt_ema_hash(mpt_ema handle) {
+uint64_t mpt_ema_hash(mpt_ema handle) {
     const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_hash");
     uint64_t hash = 0;
     if (ema) mpt__ema_visit(handle.context, ema, mpt__hash_item, &hash);
     return hash;
 }
 
-MPTRAIN_API mpt_status mpt_ema_destroy(mpt_ema handle) {
+mpt_status mpt_ema_destroy(mpt_ema handle) {
     mpt_context *context = handle.context;
     const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
     if (!ema) return mpt__status_of(context);

@@ -467,7 +467,7 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
     return mpt__new_file_end(&t, good);
 }
 
-MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
+mpt_status mpt_save(mpt_module module, const char *path) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = module.context;
     mpt__weights weights;
@@ -497,7 +497,7 @@ MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path) {
 
 /* ==== Load ==== */
 
-MPTRAIN_API mpt_load_config mpt_load_config_default(void) {
+mpt_load_config mpt_load_config_default(void) {
     mpt_load_config config;
     memset(&config, 0, sizeof config);
     config.strict = true;
@@ -894,8 +894,8 @@ static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, 
            (!config || mpt__load_config_good(a->context, config));
 }
 
-MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
-                                int *loaded) {
+mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
+                    int *loaded) {
     mpt_context *context = module.context;
     mpt__archive archive;
     mpt__reader file;
@@ -909,8 +909,8 @@ MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_l
     return mpt__load_end(module, &archive, good, config, loaded);
 }
 
-MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
-                                       const mpt_load_config *config, int *loaded) {
+mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
+                           const mpt_load_config *config, int *loaded) {
     mpt_context *context = module.context;
     mpt__archive archive;
     if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))

@@ -11,7 +11,7 @@
 #include "data/loader.c"
 #include "train/checkpoint.c"
 
-MPTRAIN_API mpt_fit_config mpt_fit_config_default(void) {
+mpt_fit_config mpt_fit_config_default(void) {
     mpt_fit_config config;
     memset(&config, 0, sizeof config);
     config.epochs = 5;
@@ -33,8 +33,8 @@ static mpt_status mpt__fit_missing(mpt_context *context, const char *call) {
                       "built without fit (MPTRAIN_NO_FIT): write the loop by hand");
 }
 
-MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
-                                   const mpt_fit_config *config) {
+mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
+                       const mpt_fit_config *config) {
     mpt_fit_result result;
     (void)config;
     memset(&result, 0, sizeof result);
@@ -43,7 +43,7 @@ MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_
     return result;
 }
 
-MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
+mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
     mpt_evaluation evaluation;
     (void)precision;
     memset(&evaluation, 0, sizeof evaluation);
@@ -139,7 +139,7 @@ static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
     return evaluation;
 }
 
-MPTRAIN_API mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
+mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
     mpt_fit_config config = mpt_fit_config_default();
@@ -415,8 +415,8 @@ static void mpt__fit_run(mpt__fit *fit) {
     if (own_scaler) mpt_scaler_destroy(fit->scaler);
 }
 
-MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
-                                   const mpt_fit_config *config) {
+mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
+                       const mpt_fit_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_fit_config chosen = config ? *config : mpt_fit_config_default();
     mpt__fit fit;

@@ -358,7 +358,7 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     return mpt__optimizer_handle(context, NULL);
 }
 
-MPTRAIN_API mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
+mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
     if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
     return mpt__status_of(handle.context);
@@ -421,43 +421,43 @@ static const mpt__rule mpt__lion_rule = {
     {{"exp_avg", MPT__ALWAYS}, {NULL, MPT__ALWAYS}, {NULL, MPT__ALWAYS}},
     {{"beta1", 0, 1}, {"beta2", 0, 1}, {NULL, 0, 0}}};
 
-MPTRAIN_API mpt_sgd_config mpt_sgd_config_default(void) {
+mpt_sgd_config mpt_sgd_config_default(void) {
     mpt_sgd_config config = {1e-3, 0, 0, 0, false, false, false, false};
     return config;
 }
 
-MPTRAIN_API mpt_adam_config mpt_adam_config_default(void) {
+mpt_adam_config mpt_adam_config_default(void) {
     mpt_adam_config config = {1e-3, 0.9, 0.999, 1e-8, 0, false, false, false, false};
     return config;
 }
 
-MPTRAIN_API mpt_adamw_config mpt_adamw_config_default(void) {
+mpt_adamw_config mpt_adamw_config_default(void) {
     mpt_adamw_config config = mpt_adam_config_default();
     config.weight_decay = 1e-2;
     return config;
 }
 
-MPTRAIN_API mpt_rmsprop_config mpt_rmsprop_config_default(void) {
+mpt_rmsprop_config mpt_rmsprop_config_default(void) {
     mpt_rmsprop_config config = {1e-2, 0.99, 1e-8, 0, 0, false, false, false, false};
     return config;
 }
 
-MPTRAIN_API mpt_adagrad_config mpt_adagrad_config_default(void) {
+mpt_adagrad_config mpt_adagrad_config_default(void) {
     mpt_adagrad_config config = {1e-2, 0, 0, 0, 1e-10, false, false, false};
     return config;
 }
 
-MPTRAIN_API mpt_adadelta_config mpt_adadelta_config_default(void) {
+mpt_adadelta_config mpt_adadelta_config_default(void) {
     mpt_adadelta_config config = {1, 0.9, 1e-6, 0, false, false, false};
     return config;
 }
 
-MPTRAIN_API mpt_lion_config mpt_lion_config_default(void) {
+mpt_lion_config mpt_lion_config_default(void) {
     mpt_lion_config config = {1e-4, 0.9, 0.99, 0, false, false, false};
     return config;
 }
 
-MPTRAIN_API mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
+mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
     mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
@@ -478,22 +478,22 @@ static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam
                               &plan);
 }
 
-MPTRAIN_API mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
+mpt_optimizer mpt_adam(mpt_module module, const mpt_adam_config *config) {
     return mpt__adam_new("mpt_adam", module, config ? *config : mpt_adam_config_default(), false);
 }
 
-MPTRAIN_API mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
+mpt_optimizer mpt_adamw(mpt_module module, const mpt_adamw_config *config) {
     return mpt__adam_new("mpt_adamw", module, config ? *config : mpt_adamw_config_default(), true);
 }
 
-MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
+mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_config *config) {
     mpt_rmsprop_config c = config ? *config : mpt_rmsprop_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.alpha, c.eps}, c.centered,
                       c.maximize, c.allow_shared, c.stochastic_rounding,        0};
     return mpt__optimizer_new("mpt_rmsprop", module, &mpt__rmsprop_rule, &plan);
 }
 
-MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
+mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config) {
     mpt_adagrad_config c = config ? *config : mpt_adagrad_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.lr_decay, c.eps, 0}, false,
                       c.maximize, c.allow_shared, c.stochastic_rounding,  c.initial_accumulator};
@@ -504,14 +504,14 @@ MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_confi
     return mpt__optimizer_handle(module.context, NULL);
 }
 
-MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
+mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config) {
     mpt_adadelta_config c = config ? *config : mpt_adadelta_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.rho, c.eps, 0},     false,
                       c.maximize, c.allow_shared, c.stochastic_rounding, 0};
     return mpt__optimizer_new("mpt_adadelta", module, &mpt__adadelta_rule, &plan);
 }
 
-MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
+mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
     mpt_lion_config c = config ? *config : mpt_lion_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.beta1, c.beta2, 0}, false,
                       c.maximize, c.allow_shared, c.stochastic_rounding, 0};
@@ -520,8 +520,8 @@ MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *con
 
 /* ==== Groups and rates ==== */
 
-MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
-                                  const mpt_group_config *config) {
+int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
+                      const mpt_group_config *config) {
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
     if (!optimizer) return -1;
@@ -541,7 +541,7 @@ MPTRAIN_API int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const
     return -1;
 }
 
-MPTRAIN_API int mpt_optimizer_groups(mpt_optimizer handle) {
+int mpt_optimizer_groups(mpt_optimizer handle) {
     const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_groups");
     return optimizer ? (int)optimizer->group_count : -1;
 }
@@ -553,7 +553,7 @@ static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimiz
                        optimizer->group_count);
 }
 
-MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
+mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_set_lr");
     if (!optimizer) return mpt__status_of(context);
@@ -564,7 +564,7 @@ MPTRAIN_API mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
     return mpt__schedule_rebase(context, optimizer);
 }
 
-MPTRAIN_API double mpt_get_lr(mpt_optimizer handle, int group) {
+double mpt_get_lr(mpt_optimizer handle, int group) {
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_get_lr");
     if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return MPT__NAN_F64;
@@ -594,8 +594,7 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
     return NULL;
 }
 
-MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name,
-                                      double value) {
+mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name, double value) {
     mpt_context *context = handle.context;
     double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
     if (!option || !mpt__check_number(context, name, value, low, below))
@@ -613,7 +612,7 @@ MPTRAIN_API mpt_status mpt_set_option(mpt_optimizer handle, int group, const cha
     return MPT_OK;
 }
 
-MPTRAIN_API double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
+double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
     double low, below;
     const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
     return option ? *option : MPT__NAN_F64;

@@ -130,28 +130,28 @@ static mpt_rate mpt__rate_make(mpt__rate_kind kind, int64_t n, int64_t m, double
     return rate;
 }
 
-MPTRAIN_API mpt_rate mpt_constant_lr(double factor, int64_t total) {
+mpt_rate mpt_constant_lr(double factor, int64_t total) {
     return mpt__rate_make(MPT__CONSTANT_LR, total, 0, factor, 0);
 }
-MPTRAIN_API mpt_rate mpt_linear_lr(double start, double end, int64_t total) {
+mpt_rate mpt_linear_lr(double start, double end, int64_t total) {
     return mpt__rate_make(MPT__LINEAR_LR, total, 0, start, end);
 }
-MPTRAIN_API mpt_rate mpt_exponential_lr(double gamma) {
+mpt_rate mpt_exponential_lr(double gamma) {
     return mpt__rate_make(MPT__EXPONENTIAL_LR, 0, 0, gamma, 0);
 }
-MPTRAIN_API mpt_rate mpt_step_lr(int64_t size, double gamma) {
+mpt_rate mpt_step_lr(int64_t size, double gamma) {
     return mpt__rate_make(MPT__STEP_LR, size, 0, gamma, 0);
 }
-MPTRAIN_API mpt_rate mpt_polynomial_lr(int64_t total, double power) {
+mpt_rate mpt_polynomial_lr(int64_t total, double power) {
     return mpt__rate_make(MPT__POLYNOMIAL_LR, total, 0, power, 0);
 }
-MPTRAIN_API mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min) {
+mpt_rate mpt_cosine_lr(int64_t t_max, double eta_min) {
     return mpt__rate_make(MPT__COSINE_LR, t_max, 0, eta_min, 0);
 }
-MPTRAIN_API mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min) {
+mpt_rate mpt_cosine_restarts_lr(int64_t t_0, int64_t mult, double eta_min) {
     return mpt__rate_make(MPT__RESTARTS_LR, t_0, mult, eta_min, 0);
 }
-MPTRAIN_API mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
+mpt_rate mpt_multi_step_lr(const int64_t *milestones, int count, double gamma) {
     mpt_rate rate = mpt__rate_make(MPT__MULTI_STEP_LR, milestones ? count : 0, 0, gamma, 0);
     for (int i = 0; i < rate.count[0] && count <= MPT_MAX_MILESTONES; i++)
         rate.milestone[i] = milestones[i];

@@ -71,7 +71,7 @@ static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler)
 MPT__BEGIN_COLD
 /* ==== Making and destroying ==== */
 
-MPTRAIN_API mpt_scaler_config mpt_scaler_config_default(void) {
+mpt_scaler_config mpt_scaler_config_default(void) {
     mpt_scaler_config config = {65536, 2, 0.5, 2000, 1, 16777216, true, false, 100, 1000};
     return config;
 }
@@ -132,7 +132,7 @@ static mpt_status mpt__put_scale(mpt_context *context, mpt__scaler *scaler, doub
     return context->base.status;
 }
 
-MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
+mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
     if (!mpt__enter_checked(context, "mpt_grad_scaler") ||
@@ -150,7 +150,7 @@ MPTRAIN_API mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_co
     return mpt__scaler_handle(context, NULL);
 }
 
-MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler handle) {
+mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_destroy");
     if (scaler) mpt__object_free(handle.context, MPT__SCALER, scaler->id.slot);
     return mpt__status_of(handle.context);
@@ -169,7 +169,7 @@ static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
              "enabled = false in mpt_scaler_config to save its work");
 }
 
-MPTRAIN_API mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
+mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
     mpt__tensor *found = scaler ? mpt__at(context, loss, "loss") : NULL;
@@ -238,7 +238,7 @@ static mpt_status mpt__scaler_unscale(mpt_context *context, const mpt__scaler *s
     return status;
 }
 
-MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_handle) {
     mpt__optimizer *optimizer;
     const mpt__scaler *scaler =
         mpt__scaler_take(handle, optimizer_handle, "mpt_unscale", MPT__UNSCALED, &optimizer);
@@ -247,7 +247,7 @@ MPTRAIN_API mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_ha
                                   : MPT_OK;
 }
 
-MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer;
     mpt__scaler *scaler =
@@ -263,7 +263,7 @@ MPTRAIN_API mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimize
                                  enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
 }
 
-MPTRAIN_API mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
+mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
     mpt__optimizer *optimizer;
     mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_skip", MPT__SKIPPED, &optimizer);
     return mpt__status_of(handle.context);
@@ -451,7 +451,7 @@ static mpt_status mpt__launch_scaler_update(mpt_context *context, const mpt__sca
     return mpt__submit(context, launch);
 }
 
-MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
+mpt_status mpt_scaler_update(mpt_scaler handle) {
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_update");
     if (!scaler) return mpt__status_of(context);
@@ -478,7 +478,7 @@ MPTRAIN_API mpt_status mpt_scaler_update(mpt_scaler handle) {
 MPT__BEGIN_COLD
 /* ==== Asking and setting ==== */
 
-MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
+mpt_outcome mpt_step_outcome(mpt_scaler handle) {
     mpt_context *context = handle.context;
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_step_outcome");
     if (!scaler) return MPT_OUTCOME_NONE;
@@ -486,14 +486,14 @@ MPTRAIN_API mpt_outcome mpt_step_outcome(mpt_scaler handle) {
     return (mpt_outcome)mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_OUTCOME]);
 }
 
-MPTRAIN_API double mpt_get_scale(mpt_scaler handle) {
+double mpt_get_scale(mpt_scaler handle) {
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_get_scale");
     if (!scaler) return MPT__NAN_F64;
     if (!scaler->config.enabled) return 1;
     return mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
 }
 
-MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
+mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_set_scale");
@@ -503,7 +503,7 @@ MPTRAIN_API mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
     return mpt__put_scale(context, scaler, scale);
 }
 
-MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
+mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     mpt_context *context = handle.context;
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_statistics");
     mpt_scaler_stats stats;
@@ -513,12 +513,12 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     return stats;
 }
 
-MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
+mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_config");
     return scaler ? scaler->config : mpt_scaler_config_default();
 }
 
-MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
+mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
     mpt_context *context = handle.context;
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_state");
     mpt_scaler_state state;
@@ -532,7 +532,7 @@ MPTRAIN_API mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
     return state;
 }
 
-MPTRAIN_API mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
+mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");

@@ -134,8 +134,7 @@ static mpt__schedule mpt__plan_of(const mpt_rate *rates, int count, const int64_
     return plan;
 }
 
-MPTRAIN_API mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate,
-                                             mpt_schedule_unit unit) {
+mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate, mpt_schedule_unit unit) {
     mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
     return mpt__schedule_new("mpt_schedule_create", optimizer, &plan, NULL);
 }
@@ -155,27 +154,26 @@ static mpt_schedule mpt__schedule_join(const char *name, mpt_optimizer optimizer
     return mpt__schedule_new(name, optimizer, &plan, NULL);
 }
 
-MPTRAIN_API mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates,
-                                           int count, const int64_t *milestones,
-                                           mpt_schedule_unit unit) {
+mpt_schedule mpt_sequential_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
+                               const int64_t *milestones, mpt_schedule_unit unit) {
     return mpt__schedule_join("mpt_sequential_lr", optimizer, rates, count, milestones, false,
                               unit);
 }
 
-MPTRAIN_API mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
-                                        mpt_schedule_unit unit) {
+mpt_schedule mpt_chained_lr(mpt_optimizer optimizer, const mpt_rate *rates, int count,
+                            mpt_schedule_unit unit) {
     return mpt__schedule_join("mpt_chained_lr", optimizer, rates, count, NULL, true, unit);
 }
 
-MPTRAIN_API mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max,
-                                              double eta_min, mpt_schedule_unit unit) {
+mpt_schedule mpt_cosine_annealing(mpt_optimizer optimizer, int64_t t_max, double eta_min,
+                                  mpt_schedule_unit unit) {
     mpt_rate rate = mpt_cosine_lr(t_max, eta_min);
     mpt__schedule plan = mpt__plan_of(&rate, 1, NULL, unit);
     return mpt__schedule_new("mpt_cosine_annealing", optimizer, &plan, NULL);
 }
 
-MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup,
-                                    int64_t t_max, double eta_min, mpt_schedule_unit unit) {
+mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64_t warmup, int64_t t_max,
+                        double eta_min, mpt_schedule_unit unit) {
     MPT__PLAIN_FLOATS;
     bool falls = warmup >= 0 && t_max > warmup;
     mpt_rate rates[2] = {mpt_linear_lr(start, 1, warmup),
@@ -184,13 +182,13 @@ MPTRAIN_API mpt_schedule mpt_warmup(mpt_optimizer optimizer, double start, int64
     return mpt__schedule_new("mpt_warmup", optimizer, &plan, "warmup");
 }
 
-MPTRAIN_API mpt_one_cycle_config mpt_one_cycle_config_default(void) {
+mpt_one_cycle_config mpt_one_cycle_config_default(void) {
     mpt_one_cycle_config config = {0, 0, 0.3, 25, 1e4, false, false, true, 0.85, 0.95};
     return config;
 }
 
-MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
-                                       mpt_schedule_unit unit) {
+mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cycle_config *config,
+                           mpt_schedule_unit unit) {
     MPT__PLAIN_FLOATS;
     mpt_one_cycle_config c = config ? *config : mpt_one_cycle_config_default();
     int64_t shape =
@@ -208,7 +206,7 @@ MPTRAIN_API mpt_schedule mpt_one_cycle(mpt_optimizer optimizer, const mpt_one_cy
     return mpt__schedule_handle(optimizer.context, NULL);
 }
 
-MPTRAIN_API mpt_plateau_config mpt_plateau_config_default(void) {
+mpt_plateau_config mpt_plateau_config_default(void) {
     mpt_plateau_config config = {0.1, 10, 1e-4, false, false, 0, 0, 1e-8};
     return config;
 }
@@ -222,8 +220,7 @@ static bool mpt__check_plateau(mpt_context *context, const mpt_plateau_config *c
            mpt__check_number(context, "eps", c->eps, 0, MPT__NO_LIMIT);
 }
 
-MPTRAIN_API mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer,
-                                               const mpt_plateau_config *config) {
+mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer, const mpt_plateau_config *config) {
     mpt__schedule plan = mpt__plan_of(NULL, 0, NULL, MPT_PER_EPOCH);
     plan.plateau = true;
     plan.config = config ? *config : mpt_plateau_config_default();
@@ -244,7 +241,7 @@ static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name)
     return NULL;
 }
 
-MPTRAIN_API mpt_status mpt_schedule_step(mpt_schedule handle) {
+mpt_status mpt_schedule_step(mpt_schedule handle) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
@@ -272,7 +269,7 @@ static bool mpt__plateau_better(const mpt__schedule *schedule, double value) {
     return sign * value > sign * (best * factor + margin);
 }
 
-MPTRAIN_API mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
+mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
@@ -305,7 +302,7 @@ static MPT__UNUSED mpt_status mpt__schedule_epoch(mpt_schedule handle, double me
                                          : mpt_schedule_step(handle);
 }
 
-MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
+mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
     const mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_get_state");
     mpt_schedule_state state;
     memset(&state, 0, sizeof state);
@@ -316,8 +313,7 @@ MPTRAIN_API mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
     return state;
 }
 
-MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
-                                              const mpt_schedule_state *state) {
+mpt_status mpt_schedule_set_state(mpt_schedule handle, const mpt_schedule_state *state) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
@@ -333,7 +329,7 @@ MPTRAIN_API mpt_status mpt_schedule_set_state(mpt_schedule handle,
     return mpt__schedule_rebase(context, schedule->optimizer);
 }
 
-MPTRAIN_API mpt_status mpt_schedule_destroy(mpt_schedule handle) {
+mpt_status mpt_schedule_destroy(mpt_schedule handle) {
     mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_destroy");
     if (!schedule) return mpt__status_of(context);

@@ -249,19 +249,19 @@ static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double 
     return mpt__tensor_done(context, norm, context->base.status);
 }
 
-MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
+mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
     return mpt__grad_norm("mpt_clip_grad_norm", optimizer, 2, true, max_norm);
 }
 
-MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p) {
+mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p) {
     return mpt__grad_norm("mpt_clip_grad_norm_p", optimizer, p, true, max_norm);
 }
 
-MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
+mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
     return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
 }
 
-MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
+mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
@@ -281,7 +281,7 @@ MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
 
 /* ==== The update ==== */
 
-MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer handle) {
+mpt_status mpt_zero_grad(mpt_optimizer handle) {
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_zero_grad");
     if (!optimizer) return mpt__status_of(context);
@@ -409,7 +409,7 @@ static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) 
              "silence: use mpt_grad_scaler, or MPT_BF16");
 }
 
-MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
+mpt_status mpt_step(mpt_optimizer handle) {
     mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
     if (!optimizer) return mpt__status_of(context);
@@ -418,7 +418,7 @@ MPTRAIN_API mpt_status mpt_step(mpt_optimizer handle) {
     return mpt__optimizer_update(context, optimizer, 0);
 }
 
-MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer handle) {
+int64_t mpt_applied_steps(mpt_optimizer handle) {
     const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_applied_steps");
     return optimizer ? mpt__scalar_get_i(handle.context, optimizer->slot[MPT__OPTIM_APPLIED]) : -1;
 }
@@ -468,7 +468,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
 }
 
-MPTRAIN_API uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
+uint64_t mpt_optimizer_hash(mpt_optimizer handle) {
     const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_hash");
     uint64_t hash = 0;
     if (optimizer) mpt__optimizer_visit(handle.context, optimizer, mpt__hash_item, &hash);

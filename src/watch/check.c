@@ -61,7 +61,7 @@ static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor
     return MPT_OK;
 }
 
-MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
+mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
     MPT__PLAIN_FLOATS;
     mpt_tensor_stats stats;
     memset(&stats, 0, sizeof stats);
@@ -71,8 +71,7 @@ MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
     return stats;
 }
 
-MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
-                                     int bins) {
+mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts, int bins) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = tensor.context;
     size_t bytes;
@@ -149,7 +148,7 @@ static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_st
         mpt__write_text(out, " %lld NaN, %lld infinite", s->nans, s->infinities);
 }
 
-MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
+size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
     static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
                                          "% zero", "% lost", "2^-40 .. 2^23"};
@@ -196,7 +195,7 @@ typedef struct mpt__gradcheck {
     int n_in;
 } mpt__gradcheck;
 
-MPTRAIN_API mpt_gradcheck_config mpt_gradcheck_config_default(void) {
+mpt_gradcheck_config mpt_gradcheck_config_default(void) {
     mpt_gradcheck_config config;
     config.step = 1e-2;
     config.rtol = 1e-2;
@@ -287,9 +286,8 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
     return context->base.status;
 }
 
-MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user,
-                                     const mpt_tensor *in, int n_in,
-                                     const mpt_gradcheck_config *config) {
+mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user, const mpt_tensor *in,
+                         int n_in, const mpt_gradcheck_config *config) {
     MPT__PLAIN_FLOATS;
     mpt__gradcheck check;
     if (!mpt__enter(context, "mpt_gradcheck")) return mpt__status_of(context);
@@ -320,7 +318,7 @@ MPTRAIN_API mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void
 
 /* ==== What could differ ==== */
 
-MPTRAIN_API size_t mpt_determinism(mpt_context *context, char *text, size_t size) {
+size_t mpt_determinism(mpt_context *context, char *text, size_t size) {
     mpt__text out = mpt__text_make(text, size);
     if (!mpt__enter(context, "mpt_determinism")) return 0;
     mpt__write_text(&out,
