@@ -65,7 +65,7 @@ static bool mpt__backend_create(mpt_context *context) {
     context->convert = &mpt__convert_portable;
 #if defined(MPTRAIN_CUDA)
     if (device != MPT_DEVICE_CPU) {
-        const int count = mpt__cuda_device_count(why, sizeof why);
+        int count = mpt__cuda_device_count(why, sizeof why);
         if (count > 0) {
             mpt__backend *backend = &context->backend;
             mpt_status status = MPT_ERROR_ARGUMENT;
@@ -108,7 +108,7 @@ static bool mpt__backend_create(mpt_context *context) {
 
 /* The device scalars, and what the host sees of them. */
 static bool mpt__scalars_start(mpt_context *context) {
-    const int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
+    int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
     mpt__backend *backend = &context->backend;
     if (context->storage_count == 0) context->storage_count = 1; /* storage 0 means none */
     uint32_t storage = mpt__storage_new(context, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
@@ -124,7 +124,7 @@ static bool mpt__scalars_start(mpt_context *context) {
     context->scalars = scalars;
     memset(scalars, 0, (backend->synchronous ? 1 : 4) * (size_t)bytes);
     scalars[MPT__SLOT_ONE].f = 1.0;
-    const float one = 1.0f;
+    float one = 1.0f;
     memcpy(&scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
     return backend->synchronous || mpt__upload(context, storage, 0, scalars, bytes) == MPT_OK;
 }

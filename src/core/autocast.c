@@ -61,9 +61,9 @@ static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor,
 
 static mpt_status mpt__dtype_mismatch(mpt__frame *frame, int a, int b) {
     char first[160], second[160];
-    const bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
-                       mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
-                       mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
+    bool casts = !mpt__promotes(frame->context) && /* a region would bring them together */
+                 mpt__dtype_computes((mpt_dtype)frame->in[a]->dtype) &&
+                 mpt__dtype_computes((mpt_dtype)frame->in[b]->dtype);
     mpt__describe_input(frame->context, frame->in[a], a + 1, first, sizeof first);
     mpt__describe_input(frame->context, frame->in[b], b + 1, second, sizeof second);
     return mpt__error(frame->context, DTYPE, "%s, %s; %smpt_cast one of them", first, second,
@@ -81,7 +81,7 @@ static MPT__NOINLINE mpt_status mpt__input_computes(mpt__frame *frame, int i) {
 
 /* For inputs that meet as they are: of one dtype or, in a region, floats. */
 static mpt_status mpt__dtypes_meet(mpt__frame *frame, int a, int b) {
-    const mpt_dtype first = (mpt_dtype)frame->in[a]->dtype, second = (mpt_dtype)frame->in[b]->dtype;
+    mpt_dtype first = (mpt_dtype)frame->in[a]->dtype, second = (mpt_dtype)frame->in[b]->dtype;
     if (first == second || (mpt__promotes(frame->context) && mpt__dtype_computes(first) &&
                             mpt__dtype_computes(second)))
         return MPT_OK;

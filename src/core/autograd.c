@@ -444,7 +444,7 @@ static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
         }
         mpt__record *below = NULL;
         int cursor = record->cursor;
-        for (const int n = record->n_in; cursor < n;) {
+        for (int n = record->n_in; cursor < n;) {
             const mpt__tensor *input = record->in[cursor++];
             if (!input || !input->record || !(input->flags & MPT__REQUIRES_GRAD)) continue;
             below = input->record;

@@ -94,7 +94,7 @@ static void mpt__trace_operand(mpt_context *context, mpt__tracer *tracer, const 
                                const mpt__operand *operand) {
     int64_t index = mpt__find_nonfinite(context, context->data, operand);
     if (index < 0) return;
-    const bool read = mpt__trace_read(context, traced, operand);
+    bool read = mpt__trace_read(context, traced, operand);
     mpt_shape shape = mpt__operand_shape(operand);
     uint32_t record = traced->op_record;
     const char *path =
@@ -164,8 +164,8 @@ static void mpt__scalars_look(mpt_context *context) {
     if (backend->synchronous) return;
     const mpt__scalar *set = context->scalars + 3 * MPT__SLOT_COUNT;
     for (int i = 0; i < 2; i++) {
-        const int place = i ^ (context->landing[0] > context->landing[1]); /* the older first */
-        const int64_t number = context->landing[place];
+        int place = i ^ (context->landing[0] > context->landing[1]); /* the older first */
+        int64_t number = context->landing[place];
         if (!number || !backend->landed(backend->self, place)) continue;
         const mpt__scalar *from = context->scalars + (1 + place) * MPT__SLOT_COUNT;
         for (int slot = 0; slot < MPT__SLOT_COUNT; slot++)
@@ -180,7 +180,7 @@ static void mpt__scalars_ask(mpt_context *context) {
     if (backend->synchronous) return;
     mpt__scalars_look(context);
     const int64_t *under_way = context->landing;
-    const int place = under_way[0] && (!under_way[1] || under_way[1] > under_way[0]);
+    int place = under_way[0] && (!under_way[1] || under_way[1] > under_way[0]);
     mpt_status status = backend->snapshot(
         backend->self, place, context->scalars + (1 + place) * MPT__SLOT_COUNT,
         mpt__device_scalars(context), MPT__SLOT_COUNT * sizeof(mpt__scalar));
@@ -288,7 +288,7 @@ mpt_device_info mpt_get_device_info(mpt_context *context) {
     if (!context) return info;
     info.device = context->config.device;
     info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
-    const mpt_isa isa = context->config.isa;
+    mpt_isa isa = context->config.isa;
     info.fast_half =
         isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
     mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(context));

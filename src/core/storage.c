@@ -132,7 +132,7 @@ static void *mpt__device_try(mpt_context *context, int64_t bytes) {
 static MPT__COLD void mpt__device_refused(mpt_context *context, int64_t bytes,
                                           mpt_memory_kind kind) {
     mpt__backend *backend = &context->backend;
-    const bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
+    bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
     char who[96] = "the allocator";
     if (backend->describe) {
         mpt_device_info device;
@@ -422,7 +422,7 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
 }
 
 static mpt_status mpt__check_device(mpt_context *context) {
-    const bool well = !context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0;
+    bool well = !context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 
@@ -466,7 +466,7 @@ static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
 /* Elementwise launches on channels last: H and W as one dimension where all operands allow it, and,
    where the result lies so, channels as the last one: loops then run along memory. */
 static MPT__NOINLINE void mpt__launch_order(mpt__launch *launch) {
-    const int n = launch->n_operands, last = launch->operand[n - 1].stride[1] == 1;
+    int n = launch->n_operands, last = launch->operand[n - 1].stride[1] == 1;
     bool merges = true;
     for (int i = 0; i < n; i++) {
         const mpt__operand *o = &launch->operand[i];
@@ -526,7 +526,7 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *l
                             : mpt__launch_plainly(backend, &execution, launch);
     if (status != MPT_OK) return mpt__backend_error(context, status);
     mpt__tell(context, MPT__LAUNCHED, launch);
-    const bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
+    bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
 }
 

@@ -523,7 +523,7 @@ static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_
 
 /* Of an object, or of NULL: of the error null. */
 static mpt__id mpt__id_of(const void *object) {
-    const mpt__id none = {0, 0};
+    mpt__id none = {0, 0};
     return object ? *(const mpt__id *)object : none;
 }
 

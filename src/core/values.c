@@ -36,7 +36,7 @@ mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results, int
         return mpt__error(context, ARGUMENT,
                           "%d results: expected 0 or more, and the handles of them", count);
     int64_t kept = context->scope_depth ? context->scope_start[context->scope_depth - 1] : 0;
-    const int64_t start = kept;
+    int64_t start = kept;
     for (int i = 0; i < count; i++) {
         const mpt__tensor *result = mpt__at(context, results[i], "result");
         if (!result) return context->base.status;

@@ -38,7 +38,7 @@ typedef struct mpt__npy_text {
 
 /* Skips blanks and, if it comes next, a word. */
 static bool mpt__npy_take(mpt__npy_text *text, const char *word) {
-    const size_t n = strlen(word);
+    size_t n = strlen(word);
     while (text->at < text->end && (*text->at == ' ' || *text->at == '\n')) text->at++;
     if ((size_t)(text->end - text->at) < n || memcmp(text->at, word, n) != 0) return false;
     text->at += n;
@@ -55,7 +55,7 @@ static bool mpt__npy_shape(mpt__npy *npy, mpt__npy_text *text, const char **faul
         int64_t value = 0;
         const char *const begin = text->at;
         for (; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++) {
-            const int digit = *text->at - '0';
+            int digit = *text->at - '0';
             if (value > (INT64_MAX - digit) / 10) *fault = mpt__npy_large;
             if (!*fault) value = value * 10 + digit;
         }
@@ -80,14 +80,14 @@ static const struct {
 /* The header of what bytes[size] holds; false with an error recorded. */
 static bool mpt__npy_header(mpt__npy *npy) {
     const uint8_t *p = npy->bytes;
-    const size_t lead = npy->size > 6 && p[6] > 1 ? 12 : 10;
+    size_t lead = npy->size > 6 && p[6] > 1 ? 12 : 10;
     const char *fault = NULL;
     int seen = 0;
     if (npy->size < lead || memcmp(p, "\x93NUMPY", 6) != 0 || p[6] < 1 || p[6] > 3)
         return ((npy->size > 6 && p[0] == 0x93) ||
                 mpt__refuse_known(npy->context, npy->path, p, npy->size, MPT__KNOWN_ALL)) &&
                mpt__npy_fault(npy, "no .npy data of version 1 to 3");
-    const uint64_t length = mpt__load_little_endian(p + 8, lead - 8);
+    uint64_t length = mpt__load_little_endian(p + 8, lead - 8);
     if (length > npy->size - lead) return mpt__npy_fault(npy, "it ends inside its header");
     mpt__npy_text text = {(const char *)p + lead, (const char *)p + lead + length};
     bool good = mpt__npy_take(&text, "{");
@@ -121,8 +121,8 @@ static bool mpt__npy_header(mpt__npy *npy) {
             npy->dtype = (mpt_dtype)mpt__npy_dtypes[i].dtype;
     if (npy->dtype == MPT_DTYPE_NONE)
         return mpt__npy_fault(npy, "its elements are no float, integer or bool of 1 to 8 bytes");
-    const size_t left = npy->size - lead - (size_t)length;
-    const int64_t numel = mpt__shape_numel(&npy->shape);
+    size_t left = npy->size - lead - (size_t)length;
+    int64_t numel = mpt__shape_numel(&npy->shape);
     if (numel < 1) return mpt__npy_fault(npy, numel < 0 ? mpt__npy_large : "it holds nothing");
     if (left % (size_t)npy->width != 0 || (uint64_t)numel != left / (size_t)npy->width)
         return mpt__reject(npy->context, FORMAT,
@@ -135,7 +135,7 @@ static bool mpt__npy_header(mpt__npy *npy) {
 
 /* One element as `to`: sign or zeros in front, or double to float. False: beyond int64. */
 static bool mpt__npy_element(const mpt__npy *npy, const uint8_t *p, mpt_dtype to, uint8_t *out) {
-    const int width = npy->width;
+    int width = npy->width;
     uint64_t bits = 0;
     double wide;
     for (int i = 0; i < width; i++) bits = bits << 8 | p[npy->big ? i : width - 1 - i];
@@ -143,13 +143,13 @@ static bool mpt__npy_element(const mpt__npy *npy, const uint8_t *p, mpt_dtype to
     if (npy->kind == 'b') bits = bits != 0;
     if (npy->kind == 'f' && to == MPT_F32 && width == 8) {
         memcpy(&wide, &bits, sizeof wide);
-        const float narrow = (float)wide;
+        float narrow = (float)wide;
         memcpy(out, &narrow, sizeof narrow);
         return true;
     }
-    const uint32_t word = (uint32_t)bits;
-    const uint16_t half = (uint16_t)bits;
-    const size_t size = mpt__dtype_info[to].bytes;
+    uint32_t word = (uint32_t)bits;
+    uint16_t half = (uint16_t)bits;
+    size_t size = mpt__dtype_info[to].bytes;
     if (size == 1) *out = (uint8_t)bits;
     if (size == 2) memcpy(out, &half, size);
     if (size == 4) memcpy(out, &word, size);
@@ -162,7 +162,7 @@ static uint8_t *mpt__npy_read(const mpt__npy *npy, mpt_dtype to, mpt_memory_kind
                               size_t *bytes) {
     mpt__base *base = &npy->context->base;
     const mpt_shape *shape = &npy->shape;
-    const int64_t numel = mpt__shape_numel(shape), size = mpt__dtype_info[to].bytes;
+    int64_t numel = mpt__shape_numel(shape), size = mpt__dtype_info[to].bytes;
     int64_t index[MPT_MAX_RANK] = {0};
     if (numel > PTRDIFF_MAX / size) {
         mpt__fail_memory(base, PTRDIFF_MAX, kind);
@@ -219,7 +219,7 @@ static bool mpt__npz_open(mpt__npz *file, mpt_context *context, const char *path
 /* The entry "name.npy" in the directory at the end of a zip file; false with an error recorded. */
 static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8_t **entry) {
     const uint8_t *const p = file->bytes;
-    const size_t n = file->size, length = strlen(npy->name);
+    size_t n = file->size, length = strlen(npy->name);
     size_t end = n < MPT__ZIP_END ? 0 : n - MPT__ZIP_END + 1, at, count;
     while (end > 0 && mpt__load_u32(p + end - 1) != 0x06054b50u) end--;
     if (end-- == 0)
@@ -232,7 +232,7 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
         if (at > n || n - at < MPT__ZIP_ENTRY || mpt__load_u32(p + at) != 0x02014b50u)
             return mpt__npy_fault(npy, "the directory of the .npz is damaged, or it is zip64");
         *entry = p + at;
-        const size_t name = (size_t)mpt__load_little_endian(*entry + 28, 2);
+        size_t name = (size_t)mpt__load_little_endian(*entry + 28, 2);
         at += MPT__ZIP_ENTRY;
         if (name > n - at) continue;
         if (name == length + 4 && memcmp(p + at, npy->name, length) == 0 &&
@@ -247,8 +247,8 @@ static bool mpt__zip_find(const mpt__npz *file, const mpt__npy *npy, const uint8
 /* The bytes of an entry, checked against its checksum. */
 static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, mpt__inflate *z) {
     const uint8_t *p = file->bytes;
-    const size_t n = file->size, method = (size_t)mpt__load_little_endian(entry + 10, 2);
-    const size_t packed = mpt__load_u32(entry + 20), size = mpt__load_u32(entry + 24);
+    size_t n = file->size, method = (size_t)mpt__load_little_endian(entry + 10, 2);
+    size_t packed = mpt__load_u32(entry + 20), size = mpt__load_u32(entry + 24);
     size_t at = mpt__load_u32(entry + 42);
     if (at > n || n - at < MPT__ZIP_LOCAL || mpt__load_u32(p + at) != 0x04034b50u)
         return mpt__npy_fault(npy, "its place in the .npz is damaged, or it is zip64");
@@ -285,7 +285,7 @@ static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
         mpt__inflate *z = mpt__zip_find(file, npy, &entry)
                               ? (mpt__inflate *)mpt__host_new(file->context, sizeof *z)
                               : NULL;
-        const bool good = z && mpt__zip_read(file, npy, entry, z);
+        bool good = z && mpt__zip_read(file, npy, entry, z);
         mpt__host_free(file->context, z, sizeof *z);
         if (!good) return false;
     }
@@ -327,7 +327,7 @@ static bool mpt__npy_part(mpt__npz *file, const char *name, int part, int64_t co
                            "%s%s%s: its shape is %S; the first dimension counts samples%s",
                            file->path, name ? ", " : "", name ? name : "", &npy.shape,
                            part ? ", as many as inputs" : "");
-    const mpt_dtype dtype = part ? mpt__npy_target(npy.dtype) : npy.dtype;
+    mpt_dtype dtype = part ? mpt__npy_target(npy.dtype) : npy.dtype;
     *data = mpt__npy_read(&npy, dtype, MPT_MEMORY_DATA, bytes);
     samples->count = npy.shape.dim[0];
     *(part ? &samples->target_dtype : &samples->dtype) = dtype;
@@ -427,7 +427,7 @@ static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t of
                               int64_t *stride, size_t bytes) {
     mpt__reader file;
     if (!mpt__reader_open_up_to(&file, context, path, INT64_MAX)) return -1;
-    const bool good = mpt__reader_plain(&file, MPT__KNOWN_TEXT);
+    bool good = mpt__reader_plain(&file, MPT__KNOWN_TEXT);
     mpt__reader_close(&file);
     if (!good) return -1;
     if (*stride == 0) *stride = (int64_t)bytes;
@@ -442,7 +442,7 @@ static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t of
 
 static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *config) {
     const char *const paths[2] = {config->inputs, config->targets};
-    const size_t first = strlen(paths[0]) + 1, second = paths[1] ? strlen(paths[1]) + 1 : 0;
+    size_t first = strlen(paths[0]) + 1, second = paths[1] ? strlen(paths[1]) + 1 : 0;
     mpt_user_dataset_config samples;
     memset(&samples, 0, sizeof samples);
     samples.count = config->count ? config->count : 1;
@@ -461,9 +461,8 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
         raw->part[i].path = text;
         raw->part[i].offset = i ? config->target_offset : config->offset;
         raw->part[i].stride = i ? config->target_stride : config->stride;
-        const int64_t count =
-            mpt__raw_count(context, text, raw->part[i].offset, &raw->part[i].stride,
-                           i ? dataset->target_bytes : dataset->input_bytes);
+        int64_t count = mpt__raw_count(context, text, raw->part[i].offset, &raw->part[i].stride,
+                                       i ? dataset->target_bytes : dataset->input_bytes);
         if (i == 0 && config->count == 0 && count > 0) dataset->count = count;
         if (count >= 0 && count < dataset->count)
             mpt__error(context, FORMAT, "%s: %lld samples, expected %lld", text, count,

@@ -77,13 +77,13 @@ static void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before, cons
         if (begin > 0) {
             begin--;
         } else {
-            const int64_t top = at[0];
+            int64_t top = at[0];
             at[0] = at[--end], at[end] = top;
         }
         for (int64_t i = begin, child; (child = 2 * i + 1) < end; i = child) {
             child += child + 1 < end && before(of, at[child], at[child + 1]);
             if (!before(of, at[i], at[child])) break;
-            const int64_t other = at[i];
+            int64_t other = at[i];
             at[i] = at[child], at[child] = other;
         }
     }
@@ -197,8 +197,8 @@ static bool mpt__target_dtype(mpt_dtype dtype) {
    at once. */
 static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config,
                                       bool held) {
-    const mpt_dtype dtype = config->dtype, target = config->target_dtype;
-    const int64_t count = held ? config->count : 1;
+    mpt_dtype dtype = config->dtype, target = config->target_dtype;
+    int64_t count = held ? config->count : 1;
     mpt__dataset made;
     memset(&made, 0, sizeof made);
     if (config->count < 1)
@@ -253,8 +253,8 @@ static size_t mpt__scratch_bytes(const mpt__dataset *dataset) {
 static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, uint64_t seed,
                                     uint8_t *scratch, void *input, void *target,
                                     char error[MPT__SAMPLE_ERROR]) {
-    const int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
-    const size_t at = (size_t)own; /* of what is held: makers may count beyond 32 bits */
+    int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    size_t at = (size_t)own; /* of what is held: makers may count beyond 32 bits */
     error[0] = 0;
     if (dataset->target_dtype == MPT_DTYPE_NONE)
         target = NULL;
@@ -284,8 +284,8 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
 /* Has the beginning of a sample in memory fetched, for soon it will be read. Inlined: gcc leaves
    out calls of what only fetches. */
 static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, int64_t index) {
-    const size_t most = 4096; /* bytes; from there on the CPU does so by itself */
-    const int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
+    size_t most = 4096; /* bytes; from there on the CPU does so by itself */
+    int64_t own = dataset->indices ? dataset->indices[index] : dataset->first + index;
     if (!dataset->inputs) return;
     const uint8_t *from = dataset->inputs + (size_t)own * dataset->input_bytes;
     const uint8_t *end = from + (dataset->input_bytes < most ? dataset->input_bytes : most);
@@ -331,8 +331,8 @@ static void mpt__delivery_begin(mpt_context *context, mpt__delivery *delivery,
 }
 
 static void mpt__deliver(const mpt__delivery *delivery, const void *from, void *to, size_t n) {
-    const size_t size = mpt__dtype_info[delivery->from].bytes;
-    const size_t step = mpt__dtype_info[delivery->to].bytes;
+    size_t size = mpt__dtype_info[delivery->from].bytes;
+    size_t step = mpt__dtype_info[delivery->to].bytes;
     const uint8_t *bytes = (const uint8_t *)from;
     float block[MPT__ELEMENT_BLOCK];
     if (delivery->copies) {
@@ -437,7 +437,7 @@ mpt_dataset mpt_user_dataset(mpt_context *context, const mpt_user_dataset_config
    a subset of a subset refers to what both stem from. NULL with an error recorded. */
 static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset, int64_t first,
                                      const int64_t *order, int64_t count) {
-    const size_t bytes = (size_t)count * sizeof(int64_t);
+    size_t bytes = (size_t)count * sizeof(int64_t);
     mpt__dataset *subset = (mpt__dataset *)mpt__host_new(context, sizeof *subset);
     if (!subset) return NULL;
     *subset = *dataset;
@@ -590,7 +590,7 @@ typedef struct mpt__tally {
 
 static void mpt__tally_add(mpt__tally *tally, mpt_dtype dtype, const void *values, size_t n) {
     const uint8_t *bytes = (const uint8_t *)values;
-    const size_t size = mpt__dtype_info[dtype].bytes;
+    size_t size = mpt__dtype_info[dtype].bytes;
     float block[MPT__ELEMENT_BLOCK];
     for (size_t done = 0, take; done < n; done += take) {
         uint32_t sum = 0, squares = 0;
@@ -629,8 +629,8 @@ mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *dev
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
     if (!found) return mpt__status_of(context);
-    const bool bytes = found->dtype == MPT_U8;
-    const double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
+    bool bytes = found->dtype == MPT_U8;
+    double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
     if (!mpt__ok(context)) return context->base.status;
     if (mpt__tally_pass(context, found, scratch, &tally) && !bytes) {
@@ -639,7 +639,7 @@ mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *dev
     }
     mpt__host_free(context, scratch, mpt__scratch_bytes(found));
     if (!mpt__ok(context)) return context->base.status;
-    const double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
+    double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
     if (mean) *mean = (tally.center + shift) / unit;
     if (deviation) *deviation = sqrt(variance < 0.0 ? 0.0 : variance) / unit;
     return MPT_OK;
@@ -685,7 +685,7 @@ mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size
     sizes->dtype = mpt__dataset_whole(found) ? found->dtype : MPT_F32;
     sizes->target_dtype = found->target_dtype;
     sizes->shape = found->shape, sizes->target_shape = found->target_shape;
-    const int64_t width = mpt__dtype_info[sizes->dtype].bytes;
+    int64_t width = mpt__dtype_info[sizes->dtype].bytes;
     sizes->bytes = found->numel > PTRDIFF_MAX / width ? SIZE_MAX : (size_t)(found->numel * width);
     sizes->target_bytes = found->target_bytes;
     if ((input && input_bytes < sizes->bytes) || (target && target_bytes < sizes->target_bytes))
@@ -759,7 +759,7 @@ static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
 /* The whole file, of which the first n bytes have been read into `head`; NULL with an error. */
 static uint8_t *mpt__reader_rest(mpt__reader *file, const uint8_t *head, size_t n,
                                  mpt_memory_kind kind) {
-    const size_t size = (size_t)file->size;
+    size_t size = (size_t)file->size;
     uint8_t *bytes = (uint8_t *)mpt__allocate(&file->context->base, size, kind);
     if (!bytes) return NULL;
     memcpy(bytes, head, n);
@@ -778,8 +778,8 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
                          mpt__io_reason(base));
         return false;
     }
-    const bool good = mpt__io(base)->seek(io->user, file, position) &&
-                      io->read(io->user, file, to, bytes) == bytes;
+    bool good = mpt__io(base)->seek(io->user, file, position) &&
+                io->read(io->user, file, to, bytes) == bytes;
     if (!good)
         mpt__format_text(error, MPT__SAMPLE_ERROR, "%s: cannot read %lld bytes at byte %lld: %s",
                          path, (int64_t)bytes, position, mpt__io_reason(base));
@@ -823,14 +823,14 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
     if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;
     for (int row = 0; row < rows; row++) {
         const char *begin = mpt__known_files[row].begin;
-        const size_t length = mpt__known_files[row].bytes;
+        size_t length = mpt__known_files[row].bytes;
         size_t i = 0, at = 0;
         while (row < MPT__KNOWN_TEXT && at < n && (p[at] == ' ' || (p[at] >= 9 && p[at] <= 13)))
             at++;
         for (; i < length && at < n; i++, at++) {
-            const uint8_t c = p[at] >= 'A' && p[at] <= 'Z' && row < MPT__KNOWN_TEXT
-                                  ? (uint8_t)(p[at] + 32)
-                                  : p[at];
+            uint8_t c = p[at] >= 'A' && p[at] <= 'Z' && row < MPT__KNOWN_TEXT
+                            ? (uint8_t)(p[at] + 32)
+                            : p[at];
             if (c != (uint8_t)begin[i]) break;
         }
         if (i == length || (i >= 8 && at == n)) return mpt__known_files[row].what;
@@ -849,7 +849,7 @@ static bool mpt__refuse_known(mpt_context *context, const char *path, const uint
 /* The same for a file that was just opened, of a format without a beginning of its own. */
 static bool mpt__reader_plain(mpt__reader *file, int rows) {
     uint8_t head[32];
-    const size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
+    size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
     return mpt__reader_read(file, head, n) &&
            mpt__refuse_known(file->context, file->path, head, n, rows);
 }
@@ -887,12 +887,12 @@ static bool mpt__inflate_refuse(const mpt__reader *file, const mpt__inflate *z) 
 static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt__inflate *z,
                             mpt__idx_file *out) {
     uint8_t head[MPT__IDX_MAX_HEADER];
-    const size_t n = (size_t)file->size;
+    size_t n = (size_t)file->size;
     bool whole = mpt__inflate_run(z, packed, n, head, sizeof head);
     if (z->error) return mpt__inflate_refuse(file, z);
     if (!mpt__idx_header(&out->idx, head, z->written, whole ? (int64_t)z->written : -1))
         return mpt__idx_refuse(file, &out->idx, head, z->written);
-    const int64_t size = out->idx.header_bytes + out->idx.data_bytes;
+    int64_t size = out->idx.header_bytes + out->idx.data_bytes;
     if (size / MPT__DEFLATE_RATIO > file->size)
         return mpt__reject(
             file->context, FORMAT,
@@ -1017,7 +1017,7 @@ mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path, const char *t
 static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_split split,
                             bool labels, char path[MPT__PATH_SIZE]) {
     const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
-    const int rank = labels ? 1 : 3;
+    int rank = labels ? 1 : 3;
     const mpt_io *io = &context->base.io;
     for (int i = 0; i < 4 && io->open; i++) {
         if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,

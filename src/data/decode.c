@@ -90,12 +90,11 @@ static void mpt__sha256_block(uint32_t state[8], const uint8_t *p) {
                (mpt__rotate(w[i - 15], 7) ^ mpt__rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
                (mpt__rotate(w[i - 2], 17) ^ mpt__rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
     for (int i = 0; i < 64; i++) {
-        const uint32_t e = s[4], a = s[0];
-        const uint32_t first = s[7] +
-                               (mpt__rotate(e, 6) ^ mpt__rotate(e, 11) ^ mpt__rotate(e, 25)) +
-                               ((e & s[5]) ^ (~e & s[6])) + k[i] + w[i];
-        const uint32_t second = (mpt__rotate(a, 2) ^ mpt__rotate(a, 13) ^ mpt__rotate(a, 22)) +
-                                ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
+        uint32_t e = s[4], a = s[0];
+        uint32_t first = s[7] + (mpt__rotate(e, 6) ^ mpt__rotate(e, 11) ^ mpt__rotate(e, 25)) +
+                         ((e & s[5]) ^ (~e & s[6])) + k[i] + w[i];
+        uint32_t second = (mpt__rotate(a, 2) ^ mpt__rotate(a, 13) ^ mpt__rotate(a, 22)) +
+                          ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
         memmove(s + 1, s, 7 * sizeof *s);
         s[4] += first, s[0] = first + second;
     }
@@ -104,7 +103,7 @@ static void mpt__sha256_block(uint32_t state[8], const uint8_t *p) {
 
 static void mpt__sha256_add(mpt__sha256 *sha, const uint8_t *p, size_t n) {
     while (n > 0) {
-        const size_t held = (size_t)(sha->bytes % 64), take = 64 - held < n ? 64 - held : n;
+        size_t held = (size_t)(sha->bytes % 64), take = 64 - held < n ? 64 - held : n;
         memcpy(sha->block + held, p, take);
         sha->bytes += take, p += take, n -= take;
         if (held + take == 64) mpt__sha256_block(sha->state, sha->block);
@@ -113,7 +112,7 @@ static void mpt__sha256_add(mpt__sha256 *sha, const uint8_t *p, size_t n) {
 
 static void mpt__sha256_end(mpt__sha256 *sha, uint8_t digest[32]) {
     static const uint8_t padding[64] = {0x80};
-    const uint64_t bits = sha->bytes * 8;
+    uint64_t bits = sha->bytes * 8;
     uint8_t tail[8];
     mpt__sha256_add(sha, padding, (size_t)((119 - sha->bytes % 64) % 64 + 1));
     for (int i = 0; i < 8; i++) tail[i] = (uint8_t)(bits >> (56 - 8 * i));
@@ -172,7 +171,7 @@ typedef struct mpt__image_file {
 
 /* Says what is wrong with the file. */
 static void mpt__picture_error(mpt__image_file *file, const char *format, ...) {
-    const size_t n = mpt__format_text(file->error, MPT__SAMPLE_ERROR, "%s: ", file->path);
+    size_t n = mpt__format_text(file->error, MPT__SAMPLE_ERROR, "%s: ", file->path);
     va_list arguments;
     if (n >= MPT__SAMPLE_ERROR) return;
     va_start(arguments, format);
@@ -207,15 +206,14 @@ static uint32_t mpt__png_crc(uint32_t crc, const uint8_t *p, size_t n) {
 static void mpt__png_chunks(mpt__image_file *file, const uint8_t *p, size_t n) {
     while (n > 0 && !file->chunks_end && file->fault < 0) {
         if (file->chunk_body && file->chunk_left > 0) {
-            const size_t take = file->chunk_left < (int64_t)n ? (size_t)file->chunk_left : n;
+            size_t take = file->chunk_left < (int64_t)n ? (size_t)file->chunk_left : n;
             file->chunk_crc = mpt__png_crc(file->chunk_crc, p, take);
             file->chunk_left -= (int64_t)take, p += take, n -= take;
             continue;
         }
         file->chunk[file->chunk_filled++] = *p++, n--;
         const uint8_t *c = file->chunk;
-        const uint32_t word =
-            (uint32_t)c[0] << 24 | (uint32_t)c[1] << 16 | (uint32_t)c[2] << 8 | c[3];
+        uint32_t word = (uint32_t)c[0] << 24 | (uint32_t)c[1] << 16 | (uint32_t)c[2] << 8 | c[3];
         if (file->chunk_body && file->chunk_filled == 4) {
             if (word != (file->chunk_crc ^ 0xffffffffu)) file->fault = file->chunk_at;
             file->chunk_body = false, file->chunk_filled = 0;
@@ -231,9 +229,9 @@ static void mpt__png_chunks(mpt__image_file *file, const uint8_t *p, size_t n) {
 
 /* Fills the buffer; false at the end. */
 static bool mpt__image_refill(mpt__image_file *file) {
-    const int64_t left = file->size - file->position;
-    const size_t wanted = left < (int64_t)sizeof file->buffer ? (size_t)left : sizeof file->buffer;
-    const size_t signature = file->position == 0 ? 8 : 0;
+    int64_t left = file->size - file->position;
+    size_t wanted = left < (int64_t)sizeof file->buffer ? (size_t)left : sizeof file->buffer;
+    size_t signature = file->position == 0 ? 8 : 0;
     file->begin = 0;
     const mpt_io *io = mpt__io(file->base);
     file->end = wanted && !file->torn ? io->read(io->user, file->handle, file->buffer, wanted) : 0;
@@ -244,7 +242,7 @@ static bool mpt__image_refill(mpt__image_file *file) {
     if (file->format == MPT__PNG && file->end > signature)
         mpt__png_chunks(file, file->buffer + signature, file->end - signature);
     for (int i = 0; i < 4 && file->patch_at; i++) {
-        const int64_t at = file->patch_at + i - (file->position - (int64_t)file->end);
+        int64_t at = file->patch_at + i - (file->position - (int64_t)file->end);
         if (at >= 0 && at < (int64_t)file->end) file->buffer[at] = file->patch[i];
     }
     return file->end > 0;
@@ -273,13 +271,12 @@ static int mpt__image_read(void *user, char *data, int size) {
     mpt__image_file *file = (mpt__image_file *)user;
     size_t done = 0;
     while (size > 0 && done < (size_t)size) {
-        const size_t left = (size_t)size - done;
-        const int turn = file->zeros || file->jump ? 0 : mpt__image_detour(file, done);
+        size_t left = (size_t)size - done;
+        int turn = file->zeros || file->jump ? 0 : mpt__image_detour(file, done);
         if (turn < 0) break;
         if (turn > 0) continue;
         if (file->zeros) {
-            const size_t n =
-                file->zeros < 0 || (size_t)file->zeros > left ? left : (size_t)file->zeros;
+            size_t n = file->zeros < 0 || (size_t)file->zeros > left ? left : (size_t)file->zeros;
             if (data) memset(data + done, 0, n);
             if (file->zeros > 0) file->zeros -= (int)n;
             done += n;
@@ -294,7 +291,7 @@ static int mpt__image_read(void *user, char *data, int size) {
         }
         if (take > left) take = left;
         if (file->detour < file->detour_count) {
-            const int64_t ahead = file->detours[file->detour].at - mpt__image_place(file);
+            int64_t ahead = file->detours[file->detour].at - mpt__image_place(file);
             if (ahead > 0 && (int64_t)take > ahead) take = (size_t)ahead;
         }
         if (data) memcpy(data + done, file->buffer + file->begin, take);
@@ -351,7 +348,7 @@ static uint32_t mpt__walk_little(mpt__image_file *file, int bytes) {
 }
 
 static void mpt__walk_skip(mpt__image_file *file, int64_t n) {
-    const int64_t held = (int64_t)(file->end - file->begin);
+    int64_t held = (int64_t)(file->end - file->begin);
     if (n <= held) {
         file->begin += (size_t)n;
         return;
@@ -368,7 +365,7 @@ static void mpt__walk_skip(mpt__image_file *file, int64_t n) {
 }
 
 static bool mpt__add_detour(mpt__image_file *file, int64_t at, int64_t to, int zeros) {
-    const mpt__detour detour = {at, to, zeros};
+    mpt__detour detour = {at, to, zeros};
     if (file->detour_count == MPT__DETOURS) return false;
     file->detours[file->detour_count++] = detour;
     return true;
@@ -400,8 +397,8 @@ static int mpt__jpeg_marker(mpt__image_file *file) {
 
 static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     while (left > 0) {
-        const uint32_t head = mpt__walk_byte(file);
-        const int bytes = head >> 4 ? 128 : 64;
+        uint32_t head = mpt__walk_byte(file);
+        int bytes = head >> 4 ? 128 : 64;
         if (head > 0x1f || (head & 15) > 3 || left <= bytes)
             return MPT__PICTURE_FAULT(file, "a bad quantisation table (DQT) before byte %lld",
                                       mpt__image_place(file));
@@ -415,10 +412,10 @@ static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int l
 static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     while (left > 0) {
         const char *wrong = NULL;
-        const uint32_t head = mpt__walk_byte(file);
+        uint32_t head = mpt__walk_byte(file);
         int symbols = 0, code = 0;
         for (int bits = 1; bits <= 16; bits++) {
-            const int count = (int)mpt__walk_byte(file);
+            int count = (int)mpt__walk_byte(file);
             symbols += count, code = 2 * code + count;
             if (code > 1 << bits) wrong = "has more codes than fit their lengths", code = 0;
             /* 255 stands for longer codes in the decoder's table of short ones, to 9 bits. */
@@ -445,10 +442,10 @@ static bool mpt__jpeg_restart(mpt__image_file *file, mpt__jpeg *jpeg, int left) 
 }
 
 static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
-    const uint32_t bits = mpt__walk_byte(file);
+    uint32_t bits = mpt__walk_byte(file);
     if (jpeg->components) return MPT__PICTURE_FAULT(file, "a second frame header (SOF)");
     file->height = (int)mpt__walk_big(file, 2), file->width = (int)mpt__walk_big(file, 2);
-    const int n = (int)mpt__walk_byte(file);
+    int n = (int)mpt__walk_byte(file);
     if (bits != 8)
         return MPT__PICTURE_FAULT(file, "a JPEG of %lld bits; stb_image reads 8", (int64_t)bits);
     if (!file->height)
@@ -459,10 +456,10 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
                                   left);
     for (int i = 0; i < n; i++) {
         jpeg->part[i].id = mpt__walk_byte(file);
-        const uint32_t factors = mpt__walk_byte(file);
+        uint32_t factors = mpt__walk_byte(file);
         jpeg->part[i].table = mpt__walk_byte(file);
-        const int across = jpeg->part[i].across = (int)(factors >> 4);
-        const int down = jpeg->part[i].down = (int)(factors & 15);
+        int across = jpeg->part[i].across = (int)(factors >> 4);
+        int down = jpeg->part[i].down = (int)(factors & 15);
         if (across < 1 || across > 4 || down < 1 || down > 4 || jpeg->part[i].table > 3)
             return MPT__PICTURE_FAULT(file, "component %d has sampling %d x %d and table %lld", i,
                                       across, down, (int64_t)jpeg->part[i].table);
@@ -488,7 +485,7 @@ static int64_t mpt__jpeg_entropy(mpt__image_file *file, mpt__jpeg *jpeg, int64_t
         file->begin = found ? (size_t)(found - file->buffer) : file->end;
         if (!found) continue;
         *end = mpt__image_place(file);
-        const int marker = mpt__jpeg_marker(file);
+        int marker = mpt__jpeg_marker(file);
         if (marker >= 0xd0 && marker <= 0xd7)
             restarts++;
         else if (marker != 0) {
@@ -504,7 +501,7 @@ static int64_t mpt__jpeg_entropy(mpt__image_file *file, mpt__jpeg *jpeg, int64_t
 static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, int part[4],
                                  uint32_t tables[4]) {
     for (int i = 0; i < n; i++) {
-        const uint32_t id = mpt__walk_byte(file);
+        uint32_t id = mpt__walk_byte(file);
         tables[i] = mpt__walk_byte(file);
         for (part[i] = 0; part[i] < jpeg->components && jpeg->part[part[i]].id != id;) part[i]++;
         for (int k = 0; k < i; k++)
@@ -523,10 +520,10 @@ static int64_t mpt__jpeg_units(const mpt__image_file *file, const mpt__jpeg *jpe
                                int part) {
     int64_t units = 1;
     for (int i = 0; i < 2; i++) {
-        const int64_t size = i ? file->height : file->width, most = i ? jpeg->down : jpeg->across;
-        const int64_t own = i ? jpeg->part[part].down : jpeg->part[part].across;
-        const int64_t side = n == 1 ? (size * own + most - 1) / most : size;
-        const int64_t block = n == 1 ? 8 : 8 * most;
+        int64_t size = i ? file->height : file->width, most = i ? jpeg->down : jpeg->across;
+        int64_t own = i ? jpeg->part[part].down : jpeg->part[part].across;
+        int64_t side = n == 1 ? (size * own + most - 1) / most : size;
+        int64_t block = n == 1 ? 8 : 8 * most;
         units *= (side + block - 1) / block;
     }
     return units;
@@ -534,16 +531,16 @@ static int64_t mpt__jpeg_units(const mpt__image_file *file, const mpt__jpeg *jpe
 
 /* One scan: its header refers to what was defined before, and its data has all its intervals. */
 static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
-    const int64_t at = mpt__image_place(file);
-    const int n = (int)mpt__walk_byte(file);
+    int64_t at = mpt__image_place(file);
+    int n = (int)mpt__walk_byte(file);
     uint32_t tables[4];
     int part[4];
     if (n < 1 || n > jpeg->components || left != 4 + 2 * n)
         return MPT__PICTURE_FAULT(file, "a scan (SOS) of %d components in %d bytes at byte %lld", n,
                                   left, at);
     if (!mpt__jpeg_scan_parts(file, jpeg, n, part, tables)) return false;
-    const uint32_t first = mpt__walk_byte(file), last = mpt__walk_byte(file);
-    const uint32_t bits = mpt__walk_byte(file), high = bits >> 4, low = bits & 15;
+    uint32_t first = mpt__walk_byte(file), last = mpt__walk_byte(file);
+    uint32_t bits = mpt__walk_byte(file), high = bits >> 4, low = bits & 15;
     if (jpeg->progressive ? first > last || last > 63 || high > 13 || low > 13 ||
                                 (first == 0 ? last != 0 : n != 1)
                           : first != 0 || bits != 0)
@@ -551,7 +548,7 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
             file, "a scan (SOS) of coefficients %lld to %lld, bits %llx, at byte %lld",
             (int64_t)first, (int64_t)last, (uint64_t)bits, at);
     for (int i = 0; i < n; i++) {
-        const bool dc = first == 0 && high == 0, ac = first > 0 || !jpeg->progressive;
+        bool dc = first == 0 && high == 0, ac = first > 0 || !jpeg->progressive;
         const uint32_t *known = jpeg->huffman, has_dc = tables[i] >> 4, has_ac = tables[i] & 15;
         if (has_dc > 3 || has_ac > 3 || (dc && !(known[0] >> has_dc & 1)) ||
             (ac && !(known[1] >> has_ac & 1)))
@@ -572,17 +569,17 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
                 file, "the scan at byte %lld refines what no scan before it has drawn", at);
 #endif
     }
-    const int64_t start = mpt__image_place(file);
+    int64_t start = mpt__image_place(file);
     int64_t end = start;
-    const int64_t restarts = mpt__jpeg_entropy(file, jpeg, &end);
+    int64_t restarts = mpt__jpeg_entropy(file, jpeg, &end);
     if (++jpeg->scans > MPT__SCANS)
         return MPT__PICTURE_FAULT(file, "more than %d scans", (int)MPT__SCANS);
     /* Within a scan the decoder gets zeros where its bits end too early; stb_image up to 2.27 would
        go on with fewer than none. It does not ask for its end where fill bytes follow. */
     mpt__add_detour(file, start, start, 0);
     mpt__add_detour(file, end, mpt__image_place(file) - 2, MPT__ZEROS);
-    const int64_t units = mpt__jpeg_units(file, jpeg, n, part[0]);
-    const int64_t needed = jpeg->restart ? (units - 1) / jpeg->restart : 0;
+    int64_t units = mpt__jpeg_units(file, jpeg, n, part[0]);
+    int64_t needed = jpeg->restart ? (units - 1) / jpeg->restart : 0;
     if (restarts < needed && !file->starved)
         return MPT__PICTURE_FAULT(file, "the scan at byte %lld has %lld restart markers of %lld",
                                   at, restarts, needed);
@@ -590,7 +587,7 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
 }
 
 static bool mpt__jpeg_height(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
-    const int height = (int)mpt__walk_big(file, 2);
+    int height = (int)mpt__walk_big(file, 2);
     (void)jpeg;
     if (left == 2 && height == file->height) return true;
     return MPT__PICTURE_FAULT(file, "a second height, %d (DNL), beside %d", height, file->height);
@@ -625,7 +622,7 @@ static const mpt__jpeg_segment *mpt__jpeg_segment_of(int marker) {
 
 /* Reads the segment behind a marker. */
 static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int marker) {
-    const int64_t at = mpt__image_place(file) - 2;
+    int64_t at = mpt__image_place(file) - 2;
     const mpt__jpeg_segment *row = mpt__jpeg_segment_of(marker);
     if (!row && marker > 0xc2 && marker < 0xd0 && marker != 0xc8 && marker != 0xcc)
         return MPT__PICTURE_FAULT(file, "a %s JPEG (SOF%d), which stb_image does not read",
@@ -639,7 +636,7 @@ static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int m
                                        : "no frame header (SOF) before marker",
                                   (uint64_t)marker, at);
     if (marker <= 0xc2) jpeg->progressive = marker == 0xc2;
-    const int length = (int)mpt__walk_big(file, 2);
+    int length = (int)mpt__walk_big(file, 2);
     if (file->starved) return false;
     if (length < 2)
         return MPT__PICTURE_FAULT(file, "the segment at byte %lld has a length of %d", at, length);
@@ -652,8 +649,8 @@ static bool mpt__walk_jpeg(mpt__image_file *file) {
     jpeg.pending = -1;
     mpt__walk_skip(file, 2);
     for (;;) {
-        const int64_t at = mpt__image_place(file);
-        const int marker = jpeg.pending >= 0 ? jpeg.pending : mpt__jpeg_marker(file);
+        int64_t at = mpt__image_place(file);
+        int marker = jpeg.pending >= 0 ? jpeg.pending : mpt__jpeg_marker(file);
         jpeg.pending = -1;
         if (file->starved) return false;
         if (marker == 0xd9 && jpeg.components) break;
@@ -682,9 +679,9 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
     static const uint8_t depths[7] = {
         1 | 2 | 4 | 8 | 16, 0, 8 | 16, 1 | 2 | 4 | 8, 8 | 16, 0, 8 | 16};
     static const uint8_t values[7] = {1, 0, 3, 4, 2, 0, 4};
-    const uint32_t width = mpt__walk_big(file, 4), height = mpt__walk_big(file, 4);
+    uint32_t width = mpt__walk_big(file, 4), height = mpt__walk_big(file, 4);
     png->depth = (int)mpt__walk_byte(file), png->color = (int)mpt__walk_byte(file);
-    const uint32_t methods = mpt__walk_big(file, 3);
+    uint32_t methods = mpt__walk_big(file, 3);
     if (length != 13 || png->color > 6 || !png->depth || !(depths[png->color] & png->depth) ||
         (png->depth & (png->depth - 1)) || (methods | 1) != 1)
         return MPT__PICTURE_FAULT(file, "a PNG header (IHDR) of depth %d, colour %d, methods %llx",
@@ -697,14 +694,14 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
 
 /* The palette; short of what indices can name, it is read as if the rest of it were black. */
 static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t length) {
-    const int64_t at = mpt__image_place(file);
+    int64_t at = mpt__image_place(file);
     if (length % 3 || length > 768 || length == 0 || png->palette || png->images)
         return MPT__PICTURE_FAULT(file, "a palette (PLTE) of %lld bytes that is %s", length,
                                   png->palette  ? "the second"
                                   : png->images ? "behind the pixels"
                                                 : "not of 1 to 256 colours");
     png->palette = (int)length / 3;
-    const int most = 1 << png->depth;
+    int most = 1 << png->depth;
     if (png->color != 3 || png->palette >= most) return true;
     file->patch_at = at - 8;
     file->patch[2] = (uint8_t)(3 * most >> 8), file->patch[3] = (uint8_t)(3 * most);
@@ -713,9 +710,9 @@ static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t lengt
 }
 
 static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t length) {
-    const bool fits = png->color == 3   ? png->palette && length <= png->palette
-                      : png->color == 0 ? length == 2
-                                        : png->color == 2 && length == 6;
+    bool fits = png->color == 3   ? png->palette && length <= png->palette
+                : png->color == 0 ? length == 2
+                                  : png->color == 2 && length == 6;
     if (fits && !png->images) return true;
     return MPT__PICTURE_FAULT(
         file, "transparency (tRNS) of %lld bytes for colour %d, %d in the palette%s", length,
@@ -724,7 +721,7 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
 
 /* stb_image expects something in the first of these chunks: empty ones before it are left out. */
 static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length) {
-    const int64_t at = mpt__image_place(file) - 8;
+    int64_t at = mpt__image_place(file) - 8;
     if (png->color == 3 && !png->palette)
         return MPT__PICTURE_FAULT(file, "pixels without a palette (PLTE) before them");
     if (png->over)
@@ -753,7 +750,7 @@ static const mpt__png_chunk mpt__png_kinds[] = {{"IHDR", mpt__png_header},
 /* One chunk, whose type and length have been read. */
 static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char type[5],
                                 int64_t length) {
-    const int64_t at = mpt__image_place(file);
+    int64_t at = mpt__image_place(file);
     const mpt__png_chunk *row = mpt__png_kinds, *end = row + 4;
     for (int i = 0; i < 4; i++)
         if ((type[i] | 32) < 'a' || (type[i] | 32) > 'z')
@@ -787,7 +784,7 @@ static bool mpt__walk_png(mpt__image_file *file) {
     memset(&png, 0, sizeof png);
     mpt__walk_skip(file, 8);
     while (strcmp(type, "IEND") != 0) {
-        const int64_t length = mpt__walk_big(file, 4);
+        int64_t length = mpt__walk_big(file, 4);
         for (int i = 0; i < 4; i++) type[i] = (char)mpt__walk_byte(file);
         if (file->starved || !mpt__png_chunk_read(file, &png, type, length) || file->starved)
             return false;
@@ -795,7 +792,7 @@ static bool mpt__walk_png(mpt__image_file *file) {
     if (!png.bytes) return MPT__PICTURE_FAULT(file, "no pixels (IDAT)");
     /* The decoder unpacks all there is, up to 1,032 times as much: a row more for each, for files
        that some encoder ended late, is enough. */
-    const int64_t row = ((int64_t)file->width * file->values * png.depth + 7) / 8 + 8;
+    int64_t row = ((int64_t)file->width * file->values * png.depth + 7) / 8 + 8;
     if (png.bytes / 2 > row * file->height + 65536)
         return MPT__PICTURE_FAULT(file, "%lld bytes of packed pixels for %d x %d", png.bytes,
                                   file->height, file->width);
@@ -812,12 +809,12 @@ typedef struct mpt__bmp {
 
 /* Where the decoder does not look for the pixels, and the palette where it is too short. */
 static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
-    const bool core = bmp->header == 12;
-    const int64_t entry = core ? 3 : 4;
+    bool core = bmp->header == 12;
+    int64_t entry = core ? 3 : 4;
     int64_t told = bmp->offset, masks = bmp->packing == 3 && bmp->header <= 56 ? 12 : 0;
-    const int64_t behind = 14 + bmp->header + masks;
+    int64_t behind = 14 + bmp->header + masks;
     if (bmp->bits < 16) {
-        const int64_t colors = (bmp->offset - behind) / entry, most = INT64_C(1) << bmp->bits;
+        int64_t colors = (bmp->offset - behind) / entry, most = INT64_C(1) << bmp->bits;
         if (bmp->offset < behind || colors > 256)
             return MPT__PICTURE_FAULT(file, "a palette of %lld colours", colors);
         if (colors < most) told += (most - colors) * entry;
@@ -842,15 +839,15 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     memset(&bmp, 0, sizeof bmp);
     mpt__walk_skip(file, 10);
     bmp.offset = mpt__walk_little(file, 4), bmp.header = mpt__walk_little(file, 4);
-    const bool core = bmp.header == 12;
+    bool core = bmp.header == 12;
     if (!core && bmp.header != 40 && bmp.header != 56 && bmp.header != 108 && bmp.header != 124)
         return MPT__PICTURE_FAULT(file,
                                   "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
                                   "108 and 124",
                                   bmp.header);
-    const int bytes = core ? 2 : 4;
-    const uint32_t width = mpt__walk_little(file, bytes), height = mpt__walk_little(file, bytes);
-    const uint32_t planes = mpt__walk_little(file, 2);
+    int bytes = core ? 2 : 4;
+    uint32_t width = mpt__walk_little(file, bytes), height = mpt__walk_little(file, bytes);
+    uint32_t planes = mpt__walk_little(file, 2);
     bmp.bits = (int)mpt__walk_little(file, 2);
     bmp.packing = core ? 0 : (int64_t)mpt__walk_little(file, 4);
     if (file->starved) return false;
@@ -871,7 +868,7 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     file->height = height <= INT32_MAX ? (int)height : (int)(0u - height); /* from the top */
     file->values = bmp.bits == 32 || bmp.bits == 16 ? 4 : 3;
     if (file->width < 1 || file->height < 1) return true;
-    const int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
+    int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
     if (file->size < bmp.offset + rows)
         return MPT__PICTURE_FAULT(
             file, "the file ends too early: %lld bytes of the %lld of a %d x %d BMP", file->size,
@@ -922,8 +919,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     while (blank + n < file->end && n < 40 && p[blank + n] >= ' ' && p[blank + n] < 127)
         text[n] = (char)p[blank + n], n++;
     text[n] = 0;
-    const bool ends =
-        blank + n == file->end || n == 40 || p[blank + n] == '\n' || p[blank + n] == '\r';
+    bool ends = blank + n == file->end || n == 40 || p[blank + n] == '\n' || p[blank + n] == '\r';
     if (n > 7 && ends)
         return MPT__PICTURE_FAULT(file, "a text, no picture; it begins: %s", text);
     return MPT__PICTURE_FAULT(file, "neither PNG nor JPEG nor BMP (first bytes %llx %llx)",
@@ -932,16 +928,16 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
 
 /* Finds out what a file is, what the decoder must not see in it, and how large its picture is. */
 static bool mpt__picture_walk(mpt__image_file *file) {
-    const size_t kinds = sizeof mpt__picture_kinds / sizeof *mpt__picture_kinds;
+    size_t kinds = sizeof mpt__picture_kinds / sizeof *mpt__picture_kinds;
     if (!file->base->io.seek) return MPT__PICTURE_FAULT(file, "cannot be read twice: no `seek`");
     if (!mpt__image_refill(file) && file->torn)
         return mpt__picture_unread(file);
     for (size_t i = 0; i < kinds; i++) {
         const mpt__picture_kind *kind = &mpt__picture_kinds[i];
-        const size_t at = (size_t)kind->at, n = (size_t)kind->length;
+        size_t at = (size_t)kind->at, n = (size_t)kind->length;
         if (file->end < at + n || memcmp(file->buffer + at, kind->begins, n) != 0) continue;
         if (!kind->walk) return MPT__PICTURE_FAULT(file, "%s", kind->is);
-        const bool good = kind->walk(file);
+        bool good = kind->walk(file);
         if (file->torn) return mpt__picture_unread(file);
         if (file->starved) return mpt__picture_short(file);
         file->format = kind->format;

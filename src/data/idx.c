@@ -65,7 +65,7 @@ static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t f
 
     idx->data_bytes = 1;
     for (int i = 0; i < MPT__IDX_MAX_RANK; i++) {
-        const int64_t most = (INT64_MAX - idx->header_bytes) / idx->data_bytes;
+        int64_t most = (INT64_MAX - idx->header_bytes) / idx->data_bytes;
         const uint8_t *d = p + 4 + 4 * i;
         idx->shape[i] = 1;
         if (i < idx->rank)
@@ -77,7 +77,7 @@ static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t f
                                  most, idx->shape[i]);
         idx->data_bytes *= idx->shape[i];
     }
-    const int64_t whole = idx->header_bytes + idx->data_bytes;
+    int64_t whole = idx->header_bytes + idx->data_bytes;
     if (file_bytes < 0 || file_bytes == whole) return true;
     return mpt__idx_fail(idx,
                          file_bytes < whole

@@ -42,9 +42,9 @@ static void mpt__files_free(mpt__files *files) {
 
 static bool mpt__image_name(const char *name) {
     static const char *const endings[] = {".png", ".jpg", ".jpeg", ".bmp"};
-    const size_t length = strlen(name);
+    size_t length = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        const size_t n = strlen(endings[i]);
+        size_t n = strlen(endings[i]);
         bool same = length > n;
         for (size_t k = 0; k < n && same; k++) {
             const char c = name[length - n + k];
@@ -60,7 +60,7 @@ static bool mpt__image_name(const char *name) {
 static void mpt__files_entry(void *to, const char *name, bool is_folder) {
     mpt__files *files = (mpt__files *)to;
     mpt__base *base = &files->context->base;
-    const int64_t prefix = (int64_t)strlen(files->prefix), n = (int64_t)strlen(name) + 1;
+    int64_t prefix = (int64_t)strlen(files->prefix), n = (int64_t)strlen(name) + 1;
     if (name[0] == '.' || !(prefix ? mpt__image_name(name) : is_folder)) return;
     if (prefix + n > MPT__PATH_SIZE) files->too_long = true;
     if (files->too_long ||
@@ -90,7 +90,7 @@ static bool mpt__files_list(mpt__files *files, const char *path) {
 /* In the order of bytes, '/' before all others, so that folders stay together. */
 static int mpt__path_compare(const char *a, const char *b) {
     while (*a && *a == *b) a++, b++;
-    const int x = *a == '/' ? 1 : (uint8_t)*a * 2, y = *b == '/' ? 1 : (uint8_t)*b * 2;
+    int x = *a == '/' ? 1 : (uint8_t)*a * 2, y = *b == '/' ? 1 : (uint8_t)*b * 2;
     return x - y;
 }
 
@@ -106,8 +106,8 @@ static void mpt__files_sort(mpt__files *files) {
 static int64_t mpt__files_find(const mpt__files *files, const char *path) {
     int64_t low = 0, high = files->count;
     while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = mpt__path_compare(files->text + files->at[middle], path);
+        int64_t middle = low + (high - low) / 2;
+        int order = mpt__path_compare(files->text + files->at[middle], path);
         if (order == 0) return middle;
         if (order < 0)
             low = middle + 1;
@@ -134,7 +134,7 @@ static const char *mpt__manifest_line(const char *line, size_t n, uint8_t digest
     if (n < 67 || line[64] != ' ' || (line[65] != ' ' && line[65] != '*'))
         return "is not a SHA-256 in 64 digits, two spaces and a path";
     for (int i = 0; i < 32; i++) {
-        const int high = mpt__hex_digit(line[2 * i]), low = mpt__hex_digit(line[2 * i + 1]);
+        int high = mpt__hex_digit(line[2 * i]), low = mpt__hex_digit(line[2 * i + 1]);
         if (high < 0 || low < 0) return "has a hash that is not 64 hexadecimal digits";
         digest[i] = (uint8_t)(high << 4 | low);
     }
@@ -159,7 +159,7 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
         const char *fault = mpt__manifest_line(text + at, end - at, digest, file);
         if (fault) return mpt__reject(context, FORMAT, "%s: line %lld %s", path, number, fault);
         if (!mpt__image_name(file)) continue;
-        const int64_t index = mpt__files_find(files, file);
+        int64_t index = mpt__files_find(files, file);
         if (index < 0 || named[index])
             return mpt__reject(context, FORMAT, "%s: line %lld names %s, which %s", path, number,
                                file, index < 0 ? "is not there" : "an earlier line names, too");
@@ -193,8 +193,8 @@ typedef struct mpt__decoded {
 
 /* Says that a picture is too large, for its folder or for stb_image at all. */
 static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *config) {
-    const int64_t pixels = (int64_t)file->width * file->height;
-    const int values = config->channels > file->values ? config->channels : file->values;
+    int64_t pixels = (int64_t)file->width * file->height;
+    int values = config->channels > file->values ? config->channels : file->values;
     if (file->width < 1 || file->height < 1 || pixels > config->max_pixels)
         return MPT__PICTURE_FAULT(file, "%d x %d pixels; max_pixels is %lld", file->height,
                                   file->width, config->max_pixels);
@@ -222,7 +222,7 @@ static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
     mpt__image_refill(file);
     out->pixels = stbi_load_from_callbacks(&callbacks, file, &out->width, &out->height, &channels,
                                            folder->config.channels);
-    const bool starved = file->starved;
+    bool starved = file->starved;
     while ((digest || file->format == MPT__PNG) && mpt__image_refill(file)) continue;
     if (file->torn) return mpt__picture_unread(file);
     mpt__sha256_end(&file->sha, sum);
@@ -256,7 +256,7 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
         return false;
     }
     file->size = mpt__io(base)->size ? io->size(io->user, file->handle) : -1;
-    const bool good =
+    bool good =
         file->size < 0
             ? MPT__PICTURE_FAULT(file, "its size is not known: %s", mpt__io_reason(base))
             : mpt__image_decode(folder, file, folder->digests ? folder->digests[index] : NULL,
@@ -299,7 +299,7 @@ static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *
         return mpt__reject(context, IO, "%s has no subfolders; each one is a class", root);
     for (int64_t i = 0; i < classes->count; i++) {
         const char *name = classes->text + classes->at[i];
-        const int64_t before = files->count;
+        int64_t before = files->count;
         if (mpt__format_text(files->prefix, MPT__PATH_SIZE, "%s/", name) >= MPT__PATH_SIZE)
             return mpt__reject(context, IO, "%s: a path that is too long", root);
         mpt__format_text(path, sizeof path, "%s/%s", root, name);
@@ -315,7 +315,7 @@ static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *
 static size_t mpt__folder_part(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 static bool mpt__path_within(const char *path, const char *folder) {
-    const size_t n = strlen(folder);
+    size_t n = strlen(folder);
     return strncmp(path, folder, n) == 0 && path[n] == '/';
 }
 
@@ -383,7 +383,7 @@ static bool mpt__folder_plan(mpt_context *context, const mpt__folder *probe, mpt
     if (plan->height > 0) return true;
     mpt__image_file *file = (mpt__image_file *)mpt__host_new(context, sizeof *file);
     if (!file) return false;
-    const bool good = mpt__image_open(&context->base, probe, 0, true, file, &image, error);
+    bool good = mpt__image_open(&context->base, probe, 0, true, file, &image, error);
     mpt__host_free(context, file, sizeof *file);
     if (!good)
         return mpt__reject(context, IO, "%s (the first picture sets the size of all)", error);
@@ -406,10 +406,10 @@ static mpt__dataset *mpt__folder_new(mpt_context *context, const char *root,
     samples.dtype = MPT_F32;
     samples.shape = MPT_SHAPE(config->channels, probe.plan.height, probe.plan.width);
     samples.target_dtype = MPT_I64;
-    const size_t bytes =
-        mpt__folder_part(sizeof probe) + mpt__folder_part((size_t)classes->count * sizeof(char *)) +
-        (size_t)files->count * (2 * sizeof(int64_t) + (config->manifest ? 32 : 0)) +
-        (size_t)files->length + (size_t)classes->length + strlen(root) + 1;
+    size_t bytes = mpt__folder_part(sizeof probe) +
+                   mpt__folder_part((size_t)classes->count * sizeof(char *)) +
+                   (size_t)files->count * (2 * sizeof(int64_t) + (config->manifest ? 32 : 0)) +
+                   (size_t)files->length + (size_t)classes->length + strlen(root) + 1;
     mpt__dataset *dataset =
         mpt__planned_new(context, &samples, &probe.plan, mpt__folder_make, bytes);
     if (!dataset) return NULL;
@@ -473,7 +473,7 @@ static const char *const mpt__cifar_classes[10] = {
 /* Opens file number `i` of a split and checks its size. */
 static bool mpt__cifar_open(mpt_context *context, const char *directory, mpt_split split, int i,
                             char path[MPT__PATH_SIZE], mpt__reader *file) {
-    const size_t length =
+    size_t length =
         split == MPT_TEST
             ? mpt__format_text(path, MPT__PATH_SIZE, "%s/test_batch.bin", directory)
             : mpt__format_text(path, MPT__PATH_SIZE, "%s/data_batch_%d.bin", directory, i + 1);
@@ -511,7 +511,7 @@ static bool mpt__cifar_read(mpt_context *context, const char *directory, mpt_spl
     for (int i = 0; i < (split == MPT_TEST ? 1 : 5); i++) {
         mpt__reader file;
         if (!mpt__cifar_open(context, directory, split, i, path, &file)) return false;
-        const int64_t count = file.size / MPT__CIFAR_RECORD;
+        int64_t count = file.size / MPT__CIFAR_RECORD;
         /* The records end where those still to come begin: moving pixels down never overtakes. */
         uint8_t *records = pixels + done * MPT__CIFAR_RECORD;
         bool good = count <= dataset->count - done;

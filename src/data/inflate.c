@@ -83,7 +83,7 @@ static uint32_t mpt__crc32(uint32_t table[][256], const uint8_t *p, size_t n) {
 
 /* Records the first error and where the input stood. Always returns false. */
 static bool mpt__inflate_fail(mpt__inflate *z, const char *error) {
-    const int ahead = z->in.count > 0 ? z->in.count / 8 : 0;
+    int ahead = z->in.count > 0 ? z->in.count / 8 : 0;
     if (!z->error) z->error_offset = (size_t)(z->in.next - z->start) - (size_t)ahead;
     if (!z->error) z->error = error;
     return false;

@@ -117,13 +117,13 @@ static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i
                                             void *x, void *y, int64_t *index,
                                             char error[MPT__SAMPLE_ERROR]) {
     const mpt_loader_config *config = &loader->config;
-    const int64_t place = (i * config->world + config->rank) % loader->total;
-    const int64_t soon = place + MPT__SAMPLES_AHEAD * config->world;
+    int64_t place = (i * config->world + config->rank) % loader->total;
+    int64_t soon = place + MPT__SAMPLES_AHEAD * config->world;
     *index = loader->order ? loader->order[place] : place;
     if (loader->order && soon < loader->total)
         mpt__sample_expect(loader->dataset, loader->order[soon]);
     /* A sample that weights draw twice is made in two ways. */
-    const uint64_t key = (uint64_t)(loader->weight_sums ? place : *index);
+    uint64_t key = (uint64_t)(loader->weight_sums ? place : *index);
     return mpt__dataset_fetch(loader->dataset, &loader->delivery, *index,
                               mpt__hash_u64(loader->epoch_seed, key), scratch, x, y, error);
 }
@@ -140,7 +140,7 @@ static void mpt__batch_chunk(void *work, int64_t chunk, int thread) {
     const mpt__loader *loader = w->loader;
     char error[MPT__SAMPLE_ERROR];
     int64_t i = chunk * MPT__SAMPLES_CHUNK, index;
-    const int64_t end = i + MPT__SAMPLES_CHUNK < w->size ? i + MPT__SAMPLES_CHUNK : w->size;
+    int64_t end = i + MPT__SAMPLES_CHUNK < w->size ? i + MPT__SAMPLES_CHUNK : w->size;
     (void)thread;
     for (; i < end; i++)
         mpt__batch_sample(loader, w->first + i, NULL,
@@ -153,7 +153,7 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
                             uint8_t *scratch) {
     MPT__PLAIN_FLOATS;
     const mpt_loader_config *config = &loader->config;
-    const int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
+    int64_t first = number * config->batch, size = mpt__batch_size(loader, number);
     mpt__pool *pool = MPT__HAS_WORKERS ? loader->pool : NULL;
     char error[MPT__SAMPLE_ERROR];
     void *x = slot->memory[MPT__BATCH_X], *y = slot->memory[MPT__BATCH_Y];
@@ -182,7 +182,7 @@ static void mpt__batch_make(const mpt__loader *loader, mpt__loader_slot *slot, i
         slot->skipped++;
     }
     if (config->collate && slot->size > 0 && (slot->failed < 0 || config->skip_bad)) {
-        const uint64_t batch = (uint64_t)(number * config->world + config->rank);
+        uint64_t batch = (uint64_t)(number * config->world + config->rank);
         mpt_collation made;
         made.size = slot->size, made.index = number;
         made.seed = mpt__hash_u64(mpt__hash_u64(loader->epoch_seed, MPT__COLLATE_STREAM), batch);
@@ -260,15 +260,15 @@ static void mpt__loader_close_epoch(mpt__loader *loader) {
 /* Samples with replacement, each as likely as its weight. What falls on the edge between two is the
    second one's, as in numpy's choice: the first one's share does not hold its upper end. */
 static void mpt__loader_draw(mpt__loader *loader, uint64_t seed, uint64_t epoch) {
-    const mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
+    mpt__rng_key key = {seed, MPT__WEIGHT_STREAM, epoch};
     const double *sums = loader->weight_sums;
-    const int64_t last = loader->dataset->count - 1;
+    int64_t last = loader->dataset->count - 1;
     for (int64_t i = 0; i < loader->total; i++) {
-        const uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
-        const double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
+        uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
+        double at = (double)word * (1.0 / 9007199254740992.0) * sums[last];
         int64_t low = 0, high = last;
         while (low < high) {
-            const int64_t middle = low + (high - low) / 2;
+            int64_t middle = low + (high - low) / 2;
             if (sums[middle] > at)
                 high = middle;
             else
@@ -332,7 +332,7 @@ static bool mpt__slots_staged(const mpt_context *context) {
 static void mpt__stage_make(mpt_context *context, mpt__loader_slot *slot, int part, size_t bytes) {
     mpt__base *base = &context->base;
     const mpt__backend *backend = &context->backend;
-    const int64_t held = base->memory.held + (int64_t)bytes;
+    int64_t held = base->memory.held + (int64_t)bytes;
     void *stage = NULL;
     if (backend->stage_new && (base->memory_limit == 0 || held <= base->memory_limit))
         stage = backend->stage_new(backend->self, bytes);
@@ -422,14 +422,14 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
         mpt__loader_close_epoch(loader);
         return false;
     }
-    const int64_t number = loader->next;
+    int64_t number = loader->next;
     const mpt__loader_slot *slot = mpt__loader_wait(loader);
-    const int64_t size = slot->size;
+    int64_t size = slot->size;
     loader->next++;
     loader->held = true;
     batch->index = number;
     const char *why = slot->error[0] ? slot->error : "the dataset gave no message";
-    const bool skips = slot->failed >= 0 && size > 0 && loader->config.skip_bad;
+    bool skips = slot->failed >= 0 && size > 0 && loader->config.skip_bad;
     if (slot->collate_failed || (slot->failed >= 0 && !skips)) {
         char what[40] = "collate of ";
         if (!slot->collate_failed)
@@ -528,7 +528,7 @@ static void mpt__loader_free(mpt_context *context, void *object) {
     mpt__batch_end(context, loader);
     for (int64_t i = 0; loader->slots && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
-        const int part = (int)(i % MPT__BATCH_PARTS);
+        int part = (int)(i % MPT__BATCH_PARTS);
         if (!slot->storage[part]) continue;
 #if defined(MPTRAIN_CUDA)
         if (mpt__slots_staged(context))
@@ -549,7 +549,7 @@ static void mpt__loader_free(mpt_context *context, void *object) {
 static bool mpt__loader_measure(mpt_context *context, mpt__loader *loader) {
     const mpt__dataset *dataset = loader->dataset;
     const mpt_loader_config *config = &loader->config;
-    const int64_t most = PTRDIFF_MAX, batch = config->batch;
+    int64_t most = PTRDIFF_MAX, batch = config->batch;
     size_t *bytes = loader->sample_bytes;
     int64_t unused;
     if (!mpt__sample_size(context, "input", loader->delivery.to, &dataset->shape, batch, &unused,
@@ -589,8 +589,8 @@ static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
         loader->order = (int64_t *)mpt__allocate(base, order_bytes, MPT_MEMORY_BATCH);
     for (int64_t i = 0; base->status == MPT_OK && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
-        const int part = (int)(i % MPT__BATCH_PARTS);
-        const size_t bytes = mpt__part_bytes(loader, part);
+        int part = (int)(i % MPT__BATCH_PARTS);
+        size_t bytes = mpt__part_bytes(loader, part);
         if (bytes == 0) continue;
         slot->storage[part] =
             mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH, MPT__FROM_DEVICE, false);
@@ -662,13 +662,13 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
         return mpt__reject(context, ARGUMENT, "rank %d of world %d; ranks are 0 to world - 1",
                            config->rank, config->world);
-    const int64_t samples =
+    int64_t samples =
         mpt__loader_share(config, config->samples > 0 ? config->samples : dataset->count);
     if (config->drop_last && config->batch > samples)
         return mpt__reject(context, ARGUMENT,
                            "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
                            samples);
-    const mpt_dtype target = config->target_dtype;
+    mpt_dtype target = config->target_dtype;
     if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
         return mpt__reject(context, DTYPE, "target_dtype %D%s; collate makes i64, f32, f16 or bf16",
                            target, config->collate ? "" : " without collate");

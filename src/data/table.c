@@ -51,7 +51,7 @@ static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n) {
     }
     if (!any) return false;
     if (p < end && (*p == 'e' || *p == 'E')) {
-        const bool below = ++p < end && *p == '-';
+        bool below = ++p < end && *p == '-';
         if (p < end && (*p == '-' || *p == '+')) p++;
         if (p == end) return false;
         for (; p < end && *p >= '0' && *p <= '9'; p++)
@@ -65,7 +65,7 @@ static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n) {
 static int mpt__decimal_compare(const mpt__decimal *d, uint64_t mantissa, int exponent) {
     char digits[800];
     int point;
-    const int count = mpt__exact_digits(mantissa, exponent, digits, &point);
+    int count = mpt__exact_digits(mantissa, exponent, digits, &point);
     if (d->point != point) return d->point < point ? -1 : 1;
     for (int i = 0; i < d->count || i < count; i++) {
         const char a = i < d->count ? d->digits[i] : '0', b = i < count ? digits[i] : '0';
@@ -77,8 +77,8 @@ static int mpt__decimal_compare(const mpt__decimal *d, uint64_t mantissa, int ex
 /* Whether the decimal, above the double of these bits, is nearer to the next one: half to even. */
 static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
     int exponent;
-    const uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
-    const int order = mpt__decimal_compare(d, 2 * mantissa + 1, exponent - 1);
+    uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
+    int order = mpt__decimal_compare(d, 2 * mantissa + 1, exponent - 1);
     return order > 0 || (order == 0 && (bits & 1));
 }
 
@@ -91,7 +91,7 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
     mpt__decimal d;
     uint64_t whole = 0, bits;
     if (!mpt__decimal_read(&d, p, n)) return false;
-    const int taken = d.count < 19 ? d.count : 19;
+    int taken = d.count < 19 ? d.count : 19;
     int exponent = d.point - taken;
     for (int i = 0; i < taken; i++) whole = whole * 10 + (uint64_t)(d.digits[i] - '0');
     double guess = (double)whole;
@@ -101,8 +101,7 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
         guess = mpt__f64_from_bits(UINT64_C(0x7ff) << 52);
     } else {
         /* One exact factor by another is rounded once. */
-        const bool exact =
-            d.count == taken && whole >> 53 == 0 && exponent >= -22 && exponent <= 22;
+        bool exact = d.count == taken && whole >> 53 == 0 && exponent >= -22 && exponent <= 22;
         for (int step; exponent > 0; exponent -= step)
             step = exponent < 22 ? exponent : 22, guess *= powers[step];
         for (int step; exponent < 0; exponent += step)
@@ -140,7 +139,7 @@ static bool mpt__csv_blank(const mpt__csv *csv, char c) {
 static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
                            const char *text, size_t length) {
     char shown[48];
-    const size_t n = length < sizeof shown - 4 ? length : sizeof shown - 4;
+    size_t n = length < sizeof shown - 4 ? length : sizeof shown - 4;
     memcpy(shown, text, n);
     memcpy(shown + n, "...", 4);
     if (n == length) shown[n] = 0;
@@ -153,7 +152,7 @@ static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name
 static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
     char *const end = csv->text + csv->size, *p = csv->text + csv->at, *out;
     while (p < end && mpt__csv_blank(csv, *p)) p++;
-    const bool quoted = p < end && *p == '"';
+    bool quoted = p < end && *p == '"';
     const char *read = p; /* up to where the characters are known to be UTF-8 */
     uint32_t code;
     csv->field = out = p += quoted;
@@ -162,7 +161,7 @@ static bool mpt__csv_field(mpt__csv *csv, int64_t column) {
         p += quoted && *p == '"';
         csv->line += *p == '\n';
         if ((uint8_t)*p >= 0x80 && p >= read && !csv->write) {
-            const size_t size = mpt__utf8_read((const uint8_t *)p, (size_t)(end - p), &code);
+            size_t size = mpt__utf8_read((const uint8_t *)p, (size_t)(end - p), &code);
             if (size == 0)
                 return mpt__csv_fault(csv, column, NULL,
                                       "is followed by a byte that is not UTF-8 (Latin-1 or "
@@ -275,7 +274,7 @@ static bool mpt__column_texts(const mpt__table_column *column) {
 
 /* Adds characters and their 0; where they are, -1 with an error recorded. */
 static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n) {
-    const int64_t at = r->text_size;
+    int64_t at = r->text_size;
     if (!mpt__grow(&r->csv.context->base, &r->text, &r->text_room, at + (int64_t)n + 1, 1,
                    MPT_MEMORY_DATA))
         return -1;
@@ -288,7 +287,7 @@ static int64_t mpt__table_text(mpt__table_reader *r, const char *from, size_t n)
 /* The row of a category, or the empty one where it would be. */
 static uint32_t *mpt__category_row(const mpt__table_reader *r, int64_t column, const char *text,
                                    size_t n) {
-    const size_t mask = (size_t)r->row_count - 1;
+    size_t mask = (size_t)r->row_count - 1;
     size_t at = (size_t)mpt__hash_bytes((uint64_t)column, text, n) & mask;
     for (;; at = (at + 1) & mask) {
         const mpt__category *other = &r->found[r->rows[at] ? r->rows[at] - 1 : 0];
@@ -301,7 +300,7 @@ static uint32_t *mpt__category_row(const mpt__table_reader *r, int64_t column, c
 /* Room for one more category. */
 static bool mpt__category_room(mpt__table_reader *r) {
     mpt_context *context = r->csv.context;
-    const int64_t old = r->row_count;
+    int64_t old = r->row_count;
     if (r->found_count >= MPT__MAX_CATEGORIES)
         return mpt__reject(context, FORMAT, "%s: more than 2^24 texts differ", r->csv.path);
     if (!mpt__room(context, r->found, r->found_room, r->found_count + 1)) return false;
@@ -321,7 +320,7 @@ static int64_t mpt__category_of(mpt__table_reader *r, int64_t column, const char
     if (!mpt__category_room(r)) return -1;
     uint32_t *row = mpt__category_row(r, column, text, n);
     if (*row) return (int64_t)*row - 1;
-    const int64_t at = r->fixed ? -1 : mpt__table_text(r, text, n);
+    int64_t at = r->fixed ? -1 : mpt__table_text(r, text, n);
     if (at < 0) return -1;
     mpt__category *c = &r->found[r->found_count++];
     c->column = column, c->text = at, c->length = n;
@@ -336,7 +335,7 @@ static bool mpt__category_before(const void *of, int64_t a, int64_t b) {
     const mpt__table_reader *r = (const mpt__table_reader *)of;
     const mpt__category *x = &r->found[a], *y = &r->found[b];
     if (x->column != y->column) return x->column < y->column;
-    const bool first = mpt__f64_is_finite(x->number), second = mpt__f64_is_finite(y->number);
+    bool first = mpt__f64_is_finite(x->number), second = mpt__f64_is_finite(y->number);
     if (first != second) return first;
     if (first && (x->number < y->number || x->number > y->number)) return x->number < y->number;
     return strcmp(r->text + x->text, r->text + y->text) < 0;
@@ -354,7 +353,7 @@ static bool mpt__table_field(mpt__table_reader *r, int64_t c, double *out) {
     const mpt__csv *csv = &r->csv;
     mpt__table_column *column = &r->table->columns[c];
     const char *name = r->table->named ? r->text + column->name : NULL, *fault;
-    const bool whole = r->table->dtype == MPT_I64 && !column->is_target;
+    bool whole = r->table->dtype == MPT_I64 && !column->is_target;
     double value = MPT__NAN_F64;
     if (column->use == MPT_COLUMN_IGNORE) return true;
     if (mpt__field_missing(csv->field, csv->length)) {
@@ -366,14 +365,14 @@ static bool mpt__table_field(mpt__table_reader *r, int64_t c, double *out) {
                           "mpt_table_fit fills it in";
         return mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
     }
-    const bool number = mpt__parse_double(csv->field, csv->length, &value);
+    bool number = mpt__parse_double(csv->field, csv->length, &value);
     if (column->use == MPT_COLUMN_AUTO)
         column->use = number              ? MPT_COLUMN_NUMBER
                       : column->is_target ? MPT_COLUMN_CLASS
                       : whole             ? MPT_COLUMN_CODE
                                           : MPT_COLUMN_ONE_HOT;
     if (mpt__column_texts(column)) {
-        const int64_t category = mpt__category_of(r, c, csv->field, csv->length);
+        int64_t category = mpt__category_of(r, c, csv->field, csv->length);
         *out = (double)category;
         if (category < 0)
             return mpt__csv_fault(csv, c, name, "is not in the table that this one is like",
@@ -439,18 +438,18 @@ static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config
     mpt__table *table = r->table;
     bool targets = config->target != NULL;
     for (int i = 0; i < config->column_count; i++) {
-        const mpt_column_use use = config->columns[i].use;
-        const int64_t c = mpt__column_find(r, config->columns[i].name);
+        mpt_column_use use = config->columns[i].use;
+        int64_t c = mpt__column_find(r, config->columns[i].name);
         if (c < 0) return false;
         if ((unsigned)use > MPT_COLUMN_IGNORE)
             return mpt__reject(r->csv.context, ARGUMENT, "columns[%d].use is %d", i, (int)use);
-        const bool is_target = use == MPT_COLUMN_TARGET || use == MPT_COLUMN_CLASS;
+        bool is_target = use == MPT_COLUMN_TARGET || use == MPT_COLUMN_CLASS;
         table->columns[c].use = use == MPT_COLUMN_TARGET ? MPT_COLUMN_NUMBER : use;
         table->columns[c].is_target = is_target;
         targets = targets || is_target;
     }
     if (targets && !(config->target && config->target[0])) return true;
-    const int64_t c = config->target ? mpt__column_find(r, config->target) : table->count - 1;
+    int64_t c = config->target ? mpt__column_find(r, config->target) : table->count - 1;
     if (c >= 0) table->columns[c].is_target = true;
     return c >= 0;
 }
@@ -461,7 +460,7 @@ static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
     bool same = table->count == like->count;
     for (int64_t c = 0; same && c < table->count; c++) {
         mpt__table_column *column = &table->columns[c];
-        const int64_t name = column->name;
+        int64_t name = column->name;
         const char *other = like->text + like->columns[c].name;
         same = !table->named || !like->named || strcmp(r->text + name, other) == 0;
         *column = like->columns[c];
@@ -482,7 +481,7 @@ static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
 static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     mpt_context *context = r->csv.context;
     mpt__table *table = r->table;
-    const int64_t n = r->found_count;
+    int64_t n = r->found_count;
     if (n == 0) return true;
     int64_t *order = (int64_t *)mpt__host_array(context, 2 * n, sizeof *order);
     int64_t *codes = order ? order + n : NULL;
@@ -522,7 +521,7 @@ static bool mpt__table_fill(mpt__table_reader *r) {
         for (int64_t i = 0; mpt__column_texts(column) && i < table->rows; i++) {
             double *field = &r->fields[i * table->count + c];
             if (*field >= 0.0) continue;
-            const int64_t category = mpt__category_of(r, c, "", 0);
+            int64_t category = mpt__category_of(r, c, "", 0);
             if (category < 0)
                 return mpt__csv_fault(&r->csv, c, NULL, "is not in the table that this one is like",
                                       "", 0);
@@ -550,15 +549,15 @@ static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t se
     (void)seed, (void)work, (void)error;
     for (int64_t c = 0; c < table->count; c++) {
         const mpt__table_column *column = &table->columns[c];
-        const int part = column->is_target;
+        int part = column->is_target;
         void *to = part ? target : input;
-        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
         if (column->use == MPT_COLUMN_IGNORE || !to) continue;
         for (int64_t i = 0; i < n; i++, done[part]++) {
-            const double value = column->use == MPT_COLUMN_ONE_HOT ? (int64_t)row[c] == i
-                                 : column->use == MPT_COLUMN_NUMBER
-                                     ? mpt__column_value(table, column, row[c])
-                                     : row[c];
+            double value = column->use == MPT_COLUMN_ONE_HOT ? (int64_t)row[c] == i
+                           : column->use == MPT_COLUMN_NUMBER
+                               ? mpt__column_value(table, column, row[c])
+                               : row[c];
             if ((part ? dataset->target_dtype : dataset->dtype) == MPT_I64)
                 ((int64_t *)to)[done[part]] = (int64_t)value;
             else
@@ -575,7 +574,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
     for (int64_t c = 0; c < table->count; c++) {
         const mpt__table_column *column = &table->columns[c];
         if (column->use == MPT_COLUMN_IGNORE) continue;
-        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
         *(column->is_target ? &targets : &inputs) += n;
         classes += column->is_target && column->use == MPT_COLUMN_CLASS;
         if (column->is_target) continue;
@@ -652,8 +651,8 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
     }
     /* Every field has a byte of its own in the file, so that these products cannot overflow where
        the file fits. */
-    const size_t table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
-    const size_t field_bytes = (size_t)rows * (size_t)columns;
+    size_t table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
+    size_t field_bytes = (size_t)rows * (size_t)columns;
     if (field_bytes > (size_t)PTRDIFF_MAX / sizeof *r->fields) {
         mpt__fail_memory(base, PTRDIFF_MAX, MPT_MEMORY_DATA);
         return NULL;
@@ -771,8 +770,8 @@ static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *pa
         int64_t n = 0;
         sum = squares = 0.0;
         for (int64_t i = 0; i < part->count; i++) {
-            const int64_t row = part->indices ? part->indices[i] : part->first + i;
-            const double value = table->fields[row * table->count + c] - center;
+            int64_t row = part->indices ? part->indices[i] : part->first + i;
+            double value = table->fields[row * table->count + c] - center;
             if (!mpt__f64_is_finite(value)) continue;
             sum += value, squares += value * value;
             n++;
@@ -811,7 +810,7 @@ static const mpt__table_column *mpt__column_of(mpt_dataset handle, const char *n
     *table = dataset ? mpt__table_at(handle.context, dataset) : NULL;
     for (int64_t c = 0; *table && *input >= 0 && c < (*table)->count; c++) {
         const mpt__table_column *column = &(*table)->columns[c];
-        const int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
+        int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
         if (column->use == MPT_COLUMN_IGNORE || column->is_target) continue;
         if (*input < n) return column;
         *input -= n;

@@ -115,7 +115,7 @@ static size_t mpt__table_size(int64_t count) {
 static uint32_t *mpt__token_row(const mpt__tokenizer *tokenizer, const uint8_t *text, size_t n) {
     size_t at = (size_t)mpt__hash_bytes(0, text, n) & tokenizer->find_mask;
     for (;; at = (at + 1) & tokenizer->find_mask) {
-        const uint32_t number = tokenizer->find[at];
+        uint32_t number = tokenizer->find[at];
         if (number == 0 || (tokenizer->size[number - 1] == n &&
                             memcmp(tokenizer->text + tokenizer->place[number - 1], text, n) == 0))
             return &tokenizer->find[at];
@@ -128,7 +128,7 @@ static int64_t mpt__token_find(const mpt__tokenizer *tokenizer, const uint8_t *t
 
 /* Fills `find`. Gives the first token that is there twice, -1 if none is, -2 on error. */
 static int64_t mpt__tokenizer_index(mpt_context *context, mpt__tokenizer *tokenizer) {
-    const size_t size = mpt__table_size(tokenizer->count);
+    size_t size = mpt__table_size(tokenizer->count);
     tokenizer->find = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_FIND,
                                                       (int64_t)size, sizeof(uint32_t));
     tokenizer->find_mask = size - 1;
@@ -194,7 +194,7 @@ static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, cons
     for (code = 0, count = 0; code <= 0x10ffff; code++) {
         uint8_t utf8[4];
         if (!(seen[code / 8] >> code % 8 & 1)) continue;
-        const size_t size = mpt__utf8_write(code, utf8);
+        size_t size = mpt__utf8_write(code, utf8);
         memcpy(tokenizer->text + place, utf8, size);
         tokenizer->place[count] = place, tokenizer->size[count++] = (uint32_t)size;
         place += (uint32_t)size;
@@ -204,12 +204,12 @@ static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, cons
 
 static bool mpt__char_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
                            const char *unused) {
-    const size_t seen_bytes = 0x110000 / 8;
+    size_t seen_bytes = 0x110000 / 8;
     size_t n = 0;
     (void)unused;
     uint8_t *text = mpt__text_read(context, path, PTRDIFF_MAX, &n);
     uint8_t *seen = text ? (uint8_t *)mpt__host_new(context, seen_bytes) : NULL;
-    const bool good = seen && mpt__char_fill(context, tokenizer, path, text, n, seen);
+    bool good = seen && mpt__char_fill(context, tokenizer, path, text, n, seen);
     mpt__host_free(context, text, n);
     mpt__host_free(context, seen, seen_bytes);
     return good;
@@ -223,7 +223,7 @@ MPT__BEGIN_COLD
 static int mpt__byte_of(uint32_t code) {
     if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255))
         return (int)code;
-    const uint32_t k = code - 256;
+    uint32_t k = code - 256;
     if (code < 256 || k > 67) return -1;
     return (int)(k < 33 ? k : k < 67 ? 127 + (k - 33) : 173);
 }
@@ -235,7 +235,7 @@ static bool mpt__bpe_string(mpt__json *json, uint8_t *out, size_t *size) {
     *size = 0;
     if (!mpt__json_expect(json, '"', "a string expected")) return false;
     while (mpt__json_char(json, &code, &good)) {
-        const int byte = mpt__byte_of(code);
+        int byte = mpt__byte_of(code);
         if (byte < 0) return mpt__json_refuse(json, "a character that stands for no byte");
         if (out) out[*size] = (uint8_t)byte;
         ++*size;
@@ -276,12 +276,12 @@ static bool mpt__bpe_vocabulary(mpt_context *context, mpt__tokenizer *tokenizer,
         !mpt__tokenizer_room(context, tokenizer, count, bytes) ||
         !mpt__bpe_object(&json, tokenizer, &count, &bytes))
         return false;
-    const int64_t twice = mpt__tokenizer_index(context, tokenizer);
+    int64_t twice = mpt__tokenizer_index(context, tokenizer);
     if (twice >= 0)
         return mpt__reject(context, FORMAT, "%s: token %lld is spelled as an earlier one", path,
                            twice);
     for (int i = 0; i < 256 && twice == -1; i++) {
-        const uint8_t byte = (uint8_t)i;
+        uint8_t byte = (uint8_t)i;
         tokenizer->of_byte[i] = (int32_t)mpt__token_find(tokenizer, &byte, 1);
     }
     return twice == -1;
@@ -309,14 +309,14 @@ static const char *mpt__merge_line(const mpt__tokenizer *tokenizer, const uint8_
             left = length;
             continue;
         }
-        const int byte = size ? mpt__byte_of(code) : -1;
+        int byte = size ? mpt__byte_of(code) : -1;
         if (byte < 0) return "has a character that stands for no byte";
         bytes[length++] = (uint8_t)byte;
     }
     if (left == 0 || left == length) return "is not two tokens with a space between them";
-    const int64_t a = mpt__token_find(tokenizer, bytes, left);
-    const int64_t b = mpt__token_find(tokenizer, bytes + left, length - left);
-    const int64_t both = mpt__token_find(tokenizer, bytes, length);
+    int64_t a = mpt__token_find(tokenizer, bytes, left);
+    int64_t b = mpt__token_find(tokenizer, bytes + left, length - left);
+    int64_t both = mpt__token_find(tokenizer, bytes, length);
     if (a < 0 || b < 0 || both < 0) return "makes, or is made of, what is not in the vocabulary";
     mpt__merge *row = mpt__merge_row(tokenizer, (int32_t)a, (int32_t)b);
     if (row->rank >= 0) return "repeats an earlier one";
@@ -334,7 +334,7 @@ static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, con
         lines += i - start >= 3; /* shorter ones are no merges */
         start = i + 1;
     }
-    const size_t size = mpt__table_size(lines);
+    size_t size = mpt__table_size(lines);
     tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_MERGES,
                                                           (int64_t)size, sizeof(mpt__merge));
     if (!tokenizer->merges) return false;
@@ -430,7 +430,7 @@ typedef struct mpt__token_sink {
 } mpt__token_sink;
 
 static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
-    const int64_t i = sink->count++;
+    int64_t i = sink->count++;
     if (i >= sink->capacity) return;
     if (sink->tokens) sink->tokens[i] = token;
     for (int k = 0; sink->packed && k < sink->width; k++)
@@ -445,7 +445,7 @@ static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size
     *size = mpt__utf8_read(p, n, &code);
     if (*size == 0) return *size = 1, MPT__MARK;
     while (high - low > 1) {
-        const int middle = (low + high) / 2;
+        int middle = (low + high) / 2;
         if (tokenizer->run_start[middle] <= code)
             low = middle;
         else
@@ -460,10 +460,10 @@ static size_t mpt__piece(const mpt__tokenizer *tokenizer, const uint8_t *p, size
     static const char *const endings[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     size_t at = p[0] == ' ', size, last = 0;
     for (size_t i = 0; i < sizeof endings / sizeof *endings && p[0] == '\''; i++) {
-        const size_t length = strlen(endings[i]);
+        size_t length = strlen(endings[i]);
         if (n >= length && memcmp(p, endings[i], length) == 0) return length;
     }
-    const int kind = at < n ? mpt__class_of(tokenizer, p + at, n - at, &size) : MPT__SPACE;
+    int kind = at < n ? mpt__class_of(tokenizer, p + at, n - at, &size) : MPT__SPACE;
     if (kind == MPT__SPACE) at = 0;
     while (at < n && mpt__class_of(tokenizer, p + at, n - at, &size) == kind) {
         at += size;
@@ -487,7 +487,7 @@ static void mpt__heap_push(mpt__symbols *s, uint64_t key) {
 }
 
 static uint64_t mpt__heap_pop(mpt__symbols *s) {
-    const uint64_t top = s->heap[0], key = s->heap[--s->heap_size];
+    uint64_t top = s->heap[0], key = s->heap[--s->heap_size];
     size_t i = 0, child;
     while ((child = 2 * i + 1) < s->heap_size) {
         child += child + 1 < s->heap_size && s->heap[child + 1] < s->heap[child];
@@ -523,11 +523,11 @@ static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
     s->heap_size = 0;
     for (int32_t i = 0; i + 1 < n; i++) mpt__symbol_offer(tokenizer, s, i);
     while (s->heap_size > 0) {
-        const uint64_t key = mpt__heap_pop(s);
-        const int32_t at = (int32_t)(key & 0xffffffffu);
+        uint64_t key = mpt__heap_pop(s);
+        int32_t at = (int32_t)(key & 0xffffffffu);
         const mpt__merge *merge = mpt__symbol_merge(tokenizer, s, at);
         if (!merge || (uint64_t)(uint32_t)merge->rank != key >> 32) continue; /* out of date */
-        const int32_t gone = s->next[at];
+        int32_t gone = s->next[at];
         s->token[at] = merge->token;
         s->token[gone] = -1;
         s->next[at] = s->next[gone];
@@ -541,14 +541,14 @@ static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
 /* Room for the symbols of a piece of n bytes, which the tokenizer keeps. */
 static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, size_t n,
                               mpt__symbols *s) {
-    const size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
+    size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
     mpt__memory *work = &tokenizer->memory[MPT__TOKEN_WORK];
     if (n > INT32_MAX / 2)
         return mpt__reject(context, ARGUMENT, "a word of %lld bytes", (int64_t)n);
     if (work->bytes < n * each && !mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_WORK,
                                                        (int64_t)(n < 64 ? 64 : 2 * n), each))
         return false;
-    const size_t room = work->bytes / each;
+    size_t room = work->bytes / each;
     s->heap = (uint64_t *)work->at;
     s->token = (int32_t *)(void *)(s->heap + 3 * room);
     s->next = s->token + room;
@@ -563,7 +563,7 @@ static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, co
         uint32_t code = 0;
         if (!tokenizer->pairs) {
             size = mpt__utf8_read(text + at, n - at, &code);
-            const int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
+            int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
             if (token < 0)
                 return mpt__reject(context, ARGUMENT,
                                    "byte %lld begins no character of the vocabulary", (int64_t)at);
@@ -626,7 +626,7 @@ int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count
             return -1;
         }
         const uint8_t *from = found->text + found->place[tokens[i]];
-        const int64_t size = found->size[tokens[i]];
+        int64_t size = found->size[tokens[i]];
         for (int64_t k = 0; k < size && length + k < capacity; k++)
             text[length + k] = (char)from[k];
         length += size;
@@ -666,8 +666,8 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
                              void *input, void *target, char *error) {
     const mpt__tokens *tokens = (const mpt__tokens *)dataset->state;
     const mpt_window_config *config = &tokens->config;
-    const mpt__rng_key key = {mpt__hash_u64(seed, (uint64_t)at), MPT__WINDOW_STREAM, 0};
-    const int64_t block = config->block;
+    mpt__rng_key key = {mpt__hash_u64(seed, (uint64_t)at), MPT__WINDOW_STREAM, 0};
+    int64_t block = config->block;
     int64_t *x = (int64_t *)input, *y = (int64_t *)target;
     int64_t first = at * config->stride;
     if (config->random)
@@ -677,7 +677,7 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
                                           (size_t)((block + 1) * tokens->width), work, error))
         return false;
     for (int64_t i = 0; i <= block; i++) {
-        const int64_t token =
+        int64_t token =
             (int64_t)mpt__load_little_endian(bytes + i * tokens->width, (size_t)tokens->width);
         if (config->vocabulary > 0 && token >= config->vocabulary) {
             mpt__format_text(error, MPT__SAMPLE_ERROR,
@@ -704,7 +704,7 @@ static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config
                            "%lld tokens; windows of %lld and the token after them need %lld", count,
                            config->block, config->block + 1);
     if (config->stride == 0) config->stride = config->block;
-    const int64_t beside = (count - 1 - config->block) / config->stride + 1;
+    int64_t beside = (count - 1 - config->block) / config->stride + 1;
     return config->random && config->samples > 0 ? config->samples : beside;
 }
 
@@ -751,7 +751,7 @@ mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *values, int64_
     if (!values || count < 1 || count > PTRDIFF_MAX / tokens.width) {
         mpt__error(context, ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
     } else if (mpt__window_count(context, &tokens.config, count) > 0) {
-        const size_t bytes = (size_t)count * sizeof *values;
+        size_t bytes = (size_t)count * sizeof *values;
         uint8_t *copy = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
         mpt__token_sink sink = {NULL, copy, tokens.width, 0, count};
         for (int64_t i = 0; copy && i < count; i++) mpt__token_put(&sink, values[i]);
@@ -776,7 +776,7 @@ mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per
         mpt__error(context, ARGUMENT, "bytes_per_token is %d; 1, 2 or 4", bytes_per_token);
     } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
         /* A byte per token may well be a web page. */
-        const bool good = mpt__reader_plain(&file, bytes_per_token == 1 ? 1 : MPT__KNOWN_TEXT);
+        bool good = mpt__reader_plain(&file, bytes_per_token == 1 ? 1 : MPT__KNOWN_TEXT);
         mpt__reader_close(&file);
         memcpy(tokens.path, path, strlen(path));
         tokens.count = file.size / bytes_per_token;
@@ -805,7 +805,7 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__token_sink sink = {NULL, NULL, tokens.width, 0, 0};
     if (text && mpt__text_encode(context, found, text, n, &sink) &&
         mpt__window_count(context, &tokens.config, sink.count) > 0) {
-        const size_t bytes = (size_t)(sink.count * tokens.width);
+        size_t bytes = (size_t)(sink.count * tokens.width);
         sink.packed = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
         tokens.count = sink.capacity = sink.count;
         tokens.bytes = sink.packed;

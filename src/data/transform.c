@@ -44,7 +44,7 @@ typedef struct mpt__picture {
 
 mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height, int64_t width) {
     mpt_transform step;
-    const bool erasing = kind == MPT_RANDOM_ERASING;
+    bool erasing = kind == MPT_RANDOM_ERASING;
     memset(&step, 0, sizeof step);
     step.kind = kind;
     step.height = height, step.width = width;
@@ -73,7 +73,7 @@ static bool mpt__range_good(const double range[2], double most) {
 
 /* What is wrong with a step by itself; NULL: nothing. */
 static const char *mpt__step_fault(const mpt_transform *step, int64_t channels) {
-    const bool part = step->kind == MPT_RESIZED_CROP || step->kind == MPT_RANDOM_ERASING;
+    bool part = step->kind == MPT_RESIZED_CROP || step->kind == MPT_RANDOM_ERASING;
     if ((unsigned)step->kind >= MPT_TRANSFORM_KINDS) return "is of no known kind";
     if (mpt__step_sizes(step) &&
         (step->height < 1 || step->height > MPT__MAX_SIDE || step->width > MPT__MAX_SIDE ||
@@ -104,7 +104,7 @@ static bool mpt__pipeline_size(mpt_context *context, mpt__pipeline *plan, int i,
                                int64_t *width, bool *stretched) {
     const mpt_transform *step = &plan->steps[i];
     const char *name = mpt__step_names[step->kind];
-    const bool known = *height > 0;
+    bool known = *height > 0;
     if (!known && (!mpt__step_moves(step) ||
                    (*stretched && (step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP))))
         return mpt__reject(context, ARGUMENT,
@@ -185,8 +185,8 @@ static MPT__INLINE double mpt__tap(const mpt__taps *taps, int64_t i) {
 static mpt__taps mpt__taps_of(int64_t at, int64_t size, int64_t to, bool antialias) {
     mpt__taps taps = {0, 0, 0.0, 1.0, 0.0};
     if (at < 0 || at >= to) return taps;
-    const double ratio = (double)size / (double)to;
-    const double reach = antialias && ratio > 1.0 ? ratio : 1.0;
+    double ratio = (double)size / (double)to;
+    double reach = antialias && ratio > 1.0 ? ratio : 1.0;
     taps.center = ratio * ((double)at + 0.5);
     taps.sharpness = 1.0 / reach;
     if (taps.center - reach + 0.5 > 0.0) taps.first = (int64_t)(taps.center - reach + 0.5);
@@ -212,12 +212,12 @@ static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
                             const mpt__taps *columns, int64_t channel, int64_t lanes, float *out,
                             int64_t plane) {
     float sum[MPT__RESIZE_COLUMNS * MPT__MAX_CHANNELS];
-    const int64_t step = lanes > 1 ? 1 : from->column_step;
+    int64_t step = lanes > 1 ? 1 : from->column_step;
     for (int64_t l = 0; l < lanes; l++)
         for (int64_t x = 0; x < from->columns; x++) out[l * plane + x] = 0.0f;
     for (int64_t x0 = 0; x0 < from->width; x0 += MPT__RESIZE_COLUMNS) {
-        const int64_t left = from->width - x0;
-        const int64_t n = left < MPT__RESIZE_COLUMNS ? left : MPT__RESIZE_COLUMNS;
+        int64_t left = from->width - x0;
+        int64_t n = left < MPT__RESIZE_COLUMNS ? left : MPT__RESIZE_COLUMNS;
         for (int64_t i = 0; i < n * lanes; i++) sum[i] = 0.0f;
         for (int64_t y = row->first; y < row->end; y++)
             mpt__add_weighted(
@@ -225,11 +225,11 @@ static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
                 n * lanes, step, (float)(mpt__tap(row, y) / row->total), sum);
         for (int64_t x = 0; x < from->columns; x++) {
             const mpt__taps *taps = &columns[x];
-            const int64_t first = taps->first > x0 ? taps->first : x0;
-            const int64_t end = taps->end < x0 + n ? taps->end : x0 + n;
+            int64_t first = taps->first > x0 ? taps->first : x0;
+            int64_t end = taps->end < x0 + n ? taps->end : x0 + n;
             if (taps->first >= x0 + n) break;
             for (int64_t i = first; i < end; i++) {
-                const float weight = (float)(mpt__tap(taps, i) / taps->total);
+                float weight = (float)(mpt__tap(taps, i) / taps->total);
                 for (int64_t l = 0; l < lanes; l++)
                     out[l * plane + x] += weight * sum[(i - x0) * lanes + l];
             }
@@ -241,7 +241,7 @@ static void mpt__resize_row(const mpt__picture *from, const mpt__taps *row,
 
 /* Rows of the window as they are. */
 static void mpt__copy_row(const mpt__picture *from, int64_t channel, int64_t y, float *out) {
-    const int64_t at = channel * from->channel_step + y * from->row_step, step = from->column_step;
+    int64_t at = channel * from->channel_step + y * from->row_step, step = from->column_step;
     int64_t first = from->left < 0 ? -from->left : 0, end = from->width - from->left;
     if (end > from->columns) end = from->columns;
     if (y < 0 || y >= from->height || first > end) first = end = 0;
@@ -256,7 +256,7 @@ static void mpt__copy_row(const mpt__picture *from, int64_t channel, int64_t y, 
 static void mpt__finish_row(const mpt__picture *from, bool scale, float *row) {
     for (int64_t x = 0; x < from->columns && scale; x++) row[x] /= 255.0f;
     for (int64_t x = 0, y = from->columns - 1; x < y && from->mirrored; x++, y--) {
-        const float value = row[x];
+        float value = row[x];
         row[x] = row[y], row[y] = value;
     }
 }
@@ -267,16 +267,16 @@ static bool mpt__picture_stretched(const mpt__picture *from) {
 
 /* Computes the window into out [C, rows, columns] and goes on from there; taps: one per column. */
 static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
-    const bool stretched = mpt__picture_stretched(from);
-    const int64_t plane = from->rows * from->columns;
-    const int64_t lanes = stretched && from->channel_step == 1 ? from->channels : 1;
+    bool stretched = mpt__picture_stretched(from);
+    int64_t plane = from->rows * from->columns;
+    int64_t lanes = stretched && from->channel_step == 1 ? from->channels : 1;
     for (int64_t x = 0; x < from->columns && stretched; x++)
         taps[x] = mpt__taps_of(from->left + x, from->width, from->to_width, from->antialias);
     for (int64_t c = 0; c < from->channels; c += lanes) {
         for (int64_t y = 0; y < from->rows; y++) {
             float *row = out + c * plane + y * from->columns;
             if (stretched) {
-                const mpt__taps down =
+                mpt__taps down =
                     mpt__taps_of(from->top + y, from->height, from->to_height, from->antialias);
                 mpt__resize_row(from, &down, taps, c, lanes, row, plane);
             } else {
@@ -319,7 +319,7 @@ static void mpt__picture_crop(mpt__picture *picture, int64_t top, int64_t left, 
 /* What is seen, unstretched and all of it in the picture, is what is stretched. */
 static void mpt__picture_resize(mpt__picture *picture, int64_t height, int64_t width,
                                 bool antialias) {
-    const int64_t at = picture->top * picture->row_step + picture->left * picture->column_step;
+    int64_t at = picture->top * picture->row_step + picture->left * picture->column_step;
     if (picture->bytes)
         picture->bytes += at;
     else
@@ -345,7 +345,7 @@ static bool mpt__picture_whole(const mpt__picture *picture) {
 
 /* The words of one step of one sample. */
 static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out, int n) {
-    const mpt__rng_key key = {seed, MPT__TRANSFORM_STREAM, (uint64_t)step};
+    mpt__rng_key key = {seed, MPT__TRANSFORM_STREAM, (uint64_t)step};
     uint32_t words[4];
     mpt__random_bits(key, first, (size_t)n, words);
     for (int i = 0; i < n; i++) out[i] = (double)words[i] * (1.0 / 4294967296.0);
@@ -357,14 +357,14 @@ static void mpt__step_draw(uint64_t seed, int step, uint64_t first, double *out,
    fits. `most`: whether it may have a side of the whole. */
 static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int number, int64_t height,
                              int64_t width, bool most, int64_t part[4]) {
-    const double low = mpt__ln(step->ratio[0]), high = mpt__ln(step->ratio[1]);
+    double low = mpt__ln(step->ratio[0]), high = mpt__ln(step->ratio[1]);
     double u[4];
     for (uint64_t i = 0; i < MPT__PART_TRIES; i++) {
         mpt__step_draw(seed, number, 4 + 4 * i, u, 4);
-        const double area = (double)height * (double)width *
-                            (step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
-        const double ratio = mpt__exp(low + u[1] * (high - low));
-        const double columns = sqrt(area * ratio) + 0.5, rows = sqrt(area / ratio) + 0.5;
+        double area = (double)height * (double)width *
+                      (step->scale[0] + u[0] * (step->scale[1] - step->scale[0]));
+        double ratio = mpt__exp(low + u[1] * (high - low));
+        double columns = sqrt(area * ratio) + 0.5, rows = sqrt(area / ratio) + 0.5;
         if (!(columns < 1e9 && rows < 1e9)) continue;
         part[2] = (int64_t)rows, part[3] = (int64_t)columns;
         if (part[2] < 1 || part[3] < 1 || part[2] > height - !most || part[3] > width - !most)
@@ -379,7 +379,7 @@ static bool mpt__random_part(const mpt_transform *step, uint64_t seed, int numbe
 /* The middle of a picture with the nearest ratio that is allowed, as torchvision falls back to. */
 static void mpt__middle_part(const mpt_transform *step, int64_t height, int64_t width,
                              int64_t part[4]) {
-    const double ratio = (double)width / (double)height;
+    double ratio = (double)width / (double)height;
     part[2] = height, part[3] = width;
     if (ratio < step->ratio[0]) part[2] = (int64_t)((double)width / step->ratio[0] + 0.5);
     if (ratio > step->ratio[1]) part[3] = (int64_t)((double)height * step->ratio[1] + 0.5);
@@ -397,7 +397,7 @@ static int64_t mpt__half_of(int64_t difference) {
 /* A geometric step; false if the picture is too small for it. */
 static bool mpt__step_move(const mpt_transform *step, uint64_t seed, int number,
                            mpt__picture *picture) {
-    const int64_t rows = picture->rows, columns = picture->columns;
+    int64_t rows = picture->rows, columns = picture->columns;
     int64_t height = rows, width = columns, part[4];
     double u[2];
     mpt__step_draw(seed, number, 0, u, 2);
@@ -407,8 +407,8 @@ static bool mpt__step_move(const mpt_transform *step, uint64_t seed, int number,
         mpt__picture_crop(picture, mpt__half_of(rows - step->height),
                           mpt__half_of(columns - step->width), step->height, step->width);
     } else if (step->kind == MPT_RANDOM_CROP) {
-        const int64_t down = rows + 2 * step->padding - step->height;
-        const int64_t right = columns + 2 * step->padding - step->width;
+        int64_t down = rows + 2 * step->padding - step->height;
+        int64_t right = columns + 2 * step->padding - step->width;
         if (down < 0 || right < 0) return false;
         mpt__picture_crop(picture, (int64_t)(u[0] * (double)(down + 1)) - step->padding,
                           (int64_t)(u[1] * (double)(right + 1)) - step->padding, step->height,
@@ -433,7 +433,7 @@ static bool mpt__step_move(const mpt_transform *step, uint64_t seed, int number,
 static void mpt__step_normalize(const mpt_transform *step, float *values, int64_t channels,
                                 int64_t plane) {
     for (int64_t c = 0; c < channels; c++, values += plane) {
-        const float mean = (float)step->mean[c], deviation = (float)step->deviation[c];
+        float mean = (float)step->mean[c], deviation = (float)step->deviation[c];
         for (int64_t i = 0; i < plane; i++) {
             float centered = values[i] - mean;
             values[i] = centered / deviation;
@@ -466,7 +466,7 @@ static size_t mpt__pipeline_bytes(const mpt__pipeline *plan) {
 /* All steps, into out [channels, height, width]; false with a sentence in `error`. */
 static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, uint64_t seed,
                               uint8_t *work, float *out, char *error) {
-    const size_t spare_bytes = ((size_t)plan->most * sizeof(float) + 63) / 64 * 64;
+    size_t spare_bytes = ((size_t)plan->most * sizeof(float) + 63) / 64 * 64;
     mpt__taps *taps = (mpt__taps *)(void *)work;
     uint8_t *spare = work + ((size_t)plan->columns * sizeof(mpt__taps) + 63) / 64 * 64;
     float *values = NULL; /* the picture as it is now, if that is computed */
@@ -481,11 +481,11 @@ static bool mpt__pipeline_run(const mpt__pipeline *plan, mpt__picture *picture, 
     }
     for (int i = 0; i < plan->count; i++) {
         const mpt_transform *step = &plan->steps[i];
-        const bool resizes = step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP;
-        const bool as_it_is = !mpt__step_moves(step)           ? values != NULL
-                              : step->kind == MPT_RANDOM_FLIP ? true
-                              : resizes                        ? mpt__picture_resizable(picture)
-                                                               : mpt__picture_whole(picture);
+        bool resizes = step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP;
+        bool as_it_is = !mpt__step_moves(step)          ? values != NULL
+                        : step->kind == MPT_RANDOM_FLIP ? true
+                        : resizes                       ? mpt__picture_resizable(picture)
+                                                        : mpt__picture_whole(picture);
         if (!as_it_is) {
             values =
                 i > plan->last_move ? out : (float *)(void *)(spare + (size_t)made * spare_bytes);
@@ -525,7 +525,7 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
     const mpt__dataset *source = dataset->source;
     uint8_t *scratch = work + mpt__pipeline_bytes(plan);
     /* Steps of the same number in two datasets, one on the other, draw apart. */
-    const uint64_t below = source->make ? mpt__hash_u64(seed, MPT__TRANSFORM_STREAM) : seed;
+    uint64_t below = source->make ? mpt__hash_u64(seed, MPT__TRANSFORM_STREAM) : seed;
     const void *raw = mpt__sample_read(source, at, below, source->inputs ? NULL : scratch, scratch,
                                        target, error);
     if (!raw) return false;
@@ -560,7 +560,7 @@ static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_datas
 static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *source,
                                           const mpt_transform *steps, int count) {
     const mpt_shape *shape = &source->shape;
-    const int64_t channels = shape->rank == 3 ? shape->dim[0] : 1;
+    int64_t channels = shape->rank == 3 ? shape->dim[0] : 1;
     mpt_user_dataset_config samples;
     mpt__pipeline plan;
     if ((source->dtype != MPT_U8 && source->dtype != MPT_F32) || shape->rank < 2 ||

@@ -251,7 +251,7 @@ static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *re
     uint64_t sum = context->moves; /* of counts that only grow */
     for (int64_t i = 0; i < recording->work.count; i += 3) {
         const uint32_t *work = &recording->work.id[i];
-        const bool scaler = work[0] == MPT__SCALER;
+        bool scaler = work[0] == MPT__SCALER;
         if (work[0] != MPT__OPTIMIZER && !scaler) continue;
         const void *object = mpt__work_object(context, work);
         if (object)
@@ -320,7 +320,7 @@ static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
     mpt_status status = backend->graph_begin(backend->self);
     for (int64_t i = 0; i < recording->count && status == MPT_OK; i++)
         status = mpt__launch_plainly(backend, &execution, &recording->launches[i]);
-    const bool all = status == MPT_OK;
+    bool all = status == MPT_OK;
     status = backend->graph_end(backend->self, all ? &captured->graph : NULL);
     if (all && status == MPT_OK) return true;
     mpt__log(&context->base, MPT_LOG_WARNING,
@@ -335,7 +335,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
     captured->modes[0] = mpt__modes_now(context);
     for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].cleared = false;
     context->found_gradients = false;
-    const int64_t step = context->now.step;
+    int64_t step = context->now.step;
     if (mpt__inputs_make(context, captured, given) == MPT_OK &&
         mpt__inputs_set(context, captured, given) == MPT_OK)
         captured->recording = mpt__record_step(context, captured);
@@ -553,10 +553,10 @@ static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured
 /* Whether a step has to run by hand: what it depends on is not as it was at the recording, which is
    forgotten, or it begins with other gradients. For the second time in turn that is recorded. */
 static bool mpt__begins_otherwise(mpt_context *context, mpt__captured *captured) {
-    const uint64_t modes = mpt__modes_now(context);
-    const bool again = captured->otherwise;
-    const bool changed = mpt__patterns_now(context, captured->recording) != captured->patterns ||
-                         (modes != captured->modes[0] && modes != captured->modes[1]);
+    uint64_t modes = mpt__modes_now(context);
+    bool again = captured->otherwise;
+    bool changed = mpt__patterns_now(context, captured->recording) != captured->patterns ||
+                   (modes != captured->modes[0] && modes != captured->modes[1]);
     captured->otherwise = (captured->finds && mpt__gradients_now(context) != captured->gradients) ||
                           !mpt__leaves_are(context, &captured->leaves);
     if (!changed && (!captured->otherwise || !again)) return captured->otherwise;

@@ -47,7 +47,7 @@ static void mpt__log_nowhere(void *user, mpt_log_level level, const char *messag
 
 /* Calls the user's log, from which mpt_clear_error does nothing: who called it has not returned. */
 static void mpt__log_write(mpt__base *base, mpt_log_level level, const char *message) {
-    const bool inside = base->in_log;
+    bool inside = base->in_log;
     base->in_log = true;
     base->log.write(base->log.user, level, message);
     base->in_log = inside;
@@ -87,7 +87,7 @@ const char *mpt_status_name(mpt_status status) {
 /* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
    `status`, also when an earlier error stays. The log hears the first one. */
 static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
-    const size_t size = sizeof base->message;
+    size_t size = sizeof base->message;
     size_t length = 0;
     va_list arguments;
     if (base->status != MPT_OK) return status;
@@ -176,8 +176,8 @@ const char *mpt_memory_kind_name(mpt_memory_kind kind) {
 static mpt_status mpt__fail_memory_of(mpt__base *base, const char *who, size_t bytes,
                                       mpt_memory_kind kind) {
     const mpt_memory_stats *memory = &base->memory;
-    const int64_t wanted = bytes > PTRDIFF_MAX ? (int64_t)PTRDIFF_MAX : (int64_t)bytes;
-    const bool limited = base->memory_limit > 0 && wanted > base->memory_limit - memory->held;
+    int64_t wanted = bytes > PTRDIFF_MAX ? (int64_t)PTRDIFF_MAX : (int64_t)bytes;
+    bool limited = base->memory_limit > 0 && wanted > base->memory_limit - memory->held;
     bool named[MPT_MEMORY_KINDS] = {false};
     char use[256];
     size_t length = 0;
@@ -272,7 +272,7 @@ static void mpt__release(mpt__base *base, void *pointer, size_t bytes, mpt_memor
    counts elements. False with an error recorded when memory is out: the old array still stands. */
 static bool mpt__grow(mpt__base *base, void *array, int64_t *capacity, int64_t need, size_t size,
                       mpt_memory_kind kind) {
-    const int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
+    int64_t most = (int64_t)((size_t)PTRDIFF_MAX / size);
     int64_t room = *capacity < 8 ? 8 : *capacity;
     void *rows, *larger;
     if (need <= *capacity) return true;
@@ -329,7 +329,7 @@ int64_t mpt__known_process;
 static void mpt__after_fork(void) { mpt__atomic_store64(&mpt__known_process, (int64_t)getpid()); }
 
 static int64_t mpt__process_id(void) {
-    const int64_t known = mpt__atomic_load64(&mpt__known_process);
+    int64_t known = mpt__atomic_load64(&mpt__known_process);
     if (known) return known;
     if (mpt__atomic_cas64(&mpt__known_process, 0, (int64_t)getpid()) &&
         pthread_atfork(NULL, NULL, mpt__after_fork) != 0)
@@ -431,7 +431,7 @@ static int mpt__io_code(const mpt__base *base) {
 /* Whether io.open failed because there is no such file, as far as it said: then others may be tried
    in its place. Both kinds of codes have 2 for that; where a folder is not there Windows says 3. */
 static bool mpt__io_absent(const mpt__base *base) {
-    const int code = mpt__io_code(base);
+    int code = mpt__io_code(base);
 #if defined(_WIN32) && !defined(MPT__NO_FILES)
     if (code == ERROR_PATH_NOT_FOUND && mpt__io_built_in(base)) return true;
 #endif
@@ -446,9 +446,9 @@ static const char *mpt__io_reason(const mpt__base *base) {
         return "this build has no files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO): set config.io";
 #else
     static MPT__THREAD_LOCAL char other[48];
-    const size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];
-    const bool built_in = mpt__io_built_in(base);
-    const int code = mpt__io_code(base);
+    size_t rows = sizeof mpt__io_errors / sizeof mpt__io_errors[0];
+    bool built_in = mpt__io_built_in(base);
+    int code = mpt__io_code(base);
     for (size_t i = built_in ? 0 : MPT__IO_ERRNO; i < rows; i++)
         if (mpt__io_errors[i].code == code) return mpt__io_errors[i].text;
     if (built_in) {
@@ -464,10 +464,10 @@ static const char *mpt__io_reason(const mpt__base *base) {
 static bool mpt__temporary_path(const mpt__base *base, const char *path, const char *mark,
                                 char *out, size_t size) {
     static int32_t counter;
-    const int32_t number = mpt__atomic_add32(&counter, 1);
-    const double now = base->clock.now(base->clock.user);
+    int32_t number = mpt__atomic_add32(&counter, 1);
+    double now = base->clock.now(base->clock.user);
     uint64_t time;
-    const size_t directory = mpt__directory_length(path);
+    size_t directory = mpt__directory_length(path);
     if (directory >= size) return false;
     memcpy(out, path, directory);
     memcpy(&time, &now, sizeof time);
@@ -513,12 +513,12 @@ static void mpt__machine_mark(char mark[MPT__MARK_SIZE]) {
 /* Whether a file has the name of a temporary of this machine, and of which process. */
 static bool mpt__temporary_name(const char *name, const char *mark, uint64_t *process) {
     char begin[MPT__MARK_SIZE + 16];
-    const size_t n = mpt__format_text(begin, sizeof begin, ".mptrain-%s", mark);
+    size_t n = mpt__format_text(begin, sizeof begin, ".mptrain-%s", mark);
     if (strncmp(name, begin, n) != 0) return false;
     name += n;
     *process = 0;
     for (int field = 0; field < 3; field++) {
-        const size_t digits = strspn(name, field < 2 ? "0123456789abcdef" : "0123456789");
+        size_t digits = strspn(name, field < 2 ? "0123456789abcdef" : "0123456789");
         for (size_t i = 0; i < digits && field == 0; i++)
             *process = *process << 4 | (uint64_t)(name[i] <= '9' ? name[i] - '0' : name[i] - 'W');
         if (digits == 0 || digits > 16) return false;
@@ -534,7 +534,7 @@ static bool mpt__process_gone(uint64_t process) {
     const HANDLE found = OpenProcess(PROCESS_QUERY_INFORMATION, FALSE, (DWORD)process);
     DWORD code = 0;
     if (!found) return GetLastError() == ERROR_INVALID_PARAMETER;
-    const bool ended = GetExitCodeProcess(found, &code) && code != STILL_ACTIVE;
+    bool ended = GetExitCodeProcess(found, &code) && code != STILL_ACTIVE;
     CloseHandle(found);
     return ended;
 }
@@ -545,7 +545,7 @@ static void mpt__temporaries_sweep(const char *path, const char *mark) {
     char other[MPT__PATH_SIZE], name[4 * MAX_PATH];
     WIN32_FIND_DATAW found;
     uint64_t process;
-    const size_t n = mpt__directory_length(path);
+    size_t n = mpt__directory_length(path);
     if (mpt__format_text(other, sizeof other, "%s", path) >= sizeof other ||
         mpt__format_text(other + n, sizeof other - n, ".mptrain-*.tmp") >= sizeof other - n ||
         !mpt__wide_path(other, wide))
@@ -575,7 +575,7 @@ static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
                                     NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
     if (!mpt__file_result(file != INVALID_HANDLE_VALUE)) return false;
     const DWORD n = GetFinalPathNameByHandleW(file, wide, MPT__WIDE_PATH, 0);
-    const bool good = mpt__file_result(
+    bool good = mpt__file_result(
         n > 0 && n < MPT__WIDE_PATH &&
         WideCharToMultiByte(CP_UTF8, 0, wide, -1, target, MPT__PATH_SIZE, NULL, NULL) > 0);
     CloseHandle(file);
@@ -607,7 +607,7 @@ static bool mpt__lock(int descriptor, bool *locked) {
 /* Removes what killed processes left beside `path`; what cannot be removed stays. */
 static void mpt__temporaries_sweep(const char *path, const char *mark) {
     char other[MPT__PATH_SIZE], link;
-    const size_t n = mpt__directory_length(path);
+    size_t n = mpt__directory_length(path);
     struct stat found;
     uint64_t process;
     MPT__DIRENT *item;
@@ -639,7 +639,7 @@ static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
     for (int i = 0; i <= LINKS; i++) {
         const ssize_t n = readlink(target, link, sizeof link);
         if (n < 0) return mpt__file_result(errno == EINVAL || errno == ENOENT);
-        const size_t kept = link[0] == '/' ? 0 : mpt__directory_length(target);
+        size_t kept = link[0] == '/' ? 0 : mpt__directory_length(target);
         if (kept + (size_t)n >= MPT__PATH_SIZE) {
             mpt__io_error = ENAMETOOLONG;
             return false;
@@ -658,7 +658,7 @@ static bool mpt__new_file_make(const mpt__base *base, const char *mark, mpt__new
     struct stat found;
     bool locked;
     if (!mpt__replaceable(t->target, &found)) return false;
-    const int rights = found.st_nlink ? 0600 : 0666;
+    int rights = found.st_nlink ? 0600 : 0666;
     for (int tries = 0; tries < 100; tries++) {
         mpt__io_error = ENAMETOOLONG;
         if (!mpt__temporary_path(base, t->target, mark, t->path, sizeof t->path)) return false;

@@ -84,8 +84,8 @@ enum { MPT__IO_ERRNO = 1 };
 enum { MPT__WIDE_PATH = 4096 };
 
 static bool mpt__wide_path(const char *path, wchar_t wide[MPT__WIDE_PATH]) {
-    const int room = MPT__WIDE_PATH;
-    const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, room);
+    int room = MPT__WIDE_PATH;
+    int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, room);
     if (length <= 0) {
         mpt__io_error = (int)GetLastError();
         if (mpt__io_error == ERROR_INSUFFICIENT_BUFFER) mpt__io_error = ERROR_FILENAME_EXCED_RANGE;
@@ -122,7 +122,7 @@ static void *mpt__file_open(void *user, const char *path, char mode) {
 static size_t mpt__file_move(void *file, char *buffer, size_t bytes, bool writing) {
     size_t done = 0;
     while (done < bytes) {
-        const size_t left = bytes - done;
+        size_t left = bytes - done;
         const DWORD wanted = (DWORD)(left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK);
         DWORD moved = 0;
         const BOOL ok = writing ? WriteFile((HANDLE)file, buffer + done, wanted, &moved, NULL)
@@ -264,8 +264,8 @@ static int mpt__open_descriptor(const char *path, int flags, int rights) {
 
 static void *mpt__file_open(void *user, const char *path, char mode) {
     /* A pipe without a writer opens at once; files know no difference. */
-    const int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
-    const int descriptor = mpt__open_descriptor(path, flags, 0666);
+    int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
+    int descriptor = mpt__open_descriptor(path, flags, 0666);
     char probe;
     (void)user;
     if (descriptor < 0) return NULL;
@@ -280,10 +280,10 @@ static void *mpt__file_open(void *user, const char *path, char mode) {
 
 /* Reads to, or writes from, the buffer: as much as can be moved. */
 static size_t mpt__file_move(void *file, char *buffer, size_t bytes, bool writing) {
-    const int descriptor = mpt__descriptor(file);
+    int descriptor = mpt__descriptor(file);
     size_t done = 0;
     while (done < bytes) {
-        const size_t left = bytes - done, wanted = left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK;
+        size_t left = bytes - done, wanted = left < MPT__IO_CHUNK ? left : MPT__IO_CHUNK;
         const ssize_t moved = writing ? write(descriptor, buffer + done, wanted)
                                       : read(descriptor, buffer + done, wanted);
         if (moved < 0 && errno == EINTR) continue;
@@ -303,8 +303,8 @@ static bool mpt__file_seek(void *user, void *file, int64_t position) {
 }
 
 static int64_t mpt__file_size(void *user, void *file) {
-    const int descriptor = mpt__descriptor(file);
-    const int64_t here = MPT__LSEEK(descriptor, 0, SEEK_CUR);
+    int descriptor = mpt__descriptor(file);
+    int64_t here = MPT__LSEEK(descriptor, 0, SEEK_CUR);
     int64_t size = -1;
     (void)user;
     if (here >= 0) size = MPT__LSEEK(descriptor, 0, SEEK_END);
@@ -391,10 +391,10 @@ static bool mpt__file_commit(void *user, const char *temporary, const char *path
     struct stat there;
     (void)user;
     if (!mpt__replaceable(path, &there)) return false;
-    const int descriptor = mpt__open_descriptor(temporary, O_RDWR, 0);
+    int descriptor = mpt__open_descriptor(temporary, O_RDWR, 0);
     if (descriptor < 0) return false;
     if (S_ISREG(there.st_mode)) mpt__copy_rights(descriptor, &there);
-    const bool synced = mpt__sync_descriptor(descriptor);
+    bool synced = mpt__sync_descriptor(descriptor);
     if (!mpt__file_result(close(descriptor) == 0 || errno == EINTR) || !synced) return false;
     return mpt__file_result(rename(temporary, path) == 0) && mpt__sync_directory(path);
 }
@@ -432,7 +432,7 @@ static bool mpt__file_list(void *user, const char *path, mpt_list_entry entry, v
         }
         entry(to, item->d_name, mpt__may_be_folder(child));
     }
-    const bool whole = mpt__file_result(errno == 0);
+    bool whole = mpt__file_result(errno == 0);
     closedir(directory);
     return whole;
 }

@@ -13,7 +13,7 @@
 static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
     if (n == 0) return 0;
-    const size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    size_t size = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
     if (size == 0 || size > n || p[0] > 0xf4) return 0;
     *code = size == 1 ? p[0] : p[0] & (0x7fu >> size);
     for (size_t i = 1; i < size; i++) {
@@ -26,7 +26,7 @@ static size_t mpt__utf8_read(const uint8_t *p, size_t n, uint32_t *code) {
 
 /* A code point as UTF-8; returns its 1 to 4 bytes. */
 static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
-    const size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    size_t size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
     for (size_t i = size; i-- > 1; code >>= 6) out[i] = (uint8_t)(0x80 | (code & 0x3f));
     out[0] = (uint8_t)(size == 1 ? code : (0xf00u >> size & 0xf0) | code);
     return size;
@@ -160,7 +160,7 @@ static bool mpt__json_char(mpt__json *json, uint32_t *code, bool *good) {
         json->at++;
         return mpt__json_escape(json, code);
     }
-    const size_t length = mpt__utf8_read(json->text + json->at, json->size - json->at, code);
+    size_t length = mpt__utf8_read(json->text + json->at, json->size - json->at, code);
     json->at += length;
     return length > 0 || mpt__json_refuse(json, "a string is not valid UTF-8");
 }
@@ -174,7 +174,7 @@ static bool mpt__json_string(mpt__json *json, mpt__span *string) {
     string->length = 0;
     while (mpt__json_char(json, &code, &good)) {
         uint8_t out[4];
-        const size_t length = mpt__utf8_write(code, out);
+        size_t length = mpt__utf8_write(code, out);
         memcpy(string->text + string->length, out, length);
         string->length += length;
     }

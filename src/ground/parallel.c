@@ -126,11 +126,11 @@ struct mpt__pool {
 
 /* Claims and runs chunks until none is left. Returns how many it did. */
 static int64_t mpt__pool_work(mpt__pool *pool, int thread) {
-    const int64_t count = pool->count, grain = pool->grain;
+    int64_t count = pool->count, grain = pool->grain;
     int64_t done = 0;
     for (;;) {
         int64_t chunk = mpt__atomic_add64(&pool->next, grain);
-        const int64_t end = chunk + grain < count ? chunk + grain : count;
+        int64_t end = chunk + grain < count ? chunk + grain : count;
         if (chunk >= count) return done;
         done += end - chunk;
         for (; chunk < end; chunk++) pool->fn(pool->work, chunk, thread);
@@ -154,7 +154,7 @@ static bool mpt__pool_enter(mpt__pool_thread *self) {
 /* The last one out of a shut gate wakes a caller that sleeps for it. */
 static void mpt__pool_leave(mpt__pool *pool) {
     const mpt_threads *t = &pool->base->thread;
-    const int64_t before = mpt__atomic_add64(&pool->gate, -1);
+    int64_t before = mpt__atomic_add64(&pool->gate, -1);
     if ((before & (MPT__GATE_OPEN | MPT__GATE_INSIDE)) != 1) return;
     if (!mpt__atomic_load32(&pool->caller_waits)) return;
     t->mutex_lock(t->user, pool->mutex);
@@ -170,7 +170,7 @@ static bool mpt__pool_await_run(mpt__pool_thread *self) {
     const mpt_threads *t = &pool->base->thread;
     bool entered = false, stop = false;
     while (!entered && !stop) {
-        const double start = mpt__system_now(NULL);
+        double start = mpt__system_now(NULL);
         for (double now = start; now - start < self->spin; now = mpt__system_now(NULL)) {
             for (int i = 0; i < MPT__POOL_LOOKS; i++) {
                 if (mpt__pool_enter(self)) return true;
@@ -255,9 +255,9 @@ static void mpt__pool_wake(mpt__pool *pool) {
 /* mpt__parallel with helpers. */
 static MPT__NOINLINE void mpt__pool_run(mpt__pool *pool, int64_t count, int64_t cost,
                                         mpt__chunk_fn fn, void *work) {
-    const int64_t shares = cost / MPT__PARALLEL_COST;
-    const int64_t helpers = shares < pool->started ? shares : pool->started;
-    const int64_t most = count / (4 * (helpers + 1));
+    int64_t shares = cost / MPT__PARALLEL_COST;
+    int64_t helpers = shares < pool->started ? shares : pool->started;
+    int64_t most = count / (4 * (helpers + 1));
     int64_t run, done;
     int32_t sleepers;
     double started;
@@ -339,7 +339,7 @@ static bool mpt__pool_start(mpt__pool *pool) {
 
 static mpt__pool *mpt__pool_create(mpt__base *base, int threads) {
     mpt__pool *pool = (mpt__pool *)mpt__allocate(base, sizeof *pool, MPT_MEMORY_HOST);
-    const int cores = mpt__core_count();
+    int cores = mpt__core_count();
     if (!pool) return NULL;
     if (threads <= 0) threads = cores;
     if (threads > MPT__POOL_MAX_THREADS) threads = MPT__POOL_MAX_THREADS;
@@ -367,8 +367,8 @@ static void mpt__pool_counts(const mpt__pool *pool, int64_t *parallel_runs, int6
 }
 
 static MPT__NOINLINE uint32_t mpt__flush_denormals(bool on) {
-    const uint32_t before = mpt__float_state();
-    const uint32_t after = mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, on);
+    uint32_t before = mpt__float_state();
+    uint32_t after = mpt__float_state_flush((uint32_t)MPT__FLOAT_PLAIN, on);
     if (after != before) mpt__set_float_state(after);
     return before;
 }
@@ -376,7 +376,7 @@ static MPT__NOINLINE uint32_t mpt__flush_denormals(bool on) {
 static void mpt__restore_denormals(uint32_t state) { mpt__set_float_state(state); }
 
 static MPT__FORCE_INLINE bool mpt__floats_plain(void) {
-    const uint32_t state = (uint32_t)MPT__GET_FLOAT_STATE();
+    uint32_t state = (uint32_t)MPT__GET_FLOAT_STATE();
     return (state & (uint32_t)MPT__FLOAT_STATE_BITS) == (uint32_t)MPT__FLOAT_PLAIN;
 }
 

@@ -12,8 +12,8 @@ static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__l
                                   mpt_shape weight, const mpt_conv_config *config) {
     mpt__module *module = mpt__layer_new(context, call, layer);
     if (!module) return mpt__module_handle(context, NULL);
-    const int op = mpt__layer_rows[layer].op;
-    const bool transposed = op == MPT__OP_conv_transpose2d;
+    int op = mpt__layer_rows[layer].op;
+    bool transposed = op == MPT__OP_conv_transpose2d;
     int64_t out = weight.dim[transposed], fan = 1;
     bool good = true;
 #ifdef MPTRAIN_NO_CONV
@@ -70,7 +70,7 @@ mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
 static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *context, mpt__module *module,
                                                  mpt_tensor x, mpt_tensor residual, bool relu) {
     (void)residual, (void)relu;
-    const bool waits = context->no_grad_depth || context->inference_depth;
+    bool waits = context->no_grad_depth || context->inference_depth;
     context->waiting.module = waits ? module->id.slot : 0;
     mpt__tensor *out = mpt__op_layer_forward(context, module, mpt__live(context, x),
                                              MPT_ACTIVATION_NONE);
@@ -83,8 +83,8 @@ static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *context, mpt__modu
 /* The folded weight, dense, and behind it the bias. */
 static void mpt__folded_views(const mpt__running *fused, const mpt__tensor *weight,
                               mpt_dtype compute, int64_t channels, mpt__tensor view[2]) {
-    const mpt_shape each = MPT_SHAPE(channels);
-    const int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
+    mpt_shape each = MPT_SHAPE(channels);
+    int64_t place = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32));
     view[0] = mpt__image_view(weight);
     view[0].storage = fused->values, view[0].offset = 0;
     view[0].dtype = (uint8_t)compute;
@@ -98,8 +98,8 @@ static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, b
                                    const mpt__tensor *to, mpt__tensor *const norm[4],
                                    const mpt__tensor *rstd, double eps) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_NORM);
-    const int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
-    const int64_t inner = mpt__tensor_numel(from) / channels / first;
+    int64_t channels = rstd->shape.dim[0], first = across ? from->shape.dim[0] : 1;
+    int64_t inner = mpt__tensor_numel(from) / channels / first;
     const mpt__tensor *const ends[] = {from, to};
     launch->imm[0] = eps;
     launch->index[0] = launch->index[1] = 1;
@@ -128,7 +128,7 @@ static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double 
     mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
     if (!rstd || !zero || !scaled) return context->base.status;
     mpt__tensor *const scale[] = {in[2], NULL, zero, in[5]};
-    const bool across = frame->op == MPT__OP_conv_transpose2d;
+    bool across = frame->op == MPT__OP_conv_transpose2d;
     mpt__launch_fill(context, zero, 0.0);
     mpt__fold_launch(frame, in[0], across, scaled, scale, rstd, eps);
     mpt__launch_copy(context, scaled, &view[0], MPT__WRITE);
@@ -143,7 +143,7 @@ static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__te
     uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
     for (int i = 0; i < 6; i++) {
         if (!in[i]) continue;
-        const uint64_t version = context->storages[in[i]->storage].version;
+        uint64_t version = context->storages[in[i]->storage].version;
         made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
     }
     mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);

@@ -175,7 +175,7 @@ static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
 static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
     const mpt__frame *frame = call->frame;
     mpt_context *context = frame->context;
-    const int64_t outputs = frame->in[1]->shape.dim[0];
+    int64_t outputs = frame->in[1]->shape.dim[0];
     mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
     bool watched = mpt__fp8_watched(call);
     (void)user;
@@ -244,7 +244,7 @@ static mpt_op mpt__fp8_op_of(mpt_context *context, uint32_t slot) {
 
 /* Scales of 1, an empty history. */
 static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
-    const mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
+    mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
     mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
     if (!running) return;
     module->running = running;

@@ -49,7 +49,7 @@ mpt_status mpt_unfuse(mpt_module module) {
 
 /* Marks the records of now, so that those of the trace are told from them. */
 static uint32_t mpt__trace_mark(mpt_context *context) {
-    const uint32_t mark = ++context->walk_mark;
+    uint32_t mark = ++context->walk_mark;
     for (int64_t i = 1; i < context->record_count; i++)
         if (context->records[i]->live) context->records[i]->mark = mark;
     return mark;
@@ -141,8 +141,8 @@ static const char *mpt__fold_try(mpt_context *context, const mpt__module *conv,
         mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view);
     mpt__drop_temporaries(&frame);
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
-        const mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));
-        const mpt__tensor flat = mpt__view_on(view[i].storage, MPT_F32, &numel, view[i].offset);
+        mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));
+        mpt__tensor flat = mpt__view_on(view[i].storage, MPT_F32, &numel, view[i].offset);
         size_t bytes = ((size_t)numel.dim[0] + 1) * sizeof(float);
         float *values = (float *)mpt__host_new(context, bytes);
         if (values) status = mpt__read_as(context, &flat, MPT_F32, values);
@@ -159,9 +159,9 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
                                    const mpt__record **call, const mpt__record **next,
                                    mpt__module **norm) {
     mpt_context *context = trace->context;
-    const int calls = mpt__trace_calls(trace, conv, call);
+    int calls = mpt__trace_calls(trace, conv, call);
     if (calls != 1) return calls ? "it is called more than once" : "it is not called";
-    const int uses = mpt__trace_uses(trace, *call, next);
+    int uses = mpt__trace_uses(trace, *call, next);
     if (uses != 1) return uses ? "its result is used more than once" : "its result is not used";
     if (!*next) return "its result is the net's";
     if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call ||
@@ -175,8 +175,8 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
     if ((*call)->op == MPT__OP_conv_transpose2d &&
         (*call)->attributes.index[MPT__CONV_GROUPS] != 1)
         return "it is transposed, of more than one group";
-    const int64_t floats = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32)) +
-                           (*next)->in[3]->shape.dim[0];
+    int64_t floats = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32)) +
+                     (*next)->in[3]->shape.dim[0];
     conv->running = (mpt__running *)mpt__host_new(context, sizeof *conv->running);
     if (!conv->running) return NULL;
     memset(conv->running, 0, sizeof *conv->running);
@@ -233,7 +233,7 @@ int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
         return -1;
     }
     if (mpt_scope_begin(context) != MPT_OK) return -1;
-    const int no_grad = context->no_grad_depth, inference = context->inference_depth;
+    int no_grad = context->no_grad_depth, inference = context->inference_depth;
     int64_t count = -1;
     mpt__unfuse(context, root);
     context->no_grad_depth = context->inference_depth = 0;

@@ -86,7 +86,7 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
     else
         for (size_t k = 0; k < count; k++) values[k] = (float)a;
     if (module->layer == MPT__LAYER_embedding && module->attributes.index[0] >= 0) {
-        const int64_t width = row->shape.dim[1];
+        int64_t width = row->shape.dim[1];
         memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
     }
     mpt_status status = mpt__write_f32(context, parameter->tensor, values);

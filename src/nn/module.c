@@ -603,7 +603,7 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
 /* Gives tied parameters the places of their owners, which the walk before this one saw. */
 static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
     mpt_context *context = walk->context;
-    const uint32_t mark = walk->mark;
+    uint32_t mark = walk->mark;
     mpt__module *module = mpt__walk_begin(walk, context, root);
     for (; module; module = mpt__walk_next(walk)) {
         for (int64_t i = 0; i < module->parameter_count; i++) {
@@ -837,9 +837,9 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
     for (int64_t i = 0; i < module->child_count && now; i++) {
         mpt__module *child = mpt__module_slot(context, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
-        const bool linear = child->layer == MPT__LAYER_linear;
-        const bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
-                                      child->layer <= MPT__LAYER_conv_transpose2d);
+        bool linear = child->layer == MPT__LAYER_linear;
+        bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
+                                child->layer <= MPT__LAYER_conv_transpose2d);
         if (((takes && !child->run) || mpt__is_batch_norm(child)) &&
             i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);

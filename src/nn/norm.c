@@ -11,7 +11,7 @@
 static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t storage[4],
                                         int64_t channels) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
-    const mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
+    mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
     for (int i = 0; i < 4; i++) {
         mpt__tensor view =
             mpt__view_on(storage[i], i % 2 ? MPT_I64 : MPT_F32, i % 2 ? &counts : &values, 0);
@@ -96,7 +96,7 @@ int64_t mpt_refused_updates(mpt_module module) {
 /* Means 0, variances 1, counts 0. */
 static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t channels,
                              double momentum) {
-    const mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
+    mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
     mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
     if (!running) return;
     memset(running, 0, sizeof *running);
@@ -214,7 +214,7 @@ static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mp
 static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
                                           mpt_tensor residual, bool relu) {
     const mpt__running *running = module->running;
-    const bool training = module->training && !context->inference_depth;
+    bool training = module->training && !context->inference_depth;
     const mpt__tensor *tensor = mpt__live(context, x);
     mpt_tensor in[6];
     bool flat = module->layer == MPT__LAYER_batch_norm1d;

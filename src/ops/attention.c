@@ -100,7 +100,7 @@ static mpt__tensor mpt__attention_view(const mpt__frame *frame, const mpt__tenso
         }
         return view;
     }
-    const int64_t heads = frame->attributes->rank, width = x->shape.dim[2] / parts;
+    int64_t heads = frame->attributes->rank, width = x->shape.dim[2] / parts;
     view.shape.dim[1] = heads, view.stride[1] = width / heads * x->stride[2];
     view.shape.dim[2] = x->shape.dim[1], view.stride[2] = x->stride[1];
     view.shape.dim[3] = width / heads, view.stride[3] = x->stride[2];
@@ -131,7 +131,7 @@ static mpt_status mpt__attention_mismatch(mpt__frame *frame, const char *expecte
 static mpt_status mpt__attention_shape(mpt__frame *frame) {
     mpt_context *context = frame->context;
     const mpt__tensor *q = frame->in[0], *mask = frame->in[3];
-    const int rank = q->shape.rank, heads = frame->attributes->rank, parts = frame->in[1] ? 1 : 3;
+    int rank = q->shape.rank, heads = frame->attributes->rank, parts = frame->in[1] ? 1 : 3;
     bool good = heads ? rank == 3 : rank >= 2 && rank <= 4;
     for (int i = 0; good && i < 3; i++) {
         if (!frame->in[i]) continue;
@@ -240,7 +240,7 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
     mpt__tensor out = mpt__attention_view(frame, frame->saved[4], 0, 1);
     mpt__tensor dout = mpt__attention_view(frame, frame->dy[0], 0, 1);
     mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
-    const bool packed = !frame->in[1];
+    bool packed = !frame->in[1];
     if (!delta) return context->base.status;
     if (frame->attributes->imm[1] > 0.0 &&
         mpt__dropout_step(context, frame->record->step) != MPT_OK)
@@ -253,8 +253,8 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
     for (int i = 0; i < 3; i++)
         if (target[i])
             *view[i] = mpt__attention_view(frame, target[i], packed ? i : 0, packed ? 3 : 1);
-    const bool others = target[1] || target[2];
-    const bool later = others && !context->backend.describe && mpt__tensor_numel(&at.k) > 0;
+    bool others = target[1] || target[2];
+    bool later = others && !context->backend.describe && mpt__tensor_numel(&at.k) > 0;
     mpt__launch *launch =
         mpt__attention_back_launch(frame, MPT__K_ATTENTION_DQ, &at, &dout, delta, MPT__WRITE);
     if (target[0] && !later) mpt__operand_of(launch, 7, &to.q, access[0]);

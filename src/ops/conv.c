@@ -60,7 +60,7 @@ static int64_t mpt__conv_size(mpt__frame *frame, int d, int64_t size, int64_t ke
 
 static mpt_status mpt__conv_shape(mpt__frame *frame) {
     const mpt__tensor *bias = frame->in[2];
-    const int rank = frame->op == MPT__OP_conv1d ? 3 : 4;
+    int rank = frame->op == MPT__OP_conv1d ? 3 : 4;
     const mpt_shape *x = &frame->in[0]->shape, *w = &frame->in[1]->shape;
     mpt_shape *out = &frame->out_shape[0];
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
@@ -138,7 +138,7 @@ static bool mpt__image_in(mpt__frame *frame, const mpt__tensor *tensor, mpt__ten
 static bool mpt__conv_weight(mpt__frame *frame, const mpt__tensor *weight, mpt__tensor *view) {
     mpt__source source = {weight->storage, weight->dtype};
     mpt__tensor from = mpt__image_view(weight);
-    const bool copied = !mpt__image_dense(&from) && frame->context->backend.synchronous;
+    bool copied = !mpt__image_dense(&from) && frame->context->backend.synchronous;
     if (!copied && !mpt__gemm_source(frame->context, weight, frame->compute, &source)) return false;
     from.storage = source.storage;
     from.dtype = source.dtype;
@@ -168,7 +168,7 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
                                    const mpt__conv_end *end, const mpt__tensor *out,
                                    mpt__access access) {
     static const uint8_t written[] = {2, 0, 1};
-    const int o = written[kernel - MPT__K_CONV];
+    int o = written[kernel - MPT__K_CONV];
     mpt__tensor to = mpt__image_view(out);
     bool direct = mpt__image_dense(&to);
     image[o] = to;
@@ -244,7 +244,7 @@ static MPT__COLD void mpt__run_waiting(mpt_context *context) {
 
 static mpt_status mpt__conv_forward(mpt__frame *frame) {
     mpt_context *context = frame->context;
-    const bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+    bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
     mpt__conv_end end = {frame->in[2], NULL, false, relu};
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
@@ -266,12 +266,12 @@ static mpt_status mpt__conv_forward(mpt__frame *frame) {
 static mpt_status mpt__conv_backward(mpt__frame *frame) {
     mpt_context *context = frame->context;
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
-    const int in = transposed ? 2 : 0;
+    int in = transposed ? 2 : 0;
     mpt__tensor dy, image[3];
     mpt__access access;
     if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
     if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
-        const mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
+        mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
         if (!mpt__storage_alone(context, dy.storage) &&
             !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
             return context->base.status;

@@ -193,7 +193,7 @@ mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
 /* Cross-entropy of logits against probabilities of the same shape; the classes are dimension 1, or
    0 of a single sample. */
 static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
-                                          const mpt_shape shape, const mpt_nll_config *config) {
+                                          mpt_shape shape, const mpt_nll_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_context *context = logits.context;
     int dim = shape.rank > 1 ? 1 : 0;
@@ -263,7 +263,7 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
     double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
     const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
-    const bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
+    bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
     const mpt__tensor *t = context && !plain ? mpt__live(context, targets) : NULL;
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
                     mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
@@ -487,7 +487,7 @@ mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor
         shape.dim[shape.rank++] = 1;
         in[2] = mpt__spare(&spares, mpt_reshape(variance, shape));
     }
-    const double half_log_2_pi = 0.91893853320467274;
+    double half_log_2_pi = 0.91893853320467274;
     mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, full ? half_log_2_pi : 0.0);
     return mpt__spares_end(
         &spares, mpt__apply_pair(name, MPT__OP_gaussian_nll_loss, in, 3, &attributes, reduction));
@@ -659,7 +659,7 @@ mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps
 mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,
                                      mpt_reduction reduction) {
     static const char name[] = "mpt_cosine_embedding_loss";
-    const double eps = 1e-12; /* PyTorch's, added to the squares */
+    double eps = 1e-12; /* PyTorch's, added to the squares */
     mpt__spares spares;
     mpt_tensor in[2], of[4];
     in[0] = a, in[1] = b;

@@ -247,8 +247,8 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (status != MPT_OK || !variance) return status;
     MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
-    const mpt__batch_statistics measured = {(uint32_t)frame->attributes->index[1], mean, variance,
-                                         n / (n - 1.0)};
+    mpt__batch_statistics measured = {(uint32_t)frame->attributes->index[1], mean, variance,
+                                      n / (n - 1.0)};
     mpt__tell(context, MPT__BATCH_MEASURED, &measured);
     return context->base.status;
 }
@@ -268,7 +268,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
     const mpt__tensor *weight = frame->saved[MPT__NORM_WEIGHTS];
     const mpt__tensor *mean = frame->saved[MPT__NORM_MEAN];
-    const bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
+    bool relu = frame->op == MPT__OP_batch_norm && frame->attributes->index[2];
     if (!dy) {
         mpt_status status = mpt__gradient_pass(frame, 0, frame->dy[1]);
         return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, frame->dy[1]) : status;

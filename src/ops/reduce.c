@@ -13,7 +13,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
-    const mpt__function function = frame->row->function;
+    mpt__function function = frame->row->function;
     out->rank = 0;
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {

@@ -241,7 +241,7 @@ static bool mpt__archive_check(mpt__archive *a) {
 }
 
 static mpt__span mpt__span_of(const char *text) {
-    const mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
+    mpt__span span = {(uint8_t *)(uintptr_t)text, strlen(text)}; /* only read */
     return span;
 }
 
@@ -316,7 +316,7 @@ static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {
 }
 
 static bool mpt__big_endian(void) {
-    const uint16_t one = 1;
+    uint16_t one = 1;
     uint8_t first;
     memcpy(&first, &one, 1);
     return first == 0;
@@ -409,7 +409,7 @@ static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
 
 static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight) {
     const mpt__tensor *tensor = weight->tensor;
-    const int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
+    int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
         if (mpt__download(writer->context, writer->chunk, tensor->storage,
@@ -538,8 +538,8 @@ static bool mpt__load_config_good(mpt_context *context, const mpt_load_config *c
 /* Whether a name fits a pattern, and the text that its '*' stands for. */
 static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
     const char *at = strchr(pattern, '*');
-    const size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
-    const size_t tail = at ? length - head - 1 : 0;
+    size_t length = strlen(pattern), head = at ? (size_t)(at - pattern) : length;
+    size_t tail = at ? length - head - 1 : 0;
     if (at ? name.length < head + tail : name.length != length) return false;
     star->text = name.text + head;
     star->length = name.length - head - tail;
@@ -559,8 +559,8 @@ static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, m
         mpt__span star, to = mpt__span_of(rule->to);
         if (!mpt__pattern_fits(rule->from, *name, &star)) continue;
         const char *at = strchr(rule->to, '*');
-        const size_t head = at ? (size_t)(at - rule->to) : to.length;
-        const size_t tail = at ? to.length - head - 1 : 0;
+        size_t head = at ? (size_t)(at - rule->to) : to.length;
+        size_t tail = at ? to.length - head - 1 : 0;
         if (!at) star.length = 0;
         if (head + star.length + tail > MPT__LOAD_NAME) return false;
         memcpy(out, to.text, head);
@@ -597,7 +597,7 @@ static void mpt__archive_free(mpt__archive *a) {
 
 /* Makes room for the header of a file of `total` bytes that begins with `first`. */
 static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t total) {
-    const int64_t most =
+    int64_t most =
         total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
     uint64_t size = mpt__load_little_endian(first, 8);
     if (size < 2 || size > (uint64_t)most)
@@ -673,14 +673,13 @@ typedef struct mpt__copy {
 
 /* Fills the three from the block that begins with element `first`. Returns its elements. */
 static size_t mpt__copy_block(mpt__copy *copy, int64_t first) {
-    const size_t size = mpt__dtype_info[copy->from].bytes;
-    const int64_t left = copy->entry->numel - first;
+    size_t size = mpt__dtype_info[copy->from].bytes;
+    int64_t left = copy->entry->numel - first;
     const uint8_t *data = copy->archive->data + copy->entry->begin;
     size_t n = left < MPT__ELEMENT_BLOCK ? (size_t)left : MPT__ELEMENT_BLOCK;
     if (!copy->entry->transpose) memcpy(copy->raw, data + first * (int64_t)size, n * size);
     for (size_t i = 0; i < n && copy->entry->transpose; i++) {
-        const int64_t at = first + (int64_t)i, rows = copy->shape.dim[0],
-                      columns = copy->shape.dim[1];
+        int64_t at = first + (int64_t)i, rows = copy->shape.dim[0], columns = copy->shape.dim[1];
         memcpy(copy->raw + i * size, data + (at % columns * rows + at / columns) * (int64_t)size,
                size);
     }
@@ -714,9 +713,9 @@ static bool mpt__copy_check(mpt__copy *copy) {
 static bool mpt__copy_in(mpt__copy *copy) {
     const mpt__tensor *tensor = copy->tensor;
     mpt_context *context = copy->archive->context;
-    const int64_t size = mpt__dtype_info[copy->to].bytes, numel = copy->entry->numel;
-    const int64_t offset = tensor->offset + copy->entry->part * numel;
-    const bool same = copy->from == copy->to;
+    int64_t size = mpt__dtype_info[copy->to].bytes, numel = copy->entry->numel;
+    int64_t offset = tensor->offset + copy->entry->part * numel;
+    bool same = copy->from == copy->to;
     if (same && !mpt__big_endian() && !copy->entry->transpose)
         return mpt__upload(context, tensor->storage, offset * size,
                            copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
@@ -781,7 +780,7 @@ static bool mpt__load_check(mpt__copy *copy) {
 static bool mpt__load_place(mpt__archive *a, const mpt__weights *weights, mpt__entry *entry,
                             const mpt__entry *found) {
     mpt__weight *weight = &weights->rows[found->begin];
-    const uint32_t bit = 1u << entry->part;
+    uint32_t bit = 1u << entry->part;
     char shown[MPT__SHOWN_NAME];
     if (weight->seen && (weight->parts != entry->parts || (weight->seen & bit)))
         return mpt__reject(a->context, FORMAT,
@@ -852,7 +851,7 @@ static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
 /* Checks all, then copies all. Returns how many, 0 with an error recorded. */
 static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
                              const mpt_load_config *config) {
-    const size_t bytes = (size_t)(weights->count + 1) * sizeof(mpt__entry);
+    size_t bytes = (size_t)(weights->count + 1) * sizeof(mpt__entry);
     mpt__entry *paths = (mpt__entry *)mpt__host_new(a->context, bytes);
     bool good = paths && mpt__load_map(weights, a, config, paths);
     mpt__copy copy;

@@ -311,7 +311,7 @@ static void mpt__fit_batches(mpt__fit *fit) {
     mpt_batch batch;
     double before = mpt__fit_now(fit);
     const mpt__loader *loader = mpt__loader_at(fit->context, fit->train);
-    const double others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
+    double others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
     mpt_metric_reset(fit->context, MPT__FIT_METRIC);
     fit->progress.batch = 0;
     while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
@@ -350,7 +350,7 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     mpt__fit_batches(fit);
     if (mpt_failed(fit->context)) return;
     fit->result.train_loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, true);
-    const bool finite = mpt__f64_is_finite(fit->result.train_loss);
+    bool finite = mpt__f64_is_finite(fit->result.train_loss);
     if (!finite)
         mpt__log(&fit->context->base, MPT_LOG_WARNING,
                  "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,

@@ -78,11 +78,11 @@ enum { MPT__CYCLE_LINEAR = 1, MPT__CYCLE_THREE = 2 }; /* bits of count[1] */
 
 /* The cycle at time t: from first to high, then to last; in three phases by way of first. */
 static double mpt__cycle(const mpt_rate *rate, int64_t t, double first, double high, double last) {
-    const bool three = (rate->count[1] & MPT__CYCLE_THREE) != 0;
-    const double top = rate->number[0] * (double)rate->count[0] - 1;
+    bool three = (rate->count[1] & MPT__CYCLE_THREE) != 0;
+    double top = rate->number[0] * (double)rate->count[0] - 1;
     const double end[3] = {top, 2 * top, (double)rate->count[0] - 1};
     const double value[4] = {first, high, three ? first : last, last};
-    const double at = (double)t < end[2] ? (double)t : end[2];
+    double at = (double)t < end[2] ? (double)t : end[2];
     int phase = at <= top ? 0 : !three || at > end[1] ? 2 : 1;
     double begin = phase == 0 ? 0 : phase == 1 || !three ? top : end[1];
     double from = phase == 2 && !three ? high : value[phase], to = value[phase + 1];
@@ -229,7 +229,7 @@ static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
 static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
     MPT__PLAIN_FLOATS;
     mpt__optimizer *optimizer = schedule->optimizer;
-    const bool moves = schedule->unit == MPT_PER_STEP;
+    bool moves = schedule->unit == MPT_PER_STEP;
     int64_t first = mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
     int64_t begin = schedule->state.time + (moves ? first : 0);
     double *row = schedule->window;

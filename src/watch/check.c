@@ -10,7 +10,7 @@
 
 /* The elements as fp32 in host memory, to be given back with mpt__host_free; NULL on error. */
 static float *mpt__host_values(mpt_context *context, const mpt__tensor *tensor, size_t *bytes) {
-    const int64_t numel = mpt__tensor_numel(tensor);
+    int64_t numel = mpt__tensor_numel(tensor);
     float *values = (float *)mpt__host_array(context, numel + 1, sizeof *values);
     *bytes = (size_t)(numel + 1) * sizeof *values;
     if (values && mpt__read_as(context, tensor, MPT_F32, values) == MPT_OK) return values;
@@ -19,7 +19,7 @@ static float *mpt__host_values(mpt_context *context, const mpt__tensor *tensor, 
 }
 
 static void mpt__count_value(mpt_tensor_stats *stats, float value) {
-    const uint32_t magnitude = mpt__f32_bits(value) & 0x7fffffffu;
+    uint32_t magnitude = mpt__f32_bits(value) & 0x7fffffffu;
     if (magnitude >= 0x7f800000u) {
         stats->nans += magnitude > 0x7f800000u;
         stats->infinities += magnitude == 0x7f800000u;
@@ -40,10 +40,10 @@ static void mpt__count_values(mpt_tensor_stats *stats, const float *values, int6
     stats->min = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000)), stats->max = -stats->min;
     for (int64_t i = 0; i < numel; i++) mpt__count_value(stats, values[i]);
     stats->count = numel;
-    const double finite = (double)(numel - stats->nans - stats->infinities);
+    double finite = (double)(numel - stats->nans - stats->infinities);
     stats->mean = finite > 0 ? stats->mean / finite : MPT__NAN_F64;
     for (int64_t i = 0; i < numel; i++) {
-        const double off = (double)values[i] - stats->mean;
+        double off = (double)values[i] - stats->mean;
         if (mpt__f32_is_finite(values[i])) squares += off * off;
     }
     stats->deviation = finite > 0 ? sqrt(squares / finite) : MPT__NAN_F64;
@@ -86,9 +86,9 @@ mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *co
     if (!values) return context->base.status;
     memset(counts, 0, (size_t)bins * sizeof *counts);
     for (int64_t i = 0; i < mpt__tensor_numel(found); i++) {
-        const double value = (double)values[i];
+        double value = (double)values[i];
         if (!(value >= low && value <= high)) continue;
-        const int bin = (int)((value - low) / (high - low) * bins);
+        int bin = (int)((value - low) / (high - low) * bins);
         counts[bin < bins ? bin : bins - 1]++;
     }
     mpt__host_free(context, values, bytes);
@@ -101,7 +101,7 @@ mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *co
 static int64_t mpt__lost_in_fp16(const mpt_tensor_stats *stats) {
     int64_t lost = 0;
     for (int i = 0; i < MPT_BINADES; i++) {
-        const int power = i + MPT_BINADE_FIRST;
+        int power = i + MPT_BINADE_FIRST;
         if (power < -25 || power > 15) lost += stats->binade[i];
     }
     return lost;
@@ -122,14 +122,14 @@ static void mpt__draw_binades(mpt__text *out, const mpt_tensor_stats *stats) {
 
 /* Blanks up to a column of the line that began at `line`, and one blank at least. */
 static void mpt__column(mpt__text *out, size_t line, int column) {
-    const int width = 11;
+    int width = 11;
     mpt__write_text(out, " ");
     while (out->length - line < (size_t)(25 + width * column)) mpt__write_text(out, " ");
 }
 
 /* The columns after the name. */
 static void mpt__histogram_line(mpt__text *out, size_t line, const mpt_tensor_stats *s) {
-    const double percent = s->count ? 100.0 / (double)s->count : 0.0;
+    double percent = s->count ? 100.0 / (double)s->count : 0.0;
     const double numbers[] = {s->min,
                               s->max,
                               s->mean,
@@ -167,9 +167,9 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
     while ((parameter = mpt__walk_values(&walk)) != NULL) {
         mpt_tensor_stats stats;
         const mpt__tensor *tensor = parameter->tensor;
-        const bool none = gradients && !mpt__leaf_has_grad(context, tensor);
+        bool none = gradients && !mpt__leaf_has_grad(context, tensor);
         mpt__write_text(&out, "\n");
-        const size_t line = out.length;
+        size_t line = out.length;
         mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter->path),
                         none ? " none" : "");
         if (none) continue;
@@ -215,7 +215,7 @@ static double mpt__check_value(mpt__gradcheck *check) {
     double sum = 0.0;
     mpt_scope_begin(context);
     mpt_no_grad_begin(context);
-    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
     const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
     float *values = found ? mpt__host_values(context, found, &bytes) : NULL;
     for (int64_t i = 0; values && i < mpt__tensor_numel(found); i++)
@@ -232,14 +232,14 @@ static mpt_status mpt__check_backward(mpt__gradcheck *check) {
     size_t bytes;
     for (int i = 0; i < check->n_in; i++)
         if (mpt__dtype_computes(mpt_get_dtype(check->in[i]))) mpt_requires_grad(check->in[i], true);
-    const mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
     const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
     float *weights = found ? mpt__host_values(context, found, &bytes) : NULL;
     if (!weights) return context->base.status;
-    const mpt_shape shape = found->shape;
-    const mpt_dtype dtype = (mpt_dtype)found->dtype;
+    mpt_shape shape = found->shape;
+    mpt_dtype dtype = (mpt_dtype)found->dtype;
     for (int64_t i = 0; i < mpt__shape_numel(&shape); i++) weights[i] = mpt__check_weight(i);
-    const mpt_tensor upstream = mpt_from(context, MPT_F32, shape, weights);
+    mpt_tensor upstream = mpt_from(context, MPT_F32, shape, weights);
     mpt__host_free(context, weights, bytes);
     return mpt_backward_from(out, dtype == MPT_F32 ? upstream : mpt_cast(upstream, dtype), false);
 }
@@ -248,15 +248,15 @@ static mpt_status mpt__check_backward(mpt__gradcheck *check) {
 static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
     mpt_context *context = check->context;
     size_t bytes = 0, slope_bytes = 0;
-    const mpt_tensor leaf = check->in[i];
+    mpt_tensor leaf = check->in[i];
     const mpt__tensor *found = mpt__enter_at(leaf, "mpt_gradcheck", "an input");
     if (!found) return context->base.status;
-    const mpt_shape shape = found->shape;
+    mpt_shape shape = found->shape;
     float *values = mpt__host_values(context, found, &bytes), *slopes = NULL;
     if (values && mpt_has_grad(leaf))
         slopes = mpt__host_values(context, mpt__live(context, mpt_grad(leaf)), &slope_bytes);
     for (int64_t k = 0; values && k < mpt__shape_numel(&shape); k++) {
-        const float value = values[k];
+        float value = values[k];
         double side[2], at[2];
         for (int s = 0; s < 2; s++) {
             values[k] =
@@ -268,10 +268,10 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
             mpt_release(check->in[i]);
         }
         values[k] = value;
-        const double expected = (side[1] - side[0]) / (at[1] - at[0]);
-        const double got = slopes ? (double)slopes[k] : 0.0;
-        const double off = got > expected ? got - expected : expected - got;
-        const double size = expected < 0 ? -expected : expected;
+        double expected = (side[1] - side[0]) / (at[1] - at[0]);
+        double got = slopes ? (double)slopes[k] : 0.0;
+        double off = got > expected ? got - expected : expected - got;
+        double size = expected < 0 ? -expected : expected;
         if (!mpt__ok(context)) break;
         if (off <= check->config.atol + check->config.rtol * size) continue;
         mpt__enter(context, "mpt_gradcheck");
