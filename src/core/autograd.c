@@ -50,14 +50,13 @@ static MPT__NOINLINE bool mpt__save_later(const mpt__frame *frame, const mpt__te
 /* Forward keeps a tensor, or NULL, for backward, which finds it in saved[] at the same position. An
    input that can be computed again is not held: the record finds it in in[0], whose slot stays. */
 static MPT__INLINE void mpt__save(mpt__frame *frame, mpt__tensor *tensor) {
-    mpt_context *context = frame->context;
     mpt__record *record = frame->record;
     if (!frame->records) return;
     int at = record->n_saved++;
     record->saved[at] = tensor;
     if (!tensor) return;
-    record->saved_version[at] = context->storages[tensor->storage].version;
-    if (mpt__recomputes(context) && mpt__save_later(frame, tensor, at)) return;
+    record->saved_version[at] = frame->context->storages[tensor->storage].version;
+    if (mpt__recomputes(frame->context) && mpt__save_later(frame, tensor, at)) return;
     tensor->saves++;
 }
 
@@ -187,7 +186,6 @@ static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *co
 
 /* Looks at the inputs: whether backward will follow. */
 static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
-    const mpt_context *context = frame->context;
     unsigned flags = 0, dtypes = 0;
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
@@ -195,8 +193,8 @@ static MPT__FORCE_INLINE bool mpt__check_inputs(mpt__frame *frame) {
         dtypes |= 1u << frame->in[i]->dtype;
     }
     frame->dtypes = dtypes;
-    frame->records = (flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
-                     !context->inference_depth && frame->row->backward;
+    frame->records = (flags & MPT__REQUIRES_GRAD) && !frame->context->no_grad_depth &&
+                     !frame->context->inference_depth && frame->row->backward;
     if (!frame->records || !(flags & MPT__INFERENCE)) return true;
     return mpt__reject(
         frame->context, STATE,
@@ -243,10 +241,9 @@ static MPT__FORCE_INLINE mpt_status mpt__call_shape(mpt__frame *frame) {
 
 /* The second, once the outputs are there. */
 static MPT__FORCE_INLINE mpt_status mpt__call_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
-    mpt__launch_origin(context, MPT__FORWARD, frame->op);
+    mpt__launch_origin(frame->context, MPT__FORWARD, frame->op);
     mpt_status status = frame->row->forward ? frame->row->forward(frame) : MPT_OK;
-    mpt__launch_origin(context, MPT__OTHER, 0);
+    mpt__launch_origin(frame->context, MPT__OTHER, 0);
     return status;
 }
 
@@ -258,14 +255,13 @@ static MPT__FORCE_INLINE void mpt__call_end(mpt__frame *frame, int n_out, mpt_st
 
 /* Runs an op of one output on the inputs of its record; NULL on error. */
 static mpt__tensor *mpt__call_run(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     mpt_status status = mpt__call_shape(frame);
     mpt__tensor *out = status == MPT_OK ? mpt__output_new(frame) : NULL;
     frame->out[0] = out;
     status = out ? mpt__call_forward(frame) : MPT_ERROR_STATE;
     mpt__call_end(frame, 1, status);
     if (status == MPT_OK) return out;
-    if (out) mpt__tensor_drop(context, out);
+    if (out) mpt__tensor_drop(frame->context, out);
     return NULL;
 }
 

@@ -272,34 +272,32 @@ static int64_t mpt__tensor_bytes(const mpt__tensor *tensor) {
 }
 
 mpt_status mpt_read(mpt_tensor tensor, void *destination, size_t bytes) {
-    mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read", "tensor");
-    if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), destination, bytes, "bytes",
-                                   "room for "))
-        return mpt__status_of(context);
-    return mpt__read_as(context, found, (mpt_dtype)found->dtype, destination);
+    if (!found || !mpt__check_room(tensor.context, mpt__tensor_bytes(found), destination, bytes,
+                                   "bytes", "room for "))
+        return mpt__status_of(tensor.context);
+    return mpt__read_as(tensor.context, found, (mpt_dtype)found->dtype, destination);
 }
 
 mpt_status mpt_read_f32(mpt_tensor tensor, float *destination, int64_t count) {
-    mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_read_f32", "tensor");
-    if (!found || !mpt__check_room(context, mpt__tensor_numel(found), destination, (uint64_t)count,
-                                   "elements", "room for "))
-        return mpt__status_of(context);
-    return mpt__read_as(context, found, MPT_F32, destination);
+    if (!found || !mpt__check_room(tensor.context, mpt__tensor_numel(found), destination,
+                                   (uint64_t)count, "elements", "room for "))
+        return mpt__status_of(tensor.context);
+    return mpt__read_as(tensor.context, found, MPT_F32, destination);
 }
 
 double mpt_item(mpt_tensor tensor) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_item", "tensor");
     if (!found) return MPT__NAN_F64;
     if (mpt__tensor_numel(found) != 1) {
-        mpt__error(context, SHAPE, "expected one element, the tensor has shape %S", &found->shape);
+        mpt__error(tensor.context, SHAPE, "expected one element, the tensor has shape %S",
+                   &found->shape);
         return MPT__NAN_F64;
     }
     double value = 0.0;
-    return mpt__read_as(context, found, MPT_F64, &value) == MPT_OK ? value : MPT__NAN_F64;
+    return mpt__read_as(tensor.context, found, MPT_F64, &value) == MPT_OK ? value : MPT__NAN_F64;
 }
 
 /* Elements in row-major order over a tensor, which may be strided; converts from `dtype`. */

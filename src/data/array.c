@@ -161,8 +161,7 @@ static bool mpt__npy_element(const mpt__npy *npy, const uint8_t *p, mpt_dtype to
 static uint8_t *mpt__npy_read(const mpt__npy *npy, mpt_dtype to, mpt_memory_kind kind,
                               size_t *bytes) {
     mpt__base *base = &npy->context->base;
-    const mpt_shape *shape = &npy->shape;
-    int64_t numel = mpt__shape_numel(shape), size = mpt__dtype_info[to].bytes;
+    int64_t numel = mpt__shape_numel(&npy->shape), size = mpt__dtype_info[to].bytes;
     int64_t index[MPT_MAX_RANK] = {0};
     if (numel > PTRDIFF_MAX / size) {
         mpt__fail_memory(base, PTRDIFF_MAX, kind);
@@ -172,14 +171,14 @@ static uint8_t *mpt__npy_read(const mpt__npy *npy, mpt_dtype to, mpt_memory_kind
     uint8_t *out = (uint8_t *)mpt__allocate(base, *bytes, kind);
     for (int64_t i = 0; out && i < numel; i++) {
         int64_t at = i, step = 1;
-        for (int k = 0; k < shape->rank && npy->transposed; step *= shape->dim[k++])
+        for (int k = 0; k < npy->shape.rank && npy->transposed; step *= npy->shape.dim[k++])
             at = (k ? at : 0) + index[k] * step;
         if (!mpt__npy_element(npy, npy->elements + at * npy->width, to, out + i * size)) {
             mpt__npy_fault(npy, "an element is 2^63 or more, which int64 does not hold");
             mpt__release(base, out, *bytes, kind);
             return NULL;
         }
-        for (int k = shape->rank; k-- > 0 && ++index[k] == shape->dim[k];) index[k] = 0;
+        for (int k = npy->shape.rank; k-- > 0 && ++index[k] == npy->shape.dim[k];) index[k] = 0;
     }
     return out;
 }

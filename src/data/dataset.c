@@ -139,15 +139,15 @@ MPT__HANDLE_AT(dataset, MPT__DATASET)
 
 static void mpt__dataset_release(mpt_context *context, void *object) {
     mpt__dataset *dataset = (mpt__dataset *)object;
-    mpt__base *base = &context->base;
     if (--dataset->references > 0) return;
     if (dataset->parent)
         mpt__dataset_release(context, dataset->parent);
     else if (dataset->source)
         mpt__dataset_release(context, dataset->source);
-    mpt__release(base, dataset->indices, (size_t)dataset->count * sizeof(int64_t), MPT_MEMORY_DATA);
+    mpt__release(&context->base, dataset->indices, (size_t)dataset->count * sizeof(int64_t),
+                 MPT_MEMORY_DATA);
     for (int i = 0; i < MPT__OWNED; i++)
-        mpt__release(base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
+        mpt__release(&context->base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
     mpt__host_free(context, dataset, sizeof *dataset);
 }
 
@@ -662,26 +662,24 @@ static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *foun
 }
 
 mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input, int64_t *target) {
-    mpt_context *context = dataset.context;
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(dataset.context);
     if (target && (found->target_dtype != MPT_I64 || found->target_numel != 1))
-        return mpt__error_of(context,
+        return mpt__error_of(dataset.context,
                              found->target_dtype == MPT_I64 ? MPT_ERROR_SHAPE : MPT_ERROR_DTYPE,
                              "%lld targets (%D %S), room for one class number; mpt_sample_into "
                              "gives them, NULL for target none",
                              found->target_numel, found->target_dtype, &found->target_shape);
-    return mpt__sample_out(context, found, index, MPT_F32, input, target);
+    return mpt__sample_out(dataset.context, found, index, MPT_F32, input, target);
 }
 
 mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size_t input_bytes,
                            void *target, size_t target_bytes, mpt_sample_sizes *sizes) {
-    mpt_context *context = dataset.context;
     mpt_sample_sizes need;
     if (!sizes) sizes = &need;
     memset(sizes, 0, sizeof *sizes);
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample_into");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(dataset.context);
     sizes->dtype = mpt__dataset_whole(found) ? found->dtype : MPT_F32;
     sizes->target_dtype = found->target_dtype;
     sizes->shape = found->shape, sizes->target_shape = found->target_shape;
@@ -689,12 +687,12 @@ mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size
     sizes->bytes = found->numel > PTRDIFF_MAX / width ? SIZE_MAX : (size_t)(found->numel * width);
     sizes->target_bytes = found->target_bytes;
     if ((input && input_bytes < sizes->bytes) || (target && target_bytes < sizes->target_bytes))
-        return mpt__error(context, ARGUMENT,
+        return mpt__error(dataset.context, ARGUMENT,
                           "room for %llu bytes of input, %llu of targets; they take %llu and %llu",
                           (uint64_t)input_bytes, (uint64_t)target_bytes, (uint64_t)sizes->bytes,
                           (uint64_t)sizes->target_bytes);
     if (!input && !target) return MPT_OK;
-    return mpt__sample_out(context, found, index, sizes->dtype, input, target);
+    return mpt__sample_out(dataset.context, found, index, sizes->dtype, input, target);
 }
 
 mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
@@ -746,14 +744,14 @@ static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char
 
 /* All of the bytes, or an error. */
 static bool mpt__reader_read(mpt__reader *file, void *to, size_t bytes) {
-    const mpt__base *base = &file->context->base;
-    const mpt_io *io = mpt__io(base);
+    const mpt_io *io = mpt__io(&file->context->base);
     size_t got = io->read ? io->read(io->user, file->handle, to, bytes) : 0;
     int64_t at = file->position;
     file->position += (int64_t)got;
     if (got == bytes) return true;
     return mpt__reject(file->context, IO, "%s: reading %lld bytes at byte %lld gave %lld: %s",
-                       file->path, (int64_t)bytes, at, (int64_t)got, mpt__io_reason(base));
+                       file->path, (int64_t)bytes, at, (int64_t)got,
+                       mpt__io_reason(&file->context->base));
 }
 
 /* The whole file, of which the first n bytes have been read into `head`; NULL with an error. */
@@ -911,7 +909,6 @@ static bool mpt__idx_unpack(const mpt__reader *file, const uint8_t *packed, mpt_
 
 /* Reads the rest of a file that is open, plain or gzip by its first two bytes. */
 static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
-    mpt_context *context = file->context;
     uint8_t head[MPT__IDX_MAX_HEADER] = {0};
     size_t n = file->size < (int64_t)sizeof head ? (size_t)file->size : sizeof head;
     if (!mpt__reader_read(file, head, n)) return false;
@@ -923,13 +920,14 @@ static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
         return out->bytes != NULL;
     }
     if (file->size < MPT__GZIP_LEAST)
-        return mpt__reject(context, FORMAT, "%s: a gzip file of %lld bytes, at least %d expected",
-                           file->path, file->size, MPT__GZIP_LEAST);
-    mpt__inflate *z = (mpt__inflate *)mpt__host_new(context, sizeof *z);
+        return mpt__reject(file->context, FORMAT,
+                           "%s: a gzip file of %lld bytes, at least %d expected", file->path,
+                           file->size, MPT__GZIP_LEAST);
+    mpt__inflate *z = (mpt__inflate *)mpt__host_new(file->context, sizeof *z);
     uint8_t *packed = z ? mpt__reader_rest(file, head, n, MPT_MEMORY_HOST) : NULL;
     bool good = packed && mpt__idx_unpack(file, packed, z, out);
-    mpt__host_free(context, packed, (size_t)file->size);
-    mpt__host_free(context, z, sizeof *z);
+    mpt__host_free(file->context, packed, (size_t)file->size);
+    mpt__host_free(file->context, z, sizeof *z);
     return good;
 }
 

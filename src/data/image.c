@@ -149,7 +149,6 @@ static const char *mpt__manifest_line(const char *line, size_t n, uint8_t digest
 /* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
 static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
                                size_t n, uint8_t (*digests)[32], uint8_t *named) {
-    mpt_context *context = files->context;
     char file[MPT__PATH_SIZE];
     int64_t number = 1;
     for (size_t at = 0, end; at < n; at = end + 1, number++) {
@@ -157,18 +156,20 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
         for (end = at; end < n && text[end] != '\n';) end++;
         if (end == at || (end == at + 1 && text[at] == '\r')) continue;
         const char *fault = mpt__manifest_line(text + at, end - at, digest, file);
-        if (fault) return mpt__reject(context, FORMAT, "%s: line %lld %s", path, number, fault);
+        if (fault)
+            return mpt__reject(files->context, FORMAT, "%s: line %lld %s", path, number, fault);
         if (!mpt__image_name(file)) continue;
         int64_t index = mpt__files_find(files, file);
         if (index < 0 || named[index])
-            return mpt__reject(context, FORMAT, "%s: line %lld names %s, which %s", path, number,
-                               file, index < 0 ? "is not there" : "an earlier line names, too");
+            return mpt__reject(files->context, FORMAT, "%s: line %lld names %s, which %s", path,
+                               number, file,
+                               index < 0 ? "is not there" : "an earlier line names, too");
         memcpy(digests[index], digest, sizeof digest);
         named[index] = 1;
     }
     for (int64_t i = 0; i < files->count; i++)
         if (!named[i])
-            return mpt__reject(context, FORMAT, "%s: has no line for %s", path,
+            return mpt__reject(files->context, FORMAT, "%s: has no line for %s", path,
                                files->text + files->at[i]);
     return true;
 }
@@ -291,21 +292,21 @@ static bool mpt__folder_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 
 /* The classes and files of a folder; *classes and files have to be freed. */
 static bool mpt__folder_list(const char *root, mpt__files *classes, mpt__files *files) {
-    mpt_context *context = files->context;
     char path[2 * MPT__PATH_SIZE];
     if (!mpt__files_list(classes, root)) return false;
     mpt__files_sort(classes);
     if (classes->count == 0)
-        return mpt__reject(context, IO, "%s has no subfolders; each one is a class", root);
+        return mpt__reject(files->context, IO, "%s has no subfolders; each one is a class", root);
     for (int64_t i = 0; i < classes->count; i++) {
         const char *name = classes->text + classes->at[i];
         int64_t before = files->count;
         if (mpt__format_text(files->prefix, MPT__PATH_SIZE, "%s/", name) >= MPT__PATH_SIZE)
-            return mpt__reject(context, IO, "%s: a path that is too long", root);
+            return mpt__reject(files->context, IO, "%s: a path that is too long", root);
         mpt__format_text(path, sizeof path, "%s/%s", root, name);
         if (!mpt__files_list(files, path)) return false;
         if (files->count == before)
-            return mpt__reject(context, IO, "%s holds no .png, .jpg, .jpeg or .bmp file", path);
+            return mpt__reject(files->context, IO, "%s holds no .png, .jpg, .jpeg or .bmp file",
+                               path);
     }
     mpt__files_sort(files);
     return true;

@@ -467,15 +467,14 @@ MPT__HANDLE_AT(loader, MPT__LOADER)
 
 bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
     if (batch) {
         memset(batch, 0, sizeof *batch);
-        batch->x.context = batch->y.context = context;
+        batch->x.context = batch->y.context = handle.context;
     }
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
     if (!loader) return false;
-    if (!batch) return mpt__reject(context, ARGUMENT, "batch is NULL");
-    return mpt__loader_advance(context, loader, batch);
+    if (!batch) return mpt__reject(handle.context, ARGUMENT, "batch is NULL");
+    return mpt__loader_advance(handle.context, loader, batch);
 }
 
 /* ==== Making and ending loaders ==== */
@@ -743,15 +742,14 @@ mpt_status mpt_loader_reset(mpt_loader handle) {
 
 mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_seek");
-    if (!loader) return mpt__status_of(context);
+    if (!loader) return mpt__status_of(handle.context);
     if (epoch < 0 || epoch > MPT__LAST_EPOCH || batch < 0 || batch > loader->batches)
         return mpt__error(
-            context, INDEX,
+            handle.context, INDEX,
             "batch %lld of epoch %lld: an epoch has batches 0 to %lld, epochs are 0 to 2^59", batch,
             epoch, loader->batches - 1);
-    mpt__loader_take_back(context, loader);
+    mpt__loader_take_back(handle.context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     loader->epoch = epoch;
     mpt__loader_open_epoch(loader, batch);

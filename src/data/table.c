@@ -395,17 +395,16 @@ static bool mpt__table_field(mpt__table_reader *r, int64_t c, double *out) {
 
 /* The column of a name, else of a number; -1 with an error recorded. */
 static int64_t mpt__column_find(const mpt__table_reader *r, const char *name) {
-    const mpt__table *table = r->table;
     double number;
-    for (int64_t c = 0; name && c < table->count; c++)
-        if (strcmp(r->text + table->columns[c].name, name) == 0) return c;
+    for (int64_t c = 0; name && c < r->table->count; c++)
+        if (strcmp(r->text + r->table->columns[c].name, name) == 0) return c;
     if (name && mpt__parse_double(name, strlen(name), &number)) {
-        if (number < 0) number += (double)table->count;
-        for (int64_t c = 0; c < table->count; c++)
+        if (number < 0) number += (double)r->table->count;
+        for (int64_t c = 0; c < r->table->count; c++)
             if ((double)c == number) return c;
     }
     mpt__error(r->csv.context, ARGUMENT, "%s: no column is named %s, and it has %lld", r->csv.path,
-               name ? name : "NULL", table->count);
+               name ? name : "NULL", r->table->count);
     return -1;
 }
 
@@ -569,16 +568,15 @@ static bool mpt__table_make(const mpt__dataset *dataset, int64_t at, uint64_t se
 
 /* Counts inputs and targets; false with an error recorded if they do not go together. */
 static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config *samples) {
-    const mpt__table *table = r->table;
     int64_t inputs = 0, targets = 0, classes = 0;
-    for (int64_t c = 0; c < table->count; c++) {
-        const mpt__table_column *column = &table->columns[c];
+    for (int64_t c = 0; c < r->table->count; c++) {
+        const mpt__table_column *column = &r->table->columns[c];
         if (column->use == MPT_COLUMN_IGNORE) continue;
         int64_t n = column->use == MPT_COLUMN_ONE_HOT ? column->categories : 1;
         *(column->is_target ? &targets : &inputs) += n;
         classes += column->is_target && column->use == MPT_COLUMN_CLASS;
         if (column->is_target) continue;
-        if (table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
+        if (r->table->dtype == MPT_I64 && column->use == MPT_COLUMN_ONE_HOT)
             return mpt__reject(r->csv.context, DTYPE,
                                "%s: column %s is one-hot, which dtype MPT_I64 is not for",
                                r->csv.path, r->text + column->name);
@@ -589,8 +587,8 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
             "%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
             "and targets are all classes or all numbers",
             r->csv.path, inputs, targets, classes);
-    samples->count = table->rows;
-    samples->dtype = table->dtype;
+    samples->count = r->table->rows;
+    samples->dtype = r->table->dtype;
     samples->shape = MPT_SHAPE(inputs);
     samples->target_dtype = targets == 0 ? MPT_DTYPE_NONE : classes ? MPT_I64 : MPT_F32;
     samples->target_shape = classes == 1 ? MPT_SCALAR : MPT_SHAPE(targets ? targets : 1);
@@ -602,15 +600,14 @@ MPT__BEGIN_COLD
 
 /* A dataset of what was read; what the reader still owns is released by the caller. */
 static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
-    mpt_context *context = r->csv.context;
     mpt__table *table = r->table;
     mpt_user_dataset_config samples;
     memset(&samples, 0, sizeof samples);
     mpt__dataset *dataset =
-        mpt__table_shape(r, &samples) ? mpt__dataset_new(context, &samples, true) : NULL;
+        mpt__table_shape(r, &samples) ? mpt__dataset_new(r->csv.context, &samples, true) : NULL;
     if (!dataset) return NULL;
     if (!mpt__table_number(r, dataset)) {
-        mpt__dataset_release(context, dataset);
+        mpt__dataset_release(r->csv.context, dataset);
         return NULL;
     }
     table->fields = r->fields, table->text = r->text;

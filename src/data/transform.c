@@ -596,10 +596,10 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
 
 mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int count) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = dataset.context;
     mpt__dataset *source = mpt__dataset_enter(dataset, "mpt_transformed");
-    if (!source) return mpt__dataset_handle(context, NULL);
-    return mpt__dataset_publish(context, mpt__transformed_new(context, source, steps, count));
+    if (!source) return mpt__dataset_handle(dataset.context, NULL);
+    return mpt__dataset_publish(dataset.context,
+                                mpt__transformed_new(dataset.context, source, steps, count));
 }
 MPT__END_LEVEL
 

@@ -122,16 +122,15 @@ static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, b
 /* in: the weight and the bias of the convolution, those of the norm, its mean and variance. */
 static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double eps,
                             const mpt__tensor view[2]) {
-    mpt_context *context = frame->context;
     mpt__tensor *rstd = mpt__temporary(frame, MPT_F32, &view[1].shape);
     mpt__tensor *zero = mpt__temporary(frame, MPT_F32, &view[1].shape);
     mpt__tensor *scaled = mpt__temporary(frame, MPT_F32, &view[0].shape);
-    if (!rstd || !zero || !scaled) return context->base.status;
+    if (!rstd || !zero || !scaled) return frame->context->base.status;
     mpt__tensor *const scale[] = {in[2], NULL, zero, in[5]};
     bool across = frame->op == MPT__OP_conv_transpose2d;
-    mpt__launch_fill(context, zero, 0.0);
+    mpt__launch_fill(frame->context, zero, 0.0);
     mpt__fold_launch(frame, in[0], across, scaled, scale, rstd, eps);
-    mpt__launch_copy(context, scaled, &view[0], MPT__WRITE);
+    mpt__launch_copy(frame->context, scaled, &view[0], MPT__WRITE);
     return mpt__fold_launch(frame, in[1] ? in[1] : zero, false, &view[1], in + 2, rstd, eps);
 }
 
@@ -139,18 +138,17 @@ static mpt_status mpt__fold(mpt__frame *frame, mpt__tensor *const in[6], double 
    each replay. */
 static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__tensor *const in[6],
                                  double eps, mpt__tensor view[2]) {
-    mpt_context *context = frame->context;
     uint64_t made_of = mpt__hash_u64(1, (uint64_t)frame->compute);
     for (int i = 0; i < 6; i++) {
         if (!in[i]) continue;
-        uint64_t version = context->storages[in[i]->storage].version;
+        uint64_t version = frame->context->storages[in[i]->storage].version;
         made_of = mpt__hash_u64(made_of, (uint64_t)in[i]->storage << 32 | version);
     }
     mpt__folded_views(fused, in[0], frame->compute, in[4]->shape.dim[0], view);
-    if (made_of == fused->made_of && !context->recorder) return MPT_OK;
+    if (made_of == fused->made_of && !frame->context->recorder) return MPT_OK;
     fused->made_of = 0;
     if (mpt__fold(frame, in, eps, view) == MPT_OK) fused->made_of = made_of;
-    return context->base.status;
+    return frame->context->base.status;
 }
 #endif
 

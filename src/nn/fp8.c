@@ -59,22 +59,21 @@ static mpt__tensor *mpt__fp8_cast(mpt_context *context, const mpt__tensor *x, mp
 }
 
 mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_cast_fp8", "argument 1");
-    if (!tensor) return mpt__null(context);
+    if (!tensor) return mpt__null(x.context);
     if (dtype != MPT_F8E4M3 && dtype != MPT_F8E5M2)
-        return mpt__refuse(context, DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %D", dtype);
+        return mpt__refuse(x.context, DTYPE, "expected MPT_F8E4M3 or MPT_F8E5M2, got %D", dtype);
     if (tensor->dtype != MPT_F32 && tensor->dtype != MPT_F16 && tensor->dtype != MPT_BF16)
-        return mpt__refuse(context, DTYPE, "argument 1 is %D; mpt_cast it to float32 first",
+        return mpt__refuse(x.context, DTYPE, "argument 1 is %D; mpt_cast it to float32 first",
                            tensor->dtype);
     mpt_tensor dense = mpt__tensor_contiguous(tensor) ? x : mpt_clone(x);
-    tensor = mpt__live(context, dense);
+    tensor = mpt__live(x.context, dense);
     mpt__tensor *out = NULL;
-    if (tensor && mpt__ok(context))
-        out = mpt__fp8_cast(context, tensor, dtype, saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT,
-                            NULL, 0, false);
+    if (tensor && mpt__ok(x.context))
+        out = mpt__fp8_cast(x.context, tensor, dtype,
+                            saturate ? MPT__FP8_SATURATE : MPT__FP8_NONSAT, NULL, 0, false);
     if (dense.slot != x.slot) mpt_release(dense);
-    return out ? mpt__handle(context, out) : mpt__null(context);
+    return out ? mpt__handle(x.context, out) : mpt__null(x.context);
 }
 
 /* ==== The layer as an op ====
@@ -174,12 +173,11 @@ static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
 
 static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
     const mpt__frame *frame = call->frame;
-    mpt_context *context = frame->context;
     int64_t outputs = frame->in[1]->shape.dim[0];
     mpt_tensor dy = mpt_reshape(mpt_op_output_grad(call, 0), MPT_SHAPE(-1, outputs));
     bool watched = mpt__fp8_watched(call);
     (void)user;
-    mpt_autocast_begin(context, MPT_F32); /* mpt_backward may be called in any region */
+    mpt_autocast_begin(frame->context, MPT_F32); /* mpt_backward may be called in any region */
     if (mpt__wants(frame, 2))
         mpt_op_set_input_grad(call, 2, mpt_sum(mpt__fp8_as(dy, MPT_F32), 0, false));
     mpt_tensor codes = mpt__fp8_quantised(call, dy, outputs, MPT__FP8_GRADIENT, watched);
@@ -194,8 +192,8 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
         mpt_tensor x = mpt__fp8_widened(call, mpt_op_saved(call, 0), MPT__FP8_X);
         mpt_op_set_input_grad(call, 1, mpt_matmul(mpt_transpose(slope, 0, 1), x));
     }
-    mpt_autocast_end(context);
-    return context->base.status;
+    mpt_autocast_end(frame->context);
+    return frame->context->base.status;
 }
 
 static mpt_tensor mpt__fp8_forward(mpt_context *context, mpt__module *module, mpt_tensor x,

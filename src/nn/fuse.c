@@ -196,22 +196,22 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
 
 /* Pairs what can be, a line of text for each convolution; returns how many. */
 static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__text *text) {
-    mpt_context *context = trace->context;
     int64_t count = 0;
     mpt__walk walk;
-    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+    for (mpt__module *m = mpt__walk_begin(&walk, trace->context, root); m;
+         m = mpt__walk_next(&walk)) {
         if (!mpt__is_conv(m)) continue;
         const mpt__record *call = NULL, *next = NULL, *last = NULL;
         mpt__module *norm = NULL;
         const char *why = mpt__fuse_layer(trace, m, &call, &next, &norm);
-        if (!mpt__ok(context)) return -1;
+        if (!mpt__ok(trace->context)) return -1;
         const char *name = *walk.path ? walk.path : m->cls.name;
         if (why) {
             mpt__write_text(text, "%s: by itself, since %s\n", name, why);
             continue;
         }
         count++;
-        mpt__write_text(text, "%s + %s%s%s", name, mpt__path_text(context, norm->path),
+        mpt__write_text(text, "%s + %s%s%s", name, mpt__path_text(trace->context, norm->path),
                         next->n_in > 5 && next->in[5] ? " + residual" : "",
                         next->attributes.index[2] ? " + relu" : "");
         if (mpt__trace_uses(trace, next, &last) == 1 && last && last->op == MPT__OP_relu)

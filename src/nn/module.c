@@ -602,22 +602,21 @@ static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
 
 /* Gives tied parameters the places of their owners, which the walk before this one saw. */
 static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
-    mpt_context *context = walk->context;
     uint32_t mark = walk->mark;
-    mpt__module *module = mpt__walk_begin(walk, context, root);
+    mpt__module *module = mpt__walk_begin(walk, walk->context, root);
     for (; module; module = mpt__walk_next(walk)) {
         for (int64_t i = 0; i < module->parameter_count; i++) {
             mpt__module_parameter *row = &module->parameters[i];
             if (!row->owner) continue;
-            const mpt__module *owner = mpt__module_slot(context, row->owner);
+            const mpt__module *owner = mpt__module_slot(walk->context, row->owner);
             if (owner->mark != mark && owner->mark != walk->mark)
-                return mpt__error(context, STATE,
+                return mpt__error(walk->context, STATE,
                                   "parameter %s of module %s is tied to one outside the tree",
                                   row->name, walk->path);
             row->parameter = owner->parameters[row->owner_row].parameter;
         }
     }
-    return context->base.status;
+    return walk->context->base.status;
 }
 
 /* Paths and places for all modules and parameters of a tree. */

@@ -80,17 +80,17 @@ static void mpt__running_settle(mpt_context *context, bool commit) {
 }
 
 int64_t mpt_refused_updates(mpt_module module) {
-    mpt_context *context = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_refused_updates");
     int64_t count = 0, counts[2];
     mpt__walk walk;
-    for (found = found ? mpt__walk_begin(&walk, context, found) : NULL; found;
+    for (found = found ? mpt__walk_begin(&walk, module.context, found) : NULL; found;
          found = mpt__walk_next(&walk)) {
         if (!found->running || !found->running->counts) continue;
-        if (mpt__download(context, counts, found->running->counts, 0, sizeof counts) == MPT_OK)
+        if (mpt__download(module.context, counts, found->running->counts, 0, sizeof counts) ==
+            MPT_OK)
             count += counts[1];
     }
-    return mpt__status_of(context) == MPT_OK ? count : -1;
+    return mpt__status_of(module.context) == MPT_OK ? count : -1;
 }
 
 /* Means 0, variances 1, counts 0. */

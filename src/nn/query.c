@@ -176,12 +176,11 @@ bool mpt_is_training(mpt_module module) {
 }
 
 mpt_status mpt_set_label(mpt_module root, const char *label) {
-    mpt_context *context = root.context;
     mpt__module *found = mpt__module_enter(root, "mpt_set_label");
-    if (!found) return mpt__status_of(context);
-    if (!label) return mpt__error(context, ARGUMENT, "label is NULL");
+    if (!found) return mpt__status_of(root.context);
+    if (!label) return mpt__error(root.context, ARGUMENT, "label is NULL");
     if (found->parent || found->frozen)
-        return mpt__error(context, STATE,
+        return mpt__error(root.context, STATE,
                           "a label belongs to the root of a tree, before the tree is first used");
     found->label = mpt__hash_bytes(1, label, strlen(label));
     return MPT_OK;

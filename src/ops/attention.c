@@ -129,7 +129,6 @@ static mpt_status mpt__attention_mismatch(mpt__frame *frame, const char *expecte
 }
 
 static mpt_status mpt__attention_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     const mpt__tensor *q = frame->in[0], *mask = frame->in[3];
     int rank = q->shape.rank, heads = frame->attributes->rank, parts = frame->in[1] ? 1 : 3;
     bool good = heads ? rank == 3 : rank >= 2 && rank <= 4;
@@ -158,16 +157,16 @@ static mpt_status mpt__attention_shape(mpt__frame *frame) {
     if (!mask) return MPT_OK;
     if (mask->flags & MPT__REQUIRES_GRAD)
         return mpt__error(
-            context, UNSUPPORTED,
+            frame->context, UNSUPPORTED,
             "the mask gets no gradient; mpt_detach it, or add it to scores of your own");
-    if (mask->dtype != MPT_BOOL && !mpt__check_float(frame, 3)) return context->base.status;
+    if (mask->dtype != MPT_BOOL && !mpt__check_float(frame, 3)) return frame->context->base.status;
     int64_t full[4] = {a[0], a[1], a[2], b[2]};
     int lead = (heads ? 4 : rank) - mask->shape.rank;
     good = lead >= 0;
     for (int i = 0; good && i < mask->shape.rank; i++)
         good = mask->shape.dim[i] == 1 || mask->shape.dim[i] == full[4 - mask->shape.rank + i];
     if (good) return MPT_OK;
-    return mpt__error(context, SHAPE,
+    return mpt__error(frame->context, SHAPE,
                       "mask %S does not broadcast to the scores, %lld x %lld x %lld x %lld",
                       &mask->shape, a[0], a[1], a[2], b[2]);
 }

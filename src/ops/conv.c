@@ -243,15 +243,14 @@ static MPT__COLD void mpt__run_waiting(mpt_context *context) {
 }
 
 static mpt_status mpt__conv_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
     mpt__conv_end end = {frame->in[2], NULL, false, relu};
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
     if (relu) mpt__save(frame, frame->out[0]);
-    if (!context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
-    mpt__wait_no_more(context);
-    mpt__waiting *waiting = &context->waiting;
+    if (!frame->context->waiting.module) return mpt__conv_compute(frame, frame->in[1], end);
+    mpt__wait_no_more(frame->context);
+    mpt__waiting *waiting = &frame->context->waiting;
     for (int i = 0; i < 3; i++) waiting->in[i] = frame->in[i];
     waiting->out = frame->out[0];
     waiting->conv = waiting->module;

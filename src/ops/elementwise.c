@@ -284,13 +284,12 @@ static mpt_status mpt__mul_backward(mpt__frame *frame) {
 
 /* y = a / b: da = dy / b, db = -(dy / b) y */
 static mpt_status mpt__div_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     const mpt__tensor *dy = frame->dy[0], *b = frame->saved[1];
     mpt_status status = mpt__broadcast_gradient(frame, 0, MPT__FN_DIV, dy, b);
     if (status != MPT_OK || !mpt__wants(frame, 1)) return status;
     mpt__tensor *quotient = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
-    if (!quotient) return context->base.status;
-    status = mpt__launch_binary(context, MPT__FN_DIV, dy, b, quotient, MPT__WRITE);
+    if (!quotient) return frame->context->base.status;
+    status = mpt__launch_binary(frame->context, MPT__FN_DIV, dy, b, quotient, MPT__WRITE);
     if (status == MPT_OK)
         status = mpt__launch_unary(frame, MPT__FN_NEG, quotient, quotient, MPT__WRITE);
     if (status != MPT_OK) return status;
@@ -364,15 +363,14 @@ MPT__DEFINE_BINARY(maximum)
    of theirs meet in fp32. */
 static mpt_tensor mpt__compare_number(const char *name, int op, mpt_tensor x, double value) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
-    if (!tensor) return mpt__null(context);
+    if (!tensor) return mpt__null(x.context);
     mpt_dtype dtype = (mpt_dtype)tensor->dtype;
     double limit = dtype == MPT_I64 ? 9007199254740992.0 : dtype == MPT_I32 ? 2147483647.0 : 0.0;
     bool whole = value >= -limit && value <= limit && value == (double)(int64_t)value;
     bool casts = !mpt__dtype_info[dtype].is_float && !whole;
     mpt_tensor a = casts ? mpt_cast(x, MPT_F32) : x;
-    mpt_tensor b = mpt_full(context, casts ? MPT_F32 : dtype, MPT_SCALAR, value);
+    mpt_tensor b = mpt_full(x.context, casts ? MPT_F32 : dtype, MPT_SCALAR, value);
     mpt_tensor out = mpt__apply2(name, op, a, b);
     mpt_release(b);
     if (casts) mpt_release(a);
@@ -485,23 +483,21 @@ static mpt_status mpt__dropout_backward(mpt__frame *frame) {
 
 /* The draw of one call: `stream` names who draws, `call` counts its calls in a step. */
 static mpt_tensor mpt__dropout_call(mpt_tensor x, double p, uint64_t stream, uint64_t call) {
-    mpt_context *context = x.context;
-    if (context && !(p >= 0.0 && p <= 1.0))
-        return mpt__misused(context, "mpt_dropout", ARGUMENT, "p = %g is not in [0, 1]", p);
+    if (x.context && !(p >= 0.0 && p <= 1.0))
+        return mpt__misused(x.context, "mpt_dropout", ARGUMENT, "p = %g is not in [0, 1]", p);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = p;
     attributes.index[0] = (int64_t)stream;
     attributes.index[1] = (int64_t)call;
     bool identity =
-        p == 0.0 || (context && (!context->module_training || context->inference_depth));
-    if (identity && context && mpt_valid(x)) return mpt_reshape(x, mpt_get_shape(x));
+        p == 0.0 || (x.context && (!x.context->module_training || x.context->inference_depth));
+    if (identity && x.context && mpt_valid(x)) return mpt_reshape(x, mpt_get_shape(x));
     return mpt__apply1("mpt_dropout", MPT__OP_dropout, &x, 1, &attributes);
 }
 
 mpt_tensor mpt_dropout(mpt_tensor x, double p) {
-    mpt_context *context = x.context;
-    uint64_t stream = context ? mpt__hash_u64(context->path_hash, 1) : 0;
-    return mpt__dropout_call(x, p, stream, context ? context->now.module_calls++ : 0);
+    uint64_t stream = x.context ? mpt__hash_u64(x.context->path_hash, 1) : 0;
+    return mpt__dropout_call(x, p, stream, x.context ? x.context->now.module_calls++ : 0);
 }
 
 #endif

@@ -368,10 +368,9 @@ mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal) {
 }
 
 mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
-    mpt_context *context = x.context;
     if (padding.rank < 0 || padding.rank > MPT_MAX_RANK)
-        return mpt__misused(context, "mpt_pad", ARGUMENT, "%d sizes are not in 0..%d", padding.rank,
-                            MPT_MAX_RANK);
+        return mpt__misused(x.context, "mpt_pad", ARGUMENT, "%d sizes are not in 0..%d",
+                            padding.rank, MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.imm[0] = value;
     attributes.rank = (uint8_t)padding.rank;

@@ -94,8 +94,7 @@ static bool mpt__history_ends(const mpt_context *context, const mpt__tensor *x) 
 
 /* Runs the op's forward with x as its output. */
 static mpt_status mpt__forward_into(mpt__frame *frame, mpt__tensor *x) {
-    mpt_context *context = frame->context;
-    context->storages[x->storage].version++;
+    frame->context->storages[x->storage].version++;
     frame->out[0] = x;
     return mpt__call_forward(frame);
 }
@@ -177,11 +176,10 @@ mpt_tensor mpt_add_(mpt_tensor x, mpt_tensor b) {
 
 /* The gradient of b needs the old value of x: backward gets a copy. */
 mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b) {
-    mpt_context *context = x.context;
-    mpt__tensor *to = context ? mpt__live(context, x) : NULL;
-    const mpt__tensor *by = context ? mpt__live(context, b) : NULL;
-    bool copies = to && by && (by->flags & MPT__REQUIRES_GRAD) && !context->no_grad_depth &&
-                  !context->inference_depth && !(to->flags & MPT__LEAF);
+    mpt__tensor *to = x.context ? mpt__live(x.context, x) : NULL;
+    const mpt__tensor *by = x.context ? mpt__live(x.context, b) : NULL;
+    bool copies = to && by && (by->flags & MPT__REQUIRES_GRAD) && !x.context->no_grad_depth &&
+                  !x.context->inference_depth && !(to->flags & MPT__LEAF);
     if (!copies) return mpt__inplace_pair("mpt_mul_", MPT__OP_mul, x, x, b);
     mpt_tensor kept = mpt_clone(x);
     mpt_tensor out = mpt__inplace_pair("mpt_mul_", MPT__OP_mul, x, kept, by == to ? kept : b);
@@ -191,11 +189,10 @@ mpt_tensor mpt_mul_(mpt_tensor x, mpt_tensor b) {
 
 mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source) {
     static const char name[] = "mpt_copy_";
-    mpt_context *context = x.context;
     mpt__attributes attributes = mpt__no_attributes;
     mpt__tensor *to = mpt__enter_at(x, name, "argument 1");
-    const mpt__tensor *from = to ? mpt__at(context, source, "argument 2") : NULL;
-    if (!from) return mpt__null(context);
+    const mpt__tensor *from = to ? mpt__at(x.context, source, "argument 2") : NULL;
+    if (!from) return mpt__null(x.context);
     bool whole = mpt__same_shape(from, to);
     attributes.index[0] = to->dtype;
     if (!whole) source = mpt__apply_shape(name, MPT__OP_expand, source, &to->shape);
@@ -205,17 +202,17 @@ mpt_tensor mpt_copy_(mpt_tensor x, mpt_tensor source) {
 }
 
 mpt_tensor mpt_fill_(mpt_tensor x, double value) {
-    mpt_context *context = x.context;
     mpt__tensor *to = mpt__enter_at(x, "mpt_fill_", "argument 1");
-    bool ends = to && mpt__history_ends(context, to);
-    if (!to || mpt__check_inplace(context, to, NULL, 0, ends) != MPT_OK) return mpt__null(context);
-    mpt__tensor *old = ends ? mpt__rebase(context, to) : NULL;
+    bool ends = to && mpt__history_ends(x.context, to);
+    if (!to || mpt__check_inplace(x.context, to, NULL, 0, ends) != MPT_OK)
+        return mpt__null(x.context);
+    mpt__tensor *old = ends ? mpt__rebase(x.context, to) : NULL;
     if (old) {
         to->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
-        mpt__tensor_drop(context, old);
+        mpt__tensor_drop(x.context, old);
     }
-    context->storages[to->storage].version++;
-    return mpt__launch_fill(context, to, value) == MPT_OK ? x : mpt__null(context);
+    x.context->storages[to->storage].version++;
+    return mpt__launch_fill(x.context, to, value) == MPT_OK ? x : mpt__null(x.context);
 }
 
 #endif

@@ -161,12 +161,11 @@ static bool mpt__nll_fuses(const mpt__tensor *x) {
 }
 
 static mpt_status mpt__nll_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     const mpt__tensor *x = frame->in[0];
     bool fuses = mpt__nll_fuses(x);
     mpt__frame below, *target = frame;
     if (fuses) {
-        below.context = context;
+        below.context = frame->context;
         below.n_in = 1;
         below.in = x->record->in;
         below.layout = MPT__LAYOUT_CONTIGUOUS;
@@ -174,7 +173,7 @@ static mpt_status mpt__nll_backward(mpt__frame *frame) {
     }
     mpt__access access;
     mpt__tensor *dx = mpt__gradient_into(target, 0, &access);
-    if (!dx) return context->base.status;
+    if (!dx) return frame->context->base.status;
     return mpt__nll_gradient(frame, fuses ? MPT__K_CROSS_ENTROPY_BACKWARD : MPT__K_NLL_BACKWARD,
                              fuses ? x : NULL, NULL, dx, access);
 }
@@ -195,18 +194,17 @@ mpt_nll_config mpt_nll_config_default(void) { return mpt__nll_defaults; }
 static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, mpt_tensor targets,
                                           mpt_shape shape, const mpt_nll_config *config) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = logits.context;
     int dim = shape.rank > 1 ? 1 : 0;
-    const mpt__tensor *weight = mpt__live(context, config->weight);
+    const mpt__tensor *weight = mpt__live(logits.context, config->weight);
     mpt_tensor in[3];
     mpt__spares spares;
     spares.count = 0;
     if (config->ignore_index >= 0)
-        return mpt__refuse(context, ARGUMENT,
+        return mpt__refuse(logits.context, ARGUMENT,
                            "ignore_index %lld has no meaning where targets are probabilities",
                            config->ignore_index);
     if (weight && (weight->shape.rank != 1 || weight->shape.dim[0] != shape.dim[dim]))
-        return mpt__refuse(context, SHAPE, "weight %S: expected [%lld]", &weight->shape,
+        return mpt__refuse(logits.context, SHAPE, "weight %S: expected [%lld]", &weight->shape,
                            shape.dim[dim]);
     in[0] = mpt__spare(&spares, mpt_log_softmax(mpt__widened(&spares, logits), dim));
     in[1] = targets, in[2] = config->weight;
@@ -371,7 +369,6 @@ static mpt_status mpt__pair_forward(mpt__frame *frame) {
 
 /* One launch per gradient; that of an input which was broadcast is summed. */
 static mpt_status mpt__pair_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     const mpt__tensor *x = frame->saved[0];
     for (int i = 0; i < frame->attributes->index[1]; i++) {
         if (!mpt__wants(frame, i)) continue;
@@ -379,14 +376,14 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
         const mpt__tensor *target = mpt__gradient_into(frame, i, &access), *to = target;
         bool whole = mpt__same_shape(frame->in[i], x);
         if (target && !whole) to = mpt__temporary(frame, mpt__loss_dtype(frame), &x->shape);
-        if (!to) return context->base.status;
+        if (!to) return frame->context->base.status;
         mpt__launch *launch = mpt__pair_launch(frame, MPT__K_PAIR_LOSS_BACKWARD, frame->saved);
         launch->index[0] = i;
         mpt__operand_spread(launch, 4, frame->dy[0], x);
         mpt__operand_of(launch, 5, to, whole ? access : MPT__WRITE);
-        mpt_status status = mpt__submit(context, launch);
+        mpt_status status = mpt__submit(frame->context, launch);
         if (status == MPT_OK && !whole)
-            status = mpt__launch_reduce(context, MPT__FN_SUM, to, target, access);
+            status = mpt__launch_reduce(frame->context, MPT__FN_SUM, to, target, access);
         if (status != MPT_OK) return status;
     }
     return MPT_OK;

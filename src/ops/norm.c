@@ -346,17 +346,16 @@ mpt_tensor mpt_group_norm(mpt_tensor x, int64_t groups, mpt_tensor weight, mpt_t
 
 /* mpt__call_run for a norm of two outputs, the second one the sum that it normalises. */
 static mpt_status mpt__norm_run_both(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     mpt_status status = mpt__call_shape(frame);
     frame->out[0] = frame->out[1] = NULL;
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         frame->out[i] = mpt__output_new(frame);
-        status = context->base.status;
+        status = frame->context->base.status;
     }
     status = frame->out[1] ? mpt__call_forward(frame) : MPT_ERROR_STATE;
     mpt__call_end(frame, 2, status);
     for (int i = 0; i < 2 && status != MPT_OK; i++)
-        if (frame->out[i]) mpt__tensor_drop(context, frame->out[i]);
+        if (frame->out[i]) mpt__tensor_drop(frame->context, frame->out[i]);
     return status;
 }
 
@@ -565,14 +564,13 @@ static mpt__attributes mpt__adaptive_attributes(int64_t height, int64_t width) {
 /* [N, C, L] as [N, C, 1, L], whose windows are one high. */
 static mpt_tensor mpt__apply_pool1d(const char *name, int op, mpt_tensor x,
                                     const mpt_pool_config *config) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
     mpt__attributes attributes = mpt__pooling_attributes(config);
     mpt__spares spares;
     spares.count = 0;
-    if (!tensor) return mpt__null(context);
+    if (!tensor) return mpt__null(x.context);
     if (tensor->shape.rank != 3)
-        return mpt__refuse(context, SHAPE, "input %S: expected [N, C, L]", &tensor->shape);
+        return mpt__refuse(x.context, SHAPE, "input %S: expected [N, C, L]", &tensor->shape);
     mpt_shape shape =
         MPT_SHAPE(tensor->shape.dim[0], tensor->shape.dim[1], 1, tensor->shape.dim[2]);
     for (int k = 0; k < 6; k += 2) {

@@ -171,13 +171,12 @@ static mpt_status mpt__logsumexp_forward(mpt__frame *frame) {
 
 /* dx = dy softmax(x) */
 static mpt_status mpt__logsumexp_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
     mpt__tensor *each = mpt__elements_new(frame);
-    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    if (!each || !mpt__dx_into(frame)) return frame->context->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    mpt__launch_binary(context, MPT__FN_EXP_DIFFERENCE, frame->saved[0], frame->saved[1], each,
-                       MPT__WRITE);
-    return mpt__launch_binary(context, MPT__FN_MUL, each, &dy, frame->dx, frame->access);
+    mpt__launch_binary(frame->context, MPT__FN_EXP_DIFFERENCE, frame->saved[0], frame->saved[1],
+                       each, MPT__WRITE);
+    return mpt__launch_binary(frame->context, MPT__FN_MUL, each, &dy, frame->dx, frame->access);
 }
 
 /* imm[0], the correction, becomes 1 / (n - correction). */

@@ -15,9 +15,8 @@ static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
 }
 
 static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
-    mpt_context *context = x.context;
     if (shape->rank < 0 || shape->rank > MPT_MAX_RANK)
-        return mpt__misused(context, name, SHAPE, "rank %d is not in 0..%d", shape->rank,
+        return mpt__misused(x.context, name, SHAPE, "rank %d is not in 0..%d", shape->rank,
                             MPT_MAX_RANK);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.rank = (uint8_t)shape->rank;
@@ -86,10 +85,9 @@ mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
 }
 
 mpt_tensor mpt_detach(mpt_tensor x) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_detach", "argument 1");
-    if (!tensor) return mpt__null(context);
-    return mpt__handle(context, mpt__tensor_alias(context, tensor));
+    if (!tensor) return mpt__null(x.context);
+    return mpt__handle(x.context, mpt__tensor_alias(x.context, tensor));
 }
 
 /* ==== Reshape ==== */
@@ -177,15 +175,14 @@ mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
 }
 
 mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_flatten", "argument 1");
-    if (!tensor) return mpt__null(context);
+    if (!tensor) return mpt__null(x.context);
     if (tensor->shape.rank == 0) return mpt_reshape(x, MPT_SHAPE(1));
-    int first = mpt__dimension(context, first_dim, tensor->shape.rank);
-    int last = first >= 0 ? mpt__dimension(context, last_dim, tensor->shape.rank) : -1;
-    if (last < 0) return mpt__null(context);
+    int first = mpt__dimension(x.context, first_dim, tensor->shape.rank);
+    int last = first >= 0 ? mpt__dimension(x.context, last_dim, tensor->shape.rank) : -1;
+    if (last < 0) return mpt__null(x.context);
     if (last < first)
-        return mpt__refuse(context, ARGUMENT, "last_dim %d lies before first_dim %d", last_dim,
+        return mpt__refuse(x.context, ARGUMENT, "last_dim %d lies before first_dim %d", last_dim,
                            first_dim);
     mpt_shape shape;
     shape.rank = 0;
@@ -243,11 +240,10 @@ mpt_tensor mpt_permute(mpt_tensor x, mpt_shape order) {
 }
 
 mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_transpose", "argument 1");
-    int a = tensor ? mpt__dimension(context, dim_a, tensor->shape.rank) : -1;
-    int b = a >= 0 ? mpt__dimension(context, dim_b, tensor->shape.rank) : -1;
-    if (b < 0) return mpt__null(context);
+    int a = tensor ? mpt__dimension(x.context, dim_a, tensor->shape.rank) : -1;
+    int b = a >= 0 ? mpt__dimension(x.context, dim_b, tensor->shape.rank) : -1;
+    if (b < 0) return mpt__null(x.context);
     mpt_shape order;
     order.rank = tensor->shape.rank;
     for (int i = 0; i < tensor->shape.rank; i++) order.dim[i] = i == a ? b : i == b ? a : i;
@@ -307,23 +303,22 @@ mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t
 /* Parts of `size`, or `chunks` of them where that is not 0. */
 static int mpt__parts(const char *name, mpt_tensor x, int64_t size, int64_t chunks, int dim,
                       mpt_tensor *parts, int capacity) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, name, "argument 1");
-    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
+    int at = tensor ? mpt__dimension(x.context, dim, tensor->shape.rank) : -1;
     if (at < 0) return -1;
     int64_t n = tensor->shape.dim[at];
     if (chunks > 0) size = n > chunks ? (n - 1) / chunks + 1 : 1;
     if (size < 1 || chunks < 0 || !parts) {
-        mpt__error(context, ARGUMENT, "expected parts of 1 or more, and where to put them");
+        mpt__error(x.context, ARGUMENT, "expected parts of 1 or more, and where to put them");
         return -1;
     }
     int64_t count = n > 0 ? (n - 1) / size + 1 : chunks > 0 ? chunks : 1; /* also of nothing */
     if (count > capacity) {
-        mpt__error(context, ARGUMENT, "%lld parts, but room for %d", count, capacity);
+        mpt__error(x.context, ARGUMENT, "%lld parts, but room for %d", count, capacity);
         return -1;
     }
     for (int64_t i = 0; i < count; i++) parts[i] = mpt_slice(x, at, i * size, (i + 1) * size, 1);
-    return mpt__ok(context) ? (int)count : -1;
+    return mpt__ok(x.context) ? (int)count : -1;
 }
 
 int mpt_split_tensor(mpt_tensor x, int64_t size, int dim, mpt_tensor *parts, int capacity) {
@@ -369,9 +364,8 @@ mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape) {
 
 /* Each dimension as [times, size], so that stretching the first one repeats. */
 mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_repeat", "argument 1");
-    if (!tensor) return mpt__null(context);
+    if (!tensor) return mpt__null(x.context);
     int lead = times.rank - tensor->shape.rank, rank = 0;
     mpt_shape apart, wide, out = times;
     bool good = lead >= 0 && times.rank <= MPT_MAX_RANK;
@@ -386,7 +380,7 @@ mpt_tensor mpt_repeat(mpt_tensor x, mpt_shape times) {
         out.dim[i] = n * size;
     }
     if (!good)
-        return mpt__refuse(context, ARGUMENT,
+        return mpt__refuse(x.context, ARGUMENT,
                            "a tensor %S repeated %S times: expected a number for each dimension, 0 "
                            "or more, and at most 8 dimensions in all, those of both counted twice",
                            &tensor->shape, &times);
@@ -490,10 +484,9 @@ mpt_tensor mpt_stack(const mpt_tensor *tensors, int count, int dim) {
 }
 
 mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
-    mpt_context *context = x.context;
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_roll", "argument 1");
-    int at = tensor ? mpt__dimension(context, dim, tensor->shape.rank) : -1;
-    if (at < 0) return mpt__null(context);
+    int at = tensor ? mpt__dimension(x.context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return mpt__null(x.context);
     int64_t n = tensor->shape.dim[at];
     int64_t first = n > 0 ? (n - shift % n) % n : 0;
     mpt_tensor part[2];

@@ -424,7 +424,6 @@ static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight) {
 /* Everything between open and close. */
 static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
                               const mpt__text *header) {
-    mpt_context *context = writer->context;
     uint8_t size[8];
     for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
     if (!mpt__write_bytes(writer, size, sizeof size) ||
@@ -432,10 +431,10 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
         return false;
     for (int64_t i = 0; i < weights->count; i++)
         if (!mpt__write_weight(writer, &weights->rows[i])) return false;
-    const mpt_io *io = mpt__io(&context->base);
+    const mpt_io *io = mpt__io(&writer->context->base);
     return (io->flush && io->flush(io->user, writer->file)) ||
-           mpt__reject(context, IO, "%s: cannot be written to the medium: %s", writer->path,
-                       mpt__io_reason(&context->base));
+           mpt__reject(writer->context, IO, "%s: cannot be written to the medium: %s", writer->path,
+                       mpt__io_reason(&writer->context->base));
 }
 
 /* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
@@ -712,17 +711,16 @@ static bool mpt__copy_check(mpt__copy *copy) {
 
 static bool mpt__copy_in(mpt__copy *copy) {
     const mpt__tensor *tensor = copy->tensor;
-    mpt_context *context = copy->archive->context;
     int64_t size = mpt__dtype_info[copy->to].bytes, numel = copy->entry->numel;
     int64_t offset = tensor->offset + copy->entry->part * numel;
     bool same = copy->from == copy->to;
     if (same && !mpt__big_endian() && !copy->entry->transpose)
-        return mpt__upload(context, tensor->storage, offset * size,
+        return mpt__upload(copy->archive->context, tensor->storage, offset * size,
                            copy->archive->data + copy->entry->begin, numel * size) == MPT_OK;
     for (int64_t first = 0; first < numel; first += MPT__ELEMENT_BLOCK) {
         size_t n = mpt__copy_block(copy, first);
         const void *block = same ? (const void *)copy->raw : copy->converted;
-        if (mpt__upload(context, tensor->storage, (offset + first) * size, block,
+        if (mpt__upload(copy->archive->context, tensor->storage, (offset + first) * size, block,
                         (int64_t)n * size) != MPT_OK)
             return false;
     }
@@ -910,11 +908,10 @@ mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *
 
 mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
                            const mpt_load_config *config, int *loaded) {
-    mpt_context *context = module.context;
     mpt__archive archive;
     if (!mpt__load_begin(module, "mpt_load_memory", &archive, "memory", config, loaded))
-        return mpt__status_of(context);
-    if (!data) return mpt__error(context, ARGUMENT, "data is NULL");
+        return mpt__status_of(module.context);
+    if (!data) return mpt__error(module.context, ARGUMENT, "data is NULL");
     bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);
     return mpt__load_end(module, &archive, good, config, loaded);
 }

@@ -89,20 +89,19 @@ static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
 /* The loss of a batch times its samples; its correct answers are added up where it has labels. */
 static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
                                   const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
-    mpt_context *context = net.context;
-    mpt_scope_begin(context);
-    mpt_autocast_begin(context, config->precision);
+    mpt_scope_begin(net.context);
+    mpt_autocast_begin(net.context, config->precision);
     mpt_tensor output = mpt_forward(net, batch->x);
     mpt_tensor loss = mpt__fit_loss(config, output, batch->y);
-    mpt_autocast_end(context);
+    mpt_autocast_end(net.context);
     double sum = mpt_item(loss) * (double)batch->size;
     if (mpt__fit_classifies(output, batch->y)) {
         mpt_tensor hits = mpt_equal(mpt_argmax(output, -1, false), batch->y);
         double count = mpt_item(mpt_sum(mpt_cast(hits, MPT_F32), MPT_ALL_DIMS, false));
-        if (!mpt_failed(context)) *correct += (int64_t)count;
+        if (!mpt_failed(net.context)) *correct += (int64_t)count;
         *labels += mpt_numel(batch->y);
     }
-    mpt_scope_end(context);
+    mpt_scope_end(net.context);
     return sum;
 }
 

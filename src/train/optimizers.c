@@ -458,16 +458,15 @@ mpt_lion_config mpt_lion_config_default(void) {
 }
 
 mpt_optimizer mpt_sgd(mpt_module module, const mpt_sgd_config *config) {
-    mpt_context *context = module.context;
     mpt_sgd_config c = config ? *config : mpt_sgd_config_default();
     mpt__plan plan = {c.lr,       c.weight_decay, {c.momentum, c.dampening, 0}, c.nesterov,
                       c.maximize, c.allow_shared, c.stochastic_rounding,        0};
     if (!c.nesterov || (c.momentum != 0 && c.dampening == 0))
         return mpt__optimizer_new("mpt_sgd", module, &mpt__sgd_rule, &plan);
-    mpt__misuse(context, "mpt_sgd", ARGUMENT,
+    mpt__misuse(module.context, "mpt_sgd", ARGUMENT,
                 "nesterov needs momentum > 0 and dampening 0, got %g and %g", c.momentum,
                 c.dampening);
-    return mpt__optimizer_handle(context, NULL);
+    return mpt__optimizer_handle(module.context, NULL);
 }
 
 static mpt_optimizer mpt__adam_new(const char *name, mpt_module module, mpt_adam_config c,
@@ -565,21 +564,19 @@ mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
 }
 
 double mpt_get_lr(mpt_optimizer handle, int group) {
-    mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_get_lr");
-    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return MPT__NAN_F64;
-    return mpt__schedule_lr(context, optimizer, &optimizer->groups[group]);
+    if (!optimizer || !mpt__check_group(handle.context, optimizer, group, 0)) return MPT__NAN_F64;
+    return mpt__schedule_lr(handle.context, optimizer, &optimizer->groups[group]);
 }
 
 /* Where a group keeps an option, with its limits; NULL and an error where there is none of that
    name. */
 static double *mpt__option(mpt_optimizer handle, const char *call, int group, const char *name,
                            double *low, double *below) {
-    mpt_context *context = handle.context;
     const mpt__optimizer *optimizer = mpt__optimizer_enter(handle, call);
     char names[200];
     mpt__text list = mpt__text_make(names, sizeof names);
-    if (!optimizer || !mpt__check_group(context, optimizer, group, 0)) return NULL;
+    if (!optimizer || !mpt__check_group(handle.context, optimizer, group, 0)) return NULL;
     const mpt__rule *rule = optimizer->rule;
     *low = 0, *below = MPT__NO_LIMIT;
     if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
@@ -589,7 +586,7 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
             return &optimizer->groups[group].setting[i];
         mpt__write_text(&list, "%s, ", rule->setting[i].name);
     }
-    mpt__error(context, ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
+    mpt__error(handle.context, ARGUMENT, "there is no option \"%s\"; there are %sweight_decay",
                name ? name : "NULL", names);
     return NULL;
 }

@@ -210,17 +210,16 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
         {NULL, NULL, "mpt_scaler_step has already been called on this optimizer", MPT__LEFT_OUT},
         {NULL, NULL, "mpt_scaler_step has been called on this optimizer; skip it before", NULL}};
 #undef MPT__LEFT_OUT
-    mpt_context *context = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, name);
-    mpt__optimizer *found = scaler ? mpt__optimizer_at(context, optimizer_handle) : NULL;
+    mpt__optimizer *found = scaler ? mpt__optimizer_at(handle.context, optimizer_handle) : NULL;
     *optimizer = found;
     if (!found) return NULL;
     if (!scaler->config.enabled) return scaler;
-    if (to != MPT__SKIPPED && mpt__check_scaled(context, scaler) != MPT_OK) return NULL;
+    if (to != MPT__SKIPPED && mpt__check_scaled(handle.context, scaler) != MPT_OK) return NULL;
     if (found->scaler != scaler->id.slot) found->stage = MPT__READY, found->checked = false;
     found->scaler = scaler->id.slot;
     if (misuse[to][found->stage]) {
-        mpt__error(context, STATE, "%s; mpt_scaler_update ends an update",
+        mpt__error(handle.context, STATE, "%s; mpt_scaler_update ends an update",
                    misuse[to][found->stage]);
         return NULL;
     }
@@ -479,11 +478,10 @@ MPT__BEGIN_COLD
 /* ==== Asking and setting ==== */
 
 mpt_outcome mpt_step_outcome(mpt_scaler handle) {
-    mpt_context *context = handle.context;
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_step_outcome");
     if (!scaler) return MPT_OUTCOME_NONE;
     if (!scaler->config.enabled) return scaler->stepped ? MPT_OUTCOME_APPLIED : MPT_OUTCOME_NONE;
-    return (mpt_outcome)mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_OUTCOME]);
+    return (mpt_outcome)mpt__scalar_get_i(handle.context, scaler->slots[MPT__SCALER_OUTCOME]);
 }
 
 double mpt_get_scale(mpt_scaler handle) {
@@ -504,12 +502,11 @@ mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
 }
 
 mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
-    mpt_context *context = handle.context;
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_statistics");
     mpt_scaler_stats stats;
     memset(&stats, 0, sizeof stats);
     stats.scale = 1;
-    if (scaler && scaler->config.enabled) mpt__scaler_read(context, scaler, &stats);
+    if (scaler && scaler->config.enabled) mpt__scaler_read(handle.context, scaler, &stats);
     return stats;
 }
 
@@ -519,16 +516,15 @@ mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
 }
 
 mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
-    mpt_context *context = handle.context;
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_state");
     mpt_scaler_state state;
     memset(&state, 0, sizeof state);
     if (!scaler) return state;
-    state.scale = mpt__scalar_get_f(context, scaler->slots[MPT__SCALER_SCALE]);
+    state.scale = mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
     state.growth_factor = scaler->config.growth_factor;
     state.backoff_factor = scaler->config.backoff_factor;
     state.growth_interval = scaler->config.growth_interval;
-    state.growth_tracker = mpt__scalar_get_i(context, scaler->slots[MPT__SCALER_TRACKER]);
+    state.growth_tracker = mpt__scalar_get_i(handle.context, scaler->slots[MPT__SCALER_TRACKER]);
     return state;
 }
 

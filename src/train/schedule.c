@@ -142,12 +142,11 @@ mpt_schedule mpt_schedule_create(mpt_optimizer optimizer, mpt_rate rate, mpt_sch
 static mpt_schedule mpt__schedule_join(const char *name, mpt_optimizer optimizer,
                                        const mpt_rate *rates, int count, const int64_t *milestones,
                                        bool chained, mpt_schedule_unit unit) {
-    mpt_context *context = optimizer.context;
     if (!rates || count < 1 || count > MPT_MAX_RATES || (!chained && count > 1 && !milestones)) {
-        mpt__misuse(context, name, ARGUMENT,
+        mpt__misuse(optimizer.context, name, ARGUMENT,
                     "expected 1 to %d rates and one milestone less, got %d rates%s", MPT_MAX_RATES,
                     rates ? count : 0, chained || milestones ? "" : " and no milestones");
-        return mpt__schedule_handle(context, NULL);
+        return mpt__schedule_handle(optimizer.context, NULL);
     }
     mpt__schedule plan = mpt__plan_of(rates, count, milestones, unit);
     plan.chained = chained;
@@ -271,11 +270,10 @@ static bool mpt__plateau_better(const mpt__schedule *schedule, double value) {
 
 mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_metric");
-    if (!schedule) return mpt__status_of(context);
+    if (!schedule) return mpt__status_of(handle.context);
     if (!schedule->plateau)
-        return mpt__error(context, STATE,
+        return mpt__error(handle.context, STATE,
                           "only a schedule of mpt_reduce_on_plateau looks at a metric");
     mpt_schedule_state *state = &schedule->state;
     mpt__optimizer *optimizer = schedule->optimizer;
@@ -292,7 +290,7 @@ mpt_status mpt_schedule_metric(mpt_schedule handle, double value) {
         if (cut < schedule->config.min_lr) cut = schedule->config.min_lr;
         if (*lr - cut > schedule->config.eps) *lr = cut;
     }
-    return mpt__schedule_rebase(context, optimizer);
+    return mpt__schedule_rebase(handle.context, optimizer);
 }
 
 /* What mpt_fit, where it is built, does at the end of an epoch. */

@@ -282,13 +282,12 @@ mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
 /* ==== The update ==== */
 
 mpt_status mpt_zero_grad(mpt_optimizer handle) {
-    mpt_context *context = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_zero_grad");
-    if (!optimizer) return mpt__status_of(context);
+    if (!optimizer) return mpt__status_of(handle.context);
     for (int64_t i = 0; i < optimizer->item_count; i++)
-        mpt__clear_grad(&context->parameters[optimizer->items[i].parameter]);
+        mpt__clear_grad(&handle.context->parameters[optimizer->items[i].parameter]);
     for (int64_t i = 0; i < optimizer->state_count; i++) {
-        mpt__block *block = mpt__block_of(context, &optimizer->states[i]);
+        mpt__block *block = mpt__block_of(handle.context, &optimizer->states[i]);
         if (block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
             block->multiplier_slot = 0;
     }
