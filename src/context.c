@@ -13,7 +13,7 @@ int mpt_version(void) { return MPTRAIN_VERSION; }
 
 mpt_config mpt_config_default(void) {
     mpt_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.amx = true;
     config.debug = mpt__environment("MPTRAIN_DEBUG") != NULL;
     const char *isa = mpt__environment("MPTRAIN_ISA");

@@ -264,7 +264,7 @@ static void mpt__anomaly_replay(mpt_context *context) {
 static void mpt__anomaly_loss(mpt_context *context, void *user, const void *what) {
     const mpt__tensor *loss = (const mpt__tensor *)what;
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
-    mpt__operand_of(launch, 0, loss, MPT__READ);
+    mpt__reads(launch, 0, loss);
     if (mpt__find_nonfinite(context, context->data, &launch->operand[0]) >= 0)
         ((mpt__anomaly *)user)->lost = true;
 }
@@ -275,7 +275,7 @@ static bool mpt__gradients_failed(mpt_context *context) {
         const mpt__parameter *parameter = &context->parameters[i];
         if (!parameter->live || !parameter->has_grad) continue;
         mpt__operand operand;
-        memset(&operand, 0, sizeof operand);
+        mpt__zero(operand);
         operand.storage = context->blocks[parameter->block].gradients;
         operand.dtype = MPT_F32;
         operand.rank = 1;

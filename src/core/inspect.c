@@ -62,7 +62,7 @@ mpt_status mpt_print_launches(mpt_context *context, void (*write)(void *user, co
 static int64_t mpt__find_nonfinite(mpt_context *context, void *const *data,
                                    const mpt__operand *operand) {
     mpt__launch probe;
-    memset(&probe, 0, sizeof probe);
+    mpt__zero(probe);
     probe.kernel = MPT__K_FIND_NONFINITE;
     probe.n_operands = 1;
     probe.slot[0] = MPT__SLOT_NONFINITE;
@@ -145,7 +145,7 @@ const char *mpt_nan_report(mpt_context *context) {
 
 mpt_counters mpt_get_counters(mpt_context *context) {
     mpt_counters counters;
-    memset(&counters, 0, sizeof counters);
+    mpt__zero(counters);
     if (!context) return counters;
     counters = context->counters;
     counters.calls = context->base.call;
@@ -284,7 +284,7 @@ const char *mpt_device_name(mpt_context *context) {
 
 mpt_device_info mpt_get_device_info(mpt_context *context) {
     mpt_device_info info;
-    memset(&info, 0, sizeof info);
+    mpt__zero(info);
     if (!context) return info;
     info.device = context->config.device;
     info.index = context->config.device == MPT_DEVICE_CPU ? 0 : context->config.device_index;
@@ -350,7 +350,7 @@ mpt_status mpt_synchronize(mpt_context *context) {
 
 mpt_memory_stats mpt_memory(mpt_context *context) {
     mpt_memory_stats none;
-    memset(&none, 0, sizeof none);
+    mpt__zero(none);
     return context ? context->base.memory : none;
 }
 

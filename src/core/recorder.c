@@ -23,7 +23,7 @@ static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
 
 static void mpt__ids_free(mpt_context *context, mpt__ids *ids) {
     mpt__room_free(context, ids->id, ids->capacity);
-    memset(ids, 0, sizeof *ids);
+    mpt__zero(*ids);
 }
 
 typedef struct mpt__recording {

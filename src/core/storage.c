@@ -141,7 +141,7 @@ static MPT__COLD void mpt__device_refused(mpt_context *context, int64_t bytes,
             mpt__backend_error(context, status);
             return;
         }
-        memset(&device, 0, sizeof device);
+        mpt__zero(device);
         backend->describe(backend->self, &device);
         mpt__format_text(who, sizeof who, "the device, which has %B of %B free,",
                          device.memory_free, device.memory);
@@ -310,7 +310,7 @@ static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mp
     memset(launch->slot, 0, sizeof launch->slot);
     memset(launch->imm, 0, sizeof launch->imm);
     memset(launch->index, 0, sizeof launch->index);
-    memset(&launch->rng, 0, sizeof launch->rng);
+    mpt__zero(launch->rng);
     return launch;
 }
 
@@ -381,6 +381,8 @@ static MPT__FORCE_INLINE mpt__operand *
 mpt__operand_of(mpt__launch *launch, int position, const mpt__tensor *tensor, mpt__access access) {
     return mpt__operand_show(mpt__operand_at(launch, position), tensor, access);
 }
+#define mpt__reads(launch, position, tensor) mpt__operand_of(launch, position, tensor, MPT__READ)
+#define mpt__writes(launch, position, tensor) mpt__operand_of(launch, position, tensor, MPT__WRITE)
 
 /* `count` elements of a storage in a row. */
 static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int position,
@@ -533,14 +535,14 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *l
 static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
     launch->imm[0] = value;
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    mpt__writes(launch, 0, tensor);
     return mpt__submit(context, launch);
 }
 
 static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
                                    const mpt__tensor *to, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__reads(launch, 0, from);
     mpt__operand_of(launch, 1, to, access);
     return mpt__submit(context, launch);
 }
@@ -626,7 +628,7 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
     uint32_t id = mpt__storage_row(context);
     if (!id) return 0;
     mpt__storage *storage = &context->storages[id];
-    memset(storage, 0, sizeof *storage);
+    mpt__zero(*storage);
     context->data[id] = data;
     storage->bytes = bytes;
     storage->references = 1;

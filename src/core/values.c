@@ -123,7 +123,7 @@ static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype 
         launch->rng.call -= context->draws_before;
         launch->slot[1] = MPT__SLOT_DRAWS;
     }
-    mpt__operand_of(launch, 0, tensor, MPT__WRITE);
+    mpt__writes(launch, 0, tensor);
     return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
 }
 

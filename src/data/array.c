@@ -204,7 +204,7 @@ static void mpt__npz_close(mpt__npz *file) {
 
 static bool mpt__npz_open(mpt__npz *file, mpt_context *context, const char *path) {
     mpt__reader reader;
-    memset(file, 0, sizeof *file);
+    mpt__zero(*file);
     file->context = context;
     file->path = path;
     if (!path) return mpt__reject(context, ARGUMENT, "path is NULL");
@@ -275,7 +275,7 @@ static bool mpt__zip_read(mpt__npz *file, mpt__npy *npy, const uint8_t *entry, m
 
 /* An array of an open file; `name` is NULL in an npy. */
 static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
-    memset(npy, 0, sizeof *npy);
+    mpt__zero(*npy);
     npy->context = file->context;
     npy->path = file->path, npy->name = name;
     npy->bytes = file->bytes, npy->size = file->size;
@@ -345,7 +345,7 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
     mpt__npz file;
     uint8_t *data[2] = {NULL, NULL};
     size_t bytes[2] = {0, 0};
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     bool good = mpt__npz_open(&file, context, paths[0]) &&
                 mpt__npy_part(&file, names[0], 0, 0, &samples, &data[0], &bytes[0]);
     if (good && (paths[1] || names[1])) {
@@ -391,7 +391,7 @@ mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
 
 mpt_raw_config mpt_raw_config_default(void) {
     mpt_raw_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.dtype = MPT_F32;
     config.target_dtype = MPT_I64;
     config.shape = config.target_shape = MPT_SCALAR;
@@ -443,7 +443,7 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
     const char *const paths[2] = {config->inputs, config->targets};
     size_t first = strlen(paths[0]) + 1, second = paths[1] ? strlen(paths[1]) + 1 : 0;
     mpt_user_dataset_config samples;
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     samples.count = config->count ? config->count : 1;
     samples.dtype = config->dtype, samples.shape = config->shape;
     samples.target_dtype = paths[1] ? config->target_dtype : MPT_DTYPE_NONE;

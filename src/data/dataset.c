@@ -200,7 +200,7 @@ static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_datas
     mpt_dtype dtype = config->dtype, target = config->target_dtype;
     int64_t count = held ? config->count : 1;
     mpt__dataset made;
-    memset(&made, 0, sizeof made);
+    mpt__zero(made);
     if (config->count < 1)
         mpt__error(context, ARGUMENT, "count is %lld; a dataset has at least one sample",
                    config->count);
@@ -312,7 +312,7 @@ static MPT__INLINE float mpt__normalised(const mpt__delivery *delivery, float va
 
 static void mpt__delivery_begin(mpt_context *context, mpt__delivery *delivery,
                                 const mpt__dataset *dataset, mpt_dtype to) {
-    memset(delivery, 0, sizeof *delivery);
+    mpt__zero(*delivery);
     delivery->convert = context->convert;
     delivery->from = dataset->dtype;
     delivery->to = to;
@@ -369,7 +369,7 @@ static bool mpt__dataset_fetch(const mpt__dataset *dataset, const mpt__delivery 
 
 mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
     mpt_memory_dataset_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.dtype = MPT_F32;
     config.target_dtype = MPT_I64;
     config.shape = MPT_SCALAR;
@@ -392,7 +392,7 @@ static const uint8_t *mpt__data_take(mpt_context *context, mpt__dataset *dataset
 static mpt__dataset *mpt__memory_new(mpt_context *context,
                                      const mpt_memory_dataset_config *config) {
     mpt_user_dataset_config samples;
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     samples.count = config->count;
     samples.dtype = config->dtype;
     samples.shape = config->shape;
@@ -677,7 +677,7 @@ mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size
                            void *target, size_t target_bytes, mpt_sample_sizes *sizes) {
     mpt_sample_sizes need;
     if (!sizes) sizes = &need;
-    memset(sizes, 0, sizeof *sizes);
+    mpt__zero(*sizes);
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_sample_into");
     if (!found) return mpt__status_of(dataset.context);
     sizes->dtype = mpt__dataset_whole(found) ? found->dtype : MPT_F32;
@@ -973,7 +973,7 @@ static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const path
     mpt__idx_file files[2];
     mpt__dataset *dataset = NULL;
     memset(files, 0, sizeof files);
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     if (mpt__idx_read_pair(context, paths, image, files)) {
         samples.count = files[0].idx.shape[0];
         samples.dtype = MPT_U8;

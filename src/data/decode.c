@@ -178,16 +178,16 @@ static void mpt__picture_error(mpt__image_file *file, const char *format, ...) {
     mpt__format_text_v(file->error + n, MPT__SAMPLE_ERROR - n, format, arguments);
     va_end(arguments);
 }
-#define MPT__PICTURE_FAULT(file, ...) (mpt__picture_error(file, __VA_ARGS__), false)
+#define mpt__fault(file, ...) (mpt__picture_error(file, __VA_ARGS__), false)
 
 static bool mpt__picture_short(mpt__image_file *file) {
-    return MPT__PICTURE_FAULT(
-        file, "the file ends too early: it has %lld bytes, which is not all of the picture",
-        file->size);
+    return mpt__fault(file,
+                      "the file ends too early: it has %lld bytes, which is not all of the picture",
+                      file->size);
 }
 
 static bool mpt__picture_unread(mpt__image_file *file) {
-    return MPT__PICTURE_FAULT(file, "not all of it could be read: %s", file->why);
+    return mpt__fault(file, "not all of it could be read: %s", file->why);
 }
 
 static uint32_t mpt__png_crc(uint32_t crc, const uint8_t *p, size_t n) {
@@ -400,8 +400,8 @@ static bool mpt__jpeg_quantisation(mpt__image_file *file, mpt__jpeg *jpeg, int l
         uint32_t head = mpt__walk_byte(file);
         int bytes = head >> 4 ? 128 : 64;
         if (head > 0x1f || (head & 15) > 3 || left <= bytes)
-            return MPT__PICTURE_FAULT(file, "a bad quantisation table (DQT) before byte %lld",
-                                      mpt__image_place(file));
+            return mpt__fault(file, "a bad quantisation table (DQT) before byte %lld",
+                              mpt__image_place(file));
         mpt__walk_skip(file, bytes);
         jpeg->quantisation |= 1u << (head & 15);
         left -= 1 + bytes;
@@ -427,33 +427,30 @@ static bool mpt__jpeg_huffman(mpt__image_file *file, mpt__jpeg *jpeg, int left) 
         for (int i = 0; i < symbols && !wrong; i++)
             if (mpt__walk_byte(file) > (head >> 4 ? 255 : 15)) wrong = "has a bad symbol";
         if (wrong)
-            return MPT__PICTURE_FAULT(file, "a Huffman table (DHT) before byte %lld %s",
-                                      mpt__image_place(file), wrong);
+            return mpt__fault(file, "a Huffman table (DHT) before byte %lld %s",
+                              mpt__image_place(file), wrong);
         jpeg->huffman[head >> 4] |= 1u << (head & 15);
     }
     return true;
 }
 
 static bool mpt__jpeg_restart(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
-    if (left != 2)
-        return MPT__PICTURE_FAULT(file, "a restart interval (DRI) of %d bytes, not 2", left);
+    if (left != 2) return mpt__fault(file, "a restart interval (DRI) of %d bytes, not 2", left);
     jpeg->restart = (int)mpt__walk_big(file, 2);
     return true;
 }
 
 static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     uint32_t bits = mpt__walk_byte(file);
-    if (jpeg->components) return MPT__PICTURE_FAULT(file, "a second frame header (SOF)");
+    if (jpeg->components) return mpt__fault(file, "a second frame header (SOF)");
     file->height = (int)mpt__walk_big(file, 2), file->width = (int)mpt__walk_big(file, 2);
     int n = (int)mpt__walk_byte(file);
-    if (bits != 8)
-        return MPT__PICTURE_FAULT(file, "a JPEG of %lld bits; stb_image reads 8", (int64_t)bits);
+    if (bits != 8) return mpt__fault(file, "a JPEG of %lld bits; stb_image reads 8", (int64_t)bits);
     if (!file->height)
-        return MPT__PICTURE_FAULT(
+        return mpt__fault(
             file, "its height comes behind its pixels (DNL), where stb_image does not look");
     if ((n != 1 && n != 3 && n != 4) || left != 6 + 3 * n)
-        return MPT__PICTURE_FAULT(file, "a frame header (SOF) of %d components in %d bytes", n,
-                                  left);
+        return mpt__fault(file, "a frame header (SOF) of %d components in %d bytes", n, left);
     for (int i = 0; i < n; i++) {
         jpeg->part[i].id = mpt__walk_byte(file);
         uint32_t factors = mpt__walk_byte(file);
@@ -461,16 +458,16 @@ static bool mpt__jpeg_frame(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
         int across = jpeg->part[i].across = (int)(factors >> 4);
         int down = jpeg->part[i].down = (int)(factors & 15);
         if (across < 1 || across > 4 || down < 1 || down > 4 || jpeg->part[i].table > 3)
-            return MPT__PICTURE_FAULT(file, "component %d has sampling %d x %d and table %lld", i,
-                                      across, down, (int64_t)jpeg->part[i].table);
+            return mpt__fault(file, "component %d has sampling %d x %d and table %lld", i, across,
+                              down, (int64_t)jpeg->part[i].table);
         if (jpeg->across < across) jpeg->across = across;
         if (jpeg->down < down) jpeg->down = down;
     }
     for (int i = 0; i < n; i++)
         if (jpeg->across % jpeg->part[i].across || jpeg->down % jpeg->part[i].down)
-            return MPT__PICTURE_FAULT(
-                file, "sampling %d x %d beside %d x %d, which stb_image does not read",
-                jpeg->part[i].across, jpeg->part[i].down, jpeg->across, jpeg->down);
+            return mpt__fault(file,
+                              "sampling %d x %d beside %d x %d, which stb_image does not read",
+                              jpeg->part[i].across, jpeg->part[i].down, jpeg->across, jpeg->down);
     jpeg->components = n, file->values = n;
     return true;
 }
@@ -507,7 +504,7 @@ static bool mpt__jpeg_scan_parts(mpt__image_file *file, mpt__jpeg *jpeg, int n, 
         for (int k = 0; k < i; k++)
             if (part[k] == part[i]) part[i] = jpeg->components;
         if (part[i] == jpeg->components)
-            return MPT__PICTURE_FAULT(
+            return mpt__fault(
                 file,
                 "a scan (SOS) of component %lld, which is not in the frame or twice in the scan",
                 (int64_t)id);
@@ -536,44 +533,43 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     uint32_t tables[4];
     int part[4];
     if (n < 1 || n > jpeg->components || left != 4 + 2 * n)
-        return MPT__PICTURE_FAULT(file, "a scan (SOS) of %d components in %d bytes at byte %lld", n,
-                                  left, at);
+        return mpt__fault(file, "a scan (SOS) of %d components in %d bytes at byte %lld", n, left,
+                          at);
     if (!mpt__jpeg_scan_parts(file, jpeg, n, part, tables)) return false;
     uint32_t first = mpt__walk_byte(file), last = mpt__walk_byte(file);
     uint32_t bits = mpt__walk_byte(file), high = bits >> 4, low = bits & 15;
     if (jpeg->progressive ? first > last || last > 63 || high > 13 || low > 13 ||
                                 (first == 0 ? last != 0 : n != 1)
                           : first != 0 || bits != 0)
-        return MPT__PICTURE_FAULT(
-            file, "a scan (SOS) of coefficients %lld to %lld, bits %llx, at byte %lld",
-            (int64_t)first, (int64_t)last, (uint64_t)bits, at);
+        return mpt__fault(file,
+                          "a scan (SOS) of coefficients %lld to %lld, bits %llx, at byte %lld",
+                          (int64_t)first, (int64_t)last, (uint64_t)bits, at);
     for (int i = 0; i < n; i++) {
         bool dc = first == 0 && high == 0, ac = first > 0 || !jpeg->progressive;
         const uint32_t *known = jpeg->huffman, has_dc = tables[i] >> 4, has_ac = tables[i] & 15;
         if (has_dc > 3 || has_ac > 3 || (dc && !(known[0] >> has_dc & 1)) ||
             (ac && !(known[1] >> has_ac & 1)))
-            return MPT__PICTURE_FAULT(file,
-                                      "the scan at byte %lld needs Huffman tables DC %lld and AC "
-                                      "%lld, which are not defined before it",
-                                      at, (int64_t)has_dc, (int64_t)has_ac);
+            return mpt__fault(file,
+                              "the scan at byte %lld needs Huffman tables DC %lld and AC %lld, "
+                              "which are not defined before it",
+                              at, (int64_t)has_dc, (int64_t)has_ac);
         if (!(jpeg->quantisation >> jpeg->part[part[i]].table & 1))
-            return MPT__PICTURE_FAULT(file,
-                                      "the scan at byte %lld needs quantisation table %lld, "
-                                      "which is not defined before it",
-                                      at, (int64_t)jpeg->part[part[i]].table);
+            return mpt__fault(file,
+                              "the scan at byte %lld needs quantisation table %lld, "
+                              "which is not defined before it",
+                              at, (int64_t)jpeg->part[part[i]].table);
         jpeg->part[part[i]].seen = true;
         if (dc) jpeg->part[part[i]].drawn = true;
 #ifndef MPT__STB_ZEROED
         if (!jpeg->part[part[i]].drawn)
-            return MPT__PICTURE_FAULT(
-                file, "the scan at byte %lld refines what no scan before it has drawn", at);
+            return mpt__fault(file,
+                              "the scan at byte %lld refines what no scan before it has drawn", at);
 #endif
     }
     int64_t start = mpt__image_place(file);
     int64_t end = start;
     int64_t restarts = mpt__jpeg_entropy(file, jpeg, &end);
-    if (++jpeg->scans > MPT__SCANS)
-        return MPT__PICTURE_FAULT(file, "more than %d scans", (int)MPT__SCANS);
+    if (++jpeg->scans > MPT__SCANS) return mpt__fault(file, "more than %d scans", (int)MPT__SCANS);
     /* Within a scan the decoder gets zeros where its bits end too early; stb_image up to 2.27 would
        go on with fewer than none. It does not ask for its end where fill bytes follow. */
     mpt__add_detour(file, start, start, 0);
@@ -581,8 +577,8 @@ static bool mpt__jpeg_scan(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     int64_t units = mpt__jpeg_units(file, jpeg, n, part[0]);
     int64_t needed = jpeg->restart ? (units - 1) / jpeg->restart : 0;
     if (restarts < needed && !file->starved)
-        return MPT__PICTURE_FAULT(file, "the scan at byte %lld has %lld restart markers of %lld",
-                                  at, restarts, needed);
+        return mpt__fault(file, "the scan at byte %lld has %lld restart markers of %lld", at,
+                          restarts, needed);
     return true;
 }
 
@@ -590,7 +586,7 @@ static bool mpt__jpeg_height(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
     int height = (int)mpt__walk_big(file, 2);
     (void)jpeg;
     if (left == 2 && height == file->height) return true;
-    return MPT__PICTURE_FAULT(file, "a second height, %d (DNL), beside %d", height, file->height);
+    return mpt__fault(file, "a second height, %d (DNL), beside %d", height, file->height);
 }
 
 static bool mpt__jpeg_other(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
@@ -625,27 +621,27 @@ static bool mpt__jpeg_segment_read(mpt__image_file *file, mpt__jpeg *jpeg, int m
     int64_t at = mpt__image_place(file) - 2;
     const mpt__jpeg_segment *row = mpt__jpeg_segment_of(marker);
     if (!row && marker > 0xc2 && marker < 0xd0 && marker != 0xc8 && marker != 0xcc)
-        return MPT__PICTURE_FAULT(file, "a %s JPEG (SOF%d), which stb_image does not read",
-                                  marker > 0xc8    ? "arithmetic coded"
-                                  : marker == 0xc3 ? "lossless"
-                                                   : "hierarchical",
-                                  marker - 0xc0);
+        return mpt__fault(file, "a %s JPEG (SOF%d), which stb_image does not read",
+                          marker > 0xc8    ? "arithmetic coded"
+                          : marker == 0xc3 ? "lossless"
+                                           : "hierarchical",
+                          marker - 0xc0);
     if (!row || (row->frame && !jpeg->components))
-        return MPT__PICTURE_FAULT(file, "%s %llx at byte %lld",
-                                  !row ? "no segment of a JPEG begins with marker"
-                                       : "no frame header (SOF) before marker",
-                                  (uint64_t)marker, at);
+        return mpt__fault(file, "%s %llx at byte %lld",
+                          !row ? "no segment of a JPEG begins with marker"
+                               : "no frame header (SOF) before marker",
+                          (uint64_t)marker, at);
     if (marker <= 0xc2) jpeg->progressive = marker == 0xc2;
     int length = (int)mpt__walk_big(file, 2);
     if (file->starved) return false;
     if (length < 2)
-        return MPT__PICTURE_FAULT(file, "the segment at byte %lld has a length of %d", at, length);
+        return mpt__fault(file, "the segment at byte %lld has a length of %d", at, length);
     return row->read(file, jpeg, length - 2);
 }
 
 static bool mpt__walk_jpeg(mpt__image_file *file) {
     mpt__jpeg jpeg;
-    memset(&jpeg, 0, sizeof jpeg);
+    mpt__zero(jpeg);
     jpeg.pending = -1;
     mpt__walk_skip(file, 2);
     for (;;) {
@@ -657,12 +653,12 @@ static bool mpt__walk_jpeg(mpt__image_file *file) {
         if (marker < 0 && !jpeg.components) continue; /* padding, which the decoder reads over */
         /* Here stb_image stops: up to 2.27 it refuses the picture, later it is done. */
         if (jpeg.scans && !mpt__jpeg_segment_of(marker)) break;
-        if (marker < 0) return MPT__PICTURE_FAULT(file, "no marker at byte %lld", at);
+        if (marker < 0) return mpt__fault(file, "no marker at byte %lld", at);
         if (!mpt__jpeg_segment_read(file, &jpeg, marker) || file->starved) return false;
     }
     for (int i = 0; i < jpeg.components; i++)
         if (!jpeg.part[i].seen)
-            return MPT__PICTURE_FAULT(file, "component %d of %d is in no scan", i, jpeg.components);
+            return mpt__fault(file, "component %d of %d is in no scan", i, jpeg.components);
     return true;
 }
 
@@ -684,8 +680,8 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
     uint32_t methods = mpt__walk_big(file, 3);
     if (length != 13 || png->color > 6 || !png->depth || !(depths[png->color] & png->depth) ||
         (png->depth & (png->depth - 1)) || (methods | 1) != 1)
-        return MPT__PICTURE_FAULT(file, "a PNG header (IHDR) of depth %d, colour %d, methods %llx",
-                                  png->depth, png->color, (uint64_t)methods);
+        return mpt__fault(file, "a PNG header (IHDR) of depth %d, colour %d, methods %llx",
+                          png->depth, png->color, (uint64_t)methods);
     file->width = width > INT32_MAX ? -1 : (int)width;
     file->height = height > INT32_MAX ? -1 : (int)height;
     file->values = values[png->color];
@@ -696,10 +692,10 @@ static bool mpt__png_header(mpt__image_file *file, mpt__png *png, int64_t length
 static bool mpt__png_palette(mpt__image_file *file, mpt__png *png, int64_t length) {
     int64_t at = mpt__image_place(file);
     if (length % 3 || length > 768 || length == 0 || png->palette || png->images)
-        return MPT__PICTURE_FAULT(file, "a palette (PLTE) of %lld bytes that is %s", length,
-                                  png->palette  ? "the second"
-                                  : png->images ? "behind the pixels"
-                                                : "not of 1 to 256 colours");
+        return mpt__fault(file, "a palette (PLTE) of %lld bytes that is %s", length,
+                          png->palette  ? "the second"
+                          : png->images ? "behind the pixels"
+                                        : "not of 1 to 256 colours");
     png->palette = (int)length / 3;
     int most = 1 << png->depth;
     if (png->color != 3 || png->palette >= most) return true;
@@ -714,19 +710,17 @@ static bool mpt__png_transparency(mpt__image_file *file, mpt__png *png, int64_t 
                 : png->color == 0 ? length == 2
                                   : png->color == 2 && length == 6;
     if (fits && !png->images) return true;
-    return MPT__PICTURE_FAULT(
-        file, "transparency (tRNS) of %lld bytes for colour %d, %d in the palette%s", length,
-        png->color, png->palette, png->images ? ", behind the pixels" : "");
+    return mpt__fault(file, "transparency (tRNS) of %lld bytes for colour %d, %d in the palette%s",
+                      length, png->color, png->palette, png->images ? ", behind the pixels" : "");
 }
 
 /* stb_image expects something in the first of these chunks: empty ones before it are left out. */
 static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length) {
     int64_t at = mpt__image_place(file) - 8;
     if (png->color == 3 && !png->palette)
-        return MPT__PICTURE_FAULT(file, "pixels without a palette (PLTE) before them");
+        return mpt__fault(file, "pixels without a palette (PLTE) before them");
     if (png->over)
-        return MPT__PICTURE_FAULT(file, "IDAT chunks that do not follow each other (byte %lld)",
-                                  at);
+        return mpt__fault(file, "IDAT chunks that do not follow each other (byte %lld)", at);
     mpt__detour *last = &file->detours[file->detour_count - (file->detour_count > 0)];
     if (png->bytes == 0 && length == 0 && png->images && last->to == at)
         last->to = at + 12;
@@ -754,25 +748,23 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
     const mpt__png_chunk *row = mpt__png_kinds, *end = row + 4;
     for (int i = 0; i < 4; i++)
         if ((type[i] | 32) < 'a' || (type[i] | 32) > 'z')
-            return MPT__PICTURE_FAULT(file, "no PNG chunk begins at byte %lld", at - 8);
+            return mpt__fault(file, "no PNG chunk begins at byte %lld", at - 8);
     if (strcmp(type, "CgBI") == 0)
-        return MPT__PICTURE_FAULT(file, "an Apple CgBI file, which only looks like a PNG (as Xcode "
-                                        "packs them for iOS); convert it back to PNG");
+        return mpt__fault(file, "an Apple CgBI file, which only looks like a PNG (as Xcode packs "
+                                "them for iOS); convert it back to PNG");
     if (length > file->size - at - 4)
-        return MPT__PICTURE_FAULT(file,
-                                  "the file ends too early: its chunk %s at byte %lld has %lld "
-                                  "bytes, of which %lld are there",
-                                  type, at - 8, length, file->size - at);
+        return mpt__fault(file,
+                          "the file ends too early: its chunk %s at byte %lld has %lld bytes, of "
+                          "which %lld are there",
+                          type, at - 8, length, file->size - at);
     while (row < end && strcmp(row->type, type) != 0) row++;
     if ((png->chunks++ == 0) != (row == mpt__png_kinds))
-        return MPT__PICTURE_FAULT(file,
-                                  "its header (IHDR) is not the first chunk, or there are two");
+        return mpt__fault(file, "its header (IHDR) is not the first chunk, or there are two");
     if (png->images && row < end && row->read != mpt__png_image)
-        return MPT__PICTURE_FAULT(file, "chunk %s behind the pixels", type);
+        return mpt__fault(file, "chunk %s behind the pixels", type);
     if (png->images && (row == end || row->read != mpt__png_image)) png->over = true;
     if (row == end && !(type[0] & 32) && strcmp(type, "IEND") != 0)
-        return MPT__PICTURE_FAULT(
-            file, "an unknown chunk %s, which says that it must be understood", type);
+        return mpt__fault(file, "an unknown chunk %s, which says that it must be understood", type);
     if (row < end && !row->read(file, png, length)) return false;
     mpt__walk_skip(file, at + length + 4 - mpt__image_place(file));
     return true;
@@ -781,7 +773,7 @@ static bool mpt__png_chunk_read(mpt__image_file *file, mpt__png *png, const char
 static bool mpt__walk_png(mpt__image_file *file) {
     mpt__png png;
     char type[5] = "";
-    memset(&png, 0, sizeof png);
+    mpt__zero(png);
     mpt__walk_skip(file, 8);
     while (strcmp(type, "IEND") != 0) {
         int64_t length = mpt__walk_big(file, 4);
@@ -789,13 +781,13 @@ static bool mpt__walk_png(mpt__image_file *file) {
         if (file->starved || !mpt__png_chunk_read(file, &png, type, length) || file->starved)
             return false;
     }
-    if (!png.bytes) return MPT__PICTURE_FAULT(file, "no pixels (IDAT)");
+    if (!png.bytes) return mpt__fault(file, "no pixels (IDAT)");
     /* The decoder unpacks all there is, up to 1,032 times as much: a row more for each, for files
        that some encoder ended late, is enough. */
     int64_t row = ((int64_t)file->width * file->values * png.depth + 7) / 8 + 8;
     if (png.bytes / 2 > row * file->height + 65536)
-        return MPT__PICTURE_FAULT(file, "%lld bytes of packed pixels for %d x %d", png.bytes,
-                                  file->height, file->width);
+        return mpt__fault(file, "%lld bytes of packed pixels for %d x %d", png.bytes, file->height,
+                          file->width);
     return true;
 }
 
@@ -816,7 +808,7 @@ static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
     if (bmp->bits < 16) {
         int64_t colors = (bmp->offset - behind) / entry, most = INT64_C(1) << bmp->bits;
         if (bmp->offset < behind || colors > 256)
-            return MPT__PICTURE_FAULT(file, "a palette of %lld colours", colors);
+            return mpt__fault(file, "a palette of %lld colours", colors);
         if (colors < most) told += (most - colors) * entry;
         if (core) told += 12; /* stb_image reads four entries too few from it */
         if (told != bmp->offset)
@@ -825,8 +817,8 @@ static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
         told = behind;
         mpt__add_detour(file, behind, bmp->offset, 0);
     } else if (bmp->offset < behind) {
-        return MPT__PICTURE_FAULT(file, "pixels at byte %lld, within a header of %lld bytes",
-                                  bmp->offset, behind);
+        return mpt__fault(file, "pixels at byte %lld, within a header of %lld bytes", bmp->offset,
+                          behind);
     }
     file->patch_at = told == bmp->offset ? 0 : 10;
     for (int i = 0; i < 4; i++) file->patch[i] = (uint8_t)(told >> 8 * i);
@@ -836,15 +828,15 @@ static bool mpt__bmp_detours(mpt__image_file *file, const mpt__bmp *bmp) {
 static bool mpt__walk_bmp(mpt__image_file *file) {
     static const char *const packings[] = {"", "RLE", "RLE", "", "JPEG", "PNG"};
     mpt__bmp bmp;
-    memset(&bmp, 0, sizeof bmp);
+    mpt__zero(bmp);
     mpt__walk_skip(file, 10);
     bmp.offset = mpt__walk_little(file, 4), bmp.header = mpt__walk_little(file, 4);
     bool core = bmp.header == 12;
     if (!core && bmp.header != 40 && bmp.header != 56 && bmp.header != 108 && bmp.header != 124)
-        return MPT__PICTURE_FAULT(file,
-                                  "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
-                                  "108 and 124",
-                                  bmp.header);
+        return mpt__fault(file,
+                          "a BMP header of %lld bytes; stb_image reads 12, 40, 56, "
+                          "108 and 124",
+                          bmp.header);
     int bytes = core ? 2 : 4;
     uint32_t width = mpt__walk_little(file, bytes), height = mpt__walk_little(file, bytes);
     uint32_t planes = mpt__walk_little(file, 2);
@@ -852,17 +844,17 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     bmp.packing = core ? 0 : (int64_t)mpt__walk_little(file, 4);
     if (file->starved) return false;
     if (bmp.packing > 0 && bmp.packing < 6 && bmp.packing != 3)
-        return MPT__PICTURE_FAULT(file, "a BMP of %s inside, which stb_image does not read",
-                                  packings[bmp.packing]);
+        return mpt__fault(file, "a BMP of %s inside, which stb_image does not read",
+                          packings[bmp.packing]);
     if (bmp.bits == 2 || bmp.bits == 0 || bmp.bits > 32 ||
         (bmp.bits & (bmp.bits - 1) && bmp.bits != 24) ||
         (core && bmp.bits >= 16 && bmp.bits != 24) || planes != 1 || bmp.packing > 3 ||
         (bmp.packing == 3 && bmp.bits != 16 && bmp.bits != 32))
-        return MPT__PICTURE_FAULT(
+        return mpt__fault(
             file, "a BMP of %d bits, %lld planes, packing %lld, which stb_image does not read",
             bmp.bits, (int64_t)planes, bmp.packing);
     if (bmp.packing == 3 && bmp.header == 56)
-        return MPT__PICTURE_FAULT(
+        return mpt__fault(
             file, "a BMP with bit masks in a header of 56 bytes, where stb_image does not look");
     file->width = width > INT32_MAX ? -1 : (int)width;
     file->height = height <= INT32_MAX ? (int)height : (int)(0u - height); /* from the top */
@@ -870,9 +862,8 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
     if (file->width < 1 || file->height < 1) return true;
     int64_t rows = ((int64_t)file->width * bmp.bits + 31) / 32 * 4 * file->height;
     if (file->size < bmp.offset + rows)
-        return MPT__PICTURE_FAULT(
-            file, "the file ends too early: %lld bytes of the %lld of a %d x %d BMP", file->size,
-            bmp.offset + rows, file->height, file->width);
+        return mpt__fault(file, "the file ends too early: %lld bytes of the %lld of a %d x %d BMP",
+                          file->size, bmp.offset + rows, file->height, file->width);
     return mpt__bmp_detours(file, &bmp);
 }
 
@@ -911,32 +902,31 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     const uint8_t *p = file->buffer;
     size_t blank = 0, n = 0;
     char text[41];
-    if (file->end == 0) return MPT__PICTURE_FAULT(file, "an empty file");
+    if (file->end == 0) return mpt__fault(file, "an empty file");
     const char *what = mpt__what_this_is(p, file->end, MPT__KNOWN_ALL);
-    if (what) return MPT__PICTURE_FAULT(file, "this is %s", what);
+    if (what) return mpt__fault(file, "this is %s", what);
     if (file->end >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) blank = 3;
     while (blank < file->end && (p[blank] == ' ' || (p[blank] >= 9 && p[blank] <= 13))) blank++;
     while (blank + n < file->end && n < 40 && p[blank + n] >= ' ' && p[blank + n] < 127)
         text[n] = (char)p[blank + n], n++;
     text[n] = 0;
     bool ends = blank + n == file->end || n == 40 || p[blank + n] == '\n' || p[blank + n] == '\r';
-    if (n > 7 && ends)
-        return MPT__PICTURE_FAULT(file, "a text, no picture; it begins: %s", text);
-    return MPT__PICTURE_FAULT(file, "neither PNG nor JPEG nor BMP (first bytes %llx %llx)",
-                              (uint64_t)p[0], (uint64_t)(file->end > 1 ? p[1] : 0));
+    if (n > 7 && ends) return mpt__fault(file, "a text, no picture; it begins: %s", text);
+    return mpt__fault(file, "neither PNG nor JPEG nor BMP (first bytes %llx %llx)", (uint64_t)p[0],
+                      (uint64_t)(file->end > 1 ? p[1] : 0));
 }
 
 /* Finds out what a file is, what the decoder must not see in it, and how large its picture is. */
 static bool mpt__picture_walk(mpt__image_file *file) {
     size_t kinds = sizeof mpt__picture_kinds / sizeof *mpt__picture_kinds;
-    if (!file->base->io.seek) return MPT__PICTURE_FAULT(file, "cannot be read twice: no `seek`");
+    if (!file->base->io.seek) return mpt__fault(file, "cannot be read twice: no `seek`");
     if (!mpt__image_refill(file) && file->torn)
         return mpt__picture_unread(file);
     for (size_t i = 0; i < kinds; i++) {
         const mpt__picture_kind *kind = &mpt__picture_kinds[i];
         size_t at = (size_t)kind->at, n = (size_t)kind->length;
         if (file->end < at + n || memcmp(file->buffer + at, kind->begins, n) != 0) continue;
-        if (!kind->walk) return MPT__PICTURE_FAULT(file, "%s", kind->is);
+        if (!kind->walk) return mpt__fault(file, "%s", kind->is);
         bool good = kind->walk(file);
         if (file->torn) return mpt__picture_unread(file);
         if (file->starved) return mpt__picture_short(file);

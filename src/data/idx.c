@@ -47,7 +47,7 @@ static bool mpt__idx_fail(mpt__idx *idx, const char *error, int64_t expected, in
  * checks that exactly header_bytes + data_bytes come. On false, error, expected and got are set. */
 static bool mpt__idx_header(mpt__idx *idx, const uint8_t *p, size_t n, int64_t file_bytes) {
     const char *cut = "the file ends inside its idx header (bytes)";
-    memset(idx, 0, sizeof *idx);
+    mpt__zero(*idx);
     if (n < 4) return mpt__idx_fail(idx, cut, 4, (int64_t)n);
     if (p[0] != 0 || p[1] != 0)
         return mpt__idx_fail(idx, "this is not an idx file (its first two bytes)", 0,

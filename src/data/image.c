@@ -13,7 +13,7 @@
 
 mpt_image_config mpt_image_config_default(void) {
     mpt_image_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.channels = 3;
     config.max_pixels = INT64_C(1) << 25;
     return config;
@@ -197,12 +197,12 @@ static bool mpt__picture_fits(mpt__image_file *file, const mpt_image_config *con
     int64_t pixels = (int64_t)file->width * file->height;
     int values = config->channels > file->values ? config->channels : file->values;
     if (file->width < 1 || file->height < 1 || pixels > config->max_pixels)
-        return MPT__PICTURE_FAULT(file, "%d x %d pixels; max_pixels is %lld", file->height,
-                                  file->width, config->max_pixels);
+        return mpt__fault(file, "%d x %d pixels; max_pixels is %lld", file->height, file->width,
+                          config->max_pixels);
     if (pixels <= (INT64_C(1) << 30) / values && file->width <= MPT__STB_SIDE &&
         file->height <= MPT__STB_SIDE)
         return true;
-    return MPT__PICTURE_FAULT(
+    return mpt__fault(
         file, "%d x %d pixels of %d values; stb_image decodes up to 2^30 values and sides of %d",
         file->height, file->width, values, (int)MPT__STB_SIDE);
 }
@@ -217,8 +217,7 @@ static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
     out->width = file->width, out->height = file->height;
     if (measure) return true;
     if (!mpt__image_rewind(file, file->format, digest != NULL))
-        return MPT__PICTURE_FAULT(file, "cannot go back to its beginning: %s",
-                                  mpt__io_reason(file->base));
+        return mpt__fault(file, "cannot go back to its beginning: %s", mpt__io_reason(file->base));
     file->chunk_at = 8;
     mpt__image_refill(file);
     out->pixels = stbi_load_from_callbacks(&callbacks, file, &out->width, &out->height, &channels,
@@ -228,14 +227,13 @@ static bool mpt__image_decode(const mpt__folder *folder, mpt__image_file *file,
     if (file->torn) return mpt__picture_unread(file);
     mpt__sha256_end(&file->sha, sum);
     if (digest && memcmp(sum, digest, sizeof sum) != 0)
-        return MPT__PICTURE_FAULT(file, "its SHA-256 is not that of the manifest");
+        return mpt__fault(file, "its SHA-256 is not that of the manifest");
     if (starved) return mpt__picture_short(file);
     if (file->fault >= 0)
-        return MPT__PICTURE_FAULT(file, "a PNG chunk has a wrong checksum (at byte %lld)",
-                                  file->fault);
-    if (!out->pixels) return MPT__PICTURE_FAULT(file, "%s", stbi_failure_reason());
+        return mpt__fault(file, "a PNG chunk has a wrong checksum (at byte %lld)", file->fault);
+    if (!out->pixels) return mpt__fault(file, "%s", stbi_failure_reason());
     if (out->width != file->width || out->height != file->height)
-        return MPT__PICTURE_FAULT(file, "decoded to another size than its header says");
+        return mpt__fault(file, "decoded to another size than its header says");
     return true;
 }
 
@@ -246,7 +244,7 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
     const mpt_io *io = mpt__io(base);
     mpt__format_text(path, sizeof path, "%s/%s", folder->root, name);
     memset(file, 0, offsetof(mpt__image_file, detours));
-    memset(out, 0, sizeof *out);
+    mpt__zero(*out);
     file->base = base;
     file->path = name, file->error = error;
     file->fault = -1;
@@ -257,11 +255,10 @@ static bool mpt__image_open(const mpt__base *base, const mpt__folder *folder, in
         return false;
     }
     file->size = mpt__io(base)->size ? io->size(io->user, file->handle) : -1;
-    bool good =
-        file->size < 0
-            ? MPT__PICTURE_FAULT(file, "its size is not known: %s", mpt__io_reason(base))
-            : mpt__image_decode(folder, file, folder->digests ? folder->digests[index] : NULL,
-                                measure, out);
+    bool good = file->size < 0 ? mpt__fault(file, "its size is not known: %s", mpt__io_reason(base))
+                               : mpt__image_decode(folder, file,
+                                                   folder->digests ? folder->digests[index] : NULL,
+                                                   measure, out);
     if (io->close) io->close(io->user, file->handle);
     return good;
 }
@@ -397,8 +394,8 @@ static mpt__dataset *mpt__folder_new(mpt_context *context, const char *root,
                                      const mpt_image_config *config) {
     mpt_user_dataset_config samples;
     mpt__folder probe;
-    memset(&samples, 0, sizeof samples);
-    memset(&probe, 0, sizeof probe);
+    mpt__zero(samples);
+    mpt__zero(probe);
     probe.config = *config;
     probe.root = root;
     probe.text = files->text, probe.at = files->at;
@@ -533,7 +530,7 @@ static bool mpt__cifar_read(mpt_context *context, const char *directory, mpt_spl
 static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory, mpt_split split) {
     mpt_user_dataset_config samples;
     char path[MPT__PATH_SIZE];
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     samples.dtype = MPT_U8;
     samples.shape = MPT_SHAPE(3, 32, 32);
     samples.target_dtype = MPT_I64;

@@ -145,7 +145,7 @@ static const uint8_t *mpt__inflate_bytes(mpt__inflate *z, size_t n) {
 static bool mpt__huffman_build(mpt__huffman *h, const uint8_t *lengths, int n, bool allow_lone) {
     unsigned index[MPT__HUFFMAN_MAX_BITS + 2] = {0}, code[MPT__HUFFMAN_MAX_BITS + 2] = {0};
     int left = 1;
-    memset(h, 0, sizeof *h);
+    mpt__zero(*h);
     for (int i = 0; i < n; i++) h->count[lengths[i]]++;
     int used = n - h->count[0];
     h->count[0] = 0;
@@ -386,7 +386,7 @@ static bool mpt__inflate_member(mpt__inflate *z) {
 
 static void mpt__inflate_begin(mpt__inflate *z, const void *data, size_t n, void *out,
                                size_t size) {
-    memset(z, 0, sizeof *z);
+    mpt__zero(*z);
     mpt__crc32_init(z->crc_table);
     z->start = z->in.next = (const uint8_t *)data;
     z->in.end = z->start + n;

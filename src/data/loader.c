@@ -468,7 +468,7 @@ MPT__HANDLE_AT(loader, MPT__LOADER)
 bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
     MPT__PLAIN_FLOATS;
     if (batch) {
-        memset(batch, 0, sizeof *batch);
+        mpt__zero(*batch);
         batch->x.context = batch->y.context = handle.context;
     }
     mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_next");
@@ -481,7 +481,7 @@ bool mpt_loader_next(mpt_loader handle, mpt_batch *batch) {
 
 mpt_loader_config mpt_loader_config_default(void) {
     mpt_loader_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.batch = 64;
     config.prefetch = 2;
     config.world = 1;
@@ -758,7 +758,7 @@ mpt_status mpt_loader_seek(mpt_loader handle, int64_t epoch, int64_t batch) {
 
 mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
     mpt_loader_stats stats;
-    memset(&stats, 0, sizeof stats);
+    mpt__zero(stats);
     const mpt__loader *loader = mpt__loader_enter(handle, "mpt_loader_statistics");
     if (!loader) return stats;
     stats.batches = loader->delivered;

@@ -602,7 +602,7 @@ MPT__BEGIN_COLD
 static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     mpt__table *table = r->table;
     mpt_user_dataset_config samples;
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     mpt__dataset *dataset =
         mpt__table_shape(r, &samples) ? mpt__dataset_new(r->csv.context, &samples, true) : NULL;
     if (!dataset) return NULL;
@@ -692,7 +692,7 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
     mpt__table_reader reader;
     mpt__dataset *dataset = NULL, *other = NULL;
     const mpt__table *like = NULL;
-    memset(&reader, 0, sizeof reader);
+    mpt__zero(reader);
     if (!config) config = &usual;
     if (text && config->like.slot) other = mpt__dataset_at(context, config->like);
     if (other) like = mpt__table_at(context, other);
@@ -719,7 +719,7 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
 
 mpt_table_config mpt_table_config_default(void) {
     mpt_table_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.delimiter = ',';
     config.header = true;
     config.dtype = MPT_F32;

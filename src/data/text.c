@@ -648,7 +648,7 @@ MPT__BEGIN_COLD
 
 mpt_window_config mpt_window_config_default(void) {
     mpt_window_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.block = 128;
     return config;
 }
@@ -712,7 +712,7 @@ static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config
 static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, size_t bytes) {
     mpt_user_dataset_config samples;
     mpt__dataset *dataset = NULL;
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     samples.count = mpt__window_count(context, &tokens->config, tokens->count);
     samples.dtype = samples.target_dtype = MPT_I64;
     samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
@@ -736,7 +736,7 @@ static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, 
 }
 
 static void mpt__tokens_begin(mpt__tokens *tokens, const mpt_window_config *config) {
-    memset(tokens, 0, sizeof *tokens);
+    mpt__zero(*tokens);
     tokens->config = config ? *config : mpt_window_config_default();
 }
 

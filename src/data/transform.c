@@ -45,7 +45,7 @@ typedef struct mpt__picture {
 mpt_transform mpt_transform_default(mpt_transform_kind kind, int64_t height, int64_t width) {
     mpt_transform step;
     bool erasing = kind == MPT_RANDOM_ERASING;
-    memset(&step, 0, sizeof step);
+    mpt__zero(step);
     step.kind = kind;
     step.height = height, step.width = width;
     step.antialias = true;
@@ -134,7 +134,7 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
                                int64_t channels, int64_t height, int64_t width,
                                mpt__pipeline *plan) {
     bool stretched = false;
-    memset(plan, 0, sizeof *plan);
+    mpt__zero(*plan);
     if (count < 0 || count > MPT__MAX_STEPS || (count > 0 && !steps))
         return mpt__reject(context, ARGUMENT, "%d steps%s; 0 to %d are possible", count,
                            steps ? "" : " at NULL", MPT__MAX_STEPS);
@@ -297,7 +297,7 @@ static void mpt__picture_make(mpt__picture *from, mpt__taps *taps, float *out) {
 static mpt__picture mpt__picture_of(const mpt__pipeline *plan, const uint8_t *bytes,
                                     const float *values, int64_t height, int64_t width) {
     mpt__picture picture;
-    memset(&picture, 0, sizeof picture);
+    mpt__zero(picture);
     picture.bytes = bytes, picture.values = values;
     picture.channels = plan->channels;
     picture.height = picture.to_height = picture.rows = height;
@@ -576,7 +576,7 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
     if (!mpt__pipeline_plan(context, steps, count, channels, shape->dim[shape->rank - 2],
                             shape->dim[shape->rank - 1], &plan))
         return NULL;
-    memset(&samples, 0, sizeof samples);
+    mpt__zero(samples);
     samples.count = source->count;
     samples.dtype = MPT_F32;
     samples.shape = MPT_SHAPE(channels, plan.height, plan.width);

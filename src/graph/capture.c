@@ -116,8 +116,8 @@ static mpt_status mpt__inputs_set(mpt_context *context, const mpt__captured *cap
         if (!captured->input[i].slot) continue;
         const mpt__tensor *to = mpt__live(context, captured->input[i]);
         mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-        mpt__operand_of(launch, 0, mpt__live(context, given[i]), MPT__READ);
-        mpt__operand_of(launch, 1, to, MPT__WRITE);
+        mpt__reads(launch, 0, mpt__live(context, given[i]));
+        mpt__writes(launch, 1, to);
         mpt__submit(context, launch);
         context->storages[to->storage].version++;
     }
@@ -365,7 +365,7 @@ static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, cons
 static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captured,
                                       const mpt_tensor *given) {
     mpt__ids before;
-    memset(&before, 0, sizeof before);
+    mpt__zero(before);
     bool done =
         mpt__leaves_note(context, &before) && mpt__capture_try(context, captured, given, &before);
     mpt__ids_free(context, &before);

@@ -8,6 +8,8 @@
 
 #include "ground/files.c"
 
+#define mpt__zero(object) memset(&(object), 0, sizeof(object))
+
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
 typedef struct mpt__base {
     mpt_allocator allocator;
@@ -860,7 +862,7 @@ static int mpt__count_threads(const mpt_threads *t) {
    of io may be NULL: what needs them fails. The base must stay where it is. */
 static void mpt__base_init(mpt__base *base, const mpt_config *config) {
     int threads = 0, allocator = 0;
-    memset(base, 0, sizeof *base);
+    mpt__zero(*base);
     if (config) {
         base->allocator = config->allocator;
         base->log = config->log;

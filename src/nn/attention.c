@@ -104,7 +104,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
 
 mpt_multi_head_config mpt_multi_head_config_default(void) {
     mpt_multi_head_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.bias = true;
     return config;
 }

@@ -111,11 +111,11 @@ static mpt_status mpt__fold_launch(mpt__frame *frame, const mpt__tensor *from, b
         mpt__operand_dim(o, 2, channels, inner);
         mpt__operand_dim(o, 3, inner, 1);
         for (int k = 0; k < 2 && !i; k++)
-            if (norm[k]) mpt__operand_of(launch, 2 + k, norm[k], MPT__READ);
+            if (norm[k]) mpt__reads(launch, 2 + k, norm[k]);
     }
-    mpt__operand_of(launch, 6, norm[2], MPT__READ);
-    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
-    mpt__operand_of(launch, 8, norm[3], MPT__READ);
+    mpt__reads(launch, 6, norm[2]);
+    mpt__writes(launch, 7, rstd);
+    mpt__reads(launch, 8, norm[3]);
     return mpt__submit(frame->context, launch);
 }
 

@@ -179,7 +179,7 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
                      (*next)->in[3]->shape.dim[0];
     conv->running = (mpt__running *)mpt__host_new(context, sizeof *conv->running);
     if (!conv->running) return NULL;
-    memset(conv->running, 0, sizeof *conv->running);
+    mpt__zero(*conv->running);
     conv->running->norm = (*norm)->id.slot;
     conv->running->values = mpt__storage_new(context, floats * 4, MPT_MEMORY_FORM,
                                              MPT__FROM_DEVICE, false);

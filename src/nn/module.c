@@ -18,7 +18,7 @@ static void mpt__block_free(mpt_context *context, mpt__block *block) {
     if (block->gradients) mpt__storage_release(context, block->gradients);
     for (int i = 0; i < 2; i++)
         if (block->form[i]) mpt__storage_release(context, block->form[i]);
-    memset(block, 0, sizeof *block);
+    mpt__zero(*block);
 }
 
 /* Everything a parameter holds, once no module names it any more. */
@@ -33,7 +33,7 @@ static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row
         mpt__tensor_drop(context, parameter->tensor);
     }
     mpt__host_text_free(context, parameter->path);
-    memset(parameter, 0, sizeof *parameter);
+    mpt__zero(*parameter);
     while (context->parameter_count > 0 && !context->parameters[context->parameter_count - 1].live)
         context->parameter_count--;
     if (--block->parameters == 0) mpt__block_free(context, block);
@@ -309,7 +309,7 @@ static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, 
                    module->parameter_count + 1))
         return context->base.status;
     mpt__module_parameter *rows = module->parameters + module->parameter_count;
-    memset(rows, 0, sizeof *rows);
+    mpt__zero(*rows);
     rows->name = mpt__host_text(context, name);
     rows->shape = *shape;
     rows->init = init;
@@ -553,7 +553,7 @@ static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row
     char text[MPT__PATH_BYTES + 256];
     mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
     mpt__parameter *parameter = &context->parameters[context->parameter_count];
-    memset(parameter, 0, sizeof *parameter);
+    mpt__zero(*parameter);
     parameter->path = mpt__host_text(context, text);
     if (!parameter->path) return context->base.status;
     parameter->live = true;

@@ -51,8 +51,8 @@ static void mpt__running_update(mpt_context *context, void *user, const void *wh
     mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
     launch->imm[0] = running->momentum;
     launch->imm[1] = batch->unbiased;
-    mpt__operand_of(launch, 0, batch->mean, MPT__READ);
-    mpt__operand_of(launch, 1, batch->variance, MPT__READ);
+    mpt__reads(launch, 0, batch->mean);
+    mpt__reads(launch, 1, batch->variance);
     if (mpt__submit(context, launch) != MPT_OK) return;
     mpt__running_wait(context, running);
     if (!context->step_depth) mpt__running_settle(context, true);
@@ -99,7 +99,7 @@ static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t 
     mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
     mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
     if (!running) return;
-    memset(running, 0, sizeof *running);
+    mpt__zero(*running);
     module->running = running;
     running->momentum = momentum;
     if (mpt__listen(context, MPT__BATCH_MEASURED, mpt__running_update, NULL) != MPT_OK) return;
@@ -124,7 +124,7 @@ static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t 
 
 mpt_norm_config mpt_norm_config_default(void) {
     mpt_norm_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.eps = 1e-5;
     config.weight = config.bias = config.track = true;
     config.momentum = 0.1;

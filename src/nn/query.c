@@ -338,7 +338,7 @@ static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
 
 size_t mpt_summary(mpt_module module, char *text, size_t size) {
     mpt__summary summary;
-    memset(&summary, 0, sizeof summary);
+    mpt__zero(summary);
     summary.out = mpt__text_make(text, size);
     mpt__module *found = mpt__module_enter(module, "mpt_summary");
     if (!found) return 0;

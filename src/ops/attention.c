@@ -51,7 +51,7 @@ static mpt_status mpt__embedding_forward(mpt__frame *frame) {
     if (!ids) return mpt__outcome(frame);
     mpt__save(frame, frame->in[0]);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_EMBEDDING);
-    mpt__operand_of(launch, 0, frame->in[1], MPT__READ);
+    mpt__reads(launch, 0, frame->in[1]);
     mpt__operand_ids(launch, 1, ids);
     mpt__operand_rows(launch, 2, frame->out[0], false, MPT__WRITE);
     return mpt__submit(frame->context, launch);
@@ -183,9 +183,9 @@ static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
     launch->index[0] = a->index[0];
     launch->compute_dtype = (uint8_t)frame->compute;
     if (a->imm[1] > 0.0) mpt__dropout_key(launch, frame->context, a->index[1], a->index[2]);
-    mpt__operand_of(launch, 0, &at->q, MPT__READ);
-    mpt__operand_of(launch, 1, &at->k, MPT__READ);
-    mpt__operand_of(launch, 2, &at->v, MPT__READ);
+    mpt__reads(launch, 0, &at->q);
+    mpt__reads(launch, 1, &at->k);
+    mpt__reads(launch, 2, &at->v);
     if (mask) {
         mpt__tensor scores = at->q;
         scores.shape.dim[3] = at->k.shape.dim[2];
@@ -216,8 +216,8 @@ static mpt_status mpt__attention_forward(mpt__frame *frame) {
         mpt__save(frame, lse);
     }
     mpt__launch *launch = mpt__attention_launch(frame, MPT__K_ATTENTION, &at, frame->in[3]);
-    mpt__operand_of(launch, 4, &out, MPT__WRITE);
-    if (lse) mpt__operand_of(launch, 5, lse, MPT__WRITE);
+    mpt__writes(launch, 4, &out);
+    if (lse) mpt__writes(launch, 5, lse);
     return mpt__submit(context, launch);
 }
 
@@ -226,8 +226,8 @@ static mpt__launch *mpt__attention_back_launch(mpt__frame *frame, mpt__kernel ke
                                                const mpt__tensor *dout, const mpt__tensor *delta,
                                                mpt__access access) {
     mpt__launch *launch = mpt__attention_launch(frame, kernel, at, frame->saved[3]);
-    mpt__operand_of(launch, 4, frame->saved[5], MPT__READ);
-    mpt__operand_of(launch, 5, dout, MPT__READ);
+    mpt__reads(launch, 4, frame->saved[5]);
+    mpt__reads(launch, 5, dout);
     mpt__operand_of(launch, 6, delta, access);
     return launch;
 }
@@ -257,7 +257,7 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
     mpt__launch *launch =
         mpt__attention_back_launch(frame, MPT__K_ATTENTION_DQ, &at, &dout, delta, MPT__WRITE);
     if (target[0] && !later) mpt__operand_of(launch, 7, &to.q, access[0]);
-    mpt__operand_of(launch, 8, &out, MPT__READ);
+    mpt__reads(launch, 8, &out);
     mpt_status status = mpt__submit(context, launch);
     if (status != MPT_OK || !others) return status;
     launch = mpt__attention_back_launch(frame, MPT__K_ATTENTION_DKV, &at, &dout, delta, MPT__READ);
@@ -371,10 +371,10 @@ static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_ro
     mpt__operand_dim(o, 0, rows->all, 0);
     mpt__operand_dim(o, 1, rows->weight->shape.dim[0], 0);
     mpt__operand_ids(launch, 1, rows->targets);
-    if (frame->in[3]) mpt__operand_of(launch, 2, frame->in[3], MPT__READ);
+    if (frame->in[3]) mpt__reads(launch, 2, frame->in[3]);
     o = mpt__operand_ranked(launch, 3, losses, 1, MPT__WRITE);
     mpt__operand_dim(o, 0, launch->reduction == MPT_NONE ? rows->all : 1, 1);
-    mpt__operand_of(launch, 4, divisor, MPT__WRITE);
+    mpt__writes(launch, 4, divisor);
     return mpt__submit(frame->context, launch);
 }
 
@@ -401,9 +401,9 @@ static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
         launch->reduction = MPT_NONE;
         mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
         mpt__operand_numbers(launch, 1, rows.targets, &rows, MPT__READ);
-        if (frame->in[3]) mpt__operand_of(launch, 2, frame->in[3], MPT__READ);
+        if (frame->in[3]) mpt__reads(launch, 2, frame->in[3]);
         mpt__operand_numbers(launch, 3, losses, &rows, MPT__WRITE);
-        mpt__operand_of(launch, 4, unused, MPT__WRITE);
+        mpt__writes(launch, 4, unused);
         mpt__operand_part(launch, 5, sums, &rows, false, MPT__WRITE);
         if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
     }
@@ -422,8 +422,8 @@ static mpt_status mpt__logits_slopes(mpt__frame *frame, const mpt__logit_rows *r
     mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY_BACKWARD);
     mpt__operand_rows(launch, 0, &rows->logits, false, MPT__READ);
     mpt__operand_numbers(launch, 1, rows->targets, rows, MPT__READ);
-    if (frame->saved[3]) mpt__operand_of(launch, 2, frame->saved[3], MPT__READ);
-    mpt__operand_of(launch, 3, frame->saved[4], MPT__READ);
+    if (frame->saved[3]) mpt__reads(launch, 2, frame->saved[3]);
+    mpt__reads(launch, 3, frame->saved[4]);
     if (launch->reduction == MPT_NONE)
         mpt__operand_numbers(launch, 4, dloss, rows, MPT__READ);
     else
@@ -477,8 +477,7 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 MPT__BEGIN_COLD
 
 mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
-    mpt_tensor in[2];
-    in[0] = ids, in[1] = weight;
+    mpt_tensor in[] = {ids, weight};
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = padding_index;
     attributes.required = 2;
@@ -487,7 +486,7 @@ mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_inde
 
 mpt_attention_config mpt_attention_config_default(void) {
     mpt_attention_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     return config;
 }
 
@@ -510,8 +509,7 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     static const char name[] = "mpt_scaled_dot_product_attention";
     mpt_attention_config none = mpt_attention_config_default();
     if (!config) config = &none;
-    mpt_tensor in[4];
-    in[0] = q, in[1] = k, in[2] = v, in[3] = config->mask;
+    mpt_tensor in[] = {q, k, v, config->mask};
     mpt_context *context = mpt__context_of(in, 4);
     double p = config->dropout;
     if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
@@ -531,8 +529,7 @@ mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor 
     static const char name[] = "mpt_linear_cross_entropy";
     mpt_nll_config defaults = mpt_nll_config_default();
     if (!config) config = &defaults;
-    mpt_tensor in[4];
-    in[0] = x, in[1] = weight, in[2] = targets, in[3] = config->weight;
+    mpt_tensor in[] = {x, weight, targets, config->weight};
     mpt_context *context = mpt__context_of(in, 4);
     if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
     if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0))

@@ -181,7 +181,7 @@ static mpt_status mpt__launch_conv(mpt__frame *frame, mpt__kernel kernel, mpt__t
     for (int i = 0; i < 4; i++) launch->index[i] = frame->attributes->index[i];
     for (int i = 0; i < 3; i++)
         mpt__operand_image(launch, i, &image[i], i != o ? MPT__READ : direct ? access : MPT__WRITE);
-    if (end && end->bias) mpt__operand_of(launch, 3, end->bias, MPT__READ);
+    if (end && end->bias) mpt__reads(launch, 3, end->bias);
     if (end && end->residual) mpt__operand_image(launch, 4, end->residual, MPT__READ);
     if (end && end->relu) launch->activation = MPT_ACTIVATION_RELU;
     if (end && end->exact) launch->imm[0] = 1;
@@ -308,7 +308,7 @@ MPT__BEGIN_COLD
 
 mpt_conv_config mpt_conv_config_default(void) {
     mpt_conv_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     for (int d = 0; d < 2; d++) config.stride[d] = config.dilation[d] = 1;
     config.groups = 1;
     config.bias = true;

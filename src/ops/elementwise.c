@@ -41,8 +41,8 @@ static mpt_status mpt__scale_loss_forward(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCALE_LOSS);
     launch->function = MPT__FN_MUL_SLOT;
     for (int i = 0; i < 3; i++) launch->slot[i] = (uint16_t)frame->attributes->index[i];
-    mpt__operand_of(launch, 0, frame->in[0], MPT__READ);
-    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
+    mpt__reads(launch, 0, frame->in[0]);
+    mpt__writes(launch, 1, frame->out[0]);
     return mpt__submit(frame->context, launch);
 }
 
@@ -236,7 +236,7 @@ static mpt_status mpt__launch_reduce(mpt_context *context, mpt__function functio
                                      mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_REDUCE);
     launch->function = (uint8_t)function;
-    mpt__operand_of(launch, 0, full, MPT__READ);
+    mpt__reads(launch, 0, full);
     mpt__operand_padded(launch, 1, part, full->shape.rank, access);
     return mpt__submit(context, launch);
 }
@@ -431,8 +431,7 @@ static mpt_status mpt__where_backward(mpt__frame *frame) {
 }
 
 mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
-    mpt_tensor in[3];
-    in[0] = condition, in[1] = a, in[2] = b;
+    mpt_tensor in[] = {condition, a, b};
     mpt__attributes attributes = mpt__no_attributes;
     attributes.required = 3;
     return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
@@ -465,7 +464,7 @@ static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_DROPOUT);
     launch->imm[0] = frame->attributes->imm[0];
     mpt__dropout_key(launch, context, frame->attributes->index[0], frame->attributes->index[1]);
-    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__reads(launch, 0, in);
     mpt__operand_of(launch, 1, out, access);
     return mpt__submit(context, launch);
 }

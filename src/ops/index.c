@@ -73,7 +73,7 @@ static void mpt__operand_indices(const mpt__frame *frame, mpt__launch *launch, i
         for (int i = 0; i < like->shape.rank; i++)
             view.stride[i] = i == frame->attributes->index[0] ? index->stride[0] : 0;
     }
-    mpt__operand_of(launch, position, &view, MPT__READ);
+    mpt__reads(launch, position, &view);
     launch->index[0] = frame->attributes->index[0];
 }
 
@@ -82,7 +82,7 @@ static mpt_status mpt__launch_gather(mpt__frame *frame, const mpt__tensor *x,
                                      const mpt__tensor *index, const mpt__tensor *out,
                                      mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_GATHER);
-    mpt__operand_of(launch, 0, x, MPT__READ);
+    mpt__reads(launch, 0, x);
     mpt__operand_indices(frame, launch, 1, index, out);
     mpt__operand_of(launch, 2, out, access);
     return mpt__submit(frame->context, launch);
@@ -104,7 +104,7 @@ static mpt_status mpt__launch_scatter(mpt__frame *frame, const mpt__tensor *inde
         mpt__launch_fill(context, sum, 0.0);
     mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCATTER_ADD);
     mpt__operand_indices(frame, launch, 0, index, x);
-    mpt__operand_of(launch, 1, x, MPT__READ);
+    mpt__reads(launch, 1, x);
     mpt__operand_of(launch, 2, sum, MPT__READ_WRITE);
     mpt_status status = mpt__submit(context, launch);
     if (status != MPT_OK || wide) return status;
@@ -196,9 +196,9 @@ static mpt_status mpt__one_hot_forward(mpt__frame *frame) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SCATTER_AXIS);
     launch->index[0] = last;
     launch->index[1] = 1;
-    mpt__operand_of(launch, 0, &index, MPT__READ);
-    mpt__operand_of(launch, 1, &one, MPT__READ);
-    mpt__operand_of(launch, 2, out, MPT__WRITE);
+    mpt__reads(launch, 0, &index);
+    mpt__reads(launch, 1, &one);
+    mpt__writes(launch, 2, out);
     return mpt__submit(frame->context, launch);
 }
 
@@ -211,18 +211,15 @@ static mpt_tensor mpt__apply_index(const char *name, int op, const mpt_tensor *i
 }
 
 mpt_tensor mpt_gather(mpt_tensor x, int dim, mpt_tensor index) {
-    mpt_tensor in[2];
-    in[0] = x, in[1] = index;
+    mpt_tensor in[] = {x, index};
     return mpt__apply_index("mpt_gather", MPT__OP_gather, in, 2, dim);
 }
 mpt_tensor mpt_index_select(mpt_tensor x, int dim, mpt_tensor index) {
-    mpt_tensor in[2];
-    in[0] = x, in[1] = index;
+    mpt_tensor in[] = {x, index};
     return mpt__apply_index("mpt_index_select", MPT__OP_index_select, in, 2, dim);
 }
 mpt_tensor mpt_scatter_add(mpt_tensor x, int dim, mpt_tensor index, mpt_tensor source) {
-    mpt_tensor in[3];
-    in[0] = x, in[1] = index, in[2] = source;
+    mpt_tensor in[] = {x, index, source};
     return mpt__apply_index("mpt_scatter_add", MPT__OP_scatter_add, in, 3, dim);
 }
 
@@ -300,7 +297,7 @@ static mpt_status mpt__launch_triangle(mpt__frame *frame, const mpt__tensor *in,
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_TRIANGLE);
     launch->index[0] = frame->attributes->index[0];
     launch->index[1] = frame->op == MPT__OP_triu;
-    mpt__operand_of(launch, 0, in, MPT__READ);
+    mpt__reads(launch, 0, in);
     mpt__operand_of(launch, 1, out, access);
     return mpt__submit(frame->context, launch);
 }

@@ -156,8 +156,7 @@ static mpt_tensor mpt__inplace_number(const char *name, int op, mpt_tensor x, do
 static mpt_tensor mpt__inplace_pair(const char *name, int op, mpt_tensor x, mpt_tensor first,
                                     mpt_tensor b) {
     mpt__attributes attributes = mpt__no_attributes;
-    mpt_tensor in[2];
-    in[0] = first, in[1] = b;
+    mpt_tensor in[] = {first, b};
     return mpt__apply_inplace(name, op, x, in, 2, &attributes);
 }
 

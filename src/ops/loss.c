@@ -255,8 +255,7 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
 static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
                                  const mpt_nll_config *config) {
     if (!config) config = &mpt__nll_defaults;
-    mpt_tensor in[3];
-    in[0] = input, in[1] = targets, in[2] = config->weight;
+    mpt_tensor in[] = {input, targets, config->weight};
     mpt_context *context = mpt__context_of(in, 3);
     if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
     double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
@@ -363,7 +362,7 @@ static mpt_status mpt__pair_forward(mpt__frame *frame) {
         mpt__save(frame, in[i]);
     }
     mpt__launch *launch = mpt__pair_launch(frame, MPT__K_PAIR_LOSS, in);
-    mpt__operand_of(launch, 4, frame->out[0], MPT__WRITE);
+    mpt__writes(launch, 4, frame->out[0]);
     return mpt__submit(frame->context, launch);
 }
 
@@ -391,8 +390,7 @@ static mpt_status mpt__pair_backward(mpt__frame *frame) {
 
 static mpt_tensor mpt__apply_plain_pair(const char *name, int op, mpt_tensor input,
                                         mpt_tensor target, mpt_reduction reduction) {
-    mpt_tensor in[2];
-    in[0] = input, in[1] = target;
+    mpt_tensor in[] = {input, target};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     return mpt__apply_pair(name, op, in, 2, &attributes, reduction);
 }
@@ -412,8 +410,7 @@ mpt_tensor mpt_soft_margin_loss(mpt_tensor input, mpt_tensor target, mpt_reducti
 static mpt_tensor mpt__apply_number_pair(const char *name, int op, mpt_tensor input,
                                          mpt_tensor target, mpt_reduction reduction, double number,
                                          const char *what, const char *good) {
-    mpt_tensor in[2];
-    in[0] = input, in[1] = target;
+    mpt_tensor in[] = {input, target};
     mpt__attributes attributes =
         mpt__pair_attributes(2, op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0);
     mpt_context *context = mpt__context_of(in, 2);
@@ -443,8 +440,7 @@ mpt_tensor mpt_hinge_embedding_loss(mpt_tensor input, mpt_tensor target, double 
 mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor target,
                                                 mpt_tensor weight, mpt_tensor pos_weight,
                                                 mpt_reduction reduction) {
-    mpt_tensor in[4];
-    in[0] = logits, in[1] = target, in[2] = weight, in[3] = pos_weight;
+    mpt_tensor in[] = {logits, target, weight, pos_weight};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     return mpt__apply_pair("mpt_binary_cross_entropy_with_logits",
                            MPT__OP_binary_cross_entropy_with_logits, in, 4, &attributes, reduction);
@@ -452,8 +448,7 @@ mpt_tensor mpt_binary_cross_entropy_with_logits(mpt_tensor logits, mpt_tensor ta
 
 mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target, mpt_tensor weight,
                                     mpt_reduction reduction) {
-    mpt_tensor in[3];
-    in[0] = probabilities, in[1] = target, in[2] = weight;
+    mpt_tensor in[] = {probabilities, target, weight};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     return mpt__apply_pair("mpt_binary_cross_entropy", MPT__OP_binary_cross_entropy, in, 3,
                            &attributes, reduction);
@@ -461,8 +456,7 @@ mpt_tensor mpt_binary_cross_entropy(mpt_tensor probabilities, mpt_tensor target,
 
 mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
                       mpt_reduction reduction) {
-    mpt_tensor in[2];
-    in[0] = input, in[1] = target;
+    mpt_tensor in[] = {input, target};
     mpt__attributes attributes = mpt__pair_attributes(2, 2, 0.0, 0.0);
     attributes.index[0] = log_target ? MPT__FN_KL_DIV_LOG - MPT__FN_KL_DIV : 0;
     return mpt__apply_pair("mpt_kl_div", MPT__OP_kl_div, in, 2, &attributes, reduction);
@@ -471,8 +465,7 @@ mpt_tensor mpt_kl_div(mpt_tensor input, mpt_tensor target, bool log_target,
 mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor variance,
                                  bool full, double eps, mpt_reduction reduction) {
     static const char name[] = "mpt_gaussian_nll_loss";
-    mpt_tensor in[3];
-    in[0] = input, in[1] = target, in[2] = variance;
+    mpt_tensor in[] = {input, target, variance};
     mpt_context *context = mpt__context_of(in, 3);
     if (!mpt__good_number(context, name, "eps", eps, "0 or more")) return mpt__null(context);
     const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
@@ -492,8 +485,7 @@ mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor
 
 mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,
                                    mpt_reduction reduction) {
-    mpt_tensor in[3];
-    in[0] = a, in[1] = b, in[2] = target;
+    mpt_tensor in[] = {a, b, target};
     mpt__attributes attributes = mpt__pair_attributes(3, 3, margin, 0.0);
     return mpt__apply_pair("mpt_margin_ranking_loss", MPT__OP_margin_ranking_loss, in, 3,
                            &attributes, reduction);
@@ -502,8 +494,7 @@ mpt_tensor mpt_margin_ranking_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target
 mpt_tensor mpt_poisson_nll_loss(mpt_tensor input, mpt_tensor target, bool log_input, bool full,
                                 double eps, mpt_reduction reduction) {
     static const char name[] = "mpt_poisson_nll_loss";
-    mpt_tensor in[2];
-    in[0] = input, in[1] = target;
+    mpt_tensor in[] = {input, target};
     if (!mpt__good_number(mpt__context_of(in, 2), name, "eps", eps, "0 or more"))
         return mpt__null(mpt__context_of(in, 2));
     mpt__attributes attributes = mpt__pair_attributes(2, 2, eps, full);
@@ -524,8 +515,7 @@ mpt_tensor mpt_multilabel_soft_margin_loss(mpt_tensor input, mpt_tensor target, 
                                            mpt_reduction reduction) {
     static const char name[] = "mpt_multilabel_soft_margin_loss";
     mpt__spares spares;
-    mpt_tensor in[3];
-    in[0] = input, in[1] = target, in[2] = weight;
+    mpt_tensor in[] = {input, target, weight};
     spares.count = 0;
     if (!mpt__good_reduction(mpt__context_of(in, 3), name, reduction, MPT_NONE))
         return mpt__null(mpt__context_of(in, 3));

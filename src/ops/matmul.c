@@ -79,8 +79,8 @@ static MPT__FORCE_INLINE mpt__launch *mpt__gemm_begin(mpt__frame *frame) {
 static mpt_status mpt__launch_gemm(mpt__frame *frame, const mpt__tensor *a, const mpt__tensor *b,
                                    const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__gemm_begin(frame);
-    mpt__operand_of(launch, 0, a, MPT__READ);
-    mpt__operand_of(launch, 1, b, MPT__READ);
+    mpt__reads(launch, 0, a);
+    mpt__reads(launch, 1, b);
     mpt__operand_of(launch, 3, out, access);
     return mpt__submit(frame->context, launch);
 }
@@ -282,8 +282,7 @@ static mpt_status mpt__linear_backward(mpt__frame *frame) {
 }
 
 mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias, mpt_activation activation) {
-    mpt_tensor in[3];
-    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_tensor in[] = {x, weight, bias};
     mpt_context *context = mpt__context_of(in, 3);
     if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID)
         return mpt__misused(context, "mpt_linear", ARGUMENT,

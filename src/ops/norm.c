@@ -235,14 +235,14 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     mpt__norm_operand(frame, launch, 0, x, MPT__READ);
     if (residual) mpt__norm_operand(frame, launch, 1, residual, MPT__READ);
     for (int i = 0; i < 2; i++)
-        if (dense[i]) mpt__operand_of(launch, 2 + i, dense[i], MPT__READ);
+        if (dense[i]) mpt__reads(launch, 2 + i, dense[i]);
     mpt__norm_operand(frame, launch, 4, frame->out[0], MPT__WRITE);
     if (rows && residual) mpt__norm_operand(frame, launch, 5, frame->out[1], MPT__WRITE);
-    if (given) mpt__operand_of(launch, 6, dense[2], MPT__READ);
-    if (mean) mpt__operand_of(launch, 6, mean, MPT__WRITE);
-    mpt__operand_of(launch, 7, rstd, MPT__WRITE);
-    if (given) mpt__operand_of(launch, 8, dense[3], MPT__READ);
-    if (variance) mpt__operand_of(launch, 8, variance, MPT__WRITE);
+    if (given) mpt__reads(launch, 6, dense[2]);
+    if (mean) mpt__writes(launch, 6, mean);
+    mpt__writes(launch, 7, rstd);
+    if (given) mpt__reads(launch, 8, dense[3]);
+    if (variance) mpt__writes(launch, 8, variance);
     mpt_status status = mpt__submit(context, launch);
     if (status != MPT_OK || !variance) return status;
     MPT__PLAIN_FLOATS;
@@ -298,9 +298,9 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
     mpt__norm_operand(frame, launch, 0, x, MPT__READ);
     mpt__norm_operand(frame, launch, 1, dy, MPT__READ);
-    if (weight) mpt__operand_of(launch, 2, weight, MPT__READ);
-    if (mean) mpt__operand_of(launch, 3, mean, MPT__READ);
-    mpt__operand_of(launch, 4, frame->saved[MPT__NORM_RSTD], MPT__READ);
+    if (weight) mpt__reads(launch, 2, weight);
+    if (mean) mpt__reads(launch, 3, mean);
+    mpt__reads(launch, 4, frame->saved[MPT__NORM_RSTD]);
     if (extra) mpt__norm_operand(frame, launch, 5, extra, MPT__READ);
     if (dx) mpt__norm_operand(frame, launch, 6, dx, access[2]);
     if (rest) mpt__norm_operand(frame, launch, 9, rest, access[3]);
@@ -327,8 +327,7 @@ static mpt__attributes mpt__norm_attributes(int64_t count, double eps) {
 
 static mpt_tensor mpt__apply_norm(const char *name, int op, mpt_tensor x, int64_t count,
                                   mpt_tensor weight, mpt_tensor bias, double eps) {
-    mpt_tensor in[3];
-    in[0] = x, in[1] = weight, in[2] = bias;
+    mpt_tensor in[] = {x, weight, bias};
     mpt__attributes attributes = mpt__norm_attributes(count, eps);
     return mpt__apply1(name, op, in, 3, &attributes);
 }
@@ -406,16 +405,13 @@ static mpt_tensor mpt__apply_batch_norm(const mpt_tensor in[6], double eps, uint
 
 mpt_tensor mpt_batch_norm(mpt_tensor x, mpt_tensor mean, mpt_tensor variance, mpt_tensor weight,
                           mpt_tensor bias, double eps) {
-    mpt_tensor in[6];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance,
-    in[5] = mpt__null(NULL);
+    mpt_tensor in[] = {x, weight, bias, mean, variance, mpt__null(NULL)};
     return mpt__apply_batch_norm(in, eps, 0, false);
 }
 mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor variance,
                                mpt_tensor weight, mpt_tensor bias, double eps,
                                mpt_tensor residual) {
-    mpt_tensor in[6];
-    in[0] = x, in[1] = weight, in[2] = bias, in[3] = mean, in[4] = variance, in[5] = residual;
+    mpt_tensor in[] = {x, weight, bias, mean, variance, residual};
     return mpt__apply_batch_norm(in, eps, 0, true);
 }
 
@@ -497,9 +493,9 @@ static mpt_status mpt__pooling_forward(mpt__frame *frame) {
         if (index) mpt__copy_dims(index->stride, to, 4);
     }
     mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL);
-    mpt__operand_of(launch, 0, x, MPT__READ);
-    mpt__operand_of(launch, 1, frame->out[0], MPT__WRITE);
-    if (index) mpt__operand_of(launch, 2, index, MPT__WRITE);
+    mpt__reads(launch, 0, x);
+    mpt__writes(launch, 1, frame->out[0]);
+    if (index) mpt__writes(launch, 2, index);
     return mpt__submit(frame->context, launch);
 }
 
@@ -516,9 +512,8 @@ static mpt_status mpt__pooling_backward(mpt__frame *frame) {
         return mpt__submit(frame->context, launch);
     }
     mpt__launch *launch = mpt__pooling_launch(frame, MPT__K_POOL_BACKWARD);
-    mpt__operand_of(launch, 0, dy, MPT__READ);
-    if (frame->saved[0] && frame->op == MPT__OP_max_pool2d)
-        mpt__operand_of(launch, 1, frame->saved[0], MPT__READ);
+    mpt__reads(launch, 0, dy);
+    if (frame->saved[0] && frame->op == MPT__OP_max_pool2d) mpt__reads(launch, 1, frame->saved[0]);
     mpt__operand_of(launch, 2, frame->dx, frame->access);
     return mpt__submit(frame->context, launch);
 }
@@ -530,7 +525,7 @@ MPT__BEGIN_COLD
 
 mpt_pool_config mpt_pool_config_make(int64_t window, int64_t step, int64_t padding) {
     mpt_pool_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     for (int d = 0; d < 2; d++) {
         config.window[d] = window;
         config.step[d] = step;

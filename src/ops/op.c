@@ -172,8 +172,7 @@ static const mpt__attributes mpt__no_attributes = {{0.0, 0.0}, {0}, 0, 0, 0, 0};
 /* ==== Applying a row ==== */
 
 static mpt_tensor mpt__apply2(const char *name, int op, mpt_tensor a, mpt_tensor b) {
-    mpt_tensor in[2];
-    in[0] = a, in[1] = b;
+    mpt_tensor in[] = {a, b};
     mpt__attributes attributes = mpt__no_attributes;
     attributes.required = 2;
     return mpt__apply1(name, op, in, 2, &attributes);

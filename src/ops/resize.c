@@ -43,7 +43,7 @@ static mpt_status mpt__launch_interpolate(mpt__frame *frame, mpt__kernel kernel,
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     launch->index[0] = frame->attributes->index[2];
     for (int i = 0; i < 2; i++) launch->imm[i] = frame->attributes->imm[i];
-    mpt__operand_of(launch, 0, from, MPT__READ);
+    mpt__reads(launch, 0, from);
     mpt__operand_of(launch, 1, to, access);
     return mpt__submit(frame->context, launch);
 }

@@ -243,7 +243,7 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
-    memset(&frame, 0, sizeof frame);
+    mpt__zero(frame);
     if (!mpt__ok(context) ||
         !mpt__call_begin(&frame, context, MPT__OP_user, n_in, n_out, &attributes))
         return context->base.status;

@@ -64,7 +64,7 @@ static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__param
     }
     if (!mpt__room(context, ema->part, ema->capacity, ema->parts + 1)) return;
     part = &ema->part[ema->parts++];
-    memset(part, 0, sizeof *part);
+    mpt__zero(*part);
     part->block = parameter->block, part->moves = block->moves;
     part->first = parameter->offset, part->count = parameter->numel;
 }
@@ -215,7 +215,7 @@ static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
                                  mpt__state_visitor visit, void *user) {
     char name[512];
     mpt__state_item item;
-    memset(&item, 0, sizeof item);
+    mpt__zero(item);
     item.name = name;
     item.dtype = MPT_F32;
     mpt_status status = MPT_OK;

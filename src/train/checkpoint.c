@@ -166,7 +166,7 @@ static bool mpt__archive_parse(mpt__archive *a) {
     a->json.at = 1;
     for (bool done = mpt__json_take(&a->json, '}'); !done;) {
         mpt__entry entry;
-        memset(&entry, 0, sizeof entry);
+        mpt__zero(entry);
         if (!mpt__json_key(&a->json, &entry.name)) return false;
         bool metadata = mpt__span_is(entry.name, "__metadata__");
         if (metadata && has_metadata) return mpt__json_refuse(&a->json, "__metadata__ comes twice");
@@ -498,7 +498,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
 
 mpt_load_config mpt_load_config_default(void) {
     mpt_load_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.strict = true;
     return config;
 }
@@ -883,7 +883,7 @@ static mpt_status mpt__load_end(mpt_module module, mpt__archive *a, bool good,
 
 static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, const char *name,
                             const mpt_load_config *config, int *loaded) {
-    memset(a, 0, sizeof *a);
+    mpt__zero(*a);
     a->context = module.context;
     a->json.name = name;
     if (loaded) *loaded = 0;

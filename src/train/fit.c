@@ -13,7 +13,7 @@
 
 mpt_fit_config mpt_fit_config_default(void) {
     mpt_fit_config config;
-    memset(&config, 0, sizeof config);
+    mpt__zero(config);
     config.epochs = 5;
     config.precision = MPT_F32;
     return config;
@@ -37,7 +37,7 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
                        const mpt_fit_config *config) {
     mpt_fit_result result;
     (void)config;
-    memset(&result, 0, sizeof result);
+    mpt__zero(result);
     result.status = mpt__fit_missing(
         mpt__fit_context(net.context, optimizer.context, train.context), "mpt_fit");
     return result;
@@ -46,7 +46,7 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
 mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
     mpt_evaluation evaluation;
     (void)precision;
-    memset(&evaluation, 0, sizeof evaluation);
+    mpt__zero(evaluation);
     evaluation.status =
         mpt__fit_missing(mpt__fit_context(net.context, loader.context, NULL), "mpt_evaluate");
     return evaluation;
@@ -419,7 +419,7 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
     MPT__PLAIN_FLOATS;
     mpt_fit_config chosen = config ? *config : mpt_fit_config_default();
     mpt__fit fit;
-    memset(&fit, 0, sizeof fit);
+    mpt__zero(fit);
     fit.context = mpt__fit_context(net.context, optimizer.context, train.context);
     fit.net = net, fit.optimizer = optimizer, fit.train = train;
     mpt__fit_choose(fit.context, "mpt_fit", &chosen.precision);

@@ -107,7 +107,7 @@ static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, u
                    optimizer->state_count + 1))
         return UINT32_MAX;
     mpt__optim_state *state = &optimizer->states[optimizer->state_count];
-    memset(state, 0, sizeof *state);
+    mpt__zero(*state);
     state->block = block;
     state->agreed = mpt__foreign_writes(context, optimizer, state);
     return (uint32_t)optimizer->state_count++;
@@ -209,7 +209,7 @@ static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint3
     mpt__parameter *parameter = &context->parameters[index];
     mpt__optim_item *item = &optimizer->items[optimizer->item_count++];
     if (!parameter->optimizer) parameter->optimizer = optimizer->id.slot;
-    memset(item, 0, sizeof *item);
+    mpt__zero(*item);
     item->parameter = index;
     item->group = group;
     item->state = mpt__state_of(context, optimizer, parameter->block);

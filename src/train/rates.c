@@ -123,7 +123,7 @@ static const struct mpt__rate_rule {
 
 static mpt_rate mpt__rate_make(mpt__rate_kind kind, int64_t n, int64_t m, double a, double b) {
     mpt_rate rate;
-    memset(&rate, 0, sizeof rate);
+    mpt__zero(rate);
     rate.kind = (int)kind;
     rate.count[0] = n, rate.count[1] = m;
     rate.number[0] = a, rate.number[1] = b;

@@ -504,7 +504,7 @@ mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
 mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_statistics");
     mpt_scaler_stats stats;
-    memset(&stats, 0, sizeof stats);
+    mpt__zero(stats);
     stats.scale = 1;
     if (scaler && scaler->config.enabled) mpt__scaler_read(handle.context, scaler, &stats);
     return stats;
@@ -518,7 +518,7 @@ mpt_scaler_config mpt_scaler_get_config(mpt_scaler handle) {
 mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
     const mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_get_state");
     mpt_scaler_state state;
-    memset(&state, 0, sizeof state);
+    mpt__zero(state);
     if (!scaler) return state;
     state.scale = mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
     state.growth_factor = scaler->config.growth_factor;

@@ -127,7 +127,7 @@ static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
 static mpt__schedule mpt__plan_of(const mpt_rate *rates, int count, const int64_t *milestones,
                                   mpt_schedule_unit unit) {
     mpt__schedule plan;
-    memset(&plan, 0, sizeof plan);
+    mpt__zero(plan);
     plan.unit = unit, plan.count = count;
     for (int i = 0; i < count; i++) plan.rate[i] = rates[i];
     for (int i = 0; i + 1 < count && milestones; i++) plan.milestone[i] = milestones[i];
@@ -303,7 +303,7 @@ static MPT__UNUSED mpt_status mpt__schedule_epoch(mpt_schedule handle, double me
 mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
     const mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_get_state");
     mpt_schedule_state state;
-    memset(&state, 0, sizeof state);
+    mpt__zero(state);
     if (schedule) {
         state = schedule->state;
         state.time = mpt__schedule_time(handle.context, schedule);

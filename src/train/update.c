@@ -430,7 +430,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
                                        mpt__state_visitor visit, void *user) {
     char name[512];
     mpt__state_item item;
-    memset(&item, 0, sizeof item);
+    mpt__zero(item);
     item.name = name;
     mpt_status status = MPT_OK;
     for (int64_t i = 0; i < optimizer->item_count; i++) {

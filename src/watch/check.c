@@ -55,7 +55,7 @@ static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor
     size_t bytes;
     float *values = mpt__host_values(context, tensor, &bytes);
     if (!values) return context->base.status;
-    memset(stats, 0, sizeof *stats);
+    mpt__zero(*stats);
     mpt__count_values(stats, values, mpt__tensor_numel(tensor));
     mpt__host_free(context, values, bytes);
     return MPT_OK;
@@ -64,7 +64,7 @@ static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor
 mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
     MPT__PLAIN_FLOATS;
     mpt_tensor_stats stats;
-    memset(&stats, 0, sizeof stats);
+    mpt__zero(stats);
     stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_statistics", "tensor");
     if (found) mpt__tensor_statistics(tensor.context, found, &stats);
