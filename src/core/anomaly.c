@@ -12,7 +12,7 @@
 #include "core/values.c"
 
 /* What a launch made that is not finite: its first such element. */
-typedef struct mpt__finding {
+typedef struct {
     int64_t launch; /* position in the recording */
     int64_t index;
     uint32_t path; /* of the module */
@@ -30,7 +30,7 @@ typedef struct mpt__anomaly {
 } mpt__anomaly;
 
 /* A storage in the replay. */
-typedef struct mpt__shadow {
+typedef struct {
     void *data; /* NULL: the replay reads the original */
     int size_class;
     uint8_t dtype, first; /* of its first use: as what, how; 0: it is not used */

@@ -175,7 +175,7 @@ static int mpt__form_in_use(const mpt_context *context, const mpt__block *block)
 
 /* Where GEMM reads a tensor: a parameter from its cast form where the call rounds to one, at the
    same offset and strides. Comes before the GEMM's launch is begun: making the form is another. */
-typedef struct mpt__source {
+typedef struct {
     uint32_t storage;
     uint8_t dtype;
 } mpt__source;

@@ -14,13 +14,13 @@
 /* ==== Storages ==== */
 
 /* Memory that tensors view. Ids are what launches name; id 0 is none, id 1 the device scalars. */
-typedef enum mpt__storage_source {
+typedef enum {
     MPT__FROM_POOL,   /* goes back to the pool */
     MPT__FROM_DEVICE, /* own allocation: parameter blocks, optimizer states */
     MPT__BORROWED     /* the caller's memory: mpt_wrap */
 } mpt__storage_source;
 
-typedef struct mpt__storage {
+typedef struct {
     int64_t bytes; /* asked for */
     int64_t held;  /* taken: rounded up to the size class */
     int32_t references;
@@ -67,7 +67,7 @@ typedef struct mpt__tensor {
 /* ==== Parameters ==== */
 
 /* All parameters of one dtype of one tree: values, gradients and forms at equal element offsets. */
-typedef struct mpt__block {
+typedef struct {
     uint8_t dtype, live;
     uint32_t values;          /* storage, MPT_MEMORY_PARAMETER */
     uint32_t gradients;       /* storage f32, made by the first backward; 0 before */
@@ -82,7 +82,7 @@ typedef struct mpt__block {
                             optimizers that share nothing */
 } mpt__block;
 
-typedef struct mpt__parameter {
+typedef struct {
     char *path; /* "0.weight", owned by the tree */
     mpt__tensor *tensor;
     uint32_t block;        /* index in context->blocks */
@@ -101,7 +101,7 @@ typedef struct mpt__parameter {
 #define MPT__MAX_SAVED 8
 
 /* What an op call was told besides tensors; index[0..rank) is a shape where the op takes one. */
-typedef struct mpt__attributes {
+typedef struct {
     double imm[2];
     int64_t index[MPT_MAX_RANK];
     uint8_t rank, activation, reduction;
@@ -110,7 +110,7 @@ typedef struct mpt__attributes {
 
 /* How an op lays its results out; its shape rule says so. Where an op keeps the layout, gradients
    lie as their tensors do; other ops may take all that they write for contiguous. */
-typedef enum mpt__layout {
+typedef enum {
     MPT__LAYOUT_CONTIGUOUS,
     MPT__LAYOUT_KEPT, /* channels last where an input is */
     MPT__LAYOUT_CHANNELS_LAST
@@ -126,7 +126,7 @@ enum { MPT__RECOMPUTES = 1 };
 #define mpt__recomputes(context) (MPT__RECOMPUTES && (context)->recompute_depth > 0)
 
 /* Whether output 0 can be had again once nothing holds it. */
-typedef enum mpt__repeats {
+typedef enum {
     MPT__REPEATS_NOT,
     MPT__REPEATS,     /* from what is saved */
     MPT__REPEATS_VIEW /* as a view of in[0], which repeats */
@@ -157,7 +157,7 @@ typedef struct mpt__record {
 
 /* ==== Op calls ==== */
 
-typedef enum mpt__policy {
+typedef enum {
     MPT__POLICY_ANY,   /* any dtype; the op decides */
     MPT__POLICY_INPUT, /* float; the dtype of its inputs */
     MPT__POLICY_LOW,   /* matmul-like: the region's low dtype */
@@ -166,7 +166,7 @@ typedef enum mpt__policy {
 } mpt__policy;
 
 /* One call of an op, forward or backward, with everything that its functions work on. */
-typedef struct mpt__frame {
+typedef struct {
     mpt_context *context;
     const struct mpt__op_row *row;
     int op, n_in, n_out;
@@ -204,7 +204,7 @@ typedef struct mpt__op_row {
 
 /* ==== Objects behind handles ==== */
 
-typedef enum mpt__object_kind {
+typedef enum {
     MPT__MODULE,
     MPT__OPTIMIZER,
     MPT__SCALER,
@@ -219,14 +219,14 @@ typedef enum mpt__object_kind {
     MPT__OBJECT_KINDS
 } mpt__object_kind;
 
-typedef struct mpt__object {
+typedef struct {
     void *object; /* NULL: free */
     size_t bytes; /* what goes back to the allocator with the row */
     uint32_t generation;
     uint32_t next_free;
 } mpt__object;
 
-typedef struct mpt__object_table {
+typedef struct {
     mpt__object *rows; /* row 0 is never used */
     int64_t count, capacity;
     uint32_t first_free;
@@ -235,7 +235,7 @@ typedef struct mpt__object_table {
 
 /* A convolution that is to be one launch with the batch norm after it, see nn/conv.c: it waits, and
    runs by itself once anything else is launched, read or written. */
-typedef struct mpt__waiting {
+typedef struct {
     uint32_t module;    /* slot of the layer under way; 0: none that may wait */
     uint32_t conv;      /* that of the one that waits */
     mpt__tensor *in[3];    /* as an op's; in[0] and out are held */
@@ -255,13 +255,13 @@ typedef struct mpt__waiting {
 #define MPT__MAX_DEPTH 200  /* of modules, and of users' forwards within each other */
 #define MPT__MAX_LISTENERS 16
 
-typedef struct mpt__scoped {
+typedef struct {
     mpt__tensor *tensor;
     uint32_t generation;
 } mpt__scoped;
 
 /* What rooms above hear of, each with what it is about. */
-typedef enum mpt__event {
+typedef enum {
     MPT__LAUNCHED,        /* a launch (mpt__launch) has run */
     MPT__STEP_BEGAN,      /* nothing */
     MPT__GRADIENTS_DONE,  /* nothing; an update is about to read them, or the step ends */
@@ -273,37 +273,37 @@ typedef enum mpt__event {
 } mpt__event;
 
 typedef void (*mpt__hear)(mpt_context *context, void *user, const void *what);
-typedef struct mpt__listener {
+typedef struct {
     mpt__hear hear; /* NULL: free */
     void *user;
     mpt__event event;
 } mpt__listener;
 
 /* Of MPT__BATCH_MEASURED: statistics on their way into the running ones of a module. */
-typedef struct mpt__batch_statistics {
+typedef struct {
     uint32_t module; /* its slot */
     const mpt__tensor *mean, *variance;
     double unbiased; /* what makes the variance that of the population */
 } mpt__batch_statistics;
 
-typedef struct mpt__printer {
+typedef struct {
     void (*write)(void *user, const char *line);
     void *user;
 } mpt__printer;
 
-typedef struct mpt__tracer {
+typedef struct {
     bool found;
     bool on; /* asked for by the user, else by a scaler for one step */
     char report[512];
 } mpt__tracer;
 
-typedef struct mpt__metric {
+typedef struct {
     char name[48];
     uint16_t sum_slot, count_slot;
 } mpt__metric;
 
 /* Counters that mpt_clear_error takes back to the last completed optimizer step. */
-typedef struct mpt__counters_state {
+typedef struct {
     int64_t step, updates; /* steps begun; optimizer steps completed */
     uint64_t draws;        /* mpt_rand, mpt_randn */
     uint64_t module_calls; /* mpt_dropout, in this step */

@@ -10,7 +10,7 @@
 
 #include "core/autograd.c"
 
-typedef struct mpt__ids {
+typedef struct {
     uint32_t *id;
     int64_t count, capacity;
 } mpt__ids;

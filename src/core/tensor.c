@@ -504,7 +504,7 @@ static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32
 }
 
 /* Where an object stands in the table of its kind: its first member. */
-typedef struct mpt__id {
+typedef struct {
     uint32_t slot, generation;
 } mpt__id;
 

@@ -377,7 +377,7 @@ mpt_print_config mpt_print_config_default(void) {
     return config;
 }
 
-typedef struct mpt__printing {
+typedef struct {
     mpt_context *context;
     const mpt__tensor *tensor;
     mpt_print_config config;

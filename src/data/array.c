@@ -12,7 +12,7 @@
 /* ==== npy ==== */
 
 /* An array as it lies in memory that belongs to a file. */
-typedef struct mpt__npy {
+typedef struct {
     mpt_context *context;
     const char *path, *name; /* name: in an npz, or NULL */
     const uint8_t *bytes;    /* of all */
@@ -32,7 +32,7 @@ static bool mpt__npy_fault(const mpt__npy *npy, const char *fault) {
 }
 
 /* The header's text, a Python dictionary, while it is read. */
-typedef struct mpt__npy_text {
+typedef struct {
     const char *at, *end;
 } mpt__npy_text;
 
@@ -188,7 +188,7 @@ static uint8_t *mpt__npy_read(const mpt__npy *npy, mpt_dtype to, mpt_memory_kind
 enum { MPT__ZIP_END = 22, MPT__ZIP_ENTRY = 46, MPT__ZIP_LOCAL = 30 };
 
 /* A file with arrays, and what of it had to be decompressed. */
-typedef struct mpt__npz {
+typedef struct {
     mpt_context *context;
     const char *path;
     uint8_t *bytes;
@@ -399,7 +399,7 @@ mpt_raw_config mpt_raw_config_default(void) {
 }
 
 /* Inputs and targets in their files: owned[0], with the paths behind it. */
-typedef struct mpt__raw {
+typedef struct {
     struct {
         const char *path;
         int64_t offset, stride;

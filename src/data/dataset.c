@@ -293,7 +293,7 @@ static MPT__FORCE_INLINE void mpt__sample_expect(const mpt__dataset *dataset, in
 }
 
 /* How the inputs of a dataset become the elements of a batch. */
-typedef struct mpt__delivery {
+typedef struct {
     mpt_dtype from, to;
     bool copies; /* same dtype, nothing to compute */
     bool normalised;
@@ -584,7 +584,7 @@ mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
 }
 
 /* Adds value - center and its square over one sample. Bytes are added up exactly, in integers. */
-typedef struct mpt__tally {
+typedef struct {
     double center, sum, squares;
 } mpt__tally;
 
@@ -706,7 +706,7 @@ mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
 /* ==== Files ==== */
 
 /* A file read from start to end. Every failure is recorded, with the path. */
-typedef struct mpt__reader {
+typedef struct {
     mpt_context *context;
     void *handle;
     const char *path;
@@ -860,7 +860,7 @@ static bool mpt__reader_plain(mpt__reader *file, int rows) {
 #define MPT__DEFLATE_RATIO 1032
 
 /* An idx file in memory, header included, accounted as data. */
-typedef struct mpt__idx_file {
+typedef struct {
     mpt__idx idx;
     uint8_t *bytes;
     size_t size;

@@ -53,7 +53,7 @@ static void mpt__decoder_warn(mpt_context *context) {
 
 /* ==== SHA-256 (FIPS 180-4) ==== */
 
-typedef struct mpt__sha256 {
+typedef struct {
     uint32_t state[8];
     uint64_t bytes;
     uint8_t block[64];
@@ -125,7 +125,7 @@ static void mpt__sha256_end(mpt__sha256 *sha, uint8_t digest[32]) {
 enum { MPT__NO_IMAGE, MPT__PNG, MPT__JPEG, MPT__BMP };
 
 /* Before the byte `at`, the decoder gets zeros, and then what comes from `to` on. */
-typedef struct mpt__detour {
+typedef struct {
     int64_t at, to;
     int zeros; /* MPT__ZEROS: until it asks whether the file ends */
 } mpt__detour;
@@ -137,7 +137,7 @@ enum {
 };
 
 /* A file on its way to the decoder. */
-typedef struct mpt__image_file {
+typedef struct {
     const mpt__base *base;
     void *handle;
     const char *path;       /* for messages */
@@ -373,7 +373,7 @@ static bool mpt__add_detour(mpt__image_file *file, int64_t at, int64_t to, int z
 
 /* ==== JPEG (ITU T.81) ==== */
 
-typedef struct mpt__jpeg {
+typedef struct {
     int components;
     bool progressive;
     struct {
@@ -596,7 +596,7 @@ static bool mpt__jpeg_other(mpt__image_file *file, mpt__jpeg *jpeg, int left) {
 }
 
 /* The segments that stb_image reads. */
-typedef struct mpt__jpeg_segment {
+typedef struct {
     int first, last; /* markers */
     int frame;       /* 1: only behind a frame header */
     bool (*read)(mpt__image_file *file, mpt__jpeg *jpeg, int left);
@@ -664,7 +664,7 @@ static bool mpt__walk_jpeg(mpt__image_file *file) {
 
 /* ==== PNG (ISO 15948) ==== */
 
-typedef struct mpt__png {
+typedef struct {
     int depth, color, palette; /* palette: entries */
     int chunks, images;        /* images: IDAT chunks */
     bool over;                 /* another chunk came behind IDAT, or IEND */
@@ -731,7 +731,7 @@ static bool mpt__png_image(mpt__image_file *file, mpt__png *png, int64_t length)
     return true;
 }
 
-typedef struct mpt__png_chunk {
+typedef struct {
     const char *type;
     bool (*read)(mpt__image_file *file, mpt__png *png, int64_t length);
 } mpt__png_chunk;
@@ -793,7 +793,7 @@ static bool mpt__walk_png(mpt__image_file *file) {
 
 /* ==== BMP ==== */
 
-typedef struct mpt__bmp {
+typedef struct {
     int64_t offset, header; /* of the pixels; bytes of the header */
     int64_t packing;
     int bits;
@@ -870,7 +870,7 @@ static bool mpt__walk_bmp(mpt__image_file *file) {
 /* ==== What a file is ==== */
 
 /* First bytes; no walk: what it is instead of a picture that can be read. A dot stands for any. */
-typedef struct mpt__picture_kind {
+typedef struct {
     const char *begins;
     int length, at;
     const char *is;

@@ -13,7 +13,7 @@
 #define MPT__IDX_MAX_RANK 4
 #define MPT__IDX_MAX_HEADER (4 + 4 * MPT__IDX_MAX_RANK)
 
-typedef struct mpt__idx {
+typedef struct {
     int rank;                         /* 1 to MPT__IDX_MAX_RANK */
     int64_t shape[MPT__IDX_MAX_RANK]; /* all >= 1; 1 beyond rank */
     int64_t header_bytes;             /* where the elements begin */

@@ -24,7 +24,7 @@ mpt_image_config mpt_image_config_default(void) {
 /* ==== Lists of files ==== */
 
 /* Paths relative to a folder, "class/name", one after the other and each with its 0. */
-typedef struct mpt__files {
+typedef struct {
     mpt_context *context;
     char *text;
     int64_t length, room;
@@ -177,7 +177,7 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
 /* ==== Image folders ==== */
 
 /* What the samples of a folder are made of; all of it one allocation. */
-typedef struct mpt__folder {
+typedef struct {
     mpt__pipeline plan;
     mpt_image_config config;
     const char *root;
@@ -187,7 +187,7 @@ typedef struct mpt__folder {
     const uint8_t (*digests)[32]; /* NULL: no manifest */
 } mpt__folder;
 
-typedef struct mpt__decoded {
+typedef struct {
     uint8_t *pixels; /* of stbi */
     int width, height;
 } mpt__decoded;

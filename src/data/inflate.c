@@ -17,7 +17,7 @@
 #define MPT__CRC32_STRIDE 16 /* bytes per turn; 4 took 2.6 times as long on MNIST */
 
 /* A canonical Huffman code. An entry is length << 9 | symbol; 0 means no code that short. */
-typedef struct mpt__huffman {
+typedef struct {
     uint16_t fast[1 << MPT__HUFFMAN_FAST_BITS];
     uint16_t count[MPT__HUFFMAN_MAX_BITS + 1]; /* codes of each length */
     uint16_t symbol[MPT__HUFFMAN_SYMBOLS];     /* in order of their codes */
@@ -25,13 +25,13 @@ typedef struct mpt__huffman {
 
 /* Unread input: the low `count` bits of `bits`, then next..end. Bits above `count` are either zero
  * or already equal to what follows at `next`. Past the end come zeros and a negative count. */
-typedef struct mpt__bit_input {
+typedef struct {
     uint64_t bits;
     const uint8_t *next, *end;
     int count;
 } mpt__bit_input;
 
-typedef struct mpt__inflate {
+typedef struct {
     const char *error;   /* static text, NULL while all is well; the first one stays */
     size_t error_offset; /* byte of the compressed data at which it was noticed */
 

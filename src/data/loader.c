@@ -32,7 +32,7 @@
 enum { MPT__BATCH_X, MPT__BATCH_Y, MPT__BATCH_PARTS };
 
 /* Room for one batch. Between claim and ready it belongs to a worker, else to the owner. */
-typedef struct mpt__loader_slot {
+typedef struct {
     uint32_t storage[MPT__BATCH_PARTS]; /* 0: a part that there is not */
     void *memory[MPT__BATCH_PARTS];     /* where workers write: the storage's own, or a stage */
     bool locked[MPT__BATCH_PARTS];      /* a stage of the backend: in use until it is settled */
@@ -46,7 +46,7 @@ typedef struct mpt__loader_slot {
 
 typedef struct mpt__loader mpt__loader;
 
-typedef struct mpt__worker {
+typedef struct {
     mpt__loader *loader;
     void *thread;
     uint8_t *scratch; /* may be NULL; of a sample, then of a batch's targets for collate */
@@ -129,7 +129,7 @@ static MPT__NOINLINE bool mpt__batch_sample(const mpt__loader *loader, int64_t i
 }
 
 /* A part of a batch whose samples lie in memory, so that none fails. */
-typedef struct mpt__batch_work {
+typedef struct {
     const mpt__loader *loader;
     int64_t first, size;
     void *x, *y;

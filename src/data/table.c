@@ -19,7 +19,7 @@
 
 /* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
    for whether they are zeros. */
-typedef struct mpt__decimal {
+typedef struct {
     char digits[800];
     int count, point;
     bool negative;
@@ -119,7 +119,7 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
 /* ==== Fields ==== */
 
 /* The text of a table, read from front to back. */
-typedef struct mpt__csv {
+typedef struct {
     mpt_context *context;
     const char *path; /* for messages */
     char *text;
@@ -227,7 +227,7 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
 
 /* ==== Tables ==== */
 
-typedef struct mpt__table_column {
+typedef struct {
     mpt_column_use use; /* AUTO until a field says what it is, if it is ever said */
     bool is_target;
     int64_t name;              /* where in the text */
@@ -237,7 +237,7 @@ typedef struct mpt__table_column {
 
 /* The state of a table: owned[0], with its columns behind it; owned[1] has the fields, owned[2] the
    texts of all categories in order, owned[3] their characters. */
-typedef struct mpt__table {
+typedef struct {
     int64_t rows, count; /* of columns */
     const double *fields;
     const char *const *categories;
@@ -248,13 +248,13 @@ typedef struct mpt__table {
 } mpt__table;
 
 /* A text of a column, while a table is read. */
-typedef struct mpt__category {
+typedef struct {
     int64_t column, text;
     size_t length;
     double number; /* NaN if it is none */
 } mpt__category;
 
-typedef struct mpt__table_reader {
+typedef struct {
     mpt__csv csv;
     mpt__table *table;
     double *fields;

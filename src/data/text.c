@@ -43,12 +43,12 @@ static const char mpt__unicode_classes[] =
 
 /* ==== Tokenizers ==== */
 
-typedef struct mpt__merge {
+typedef struct {
     int32_t left, right, rank, token; /* rank -1: an empty row */
 } mpt__merge;
 
 /* Memory with its size. */
-typedef struct mpt__memory {
+typedef struct {
     void *at;
     size_t bytes;
 } mpt__memory;
@@ -63,7 +63,7 @@ enum {
     MPT__TOKEN_PARTS
 };
 
-typedef struct mpt__tokenizer {
+typedef struct {
     mpt__id id;
     mpt__memory memory[MPT__TOKEN_PARTS];
     int64_t count;
@@ -422,7 +422,7 @@ MPT__END_LEVEL
 /* ==== Encoding ==== */
 
 /* Where tokens go: counted, and written while there is room, as int32 or in `width` bytes. */
-typedef struct mpt__token_sink {
+typedef struct {
     int32_t *tokens;
     uint8_t *packed;
     int width;
@@ -474,7 +474,7 @@ static size_t mpt__piece(const mpt__tokenizer *tokenizer, const uint8_t *p, size
 }
 
 /* What a piece is cut into while its pairs are merged. */
-typedef struct mpt__symbols {
+typedef struct {
     int32_t *token, *next, *before; /* token -1: merged away; next, before: -1 at the ends */
     uint64_t *heap;                 /* rank << 32 | place, the least first */
     size_t heap_size;
@@ -654,7 +654,7 @@ mpt_window_config mpt_window_config_default(void) {
 }
 
 /* A row of tokens, in memory (owned[1]) or in a file. */
-typedef struct mpt__tokens {
+typedef struct {
     mpt_window_config config;
     int64_t count;
     int width; /* bytes of each, low one first */

@@ -18,7 +18,7 @@
 #define MPT__TRANSFORM_STREAM UINT64_C(0x617567) /* "aug" */
 
 /* Steps with their sizes. */
-typedef struct mpt__pipeline {
+typedef struct {
     int64_t channels, height, width; /* of the result */
     int64_t in_height, in_width;     /* of every picture; 0: any */
     int64_t most;                    /* elements of the largest picture between steps */
@@ -30,7 +30,7 @@ typedef struct mpt__pipeline {
 
 /* A picture not computed yet: a part of pixels that lie somewhere, stretched to a size, of which a
    window is seen (zeros where it lies outside), mirrored or not. */
-typedef struct mpt__picture {
+typedef struct {
     const uint8_t *bytes; /* or, if NULL, .. */
     const float *values;
     int64_t channels, channel_step, row_step, column_step; /* in elements */
@@ -169,7 +169,7 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
 /* ==== Bilinear resampling ==== */
 
 /* The inputs that an output is the weighted mean of. */
-typedef struct mpt__taps {
+typedef struct {
     int64_t first, end;
     double center, sharpness, total;
 } mpt__taps;

@@ -16,7 +16,7 @@ enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
 #define MPT__CAPTURE_TRIES 3
 #define MPT__CAPTURE_CHECK 16 /* with config.debug, every so many steps are compared */
 
-typedef struct mpt__captured {
+typedef struct {
     mpt__id id;
     mpt_step_fn fn;
     void *user;

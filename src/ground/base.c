@@ -11,7 +11,7 @@
 #define mpt__zero(object) memset(&(object), 0, sizeof(object))
 
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
-typedef struct mpt__base {
+typedef struct {
     mpt_allocator allocator;
     mpt_logger log;
     mpt_clock clock;
@@ -478,7 +478,7 @@ static bool mpt__temporary_path(const mpt__base *base, const char *path, const c
 }
 
 /* A file that is being written, to be put in the place of another when it is whole. */
-typedef struct mpt__new_file {
+typedef struct {
     char path[MPT__PATH_SIZE];
     const char *target; /* the file to replace, no link */
 #if !defined(MPT__NO_FILES)
@@ -751,7 +751,7 @@ typedef pthread_cond_t mpt__condition;
 #endif
 
 /* What the callbacks hand out. From the context's allocator: user is its base. */
-typedef struct mpt__sync_object {
+typedef struct {
     union {
         mpt__thread_id thread;
         mpt__mutex mutex;

@@ -63,7 +63,7 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
     }
 
 /* What elements are outside storage: known where the two functions below are called. */
-typedef enum mpt__form { MPT__AS_REAL, MPT__AS_F64, MPT__AS_I64 } mpt__form;
+typedef enum { MPT__AS_REAL, MPT__AS_F64, MPT__AS_I64 } mpt__form;
 
 /* Loads n elements, `stride` apart, beginning with the one at `offset`; any dtype. */
 static MPT__FORCE_INLINE void mpt__load_as(void *to, mpt__form form, const void *data,

@@ -35,7 +35,7 @@ static size_t mpt__utf8_write(uint32_t code, uint8_t out[4]) {
 /* ==== JSON ==== */
 
 /* A text, and the place in it that is being read. */
-typedef struct mpt__json {
+typedef struct {
     mpt__base *base;  /* is told of faults */
     const char *name; /* of the file, or "memory", for messages */
     uint8_t *text;
@@ -44,7 +44,7 @@ typedef struct mpt__json {
 } mpt__json;
 
 /* A string, decoded over its own spelling. */
-typedef struct mpt__span {
+typedef struct {
     uint8_t *text;
     size_t length;
 } mpt__span;

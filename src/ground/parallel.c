@@ -90,7 +90,7 @@ static bool mpt__floats_plain(void);
 #define MPT__GATE_OPEN ((int64_t)1 << 16)
 #define MPT__GATE_RUN ((int64_t)1 << 17)
 
-typedef struct mpt__pool_thread {
+typedef struct {
     mpt__pool *pool;
     void *handle;
     int64_t chunks; /* written inside the gate only */

@@ -73,7 +73,7 @@ static void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2], 
 /* Names one sequence of random words: the seed of the context, a stream (say, the hash of a
  * module's path) and the number of the call within it. Different keys give unrelated sequences;
  * among n of them two are equal with probability n^2 / 2^65. */
-typedef struct mpt__rng_key {
+typedef struct {
     uint64_t seed;
     uint64_t stream;
     uint64_t call;

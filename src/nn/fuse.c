@@ -71,7 +71,7 @@ static void mpt__trace_modes(mpt_context *context, mpt__module *root, bool begin
     }
 }
 
-typedef struct mpt__trace {
+typedef struct {
     mpt_context *context;
     uint32_t mark;
     const mpt__tensor *out; /* of the net */

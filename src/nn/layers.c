@@ -6,12 +6,12 @@
 
 #include "ops/table.c"
 
-typedef struct mpt__module_child {
+typedef struct {
     char *name;
     uint32_t slot;
 } mpt__module_child;
 
-typedef struct mpt__module_parameter {
+typedef struct {
     char *name;
     mpt_shape shape;
     mpt_init init;
@@ -61,7 +61,7 @@ typedef struct mpt__module_parameter {
     L(embedding, embedding, 2, NONE) \
     L(multi_head_attention, none, 0, NONE)
 
-typedef enum mpt__layer {
+typedef enum {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
     MPT__LAYERS(MPT__ROW)
 #undef MPT__ROW
@@ -78,7 +78,7 @@ static const struct {
 #undef MPT__ROW
 };
 
-typedef struct mpt__draws {
+typedef struct {
     int64_t step;   /* dropout calls are counted per step */
     uint64_t count; /* in it */
 } mpt__draws;

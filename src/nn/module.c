@@ -114,7 +114,7 @@ static void mpt__module_end(mpt_context *context, mpt__module *module, bool belo
 
 #define MPT__PATH_BYTES 1024
 
-typedef struct mpt__level {
+typedef struct {
     uint32_t slot, length; /* a module on the way down, the length of its path */
     uint32_t next;         /* its next child */
 } mpt__level;
@@ -179,7 +179,7 @@ static mpt__module *mpt__walk_next(mpt__walk *walk) {
 }
 
 /* A tensor of a module's state, and its path in the tree. */
-typedef struct mpt__buffer {
+typedef struct {
     mpt__tensor *tensor;
     const char *path;
 } mpt__buffer;

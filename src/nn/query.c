@@ -287,7 +287,7 @@ mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
 
 /* ==== Summary ==== */
 
-typedef struct mpt__summary {
+typedef struct {
     mpt__text out;
     int64_t parameters, bytes, buffer_bytes;
 } mpt__summary;

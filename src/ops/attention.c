@@ -83,7 +83,7 @@ static mpt_status mpt__embedding_backward(mpt__frame *frame) {
  * in the last dimension of [B, T, ..]: of three tensors, or of q alone, where q, k and v follow
  * each other in it. imm: scale, dropout; index: causal, stream and call of dropout. */
 
-typedef struct mpt__attention_views {
+typedef struct {
     mpt__tensor q, k, v;
 } mpt__attention_views;
 
@@ -307,7 +307,7 @@ static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
 }
 
 /* The rows under way: at .. at+n-1 of all. */
-typedef struct mpt__logit_rows {
+typedef struct {
     int64_t at, n, step, all;
     mpt__tensor logits; /* room for `step` rows */
     const mpt__tensor *x, *weight, *targets;

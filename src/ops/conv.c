@@ -157,7 +157,7 @@ static void mpt__operand_image(mpt__launch *launch, int position, const mpt__ten
 }
 
 /* What follows the sums of products; all of it may be absent. */
-typedef struct mpt__conv_end {
+typedef struct {
     const mpt__tensor *bias, *residual; /* the latter a dense image */
     bool exact, relu;                   /* exact: the bias is not rounded */
 } mpt__conv_end;

@@ -159,7 +159,7 @@
     O(argsort, INPUT, argsort, argsort, none, NONE, NONE, "") \
     MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
 
-typedef enum mpt__op_id {
+typedef enum {
     MPT__OP_none,
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) MPT__OP_##id,
     MPT__OPS(MPT__ROW)
@@ -200,7 +200,7 @@ static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim
 }
 
 /* What a composition makes on its way, and gives back at its end. */
-typedef struct mpt__spares {
+typedef struct {
     mpt_tensor tensor[16];
     int count;
 } mpt__spares;

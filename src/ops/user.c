@@ -9,7 +9,7 @@
 
 #include "ops/resize.c"
 
-typedef struct mpt__op {
+typedef struct {
     mpt__id id;
     mpt_op_class cls;
     void *user;

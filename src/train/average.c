@@ -10,13 +10,13 @@
 
 #include "train/optimizers.c"
 
-typedef struct mpt__ema_part {
+typedef struct {
     uint32_t block, average, backup; /* backup: the block's own values while averages stand there */
     uint32_t moves;                  /* the block's */
     int64_t first, count;
 } mpt__ema_part;
 
-typedef struct mpt__ema {
+typedef struct {
     mpt__id id;
     mpt_module module;
     mpt_optimizer optimizer;

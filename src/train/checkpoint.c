@@ -41,7 +41,7 @@ static int mpt__file_dtype_bits(int row) {
 #define MPT__ENTRY_LEAST 49
 
 /* One tensor of a file. */
-typedef struct mpt__entry {
+typedef struct {
     mpt__span name;
     int64_t numel, begin, end; /* the last two in the data */
     int64_t weight;            /* where it goes: row + 1, 0 nowhere */
@@ -53,7 +53,7 @@ typedef struct mpt__entry {
 } mpt__entry;
 
 /* A file in memory, and the place in its header that is being read. */
-typedef struct mpt__archive {
+typedef struct {
     mpt_context *context;
     mpt__json json;      /* the header, an own copy */
     mpt__entry *entries; /* sorted by name once all is checked */
@@ -263,13 +263,13 @@ static mpt__entry *mpt__entries_find(mpt__entry *entries, int64_t count, mpt__sp
 /* ==== Parameters ==== */
 
 /* The parameters and buffers of a save or load, with their names in the file. */
-typedef struct mpt__weight {
+typedef struct {
     const char *path;
     const mpt__tensor *tensor;
     uint32_t parts, seen; /* of a load: into how many it was divided, and a bit for each */
 } mpt__weight;
 
-typedef struct mpt__weights {
+typedef struct {
     mpt__weight *rows;
     int64_t count;
 } mpt__weights;
@@ -388,7 +388,7 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 #define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
 
 /* The file being written. */
-typedef struct mpt__writer {
+typedef struct {
     mpt_context *context;
     void *file;
     const char *path; /* for messages: where it will be */
@@ -657,7 +657,7 @@ static mpt_shape mpt__archive_shape(mpt__archive *a, const mpt__entry *entry) {
 }
 
 /* An entry on its way into a parameter, a block of elements at a time. */
-typedef struct mpt__copy {
+typedef struct {
     mpt__archive *archive;
     const mpt__entry *entry;
     const char *path;

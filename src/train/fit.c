@@ -224,7 +224,7 @@ static void mpt__fit_epoch_line(mpt__text *line, const mpt_progress *progress) {
 /* ==== Training ==== */
 
 /* A training run. */
-typedef struct mpt__fit {
+typedef struct {
     mpt_context *context;
     mpt_module net;
     mpt_optimizer optimizer;

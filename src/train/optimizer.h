@@ -11,11 +11,11 @@
 enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
 
 /* When an optimizer has a moment. */
-typedef enum mpt__need { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
+typedef enum { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
 
 /* What one kind of optimizer is. Settings are checked to lie in [low, below) and go to imm[0..] of
    the kernel, weight decay behind them; the variant goes to index[0]. */
-typedef struct mpt__rule {
+typedef struct {
     mpt__kernel kernel;
     mpt__function function;
     bool cycles; /* the first setting is what one cycle moves */
@@ -29,7 +29,7 @@ typedef struct mpt__rule {
     } setting[MPT__SETTINGS]; /* the last ones may be missing */
 } mpt__rule;
 
-typedef struct mpt__group {
+typedef struct {
     double lr; /* without a schedule the rate itself, else the rate that the schedule starts from */
     double weight_decay, setting[MPT__SETTINGS];
     uint16_t lr_slot; /* what the kernels read where there is no table */
@@ -37,7 +37,7 @@ typedef struct mpt__group {
 } mpt__group;
 
 /* What mirrors elements [first, first + count) of a block. */
-typedef struct mpt__optim_state {
+typedef struct {
     uint32_t block;
     uint32_t mirror[MPT__MIRRORS]; /* storages f32: moments, master; 0 = none */
     uint32_t agreed;               /* mpt__foreign_writes when the master was loaded */
@@ -48,7 +48,7 @@ typedef struct mpt__optim_state {
 } mpt__optim_state;
 
 /* One parameter; its step count has the same index. */
-typedef struct mpt__optim_item {
+typedef struct {
     uint32_t parameter; /* index in context->parameters */
     uint32_t group, state;
     uint32_t block;   /* the state's: where the parameter was when it came */
@@ -66,11 +66,11 @@ enum {
 };
 
 /* How far an optimizer is in the current update of its scaler. */
-typedef enum mpt__stage { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
+typedef enum { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
 
 struct mpt__schedule; /* train/rates.c */
 
-typedef struct mpt__optimizer {
+typedef struct {
     mpt__id id;
     const mpt__rule *rule;
     double setting[MPT__SETTINGS];
@@ -98,7 +98,7 @@ typedef struct mpt__optimizer {
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
    where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
-typedef struct mpt__state_item {
+typedef struct {
     const char *name;
     uint32_t storage;
     mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */

@@ -17,7 +17,7 @@ enum { MPT__LR_WINDOW = 1024 };
 
 /* ==== Curves ==== */
 
-typedef enum mpt__rate_kind {
+typedef enum {
     MPT__CONSTANT_LR,
     MPT__LINEAR_LR,
     MPT__EXPONENTIAL_LR,

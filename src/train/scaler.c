@@ -26,7 +26,7 @@ enum {
     MPT__SCALER_SLOTS
 };
 
-typedef struct mpt__scaler {
+typedef struct {
     mpt__id id;
     mpt_scaler_config config;
     uint16_t slots[MPT__SCALER_SLOTS];

@@ -186,7 +186,7 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
 
 enum { MPT__CHECK_INPUTS = 8 };
 
-typedef struct mpt__gradcheck {
+typedef struct {
     mpt_context *context;
     mpt_check_fn fn;
     void *user;
