@@ -51,23 +51,23 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
 }
 
 #if defined(MPTRAIN_CUDA)
-static void mpt__backend_warns(void *context, const char *text) {
-    mpt__base *base = &((mpt_context *)context)->base;
+static void mpt__backend_warns(void *ctx, const char *text) {
+    mpt__base *base = &((mpt_context *)ctx)->base;
     mpt__log(base, MPT_LOG_WARNING, "%s: %s", base->op ? base->op : "mptrain", text);
 }
 #endif
 
 /* The backend that the configuration asks for. */
-static bool mpt__backend_create(mpt_context *context) {
-    const mpt_config *config = &context->config;
+static bool mpt__backend_create(mpt_context *ctx) {
+    const mpt_config *config = &ctx->config;
     mpt_device device = config->device;
     char why[160] = "it was built without MPTRAIN_CUDA";
-    context->convert = &mpt__convert_portable;
+    ctx->convert = &mpt__convert_portable;
 #if defined(MPTRAIN_CUDA)
     if (device != MPT_DEVICE_CPU) {
         int count = mpt__cuda_device_count(why, sizeof why);
         if (count > 0) {
-            mpt__backend *backend = &context->backend;
+            mpt__backend *backend = &ctx->backend;
             mpt_status status = MPT_ERROR_ARGUMENT;
             if (config->device_index >= count)
                 mpt__format_text(backend->error, sizeof backend->error,
@@ -77,28 +77,27 @@ static bool mpt__backend_create(mpt_context *context) {
                 status = mpt__cuda_backend_create(backend, MPTRAIN_VERSION, config->device_index,
                                                   config->debug);
             backend->warn = mpt__backend_warns;
-            backend->listener = context;
+            backend->listener = ctx;
             if (status == MPT_OK)
-                context->config.device = MPT_DEVICE_CUDA;
+                ctx->config.device = MPT_DEVICE_CUDA;
             else
-                mpt__backend_error(context, status);
+                mpt__backend_error(ctx, status);
             return status == MPT_OK;
         }
         static int32_t said; /* once per program, to the first log that hears it */
         if (device == MPT_DEVICE_AUTO && config->log.write && mpt__atomic_add32(&said, 1) == 0)
-            mpt__log(&context->base, MPT_LOG_WARNING, "no GPU (%s): computing on the CPU", why);
+            mpt__log(&ctx->base, MPT_LOG_WARNING, "no GPU (%s): computing on the CPU", why);
     }
 #endif
     if (device == MPT_DEVICE_CUDA) {
-        mpt__error(context, DEVICE, "no CUDA device: %s; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU",
-                   why);
+        mpt__error(ctx, DEVICE, "no CUDA device: %s; use MPT_DEVICE_AUTO or MPT_DEVICE_CPU", why);
         return false;
     }
-    context->config.device = MPT_DEVICE_CPU;
-    if (mpt__cpu_backend_create(&context->base, config->isa, config->threads, config->amx,
-                                &context->backend, &context->config.isa) != MPT_OK)
+    ctx->config.device = MPT_DEVICE_CPU;
+    if (mpt__cpu_backend_create(&ctx->base, config->isa, config->threads, config->amx,
+                                &ctx->backend, &ctx->config.isa) != MPT_OK)
         return false;
-    context->pool = mpt__cpu_lends(&context->backend, &context->convert);
+    ctx->pool = mpt__cpu_lends(&ctx->backend, &ctx->convert);
 #ifdef MPT__LINK_USE /* or the linker would not look for them */
     return true MPT__LINK_NAMES(MPT__LINK_USE);
 #else
@@ -107,48 +106,48 @@ static bool mpt__backend_create(mpt_context *context) {
 }
 
 /* The device scalars, and what the host sees of them. */
-static bool mpt__scalars_start(mpt_context *context) {
+static bool mpt__scalars_start(mpt_context *ctx) {
     int64_t bytes = MPT__SLOT_COUNT * (int64_t)sizeof(mpt__scalar);
-    mpt__backend *backend = &context->backend;
-    if (context->storage_count == 0) context->storage_count = 1; /* storage 0 means none */
-    uint32_t storage = mpt__storage_new(context, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
+    mpt__backend *backend = &ctx->backend;
+    if (ctx->storage_count == 0) ctx->storage_count = 1; /* storage 0 means none */
+    uint32_t storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_HOST, MPT__FROM_DEVICE, false);
     if (!storage) return false;
-    mpt__scalar *scalars = (mpt__scalar *)context->data[storage];
+    mpt__scalar *scalars = (mpt__scalar *)ctx->data[storage];
     if (!backend->synchronous)
         scalars = (mpt__scalar *)backend->allocate_host(backend->self, 4 * (size_t)bytes);
     if (!scalars) {
-        mpt__fail_memory(&context->base, (size_t)bytes, MPT_MEMORY_HOST);
+        mpt__fail_memory(&ctx->base, (size_t)bytes, MPT_MEMORY_HOST);
         return false;
     }
-    context->scalar_storage = storage;
-    context->scalars = scalars;
+    ctx->scalar_storage = storage;
+    ctx->scalars = scalars;
     memset(scalars, 0, (backend->synchronous ? 1 : 4) * (size_t)bytes);
     scalars[MPT__SLOT_ONE].f = 1.0;
     float one = 1.0f;
     memcpy(&scalars[MPT__SLOT_ONE_F32], &one, sizeof one);
-    return backend->synchronous || mpt__upload(context, storage, 0, scalars, bytes) == MPT_OK;
+    return backend->synchronous || mpt__upload(ctx, storage, 0, scalars, bytes) == MPT_OK;
 }
 
 /* The parts that need the backend: device scalars and the tables' destructors. */
-static bool mpt__context_start(mpt_context *context) {
-    context->pool_reach = MPT__POOL_REACH;
-    context->ops = mpt__op_rows;
-    context->can_repeat = mpt__can_repeat, context->repeat = mpt__repeat;
-    if (!mpt__scalars_start(context)) return false;
-    context->module_training = true;
-    context->launch.phase = MPT__OTHER;
-    context->autocast[0] = MPT_F32;
-    context->objects[MPT__MODULE].destroy = mpt__module_free;
-    context->objects[MPT__RECORDING].destroy = mpt__recorder_free;
-    context->objects[MPT__CAPTURED].destroy = mpt__captured_free;
-    context->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
-    context->objects[MPT__SCALER].destroy = mpt__scaler_free;
-    context->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
-    context->objects[MPT__EMA].destroy = mpt__ema_free;
-    context->objects[MPT__DATASET].destroy = mpt__dataset_release;
-    context->objects[MPT__LOADER].destroy = mpt__loader_free;
-    context->objects[MPT__TOKENIZER].destroy = mpt__tokenizer_free;
-    return mpt__ok(context);
+static bool mpt__context_start(mpt_context *ctx) {
+    ctx->pool_reach = MPT__POOL_REACH;
+    ctx->ops = mpt__op_rows;
+    ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
+    if (!mpt__scalars_start(ctx)) return false;
+    ctx->module_training = true;
+    ctx->launch.phase = MPT__OTHER;
+    ctx->autocast[0] = MPT_F32;
+    ctx->objects[MPT__MODULE].destroy = mpt__module_free;
+    ctx->objects[MPT__RECORDING].destroy = mpt__recorder_free;
+    ctx->objects[MPT__CAPTURED].destroy = mpt__captured_free;
+    ctx->objects[MPT__OPTIMIZER].destroy = mpt__optimizer_free;
+    ctx->objects[MPT__SCALER].destroy = mpt__scaler_free;
+    ctx->objects[MPT__SCHEDULE].destroy = mpt__schedule_free;
+    ctx->objects[MPT__EMA].destroy = mpt__ema_free;
+    ctx->objects[MPT__DATASET].destroy = mpt__dataset_release;
+    ctx->objects[MPT__LOADER].destroy = mpt__loader_free;
+    ctx->objects[MPT__TOKENIZER].destroy = mpt__tokenizer_free;
+    return mpt__ok(ctx);
 }
 
 mpt_context *mpt_create(const mpt_config *config) {
@@ -158,22 +157,22 @@ mpt_context *mpt_create(const mpt_config *config) {
     mpt__base base; /* until there is a context to hold it */
     mpt__base_init(&base, config);
     base.op = "mpt_create";
-    mpt_context *context = NULL;
+    mpt_context *ctx = NULL;
     if (base.status == MPT_OK && mpt__check_config(&base, config))
-        context = (mpt_context *)mpt__allocate(&base, sizeof *context, MPT_MEMORY_HOST);
-    if (!context) {
+        ctx = (mpt_context *)mpt__allocate(&base, sizeof *ctx, MPT_MEMORY_HOST);
+    if (!ctx) {
         mpt__set_create_error(base.message);
         return NULL;
     }
     mpt_memory_stats memory = base.memory;
-    mpt__base_init(&context->base, config);
-    context->base.memory = memory;
-    context->base.op = "mpt_create";
-    context->base.process = mpt__process_id();
-    context->config = *config;
-    if (mpt__backend_create(context) && mpt__context_start(context)) return context;
-    mpt__set_create_error(context->base.message);
-    mpt_destroy(context);
+    mpt__base_init(&ctx->base, config);
+    ctx->base.memory = memory;
+    ctx->base.op = "mpt_create";
+    ctx->base.process = mpt__process_id();
+    ctx->config = *config;
+    if (mpt__backend_create(ctx) && mpt__context_start(ctx)) return ctx;
+    mpt__set_create_error(ctx->base.message);
+    mpt_destroy(ctx);
     return NULL;
 }
 
@@ -184,92 +183,89 @@ static const mpt__object_kind mpt__destroy_order[MPT__OBJECT_KINDS] = {
     MPT__LOADER, MPT__DATASET,   MPT__CAPTURED, MPT__RECORDING, MPT__EMA,      MPT__SCHEDULE,
     MPT__SCALER, MPT__OPTIMIZER, MPT__MODULE,   MPT__USER_OP,   MPT__TOKENIZER};
 
-static void mpt__destroy_objects(mpt_context *context) {
+static void mpt__destroy_objects(mpt_context *ctx) {
     for (int k = 0; k < MPT__OBJECT_KINDS; k++) {
-        mpt__object_table *table = &context->objects[mpt__destroy_order[k]];
+        mpt__object_table *table = &ctx->objects[mpt__destroy_order[k]];
         for (int64_t i = 1; i < table->count; i++)
-            if (table->rows[i].object)
-                mpt__object_free(context, mpt__destroy_order[k], (uint32_t)i);
-        mpt__room_free(context, table->rows, table->capacity);
+            if (table->rows[i].object) mpt__object_free(ctx, mpt__destroy_order[k], (uint32_t)i);
+        mpt__room_free(ctx, table->rows, table->capacity);
     }
 }
 
-static void mpt__destroy_tensors(mpt_context *context) {
-    for (int64_t i = 1; i < context->tensor_count; i++) {
-        mpt__tensor *tensor = mpt__slot(context, (uint32_t)i);
-        if (tensor->handle) mpt__tensor_drop(context, tensor);
+static void mpt__destroy_tensors(mpt_context *ctx) {
+    for (int64_t i = 1; i < ctx->tensor_count; i++) {
+        mpt__tensor *tensor = mpt__slot(ctx, (uint32_t)i);
+        if (tensor->handle) mpt__tensor_drop(ctx, tensor);
     }
-    for (int64_t i = 1; i < context->storage_count; i++) {
-        if (!context->storages[i].live) continue;
-        context->storages[i].references = 1;
-        mpt__storage_release(context, (uint32_t)i);
+    for (int64_t i = 1; i < ctx->storage_count; i++) {
+        if (!ctx->storages[i].live) continue;
+        ctx->storages[i].references = 1;
+        mpt__storage_release(ctx, (uint32_t)i);
     }
-    mpt__pool_trim(context);
+    mpt__pool_trim(ctx);
 }
 
-static void mpt__destroy_tables(mpt_context *context) {
-    for (int64_t i = 0; i < context->tensor_count; i += MPT__TENSOR_CHUNK)
-        mpt__host_free(context, context->tensors[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
-    mpt__room_free(context, context->tensors, context->tensor_capacity);
-    for (int64_t i = 1; i < context->path_count; i++)
-        mpt__host_text_free(context, context->paths[i]);
-    mpt__room_free(context, context->paths, context->path_capacity);
-    mpt__room_free(context, context->parameters, context->parameter_capacity);
-    mpt__room_free(context, context->blocks, context->block_capacity);
-    for (int64_t i = 0; i < context->record_count; i += MPT__RECORD_CHUNK)
-        mpt__host_free(context, context->records[i], MPT__RECORD_CHUNK * sizeof(mpt__record));
-    mpt__room_free(context, context->records, context->record_capacity);
-    mpt__room_free(context, context->scoped, context->scoped_capacity);
-    mpt__room_free(context, context->storages, context->storage_capacity);
-    mpt__room_free(context, context->data, context->data_capacity);
+static void mpt__destroy_tables(mpt_context *ctx) {
+    for (int64_t i = 0; i < ctx->tensor_count; i += MPT__TENSOR_CHUNK)
+        mpt__host_free(ctx, ctx->tensors[i], MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
+    mpt__room_free(ctx, ctx->tensors, ctx->tensor_capacity);
+    for (int64_t i = 1; i < ctx->path_count; i++) mpt__host_text_free(ctx, ctx->paths[i]);
+    mpt__room_free(ctx, ctx->paths, ctx->path_capacity);
+    mpt__room_free(ctx, ctx->parameters, ctx->parameter_capacity);
+    mpt__room_free(ctx, ctx->blocks, ctx->block_capacity);
+    for (int64_t i = 0; i < ctx->record_count; i += MPT__RECORD_CHUNK)
+        mpt__host_free(ctx, ctx->records[i], MPT__RECORD_CHUNK * sizeof(mpt__record));
+    mpt__room_free(ctx, ctx->records, ctx->record_capacity);
+    mpt__room_free(ctx, ctx->scoped, ctx->scoped_capacity);
+    mpt__room_free(ctx, ctx->storages, ctx->storage_capacity);
+    mpt__room_free(ctx, ctx->data, ctx->data_capacity);
 }
 
-void mpt_destroy(mpt_context *context) {
-    if (!context || mpt__forked(&context->base)) return; /* its memory may be amid a change */
-    mpt__anomaly_free(context);
-    mpt__recorder_stop(context);
-    for (int64_t i = 0; i < context->block_count; i++) /* nobody reads gradients any more */
-        context->blocks[i].multiplier_slot = 0;
-    mpt__destroy_objects(context);
-    mpt__destroy_tensors(context);
-    mpt__destroy_tables(context);
-    if (context->backend.release_host && context->scalars)
-        context->backend.release_host(context->backend.self, context->scalars);
-    if (context->backend.destroy) context->backend.destroy(context->backend.self);
-    mpt__base base = context->base; /* outlives the memory it releases */
-    mpt__release(&base, context, sizeof *context, MPT_MEMORY_HOST);
+void mpt_destroy(mpt_context *ctx) {
+    if (!ctx || mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
+    mpt__anomaly_free(ctx);
+    mpt__recorder_stop(ctx);
+    for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */
+        ctx->blocks[i].multiplier_slot = 0;
+    mpt__destroy_objects(ctx);
+    mpt__destroy_tensors(ctx);
+    mpt__destroy_tables(ctx);
+    if (ctx->backend.release_host && ctx->scalars)
+        ctx->backend.release_host(ctx->backend.self, ctx->scalars);
+    if (ctx->backend.destroy) ctx->backend.destroy(ctx->backend.self);
+    mpt__base base = ctx->base; /* outlives the memory it releases */
+    mpt__release(&base, ctx, sizeof *ctx, MPT_MEMORY_HOST);
 }
 
 /* ==== Errors ==== */
 
-void mpt_clear_error(mpt_context *context) {
-    if (!context || mpt__ok(context) || context->in_backward) return;
-    if (context->base.in_log) return;
-    context->base.status = MPT_OK;
-    context->base.message[0] = '\0';
-    if (mpt__forked(&context->base)) return; /* the next call fails again */
-    mpt__wait(context);
-    context->scalars[MPT__SLOT_ERROR].i = 0;
-    if (!context->backend.synchronous) {
-        context->scalars[MPT__SLOT_ERROR + 3 * MPT__SLOT_COUNT].i = context->snapshots;
-        mpt__upload(context, context->scalar_storage,
-                    MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
-                    &context->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
+void mpt_clear_error(mpt_context *ctx) {
+    if (!ctx || mpt__ok(ctx) || ctx->in_backward) return;
+    if (ctx->base.in_log) return;
+    ctx->base.status = MPT_OK;
+    ctx->base.message[0] = '\0';
+    if (mpt__forked(&ctx->base)) return; /* the next call fails again */
+    mpt__wait(ctx);
+    ctx->scalars[MPT__SLOT_ERROR].i = 0;
+    if (!ctx->backend.synchronous) {
+        ctx->scalars[MPT__SLOT_ERROR + 3 * MPT__SLOT_COUNT].i = ctx->snapshots;
+        mpt__upload(ctx, ctx->scalar_storage, MPT__SLOT_ERROR * (int64_t)sizeof(mpt__scalar),
+                    &ctx->scalars[MPT__SLOT_ERROR], sizeof(mpt__scalar));
     }
-    mpt__slice_end(context);
-    context->base.status = MPT_OK;
-    mpt__discard_history(context);
-    mpt__scaler_forget(context);
-    mpt__draws_forget(context);
-    mpt__running_settle(context, false);
-    mpt__anomaly_stop(context, NULL, NULL);
-    const mpt__recording *stopped = mpt__recorder_stop(context);
-    if (stopped) mpt__object_free(context, MPT__RECORDING, stopped->id.slot);
-    context->now = context->committed;
-    context->base.step = context->now.step;
-    context->path = context->module = 0;
-    context->path_hash = 0;
-    context->module_training = true;
+    mpt__slice_end(ctx);
+    ctx->base.status = MPT_OK;
+    mpt__discard_history(ctx);
+    mpt__scaler_forget(ctx);
+    mpt__draws_forget(ctx);
+    mpt__running_settle(ctx, false);
+    mpt__anomaly_stop(ctx, NULL, NULL);
+    const mpt__recording *stopped = mpt__recorder_stop(ctx);
+    if (stopped) mpt__object_free(ctx, MPT__RECORDING, stopped->id.slot);
+    ctx->now = ctx->committed;
+    ctx->base.step = ctx->now.step;
+    ctx->path = ctx->module = 0;
+    ctx->path_hash = 0;
+    ctx->module_training = true;
 }
 
 #endif

@@ -46,7 +46,7 @@ static const uint8_t mpt__kernel_effects[] = {
 static bool mpt__is_low(int dtype) { return dtype == MPT_F16 || dtype == MPT_BF16; }
 
 /* A float element of a view, as a double, without the checks that a captured step would fail. */
-static double mpt__element(mpt_context *context, void *const *data, const mpt__operand *operand,
+static double mpt__element(mpt_context *ctx, void *const *data, const mpt__operand *operand,
                            int64_t index) {
     int64_t at = operand->offset, bits = 0;
     double value = 0;
@@ -54,14 +54,14 @@ static double mpt__element(mpt_context *context, void *const *data, const mpt__o
     for (int d = operand->rank - 1; d >= 0; index /= operand->shape[d--])
         at += index % operand->shape[d] * operand->stride[d];
     const char *from = (const char *)data[operand->storage] + at * (int64_t)size;
-    context->backend.download(context->backend.self, &bits, from, size);
+    ctx->backend.download(ctx->backend.self, &bits, from, size);
     mpt__load_f64(&value, &bits, operand->dtype, 0, 1, 1);
     return value;
 }
 
 /* ==== While a step runs ==== */
 
-static void mpt__anomaly_launch(mpt_context *context, void *user, const void *what) {
+static void mpt__anomaly_launch(mpt_context *ctx, void *user, const void *what) {
     const mpt__launch *launch = (const mpt__launch *)what;
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     if (launch->phase > MPT__BACKWARD) return;
@@ -70,39 +70,38 @@ static void mpt__anomaly_launch(mpt_context *context, void *user, const void *wh
         if (!operand->storage || operand->access == MPT__READ ||
             !mpt__dtype_info[operand->dtype].is_float)
             continue;
-        int64_t index = mpt__find_nonfinite(context, context->data, operand);
-        if (index < 0 ||
-            !mpt__room(context, anomaly->findings, anomaly->capacity, anomaly->count + 1))
+        int64_t index = mpt__find_nonfinite(ctx, ctx->data, operand);
+        if (index < 0 || !mpt__room(ctx, anomaly->findings, anomaly->capacity, anomaly->count + 1))
             continue;
         mpt__finding *finding = &anomaly->findings[anomaly->count++];
         uint32_t record = launch->op_record;
-        finding->launch = context->recorder->count - 1;
+        finding->launch = ctx->recorder->count - 1;
         finding->index = index;
-        finding->path = record ? context->records[record]->path : context->path;
+        finding->path = record ? ctx->records[record]->path : ctx->path;
         finding->operand = i;
-        finding->value = mpt__element(context, context->data, operand, index);
+        finding->value = mpt__element(ctx, ctx->data, operand, index);
         return;
     }
 }
 
 /* Ends the recording of a step, if it is this mode's. */
-static void mpt__anomaly_stop(mpt_context *context, void *user, const void *what) {
+static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
     (void)user, (void)what;
-    if (!context->recorder || !context->recorder->own) return;
-    const mpt__recording *recorder = mpt__recorder_stop(context);
-    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__anomaly_launch);
-    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
+    if (!ctx->recorder || !ctx->recorder->own) return;
+    const mpt__recording *recorder = mpt__recorder_stop(ctx);
+    mpt__listen_no_more(ctx, MPT__LAUNCHED, mpt__anomaly_launch);
+    mpt__object_free(ctx, MPT__RECORDING, recorder->id.slot);
 }
 
 /* At the start of a step. One that the user records, or captures, is not looked at. */
-static void mpt__anomaly_start(mpt_context *context, void *user, const void *what) {
+static void mpt__anomaly_start(mpt_context *ctx, void *user, const void *what) {
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     (void)what;
     anomaly->count = 0;
     anomaly->looked = anomaly->lost = false;
-    if (context->recorder || mpt__recorder_start(context) != MPT_OK) return;
-    context->recorder->own = true;
-    mpt__listen(context, MPT__LAUNCHED, mpt__anomaly_launch, anomaly);
+    if (ctx->recorder || mpt__recorder_start(ctx) != MPT_OK) return;
+    ctx->recorder->own = true;
+    mpt__listen(ctx, MPT__LAUNCHED, mpt__anomaly_launch, anomaly);
 }
 
 /* ==== The replay ==== */
@@ -120,25 +119,25 @@ static bool mpt__anomaly_widen(const mpt__launch *from, mpt__launch *launch) {
 }
 
 /* Runs a launch outside the context's order, on the memory that `data` names. */
-static bool mpt__anomaly_run(mpt_context *context, void *const *data, mpt__launch *launch) {
-    mpt__backend *backend = &context->backend;
+static bool mpt__anomaly_run(mpt_context *ctx, void *const *data, mpt__launch *launch) {
+    mpt__backend *backend = &ctx->backend;
     mpt__execution execution;
     execution.data = data;
-    execution.scalars = mpt__device_scalars(context);
+    execution.scalars = mpt__device_scalars(ctx);
     execution.workspace = NULL;
     launch->workspace = backend->workspace ? backend->workspace(backend->self, launch) : 0;
     if (launch->workspace > 0) {
-        execution.workspace = mpt__launch_workspace(context, launch->workspace);
+        execution.workspace = mpt__launch_workspace(ctx, launch->workspace);
         if (!execution.workspace) return false;
     }
     mpt_status status = mpt__launch_plainly(backend, &execution, launch);
-    return status == MPT_OK || (mpt__backend_error(context, status), false);
+    return status == MPT_OK || (mpt__backend_error(ctx, status), false);
 }
 
 /* How the launches up to the last finding use each storage. */
-static void mpt__anomaly_uses(const mpt_context *context, int64_t last, mpt__shadow *shadows) {
+static void mpt__anomaly_uses(const mpt_context *ctx, int64_t last, mpt__shadow *shadows) {
     for (int64_t i = 0; i <= last; i++) {
-        const mpt__launch *launch = &context->recorder->launches[i];
+        const mpt__launch *launch = &ctx->recorder->launches[i];
         mpt__launch wide;
         if (!mpt__anomaly_widen(launch, &wide)) continue;
         for (int k = 0; k < launch->n_operands; k++) {
@@ -153,47 +152,46 @@ static void mpt__anomaly_uses(const mpt_context *context, int64_t last, mpt__sha
 
 /* Memory for a storage that the replay writes or has in fp32: with the values of now where they are
    read before they are written, else zeros. */
-static bool mpt__anomaly_shadow(mpt_context *context, uint32_t id, mpt__shadow *shadow) {
-    int64_t bytes = context->storages[id].bytes * (shadow->low ? 2 : 1);
+static bool mpt__anomaly_shadow(mpt_context *ctx, uint32_t id, mpt__shadow *shadow) {
+    int64_t bytes = ctx->storages[id].bytes * (shadow->low ? 2 : 1);
     bool copied = shadow->first == MPT__READ;
-    if (copied && !context->data[id]) return false; /* written by the host, and gone */
+    if (copied && !ctx->data[id]) return false; /* written by the host, and gone */
     shadow->data =
-        mpt__pool_take(context, bytes > 0 ? bytes : 1, MPT_MEMORY_WORKSPACE, &shadow->size_class);
+        mpt__pool_take(ctx, bytes > 0 ? bytes : 1, MPT_MEMORY_WORKSPACE, &shadow->size_class);
     if (!shadow->data) return false;
-    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, mpt__class_bytes(shadow->size_class));
-    void *pair[3] = {NULL, context->data[id], shadow->data};
-    mpt__launch *launch = mpt__launch_begin(context, copied ? MPT__K_COPY : MPT__K_FILL);
+    mpt__account(&ctx->base, MPT_MEMORY_WORKSPACE, mpt__class_bytes(shadow->size_class));
+    void *pair[3] = {NULL, ctx->data[id], shadow->data};
+    mpt__launch *launch = mpt__launch_begin(ctx, copied ? MPT__K_COPY : MPT__K_FILL);
     bool low = copied && mpt__is_low(shadow->dtype); /* of other dtypes bytes are what counts */
-    int64_t count = copied && low ? bytes / 4 : copied ? context->storages[id].bytes : bytes;
+    int64_t count = copied && low ? bytes / 4 : copied ? ctx->storages[id].bytes : bytes;
     if (copied)
         mpt__operand_on(launch, 0, 1, low ? (mpt_dtype)shadow->dtype : MPT_U8, 0, count, MPT__READ);
     mpt__operand_on(launch, copied, 2, low ? MPT_F32 : MPT_U8, 0, count, MPT__WRITE);
-    return bytes == 0 || mpt__anomaly_run(context, pair, launch);
+    return bytes == 0 || mpt__anomaly_run(ctx, pair, launch);
 }
 
-static void mpt__anomaly_shadows_free(mpt_context *context, const mpt__shadow *shadows,
-                                      int64_t count) {
+static void mpt__anomaly_shadows_free(mpt_context *ctx, const mpt__shadow *shadows, int64_t count) {
     for (int64_t id = 0; id < count; id++) {
         if (!shadows[id].data) continue;
-        mpt__account_less(&context->base, MPT_MEMORY_WORKSPACE,
+        mpt__account_less(&ctx->base, MPT_MEMORY_WORKSPACE,
                           mpt__class_bytes(shadows[id].size_class));
-        mpt__pool_give(context, shadows[id].data, shadows[id].size_class);
+        mpt__pool_give(ctx, shadows[id].data, shadows[id].size_class);
     }
 }
 
 /* Says what a finding is; `wide` is what fp32 has in its place. */
-static void mpt__anomaly_report(mpt_context *context, const mpt__finding *finding,
+static void mpt__anomaly_report(mpt_context *ctx, const mpt__finding *finding,
                                 mpt_anomaly_kind kind, double wide) {
-    mpt__anomaly *anomaly = context->anomaly;
-    const mpt__launch *launch = &context->recorder->launches[finding->launch];
+    mpt__anomaly *anomaly = ctx->anomaly;
+    const mpt__launch *launch = &ctx->recorder->launches[finding->launch];
     const mpt__operand *operand = &launch->operand[finding->operand];
-    const char *path = mpt__path_text(context, finding->path);
+    const char *path = mpt__path_text(ctx, finding->path);
     mpt_shape shape = mpt__operand_shape(operand);
     mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
     anomaly->kind = kind;
     mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %D tensor %S ",
-                    context->now.step, mpt__phase_names[launch->phase],
-                    launch->op ? context->ops[launch->op].name : "no op", *path ? ", module " : "",
+                    ctx->now.step, mpt__phase_names[launch->phase],
+                    launch->op ? ctx->ops[launch->op].name : "no op", *path ? ", module " : "",
                     path, mpt__kernel_names[launch->kernel], finding->index, operand->dtype,
                     &shape);
     if (kind == MPT_ANOMALY_PRECISION)
@@ -210,92 +208,91 @@ static void mpt__anomaly_report(mpt_context *context, const mpt__finding *findin
     else
         mpt__write_text(&text, "is %g; what fp32 would have given cannot be said: an input is gone",
                         finding->value);
-    mpt__log(&context->base, MPT_LOG_WARNING, "%s", anomaly->report);
+    mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", anomaly->report);
 }
 
 /* Runs the launches on the shadows, and reports the first finding that fp32 does not share, or, if
    it shares them all, the first NaN among them, or else the first. */
-static void mpt__anomaly_compare(mpt_context *context, void *const *data) {
-    const mpt__anomaly *anomaly = context->anomaly;
+static void mpt__anomaly_compare(mpt_context *ctx, void *const *data) {
+    const mpt__anomaly *anomaly = ctx->anomaly;
     const mpt__finding *finding = anomaly->findings, *end = finding + anomaly->count;
     const mpt__finding *worst = finding;
     for (int64_t i = 0; finding < end; i++) {
         mpt__launch launch;
-        bool runs = mpt__anomaly_widen(&context->recorder->launches[i], &launch);
-        if (runs && !mpt__anomaly_run(context, data, &launch)) return;
+        bool runs = mpt__anomaly_widen(&ctx->recorder->launches[i], &launch);
+        if (runs && !mpt__anomaly_run(ctx, data, &launch)) return;
         if (i < finding->launch) continue;
         const mpt__operand *operand = &launch.operand[finding->operand];
-        if (runs && mpt__find_nonfinite(context, data, operand) < 0) {
-            mpt__anomaly_report(context, finding, MPT_ANOMALY_PRECISION,
-                                mpt__element(context, data, operand, finding->index));
+        if (runs && mpt__find_nonfinite(ctx, data, operand) < 0) {
+            mpt__anomaly_report(ctx, finding, MPT_ANOMALY_PRECISION,
+                                mpt__element(ctx, data, operand, finding->index));
             return;
         }
         if (mpt__f64_is_nan(finding->value) && !mpt__f64_is_nan(worst->value)) worst = finding;
         finding++;
     }
-    mpt__anomaly_report(context, worst, MPT_ANOMALY_VALUES, 0);
+    mpt__anomaly_report(ctx, worst, MPT_ANOMALY_VALUES, 0);
 }
 
-static void mpt__anomaly_replay(mpt_context *context) {
-    const mpt__anomaly *anomaly = context->anomaly;
-    int64_t count = context->storage_count, last = anomaly->findings[anomaly->count - 1].launch;
+static void mpt__anomaly_replay(mpt_context *ctx) {
+    const mpt__anomaly *anomaly = ctx->anomaly;
+    int64_t count = ctx->storage_count, last = anomaly->findings[anomaly->count - 1].launch;
     size_t bytes = (size_t)count * (sizeof(mpt__shadow) + sizeof(void *));
-    mpt__shadow *shadows = (mpt__shadow *)mpt__host_new(context, bytes);
+    mpt__shadow *shadows = (mpt__shadow *)mpt__host_new(ctx, bytes);
     if (!shadows) return;
     void **data = (void **)(void *)(shadows + count);
-    mpt__anomaly_uses(context, last, shadows);
+    mpt__anomaly_uses(ctx, last, shadows);
     bool ready = true;
     for (int64_t id = 1; id < count && ready; id++) {
         if (!shadows[id].first) continue;
         ready = shadows[id].low || shadows[id].written
-                    ? mpt__anomaly_shadow(context, (uint32_t)id, &shadows[id])
-                    : context->data[id] != NULL;
+                    ? mpt__anomaly_shadow(ctx, (uint32_t)id, &shadows[id])
+                    : ctx->data[id] != NULL;
     }
     for (int64_t id = 0; id < count; id++)
-        data[id] = shadows[id].data ? shadows[id].data : context->data[id];
+        data[id] = shadows[id].data ? shadows[id].data : ctx->data[id];
     if (ready)
-        mpt__anomaly_compare(context, data);
-    else if (mpt__ok(context))
-        mpt__anomaly_report(context, anomaly->findings, MPT_ANOMALY_UNKNOWN, 0);
-    mpt__anomaly_shadows_free(context, shadows, count);
-    mpt__host_free(context, shadows, bytes);
+        mpt__anomaly_compare(ctx, data);
+    else if (mpt__ok(ctx))
+        mpt__anomaly_report(ctx, anomaly->findings, MPT_ANOMALY_UNKNOWN, 0);
+    mpt__anomaly_shadows_free(ctx, shadows, count);
+    mpt__host_free(ctx, shadows, bytes);
 }
 
-static void mpt__anomaly_loss(mpt_context *context, void *user, const void *what) {
+static void mpt__anomaly_loss(mpt_context *ctx, void *user, const void *what) {
     const mpt__tensor *loss = (const mpt__tensor *)what;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
     mpt__reads(launch, 0, loss);
-    if (mpt__find_nonfinite(context, context->data, &launch->operand[0]) >= 0)
+    if (mpt__find_nonfinite(ctx, ctx->data, &launch->operand[0]) >= 0)
         ((mpt__anomaly *)user)->lost = true;
 }
 
 /* Whether any gradient of a parameter is not finite. */
-static bool mpt__gradients_failed(mpt_context *context) {
-    for (int64_t i = 0; i < context->parameter_count; i++) {
-        const mpt__parameter *parameter = &context->parameters[i];
+static bool mpt__gradients_failed(mpt_context *ctx) {
+    for (int64_t i = 0; i < ctx->parameter_count; i++) {
+        const mpt__parameter *parameter = &ctx->parameters[i];
         if (!parameter->live || !parameter->has_grad) continue;
         mpt__operand operand;
         mpt__zero(operand);
-        operand.storage = context->blocks[parameter->block].gradients;
+        operand.storage = ctx->blocks[parameter->block].gradients;
         operand.dtype = MPT_F32;
         operand.rank = 1;
         operand.offset = parameter->offset;
         operand.shape[0] = parameter->numel;
         operand.stride[0] = 1;
-        if (mpt__find_nonfinite(context, context->data, &operand) >= 0) return true;
+        if (mpt__find_nonfinite(ctx, ctx->data, &operand) >= 0) return true;
     }
     return false;
 }
 
-static void mpt__anomaly_look(mpt_context *context, void *user, const void *what) {
+static void mpt__anomaly_look(mpt_context *ctx, void *user, const void *what) {
     mpt__anomaly *anomaly = (mpt__anomaly *)user;
     (void)what;
-    if (!context->recorder || !context->recorder->own || context->recorder->failed ||
-        anomaly->count == 0 || anomaly->looked || !mpt__ok(context) ||
-        !(anomaly->lost || mpt__gradients_failed(context)))
+    if (!ctx->recorder || !ctx->recorder->own || ctx->recorder->failed || anomaly->count == 0 ||
+        anomaly->looked || !mpt__ok(ctx) || !(anomaly->lost || mpt__gradients_failed(ctx)))
         return;
     anomaly->looked = true;
-    mpt__anomaly_replay(context);
+    mpt__anomaly_replay(ctx);
 }
 
 /* ==== API ==== */
@@ -310,37 +307,36 @@ static const struct {
                           {MPT__RECORDING_ASKED, mpt__anomaly_stop}};
 #define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
 
-static void mpt__anomaly_free(mpt_context *context) {
-    mpt__anomaly *anomaly = context->anomaly;
+static void mpt__anomaly_free(mpt_context *ctx) {
+    mpt__anomaly *anomaly = ctx->anomaly;
     if (!anomaly) return;
-    mpt__anomaly_stop(context, NULL, NULL);
+    mpt__anomaly_stop(ctx, NULL, NULL);
     for (int i = 0; i < MPT__ANOMALY_HEARS; i++)
-        mpt__listen_no_more(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
-    mpt__room_free(context, anomaly->findings, anomaly->capacity);
-    mpt__host_free(context, anomaly, sizeof *anomaly);
-    context->anomaly = NULL;
+        mpt__listen_no_more(ctx, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
+    mpt__room_free(ctx, anomaly->findings, anomaly->capacity);
+    mpt__host_free(ctx, anomaly, sizeof *anomaly);
+    ctx->anomaly = NULL;
 }
 
-mpt_status mpt_anomaly_mode(mpt_context *context, bool on) {
-    if (!mpt__enter(context, "mpt_anomaly_mode")) return mpt__status_of(context);
-    if (context->step_depth)
-        return mpt__error(context, STATE, "step %lld is open; switch anomaly mode between steps",
-                          context->now.step);
-    if (!on) mpt__anomaly_free(context);
-    if (on && !context->anomaly)
-        context->anomaly = (mpt__anomaly *)mpt__host_new(context, sizeof *context->anomaly);
-    for (int i = 0; on && context->anomaly && i < MPT__ANOMALY_HEARS; i++)
-        mpt__listen(context, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear,
-                    context->anomaly);
-    return context->base.status;
+mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
+    if (!mpt__enter(ctx, "mpt_anomaly_mode")) return mpt__status_of(ctx);
+    if (ctx->step_depth)
+        return mpt__error(ctx, STATE, "step %lld is open; switch anomaly mode between steps",
+                          ctx->now.step);
+    if (!on) mpt__anomaly_free(ctx);
+    if (on && !ctx->anomaly)
+        ctx->anomaly = (mpt__anomaly *)mpt__host_new(ctx, sizeof *ctx->anomaly);
+    for (int i = 0; on && ctx->anomaly && i < MPT__ANOMALY_HEARS; i++)
+        mpt__listen(ctx, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear, ctx->anomaly);
+    return ctx->base.status;
 }
 
-mpt_anomaly_kind mpt_anomaly(mpt_context *context) {
-    return context && context->anomaly ? context->anomaly->kind : MPT_ANOMALY_NONE;
+mpt_anomaly_kind mpt_anomaly(mpt_context *ctx) {
+    return ctx && ctx->anomaly ? ctx->anomaly->kind : MPT_ANOMALY_NONE;
 }
 
-const char *mpt_anomaly_text(mpt_context *context) {
-    return context && context->anomaly ? context->anomaly->report : "";
+const char *mpt_anomaly_text(mpt_context *ctx) {
+    return ctx && ctx->anomaly ? ctx->anomaly->report : "";
 }
 
 #endif

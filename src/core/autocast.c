@@ -10,16 +10,16 @@
 
 #include "core/tensor.c"
 
-mpt_status mpt_autocast_begin(mpt_context *context, mpt_dtype dtype) {
-    if (!mpt__enter(context, "mpt_autocast_begin")) return mpt__status_of(context);
+mpt_status mpt_autocast_begin(mpt_context *ctx, mpt_dtype dtype) {
+    if (!mpt__enter(ctx, "mpt_autocast_begin")) return mpt__status_of(ctx);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
         return mpt__error(
-            context, DTYPE,
+            ctx, DTYPE,
             "expected MPT_F16, MPT_BF16, or MPT_F32 for a region without casting, got %D", dtype);
-    if (context->autocast_depth == MPT__MAX_REGIONS)
-        return mpt__error(context, STATE, "%d autocast regions are open; end some",
+    if (ctx->autocast_depth == MPT__MAX_REGIONS)
+        return mpt__error(ctx, STATE, "%d autocast regions are open; end some",
                           (int)MPT__MAX_REGIONS);
-    context->autocast[++context->autocast_depth] = (uint8_t)dtype;
+    ctx->autocast[++ctx->autocast_depth] = (uint8_t)dtype;
     return MPT_OK;
 }
 
@@ -30,12 +30,12 @@ static mpt_dtype mpt__loss_dtype(const mpt__frame *frame) {
     return frame->in[0] && frame->in[0]->dtype == MPT_F64 ? MPT_F64 : MPT_F32;
 }
 
-static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *context) {
-    return (mpt_dtype)context->autocast[context->autocast_depth];
+static MPT__FORCE_INLINE mpt_dtype mpt__autocast_dtype(const mpt_context *ctx) {
+    return (mpt_dtype)ctx->autocast[ctx->autocast_depth];
 }
 /* Whether floats of different dtypes meet in fp32. They do in every region, even one that casts
    nothing: a module that is kept out of half still gets what others made. */
-static bool mpt__promotes(const mpt_context *context) { return context->autocast_depth > 0; }
+static bool mpt__promotes(const mpt_context *ctx) { return ctx->autocast_depth > 0; }
 
 /* Dtypes that arithmetic runs in. fp64 is storage only, except in the double-precision test
    build. */
@@ -45,15 +45,15 @@ static bool mpt__dtype_computes(mpt_dtype dtype) {
 }
 
 /* Where an input's dtype comes from, for messages. */
-static void mpt__describe_input(mpt_context *context, const mpt__tensor *tensor, int number,
-                                char *text, size_t size) {
+static void mpt__describe_input(mpt_context *ctx, const mpt__tensor *tensor, int number, char *text,
+                                size_t size) {
     const char *dtype = mpt_dtype_name((mpt_dtype)tensor->dtype);
     if (tensor->parameter) {
         mpt__format_text(text, size, "argument %d (parameter %s) is %s", number,
-                         context->parameters[tensor->parameter - 1].path, dtype);
+                         ctx->parameters[tensor->parameter - 1].path, dtype);
     } else if (tensor->record) {
         mpt__format_text(text, size, "argument %d (result of %s) is %s", number,
-                         context->ops[tensor->record->op].name, dtype);
+                         ctx->ops[tensor->record->op].name, dtype);
     } else {
         mpt__format_text(text, size, "argument %d is %s", number, dtype);
     }
@@ -135,39 +135,39 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
 /* A form is a cast of a tree's whole block, made on first use, shared by forward and backward of
    all its layers. The version of the values tells whether it is stale. An update writes the form
    that was in use along with the values; other changes leave it to be made anew. */
-static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *context, mpt__block *block,
-                                            mpt_dtype dtype, uint32_t version) {
+static MPT__NOINLINE uint32_t mpt__form_new(mpt_context *ctx, mpt__block *block, mpt_dtype dtype,
+                                            uint32_t version) {
     int which = dtype == MPT_BF16;
-    context->counters.form_misses++;
+    ctx->counters.form_misses++;
     if (!block->form[which]) {
         block->form[which] =
-            mpt__storage_new(context, block->numel * 2, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
+            mpt__storage_new(ctx, block->numel * 2, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
         if (!block->form[which]) return 0;
     }
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
     mpt__operand_on(launch, 0, block->values, (mpt_dtype)block->dtype, 0, block->numel, MPT__READ);
     mpt__operand_on(launch, 1, block->form[which], dtype, 0, block->numel, MPT__WRITE);
-    if (mpt__submit(context, launch) != MPT_OK) return 0;
+    if (mpt__submit(ctx, launch) != MPT_OK) return 0;
     block->form_version[which] = version;
     return block->form[which];
 }
 
 /* The form of a parameter; 0 on error. */
-static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *context, const mpt__tensor *tensor,
+static MPT__NOINLINE uint32_t mpt__parameter_form(mpt_context *ctx, const mpt__tensor *tensor,
                                                   mpt_dtype dtype) {
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    mpt__block *block = &ctx->blocks[ctx->parameters[tensor->parameter - 1].block];
     int which = dtype == MPT_BF16;
-    uint32_t version = context->storages[block->values].version;
+    uint32_t version = ctx->storages[block->values].version;
     block->form_read[which] = true;
     if (!block->form[which] || block->form_version[which] != version)
-        return mpt__form_new(context, block, dtype, version);
-    context->counters.form_hits++;
+        return mpt__form_new(ctx, block, dtype, version);
+    ctx->counters.form_hits++;
     return block->form[which];
 }
 
 /* The form for an update to write: up to date, and read since the last one. -1: none. */
-static int mpt__form_in_use(const mpt_context *context, const mpt__block *block) {
-    uint32_t version = context->storages[block->values].version;
+static int mpt__form_in_use(const mpt_context *ctx, const mpt__block *block) {
+    uint32_t version = ctx->storages[block->values].version;
     for (int i = 0; i < 2; i++)
         if (block->form[i] && block->form_read[i] && block->form_version[i] == version) return i;
     return -1;
@@ -180,13 +180,13 @@ typedef struct {
     uint8_t dtype;
 } mpt__source;
 
-static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *context, const mpt__tensor *tensor,
+static MPT__FORCE_INLINE bool mpt__gemm_source(mpt_context *ctx, const mpt__tensor *tensor,
                                                mpt_dtype compute, mpt__source *source) {
     source->storage = tensor->storage;
     source->dtype = tensor->dtype;
     if (compute == MPT_F32 || !tensor->parameter || (mpt_dtype)tensor->dtype != MPT_F32)
         return true;
-    source->storage = mpt__parameter_form(context, tensor, compute);
+    source->storage = mpt__parameter_form(ctx, tensor, compute);
     source->dtype = (uint8_t)compute;
     return source->storage != 0;
 }

@@ -30,10 +30,10 @@ static mpt__record *mpt__repeater(const mpt__tensor *tensor) {
 }
 
 /* Whether backward can have a tensor again as it is now: results changed in place are not. */
-static bool mpt__comes_again(const mpt_context *context, const mpt__tensor *tensor) {
+static bool mpt__comes_again(const mpt_context *ctx, const mpt__tensor *tensor) {
     const mpt__record *record = mpt__repeater(tensor);
     return record &&
-           record->saved_version[record->n_saved] == context->storages[tensor->storage].version;
+           record->saved_version[record->n_saved] == ctx->storages[tensor->storage].version;
 }
 
 /* Leaves position `at` of what is saved to backward, where that can have the tensor again. */
@@ -68,18 +68,17 @@ static MPT__INLINE void mpt__drop_temporaries(mpt__frame *frame) {
 /* ==== Records ==== */
 
 /* Makes more records. They never move. */
-static MPT__COLD bool mpt__records_grow(mpt_context *context) {
-    int64_t first = context->record_count, need = first + MPT__RECORD_CHUNK;
-    if (!mpt__room(context, context->records, context->record_capacity, need)) return false;
-    mpt__record *chunk =
-        (mpt__record *)mpt__host_new(context, MPT__RECORD_CHUNK * sizeof(mpt__record));
+static MPT__COLD bool mpt__records_grow(mpt_context *ctx) {
+    int64_t first = ctx->record_count, need = first + MPT__RECORD_CHUNK;
+    if (!mpt__room(ctx, ctx->records, ctx->record_capacity, need)) return false;
+    mpt__record *chunk = (mpt__record *)mpt__host_new(ctx, MPT__RECORD_CHUNK * sizeof(mpt__record));
     if (!chunk) return false;
-    context->record_count += MPT__RECORD_CHUNK;
+    ctx->record_count += MPT__RECORD_CHUNK;
     for (int i = MPT__RECORD_CHUNK - 1; i >= 0; i--) {
-        context->records[first + i] = &chunk[i];
+        ctx->records[first + i] = &chunk[i];
         chunk[i].number = (uint32_t)(first + i);
-        chunk[i].next = context->free_record;
-        if (chunk[i].number) context->free_record = &chunk[i]; /* number 0 means none */
+        chunk[i].next = ctx->free_record;
+        if (chunk[i].number) ctx->free_record = &chunk[i]; /* number 0 means none */
     }
     return true;
 }
@@ -96,22 +95,22 @@ static MPT__NOINLINE void mpt__note_repeats(const mpt__frame *frame) {
 /* Leaves the record of a forward call that has ended, or, where there is none to leave, gives it
    back. */
 static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt_status status) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__record *record = frame->record;
     if (status != MPT_OK || !frame->records) {
-        mpt__record_unsave(context, record);
-        mpt__record_spare(context, record);
+        mpt__record_unsave(ctx, record);
+        mpt__record_spare(ctx, record);
         return;
     }
-    context->counters.op_records++;
+    ctx->counters.op_records++;
     record->done = 0;
     record->live = 1;
     record->compute_dtype = (uint8_t)frame->compute;
     record->repeats = MPT__REPEATS_NOT;
-    if (mpt__recomputes(context)) mpt__note_repeats(frame);
+    if (mpt__recomputes(ctx)) mpt__note_repeats(frame);
     record->layout = frame->layout;
-    record->path = context->path;
-    record->step = context->now.step;
+    record->path = ctx->path;
+    record->step = ctx->now.step;
     for (int i = 0; i < frame->n_in; i++)
         if (record->in[i]) record->in[i]->nodes++;
     for (int i = 0; i < n_out; i++) {
@@ -124,8 +123,8 @@ static MPT__FORCE_INLINE void mpt__record_call(mpt__frame *frame, int n_out, mpt
 
 /* ==== The engine: one forward call ==== */
 
-static void mpt__outputs_null(mpt_context *context, mpt_tensor *out, int n_out) {
-    for (int i = 0; i < n_out; i++) out[i] = mpt__null(context);
+static void mpt__outputs_null(mpt_context *ctx, mpt_tensor *out, int n_out) {
+    for (int i = 0; i < n_out; i++) out[i] = mpt__null(ctx);
 }
 
 /* The first context among the handles, so that an error finds its place. */
@@ -135,43 +134,42 @@ static mpt_context *mpt__context_of(const mpt_tensor *tensors, int count) {
     return NULL;
 }
 
-static MPT__COLD bool mpt__input_stale(mpt_context *context, mpt_tensor handle, int number) {
+static MPT__COLD bool mpt__input_stale(mpt_context *ctx, mpt_tensor handle, int number) {
     char argument[24];
     mpt__format_text(argument, sizeof argument, "argument %d", number);
-    mpt__stale(context, handle, argument);
+    mpt__stale(ctx, handle, argument);
     return false;
 }
 
 /* Finds the tensors of handles; those from `required` on may be absent. */
-static bool mpt__find_inputs(mpt_context *context, const mpt_tensor *in, int n_in, int required,
+static bool mpt__find_inputs(mpt_context *ctx, const mpt_tensor *in, int n_in, int required,
                              mpt__tensor **found) {
     for (int i = 0; i < n_in; i++) {
-        found[i] = mpt__live(context, in[i]);
+        found[i] = mpt__live(ctx, in[i]);
         if (!found[i] && (in[i].context || in[i].slot || i < required))
-            return mpt__input_stale(context, in[i], i + 1);
+            return mpt__input_stale(ctx, in[i], i + 1);
     }
     return true;
 }
 
 /* Begins a forward call on a record. The caller sets its inputs, and where they are NULL here its
    attributes, too. */
-static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *context, int op,
-                                              int n_in, int n_out,
-                                              const mpt__attributes *attributes) {
-    mpt__record *record = context->free_record;
+static MPT__FORCE_INLINE bool mpt__call_begin(mpt__frame *frame, mpt_context *ctx, int op, int n_in,
+                                              int n_out, const mpt__attributes *attributes) {
+    mpt__record *record = ctx->free_record;
     if (!record) {
-        if (!mpt__records_grow(context)) return false;
-        record = context->free_record;
+        if (!mpt__records_grow(ctx)) return false;
+        record = ctx->free_record;
     }
-    context->free_record = record->next;
+    ctx->free_record = record->next;
     if (attributes) record->attributes = *attributes;
     record->op = (uint16_t)op;
     record->n_in = (uint8_t)n_in;
     record->n_out = (uint8_t)n_out;
     record->references = (uint32_t)n_out;
     record->n_saved = record->again = 0;
-    frame->context = context; /* the frame is large: what is not set here, readers do not reach */
-    frame->row = &context->ops[op];
+    frame->context = ctx; /* the frame is large: what is not set here, readers do not reach */
+    frame->row = &ctx->ops[op];
     frame->op = op;
     frame->n_in = n_in;
     frame->n_out = n_out;
@@ -269,11 +267,10 @@ static mpt__tensor *mpt__call_run(mpt__frame *frame) {
    the call ends here. The first input that has a context gives it. */
 static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *name, int op,
                                                const mpt_tensor *in, int n_in, int required) {
-    mpt_context *context = mpt__context_of(in, n_in);
-    if (!mpt__enter(context, name) || !mpt__call_begin(frame, context, op, n_in, 1, NULL))
-        return false;
-    if (mpt__find_inputs(context, in, n_in, required, frame->record->in)) return true;
-    mpt__record_spare(context, frame->record);
+    mpt_context *ctx = mpt__context_of(in, n_in);
+    if (!mpt__enter(ctx, name) || !mpt__call_begin(frame, ctx, op, n_in, 1, NULL)) return false;
+    if (mpt__find_inputs(ctx, in, n_in, required, frame->record->in)) return true;
+    mpt__record_spare(ctx, frame->record);
     return false;
 }
 
@@ -281,18 +278,17 @@ static MPT__FORCE_INLINE bool mpt__apply_begin(mpt__frame *frame, const char *na
 static mpt_tensor mpt__apply1(const char *name, int op, const mpt_tensor *in, int n_in,
                               const mpt__attributes *attributes) {
     mpt__frame frame;
-    mpt_context *context = mpt__context_of(in, n_in);
-    if (!mpt__apply_begin(&frame, name, op, in, n_in, attributes->required))
-        return mpt__null(context);
+    mpt_context *ctx = mpt__context_of(in, n_in);
+    if (!mpt__apply_begin(&frame, name, op, in, n_in, attributes->required)) return mpt__null(ctx);
     *frame.attributes = *attributes;
-    return mpt__handle(context, mpt__call_run(&frame));
+    return mpt__handle(ctx, mpt__call_run(&frame));
 }
 
 /* ==== Gradients of parameters ==== */
 
 /* Whether there is a gradient; a captured step notes that what follows depends on it. */
-static MPT__INLINE bool mpt__has_grad(mpt_context *context, const mpt__parameter *parameter) {
-    if (context->capturing && !parameter->cleared) context->found_gradients = true;
+static MPT__INLINE bool mpt__has_grad(mpt_context *ctx, const mpt__parameter *parameter) {
+    if (ctx->capturing && !parameter->cleared) ctx->found_gradients = true;
     return parameter->has_grad;
 }
 
@@ -301,46 +297,46 @@ static MPT__INLINE void mpt__clear_grad(mpt__parameter *parameter) {
     parameter->cleared = true;
 }
 
-static void mpt__materialise_gradients(mpt_context *context, mpt__block *block) {
+static void mpt__materialise_gradients(mpt_context *ctx, mpt__block *block) {
     if (!block->multiplier_slot) return;
     uint16_t slot = (uint16_t)block->multiplier_slot;
     block->multiplier_slot = 0;
-    context->found_gradients = true;
+    ctx->found_gradients = true;
     if (!block->gradients) return;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_UNARY);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_UNARY);
     launch->function = MPT__FN_MUL_SLOT;
     launch->slot[0] = slot;
     mpt__operand_on(launch, 0, block->gradients, MPT_F32, 0, block->numel, MPT__READ);
     mpt__operand_on(launch, 1, block->gradients, MPT_F32, 0, block->numel, MPT__WRITE);
-    mpt__submit(context, launch);
+    mpt__submit(ctx, launch);
 }
 
 /* Ends the gradient that stands at a place, if there is one. */
-static void mpt__gradient_drop(mpt_context *context, mpt__tensor **at) {
+static void mpt__gradient_drop(mpt_context *ctx, mpt__tensor **at) {
     mpt__tensor *gradient = *at;
     *at = NULL;
-    if (gradient) mpt__tensor_drop(context, gradient);
+    if (gradient) mpt__tensor_drop(ctx, gradient);
 }
 
-static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(mpt_context *context,
+static MPT__NOINLINE mpt__tensor *mpt__parameter_gradient_new(mpt_context *ctx,
                                                               mpt__tensor *tensor) {
-    mpt__block *block = &context->blocks[context->parameters[tensor->parameter - 1].block];
+    mpt__block *block = &ctx->blocks[ctx->parameters[tensor->parameter - 1].block];
     if (!block->gradients)
-        block->gradients = mpt__storage_new(context, block->numel * 4, MPT_MEMORY_GRADIENT,
-                                            MPT__FROM_DEVICE, true);
+        block->gradients =
+            mpt__storage_new(ctx, block->numel * 4, MPT_MEMORY_GRADIENT, MPT__FROM_DEVICE, true);
     mpt__tensor view = *tensor;
     view.storage = block->gradients;
     view.dtype = MPT_F32;
     tensor->gradient =
-        view.storage ? mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
+        view.storage ? mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__GRADIENT) : NULL;
     return tensor->gradient;
 }
 
 /* The gradient of a parameter: a view of its block's, made on first use, dropped when it moves. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *context,
+static MPT__FORCE_INLINE mpt__tensor *mpt__parameter_gradient(mpt_context *ctx,
                                                               mpt__tensor *tensor) {
     mpt__tensor *known = tensor->gradient;
-    return known ? known : mpt__parameter_gradient_new(context, tensor);
+    return known ? known : mpt__parameter_gradient_new(ctx, tensor);
 }
 
 /* ==== Where backward puts its results ==== */
@@ -356,8 +352,8 @@ static mpt__tensor **mpt__gradient_place(mpt__tensor *input) {
 }
 
 /* Whether nothing else reads a gradient, so that it may be changed in place. */
-static bool mpt__owned(const mpt_context *context, const mpt__tensor *gradient) {
-    return mpt__storage_alone(context, gradient->storage) && mpt__tensor_contiguous(gradient);
+static bool mpt__owned(const mpt_context *ctx, const mpt__tensor *gradient) {
+    return mpt__storage_alone(ctx, gradient->storage) && mpt__tensor_contiguous(gradient);
 }
 
 /* Whether a gradient is to be channels last, as what it belongs to. */
@@ -368,21 +364,20 @@ static MPT__INLINE bool mpt__keeps_layout(const mpt__frame *frame, const mpt__te
 /* mpt__gradient_into for what is no parameter. */
 static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, mpt__tensor *input,
                                                        mpt__access *access) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__tensor **place = mpt__gradient_place(input), *old = *place;
     *access = old ? MPT__ACCUMULATE : MPT__WRITE;
-    if (old && mpt__owned(context, old)) return old;
-    if (old && mpt__storage_alone(context, old->storage) && mpt__keeps_layout(frame, old))
-        return old;
+    if (old && mpt__owned(ctx, old)) return old;
+    if (old && mpt__storage_alone(ctx, old->storage) && mpt__keeps_layout(frame, old)) return old;
     mpt__tensor *own =
-        mpt__tensor_unscoped(context, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
+        mpt__tensor_unscoped(ctx, (mpt_dtype)input->dtype, &input->shape, MPT_MEMORY_GRADIENT);
     if (!own) return NULL;
     own->flags = MPT__KEPT | MPT__GRADIENT;
     if (mpt__keeps_layout(frame, input)) mpt__channels_last_strides(own);
     *place = own;
     if (old) { /* passed on without a copy before, so others read it: leave theirs alone */
-        mpt__launch_copy(context, old, own, MPT__WRITE);
-        mpt__tensor_drop(context, old);
+        mpt__launch_copy(ctx, old, own, MPT__WRITE);
+        mpt__tensor_drop(ctx, old);
     }
     return own;
 }
@@ -409,19 +404,19 @@ static bool mpt__dx_into(mpt__frame *frame) {
 /* Hands a gradient of the input's shape on: without a copy where nothing was collected yet. `view`
    may be a tensor outside all tables (a view of dy). */
 static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor *view) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     if (!mpt__wants(frame, i)) return MPT_OK;
     mpt__tensor *input = frame->in[i];
     if (input->record && input->dtype == view->dtype) {
         mpt__tensor **place = mpt__gradient_place(input);
         if (!*place) {
-            *place = mpt__tensor_outside(context, view, MPT__KEPT | MPT__GRADIENT);
-            return context->base.status;
+            *place = mpt__tensor_outside(ctx, view, MPT__KEPT | MPT__GRADIENT);
+            return ctx->base.status;
         }
     }
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-    return target ? mpt__launch_copy(context, view, target, access) : context->base.status;
+    return target ? mpt__launch_copy(ctx, view, target, access) : ctx->base.status;
 }
 
 /* ==== Backward ==== */
@@ -429,8 +424,8 @@ static mpt_status mpt__gradient_pass(mpt__frame *frame, int i, const mpt__tensor
 /* Lists the records from `root` down, in the reverse of a post-order that takes inputs in their
    order. `next` links the list, and before that the stack of records under way, of which each goes
    on with its input `cursor`. */
-static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
-    uint32_t mark = ++context->walk_mark;
+static mpt__record *mpt__walk_order(mpt_context *ctx, mpt__record *root) {
+    uint32_t mark = ++ctx->walk_mark;
     mpt__record *order = NULL, *under = NULL;
     for (mpt__record *record = root; record;) {
         if (record->mark != mark) { /* its first visit */
@@ -460,33 +455,33 @@ static mpt__record *mpt__walk_order(mpt_context *context, mpt__record *root) {
     return order;
 }
 
-static const char *mpt__path_text(const mpt_context *context, uint32_t path) {
-    return path ? context->paths[path] : "";
+static const char *mpt__path_text(const mpt_context *ctx, uint32_t path) {
+    return path ? ctx->paths[path] : "";
 }
 
 /* Saved tensors must still hold what forward saw. */
-static mpt_status mpt__check_saved(mpt_context *context, const mpt__record *record) {
+static mpt_status mpt__check_saved(mpt_context *ctx, const mpt__record *record) {
     if (record->done)
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "backward through %s for the second time, but its saved tensors are "
                           "gone; pass retain = true to the first mpt_backward_from",
-                          context->ops[record->op].name);
+                          ctx->ops[record->op].name);
     for (int i = 0; i < record->n_saved; i++) {
         const mpt__tensor *saved = record->saved[i];
-        if (saved && context->storages[saved->storage].version != record->saved_version[i])
+        if (saved && ctx->storages[saved->storage].version != record->saved_version[i])
             return mpt__error(
-                context, STATE,
+                ctx, STATE,
                 "a tensor that %s saved for backward was changed in place since (mpt_write, "
                 "an op such as mpt_add_, or an optimizer step); mpt_clone it first",
-                context->ops[record->op].name);
+                ctx->ops[record->op].name);
     }
     return MPT_OK;
 }
 
 /* Fills in the frame of the call that left a record. */
-static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *record) {
+static void mpt__frame_of(mpt__frame *frame, mpt_context *ctx, mpt__record *record) {
     frame->n_temporary = 0;
-    frame->context = context;
+    frame->context = ctx;
     frame->op = record->op;
     frame->n_in = record->n_in;
     frame->n_out = record->n_out;
@@ -494,47 +489,45 @@ static void mpt__frame_of(mpt__frame *frame, mpt_context *context, mpt__record *
     frame->layout = record->layout;
     frame->attributes = &record->attributes;
     frame->record = record;
-    frame->row = &context->ops[record->op];
+    frame->row = &ctx->ops[record->op];
     frame->in = record->in;
     frame->saved = record->saved;
     frame->dy = record->grad;
     frame->records = false;
-    mpt__launch_origin(context, MPT__BACKWARD, record->op);
-    context->launch.op_record = record->number;
+    mpt__launch_origin(ctx, MPT__BACKWARD, record->op);
+    ctx->launch.op_record = record->number;
 }
 
 /* Computes again a tensor that no record held. From then on the record it comes from holds it, as a
    result that it saved, until its own backward: all who need it share it. */
-static mpt_status mpt__compute_again(mpt_context *context, mpt__tensor *tensor) {
+static mpt_status mpt__compute_again(mpt_context *ctx, mpt__tensor *tensor) {
     mpt__frame frame;
     mpt__record *record = tensor->record;
-    if (mpt__check_saved(context, record) != MPT_OK) return context->base.status;
+    if (mpt__check_saved(ctx, record) != MPT_OK) return ctx->base.status;
     int64_t bytes =
         mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
-    tensor->storage =
-        mpt__storage_new(context, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
-    if (!tensor->storage) return context->base.status;
-    mpt__frame_of(&frame, context, record);
+    tensor->storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
+    if (!tensor->storage) return ctx->base.status;
+    mpt__frame_of(&frame, ctx, record);
     frame.out[0] = tensor;
-    mpt_status status = context->repeat(&frame);
+    mpt_status status = ctx->repeat(&frame);
     mpt__drop_temporaries(&frame);
     if (status != MPT_OK) return status;
-    context->storages[tensor->storage].version = record->saved_version[record->n_saved];
+    ctx->storages[tensor->storage].version = record->saved_version[record->n_saved];
     record->saved[record->n_saved++] = tensor;
     tensor->saves++;
     return MPT_OK;
 }
 
 /* Before backward: in[0] becomes saved, where it was not held. */
-static mpt_status mpt__save_again(mpt_context *context, mpt__record *record) {
+static mpt_status mpt__save_again(mpt_context *ctx, mpt__record *record) {
     mpt__tensor *tensor = record->in[0];
     int at = record->again - 1;
     if (!tensor->storage) {
         mpt__tensor *whole = tensor;
         while (whole->record->repeats == MPT__REPEATS_VIEW) whole = whole->record->in[0];
-        if (!whole->storage && mpt__compute_again(context, whole) != MPT_OK)
-            return context->base.status;
-        if (tensor != whole) mpt__storage_retain(context, whole->storage);
+        if (!whole->storage && mpt__compute_again(ctx, whole) != MPT_OK) return ctx->base.status;
+        if (tensor != whole) mpt__storage_retain(ctx, whole->storage);
         tensor->storage = whole->storage;
     }
     record->saved[at] = tensor;
@@ -543,63 +536,63 @@ static mpt_status mpt__save_again(mpt_context *context, mpt__record *record) {
     return MPT_OK;
 }
 
-static mpt_status mpt__backward_record(mpt_context *context, mpt__record *record, bool retain) {
+static mpt_status mpt__backward_record(mpt_context *ctx, mpt__record *record, bool retain) {
     mpt__frame frame;
     bool any = false;
     for (int i = 0; i < record->n_out; i++) any |= record->grad[i] != NULL;
     mpt_status status = MPT_OK;
     if (MPT__RECOMPUTES && any && record->again && !record->done)
-        status = mpt__save_again(context, record);
-    if (any && status == MPT_OK) status = mpt__check_saved(context, record);
+        status = mpt__save_again(ctx, record);
+    if (any && status == MPT_OK) status = mpt__check_saved(ctx, record);
     if (any && status == MPT_OK) {
-        mpt__frame_of(&frame, context, record);
+        mpt__frame_of(&frame, ctx, record);
         status = frame.row->backward(&frame);
         mpt__drop_temporaries(&frame);
-        for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(context, &record->grad[i]);
+        for (int i = 0; i < record->n_out; i++) mpt__gradient_drop(ctx, &record->grad[i]);
     }
     if (!retain && status == MPT_OK) {
         record->done = 1;
-        mpt__record_unsave(context, record);
+        mpt__record_unsave(ctx, record);
     }
     return status;
 }
 
 /* Gives up gradients that a failed pass left in records. */
-static void mpt__drop_record_gradients(mpt_context *context) {
-    for (int64_t r = 1; r < context->record_count; r++) {
-        mpt__record *record = context->records[r];
+static void mpt__drop_record_gradients(mpt_context *ctx) {
+    for (int64_t r = 1; r < ctx->record_count; r++) {
+        mpt__record *record = ctx->records[r];
         for (int i = 0; record->live && i < record->n_out; i++)
-            mpt__gradient_drop(context, &record->grad[i]);
+            mpt__gradient_drop(ctx, &record->grad[i]);
     }
 }
 
 /* Pending multipliers belong to gradients of a finished pass: new ones add to their true values. */
-static void mpt__materialise_all(mpt_context *context) {
-    for (int64_t i = 0; i < context->block_count; i++) {
-        if (context->blocks[i].live && context->blocks[i].multiplier_slot)
-            mpt__materialise_gradients(context, &context->blocks[i]);
+static void mpt__materialise_all(mpt_context *ctx) {
+    for (int64_t i = 0; i < ctx->block_count; i++) {
+        if (ctx->blocks[i].live && ctx->blocks[i].multiplier_slot)
+            mpt__materialise_gradients(ctx, &ctx->blocks[i]);
     }
 }
 
 /* The gradient that enters, the caller's or `one`, as if the tensor were an op's input. */
-static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, mpt_tensor gradient,
+static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_tensor gradient,
                                      mpt__tensor *one) {
     const mpt__tensor *seed = one;
     bool wide = tensor->dtype == MPT_F64;
     one->handle = 0;
     mpt__shape_copy(&one->shape, &tensor->shape);
     mpt__copy_dims(one->stride, tensor->stride, tensor->shape.rank);
-    one->storage = context->scalar_storage;
+    one->storage = ctx->scalar_storage;
     one->dtype = wide ? MPT_F64 : MPT_F32;
     one->offset = wide ? MPT__SLOT_ONE : 2 * MPT__SLOT_ONE_F32;
     if (gradient.context || gradient.slot) {
-        seed = mpt__at(context, gradient, "gradient");
-        if (!seed) return context->base.status;
+        seed = mpt__at(ctx, gradient, "gradient");
+        if (!seed) return ctx->base.status;
         if (!mpt__same_shape(seed, tensor))
-            return mpt__error(context, SHAPE, "gradient has shape %S, the tensor %S", &seed->shape,
+            return mpt__error(ctx, SHAPE, "gradient has shape %S, the tensor %S", &seed->shape,
                               &tensor->shape);
     } else if (mpt__tensor_numel(tensor) != 1) {
-        return mpt__error(context, SHAPE,
+        return mpt__error(ctx, SHAPE,
                           "backward needs a one-element tensor, this has shape %S; reduce it with "
                           "mpt_mean or mpt_sum, or pass a gradient to mpt_backward_from",
                           &tensor->shape);
@@ -608,7 +601,7 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
         return MPT_OK;
     }
     mpt__frame frame;
-    frame.context = context;
+    frame.context = ctx;
     frame.n_in = 1;
     frame.in = &tensor;
     frame.layout = MPT__LAYOUT_KEPT;
@@ -616,40 +609,39 @@ static mpt_status mpt__seed_gradient(mpt_context *context, mpt__tensor *tensor, 
 }
 
 mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
-    mpt_context *context = tensor.context;
-    if (!mpt__enter_checked(context, "mpt_backward") || !mpt__no_slice(context))
-        return mpt__status_of(context);
-    mpt__tensor *root = mpt__at(context, tensor, "loss");
-    if (!root) return context->base.status;
+    mpt_context *ctx = tensor.context;
+    if (!mpt__enter_checked(ctx, "mpt_backward") || !mpt__no_slice(ctx)) return mpt__status_of(ctx);
+    mpt__tensor *root = mpt__at(ctx, tensor, "loss");
+    if (!root) return ctx->base.status;
     if (!(root->flags & MPT__REQUIRES_GRAD))
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "backward from a tensor without history: nothing it was computed from "
                           "requires a gradient (gradients have none), or it was made under "
                           "mpt_no_grad_begin or mpt_inference_begin");
-    if (context->in_backward)
-        return mpt__error(context, STATE,
+    if (ctx->in_backward)
+        return mpt__error(ctx, STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
-    mpt__tell(context, MPT__LOSS_KNOWN, root);
-    context->in_backward = true;
-    context->launch.phase = MPT__BACKWARD;
-    mpt__materialise_all(context);
+    mpt__tell(ctx, MPT__LOSS_KNOWN, root);
+    ctx->in_backward = true;
+    ctx->launch.phase = MPT__BACKWARD;
+    mpt__materialise_all(ctx);
     mpt__tensor one; /* in no table, and without a handle that could end */
-    mpt__storage_retain(context, context->scalar_storage); /* or it would seem to be its owner */
-    mpt_status status = mpt__seed_gradient(context, root, gradient, &one);
-    context->no_grad_depth++;
+    mpt__storage_retain(ctx, ctx->scalar_storage); /* or it would seem to be its owner */
+    mpt_status status = mpt__seed_gradient(ctx, root, gradient, &one);
+    ctx->no_grad_depth++;
     root->nodes++; /* holds the records, whatever a user op's backward ends */
-    mpt__record *record = mpt__walk_order(context, root->record);
+    mpt__record *record = mpt__walk_order(ctx, root->record);
     for (; record && status == MPT_OK; record = record->next)
-        status = mpt__backward_record(context, record, retain);
+        status = mpt__backward_record(ctx, record, retain);
     root->nodes--;
-    context->no_grad_depth--;
-    mpt__launch_origin(context, MPT__OTHER, 0);
-    context->launch.op_record = 0;
-    context->in_backward = false;
-    if (status != MPT_OK) mpt__drop_record_gradients(context);
-    mpt__storage_release(context, context->scalar_storage);
-    mpt__tensor_settle(context, root);
+    ctx->no_grad_depth--;
+    mpt__launch_origin(ctx, MPT__OTHER, 0);
+    ctx->launch.op_record = 0;
+    ctx->in_backward = false;
+    if (status != MPT_OK) mpt__drop_record_gradients(ctx);
+    mpt__storage_release(ctx, ctx->scalar_storage);
+    mpt__tensor_settle(ctx, root);
     return status;
 }
 
@@ -658,18 +650,17 @@ mpt_status mpt_backward(mpt_tensor loss) { return mpt_backward_from(loss, mpt__n
 /* ==== Leaves and their gradients ==== */
 
 mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
-    mpt_context *context = tensor.context;
+    mpt_context *ctx = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_requires_grad", "tensor");
-    if (!leaf) return mpt__status_of(context);
+    if (!leaf) return mpt__status_of(ctx);
     if (leaf->record)
         return mpt__error(
-            context, STATE,
+            ctx, STATE,
             "only leaves collect gradients, this was computed from others; mpt_detach it");
     if (on && !mpt__dtype_info[leaf->dtype].is_float)
-        return mpt__error(context, DTYPE, "a tensor of dtype %D cannot have a gradient",
-                          leaf->dtype);
+        return mpt__error(ctx, DTYPE, "a tensor of dtype %D cannot have a gradient", leaf->dtype);
     if (on && (leaf->flags & MPT__INFERENCE))
-        return mpt__error(context, STATE, "made in inference mode; mpt_clone it outside");
+        return mpt__error(ctx, STATE, "made in inference mode; mpt_clone it outside");
     if (on) {
         leaf->flags |= MPT__REQUIRES_GRAD | MPT__LEAF;
     } else {
@@ -678,8 +669,8 @@ mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
     return MPT_OK;
 }
 
-static bool mpt__leaf_has_grad(mpt_context *context, const mpt__tensor *leaf) {
-    return leaf->parameter ? mpt__has_grad(context, &context->parameters[leaf->parameter - 1])
+static bool mpt__leaf_has_grad(mpt_context *ctx, const mpt__tensor *leaf) {
+    return leaf->parameter ? mpt__has_grad(ctx, &ctx->parameters[leaf->parameter - 1])
                            : leaf->gradient != NULL;
 }
 
@@ -689,19 +680,18 @@ bool mpt_has_grad(mpt_tensor tensor) {
 }
 
 mpt_tensor mpt_grad(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
+    mpt_context *ctx = tensor.context;
     mpt__tensor *leaf = mpt__enter_at(tensor, "mpt_grad", "tensor");
-    if (!leaf) return mpt__null(context);
-    if (!mpt__leaf_has_grad(context, leaf))
-        return mpt__refuse(context, STATE,
+    if (!leaf) return mpt__null(ctx);
+    if (!mpt__leaf_has_grad(ctx, leaf))
+        return mpt__refuse(ctx, STATE,
                            "the tensor has no gradient: none came since zero_grad, or it is no "
                            "leaf; mpt_has_grad tells");
-    if (!leaf->parameter) return mpt__handle(context, leaf->gradient);
-    mpt__materialise_gradients(context,
-                               &context->blocks[context->parameters[leaf->parameter - 1].block]);
-    const mpt__tensor *view = mpt__parameter_gradient(context, leaf);
-    if (!view) return mpt__null(context);
-    return mpt__handle(context, mpt__tensor_alias(context, view));
+    if (!leaf->parameter) return mpt__handle(ctx, leaf->gradient);
+    mpt__materialise_gradients(ctx, &ctx->blocks[ctx->parameters[leaf->parameter - 1].block]);
+    const mpt__tensor *view = mpt__parameter_gradient(ctx, leaf);
+    if (!view) return mpt__null(ctx);
+    return mpt__handle(ctx, mpt__tensor_alias(ctx, view));
 }
 
 mpt_status mpt_clear_grad(mpt_tensor tensor) {
@@ -715,17 +705,17 @@ mpt_status mpt_clear_grad(mpt_tensor tensor) {
 /* ==== Modes ==== */
 
 /* Counts a nesting depth up or down. */
-static mpt_status mpt__nest(mpt_context *context, const char *name, int *depth, int change) {
-    if (!mpt__enter(context, name)) return mpt__status_of(context);
+static mpt_status mpt__nest(mpt_context *ctx, const char *name, int *depth, int change) {
+    if (!mpt__enter(ctx, name)) return mpt__status_of(ctx);
     if (*depth + change < 0)
-        return mpt__error(context, STATE, "there is no open region that this could end");
+        return mpt__error(ctx, STATE, "there is no open region that this could end");
     *depth += change;
     return MPT_OK;
 }
 
 #define MPT__DEFINE_NEST(name, depth, change) \
-    mpt_status name(mpt_context *context) { \
-        return mpt__nest(context, #name, context ? &context->depth : NULL, change); \
+    mpt_status name(mpt_context *ctx) { \
+        return mpt__nest(ctx, #name, ctx ? &ctx->depth : NULL, change); \
     }
 MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
 MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
@@ -735,18 +725,18 @@ MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
 MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
 MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
 
-static void mpt__discard_history(mpt_context *context) {
-    mpt__drop_record_gradients(context);
-    mpt__scope_drop(context, 0);
-    context->scope_depth = context->step_depth = 0;
-    context->no_grad_depth = context->inference_depth = context->autocast_depth = 0;
-    context->recompute_depth = 0;
-    mpt__launch_origin(context, MPT__OTHER, 0);
-    context->launch.op_record = 0;
-    for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].has_grad = false;
-    for (int64_t i = 0; i < context->block_count; i++) context->blocks[i].multiplier_slot = 0;
-    for (int64_t i = 1; i < context->tensor_count; i++)
-        mpt__gradient_drop(context, &mpt__slot(context, (uint32_t)i)->gradient);
+static void mpt__discard_history(mpt_context *ctx) {
+    mpt__drop_record_gradients(ctx);
+    mpt__scope_drop(ctx, 0);
+    ctx->scope_depth = ctx->step_depth = 0;
+    ctx->no_grad_depth = ctx->inference_depth = ctx->autocast_depth = 0;
+    ctx->recompute_depth = 0;
+    mpt__launch_origin(ctx, MPT__OTHER, 0);
+    ctx->launch.op_record = 0;
+    for (int64_t i = 0; i < ctx->parameter_count; i++) ctx->parameters[i].has_grad = false;
+    for (int64_t i = 0; i < ctx->block_count; i++) ctx->blocks[i].multiplier_slot = 0;
+    for (int64_t i = 1; i < ctx->tensor_count; i++)
+        mpt__gradient_drop(ctx, &mpt__slot(ctx, (uint32_t)i)->gradient);
 }
 
 #endif

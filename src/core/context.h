@@ -51,7 +51,7 @@ typedef struct mpt__tensor {
     uint32_t slot;
     uint32_t storage;
     int32_t handle;               /* 1 while a handle may name it */
-    uint32_t parameter;           /* index in context->parameters + 1; 0 = none */
+    uint32_t parameter;           /* index in ctx->parameters + 1; 0 = none */
     int32_t saves;                /* references that need the storage */
     uint8_t dtype, flags, output; /* output: index among its record's outputs */
     int32_t nodes;                /* references by records, as graph node */
@@ -85,12 +85,12 @@ typedef struct {
 typedef struct {
     char *path; /* "0.weight", owned by the tree */
     mpt__tensor *tensor;
-    uint32_t block;        /* index in context->blocks */
+    uint32_t block;        /* index in ctx->blocks */
     uint32_t module;       /* slot of the module that holds it */
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
     int64_t offset, numel; /* in the block */
     bool has_grad;         /* None or not */
-    bool cleared;          /* since context->found_gradients was reset */
+    bool cleared;          /* since ctx->found_gradients was reset */
     bool live;
 } mpt__parameter;
 
@@ -123,7 +123,7 @@ enum { MPT__RECOMPUTES = 0 };
 #else
 enum { MPT__RECOMPUTES = 1 };
 #endif
-#define mpt__recomputes(context) (MPT__RECOMPUTES && (context)->recompute_depth > 0)
+#define mpt__recomputes(ctx) (MPT__RECOMPUTES && (ctx)->recompute_depth > 0)
 
 /* Whether output 0 can be had again once nothing holds it. */
 typedef enum {
@@ -141,12 +141,12 @@ typedef struct mpt__record {
     uint8_t compute_dtype;    /* what the policy decided in forward */
     uint8_t again;            /* 1 + position in saved of in[0], which is to be computed again */
     uint8_t repeats;          /* mpt__repeats */
-    uint32_t number;          /* index in context->records */
+    uint32_t number;          /* index in ctx->records */
     uint32_t references;      /* outputs alive */
     struct mpt__record *next; /* in a list of free or dying ones, or of a walk */
     uint32_t mark;            /* of the last walk that saw it */
     uint8_t cursor;           /* next input of that walk */
-    uint32_t path;            /* index of the module path in context->paths */
+    uint32_t path;            /* index of the module path in ctx->paths */
     int64_t step;
     mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL = absent */
     mpt__tensor *saved[MPT__MAX_SAVED]; /* with a save reference */
@@ -193,7 +193,7 @@ typedef struct {
 
 typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
 
-/* A row of the op table, which context->ops points at. */
+/* A row of the op table, which ctx->ops points at. */
 typedef struct mpt__op_row {
     const char *name;
     const char *onnx; /* "" if there is no single equal */
@@ -230,7 +230,7 @@ typedef struct {
     mpt__object *rows; /* row 0 is never used */
     int64_t count, capacity;
     uint32_t first_free;
-    void (*destroy)(mpt_context *context, void *object); /* set by the room of that kind */
+    void (*destroy)(mpt_context *ctx, void *object); /* set by the room of that kind */
 } mpt__object_table;
 
 /* A convolution that is to be one launch with the batch norm after it, see nn/conv.c: it waits, and
@@ -243,7 +243,7 @@ typedef struct {
     mpt__attributes attributes;
     uint16_t op;
     uint8_t compute;
-    void (*run)(mpt_context *context);
+    void (*run)(mpt_context *ctx);
 } mpt__waiting;
 
 /* ==== Context ==== */
@@ -272,7 +272,7 @@ typedef enum {
     MPT__BATCH_MEASURED   /* a norm has statistics of a batch (mpt__batch_statistics) */
 } mpt__event;
 
-typedef void (*mpt__hear)(mpt_context *context, void *user, const void *what);
+typedef void (*mpt__hear)(mpt_context *ctx, void *user, const void *what);
 typedef struct {
     mpt__hear hear; /* NULL: free */
     void *user;
@@ -382,7 +382,7 @@ struct mpt_context {
     uint32_t heard; /* bit e: somebody listens to event e */
     /* Where an answer is wanted there is one owner at most. The recorder's: keeps the id of a
        storage that was given back from being used again. */
-    void (*retire)(mpt_context *context, uint32_t storage);
+    void (*retire)(mpt_context *ctx, uint32_t storage);
     struct mpt__recording *recorder; /* core/recorder.c */
     bool found_gradients; /* has_grad of before has mattered; graph/capture.c resets it */
     struct mpt__anomaly *anomaly;    /* core/anomaly.c; NULL: off */
@@ -404,33 +404,31 @@ struct mpt_context {
 
 /* ==== Errors, and what waits ==== */
 
-#define mpt__error_of(context, status, ...) mpt__fail(&(context)->base, status, __VA_ARGS__)
-#define mpt__backend_error(context, status) \
-    mpt__error_of(context, status, "%s", (context)->backend.error)
+#define mpt__error_of(ctx, status, ...) mpt__fail(&(ctx)->base, status, __VA_ARGS__)
+#define mpt__backend_error(ctx, status) mpt__error_of(ctx, status, "%s", (ctx)->backend.error)
 /* The same for a status that is named without its MPT_ERROR_. */
-#define mpt__error(context, STATUS, ...) mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__)
+#define mpt__error(ctx, STATUS, ...) mpt__error_of(ctx, MPT_ERROR_##STATUS, __VA_ARGS__)
 /* For what returns a bool: false; for what returns a tensor: the error null. */
-#define mpt__reject(context, STATUS, ...) \
-    ((void)mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__), false)
-#define mpt__refuse(context, STATUS, ...) \
-    ((void)mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__), mpt__null(context))
+#define mpt__reject(ctx, STATUS, ...) \
+    ((void)mpt__error_of(ctx, MPT_ERROR_##STATUS, __VA_ARGS__), false)
+#define mpt__refuse(ctx, STATUS, ...) \
+    ((void)mpt__error_of(ctx, MPT_ERROR_##STATUS, __VA_ARGS__), mpt__null(ctx))
 /* For what is wrong before an op is applied: they begin the public call that is refused. misused
    gives the error null. */
-#define mpt__misuse(context, call, STATUS, ...) \
-    ((void)(mpt__enter(context, call) && mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__)))
-#define mpt__misused(context, call, STATUS, ...) \
-    ((void)(mpt__enter(context, call) && mpt__error_of(context, MPT_ERROR_##STATUS, __VA_ARGS__)), \
-     mpt__null(context))
-#define mpt__ok(context) ((context)->base.status == MPT_OK)
+#define mpt__misuse(ctx, call, STATUS, ...) \
+    ((void)(mpt__enter(ctx, call) && mpt__error_of(ctx, MPT_ERROR_##STATUS, __VA_ARGS__)))
+#define mpt__misused(ctx, call, STATUS, ...) \
+    ((void)(mpt__enter(ctx, call) && mpt__error_of(ctx, MPT_ERROR_##STATUS, __VA_ARGS__)), \
+     mpt__null(ctx))
+#define mpt__ok(ctx) ((ctx)->base.status == MPT_OK)
 /* The status of an op's call. */
 #define mpt__outcome(frame) ((frame)->context->base.status)
 
 #ifdef MPTRAIN_NO_CONV
-#define mpt__wait_no_more(context) ((void)0)
+#define mpt__wait_no_more(ctx) ((void)0)
 #else
 /* Runs what waits. */
-#define mpt__wait_no_more(context) \
-    ((context)->waiting.out ? (context)->waiting.run(context) : (void)0)
+#define mpt__wait_no_more(ctx) ((ctx)->waiting.out ? (ctx)->waiting.run(ctx) : (void)0)
 #endif
 
 #endif

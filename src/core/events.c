@@ -11,46 +11,45 @@
 
 /* From now on `hear` is called at each such event, once however often this was asked. Listeners of
    an event hear it in the order in which they came, as long as none has left. */
-static mpt_status mpt__listen(mpt_context *context, mpt__event event, mpt__hear hear, void *user) {
+static mpt_status mpt__listen(mpt_context *ctx, mpt__event event, mpt__hear hear, void *user) {
     mpt__listener *place = NULL;
     for (int i = MPT__MAX_LISTENERS - 1; i >= 0; i--) {
-        mpt__listener *listener = &context->listeners[i];
+        mpt__listener *listener = &ctx->listeners[i];
         if (listener->hear == hear && listener->event == event) place = listener, i = 0;
         else if (!listener->hear) place = listener;
     }
     if (!place)
         return mpt__error(
-            context, STATE,
+            ctx, STATE,
             "%d features listen already (printers, tracers, recordings, anomaly mode); end one",
             (int)MPT__MAX_LISTENERS);
     place->hear = hear, place->user = user, place->event = event;
-    context->heard |= 1u << event;
+    ctx->heard |= 1u << event;
     return MPT_OK;
 }
 
 /* Also from within an event. */
-static void mpt__listen_no_more(mpt_context *context, mpt__event event, mpt__hear hear) {
+static void mpt__listen_no_more(mpt_context *ctx, mpt__event event, mpt__hear hear) {
     bool others = false;
     for (int i = 0; i < MPT__MAX_LISTENERS; i++) {
-        mpt__listener *listener = &context->listeners[i];
+        mpt__listener *listener = &ctx->listeners[i];
         if (!listener->hear || listener->event != event) continue;
         if (listener->hear == hear) listener->hear = NULL;
         others = others || listener->hear;
     }
-    if (!others) context->heard &= ~(1u << event);
+    if (!others) ctx->heard &= ~(1u << event);
 }
 
-static MPT__NOINLINE void mpt__tell_listeners(mpt_context *context, mpt__event event,
+static MPT__NOINLINE void mpt__tell_listeners(mpt_context *ctx, mpt__event event,
                                               const void *what) {
     for (int i = 0; i < MPT__MAX_LISTENERS; i++) {
-        const mpt__listener *listener = &context->listeners[i];
-        if (listener->hear && listener->event == event)
-            listener->hear(context, listener->user, what);
+        const mpt__listener *listener = &ctx->listeners[i];
+        if (listener->hear && listener->event == event) listener->hear(ctx, listener->user, what);
     }
 }
 
-static MPT__FORCE_INLINE void mpt__tell(mpt_context *context, mpt__event event, const void *what) {
-    if (MPT__UNLIKELY(context->heard >> event & 1)) mpt__tell_listeners(context, event, what);
+static MPT__FORCE_INLINE void mpt__tell(mpt_context *ctx, mpt__event event, const void *what) {
+    if (MPT__UNLIKELY(ctx->heard >> event & 1)) mpt__tell_listeners(ctx, event, what);
 }
 
 #endif

@@ -15,14 +15,14 @@ typedef struct {
     int64_t count, capacity;
 } mpt__ids;
 
-static bool mpt__ids_add(mpt_context *context, mpt__ids *ids, uint32_t id) {
-    if (!mpt__room(context, ids->id, ids->capacity, ids->count + 1)) return false;
+static bool mpt__ids_add(mpt_context *ctx, mpt__ids *ids, uint32_t id) {
+    if (!mpt__room(ctx, ids->id, ids->capacity, ids->count + 1)) return false;
     ids->id[ids->count++] = id;
     return true;
 }
 
-static void mpt__ids_free(mpt_context *context, mpt__ids *ids) {
-    mpt__room_free(context, ids->id, ids->capacity);
+static void mpt__ids_free(mpt_context *ctx, mpt__ids *ids) {
+    mpt__room_free(ctx, ids->id, ids->capacity);
     mpt__zero(*ids);
 }
 
@@ -40,33 +40,33 @@ typedef struct mpt__recording {
 
 MPT__HANDLES(recording, MPT__RECORDING)
 
-static void mpt__recorder_retire(mpt_context *context, uint32_t storage) {
-    mpt__recording *recorder = context->recorder;
-    if (!mpt__ids_add(context, &recorder->retired, storage)) recorder->failed = true;
+static void mpt__recorder_retire(mpt_context *ctx, uint32_t storage) {
+    mpt__recording *recorder = ctx->recorder;
+    if (!mpt__ids_add(ctx, &recorder->retired, storage)) recorder->failed = true;
 }
 
 /* Notes that the step being recorded updates this optimizer or scaler. */
-static void mpt__recorder_note(mpt_context *context, mpt__object_kind kind, const mpt__id *id) {
-    mpt__recording *recorder = context->recorder;
+static void mpt__recorder_note(mpt_context *ctx, mpt__object_kind kind, const mpt__id *id) {
+    mpt__recording *recorder = ctx->recorder;
     if (!recorder) return;
-    if (!mpt__ids_add(context, &recorder->work, (uint32_t)kind) ||
-        !mpt__ids_add(context, &recorder->work, id->slot) ||
-        !mpt__ids_add(context, &recorder->work, id->generation))
+    if (!mpt__ids_add(ctx, &recorder->work, (uint32_t)kind) ||
+        !mpt__ids_add(ctx, &recorder->work, id->slot) ||
+        !mpt__ids_add(ctx, &recorder->work, id->generation))
         recorder->failed = true;
 }
 
 /* Takes a reference on every storage below id `limit` that a launch names and that is alive. */
-static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
+static void mpt__recorder_hold(mpt_context *ctx, mpt__recording *recorder,
                                const mpt__launch *launch, int64_t limit) {
     for (int i = 0; i < launch->n_operands; i++) {
         uint32_t id = launch->operand[i].storage;
-        bool known = !id || (int64_t)id >= limit || !context->storages[id].live;
+        bool known = !id || (int64_t)id >= limit || !ctx->storages[id].live;
         for (int64_t h = 0; h < recorder->held.count && !known; h++)
             known = recorder->held.id[h] == id;
         if (known) continue;
-        if (mpt__ids_add(context, &recorder->held, id)) {
-            mpt__storage_retain(context, id);
-            context->storages[id].recordings++;
+        if (mpt__ids_add(ctx, &recorder->held, id)) {
+            mpt__storage_retain(ctx, id);
+            ctx->storages[id].recordings++;
         } else {
             recorder->failed = true;
         }
@@ -74,115 +74,112 @@ static void mpt__recorder_hold(mpt_context *context, mpt__recording *recorder,
 }
 
 /* What was there before is held from its first use on: it must still be there at replay. */
-static void mpt__record_launch(mpt_context *context, void *user, const void *what) {
+static void mpt__record_launch(mpt_context *ctx, void *user, const void *what) {
     const mpt__launch *launch = (const mpt__launch *)what;
     mpt__recording *recorder = (mpt__recording *)user;
-    if (context->unrecorded) return;
-    if (!mpt__room(context, recorder->launches, recorder->capacity, recorder->count + 1)) {
+    if (ctx->unrecorded) return;
+    if (!mpt__room(ctx, recorder->launches, recorder->capacity, recorder->count + 1)) {
         recorder->failed = true;
         return;
     }
     recorder->launches[recorder->count++] = *launch;
-    mpt__recorder_hold(context, recorder, launch, recorder->storages_before);
+    mpt__recorder_hold(ctx, recorder, launch, recorder->storages_before);
 }
 
-static void mpt__recorder_free(mpt_context *context, void *object) {
+static void mpt__recorder_free(mpt_context *ctx, void *object) {
     mpt__recording *recorder = (mpt__recording *)object;
     for (int64_t i = 0; i < recorder->held.count; i++) {
-        context->storages[recorder->held.id[i]].recordings--;
-        mpt__storage_release(context, recorder->held.id[i]);
+        ctx->storages[recorder->held.id[i]].recordings--;
+        mpt__storage_release(ctx, recorder->held.id[i]);
     }
     for (int64_t i = 0; i < recorder->retired.count; i++)
-        mpt__storage_spare(context, recorder->retired.id[i]);
-    mpt__room_free(context, recorder->launches, recorder->capacity);
-    mpt__ids_free(context, &recorder->retired);
-    mpt__ids_free(context, &recorder->held);
-    mpt__ids_free(context, &recorder->work);
+        mpt__storage_spare(ctx, recorder->retired.id[i]);
+    mpt__room_free(ctx, recorder->launches, recorder->capacity);
+    mpt__ids_free(ctx, &recorder->retired);
+    mpt__ids_free(ctx, &recorder->held);
+    mpt__ids_free(ctx, &recorder->work);
 }
 
 /* Anomaly mode leaves a step in which the user has recordings alone. */
-static bool mpt__recorder_idle(mpt_context *context) {
-    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
-    if (context->recorder)
-        mpt__error(context, STATE, "a recording is under way; mpt_record_end ends it");
-    return !context->recorder;
+static bool mpt__recorder_idle(mpt_context *ctx) {
+    mpt__tell(ctx, MPT__RECORDING_ASKED, NULL);
+    if (ctx->recorder) mpt__error(ctx, STATE, "a recording is under way; mpt_record_end ends it");
+    return !ctx->recorder;
 }
 
-static mpt_status mpt__recorder_start(mpt_context *context) {
+static mpt_status mpt__recorder_start(mpt_context *ctx) {
     mpt__recording *recorder =
-        (mpt__recording *)mpt__object_make(context, MPT__RECORDING, sizeof *recorder);
-    if (!recorder) return context->base.status;
-    recorder->storages_before = context->storage_count;
-    if (mpt__listen(context, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
-        mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
-        return context->base.status;
+        (mpt__recording *)mpt__object_make(ctx, MPT__RECORDING, sizeof *recorder);
+    if (!recorder) return ctx->base.status;
+    recorder->storages_before = ctx->storage_count;
+    if (mpt__listen(ctx, MPT__LAUNCHED, mpt__record_launch, recorder) != MPT_OK) {
+        mpt__object_free(ctx, MPT__RECORDING, recorder->id.slot);
+        return ctx->base.status;
     }
-    context->device_step = -1; /* so that the recording sets it */
-    context->recorder = recorder;
-    context->retire = mpt__recorder_retire;
-    for (int64_t i = 0; i < context->block_count; i++) { /* so that the casts are recorded */
-        mpt__block *block = &context->blocks[i];
-        uint32_t version = block->live ? context->storages[block->values].version : 0;
+    ctx->device_step = -1; /* so that the recording sets it */
+    ctx->recorder = recorder;
+    ctx->retire = mpt__recorder_retire;
+    for (int64_t i = 0; i < ctx->block_count; i++) { /* so that the casts are recorded */
+        mpt__block *block = &ctx->blocks[i];
+        uint32_t version = block->live ? ctx->storages[block->values].version : 0;
         block->form_version[0] = block->form_version[1] = version - 1;
     }
     /* From here on no id is used twice: the free ones wait until the end. */
-    context->recorded_free_storage = context->free_storage;
-    context->free_storage = 0;
+    ctx->recorded_free_storage = ctx->free_storage;
+    ctx->free_storage = 0;
     return MPT_OK;
 }
 
-mpt_status mpt_record_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_record_begin") || !mpt__no_slice(context))
-        return mpt__status_of(context);
-    return mpt__recorder_idle(context) ? mpt__recorder_start(context) : context->base.status;
+mpt_status mpt_record_begin(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_record_begin") || !mpt__no_slice(ctx)) return mpt__status_of(ctx);
+    return mpt__recorder_idle(ctx) ? mpt__recorder_start(ctx) : ctx->base.status;
 }
 
 /* Stops recording, if one is under way; the free ids of before are free again. */
-static mpt__recording *mpt__recorder_stop(mpt_context *context) {
-    mpt__recording *recorder = context->recorder;
+static mpt__recording *mpt__recorder_stop(mpt_context *ctx) {
+    mpt__recording *recorder = ctx->recorder;
     if (!recorder) return NULL;
-    mpt__listen_no_more(context, MPT__LAUNCHED, mpt__record_launch);
-    uint32_t *last = &context->free_storage;
-    while (*last) last = &context->storages[*last].next_free;
-    *last = context->recorded_free_storage;
-    context->recorder = NULL;
-    context->retire = NULL;
+    mpt__listen_no_more(ctx, MPT__LAUNCHED, mpt__record_launch);
+    uint32_t *last = &ctx->free_storage;
+    while (*last) last = &ctx->storages[*last].next_free;
+    *last = ctx->recorded_free_storage;
+    ctx->recorder = NULL;
+    ctx->retire = NULL;
     return recorder;
 }
 
-mpt_recording mpt_record_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_record_end")) return mpt__recording_handle(context, NULL);
-    mpt__tell(context, MPT__RECORDING_ASKED, NULL);
-    mpt__recording *recorder = mpt__recorder_stop(context);
-    if (!recorder)
-        mpt__error(context, STATE, "no recording is under way; mpt_record_begin starts one");
+mpt_recording mpt_record_end(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_record_end")) return mpt__recording_handle(ctx, NULL);
+    mpt__tell(ctx, MPT__RECORDING_ASKED, NULL);
+    mpt__recording *recorder = mpt__recorder_stop(ctx);
+    if (!recorder) mpt__error(ctx, STATE, "no recording is under way; mpt_record_begin starts one");
     for (int64_t i = 0; recorder && i < recorder->count; i++)
-        mpt__recorder_hold(context, recorder, &recorder->launches[i], INT64_MAX);
-    if (!recorder || !recorder->failed) return mpt__recording_handle(context, recorder);
-    mpt__object_free(context, MPT__RECORDING, recorder->id.slot);
-    return mpt__recording_handle(context, NULL);
+        mpt__recorder_hold(ctx, recorder, &recorder->launches[i], INT64_MAX);
+    if (!recorder || !recorder->failed) return mpt__recording_handle(ctx, recorder);
+    mpt__object_free(ctx, MPT__RECORDING, recorder->id.slot);
+    return mpt__recording_handle(ctx, NULL);
 }
 
 /* Gives every retired id memory again (`give` true) or takes it back. */
-static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, bool give) {
+static bool mpt__replay_memory(mpt_context *ctx, mpt__recording *recorder, bool give) {
     for (int64_t i = 0; i < recorder->retired.count; i++) {
         uint32_t id = recorder->retired.id[i];
-        mpt__storage *storage = &context->storages[id];
+        mpt__storage *storage = &ctx->storages[id];
         int size_class = 0;
         if (give) {
-            void *data = mpt__pool_take(context, storage->bytes > 0 ? storage->bytes : 1,
+            void *data = mpt__pool_take(ctx, storage->bytes > 0 ? storage->bytes : 1,
                                         MPT_MEMORY_ACTIVATION, &size_class);
             if (!data) return false;
-            context->data[id] = data;
-            storage = &context->storages[id]; /* the pool may have moved the table */
+            ctx->data[id] = data;
+            storage = &ctx->storages[id]; /* the pool may have moved the table */
             storage->live = 1;
             storage->size_class = (uint16_t)size_class;
-            mpt__account(&context->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
-        } else if (context->data[id]) {
-            mpt__account_less(&context->base, MPT_MEMORY_ACTIVATION,
+            mpt__account(&ctx->base, MPT_MEMORY_ACTIVATION, mpt__class_bytes(size_class));
+        } else if (ctx->data[id]) {
+            mpt__account_less(&ctx->base, MPT_MEMORY_ACTIVATION,
                               mpt__class_bytes(storage->size_class));
-            mpt__pool_give(context, context->data[id], storage->size_class);
-            context->data[id] = NULL;
+            mpt__pool_give(ctx, ctx->data[id], storage->size_class);
+            ctx->data[id] = NULL;
             storage->live = 0;
         }
     }
@@ -190,39 +187,38 @@ static bool mpt__replay_memory(mpt_context *context, mpt__recording *recorder, b
 }
 
 /* What was held has new values, as far as anybody knows. */
-static void mpt__replay_versions(mpt_context *context, const mpt__recording *recorder) {
+static void mpt__replay_versions(mpt_context *ctx, const mpt__recording *recorder) {
     for (int64_t i = 0; i < recorder->held.count; i++) {
-        context->storages[recorder->held.id[i]].version++;
-        mpt__values_replayed(context, recorder->held.id[i]);
+        ctx->storages[recorder->held.id[i]].version++;
+        mpt__values_replayed(ctx, recorder->held.id[i]);
     }
 }
 
-static void mpt__replay_launch(mpt_context *context, const mpt__recording *recorder, int64_t i) {
+static void mpt__replay_launch(mpt_context *ctx, const mpt__recording *recorder, int64_t i) {
     mpt__launch launch = recorder->launches[i];
-    mpt__submit(context, &launch);
+    mpt__submit(ctx, &launch);
 }
 
 /* Runs the launches of a recording whose storages have memory. */
-static void mpt__replay_launches(mpt_context *context, const mpt__recording *recorder) {
-    for (int64_t i = 0; i < recorder->count && mpt__ok(context); i++)
-        mpt__replay_launch(context, recorder, i);
+static void mpt__replay_launches(mpt_context *ctx, const mpt__recording *recorder) {
+    for (int64_t i = 0; i < recorder->count && mpt__ok(ctx); i++)
+        mpt__replay_launch(ctx, recorder, i);
 }
 
 mpt_status mpt_replay(mpt_recording recording) {
-    mpt_context *context = recording.context;
+    mpt_context *ctx = recording.context;
     mpt__recording *recorder = mpt__recording_enter(recording, "mpt_replay");
-    if (!recorder || !mpt__recorder_idle(context) || !mpt__no_slice(context))
-        return mpt__status_of(context);
+    if (!recorder || !mpt__recorder_idle(ctx) || !mpt__no_slice(ctx)) return mpt__status_of(ctx);
     for (int64_t i = 0; i < recorder->held.count; i++)
-        if (context->storages[recorder->held.id[i]].live == 2)
-            return mpt__error(context, STATE,
+        if (ctx->storages[recorder->held.id[i]].live == 2)
+            return mpt__error(ctx, STATE,
                               "mpt_half has moved parameters since the recording; record anew");
-    bool ready = mpt__replay_memory(context, recorder, true);
-    context->device_step = -1; /* the launches may set it */
-    if (ready) mpt__replay_launches(context, recorder);
-    mpt__replay_versions(context, recorder);
-    mpt__replay_memory(context, recorder, false);
-    return context->base.status;
+    bool ready = mpt__replay_memory(ctx, recorder, true);
+    ctx->device_step = -1; /* the launches may set it */
+    if (ready) mpt__replay_launches(ctx, recorder);
+    mpt__replay_versions(ctx, recorder);
+    mpt__replay_memory(ctx, recorder, false);
+    return ctx->base.status;
 }
 
 int64_t mpt_recording_launches(mpt_recording recording) {
@@ -231,10 +227,10 @@ int64_t mpt_recording_launches(mpt_recording recording) {
 }
 
 mpt_status mpt_recording_destroy(mpt_recording recording) {
-    mpt_context *context = recording.context;
-    if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(context))
-        mpt__object_free(context, MPT__RECORDING, recording.slot);
-    return mpt__status_of(context);
+    mpt_context *ctx = recording.context;
+    if (mpt__recording_enter(recording, "mpt_recording_destroy") && mpt__recorder_idle(ctx))
+        mpt__object_free(ctx, MPT__RECORDING, recording.slot);
+    return mpt__status_of(ctx);
 }
 
 #endif

@@ -9,86 +9,86 @@
 /* ==== Calls ==== */
 
 /* Whether the context is this process's, else an error. */
-static MPT__COLD bool mpt__not_forked(mpt_context *context) {
-    if (context->base.process == mpt__process_id()) return true;
+static MPT__COLD bool mpt__not_forked(mpt_context *ctx) {
+    if (ctx->base.process == mpt__process_id()) return true;
     return mpt__reject(
-        context, THREAD,
+        ctx, THREAD,
         "this context was made before fork; make a new one in the child with mpt_create");
 }
 
 /* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
    error). */
-static MPT__INLINE bool mpt__enter(mpt_context *context, const char *op) {
-    if (!context) return false;
-    context->base.call++;
-    if (!mpt__ok(context)) return false;
-    context->base.op = op;
-    return !MPT__UNLIKELY(mpt__forked_fast(&context->base)) || mpt__not_forked(context);
+static MPT__INLINE bool mpt__enter(mpt_context *ctx, const char *op) {
+    if (!ctx) return false;
+    ctx->base.call++;
+    if (!mpt__ok(ctx)) return false;
+    ctx->base.op = op;
+    return !MPT__UNLIKELY(mpt__forked_fast(&ctx->base)) || mpt__not_forked(ctx);
 }
 
 /* The same for what gives something back: an earlier error does not stop it. */
-static bool mpt__enter_anyway(mpt_context *context, const char *op) {
-    mpt__enter(context, op);
-    return context && !mpt__forked(&context->base);
+static bool mpt__enter_anyway(mpt_context *ctx, const char *op) {
+    mpt__enter(ctx, op);
+    return ctx && !mpt__forked(&ctx->base);
 }
 
 /* The same for calls that begin something: there a build without threads asks the system, too. */
-static bool mpt__enter_checked(mpt_context *context, const char *op) {
-    return mpt__enter(context, op) && mpt__not_forked(context);
+static bool mpt__enter_checked(mpt_context *ctx, const char *op) {
+    return mpt__enter(ctx, op) && mpt__not_forked(ctx);
 }
 
 /* Whether no step stands between two of its launches, else an error. */
-static bool mpt__no_slice(mpt_context *context) {
-    if (!context->sliced) return true;
-    return mpt__reject(context, STATE,
+static bool mpt__no_slice(mpt_context *ctx) {
+    if (!ctx->sliced) return true;
+    return mpt__reject(ctx, STATE,
                        "a step is under way in slices; call mpt_step_slice until it is done");
 }
 
 /* The status of a call whose context may be NULL. */
-static mpt_status mpt__status_of(const mpt_context *context) {
-    return context ? context->base.status : MPT_ERROR_HANDLE;
+static mpt_status mpt__status_of(const mpt_context *ctx) {
+    return ctx ? ctx->base.status : MPT_ERROR_HANDLE;
 }
 
 /* Makes a host array hold `need` rows, moved if it has to; false with an error recorded. */
-#define mpt__room(context, array, capacity, need) \
-    mpt__grow(&(context)->base, &(array), &(capacity), need, sizeof *(array), MPT_MEMORY_HOST)
+#define mpt__room(ctx, array, capacity, need) \
+    mpt__grow(&(ctx)->base, &(array), &(capacity), need, sizeof *(array), MPT_MEMORY_HOST)
 
 /* The error null; of no context: an argument left out. */
-static mpt_tensor mpt__null(mpt_context *context) {
+static mpt_tensor mpt__null(mpt_context *ctx) {
     mpt_tensor null;
-    null.context = context, null.slot = 0, null.generation = 0;
+    null.context = ctx, null.slot = 0, null.generation = 0;
     return null;
 }
 
-static void *mpt__host_new(mpt_context *context, size_t bytes) {
-    return mpt__allocate(&context->base, bytes, MPT_MEMORY_HOST);
+static void *mpt__host_new(mpt_context *ctx, size_t bytes) {
+    return mpt__allocate(&ctx->base, bytes, MPT_MEMORY_HOST);
 }
 
 /* An array that may be longer than memory can be: NULL with an error recorded. */
-static void *mpt__host_array(mpt_context *context, int64_t count, size_t size) {
+static void *mpt__host_array(mpt_context *ctx, int64_t count, size_t size) {
     if ((uint64_t)count <= (uint64_t)PTRDIFF_MAX / size)
-        return mpt__host_new(context, (size_t)count * size);
-    mpt__fail_memory(&context->base, (size_t)PTRDIFF_MAX, MPT_MEMORY_HOST);
+        return mpt__host_new(ctx, (size_t)count * size);
+    mpt__fail_memory(&ctx->base, (size_t)PTRDIFF_MAX, MPT_MEMORY_HOST);
     return NULL;
 }
 
-static void mpt__host_free(mpt_context *context, void *pointer, size_t bytes) {
-    if (pointer) mpt__release(&context->base, pointer, bytes, MPT_MEMORY_HOST);
+static void mpt__host_free(mpt_context *ctx, void *pointer, size_t bytes) {
+    if (pointer) mpt__release(&ctx->base, pointer, bytes, MPT_MEMORY_HOST);
 }
 
 /* An array that mpt__room grew. */
-#define mpt__room_free(context, array, capacity) \
-    mpt__host_free(context, array, (size_t)(capacity) * sizeof *(array))
+#define mpt__room_free(ctx, array, capacity) \
+    mpt__host_free(ctx, array, (size_t)(capacity) * sizeof *(array))
 
-static char *mpt__host_text(mpt_context *context, const char *text) {
+static char *mpt__host_text(mpt_context *ctx, const char *text) {
     size_t bytes = strlen(text) + 1;
-    char *copy = (char *)mpt__host_new(context, bytes);
+    char *copy = (char *)mpt__host_new(ctx, bytes);
     if (copy) memcpy(copy, text, bytes);
     return copy;
 }
 
-static void mpt__host_text_free(mpt_context *context, char *text) {
-    if (text) mpt__host_free(context, text, strlen(text) + 1);
+static void mpt__host_text_free(mpt_context *ctx, char *text) {
+    if (text) mpt__host_free(ctx, text, strlen(text) + 1);
 }
 
 /* ==== The pool ====
@@ -115,30 +115,29 @@ static int64_t mpt__class_bytes(int size_class) {
     return ((int64_t)(size_class % 8 + 9) << (log - 3)) * MPT__POOL_GRAIN;
 }
 
-static void mpt__pool_trim(mpt_context *context);
+static void mpt__pool_trim(mpt_context *ctx);
 
-static void *mpt__device_try(mpt_context *context, int64_t bytes) {
+static void *mpt__device_try(mpt_context *ctx, int64_t bytes) {
     if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) return NULL; /* of 32 bits */
-    if (!context->backend.allocate) return mpt__allocate_raw(&context->base, (size_t)bytes);
-    mpt__base *base = &context->base;
+    if (!ctx->backend.allocate) return mpt__allocate_raw(&ctx->base, (size_t)bytes);
+    mpt__base *base = &ctx->base;
     if (base->memory_limit > 0 && bytes > base->memory_limit - base->memory.held) return NULL;
     base->memory.allocations++;
-    void *pointer = context->backend.allocate(context->backend.self, (size_t)bytes);
+    void *pointer = ctx->backend.allocate(ctx->backend.self, (size_t)bytes);
     if (pointer) base->memory.held += bytes;
     return pointer;
 }
 
 /* Says why there is no memory: the device may have failed, or other programs may fill it. */
-static MPT__COLD void mpt__device_refused(mpt_context *context, int64_t bytes,
-                                          mpt_memory_kind kind) {
-    mpt__backend *backend = &context->backend;
+static MPT__COLD void mpt__device_refused(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind) {
+    mpt__backend *backend = &ctx->backend;
     bool fits = (uint64_t)bytes <= (uint64_t)PTRDIFF_MAX;
     char who[96] = "the allocator";
     if (backend->describe) {
         mpt_device_info device;
         mpt_status status = backend->synchronize(backend->self);
         if (status != MPT_OK) {
-            mpt__backend_error(context, status);
+            mpt__backend_error(ctx, status);
             return;
         }
         mpt__zero(device);
@@ -146,164 +145,162 @@ static MPT__COLD void mpt__device_refused(mpt_context *context, int64_t bytes,
         mpt__format_text(who, sizeof who, "the device, which has %B of %B free,",
                          device.memory_free, device.memory);
     }
-    mpt__fail_memory_of(&context->base, who, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
+    mpt__fail_memory_of(&ctx->base, who, fits ? (size_t)bytes : (size_t)PTRDIFF_MAX, kind);
 }
 
 /* New memory; when there is none, idle memory goes back first. */
-static void *mpt__device_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind) {
-    void *pointer = mpt__device_try(context, bytes);
+static void *mpt__device_new(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind) {
+    void *pointer = mpt__device_try(ctx, bytes);
     if (!pointer) {
-        mpt__pool_trim(context);
-        pointer = mpt__device_try(context, bytes);
+        mpt__pool_trim(ctx);
+        pointer = mpt__device_try(ctx, bytes);
     }
-    if (!pointer) mpt__device_refused(context, bytes, kind);
+    if (!pointer) mpt__device_refused(ctx, bytes, kind);
     return pointer;
 }
 
-static void mpt__device_free(mpt_context *context, void *pointer, int64_t bytes) {
-    if (!context->backend.release) {
-        mpt__release_raw(&context->base, pointer, (size_t)bytes);
+static void mpt__device_free(mpt_context *ctx, void *pointer, int64_t bytes) {
+    if (!ctx->backend.release) {
+        mpt__release_raw(&ctx->base, pointer, (size_t)bytes);
         return;
     }
-    context->backend.release(context->backend.self, pointer, (size_t)bytes);
-    context->base.memory.held -= bytes;
-    context->base.memory.releases++;
+    ctx->backend.release(ctx->backend.self, pointer, (size_t)bytes);
+    ctx->base.memory.held -= bytes;
+    ctx->base.memory.releases++;
 }
 
-static void mpt__workspace_free(mpt_context *context) {
-    if (context->workspace) mpt__device_free(context, context->workspace, context->workspace_bytes);
-    context->workspace = NULL;
-    context->workspace_bytes = 0;
+static void mpt__workspace_free(mpt_context *ctx) {
+    if (ctx->workspace) mpt__device_free(ctx, ctx->workspace, ctx->workspace_bytes);
+    ctx->workspace = NULL;
+    ctx->workspace_bytes = 0;
 }
 
 /* At least `bytes` of scratch memory; NULL with an error recorded. */
-static void *mpt__workspace(mpt_context *context, int64_t bytes) {
-    if (bytes <= context->workspace_bytes) return context->workspace;
-    mpt__workspace_free(context);
+static void *mpt__workspace(mpt_context *ctx, int64_t bytes) {
+    if (bytes <= ctx->workspace_bytes) return ctx->workspace;
+    mpt__workspace_free(ctx);
     int64_t held = mpt__class_bytes(mpt__size_class(bytes));
-    context->workspace = mpt__device_new(context, held, MPT_MEMORY_WORKSPACE);
-    if (context->workspace) context->workspace_bytes = held;
-    return context->workspace;
+    ctx->workspace = mpt__device_new(ctx, held, MPT_MEMORY_WORKSPACE);
+    if (ctx->workspace) ctx->workspace_bytes = held;
+    return ctx->workspace;
 }
 
 /* Whether a single tensor uses a storage; the references of recordings do not count. */
-static MPT__INLINE bool mpt__storage_alone(const mpt_context *context, uint32_t id) {
-    return context->storages[id].references - context->storages[id].recordings == 1;
+static MPT__INLINE bool mpt__storage_alone(const mpt_context *ctx, uint32_t id) {
+    return ctx->storages[id].references - ctx->storages[id].recordings == 1;
 }
 
-static void mpt__storage_spare(mpt_context *context, uint32_t id) {
-    context->storages[id].next_free = context->free_storage;
-    context->free_storage = id;
+static void mpt__storage_spare(mpt_context *ctx, uint32_t id) {
+    ctx->storages[id].next_free = ctx->free_storage;
+    ctx->free_storage = id;
 }
 
 /* Gives idle memory back. */
-static void mpt__pool_trim(mpt_context *context) {
-    mpt__workspace_free(context);
+static void mpt__pool_trim(mpt_context *ctx) {
+    mpt__workspace_free(ctx);
     for (int i = 0; i < MPT__SIZE_CLASSES; i++) {
-        uint32_t id = context->idle[i];
+        uint32_t id = ctx->idle[i];
         for (uint32_t next; id; id = next) {
-            next = context->storages[id].next_free;
-            mpt__device_free(context, context->data[id], mpt__class_bytes(i));
-            context->data[id] = NULL;
-            mpt__storage_spare(context, id);
+            next = ctx->storages[id].next_free;
+            mpt__device_free(ctx, ctx->data[id], mpt__class_bytes(i));
+            ctx->data[id] = NULL;
+            mpt__storage_spare(ctx, id);
         }
-        context->idle[i] = 0;
+        ctx->idle[i] = 0;
     }
 }
 
 /* A row of the table of storages that has no memory; 0 on error. */
-static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *context) {
-    uint32_t id = context->free_storage;
+static MPT__FORCE_INLINE uint32_t mpt__storage_row(mpt_context *ctx) {
+    uint32_t id = ctx->free_storage;
     if (id) {
-        context->free_storage = context->storages[id].next_free;
+        ctx->free_storage = ctx->storages[id].next_free;
         return id;
     }
-    int64_t need = context->storage_count + 1;
-    bool ok = mpt__room(context, context->storages, context->storage_capacity, need) &&
-              mpt__room(context, context->data, context->data_capacity, need);
-    return ok ? (uint32_t)context->storage_count++ : 0;
+    int64_t need = ctx->storage_count + 1;
+    bool ok = mpt__room(ctx, ctx->storages, ctx->storage_capacity, need) &&
+              mpt__room(ctx, ctx->data, ctx->data_capacity, need);
+    return ok ? (uint32_t)ctx->storage_count++ : 0;
 }
 
-static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *context, mpt__storage *storage,
-                                             uint32_t id) {
-    uint32_t *list = &context->idle[storage->size_class];
+static MPT__FORCE_INLINE void mpt__idle_give(mpt_context *ctx, mpt__storage *storage, uint32_t id) {
+    uint32_t *list = &ctx->idle[storage->size_class];
     storage->next_free = *list;
     *list = id;
 }
 
-static MPT__FORCE_INLINE uint32_t mpt__idle_pop(mpt_context *context, int size_class) {
-    uint32_t id = context->idle[size_class];
-    if (id) context->idle[size_class] = context->storages[id].next_free;
+static MPT__FORCE_INLINE uint32_t mpt__idle_pop(mpt_context *ctx, int size_class) {
+    uint32_t id = ctx->idle[size_class];
+    if (id) ctx->idle[size_class] = ctx->storages[id].next_free;
     return id;
 }
 
 /* A row with new memory. */
-static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *context, int size_class,
+static MPT__NOINLINE uint32_t mpt__idle_new(mpt_context *ctx, int size_class,
                                             mpt_memory_kind kind) {
-    uint32_t id = mpt__storage_row(context);
+    uint32_t id = mpt__storage_row(ctx);
     if (!id) return 0;
-    context->storages[id].size_class = (uint16_t)size_class;
-    context->storages[id].held = mpt__class_bytes(size_class);
-    context->data[id] = mpt__device_new(context, mpt__class_bytes(size_class), kind);
-    if (!context->data[id]) mpt__storage_spare(context, id);
-    return context->data[id] ? id : 0;
+    ctx->storages[id].size_class = (uint16_t)size_class;
+    ctx->storages[id].held = mpt__class_bytes(size_class);
+    ctx->data[id] = mpt__device_new(ctx, mpt__class_bytes(size_class), kind);
+    if (!ctx->data[id]) mpt__storage_spare(ctx, id);
+    return ctx->data[id] ? id : 0;
 }
 
-static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *context, int wanted,
-                                              mpt_memory_kind kind) {
-    int reach = context->pool_reach;
-    if (mpt__recomputes(context) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
+static MPT__NOINLINE uint32_t mpt__idle_above(mpt_context *ctx, int wanted, mpt_memory_kind kind) {
+    int reach = ctx->pool_reach;
+    if (mpt__recomputes(ctx) && reach > MPT__POOL_NEAR) reach = MPT__POOL_NEAR;
     for (int i = wanted + 1; i <= wanted + reach; i++)
-        if (context->idle[i]) return mpt__idle_pop(context, i);
-    return mpt__idle_new(context, wanted, kind);
+        if (ctx->idle[i]) return mpt__idle_pop(ctx, i);
+    return mpt__idle_new(ctx, wanted, kind);
 }
 
 /* A row with memory for `bytes`: idle memory of this class or one little above, else new. */
-static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *context, int64_t bytes,
+static MPT__FORCE_INLINE uint32_t mpt__idle_take(mpt_context *ctx, int64_t bytes,
                                                  mpt_memory_kind kind) {
     int wanted = mpt__size_class(bytes);
-    uint32_t id = mpt__idle_pop(context, wanted);
-    return id ? id : mpt__idle_above(context, wanted, kind);
+    uint32_t id = mpt__idle_pop(ctx, wanted);
+    return id ? id : mpt__idle_above(ctx, wanted, kind);
 }
 
 /* Memory without a row, for ids that a recording keeps; it must go back by mpt__pool_give, which
    then finds the row that is spare meanwhile. */
-static void *mpt__pool_take(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+static void *mpt__pool_take(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind,
                             int *size_class) {
-    uint32_t id = mpt__idle_take(context, bytes, kind);
+    uint32_t id = mpt__idle_take(ctx, bytes, kind);
     if (!id) return NULL;
-    void *pointer = context->data[id];
-    *size_class = context->storages[id].size_class;
-    context->data[id] = NULL;
-    mpt__storage_spare(context, id);
+    void *pointer = ctx->data[id];
+    *size_class = ctx->storages[id].size_class;
+    ctx->data[id] = NULL;
+    mpt__storage_spare(ctx, id);
     return pointer;
 }
 
-static void mpt__pool_give(mpt_context *context, void *pointer, int size_class) {
-    uint32_t id = context->free_storage;
+static void mpt__pool_give(mpt_context *ctx, void *pointer, int size_class) {
+    uint32_t id = ctx->free_storage;
     if (!id) {
-        mpt__device_free(context, pointer, mpt__class_bytes(size_class));
+        mpt__device_free(ctx, pointer, mpt__class_bytes(size_class));
         return;
     }
-    mpt__storage *storage = &context->storages[id];
-    context->free_storage = storage->next_free;
-    context->data[id] = pointer;
+    mpt__storage *storage = &ctx->storages[id];
+    ctx->free_storage = storage->next_free;
+    ctx->data[id] = pointer;
     storage->size_class = (uint16_t)size_class;
     storage->held = mpt__class_bytes(size_class);
-    mpt__idle_give(context, storage, id);
+    mpt__idle_give(ctx, storage, id);
 }
 
 /* ==== Launches ==== */
 
 /* What the launches from here on come from, but for their record. */
-static MPT__FORCE_INLINE void mpt__launch_origin(mpt_context *context, mpt__phase phase, int op) {
-    context->launch.phase = (uint8_t)phase;
-    context->launch.op = (uint16_t)op;
+static MPT__FORCE_INLINE void mpt__launch_origin(mpt_context *ctx, mpt__phase phase, int op) {
+    ctx->launch.phase = (uint8_t)phase;
+    ctx->launch.op = (uint16_t)op;
 }
 
 /* The context's launch, cleared but for its origin. */
-static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *context, mpt__kernel kernel) {
-    mpt__launch *launch = &context->launch; /* field by field: a memset of it all costs more */
+static MPT__FORCE_INLINE mpt__launch *mpt__launch_begin(mpt_context *ctx, mpt__kernel kernel) {
+    mpt__launch *launch = &ctx->launch; /* field by field: a memset of it all costs more */
     launch->kernel = (uint16_t)kernel;
     launch->n_operands = launch->function = launch->activation = launch->reduction = 0;
     launch->compute_dtype = MPT_F32;
@@ -399,41 +396,41 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_on(mpt__launch *launch, int 
 }
 
 /* Turns the device error word, once it can be read, into the sticky error; gives the status. */
-static MPT__COLD mpt_status mpt__fail_device(mpt_context *context) {
-    const mpt__scalar *scalars = context->scalars;
+static MPT__COLD mpt_status mpt__fail_device(mpt_context *ctx) {
+    const mpt__scalar *scalars = ctx->scalars;
     mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
     int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
     char position[48] = "";
     if (status == MPT_ERROR_NUMERIC)
-        return mpt__error_of(context, status,
+        return mpt__error_of(ctx, status,
                              "element %lld of the input is not in [0, 1] (launch %lld); "
                              "mpt_binary_cross_entropy_with_logits takes logits",
                              index, launch);
     if (index < 0)
-        return mpt__error_of(context, status,
+        return mpt__error_of(ctx, status,
                              "element %lld of the indices is not in the range of the dimension "
                              "that it selects from (launch %lld)",
                              -1 - index, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
         mpt__format_text(position, sizeof position, ", position %lld",
                          scalars[MPT__SLOT_ERROR_POSITION].i);
-    return mpt__error_of(context, status,
+    return mpt__error_of(ctx, status,
                          "target of sample %lld%s is not a class number of the input's [N, C] "
                          "(launch %lld); check the labels, or name them with ignore_index",
                          index, position, launch);
 }
 
-static mpt_status mpt__check_device(mpt_context *context) {
-    bool well = !context->scalars || context->scalars[MPT__SLOT_ERROR].i == 0;
-    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
+static mpt_status mpt__check_device(mpt_context *ctx) {
+    bool well = !ctx->scalars || ctx->scalars[MPT__SLOT_ERROR].i == 0;
+    return MPT__LIKELY(well) ? ctx->base.status : mpt__fail_device(ctx);
 }
 
 /* For config.debug: every element that an operand names lies in its storage. */
-static MPT__COLD mpt_status mpt__check_operands(mpt_context *context, const mpt__launch *launch) {
+static MPT__COLD mpt_status mpt__check_operands(mpt_context *ctx, const mpt__launch *launch) {
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
-        const mpt__storage *storage = &context->storages[operand->storage];
+        const mpt__storage *storage = &ctx->storages[operand->storage];
         int64_t last = operand->offset;
         bool empty = false;
         for (int d = 0; d < operand->rank; d++) {
@@ -444,7 +441,7 @@ static MPT__COLD mpt_status mpt__check_operands(mpt_context *context, const mpt_
         int64_t width = mpt__dtype_info[operand->dtype].bytes;
         bool inside = operand->offset >= 0 && (last + 1) * width <= storage->bytes;
         if (storage->live && inside) continue;
-        return mpt__error(context, DEVICE,
+        return mpt__error(ctx, DEVICE,
                           "launch %lld (kernel %d): operand %d reaches element %lld of a storage "
                           "of %lld bytes; this is a defect of mptrain",
                           launch->number, (int)launch->kernel, i, last, storage->bytes);
@@ -453,16 +450,16 @@ static MPT__COLD mpt_status mpt__check_operands(mpt_context *context, const mpt_
 }
 
 /* The scratch memory of a launch, counted for the peak; NULL on error. */
-static MPT__NOINLINE void *mpt__launch_workspace(mpt_context *context, int64_t bytes) {
-    void *workspace = mpt__workspace(context, bytes);
+static MPT__NOINLINE void *mpt__launch_workspace(mpt_context *ctx, int64_t bytes) {
+    void *workspace = mpt__workspace(ctx, bytes);
     if (!workspace) return NULL;
-    mpt__account(&context->base, MPT_MEMORY_WORKSPACE, bytes);
-    mpt__account_less(&context->base, MPT_MEMORY_WORKSPACE, bytes);
+    mpt__account(&ctx->base, MPT_MEMORY_WORKSPACE, bytes);
+    mpt__account_less(&ctx->base, MPT_MEMORY_WORKSPACE, bytes);
     return workspace;
 }
 
-static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *context) {
-    return (mpt__scalar *)context->data[context->scalar_storage];
+static MPT__INLINE mpt__scalar *mpt__device_scalars(mpt_context *ctx) {
+    return (mpt__scalar *)ctx->data[ctx->scalar_storage];
 }
 
 /* Elementwise launches on channels last: H and W as one dimension where all operands allow it, and,
@@ -504,88 +501,87 @@ static MPT__NOINLINE int64_t mpt__workspace_plainly(const mpt__backend *backend,
 }
 
 /* Runs a launch, its operands set. */
-static MPT__NOINLINE mpt_status mpt__submit(mpt_context *context, mpt__launch *launch) {
-    mpt__backend *backend = &context->backend;
-    mpt__wait_no_more(context);
-    if (!mpt__ok(context)) return context->base.status;
-    launch->number = ++context->counters.launches;
+static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launch) {
+    mpt__backend *backend = &ctx->backend;
+    mpt__wait_no_more(ctx);
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    launch->number = ++ctx->counters.launches;
     if (launch->kernel <= MPT__K_BINARY && launch->operand[0].rank == 4 &&
         (launch->operand[0].stride[1] == 1 ||
          launch->operand[launch->n_operands - 1].stride[1] == 1))
         mpt__launch_order(launch);
-    if (context->config.debug && mpt__check_operands(context, launch) != MPT_OK)
-        return context->base.status;
-    mpt__execution execution = {context->data, mpt__device_scalars(context), NULL};
+    if (ctx->config.debug && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
+    mpt__execution execution = {ctx->data, mpt__device_scalars(ctx), NULL};
     launch->workspace = !backend->workspace     ? 0
                         : backend->synchronous ? backend->workspace(backend->self, launch)
                                                : mpt__workspace_plainly(backend, launch);
     if (launch->workspace > 0) {
-        execution.workspace = mpt__launch_workspace(context, launch->workspace);
-        if (!execution.workspace) return context->base.status;
+        execution.workspace = mpt__launch_workspace(ctx, launch->workspace);
+        if (!execution.workspace) return ctx->base.status;
     }
     mpt_status status = backend->synchronous
                             ? backend->launch(backend->self, &execution, launch)
                             : mpt__launch_plainly(backend, &execution, launch);
-    if (status != MPT_OK) return mpt__backend_error(context, status);
-    mpt__tell(context, MPT__LAUNCHED, launch);
+    if (status != MPT_OK) return mpt__backend_error(ctx, status);
+    mpt__tell(ctx, MPT__LAUNCHED, launch);
     bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
-    return MPT__LIKELY(well) ? context->base.status : mpt__fail_device(context);
+    return MPT__LIKELY(well) ? ctx->base.status : mpt__fail_device(ctx);
 }
 
-static mpt_status mpt__launch_fill(mpt_context *context, const mpt__tensor *tensor, double value) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+static mpt_status mpt__launch_fill(mpt_context *ctx, const mpt__tensor *tensor, double value) {
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FILL);
     launch->imm[0] = value;
     mpt__writes(launch, 0, tensor);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
-static mpt_status mpt__launch_copy(mpt_context *context, const mpt__tensor *from,
-                                   const mpt__tensor *to, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+static mpt_status mpt__launch_copy(mpt_context *ctx, const mpt__tensor *from, const mpt__tensor *to,
+                                   mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
     mpt__reads(launch, 0, from);
     mpt__operand_of(launch, 1, to, access);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 /* ==== Storages ==== */
 
-static void mpt__storage_retain(mpt_context *context, uint32_t storage) {
-    context->storages[storage].references++;
+static void mpt__storage_retain(mpt_context *ctx, uint32_t storage) {
+    ctx->storages[storage].references++;
 }
 
 /* The end of a storage that a recording names or that is not the pool's. */
-static MPT__NOINLINE void mpt__storage_end(mpt_context *context, uint32_t id) {
-    const mpt__storage *storage = &context->storages[id];
-    void *data = context->data[id];
-    context->data[id] = NULL;
+static MPT__NOINLINE void mpt__storage_end(mpt_context *ctx, uint32_t id) {
+    const mpt__storage *storage = &ctx->storages[id];
+    void *data = ctx->data[id];
+    ctx->data[id] = NULL;
     if (storage->source != MPT__BORROWED)
-        mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
+        mpt__account_less(&ctx->base, (mpt_memory_kind)storage->kind, storage->held);
     if (storage->source == MPT__FROM_POOL)
-        mpt__pool_give(context, data, storage->size_class);
+        mpt__pool_give(ctx, data, storage->size_class);
     else if (storage->source == MPT__FROM_DEVICE)
-        mpt__device_free(context, data, storage->held);
-    if (context->retire)
-        context->retire(context, id);
+        mpt__device_free(ctx, data, storage->held);
+    if (ctx->retire)
+        ctx->retire(ctx, id);
     else
-        mpt__storage_spare(context, id);
+        mpt__storage_spare(ctx, id);
 }
 
-static MPT__INLINE void mpt__storage_release(mpt_context *context, uint32_t id) {
-    mpt__storage *storage = &context->storages[id];
+static MPT__INLINE void mpt__storage_release(mpt_context *ctx, uint32_t id) {
+    mpt__storage *storage = &ctx->storages[id];
     if (--storage->references > 0) return;
     storage->live = 0;
-    if (storage->source != MPT__FROM_POOL || context->retire) {
-        mpt__storage_end(context, id);
+    if (storage->source != MPT__FROM_POOL || ctx->retire) {
+        mpt__storage_end(ctx, id);
         return;
     }
-    mpt__account_less(&context->base, (mpt_memory_kind)storage->kind, storage->held);
-    mpt__idle_give(context, storage, id);
+    mpt__account_less(&ctx->base, (mpt_memory_kind)storage->kind, storage->held);
+    mpt__idle_give(ctx, storage, id);
 }
 
 /* Counts a row's memory and makes it a storage with one reference. */
-static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t id, int64_t bytes,
+static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *ctx, uint32_t id, int64_t bytes,
                                                  mpt_memory_kind kind, mpt__storage_source source) {
-    mpt__storage *storage = &context->storages[id];
+    mpt__storage *storage = &ctx->storages[id];
     storage->bytes = bytes;
     storage->references = 1;
     storage->recordings = 0;
@@ -593,30 +589,30 @@ static MPT__FORCE_INLINE void mpt__storage_start(mpt_context *context, uint32_t 
     storage->source = (uint8_t)source;
     storage->kind = (uint8_t)kind;
     storage->live = 1;
-    mpt__account(&context->base, kind, storage->held);
+    mpt__account(&ctx->base, kind, storage->held);
 }
 
 /* A storage of unset values (zero: set to 0). 0 on error. */
-static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory_kind kind,
+static uint32_t mpt__storage_new(mpt_context *ctx, int64_t bytes, mpt_memory_kind kind,
                                  mpt__storage_source source, bool zero) {
     int64_t held = bytes > 0 ? bytes : 1;
     bool pooled = source == MPT__FROM_POOL;
-    uint32_t id = pooled ? mpt__idle_take(context, held, kind) : mpt__storage_row(context);
+    uint32_t id = pooled ? mpt__idle_take(ctx, held, kind) : mpt__storage_row(ctx);
     if (!id) return 0;
     if (!pooled) {
-        context->data[id] = mpt__device_new(context, held, kind);
-        context->storages[id].held = held;
-        if (!context->data[id]) {
-            mpt__storage_spare(context, id);
+        ctx->data[id] = mpt__device_new(ctx, held, kind);
+        ctx->storages[id].held = held;
+        if (!ctx->data[id]) {
+            mpt__storage_spare(ctx, id);
             return 0;
         }
     }
-    mpt__storage_start(context, id, bytes, kind, source);
+    mpt__storage_start(ctx, id, bytes, kind, source);
     if (zero && bytes > 0) {
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+        mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FILL);
         mpt__operand_on(launch, 0, id, MPT_U8, 0, bytes, MPT__WRITE);
-        if (mpt__submit(context, launch) != MPT_OK) {
-            mpt__storage_release(context, id);
+        if (mpt__submit(ctx, launch) != MPT_OK) {
+            mpt__storage_release(ctx, id);
             return 0;
         }
     }
@@ -624,12 +620,12 @@ static uint32_t mpt__storage_new(mpt_context *context, int64_t bytes, mpt_memory
 }
 
 /* A storage over the caller's memory. */
-static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t bytes) {
-    uint32_t id = mpt__storage_row(context);
+static uint32_t mpt__storage_wrap(mpt_context *ctx, void *data, int64_t bytes) {
+    uint32_t id = mpt__storage_row(ctx);
     if (!id) return 0;
-    mpt__storage *storage = &context->storages[id];
+    mpt__storage *storage = &ctx->storages[id];
     mpt__zero(*storage);
-    context->data[id] = data;
+    ctx->data[id] = data;
     storage->bytes = bytes;
     storage->references = 1;
     storage->source = MPT__BORROWED;
@@ -638,56 +634,55 @@ static uint32_t mpt__storage_wrap(mpt_context *context, void *data, int64_t byte
 }
 
 /* A replay, or who else does as one, wrote a storage: masters that agreed with it still do. */
-static void mpt__values_replayed(mpt_context *context, uint32_t storage) {
-    for (int64_t i = 0; i < context->block_count; i++) {
-        mpt__block *block = &context->blocks[i];
+static void mpt__values_replayed(mpt_context *ctx, uint32_t storage) {
+    for (int64_t i = 0; i < ctx->block_count; i++) {
+        mpt__block *block = &ctx->blocks[i];
         if (block->values == storage) block->updates[0]++, block->updates[1]++;
     }
 }
 
 /* Waits for the device and turns its error word into the sticky error. */
-static void mpt__wait(mpt_context *context) {
-    mpt__backend *backend = &context->backend;
+static void mpt__wait(mpt_context *ctx) {
+    mpt__backend *backend = &ctx->backend;
     if (backend->synchronous) return;
-    mpt_status status =
-        backend->download(backend->self, context->scalars, mpt__device_scalars(context),
-                          MPT__SLOT_COUNT * sizeof(mpt__scalar));
+    mpt_status status = backend->download(backend->self, ctx->scalars, mpt__device_scalars(ctx),
+                                          MPT__SLOT_COUNT * sizeof(mpt__scalar));
     if (status != MPT_OK) {
-        mpt__backend_error(context, status);
+        mpt__backend_error(ctx, status);
         return;
     }
-    context->landing[0] = context->landing[1] = 0; /* what is newer is there */
-    mpt__check_device(context);
+    ctx->landing[0] = ctx->landing[1] = 0; /* what is newer is there */
+    mpt__check_device(ctx);
 }
 
 /* Bytes of host memory into or out of a storage, in order with launches; downloads wait. */
-static mpt_status mpt__upload(mpt_context *context, uint32_t storage, int64_t byte_offset,
+static mpt_status mpt__upload(mpt_context *ctx, uint32_t storage, int64_t byte_offset,
                               const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
-    mpt__wait_no_more(context);
-    mpt__backend *backend = &context->backend;
-    mpt_status status = backend->upload(backend->self, (char *)context->data[storage] + byte_offset,
+    mpt__wait_no_more(ctx);
+    mpt__backend *backend = &ctx->backend;
+    mpt_status status = backend->upload(backend->self, (char *)ctx->data[storage] + byte_offset,
                                         source, (size_t)bytes);
-    if (status != MPT_OK) return mpt__backend_error(context, status);
-    context->host_writes++;
-    context->storages[storage].version++;
+    if (status != MPT_OK) return mpt__backend_error(ctx, status);
+    ctx->host_writes++;
+    ctx->storages[storage].version++;
     return MPT_OK;
 }
 
-static mpt_status mpt__download(mpt_context *context, void *destination, uint32_t storage,
+static mpt_status mpt__download(mpt_context *ctx, void *destination, uint32_t storage,
                                 int64_t byte_offset, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
-    mpt__wait_no_more(context);
-    if (context->capturing)
-        return mpt__error(context, STATE,
+    mpt__wait_no_more(ctx);
+    if (ctx->capturing)
+        return mpt__error(ctx, STATE,
                           "a captured step cannot wait for values; call mpt_metric_push in it, and "
                           "mpt_metric_mean or mpt_item after it");
-    mpt__backend *backend = &context->backend;
-    mpt_status status = backend->download(
-        backend->self, destination, (char *)context->data[storage] + byte_offset, (size_t)bytes);
-    if (status != MPT_OK) return mpt__backend_error(context, status);
-    mpt__wait(context);
-    return mpt__check_device(context);
+    mpt__backend *backend = &ctx->backend;
+    mpt_status status = backend->download(backend->self, destination,
+                                          (char *)ctx->data[storage] + byte_offset, (size_t)bytes);
+    if (status != MPT_OK) return mpt__backend_error(ctx, status);
+    mpt__wait(ctx);
+    return mpt__check_device(ctx);
 }
 
 #endif

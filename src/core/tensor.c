@@ -8,12 +8,12 @@
 
 /* ==== Tensors ==== */
 
-static MPT__FORCE_INLINE mpt__tensor *mpt__slot(mpt_context *context, uint32_t slot) {
-    return context->tensors[slot];
+static MPT__FORCE_INLINE mpt__tensor *mpt__slot(mpt_context *ctx, uint32_t slot) {
+    return ctx->tensors[slot];
 }
 
-static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
-    mpt_tensor handle = mpt__null(context);
+static mpt_tensor mpt__handle(mpt_context *ctx, const mpt__tensor *tensor) {
+    mpt_tensor handle = mpt__null(ctx);
     if (!tensor) return handle;
     handle.slot = tensor->slot;
     handle.generation = tensor->generation;
@@ -21,119 +21,117 @@ static mpt_tensor mpt__handle(mpt_context *context, const mpt__tensor *tensor) {
 }
 
 /* Makes more slots. They never move, so pointers to tensors stay good. */
-static MPT__COLD bool mpt__slots_grow(mpt_context *context) {
-    int64_t first = context->tensor_count, need = first + MPT__TENSOR_CHUNK;
-    if (!mpt__room(context, context->tensors, context->tensor_capacity, need)) return false;
-    mpt__tensor *chunk =
-        (mpt__tensor *)mpt__host_new(context, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
+static MPT__COLD bool mpt__slots_grow(mpt_context *ctx) {
+    int64_t first = ctx->tensor_count, need = first + MPT__TENSOR_CHUNK;
+    if (!mpt__room(ctx, ctx->tensors, ctx->tensor_capacity, need)) return false;
+    mpt__tensor *chunk = (mpt__tensor *)mpt__host_new(ctx, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
     if (!chunk) return false;
-    context->tensor_count += MPT__TENSOR_CHUNK;
+    ctx->tensor_count += MPT__TENSOR_CHUNK;
     for (int i = MPT__TENSOR_CHUNK - 1; i >= 0; i--) {
-        context->tensors[first + i] = &chunk[i];
+        ctx->tensors[first + i] = &chunk[i];
         chunk[i].slot = (uint32_t)(first + i);
         chunk[i].generation = 1;
-        chunk[i].next_free = context->free_tensor;
-        if (chunk[i].slot) context->free_tensor = &chunk[i]; /* slot 0 means none */
+        chunk[i].next_free = ctx->free_tensor;
+        if (chunk[i].slot) ctx->free_tensor = &chunk[i]; /* slot 0 means none */
     }
     return true;
 }
 
 /* A tensor's end lets go of the record that made it, a record's end of its inputs. */
-static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor);
-static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor);
+static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor);
+static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor);
 
-static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *context, mpt__record *record) {
-    record->next = context->free_record;
-    context->free_record = record;
+static MPT__FORCE_INLINE void mpt__record_spare(mpt_context *ctx, mpt__record *record) {
+    record->next = ctx->free_record;
+    ctx->free_record = record;
 }
 
-static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *context, mpt__record *record) {
+static MPT__FORCE_INLINE void mpt__record_unsave(mpt_context *ctx, mpt__record *record) {
     int n_saved = record->n_saved;
     record->n_saved = 0;
     for (int i = 0; i < n_saved; i++) {
         mpt__tensor *tensor = record->saved[i];
-        if (tensor && --tensor->saves == 0) mpt__tensor_settle(context, tensor);
+        if (tensor && --tensor->saves == 0) mpt__tensor_settle(ctx, tensor);
     }
 }
 
 /* The chain of records behind a dead tensor is released in a loop, not by recursion: it may be as
    long as a program ran without a scope. */
-static MPT__NOINLINE void mpt__record_release(mpt_context *context, mpt__record *record) {
+static MPT__NOINLINE void mpt__record_release(mpt_context *ctx, mpt__record *record) {
     if (--record->references > 0) return;
-    record->next = context->dying_record;
-    context->dying_record = record;
-    if (context->releasing_records) return;
-    context->releasing_records = true;
-    while ((record = context->dying_record) != NULL) {
-        context->dying_record = record->next;
-        if (record->n_saved > 0) mpt__record_unsave(context, record);
+    record->next = ctx->dying_record;
+    ctx->dying_record = record;
+    if (ctx->releasing_records) return;
+    ctx->releasing_records = true;
+    while ((record = ctx->dying_record) != NULL) {
+        ctx->dying_record = record->next;
+        if (record->n_saved > 0) mpt__record_unsave(ctx, record);
         for (int i = 0; i < record->n_in; i++) {
             mpt__tensor *input = record->in[i];
-            if (input && --input->nodes == 0) mpt__tensor_settle(context, input);
+            if (input && --input->nodes == 0) mpt__tensor_settle(ctx, input);
         }
         record->live = 0;
-        mpt__record_spare(context, record);
+        mpt__record_spare(ctx, record);
     }
-    context->releasing_records = false;
+    ctx->releasing_records = false;
 }
 
 /* After a reference went: lets the producer's record, the storage and the slot go when nothing
    needs them. A record may have saved its own output; so what keeps it alive is handles on its
    outputs and records that consume them, not saves. */
-static void mpt__tensor_settle(mpt_context *context, mpt__tensor *tensor) {
+static void mpt__tensor_settle(mpt_context *ctx, mpt__tensor *tensor) {
     if (tensor->handle) return;
     if (!tensor->nodes && tensor->record) {
         mpt__record *record = tensor->record;
         tensor->record = NULL;
         tensor->saves++;
-        mpt__record_release(context, record);
+        mpt__record_release(ctx, record);
         tensor->saves--;
     }
     if (tensor->saves) return;
     if (tensor->storage) {
-        mpt__storage_release(context, tensor->storage);
+        mpt__storage_release(ctx, tensor->storage);
         tensor->storage = 0;
     }
     if (tensor->nodes) return;
     if (tensor->gradient) {
         mpt__tensor *gradient = tensor->gradient;
         tensor->gradient = NULL;
-        mpt__tensor_drop(context, gradient);
+        mpt__tensor_drop(ctx, gradient);
     }
     tensor->generation++;
     tensor->born_before = tensor->born;
-    tensor->next_free = context->free_tensor;
-    context->free_tensor = tensor;
+    tensor->next_free = ctx->free_tensor;
+    ctx->free_tensor = tensor;
 }
 
 /* Ends the handle. */
-static void mpt__tensor_drop(mpt_context *context, mpt__tensor *tensor) {
+static void mpt__tensor_drop(mpt_context *ctx, mpt__tensor *tensor) {
     if (!tensor->handle) return;
     bool needed = tensor->saves && tensor->nodes; /* by storage and slot */
     tensor->handle = 0;
-    if (!needed) mpt__tensor_settle(context, tensor);
+    if (!needed) mpt__tensor_settle(ctx, tensor);
 }
 
 /* Makes a new tensor end with the innermost scope; on error it ends now. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__scoped_tensor(mpt_context *context,
-                                                         mpt__tensor *tensor) {
-    if (context->scope_depth == 0) return tensor;
-    if (context->scoped_count == context->scoped_capacity &&
-        !mpt__room(context, context->scoped, context->scoped_capacity, context->scoped_count + 1)) {
-        mpt__tensor_drop(context, tensor);
+static MPT__FORCE_INLINE mpt__tensor *mpt__scoped_tensor(mpt_context *ctx, mpt__tensor *tensor) {
+    if (ctx->scope_depth == 0) return tensor;
+    if (ctx->scoped_count == ctx->scoped_capacity &&
+        !mpt__room(ctx, ctx->scoped, ctx->scoped_capacity, ctx->scoped_count + 1)) {
+        mpt__tensor_drop(ctx, tensor);
         return NULL;
     }
-    mpt__scoped *entry = &context->scoped[context->scoped_count++];
+    mpt__scoped *entry = &ctx->scoped[ctx->scoped_count++];
     entry->tensor = tensor;
     entry->generation = tensor->generation;
     return tensor;
 }
 
 /* A new tensor's handle; where what was to fill it failed, the error null. */
-static mpt_tensor mpt__tensor_done(mpt_context *context, mpt__tensor *tensor, mpt_status status) {
-    if (status == MPT_OK) return mpt__handle(context, tensor);
-    mpt__tensor_drop(context, tensor);
-    return mpt__null(context);
+static mpt_tensor mpt__tensor_done(mpt_context *ctx, mpt__tensor *tensor, mpt_status status) {
+    if (status == MPT_OK) return mpt__handle(ctx, tensor);
+    mpt__tensor_drop(ctx, tensor);
+    return mpt__null(ctx);
 }
 
 /* mpt__shape_strides where a dimension is 0 or negative, or numbers are large. */
@@ -170,22 +168,22 @@ static int64_t mpt__shape_numel(const mpt_shape *shape) {
 }
 
 /* The free slot that mpt__tensor_over takes; NULL on error. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *context) {
-    return context->free_tensor || mpt__slots_grow(context) ? context->free_tensor : NULL;
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_next(mpt_context *ctx) {
+    return ctx->free_tensor || mpt__slots_grow(ctx) ? ctx->free_tensor : NULL;
 }
 
 /* Makes that slot a tensor over a storage, outside all scopes; its strides are the caller's to set.
    The caller's reference to the storage becomes the tensor's. Nothing refers to a free slot, nor it
    to anything: that need not be set. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *context, mpt__tensor *tensor,
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_over(mpt_context *ctx, mpt__tensor *tensor,
                                                        uint32_t storage, mpt_dtype dtype,
                                                        const mpt_shape *shape, int64_t offset) {
-    context->free_tensor = tensor->next_free;
+    ctx->free_tensor = tensor->next_free;
     tensor->storage = storage;
     tensor->handle = 1;
     tensor->dtype = (uint8_t)dtype;
-    tensor->flags = context->inference_depth ? MPT__INFERENCE : 0;
-    tensor->born = context->now.step;
+    tensor->flags = ctx->inference_depth ? MPT__INFERENCE : 0;
+    tensor->born = ctx->now.step;
     tensor->offset = offset;
     mpt__shape_copy(&tensor->shape, shape);
     return tensor;
@@ -204,11 +202,11 @@ static mpt__tensor mpt__view_on(uint32_t storage, mpt_dtype dtype, const mpt_sha
 }
 
 /* A new tensor that shows what `view` does, which may be in no table; outside all scopes. */
-static mpt__tensor *mpt__tensor_outside(mpt_context *context, const mpt__tensor *view, int flags) {
-    mpt__tensor *tensor = mpt__tensor_next(context);
+static mpt__tensor *mpt__tensor_outside(mpt_context *ctx, const mpt__tensor *view, int flags) {
+    mpt__tensor *tensor = mpt__tensor_next(ctx);
     if (!tensor) return NULL;
-    mpt__storage_retain(context, view->storage);
-    mpt__tensor_over(context, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
+    mpt__storage_retain(ctx, view->storage);
+    mpt__tensor_over(ctx, tensor, view->storage, (mpt_dtype)view->dtype, &view->shape,
                      view->offset);
     mpt__copy_dims(tensor->stride, view->stride, view->shape.rank);
     tensor->flags = (uint8_t)flags;
@@ -216,108 +214,107 @@ static mpt__tensor *mpt__tensor_outside(mpt_context *context, const mpt__tensor 
 }
 
 /* The same, in the current scope and mode. */
-static mpt__tensor *mpt__tensor_alias(mpt_context *context, const mpt__tensor *view) {
-    int flags = context->inference_depth ? MPT__INFERENCE : 0;
-    mpt__tensor *tensor = mpt__tensor_outside(context, view, flags);
-    return tensor ? mpt__scoped_tensor(context, tensor) : NULL;
+static mpt__tensor *mpt__tensor_alias(mpt_context *ctx, const mpt__tensor *view) {
+    int flags = ctx->inference_depth ? MPT__INFERENCE : 0;
+    mpt__tensor *tensor = mpt__tensor_outside(ctx, view, flags);
+    return tensor ? mpt__scoped_tensor(ctx, tensor) : NULL;
 }
 
 /* Bytes and contiguous strides of a new tensor; -1 with an error recorded if the shape makes no
    sense or overflows. */
-static MPT__FORCE_INLINE int64_t mpt__checked_strides(mpt_context *context, mpt_dtype dtype,
+static MPT__FORCE_INLINE int64_t mpt__checked_strides(mpt_context *ctx, mpt_dtype dtype,
                                                       const mpt_shape *shape, int64_t *stride) {
     if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT) {
-        mpt__error(context, ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
+        mpt__error(ctx, ARGUMENT, "dtype %d is none of mpt_dtype", (int)dtype);
         return -1;
     }
     if (shape->rank < 0 || shape->rank > MPT_MAX_RANK) {
-        mpt__error(context, SHAPE, "rank %d is not in 0..%d", shape->rank, MPT_MAX_RANK);
+        mpt__error(ctx, SHAPE, "rank %d is not in 0..%d", shape->rank, MPT_MAX_RANK);
         return -1;
     }
     int64_t numel = mpt__shape_strides(shape, stride);
     if (numel < 0 || numel > INT64_MAX / 16) {
-        mpt__error(context, SHAPE, "shape %S has a negative dimension or more than 2^59 elements",
+        mpt__error(ctx, SHAPE, "shape %S has a negative dimension or more than 2^59 elements",
                    shape);
         return -1;
     }
     return numel * (int64_t)mpt__dtype_info[dtype].bytes;
 }
 
-static int64_t mpt__checked_bytes(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape) {
+static int64_t mpt__checked_bytes(mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape) {
     int64_t stride[MPT_MAX_RANK];
-    return mpt__checked_strides(context, dtype, shape, stride);
+    return mpt__checked_strides(ctx, dtype, shape, stride);
 }
 
 /* A new contiguous tensor with its own storage, in the current scope or outside all of them. NULL
    on error. In line for the outputs of ops alone. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(mpt_context *context, mpt_dtype dtype,
+static MPT__FORCE_INLINE mpt__tensor *mpt__tensor_make(mpt_context *ctx, mpt_dtype dtype,
                                                        const mpt_shape *shape, mpt_memory_kind kind,
                                                        bool scoped) {
-    mpt__tensor *tensor = mpt__tensor_next(context);
-    int64_t bytes = tensor ? mpt__checked_strides(context, dtype, shape, tensor->stride) : -1;
-    uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(context, bytes, kind);
+    mpt__tensor *tensor = mpt__tensor_next(ctx);
+    int64_t bytes = tensor ? mpt__checked_strides(ctx, dtype, shape, tensor->stride) : -1;
+    uint32_t storage = bytes < 0 ? 0 : mpt__idle_take(ctx, bytes, kind);
     if (!storage) return NULL;
-    mpt__storage_start(context, storage, bytes, kind, MPT__FROM_POOL);
-    mpt__tensor_over(context, tensor, storage, dtype, shape, 0);
-    return scoped ? mpt__scoped_tensor(context, tensor) : tensor;
+    mpt__storage_start(ctx, storage, bytes, kind, MPT__FROM_POOL);
+    mpt__tensor_over(ctx, tensor, storage, dtype, shape, 0);
+    return scoped ? mpt__scoped_tensor(ctx, tensor) : tensor;
 }
 
-static MPT__NOINLINE mpt__tensor *mpt__tensor_made(mpt_context *context, mpt_dtype dtype,
+static MPT__NOINLINE mpt__tensor *mpt__tensor_made(mpt_context *ctx, mpt_dtype dtype,
                                                    const mpt_shape *shape, mpt_memory_kind kind,
                                                    bool scoped) {
-    return mpt__tensor_make(context, dtype, shape, kind, scoped);
+    return mpt__tensor_make(ctx, dtype, shape, kind, scoped);
 }
 
-static mpt__tensor *mpt__tensor_new(mpt_context *context, mpt_dtype dtype, const mpt_shape *shape,
+static mpt__tensor *mpt__tensor_new(mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape,
                                     mpt_memory_kind kind) {
-    return mpt__tensor_made(context, dtype, shape, kind, true);
+    return mpt__tensor_made(ctx, dtype, shape, kind, true);
 }
 
-static mpt__tensor *mpt__tensor_unscoped(mpt_context *context, mpt_dtype dtype,
-                                         const mpt_shape *shape, mpt_memory_kind kind) {
-    return mpt__tensor_made(context, dtype, shape, kind, false);
+static mpt__tensor *mpt__tensor_unscoped(mpt_context *ctx, mpt_dtype dtype, const mpt_shape *shape,
+                                         mpt_memory_kind kind) {
+    return mpt__tensor_made(ctx, dtype, shape, kind, false);
 }
 
 /* Why a handle is not good, for the message. */
-static MPT__COLD void mpt__stale(mpt_context *context, mpt_tensor handle, const char *argument) {
+static MPT__COLD void mpt__stale(mpt_context *ctx, mpt_tensor handle, const char *argument) {
     if (handle.slot == 0) {
-        mpt__error(context, HANDLE, "%s is a null handle", argument);
+        mpt__error(ctx, HANDLE, "%s is a null handle", argument);
         return;
     }
-    if (handle.context != context) {
-        mpt__error(context, HANDLE,
+    if (handle.context != ctx) {
+        mpt__error(ctx, HANDLE,
                    "%s belongs to another context; mpt_read it there and mpt_from it here",
                    argument);
         return;
     }
     int64_t made = -1;
-    if (handle.slot < (uint64_t)context->tensor_count) {
-        const mpt__tensor *tensor = mpt__slot(context, handle.slot);
+    if (handle.slot < (uint64_t)ctx->tensor_count) {
+        const mpt__tensor *tensor = mpt__slot(ctx, handle.slot);
         if (tensor->generation == handle.generation) made = tensor->born;
         if (tensor->generation == handle.generation + 1) made = tensor->born_before;
     }
     if (made >= 0) {
-        mpt__error(context, HANDLE,
+        mpt__error(ctx, HANDLE,
                    "%s: tensor made in step %lld used in step %lld; it ended with its step, scope, "
                    "mpt_release or backward: mpt_keep makes a handle that stays",
-                   argument, made, context->now.step);
+                   argument, made, ctx->now.step);
         return;
     }
-    mpt__error(context, HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep",
-               argument);
+    mpt__error(ctx, HANDLE, "%s: stale handle of a tensor that is gone; see mpt_keep", argument);
 }
 
 /* The live tensor of a handle, else NULL. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__live(mpt_context *context, mpt_tensor handle) {
-    if (handle.context != context || handle.slot >= (uint64_t)context->tensor_count) return NULL;
-    mpt__tensor *tensor = mpt__slot(context, handle.slot); /* slot 0 has no handle */
+static MPT__FORCE_INLINE mpt__tensor *mpt__live(mpt_context *ctx, mpt_tensor handle) {
+    if (handle.context != ctx || handle.slot >= (uint64_t)ctx->tensor_count) return NULL;
+    mpt__tensor *tensor = mpt__slot(ctx, handle.slot); /* slot 0 has no handle */
     return tensor->generation == handle.generation && tensor->handle ? tensor : NULL;
 }
 
 /* The same, or an error recorded ("argument 1: tensor made in step 41 used in step 43 .."). */
-static mpt__tensor *mpt__at(mpt_context *context, mpt_tensor handle, const char *argument) {
-    mpt__tensor *tensor = mpt__live(context, handle);
-    if (!tensor) mpt__stale(context, handle, argument);
+static mpt__tensor *mpt__at(mpt_context *ctx, mpt_tensor handle, const char *argument) {
+    mpt__tensor *tensor = mpt__live(ctx, handle);
+    if (!tensor) mpt__stale(ctx, handle, argument);
     return tensor;
 }
 
@@ -366,79 +363,78 @@ static bool mpt__same_shape(const mpt__tensor *a, const mpt__tensor *b) {
 }
 
 /* Negative numbers count from the end; -1 with an error recorded if out of range. */
-static int mpt__dimension(mpt_context *context, int dim, int rank) {
+static int mpt__dimension(mpt_context *ctx, int dim, int rank) {
     int counted = dim < 0 ? dim + rank : dim;
     if (counted >= 0 && counted < rank) return counted;
-    mpt__error(context, ARGUMENT, "dimension %d is out of range for a tensor of rank %d", dim,
-               rank);
+    mpt__error(ctx, ARGUMENT, "dimension %d is out of range for a tensor of rank %d", dim, rank);
     return -1;
 }
 
 /* ==== Device scalars ==== */
 
 /* A slot; 0 with an error recorded when none is left. */
-static uint16_t mpt__scalar_take(mpt_context *context) {
+static uint16_t mpt__scalar_take(mpt_context *ctx) {
     for (int i = MPT__SLOT_FIRST_FREE; i < MPT__SLOT_COUNT; i++) {
-        if (!context->slot_used[i]) {
-            context->slot_used[i] = 1;
+        if (!ctx->slot_used[i]) {
+            ctx->slot_used[i] = 1;
             return (uint16_t)i;
         }
     }
     mpt__error(
-        context, MEMORY,
+        ctx, MEMORY,
         "all %d device scalars are in use; destroy optimizers or scalers that are no longer needed",
         (int)MPT__SLOT_COUNT);
     return 0;
 }
 
-static void mpt__scalar_free(mpt_context *context, uint16_t slot) {
-    if (slot) context->slot_used[slot] = 0;
+static void mpt__scalar_free(mpt_context *ctx, uint16_t slot) {
+    if (slot) ctx->slot_used[slot] = 0;
 }
 
-static void mpt__scalar_set(mpt_context *context, uint16_t slot, bool integer, double real,
+static void mpt__scalar_set(mpt_context *ctx, uint16_t slot, bool integer, double real,
                             int64_t count) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_SET);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SCALAR_SET);
     launch->slot[0] = slot;
     launch->imm[0] = real;
     launch->index[0] = integer;
     launch->index[1] = count;
-    if (mpt__submit(context, launch) != MPT_OK || context->backend.synchronous) return;
-    mpt__scalar *seen = &context->scalars[slot]; /* until the next look at the device */
-    seen[3 * MPT__SLOT_COUNT].i = context->snapshots;
+    if (mpt__submit(ctx, launch) != MPT_OK || ctx->backend.synchronous) return;
+    mpt__scalar *seen = &ctx->scalars[slot]; /* until the next look at the device */
+    seen[3 * MPT__SLOT_COUNT].i = ctx->snapshots;
     if (integer)
         seen->i = count;
     else
         seen->f = real;
 }
 
-static void mpt__scalar_set_f(mpt_context *context, uint16_t slot, double value) {
-    mpt__scalar_set(context, slot, false, value, 0);
+static void mpt__scalar_set_f(mpt_context *ctx, uint16_t slot, double value) {
+    mpt__scalar_set(ctx, slot, false, value, 0);
 }
 
-static void mpt__scalar_set_i(mpt_context *context, uint16_t slot, int64_t value) {
-    mpt__scalar_set(context, slot, true, 0, value);
+static void mpt__scalar_set_i(mpt_context *ctx, uint16_t slot, int64_t value) {
+    mpt__scalar_set(ctx, slot, true, 0, value);
 }
 
-static uint16_t mpt__scalar_new_f(mpt_context *context, double value) {
-    uint16_t slot = mpt__scalar_take(context);
-    if (slot) mpt__scalar_set_f(context, slot, value);
+static uint16_t mpt__scalar_new_f(mpt_context *ctx, double value) {
+    uint16_t slot = mpt__scalar_take(ctx);
+    if (slot) mpt__scalar_set_f(ctx, slot, value);
     return slot;
 }
 
-static uint16_t mpt__scalar_new_i(mpt_context *context, int64_t value) {
-    uint16_t slot = mpt__scalar_take(context);
-    if (slot) mpt__scalar_set_i(context, slot, value);
+static uint16_t mpt__scalar_new_i(mpt_context *ctx, int64_t value) {
+    uint16_t slot = mpt__scalar_take(ctx);
+    if (slot) mpt__scalar_set_i(ctx, slot, value);
     return slot;
 }
 
-static double mpt__scalar_get_f(mpt_context *context, uint16_t slot) {
-    mpt__wait(context);
-    return context->scalars[slot].f;
+static double mpt__scalar_get_f(mpt_context *ctx, uint16_t slot) {
+    mpt__wait(ctx);
+    return ctx->scalars[slot].f;
 }
 
-static int64_t mpt__scalar_get_i(mpt_context *context, uint16_t slot) {
-    mpt__wait(context);
-    return context->scalars[slot].i;
+static int64_t mpt__scalar_get_i(mpt_context *ctx, uint16_t slot) {
+    mpt__wait(ctx);
+    return ctx->scalars[slot].i;
 }
 
 /* ==== Objects ==== */
@@ -448,15 +444,15 @@ static const char *const mpt__object_names[MPT__OBJECT_KINDS] = {
     "tokenizer", "recording", "captured step", "op",       "average"};
 
 /* A new row for `object`, owned by the table from here on; 0 on error. */
-static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, void *object,
+static uint32_t mpt__object_new(mpt_context *ctx, mpt__object_kind kind, void *object,
                                 uint32_t *generation) {
-    mpt__object_table *table = &context->objects[kind];
+    mpt__object_table *table = &ctx->objects[kind];
     uint32_t slot = table->first_free;
     if (slot) {
         table->first_free = table->rows[slot].next_free;
     } else {
         if (table->count == 0) table->count = 1; /* row 0 means none */
-        if (!mpt__room(context, table->rows, table->capacity, table->count + 1)) return 0;
+        if (!mpt__room(ctx, table->rows, table->capacity, table->count + 1)) return 0;
         slot = (uint32_t)table->count++;
         table->rows[slot].generation = 1;
     }
@@ -466,32 +462,32 @@ static uint32_t mpt__object_new(mpt_context *context, mpt__object_kind kind, voi
     return slot;
 }
 
-static void *mpt__object_slot(mpt_context *context, mpt__object_kind kind, uint32_t slot) {
-    return context->objects[kind].rows[slot].object;
+static void *mpt__object_slot(mpt_context *ctx, mpt__object_kind kind, uint32_t slot) {
+    return ctx->objects[kind].rows[slot].object;
 }
 
-static MPT__COLD void *mpt__object_missing(mpt_context *context, mpt__object_kind kind,
+static MPT__COLD void *mpt__object_missing(mpt_context *ctx, mpt__object_kind kind,
                                            const mpt_context *owner, uint32_t slot) {
-    mpt__error(context, HANDLE, "the %s %s", mpt__object_names[kind],
-               owner && owner != context ? "belongs to another context"
-               : slot == 0               ? "is a null handle"
-                                         : "was destroyed or never made");
+    mpt__error(ctx, HANDLE, "the %s %s", mpt__object_names[kind],
+               owner && owner != ctx ? "belongs to another context"
+               : slot == 0           ? "is a null handle"
+                                     : "was destroyed or never made");
     return NULL;
 }
 
 /* The object of a handle; NULL with an error recorded if there is none. */
-static MPT__FORCE_INLINE void *mpt__object_at(mpt_context *context, mpt__object_kind kind,
+static MPT__FORCE_INLINE void *mpt__object_at(mpt_context *ctx, mpt__object_kind kind,
                                               const mpt_context *owner, uint32_t slot,
                                               uint32_t generation) {
-    const mpt__object_table *table = &context->objects[kind];
-    if (owner == context && slot > 0 && (int64_t)slot < table->count &&
+    const mpt__object_table *table = &ctx->objects[kind];
+    if (owner == ctx && slot > 0 && (int64_t)slot < table->count &&
         table->rows[slot].generation == generation && table->rows[slot].object)
         return table->rows[slot].object;
-    return mpt__object_missing(context, kind, owner, slot);
+    return mpt__object_missing(ctx, kind, owner, slot);
 }
 
-static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32_t slot) {
-    mpt__object_table *table = &context->objects[kind];
+static void mpt__object_free(mpt_context *ctx, mpt__object_kind kind, uint32_t slot) {
+    mpt__object_table *table = &ctx->objects[kind];
     mpt__object *row = &table->rows[slot];
     void *object = row->object;
     size_t bytes = row->bytes;
@@ -499,8 +495,8 @@ static void mpt__object_free(mpt_context *context, mpt__object_kind kind, uint32
     row->generation++;
     row->next_free = table->first_free;
     table->first_free = slot;
-    if (object && table->destroy) table->destroy(context, object);
-    if (bytes) mpt__host_free(context, object, bytes);
+    if (object && table->destroy) table->destroy(ctx, object);
+    if (bytes) mpt__host_free(ctx, object, bytes);
 }
 
 /* Where an object stands in the table of its kind: its first member. */
@@ -509,15 +505,15 @@ typedef struct {
 } mpt__id;
 
 /* A zeroed object with a row in the table of its kind, which frees it. NULL on error. */
-static void *mpt__object_make(mpt_context *context, mpt__object_kind kind, size_t bytes) {
-    mpt__id *id = (mpt__id *)mpt__host_new(context, bytes);
+static void *mpt__object_make(mpt_context *ctx, mpt__object_kind kind, size_t bytes) {
+    mpt__id *id = (mpt__id *)mpt__host_new(ctx, bytes);
     if (!id) return NULL;
-    id->slot = mpt__object_new(context, kind, id, &id->generation);
+    id->slot = mpt__object_new(ctx, kind, id, &id->generation);
     if (!id->slot) {
-        mpt__host_free(context, id, bytes);
+        mpt__host_free(ctx, id, bytes);
         return NULL;
     }
-    context->objects[kind].rows[id->slot].bytes = bytes;
+    ctx->objects[kind].rows[id->slot].bytes = bytes;
     return id;
 }
 
@@ -527,17 +523,16 @@ static mpt__id mpt__id_of(const void *object) {
     return object ? *(const mpt__id *)object : none;
 }
 
-static void *mpt__object_enter(mpt_context *context, mpt__object_kind kind, uint32_t slot,
+static void *mpt__object_enter(mpt_context *ctx, mpt__object_kind kind, uint32_t slot,
                                uint32_t generation, const char *name) {
-    return mpt__enter(context, name) ? mpt__object_at(context, kind, context, slot, generation)
-                                     : NULL;
+    return mpt__enter(ctx, name) ? mpt__object_at(ctx, kind, ctx, slot, generation) : NULL;
 }
 
 /* For a kind of object: _handle gives the handle of an object, the error null for NULL; _enter
    begins a public call on an object, which ends where it gives NULL. */
 #define MPT__HANDLES(kind, KIND) \
-    static mpt_##kind mpt__##kind##_handle(mpt_context *context, const mpt__##kind *object) { \
-        mpt_##kind handle = {context, mpt__id_of(object).slot, mpt__id_of(object).generation}; \
+    static mpt_##kind mpt__##kind##_handle(mpt_context *ctx, const mpt__##kind *object) { \
+        mpt_##kind handle = {ctx, mpt__id_of(object).slot, mpt__id_of(object).generation}; \
         return handle; \
     } \
     static mpt__##kind *mpt__##kind##_enter(mpt_##kind h, const char *name) { \
@@ -546,29 +541,29 @@ static void *mpt__object_enter(mpt_context *context, mpt__object_kind kind, uint
 /* The object of a handle that is not what a call is on; NULL with an error recorded if there is
    none. */
 #define MPT__HANDLE_AT(kind, KIND) \
-    static mpt__##kind *mpt__##kind##_at(mpt_context *context, mpt_##kind h) { \
-        return (mpt__##kind *)mpt__object_at(context, KIND, h.context, h.slot, h.generation); \
+    static mpt__##kind *mpt__##kind##_at(mpt_context *ctx, mpt_##kind h) { \
+        return (mpt__##kind *)mpt__object_at(ctx, KIND, h.context, h.slot, h.generation); \
     }
 
 /* ==== Scopes and steps ==== */
 
 /* Ends the handles of tensors pushed since `start`, the youngest first. */
-static void mpt__scope_drop(mpt_context *context, int64_t start) {
-    while (context->scoped_count > start) {
-        mpt__scoped entry = context->scoped[--context->scoped_count];
+static void mpt__scope_drop(mpt_context *ctx, int64_t start) {
+    while (ctx->scoped_count > start) {
+        mpt__scoped entry = ctx->scoped[--ctx->scoped_count];
         if (entry.tensor->generation == entry.generation && !(entry.tensor->flags & MPT__KEPT))
-            mpt__tensor_drop(context, entry.tensor);
+            mpt__tensor_drop(ctx, entry.tensor);
     }
 }
 
-static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *context) {
-    if (context->scope_depth == MPT__MAX_REGIONS)
-        return mpt__error(context, STATE, "%d scopes are open; close some with mpt_scope_end",
+static MPT__FORCE_INLINE mpt_status mpt__scope_open(mpt_context *ctx) {
+    if (ctx->scope_depth == MPT__MAX_REGIONS)
+        return mpt__error(ctx, STATE, "%d scopes are open; close some with mpt_scope_end",
                           (int)MPT__MAX_REGIONS);
-    context->scope_start[context->scope_depth++] = context->scoped_count;
+    ctx->scope_start[ctx->scope_depth++] = ctx->scoped_count;
     return MPT_OK;
 }
 
-int64_t mpt_step_number(mpt_context *context) { return context ? context->now.step : 0; }
+int64_t mpt_step_number(mpt_context *ctx) { return ctx ? ctx->now.step : 0; }
 
 #endif

@@ -8,162 +8,160 @@
 
 /* ==== Scopes and steps ==== */
 
-mpt_status mpt_scope_begin(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_begin")) return mpt__status_of(context);
-    return mpt__scope_open(context);
+mpt_status mpt_scope_begin(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_scope_begin")) return mpt__status_of(ctx);
+    return mpt__scope_open(ctx);
 }
 
 /* Ends the innermost scope but for its first `kept` tensors: they go to the one outside, or to no
    scope at all. */
-static mpt_status mpt__scope_close(mpt_context *context, int64_t kept) {
-    if (context->scope_depth == 0)
-        return mpt__error(context, STATE, "no scope is open; mpt_scope_begin opens one");
-    if (context->step_depth == context->scope_depth)
-        return mpt__error(context, STATE, "the innermost scope is the step; mpt_step_end ends it");
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth] + kept);
-    if (context->scope_depth == 0) context->scoped_count = 0;
+static mpt_status mpt__scope_close(mpt_context *ctx, int64_t kept) {
+    if (ctx->scope_depth == 0)
+        return mpt__error(ctx, STATE, "no scope is open; mpt_scope_begin opens one");
+    if (ctx->step_depth == ctx->scope_depth)
+        return mpt__error(ctx, STATE, "the innermost scope is the step; mpt_step_end ends it");
+    mpt__scope_drop(ctx, ctx->scope_start[--ctx->scope_depth] + kept);
+    if (ctx->scope_depth == 0) ctx->scoped_count = 0;
     return MPT_OK;
 }
 
-mpt_status mpt_scope_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_scope_end")) return mpt__status_of(context);
-    return mpt__scope_close(context, 0);
+mpt_status mpt_scope_end(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_scope_end")) return mpt__status_of(ctx);
+    return mpt__scope_close(ctx, 0);
 }
 
-mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results, int count) {
-    if (!mpt__enter(context, "mpt_scope_return")) return mpt__status_of(context);
+mpt_status mpt_scope_return(mpt_context *ctx, const mpt_tensor *results, int count) {
+    if (!mpt__enter(ctx, "mpt_scope_return")) return mpt__status_of(ctx);
     if (count < 0 || (count > 0 && !results))
-        return mpt__error(context, ARGUMENT,
-                          "%d results: expected 0 or more, and the handles of them", count);
-    int64_t kept = context->scope_depth ? context->scope_start[context->scope_depth - 1] : 0;
+        return mpt__error(ctx, ARGUMENT, "%d results: expected 0 or more, and the handles of them",
+                          count);
+    int64_t kept = ctx->scope_depth ? ctx->scope_start[ctx->scope_depth - 1] : 0;
     int64_t start = kept;
     for (int i = 0; i < count; i++) {
-        const mpt__tensor *result = mpt__at(context, results[i], "result");
-        if (!result) return context->base.status;
-        for (int64_t at = kept; at < context->scoped_count; at++) {
-            mpt__scoped entry = context->scoped[at];
+        const mpt__tensor *result = mpt__at(ctx, results[i], "result");
+        if (!result) return ctx->base.status;
+        for (int64_t at = kept; at < ctx->scoped_count; at++) {
+            mpt__scoped entry = ctx->scoped[at];
             if (entry.tensor != result || entry.generation != result->generation) continue;
-            context->scoped[at] = context->scoped[kept];
-            context->scoped[kept++] = entry;
+            ctx->scoped[at] = ctx->scoped[kept];
+            ctx->scoped[kept++] = entry;
             break;
         }
     }
-    return mpt__scope_close(context, kept - start);
+    return mpt__scope_close(ctx, kept - start);
 }
 
-mpt_status mpt_step_begin(mpt_context *context) {
-    if (!mpt__enter_checked(context, "mpt_step_begin") || !mpt__no_slice(context))
-        return mpt__status_of(context);
-    if (context->step_depth)
-        return mpt__error(context, STATE, "step %lld is still open; end it with mpt_step_end",
-                          context->now.step);
-    mpt_status status = mpt__scope_open(context);
+mpt_status mpt_step_begin(mpt_context *ctx) {
+    if (!mpt__enter_checked(ctx, "mpt_step_begin") || !mpt__no_slice(ctx))
+        return mpt__status_of(ctx);
+    if (ctx->step_depth)
+        return mpt__error(ctx, STATE, "step %lld is still open; end it with mpt_step_end",
+                          ctx->now.step);
+    mpt_status status = mpt__scope_open(ctx);
     if (status != MPT_OK) return status;
-    context->step_depth = context->scope_depth;
-    context->now.step++;
-    context->base.step = context->now.step;
-    context->now.module_calls = 0;
-    mpt__tell(context, MPT__STEP_BEGAN, NULL);
-    return context->base.status;
+    ctx->step_depth = ctx->scope_depth;
+    ctx->now.step++;
+    ctx->base.step = ctx->now.step;
+    ctx->now.module_calls = 0;
+    mpt__tell(ctx, MPT__STEP_BEGAN, NULL);
+    return ctx->base.status;
 }
 
-mpt_status mpt_step_end(mpt_context *context) {
-    if (!mpt__enter(context, "mpt_step_end")) return mpt__status_of(context);
-    if (!context->step_depth)
-        return mpt__error(context, STATE, "no step is open; mpt_step_begin opens one");
-    if (context->scope_depth > context->step_depth)
-        return mpt__error(context, STATE, "%d scopes inside the step are still open",
-                          context->scope_depth - context->step_depth);
-    mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
-    mpt__tell(context, MPT__STEP_SETTLES, NULL);
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    context->step_depth = 0;
-    mpt__tell(context, MPT__STEP_ENDED, NULL);
-    if (!context->backend.synchronous && mpt__ok(context)) {
-        mpt__scalars_ask(context);
-        mpt__check_device(context); /* what an earlier step left */
+mpt_status mpt_step_end(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_step_end")) return mpt__status_of(ctx);
+    if (!ctx->step_depth)
+        return mpt__error(ctx, STATE, "no step is open; mpt_step_begin opens one");
+    if (ctx->scope_depth > ctx->step_depth)
+        return mpt__error(ctx, STATE, "%d scopes inside the step are still open",
+                          ctx->scope_depth - ctx->step_depth);
+    mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
+    mpt__tell(ctx, MPT__STEP_SETTLES, NULL);
+    mpt__scope_drop(ctx, ctx->scope_start[--ctx->scope_depth]);
+    ctx->step_depth = 0;
+    mpt__tell(ctx, MPT__STEP_ENDED, NULL);
+    if (!ctx->backend.synchronous && mpt__ok(ctx)) {
+        mpt__scalars_ask(ctx);
+        mpt__check_device(ctx); /* what an earlier step left */
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* ==== Making ==== */
 
-static mpt_tensor mpt__filled(mpt_context *context, const char *call, mpt_dtype dtype,
+static mpt_tensor mpt__filled(mpt_context *ctx, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, double value) {
-    if (!mpt__enter(context, call)) return mpt__null(context);
-    mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
-    if (!tensor) return mpt__null(context);
-    return mpt__tensor_done(context, tensor, mpt__launch_fill(context, tensor, value));
+    if (!mpt__enter(ctx, call)) return mpt__null(ctx);
+    mpt__tensor *tensor = mpt__tensor_new(ctx, dtype, shape, MPT_MEMORY_ACTIVATION);
+    if (!tensor) return mpt__null(ctx);
+    return mpt__tensor_done(ctx, tensor, mpt__launch_fill(ctx, tensor, value));
 }
 
-mpt_tensor mpt_zeros(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
-    return mpt__filled(context, "mpt_zeros", dtype, &shape, 0.0);
+mpt_tensor mpt_zeros(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__filled(ctx, "mpt_zeros", dtype, &shape, 0.0);
 }
-mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
-    return mpt__filled(context, "mpt_ones", dtype, &shape, 1.0);
+mpt_tensor mpt_ones(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__filled(ctx, "mpt_ones", dtype, &shape, 1.0);
 }
-mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape, double value) {
-    return mpt__filled(context, "mpt_full", dtype, &shape, value);
+mpt_tensor mpt_full(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, double value) {
+    return mpt__filled(ctx, "mpt_full", dtype, &shape, value);
 }
 
-static mpt_tensor mpt__random(mpt_context *context, const char *call, mpt_dtype dtype,
+static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtype,
                               const mpt_shape *shape, mpt__function function) {
-    if (!mpt__enter(context, call)) return mpt__null(context);
+    if (!mpt__enter(ctx, call)) return mpt__null(ctx);
     if (!mpt__dtype_info[MPT_DTYPE_NONE < dtype && dtype < MPT_DTYPE_COUNT ? dtype : 0].is_float)
-        return mpt__refuse(context, DTYPE, "dtype %D: expected a float dtype", dtype);
-    mpt__tensor *tensor = mpt__tensor_new(context, dtype, shape, MPT_MEMORY_ACTIVATION);
-    if (!tensor) return mpt__null(context);
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_RANDOM);
+        return mpt__refuse(ctx, DTYPE, "dtype %D: expected a float dtype", dtype);
+    mpt__tensor *tensor = mpt__tensor_new(ctx, dtype, shape, MPT_MEMORY_ACTIVATION);
+    if (!tensor) return mpt__null(ctx);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_RANDOM);
     launch->function = (uint8_t)function;
     launch->imm[1] = 1.0; /* from 0 to 1; mean 0, deviation 1 */
-    launch->rng.seed = context->config.seed;
+    launch->rng.seed = ctx->config.seed;
     launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
-    launch->rng.call = context->now.draws++;
-    if (context->capturing) { /* each repetition draws on from where it begins */
-        launch->rng.call -= context->draws_before;
+    launch->rng.call = ctx->now.draws++;
+    if (ctx->capturing) { /* each repetition draws on from where it begins */
+        launch->rng.call -= ctx->draws_before;
         launch->slot[1] = MPT__SLOT_DRAWS;
     }
     mpt__writes(launch, 0, tensor);
-    return mpt__tensor_done(context, tensor, mpt__submit(context, launch));
+    return mpt__tensor_done(ctx, tensor, mpt__submit(ctx, launch));
 }
 
-mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
-    return mpt__random(context, "mpt_rand", dtype, &shape, MPT__FN_UNIFORM);
+mpt_tensor mpt_rand(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__random(ctx, "mpt_rand", dtype, &shape, MPT__FN_UNIFORM);
 }
-mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape) {
-    return mpt__random(context, "mpt_randn", dtype, &shape, MPT__FN_NORMAL);
+mpt_tensor mpt_randn(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
+    return mpt__random(ctx, "mpt_randn", dtype, &shape, MPT__FN_NORMAL);
 }
 
-mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape, const void *data) {
-    if (!mpt__enter(context, "mpt_from")) return mpt__null(context);
-    int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
-    if (bytes < 0) return mpt__null(context);
+mpt_tensor mpt_from(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, const void *data) {
+    if (!mpt__enter(ctx, "mpt_from")) return mpt__null(ctx);
+    int64_t bytes = mpt__checked_bytes(ctx, dtype, &shape);
+    if (bytes < 0) return mpt__null(ctx);
     if (!data && bytes > 0)
         return mpt__refuse(
-            context, ARGUMENT,
+            ctx, ARGUMENT,
             "data is NULL, expected %lld bytes; mpt_zeros makes a tensor without data", bytes);
-    mpt__tensor *tensor = mpt__tensor_new(context, dtype, &shape, MPT_MEMORY_ACTIVATION);
-    if (!tensor) return mpt__null(context);
-    return mpt__tensor_done(context, tensor, mpt__upload(context, tensor->storage, 0, data, bytes));
+    mpt__tensor *tensor = mpt__tensor_new(ctx, dtype, &shape, MPT_MEMORY_ACTIVATION);
+    if (!tensor) return mpt__null(ctx);
+    return mpt__tensor_done(ctx, tensor, mpt__upload(ctx, tensor->storage, 0, data, bytes));
 }
 
-mpt_tensor mpt_wrap(mpt_context *context, mpt_dtype dtype, mpt_shape shape, void *data) {
-    if (!mpt__enter(context, "mpt_wrap")) return mpt__null(context);
-    int64_t bytes = mpt__checked_bytes(context, dtype, &shape);
-    if (bytes < 0) return mpt__null(context);
-    if (!context->backend.synchronous)
-        return mpt__refuse(context, UNSUPPORTED,
-                           "only CPU contexts can borrow memory; use mpt_from");
+mpt_tensor mpt_wrap(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, void *data) {
+    if (!mpt__enter(ctx, "mpt_wrap")) return mpt__null(ctx);
+    int64_t bytes = mpt__checked_bytes(ctx, dtype, &shape);
+    if (bytes < 0) return mpt__null(ctx);
+    if (!ctx->backend.synchronous)
+        return mpt__refuse(ctx, UNSUPPORTED, "only CPU contexts can borrow memory; use mpt_from");
     int64_t width = mpt__dtype_info[dtype].bytes;
     if ((!data && bytes > 0) || ((uintptr_t)data % (uintptr_t)width) != 0)
-        return mpt__refuse(context, ARGUMENT, "data must be %lld bytes aligned to %lld", bytes,
-                           width);
-    uint32_t storage = mpt__storage_wrap(context, data, bytes);
-    if (!storage) return mpt__null(context);
+        return mpt__refuse(ctx, ARGUMENT, "data must be %lld bytes aligned to %lld", bytes, width);
+    uint32_t storage = mpt__storage_wrap(ctx, data, bytes);
+    if (!storage) return mpt__null(ctx);
     mpt__tensor view = mpt__view_on(storage, dtype, &shape, 0);
-    mpt__tensor *tensor = mpt__tensor_alias(context, &view);
-    mpt__storage_release(context, storage);
-    return mpt__handle(context, tensor);
+    mpt__tensor *tensor = mpt__tensor_alias(ctx, &view);
+    mpt__storage_release(ctx, storage);
+    return mpt__handle(ctx, tensor);
 }
 
 /* ==== Asking ==== */
@@ -196,74 +194,73 @@ bool mpt_valid(mpt_tensor tensor) {
 }
 
 mpt_status mpt_expect_shape(mpt_tensor tensor, mpt_shape shape, const char *what) {
-    mpt_context *context = tensor.context;
-    if (!mpt__enter(context, "mpt_expect_shape")) return mpt__status_of(context);
+    mpt_context *ctx = tensor.context;
+    if (!mpt__enter(ctx, "mpt_expect_shape")) return mpt__status_of(ctx);
     const char *name = what ? what : "tensor";
-    const mpt__tensor *found = mpt__at(context, tensor, name);
-    if (!found) return context->base.status;
+    const mpt__tensor *found = mpt__at(ctx, tensor, name);
+    if (!found) return ctx->base.status;
     bool fits = shape.rank == found->shape.rank;
     for (int i = 0; fits && i < shape.rank; i++)
         fits = shape.dim[i] == -1 || shape.dim[i] == found->shape.dim[i];
     if (fits) return MPT_OK;
     if (shape.rank < 0 || shape.rank > MPT_MAX_RANK)
-        return mpt__error(context, SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
+        return mpt__error(ctx, SHAPE, "%s: rank %d is not in 0..%d", name, shape.rank,
                           MPT_MAX_RANK);
-    return mpt__error(context, SHAPE, "%s has shape %S, expected %S (-1 fits any size)", name,
+    return mpt__error(ctx, SHAPE, "%s has shape %S, expected %S (-1 fits any size)", name,
                       &found->shape, &shape);
 }
 
 /* ==== Lifetime of single tensors ==== */
 
 mpt_tensor mpt_keep(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
+    mpt_context *ctx = tensor.context;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_keep", "tensor");
-    if (!found) return mpt__null(context);
-    int flags = MPT__KEPT | (context->inference_depth ? MPT__INFERENCE : 0);
-    return mpt__handle(context, mpt__tensor_outside(context, found, flags));
+    if (!found) return mpt__null(ctx);
+    int flags = MPT__KEPT | (ctx->inference_depth ? MPT__INFERENCE : 0);
+    return mpt__handle(ctx, mpt__tensor_outside(ctx, found, flags));
 }
 
 void mpt_release(mpt_tensor tensor) {
-    mpt_context *context = tensor.context;
-    mpt__tensor *found = context ? mpt__live(context, tensor) : NULL;
+    mpt_context *ctx = tensor.context;
+    mpt__tensor *found = ctx ? mpt__live(ctx, tensor) : NULL;
     if (!found || !found->storage) return;
-    if (mpt__forked(&context->base)) {
-        mpt__enter(context, "mpt_release");
+    if (mpt__forked(&ctx->base)) {
+        mpt__enter(ctx, "mpt_release");
         return;
     }
     if (found->parameter || (found->flags & MPT__GRADIENT)) {
-        if (mpt__enter(context, "mpt_release"))
-            mpt__error(context, STATE, "%s",
+        if (mpt__enter(ctx, "mpt_release"))
+            mpt__error(ctx, STATE, "%s",
                        found->parameter
                            ? "parameters live as long as their module; see mpt_module_destroy"
                            : "a gradient lives as long as its leaf; mpt_clear_grad ends it");
         return;
     }
-    mpt__tensor_drop(context, found);
+    mpt__tensor_drop(ctx, found);
 }
 
 /* ==== Reading and writing ==== */
 
 /* All elements in row-major order as `dtype`, into host memory. */
-static mpt_status mpt__read_as(mpt_context *context, const mpt__tensor *tensor, mpt_dtype dtype,
+static mpt_status mpt__read_as(mpt_context *ctx, const mpt__tensor *tensor, mpt_dtype dtype,
                                void *destination) {
     int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
-        return mpt__download(context, destination, tensor->storage, tensor->offset * width,
+        return mpt__download(ctx, destination, tensor->storage, tensor->offset * width,
                              numel * width);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
-    if (!copy) return context->base.status;
-    mpt_status status = mpt__launch_copy(context, tensor, copy, MPT__WRITE);
-    if (status == MPT_OK)
-        status = mpt__download(context, destination, copy->storage, 0, numel * width);
-    mpt__tensor_drop(context, copy);
+    mpt__tensor *copy = mpt__tensor_new(ctx, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
+    if (!copy) return ctx->base.status;
+    mpt_status status = mpt__launch_copy(ctx, tensor, copy, MPT__WRITE);
+    if (status == MPT_OK) status = mpt__download(ctx, destination, copy->storage, 0, numel * width);
+    mpt__tensor_drop(ctx, copy);
     return status;
 }
 
 /* Whether the caller's room (NULL: none) is what the tensor needs, else an error. */
-static bool mpt__check_room(mpt_context *context, int64_t need, const void *room, uint64_t got,
+static bool mpt__check_room(mpt_context *ctx, int64_t need, const void *room, uint64_t got,
                             const char *unit, const char *verb) {
     if ((room || need == 0) && (uint64_t)need == got) return true;
-    return mpt__reject(context, ARGUMENT, "the tensor has %lld %s, got %s%llu", need, unit, verb,
+    return mpt__reject(ctx, ARGUMENT, "the tensor has %lld %s, got %s%llu", need, unit, verb,
                        (unsigned long long)(room ? got : 0));
 }
 
@@ -301,31 +298,31 @@ double mpt_item(mpt_tensor tensor) {
 }
 
 /* Elements in row-major order over a tensor, which may be strided; converts from `dtype`. */
-static mpt_status mpt__write_as(mpt_context *context, mpt__tensor *tensor, mpt_dtype dtype,
+static mpt_status mpt__write_as(mpt_context *ctx, mpt__tensor *tensor, mpt_dtype dtype,
                                 const void *source) {
     int64_t width = mpt__dtype_info[dtype].bytes, numel = mpt__tensor_numel(tensor);
     if ((mpt_dtype)tensor->dtype == dtype && mpt__tensor_contiguous(tensor))
-        return mpt__upload(context, tensor->storage, tensor->offset * width, source, numel * width);
-    mpt__tensor *copy = mpt__tensor_new(context, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
-    if (!copy) return context->base.status;
-    mpt_status status = mpt__upload(context, copy->storage, 0, source, numel * width);
+        return mpt__upload(ctx, tensor->storage, tensor->offset * width, source, numel * width);
+    mpt__tensor *copy = mpt__tensor_new(ctx, dtype, &tensor->shape, MPT_MEMORY_WORKSPACE);
+    if (!copy) return ctx->base.status;
+    mpt_status status = mpt__upload(ctx, copy->storage, 0, source, numel * width);
     if (status == MPT_OK) {
-        status = mpt__launch_copy(context, copy, tensor, MPT__WRITE);
-        context->storages[tensor->storage].version++;
+        status = mpt__launch_copy(ctx, copy, tensor, MPT__WRITE);
+        ctx->storages[tensor->storage].version++;
     }
-    mpt__tensor_drop(context, copy);
+    mpt__tensor_drop(ctx, copy);
     return status;
 }
 
-static mpt_status mpt__write_f32(mpt_context *context, mpt__tensor *tensor, const float *values) {
-    return mpt__write_as(context, tensor, MPT_F32, values);
+static mpt_status mpt__write_f32(mpt_context *ctx, mpt__tensor *tensor, const float *values) {
+    return mpt__write_as(ctx, tensor, MPT_F32, values);
 }
 
 /* Whether a tensor cannot be written, being expanded: an error. */
-static bool mpt__is_expanded(mpt_context *context, const mpt__tensor *tensor) {
+static bool mpt__is_expanded(mpt_context *ctx, const mpt__tensor *tensor) {
     for (int i = 0; i < tensor->shape.rank; i++) {
         if (tensor->stride[i] != 0 || tensor->shape.dim[i] <= 1) continue;
-        mpt__error(context, STATE,
+        mpt__error(ctx, STATE,
                    "an expanded tensor shows one element in many places; mpt_clone it first");
         return true;
     }
@@ -333,38 +330,38 @@ static bool mpt__is_expanded(mpt_context *context, const mpt__tensor *tensor) {
 }
 
 mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
-    mpt_context *context = tensor.context;
+    mpt_context *ctx = tensor.context;
     mpt__tensor *found = mpt__enter_at(tensor, "mpt_write", "tensor");
-    if (!found || !mpt__check_room(context, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
-        return mpt__status_of(context);
-    if (mpt__is_expanded(context, found)) return context->base.status;
-    return mpt__write_as(context, found, (mpt_dtype)found->dtype, source);
+    if (!found || !mpt__check_room(ctx, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
+        return mpt__status_of(ctx);
+    if (mpt__is_expanded(ctx, found)) return ctx->base.status;
+    return mpt__write_as(ctx, found, (mpt_dtype)found->dtype, source);
 }
 
 bool mpt_allclose(mpt_tensor a, mpt_tensor b, double rtol, double atol) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = a.context ? a.context : b.context;
-    if (!mpt__enter(context, "mpt_allclose")) return false;
-    const mpt__tensor *ta = mpt__at(context, a, "argument 1");
-    const mpt__tensor *tb = ta ? mpt__at(context, b, "argument 2") : NULL;
+    mpt_context *ctx = a.context ? a.context : b.context;
+    if (!mpt__enter(ctx, "mpt_allclose")) return false;
+    const mpt__tensor *ta = mpt__at(ctx, a, "argument 1");
+    const mpt__tensor *tb = ta ? mpt__at(ctx, b, "argument 2") : NULL;
     if (!tb) return false;
     if (!mpt__same_shape(ta, tb))
-        return mpt__reject(context, SHAPE, "shapes %S and %S differ", &ta->shape, &tb->shape);
+        return mpt__reject(ctx, SHAPE, "shapes %S and %S differ", &ta->shape, &tb->shape);
     int64_t numel = mpt__tensor_numel(ta);
     size_t bytes = (size_t)numel * sizeof(double);
     if (numel == 0) return true;
-    double *va = (double *)mpt__host_array(context, numel, sizeof(double));
-    double *vb = va ? (double *)mpt__host_array(context, numel, sizeof(double)) : NULL;
-    bool close = va && vb && mpt__read_as(context, ta, MPT_F64, va) == MPT_OK &&
-                 mpt__read_as(context, tb, MPT_F64, vb) == MPT_OK;
+    double *va = (double *)mpt__host_array(ctx, numel, sizeof(double));
+    double *vb = va ? (double *)mpt__host_array(ctx, numel, sizeof(double)) : NULL;
+    bool close = va && vb && mpt__read_as(ctx, ta, MPT_F64, va) == MPT_OK &&
+                 mpt__read_as(ctx, tb, MPT_F64, vb) == MPT_OK;
     for (int64_t i = 0; close && i < numel; i++) {
         double distance = va[i] > vb[i] ? va[i] - vb[i] : vb[i] - va[i];
         double size = vb[i] < 0 ? -vb[i] : vb[i];
         bool equal = va[i] == vb[i]; /* infinities, whose distance is NaN */
         close = equal || (mpt__f64_is_finite(distance) && distance <= atol + rtol * size);
     }
-    mpt__host_free(context, va, bytes);
-    mpt__host_free(context, vb, bytes);
+    mpt__host_free(ctx, va, bytes);
+    mpt__host_free(ctx, vb, bytes);
     return close;
 }
 

@@ -202,17 +202,17 @@ static void mpt__npz_close(mpt__npz *file) {
     mpt__host_free(file->context, file->unpacked, file->unpacked_size);
 }
 
-static bool mpt__npz_open(mpt__npz *file, mpt_context *context, const char *path) {
+static bool mpt__npz_open(mpt__npz *file, mpt_context *ctx, const char *path) {
     mpt__reader reader;
     mpt__zero(*file);
-    file->context = context;
+    file->context = ctx;
     file->path = path;
-    if (!path) return mpt__reject(context, ARGUMENT, "path is NULL");
-    if (!mpt__reader_open(&reader, context, path)) return false;
+    if (!path) return mpt__reject(ctx, ARGUMENT, "path is NULL");
+    if (!mpt__reader_open(&reader, ctx, path)) return false;
     file->size = (size_t)reader.size;
     file->bytes = mpt__reader_rest(&reader, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&reader);
-    return file->bytes || mpt__reject(context, FORMAT, "%s: the file is empty", path);
+    return file->bytes || mpt__reject(ctx, FORMAT, "%s: the file is empty", path);
 }
 
 /* The entry "name.npy" in the directory at the end of a zip file; false with an error recorded. */
@@ -291,22 +291,22 @@ static bool mpt__npy_open(mpt__npz *file, const char *name, mpt__npy *npy) {
     return mpt__npy_header(npy);
 }
 
-mpt_tensor mpt_numpy_tensor(mpt_context *context, const char *path, const char *name) {
+mpt_tensor mpt_numpy_tensor(mpt_context *ctx, const char *path, const char *name) {
     MPT__PLAIN_FLOATS;
     mpt__npz file;
     mpt__npy npy;
     size_t bytes = 0;
-    mpt_tensor made = mpt__null(context);
-    if (!mpt__enter(context, "mpt_numpy_tensor") || mpt__no_data_files(context)) return made;
-    uint8_t *data = mpt__npz_open(&file, context, path) && mpt__npy_open(&file, name, &npy)
+    mpt_tensor made = mpt__null(ctx);
+    if (!mpt__enter(ctx, "mpt_numpy_tensor") || mpt__no_data_files(ctx)) return made;
+    uint8_t *data = mpt__npz_open(&file, ctx, path) && mpt__npy_open(&file, name, &npy)
                         ? mpt__npy_read(&npy, npy.dtype, MPT_MEMORY_HOST, &bytes)
                         : NULL;
     mpt__tensor *tensor =
-        data ? mpt__tensor_new(context, npy.dtype, &npy.shape, MPT_MEMORY_ACTIVATION) : NULL;
+        data ? mpt__tensor_new(ctx, npy.dtype, &npy.shape, MPT_MEMORY_ACTIVATION) : NULL;
     if (tensor)
-        made = mpt__tensor_done(context, tensor,
-                                mpt__upload(context, tensor->storage, 0, data, (int64_t)bytes));
-    mpt__host_free(context, data, bytes);
+        made = mpt__tensor_done(ctx, tensor,
+                                mpt__upload(ctx, tensor->storage, 0, data, (int64_t)bytes));
+    mpt__host_free(ctx, data, bytes);
     mpt__npz_close(&file);
     return made;
 }
@@ -338,7 +338,7 @@ static bool mpt__npy_part(mpt__npz *file, const char *name, int part, int64_t co
 }
 
 /* From a file of each, or from one with both names. */
-static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const paths[2],
+static mpt_dataset mpt__npy_dataset(mpt_context *ctx, const char *const paths[2],
                                     const char *const names[2]) {
     mpt_user_dataset_config samples;
     mpt__dataset *dataset = NULL;
@@ -346,45 +346,44 @@ static mpt_dataset mpt__npy_dataset(mpt_context *context, const char *const path
     uint8_t *data[2] = {NULL, NULL};
     size_t bytes[2] = {0, 0};
     mpt__zero(samples);
-    bool good = mpt__npz_open(&file, context, paths[0]) &&
+    bool good = mpt__npz_open(&file, ctx, paths[0]) &&
                 mpt__npy_part(&file, names[0], 0, 0, &samples, &data[0], &bytes[0]);
     if (good && (paths[1] || names[1])) {
         if (paths[1]) {
             mpt__npz_close(&file);
-            good = mpt__npz_open(&file, context, paths[1]);
+            good = mpt__npz_open(&file, ctx, paths[1]);
         }
         good =
             good && mpt__npy_part(&file, names[1], 1, samples.count, &samples, &data[1], &bytes[1]);
     }
     mpt__npz_close(&file);
-    if (good) dataset = mpt__dataset_new(context, &samples, true);
+    if (good) dataset = mpt__dataset_new(ctx, &samples, true);
     for (int i = 0; i < 2; i++) {
         if (!dataset)
-            mpt__release(&context->base, data[i], bytes[i], MPT_MEMORY_DATA);
+            mpt__release(&ctx->base, data[i], bytes[i], MPT_MEMORY_DATA);
         else
             dataset->owned[i] = data[i], dataset->owned_bytes[i] = bytes[i];
     }
     if (dataset) dataset->inputs = data[0], dataset->targets = data[1];
-    return mpt__dataset_publish(context, dataset);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
-mpt_dataset mpt_npy(mpt_context *context, const char *inputs_path, const char *targets_path) {
+mpt_dataset mpt_npy(mpt_context *ctx, const char *inputs_path, const char *targets_path) {
     MPT__PLAIN_FLOATS;
     const char *const paths[2] = {inputs_path, targets_path}, *const names[2] = {NULL, NULL};
-    if (!mpt__enter(context, "mpt_npy") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
-    return mpt__npy_dataset(context, paths, names);
+    if (!mpt__enter(ctx, "mpt_npy") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
+    return mpt__npy_dataset(ctx, paths, names);
 }
 
-mpt_dataset mpt_npz(mpt_context *context, const char *path, const char *inputs,
-                    const char *targets) {
+mpt_dataset mpt_npz(mpt_context *ctx, const char *path, const char *inputs, const char *targets) {
     MPT__PLAIN_FLOATS;
     const char *const paths[2] = {path, NULL}, *const names[2] = {inputs, targets};
-    if (!mpt__enter(context, "mpt_npz") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
-    if (inputs) return mpt__npy_dataset(context, paths, names);
-    mpt__error(context, ARGUMENT, "inputs is NULL; it names an array in the .npz");
-    return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_npz") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
+    if (inputs) return mpt__npy_dataset(ctx, paths, names);
+    mpt__error(ctx, ARGUMENT, "inputs is NULL; it names an array in the .npz");
+    return mpt__dataset_handle(ctx, NULL);
 }
 
 /* ==== Raw numbers in files ==== */
@@ -422,10 +421,10 @@ static bool mpt__raw_make(const mpt__dataset *dataset, int64_t at, uint64_t seed
 }
 
 /* How many samples of `bytes` a file holds, -1 with an error recorded. */
-static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t offset,
-                              int64_t *stride, size_t bytes) {
+static int64_t mpt__raw_count(mpt_context *ctx, const char *path, int64_t offset, int64_t *stride,
+                              size_t bytes) {
     mpt__reader file;
-    if (!mpt__reader_open_up_to(&file, context, path, INT64_MAX)) return -1;
+    if (!mpt__reader_open_up_to(&file, ctx, path, INT64_MAX)) return -1;
     bool good = mpt__reader_plain(&file, MPT__KNOWN_TEXT);
     mpt__reader_close(&file);
     if (!good) return -1;
@@ -433,13 +432,13 @@ static int64_t mpt__raw_count(mpt_context *context, const char *path, int64_t of
     if (offset >= 0 && *stride > 0 && offset <= file.size &&
         file.size - offset >= (int64_t)bytes) /* the last one need not be followed by a gap */
         return (file.size - offset - (int64_t)bytes) / *stride + 1;
-    mpt__error(context, FORMAT,
+    mpt__error(ctx, FORMAT,
                "%s: no sample of %lld bytes, %lld apart, from byte %lld on in %lld bytes", path,
                (int64_t)bytes, *stride, offset, file.size);
     return -1;
 }
 
-static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *config) {
+static mpt__dataset *mpt__raw_new(mpt_context *ctx, const mpt_raw_config *config) {
     const char *const paths[2] = {config->inputs, config->targets};
     size_t first = strlen(paths[0]) + 1, second = paths[1] ? strlen(paths[1]) + 1 : 0;
     mpt_user_dataset_config samples;
@@ -448,11 +447,10 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
     samples.dtype = config->dtype, samples.shape = config->shape;
     samples.target_dtype = paths[1] ? config->target_dtype : MPT_DTYPE_NONE;
     samples.target_shape = config->target_shape;
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples, false);
+    mpt__dataset *dataset = mpt__dataset_new(ctx, &samples, false);
     if (!dataset) return NULL;
     dataset->owned_bytes[0] = sizeof(mpt__raw) + first + second;
-    mpt__raw *raw =
-        (mpt__raw *)mpt__allocate(&context->base, dataset->owned_bytes[0], MPT_MEMORY_DATA);
+    mpt__raw *raw = (mpt__raw *)mpt__allocate(&ctx->base, dataset->owned_bytes[0], MPT_MEMORY_DATA);
     dataset->owned[0] = raw;
     for (int i = 0; raw && i < 2 && paths[i]; i++) {
         char *text = (char *)(raw + 1) + (i ? first : 0);
@@ -460,29 +458,28 @@ static mpt__dataset *mpt__raw_new(mpt_context *context, const mpt_raw_config *co
         raw->part[i].path = text;
         raw->part[i].offset = i ? config->target_offset : config->offset;
         raw->part[i].stride = i ? config->target_stride : config->stride;
-        int64_t count = mpt__raw_count(context, text, raw->part[i].offset, &raw->part[i].stride,
+        int64_t count = mpt__raw_count(ctx, text, raw->part[i].offset, &raw->part[i].stride,
                                        i ? dataset->target_bytes : dataset->input_bytes);
         if (i == 0 && config->count == 0 && count > 0) dataset->count = count;
         if (count >= 0 && count < dataset->count)
-            mpt__error(context, FORMAT, "%s: %lld samples, expected %lld", text, count,
-                       dataset->count);
+            mpt__error(ctx, FORMAT, "%s: %lld samples, expected %lld", text, count, dataset->count);
     }
     dataset->state = raw;
     dataset->make = mpt__raw_make;
-    if (mpt__ok(context)) return dataset;
-    mpt__dataset_release(context, dataset);
+    if (mpt__ok(ctx)) return dataset;
+    mpt__dataset_release(ctx, dataset);
     return NULL;
 }
 
-mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config *config) {
+mpt_dataset mpt_raw_files(mpt_context *ctx, const mpt_raw_config *config) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_raw_files") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_raw_files") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
     if (!config || !config->inputs)
-        mpt__error(context, ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");
+        mpt__error(ctx, ARGUMENT, "%s is NULL", config ? "config->inputs" : "config");
     else
-        dataset = mpt__raw_new(context, config);
-    return mpt__dataset_publish(context, dataset);
+        dataset = mpt__raw_new(ctx, config);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
 #endif

@@ -20,17 +20,17 @@
    behind it is compiled. Weights in files need MPTRAIN_NO_FILES to go, datasets and tokenizers go
    with MPTRAIN_NO_STDIO, too. */
 #ifdef MPT__NO_FILES
-static void mpt__say_no_files(mpt_context *context) {
-    mpt__error(context, UNSUPPORTED, "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
+static void mpt__say_no_files(mpt_context *ctx) {
+    mpt__error(ctx, UNSUPPORTED, "built without files (MPTRAIN_NO_FILES or MPTRAIN_NO_STDIO)");
 }
-#define mpt__no_data_files(context) (mpt__say_no_files(context), true)
+#define mpt__no_data_files(ctx) (mpt__say_no_files(ctx), true)
 #else
-#define mpt__no_data_files(context) ((void)(context), false)
+#define mpt__no_data_files(ctx) ((void)(ctx), false)
 #endif
 #ifdef MPTRAIN_NO_FILES
-#define mpt__no_files(context) mpt__no_data_files(context)
+#define mpt__no_files(ctx) mpt__no_data_files(ctx)
 #else
-#define mpt__no_files(context) ((void)(context), false)
+#define mpt__no_files(ctx) ((void)(ctx), false)
 #endif
 
 /* ==== Elements ====
@@ -137,54 +137,52 @@ struct mpt__dataset {
 MPT__HANDLES(dataset, MPT__DATASET)
 MPT__HANDLE_AT(dataset, MPT__DATASET)
 
-static void mpt__dataset_release(mpt_context *context, void *object) {
+static void mpt__dataset_release(mpt_context *ctx, void *object) {
     mpt__dataset *dataset = (mpt__dataset *)object;
     if (--dataset->references > 0) return;
     if (dataset->parent)
-        mpt__dataset_release(context, dataset->parent);
+        mpt__dataset_release(ctx, dataset->parent);
     else if (dataset->source)
-        mpt__dataset_release(context, dataset->source);
-    mpt__release(&context->base, dataset->indices, (size_t)dataset->count * sizeof(int64_t),
+        mpt__dataset_release(ctx, dataset->source);
+    mpt__release(&ctx->base, dataset->indices, (size_t)dataset->count * sizeof(int64_t),
                  MPT_MEMORY_DATA);
     for (int i = 0; i < MPT__OWNED; i++)
-        mpt__release(&context->base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
-    mpt__host_free(context, dataset, sizeof *dataset);
+        mpt__release(&ctx->base, dataset->owned[i], dataset->owned_bytes[i], MPT_MEMORY_DATA);
+    mpt__host_free(ctx, dataset, sizeof *dataset);
 }
 
 /* Gives a finished dataset (NULL: the error null) to the table; on failure it is gone. */
-static mpt_dataset mpt__dataset_publish(mpt_context *context, mpt__dataset *dataset) {
+static mpt_dataset mpt__dataset_publish(mpt_context *ctx, mpt__dataset *dataset) {
     if (dataset) {
         if (dataset->input_bytes / 64 + dataset->target_bytes / 64 + dataset->work_bytes / 64 >
             PTRDIFF_MAX / 64 - 4)
-            mpt__error(context, SHAPE,
+            mpt__error(ctx, SHAPE,
                        "one sample, and what it takes to make it, are more than memory holds");
         else
-            dataset->id.slot =
-                mpt__object_new(context, MPT__DATASET, dataset, &dataset->id.generation);
-        if (dataset->id.slot) return mpt__dataset_handle(context, dataset);
-        mpt__dataset_release(context, dataset);
+            dataset->id.slot = mpt__object_new(ctx, MPT__DATASET, dataset, &dataset->id.generation);
+        if (dataset->id.slot) return mpt__dataset_handle(ctx, dataset);
+        mpt__dataset_release(ctx, dataset);
     }
-    return mpt__dataset_handle(context, NULL);
+    return mpt__dataset_handle(ctx, NULL);
 }
 
 /* Elements and bytes of one sample; false with an error recorded if `shape` makes no sense or if
    `count` samples overflow. */
-static bool mpt__sample_size(mpt_context *context, const char *what, mpt_dtype dtype,
+static bool mpt__sample_size(mpt_context *ctx, const char *what, mpt_dtype dtype,
                              const mpt_shape *shape, int64_t count, int64_t *numel, size_t *bytes) {
     int64_t size = mpt__dtype_info[dtype].bytes;
     if (shape->rank < 0 || shape->rank >= MPT_MAX_RANK)
-        return mpt__reject(context, SHAPE,
+        return mpt__reject(ctx, SHAPE,
                            "%s shape of rank %d: samples have rank 0 to %d, a batch has one more",
                            what, shape->rank, MPT_MAX_RANK - 1);
     for (int i = 0; i < shape->rank; i++)
         if (shape->dim[i] < 1)
-            return mpt__reject(context, SHAPE, "%s shape %S: every dimension must be at least 1",
-                               what, shape);
+            return mpt__reject(ctx, SHAPE, "%s shape %S: every dimension must be at least 1", what,
+                               shape);
     *numel = mpt__shape_numel(shape);
     if (*numel < 0 || *numel > PTRDIFF_MAX / size / count)
-        return mpt__reject(context, SHAPE,
-                           "%s: %lld samples of shape %S are more than memory holds", what, count,
-                           shape);
+        return mpt__reject(ctx, SHAPE, "%s: %lld samples of shape %S are more than memory holds",
+                           what, count, shape);
     *bytes = (size_t)(*numel * size);
     return true;
 }
@@ -195,37 +193,37 @@ static bool mpt__target_dtype(mpt_dtype dtype) {
 
 /* A checked dataset of such samples with one reference, or NULL with an error recorded; `held`: all
    at once. */
-static mpt__dataset *mpt__dataset_new(mpt_context *context, const mpt_user_dataset_config *config,
+static mpt__dataset *mpt__dataset_new(mpt_context *ctx, const mpt_user_dataset_config *config,
                                       bool held) {
     mpt_dtype dtype = config->dtype, target = config->target_dtype;
     int64_t count = held ? config->count : 1;
     mpt__dataset made;
     mpt__zero(made);
     if (config->count < 1)
-        mpt__error(context, ARGUMENT, "count is %lld; a dataset has at least one sample",
+        mpt__error(ctx, ARGUMENT, "count is %lld; a dataset has at least one sample",
                    config->count);
     else if (dtype <= MPT_DTYPE_NONE || dtype >= MPT_DTYPE_COUNT || dtype == MPT_F8E4M3 ||
              dtype == MPT_F8E5M2)
-        mpt__error(context, DTYPE,
+        mpt__error(ctx, DTYPE,
                    "input dtype %D: inputs are u8, bool, i32, i64, f16, bf16, f32 or f64", dtype);
     else if (target != MPT_DTYPE_NONE && !mpt__target_dtype(target))
-        mpt__error(context, DTYPE,
-                   "target dtype %D: targets are i64 class numbers, or f32, f16, bf16", target);
-    if (!mpt__ok(context) ||
-        !mpt__sample_size(context, "input", dtype, &config->shape, count, &made.numel,
+        mpt__error(ctx, DTYPE, "target dtype %D: targets are i64 class numbers, or f32, f16, bf16",
+                   target);
+    if (!mpt__ok(ctx) ||
+        !mpt__sample_size(ctx, "input", dtype, &config->shape, count, &made.numel,
                           &made.input_bytes) ||
         (target != MPT_DTYPE_NONE &&
-         !mpt__sample_size(context, "target", target, &config->target_shape, count,
-                           &made.target_numel, &made.target_bytes)))
+         !mpt__sample_size(ctx, "target", target, &config->target_shape, count, &made.target_numel,
+                           &made.target_bytes)))
         return NULL;
-    made.base = &context->base;
+    made.base = &ctx->base;
     made.references = 1;
     made.count = config->count;
     made.dtype = dtype, made.target_dtype = target;
     made.shape = config->shape;
     if (target != MPT_DTYPE_NONE) made.target_shape = config->target_shape;
     made.sample = config->sample, made.user = config->user;
-    mpt__dataset *dataset = (mpt__dataset *)mpt__host_new(context, sizeof *dataset);
+    mpt__dataset *dataset = (mpt__dataset *)mpt__host_new(ctx, sizeof *dataset);
     if (dataset) *dataset = made;
     return dataset;
 }
@@ -310,10 +308,10 @@ static MPT__INLINE float mpt__normalised(const mpt__delivery *delivery, float va
     return scaled;
 }
 
-static void mpt__delivery_begin(mpt_context *context, mpt__delivery *delivery,
+static void mpt__delivery_begin(mpt_context *ctx, mpt__delivery *delivery,
                                 const mpt__dataset *dataset, mpt_dtype to) {
     mpt__zero(*delivery);
-    delivery->convert = context->convert;
+    delivery->convert = ctx->convert;
     delivery->from = dataset->dtype;
     delivery->to = to;
     delivery->normalised = dataset->normalised;
@@ -379,18 +377,17 @@ mpt_memory_dataset_config mpt_memory_dataset_config_default(void) {
 }
 
 /* The caller's memory, or a copy of it in owned[part]; NULL with an error recorded. */
-static const uint8_t *mpt__data_take(mpt_context *context, mpt__dataset *dataset, int part,
+static const uint8_t *mpt__data_take(mpt_context *ctx, mpt__dataset *dataset, int part,
                                      const void *from, size_t sample_bytes, bool copy) {
     size_t bytes = (size_t)dataset->count * sample_bytes;
     if (!copy || !from) return (const uint8_t *)from;
     dataset->owned_bytes[part] = bytes;
-    dataset->owned[part] = mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+    dataset->owned[part] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
     if (dataset->owned[part]) memcpy(dataset->owned[part], from, bytes);
     return (const uint8_t *)dataset->owned[part];
 }
 
-static mpt__dataset *mpt__memory_new(mpt_context *context,
-                                     const mpt_memory_dataset_config *config) {
+static mpt__dataset *mpt__memory_new(mpt_context *ctx, const mpt_memory_dataset_config *config) {
     mpt_user_dataset_config samples;
     mpt__zero(samples);
     samples.count = config->count;
@@ -398,47 +395,47 @@ static mpt__dataset *mpt__memory_new(mpt_context *context,
     samples.shape = config->shape;
     samples.target_dtype = config->targets ? config->target_dtype : MPT_DTYPE_NONE;
     samples.target_shape = config->target_shape;
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples, true);
+    mpt__dataset *dataset = mpt__dataset_new(ctx, &samples, true);
     if (!dataset) return NULL;
     dataset->inputs =
-        mpt__data_take(context, dataset, 0, config->inputs, dataset->input_bytes, config->copy);
+        mpt__data_take(ctx, dataset, 0, config->inputs, dataset->input_bytes, config->copy);
     dataset->targets =
-        mpt__data_take(context, dataset, 1, config->targets, dataset->target_bytes, config->copy);
-    if (mpt__ok(context)) return dataset;
-    mpt__dataset_release(context, dataset);
+        mpt__data_take(ctx, dataset, 1, config->targets, dataset->target_bytes, config->copy);
+    if (mpt__ok(ctx)) return dataset;
+    mpt__dataset_release(ctx, dataset);
     return NULL;
 }
 
-mpt_dataset mpt_memory_dataset(mpt_context *context, const mpt_memory_dataset_config *config) {
+mpt_dataset mpt_memory_dataset(mpt_context *ctx, const mpt_memory_dataset_config *config) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_memory_dataset")) return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_memory_dataset")) return mpt__dataset_handle(ctx, NULL);
     if (!config || !config->inputs) {
-        mpt__error(context, ARGUMENT, "%s is NULL; a dataset needs its inputs",
+        mpt__error(ctx, ARGUMENT, "%s is NULL; a dataset needs its inputs",
                    config ? "config->inputs" : "config");
     } else if (config->targets && config->target_dtype == MPT_DTYPE_NONE) {
-        mpt__error(context, DTYPE, "config->targets is given without a target_dtype");
+        mpt__error(ctx, DTYPE, "config->targets is given without a target_dtype");
     } else {
-        dataset = mpt__memory_new(context, config);
+        dataset = mpt__memory_new(ctx, config);
     }
-    return mpt__dataset_publish(context, dataset);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
-mpt_dataset mpt_user_dataset(mpt_context *context, const mpt_user_dataset_config *config) {
-    if (!mpt__enter(context, "mpt_user_dataset")) return mpt__dataset_handle(context, NULL);
+mpt_dataset mpt_user_dataset(mpt_context *ctx, const mpt_user_dataset_config *config) {
+    if (!mpt__enter(ctx, "mpt_user_dataset")) return mpt__dataset_handle(ctx, NULL);
     if (config && config->sample)
-        return mpt__dataset_publish(context, mpt__dataset_new(context, config, false));
-    mpt__error(context, ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
-    return mpt__dataset_handle(context, NULL);
+        return mpt__dataset_publish(ctx, mpt__dataset_new(ctx, config, false));
+    mpt__error(ctx, ARGUMENT, "%s is NULL", config ? "config->sample" : "config");
+    return mpt__dataset_handle(ctx, NULL);
 }
 
 /* ==== Subsets ==== */
 
 /* Samples first .. first+count-1, or those of `order` (count indices into `dataset`), of a dataset;
    a subset of a subset refers to what both stem from. NULL with an error recorded. */
-static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset, int64_t first,
+static mpt__dataset *mpt__subset_new(mpt_context *ctx, mpt__dataset *dataset, int64_t first,
                                      const int64_t *order, int64_t count) {
     size_t bytes = (size_t)count * sizeof(int64_t);
-    mpt__dataset *subset = (mpt__dataset *)mpt__host_new(context, sizeof *subset);
+    mpt__dataset *subset = (mpt__dataset *)mpt__host_new(ctx, sizeof *subset);
     if (!subset) return NULL;
     *subset = *dataset;
     subset->references = 1;
@@ -451,11 +448,11 @@ static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset
     subset->indices = NULL;
     if (!order && !dataset->indices) return subset;
     if (count > PTRDIFF_MAX / (int64_t)sizeof(int64_t))
-        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+        mpt__fail_memory(&ctx->base, PTRDIFF_MAX, MPT_MEMORY_DATA);
     else
-        subset->indices = (int64_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+        subset->indices = (int64_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
     if (!subset->indices) {
-        mpt__dataset_release(context, subset);
+        mpt__dataset_release(ctx, subset);
         return NULL;
     }
     for (int64_t i = 0; i < count; i++) {
@@ -466,28 +463,28 @@ static mpt__dataset *mpt__subset_new(mpt_context *context, mpt__dataset *dataset
 }
 
 mpt_dataset mpt_subset(mpt_dataset dataset, int64_t first, int64_t count) {
-    mpt_context *context = dataset.context;
+    mpt_context *ctx = dataset.context;
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_subset"), *subset = NULL;
-    if (!whole) return mpt__dataset_handle(context, NULL);
+    if (!whole) return mpt__dataset_handle(ctx, NULL);
     if (first < 0 || count < 1 || first > whole->count || count > whole->count - first) {
-        mpt__error(context, INDEX,
+        mpt__error(ctx, INDEX,
                    "%lld samples from %lld on are not in a dataset of %lld; a subset is not empty",
                    count, first, whole->count);
     } else {
-        subset = mpt__subset_new(context, whole, first, NULL, count);
+        subset = mpt__subset_new(ctx, whole, first, NULL, count);
     }
-    return mpt__dataset_publish(context, subset);
+    return mpt__dataset_publish(ctx, subset);
 }
 
 /* The sizes of the parts: n * fraction rounded down, what is left over dealt out from the first
    part on, as PyTorch does. False with an error recorded. */
-static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *fractions, int n,
+static bool mpt__split_sizes(mpt_context *ctx, int64_t total, const double *fractions, int n,
                              int64_t *sizes) {
     double sum = 0.0;
     int64_t left = total;
     for (int i = 0; i < n; i++) {
         if (!(fractions[i] > 0.0 && fractions[i] <= 1.0))
-            return mpt__reject(context, ARGUMENT, "fraction %d is %g; fractions lie in (0, 1]", i,
+            return mpt__reject(ctx, ARGUMENT, "fraction %d is %g; fractions lie in (0, 1]", i,
                                fractions[i]);
         sum += fractions[i];
         sizes[i] = (int64_t)((double)total * fractions[i]);
@@ -495,12 +492,12 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
         left -= sizes[i];
     }
     if (!(sum > 1.0 - 1e-6 && sum < 1.0 + 1e-6))
-        return mpt__reject(context, ARGUMENT, "the fractions sum to %g instead of 1", sum);
+        return mpt__reject(ctx, ARGUMENT, "the fractions sum to %g instead of 1", sum);
     for (int i = 0; left > 0; i = (i + 1) % n, left--) sizes[i]++;
     for (int i = 0; i < n; i++)
         if (sizes[i] == 0)
-            return mpt__reject(context, ARGUMENT, "part %d (fraction %g) of %lld samples is empty",
-                               i, fractions[i], total);
+            return mpt__reject(ctx, ARGUMENT, "part %d (fraction %g) of %lld samples is empty", i,
+                               fractions[i], total);
     return true;
 }
 
@@ -510,30 +507,29 @@ static bool mpt__split_sizes(mpt_context *context, int64_t total, const double *
 mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n, uint64_t seed,
                             mpt_dataset *parts) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = dataset.context;
+    mpt_context *ctx = dataset.context;
     mpt__rng_key key = {seed, MPT__SPLIT_STREAM, 0};
     int64_t sizes[MPT__SPLIT_PARTS], at = 0;
     for (int i = 0; parts && i < n && i < MPT__SPLIT_PARTS; i++)
-        parts[i] = mpt__dataset_handle(context, NULL);
+        parts[i] = mpt__dataset_handle(ctx, NULL);
     mpt__dataset *whole = mpt__dataset_enter(dataset, "mpt_random_split");
-    if (!whole) return mpt__status_of(context);
+    if (!whole) return mpt__status_of(ctx);
     if (!fractions || !parts || n < 1 || n > MPT__SPLIT_PARTS)
-        return mpt__error(context, ARGUMENT,
+        return mpt__error(ctx, ARGUMENT,
                           "a split needs fractions, parts and n from 1 to %d; n is %d",
                           MPT__SPLIT_PARTS, n);
-    if (!mpt__split_sizes(context, whole->count, fractions, n, sizes)) return context->base.status;
+    if (!mpt__split_sizes(ctx, whole->count, fractions, n, sizes)) return ctx->base.status;
     size_t bytes = (size_t)whole->count * sizeof(int64_t);
-    int64_t *order = (int64_t *)mpt__host_array(context, whole->count, sizeof *order);
+    int64_t *order = (int64_t *)mpt__host_array(ctx, whole->count, sizeof *order);
     if (order) mpt__random_permutation(key, whole->count, order);
-    for (int i = 0; i < n && mpt__ok(context); at += sizes[i++])
-        parts[i] =
-            mpt__dataset_publish(context, mpt__subset_new(context, whole, 0, order + at, sizes[i]));
-    mpt__host_free(context, order, bytes);
-    for (int i = 0; i < n && !mpt__ok(context); i++) {
-        if (parts[i].slot != 0) mpt__object_free(context, MPT__DATASET, parts[i].slot);
-        parts[i] = mpt__dataset_handle(context, NULL);
+    for (int i = 0; i < n && mpt__ok(ctx); at += sizes[i++])
+        parts[i] = mpt__dataset_publish(ctx, mpt__subset_new(ctx, whole, 0, order + at, sizes[i]));
+    mpt__host_free(ctx, order, bytes);
+    for (int i = 0; i < n && !mpt__ok(ctx); i++) {
+        if (parts[i].slot != 0) mpt__object_free(ctx, MPT__DATASET, parts[i].slot);
+        parts[i] = mpt__dataset_handle(ctx, NULL);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* ==== Questions ==== */
@@ -562,19 +558,19 @@ const char *mpt_class_name(mpt_dataset dataset, int64_t index) {
 
 mpt_status mpt_normalize(mpt_dataset dataset, double mean, double deviation) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = dataset.context;
+    mpt_context *ctx = dataset.context;
     mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_normalize");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(ctx);
     if (!mpt__f64_is_finite(mean) || !mpt__f64_is_finite(deviation) || !((float)deviation > 0.0f))
-        return mpt__error(context, ARGUMENT,
+        return mpt__error(ctx, ARGUMENT,
                           "mean %g, deviation %g: both must be finite and the deviation positive",
                           mean, deviation);
     if (mpt__dataset_whole(found))
-        return mpt__error(context, DTYPE,
+        return mpt__error(ctx, DTYPE,
                           "%D inputs are delivered as they are and cannot be normalised",
                           found->dtype);
     if (found->loaders > 0)
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "a loader already delivers from this dataset; call mpt_normalize before "
                           "mpt_loader_create");
     found->normalised = true;
@@ -611,13 +607,13 @@ static void mpt__tally_add(mpt__tally *tally, mpt_dtype dtype, const void *value
 }
 
 /* One pass over all samples; false with an error recorded. */
-static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, uint8_t *scratch,
+static bool mpt__tally_pass(mpt_context *ctx, const mpt__dataset *dataset, uint8_t *scratch,
                             mpt__tally *tally) {
     char error[MPT__SAMPLE_ERROR];
     tally->sum = tally->squares = 0.0;
     for (int64_t i = 0; i < dataset->count; i++) {
         const void *values = mpt__sample_read(dataset, i, 0, scratch, scratch, NULL, error);
-        if (!values) return mpt__reject(context, IO, "sample %lld: %s", i, error);
+        if (!values) return mpt__reject(ctx, IO, "sample %lld: %s", i, error);
         mpt__tally_add(tally, dataset->dtype, values, (size_t)dataset->numel);
     }
     return true;
@@ -625,20 +621,20 @@ static bool mpt__tally_pass(mpt_context *context, const mpt__dataset *dataset, u
 
 mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *deviation) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = dataset.context;
+    mpt_context *ctx = dataset.context;
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(ctx);
     bool bytes = found->dtype == MPT_U8;
     double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
-    uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
-    if (!mpt__ok(context)) return context->base.status;
-    if (mpt__tally_pass(context, found, scratch, &tally) && !bytes) {
+    uint8_t *scratch = (uint8_t *)mpt__host_new(ctx, mpt__scratch_bytes(found));
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    if (mpt__tally_pass(ctx, found, scratch, &tally) && !bytes) {
         tally.center = tally.sum / n;
-        mpt__tally_pass(context, found, scratch, &tally);
+        mpt__tally_pass(ctx, found, scratch, &tally);
     }
-    mpt__host_free(context, scratch, mpt__scratch_bytes(found));
-    if (!mpt__ok(context)) return context->base.status;
+    mpt__host_free(ctx, scratch, mpt__scratch_bytes(found));
+    if (!mpt__ok(ctx)) return ctx->base.status;
     double shift = tally.sum / n, variance = tally.squares / n - shift * shift;
     if (mean) *mean = (tally.center + shift) / unit;
     if (deviation) *deviation = sqrt(variance < 0.0 ? 0.0 : variance) / unit;
@@ -646,19 +642,19 @@ mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *dev
 }
 
 /* Sample `index`, its input as `to`, into what is not NULL. */
-static mpt_status mpt__sample_out(mpt_context *context, const mpt__dataset *found, int64_t index,
+static mpt_status mpt__sample_out(mpt_context *ctx, const mpt__dataset *found, int64_t index,
                                   mpt_dtype to, void *input, void *target) {
     MPT__PLAIN_FLOATS;
     mpt__delivery delivery;
     char error[MPT__SAMPLE_ERROR];
     if (index < 0 || index >= found->count)
-        return mpt__error(context, INDEX, "sample %lld of a dataset of %lld", index, found->count);
-    uint8_t *scratch = (uint8_t *)mpt__host_new(context, mpt__scratch_bytes(found));
-    if (!mpt__ok(context)) return context->base.status;
-    mpt__delivery_begin(context, &delivery, found, to);
+        return mpt__error(ctx, INDEX, "sample %lld of a dataset of %lld", index, found->count);
+    uint8_t *scratch = (uint8_t *)mpt__host_new(ctx, mpt__scratch_bytes(found));
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    mpt__delivery_begin(ctx, &delivery, found, to);
     bool good = mpt__dataset_fetch(found, &delivery, index, 0, scratch, input, target, error);
-    mpt__host_free(context, scratch, mpt__scratch_bytes(found));
-    return good ? MPT_OK : mpt__error(context, IO, "sample %lld: %s", index, error);
+    mpt__host_free(ctx, scratch, mpt__scratch_bytes(found));
+    return good ? MPT_OK : mpt__error(ctx, IO, "sample %lld: %s", index, error);
 }
 
 mpt_status mpt_sample(mpt_dataset dataset, int64_t index, float *input, int64_t *target) {
@@ -696,10 +692,10 @@ mpt_status mpt_sample_into(mpt_dataset dataset, int64_t index, void *input, size
 }
 
 mpt_status mpt_dataset_destroy(mpt_dataset dataset) {
-    mpt_context *context = dataset.context;
-    if (!mpt__enter_anyway(context, "mpt_dataset_destroy") || !mpt__dataset_at(context, dataset))
-        return mpt__status_of(context);
-    mpt__object_free(context, MPT__DATASET, dataset.slot);
+    mpt_context *ctx = dataset.context;
+    if (!mpt__enter_anyway(ctx, "mpt_dataset_destroy") || !mpt__dataset_at(ctx, dataset))
+        return mpt__status_of(ctx);
+    mpt__object_free(ctx, MPT__DATASET, dataset.slot);
     return MPT_OK;
 }
 
@@ -719,27 +715,27 @@ static void mpt__reader_close(mpt__reader *file) {
 }
 
 /* A file of `most` bytes or less. */
-static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *context, const char *path,
+static bool mpt__reader_open_up_to(mpt__reader *file, mpt_context *ctx, const char *path,
                                    int64_t most) {
-    const mpt_io *io = mpt__io(&context->base);
-    file->context = context;
+    const mpt_io *io = mpt__io(&ctx->base);
+    file->context = ctx;
     file->path = path;
     file->position = 0;
     file->handle = io->open ? io->open(io->user, path, 'r') : NULL;
     if (!file->handle)
-        return mpt__reject(context, IO, "cannot open %s: %s", path, mpt__io_reason(&context->base));
-    file->size = mpt__io(&context->base)->size ? io->size(io->user, file->handle) : -1;
+        return mpt__reject(ctx, IO, "cannot open %s: %s", path, mpt__io_reason(&ctx->base));
+    file->size = mpt__io(&ctx->base)->size ? io->size(io->user, file->handle) : -1;
     if ((uint64_t)file->size <= (uint64_t)most) return true;
-    mpt__error(context, IO, "%s: its size is %s, so nothing can be allocated for it%s%s", path,
+    mpt__error(ctx, IO, "%s: its size is %s, so nothing can be allocated for it%s%s", path,
                file->size < 0 ? "not known" : "more than memory holds", file->size < 0 ? ": " : "",
-               file->size < 0 ? mpt__io_reason(&context->base) : "");
+               file->size < 0 ? mpt__io_reason(&ctx->base) : "");
     mpt__reader_close(file);
     return false;
 }
 
 /* One that may be read as a whole. */
-static bool mpt__reader_open(mpt__reader *file, mpt_context *context, const char *path) {
-    return mpt__reader_open_up_to(file, context, path, PTRDIFF_MAX);
+static bool mpt__reader_open(mpt__reader *file, mpt_context *ctx, const char *path) {
+    return mpt__reader_open_up_to(file, ctx, path, PTRDIFF_MAX);
 }
 
 /* All of the bytes, or an error. */
@@ -791,7 +787,7 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
 enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };
 
 #if defined(MPT__NO_FILES)
-#define mpt__refuse_known(context, path, bytes, n, rows) ((void)(bytes), (void)(n), true)
+#define mpt__refuse_known(ctx, path, bytes, n, rows) ((void)(bytes), (void)(n), true)
 #define mpt__reader_plain(file, rows) true
 #else
 static const struct {
@@ -838,10 +834,10 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
 
 /* False with an error recorded if n bytes, with which a file begins, say that it is something else;
    for a format's own refusals, which then need not guess. */
-static bool mpt__refuse_known(mpt_context *context, const char *path, const uint8_t *p, size_t n,
+static bool mpt__refuse_known(mpt_context *ctx, const char *path, const uint8_t *p, size_t n,
                               int rows) {
     const char *what = mpt__what_this_is(p, n, rows);
-    return !what || mpt__reject(context, FORMAT, "%s: this is %s", path, what);
+    return !what || mpt__reject(ctx, FORMAT, "%s: this is %s", path, what);
 }
 
 /* The same for a file that was just opened, of a format without a beginning of its own. */
@@ -932,9 +928,9 @@ static bool mpt__idx_read(mpt__reader *file, mpt__idx_file *out) {
 }
 
 /* False with an error recorded; what was read may still be there. */
-static bool mpt__idx_open(mpt_context *context, const char *path, mpt__idx_file *out) {
+static bool mpt__idx_open(mpt_context *ctx, const char *path, mpt__idx_file *out) {
     mpt__reader file;
-    if (!mpt__reader_open(&file, context, path)) return false;
+    if (!mpt__reader_open(&file, ctx, path)) return false;
     bool good = mpt__idx_read(&file, out);
     mpt__reader_close(&file);
     return good;
@@ -950,41 +946,40 @@ static mpt_shape mpt__idx_shape(const mpt__idx *idx, int64_t lead) {
 
 /* Reads both files (files[1] only if it has a path) and checks that they belong together. `image`:
    inputs must be [N, image, image] and targets [N], unless it is 0. */
-static bool mpt__idx_read_pair(mpt_context *context, const char *const paths[2], int64_t image,
+static bool mpt__idx_read_pair(mpt_context *ctx, const char *const paths[2], int64_t image,
                                mpt__idx_file files[2]) {
     const mpt__idx *inputs = &files[0].idx, *targets = &files[1].idx;
-    if (!mpt__idx_open(context, paths[0], &files[0])) return false;
+    if (!mpt__idx_open(ctx, paths[0], &files[0])) return false;
     mpt_shape got = mpt__idx_shape(inputs, inputs->shape[0]);
     if (image > 0 && (got.rank != 3 || got.dim[1] != image || got.dim[2] != image))
-        return mpt__reject(context, FORMAT, "%s: expected images [N, %lld, %lld], got %S", paths[0],
+        return mpt__reject(ctx, FORMAT, "%s: expected images [N, %lld, %lld], got %S", paths[0],
                            image, image, &got);
     if (!paths[1]) return true;
-    if (!mpt__idx_open(context, paths[1], &files[1])) return false;
+    if (!mpt__idx_open(ctx, paths[1], &files[1])) return false;
     got = mpt__idx_shape(targets, targets->shape[0]);
     if (got.dim[0] == inputs->shape[0] && (image == 0 || got.rank == 1)) return true;
-    return mpt__reject(context, FORMAT, "%s: expected %lld targets as in %s, got %S", paths[1],
+    return mpt__reject(ctx, FORMAT, "%s: expected %lld targets as in %s, got %S", paths[1],
                        inputs->shape[0], paths[0], &got);
 }
 
 /* A dataset that owns what is in both files. Images get a channel dimension. */
-static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const paths[2],
-                                    int64_t image) {
+static mpt_dataset mpt__idx_dataset(mpt_context *ctx, const char *const paths[2], int64_t image) {
     mpt_user_dataset_config samples;
     mpt__idx_file files[2];
     mpt__dataset *dataset = NULL;
     memset(files, 0, sizeof files);
     mpt__zero(samples);
-    if (mpt__idx_read_pair(context, paths, image, files)) {
+    if (mpt__idx_read_pair(ctx, paths, image, files)) {
         samples.count = files[0].idx.shape[0];
         samples.dtype = MPT_U8;
         samples.shape = mpt__idx_shape(&files[0].idx, image > 0 ? 1 : 0);
         samples.target_dtype = paths[1] ? MPT_I64 : MPT_DTYPE_NONE;
         samples.target_shape = mpt__idx_shape(&files[1].idx, 0);
-        dataset = mpt__dataset_new(context, &samples, true);
+        dataset = mpt__dataset_new(ctx, &samples, true);
     }
     for (int i = 0; i < 2; i++) {
         if (!dataset)
-            mpt__release(&context->base, files[i].bytes, files[i].size, MPT_MEMORY_DATA);
+            mpt__release(&ctx->base, files[i].bytes, files[i].size, MPT_MEMORY_DATA);
         else
             dataset->owned[i] = files[i].bytes, dataset->owned_bytes[i] = files[i].size;
     }
@@ -993,16 +988,16 @@ static mpt_dataset mpt__idx_dataset(mpt_context *context, const char *const path
         if (paths[1]) dataset->targets = files[1].bytes + files[1].idx.header_bytes;
         dataset->byte_targets = true;
     }
-    return mpt__dataset_publish(context, dataset);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
-mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path, const char *targets_path) {
+mpt_dataset mpt_idx(mpt_context *ctx, const char *inputs_path, const char *targets_path) {
     const char *const paths[2] = {inputs_path, targets_path};
-    if (!mpt__enter(context, "mpt_idx") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
-    if (inputs_path) return mpt__idx_dataset(context, paths, 0);
-    mpt__error(context, ARGUMENT, "inputs_path is NULL");
-    return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_idx") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
+    if (inputs_path) return mpt__idx_dataset(ctx, paths, 0);
+    mpt__error(ctx, ARGUMENT, "inputs_path is NULL");
+    return mpt__dataset_handle(ctx, NULL);
 }
 
 /* ==== MNIST ==== */
@@ -1012,43 +1007,42 @@ mpt_dataset mpt_idx(mpt_context *context, const char *inputs_path, const char *t
 /* The first of the names in use, plain or .gz, that is there: as published, and with a dot, as some
    mirrors spell them. One that cannot be opened is an error and no reason to take another. False
    with an error recorded. */
-static bool mpt__mnist_find(mpt_context *context, const char *directory, mpt_split split,
-                            bool labels, char path[MPT__PATH_SIZE]) {
+static bool mpt__mnist_find(mpt_context *ctx, const char *directory, mpt_split split, bool labels,
+                            char path[MPT__PATH_SIZE]) {
     const char *set = split == MPT_TEST ? "t10k" : "train", *part = labels ? "labels" : "images";
     int rank = labels ? 1 : 3;
-    const mpt_io *io = &context->base.io;
+    const mpt_io *io = &ctx->base.io;
     for (int i = 0; i < 4 && io->open; i++) {
         if (mpt__format_text(path, MPT__PATH_SIZE, "%s/%s-%s%cidx%d-ubyte%s", directory, set, part,
                              i < 2 ? '-' : '.', rank, i % 2 ? ".gz" : "") >= MPT__PATH_SIZE)
-            return mpt__reject(context, ARGUMENT, "the path of the directory is too long");
+            return mpt__reject(ctx, ARGUMENT, "the path of the directory is too long");
         errno = 0;
         void *handle = io->open(io->user, path, 'r');
         if (handle && io->close) io->close(io->user, handle);
         if (handle) return true;
-        if (!mpt__io_absent(&context->base))
-            return mpt__reject(context, IO, "cannot open %s: %s", path,
-                               mpt__io_reason(&context->base));
+        if (!mpt__io_absent(&ctx->base))
+            return mpt__reject(ctx, IO, "cannot open %s: %s", path, mpt__io_reason(&ctx->base));
     }
-    return mpt__reject(context, IO,
+    return mpt__reject(ctx, IO,
                        "%s has no %s-%s-idx%d-ubyte.gz or %s-%s.idx%d-ubyte.gz, nor one of them "
                        "unpacked, that can be opened: %s",
-                       directory, set, part, rank, set, part, rank, mpt__io_reason(&context->base));
+                       directory, set, part, rank, set, part, rank, mpt__io_reason(&ctx->base));
 }
 
-mpt_dataset mpt_mnist(mpt_context *context, const char *directory, mpt_split split) {
+mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) {
     char images[MPT__PATH_SIZE], labels[MPT__PATH_SIZE];
     const char *const paths[2] = {images, labels};
-    if (!mpt__enter(context, "mpt_mnist") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_mnist") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
     if (!directory) {
-        mpt__error(context, ARGUMENT, "directory is NULL");
+        mpt__error(ctx, ARGUMENT, "directory is NULL");
     } else if (split != MPT_TRAIN && split != MPT_TEST) {
-        mpt__error(context, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
-    } else if (mpt__mnist_find(context, directory, split, false, images) &&
-               mpt__mnist_find(context, directory, split, true, labels)) {
-        return mpt__idx_dataset(context, paths, MPT__MNIST_SIDE);
+        mpt__error(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
+    } else if (mpt__mnist_find(ctx, directory, split, false, images) &&
+               mpt__mnist_find(ctx, directory, split, true, labels)) {
+        return mpt__idx_dataset(ctx, paths, MPT__MNIST_SIDE);
     }
-    return mpt__dataset_handle(context, NULL);
+    return mpt__dataset_handle(ctx, NULL);
 }
 
 #endif

@@ -43,10 +43,10 @@ enum {
 enum { MPT__STB_OLD = 0 };
 #endif
 
-static void mpt__decoder_warn(mpt_context *context) {
-    if (!MPT__STB_OLD || context->warned_decoder) return;
-    context->warned_decoder = true;
-    mpt__log(&context->base, MPT_LOG_WARNING,
+static void mpt__decoder_warn(mpt_context *ctx) {
+    if (!MPT__STB_OLD || ctx->warned_decoder) return;
+    ctx->warned_decoder = true;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
              "stb_image.h is older than 2.29, which does not check all that a file says; what is "
              "known of that is checked before it, but take 2.30 for files of unknown origin");
 }

@@ -76,15 +76,14 @@ static void mpt__files_entry(void *to, const char *name, bool is_folder) {
 }
 
 static bool mpt__files_list(mpt__files *files, const char *path) {
-    mpt_context *context = files->context;
-    const mpt_io *io = mpt__io(&context->base);
-    if (!io->list) return mpt__reject(context, IO, "cannot list %s: config.io has no `list`", path);
+    mpt_context *ctx = files->context;
+    const mpt_io *io = mpt__io(&ctx->base);
+    if (!io->list) return mpt__reject(ctx, IO, "cannot list %s: config.io has no `list`", path);
     if (!io->list(io->user, path, mpt__files_entry, files))
-        return mpt__reject(context, IO, "cannot list %s: %s", path, mpt__io_reason(&context->base));
+        return mpt__reject(ctx, IO, "cannot list %s: %s", path, mpt__io_reason(&ctx->base));
     if (files->too_long)
-        return mpt__reject(context, IO, "%s: a path of more than %d bytes", path,
-                           MPT__PATH_SIZE - 1);
-    return mpt__ok(context);
+        return mpt__reject(ctx, IO, "%s: a path of more than %d bytes", path, MPT__PATH_SIZE - 1);
+    return mpt__ok(ctx);
 }
 
 /* In the order of bytes, '/' before all others, so that folders stay together. */
@@ -351,47 +350,43 @@ static void mpt__folder_fill(mpt__dataset *dataset, const char *root, const mpt_
 }
 
 /* Reads the manifest into the folder's digests. */
-static bool mpt__folder_manifest(mpt_context *context, mpt__dataset *dataset,
-                                 const mpt__files *files) {
+static bool mpt__folder_manifest(mpt_context *ctx, mpt__dataset *dataset, const mpt__files *files) {
     const mpt__folder *folder = (const mpt__folder *)dataset->state;
     const char *path = folder->config.manifest;
     mpt__reader file;
-    if (!mpt__reader_open(&file, context, path)) return false;
+    if (!mpt__reader_open(&file, ctx, path)) return false;
     uint8_t *text =
         file.size ? mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST) : NULL;
-    uint8_t *named = (uint8_t *)mpt__host_new(context, (size_t)files->count);
+    uint8_t *named = (uint8_t *)mpt__host_new(ctx, (size_t)files->count);
     uint8_t(*digests)[32] = (uint8_t(*)[32])(uintptr_t)folder->digests;
     mpt__reader_close(&file);
     bool good =
-        named && mpt__ok(context) &&
+        named && mpt__ok(ctx) &&
         mpt__manifest_read(files, path, (const char *)text, (size_t)file.size, digests, named);
-    mpt__host_free(context, text, (size_t)file.size);
-    mpt__host_free(context, named, (size_t)files->count);
+    mpt__host_free(ctx, text, (size_t)file.size);
+    mpt__host_free(ctx, named, (size_t)files->count);
     return good;
 }
 
 /* Without steps that set it, the size of the first picture; then the finished plan. */
-static bool mpt__folder_plan(mpt_context *context, const mpt__folder *probe, mpt__pipeline *plan) {
+static bool mpt__folder_plan(mpt_context *ctx, const mpt__folder *probe, mpt__pipeline *plan) {
     const mpt_image_config *config = &probe->config;
     char error[MPT__SAMPLE_ERROR];
     mpt__decoded image;
-    if (!mpt__pipeline_plan(context, config->steps, config->step_count, config->channels, 0, 0,
-                            plan))
+    if (!mpt__pipeline_plan(ctx, config->steps, config->step_count, config->channels, 0, 0, plan))
         return false;
     if (plan->height > 0) return true;
-    mpt__image_file *file = (mpt__image_file *)mpt__host_new(context, sizeof *file);
+    mpt__image_file *file = (mpt__image_file *)mpt__host_new(ctx, sizeof *file);
     if (!file) return false;
-    bool good = mpt__image_open(&context->base, probe, 0, true, file, &image, error);
-    mpt__host_free(context, file, sizeof *file);
-    if (!good)
-        return mpt__reject(context, IO, "%s (the first picture sets the size of all)", error);
-    return mpt__pipeline_plan(context, config->steps, config->step_count, config->channels,
+    bool good = mpt__image_open(&ctx->base, probe, 0, true, file, &image, error);
+    mpt__host_free(ctx, file, sizeof *file);
+    if (!good) return mpt__reject(ctx, IO, "%s (the first picture sets the size of all)", error);
+    return mpt__pipeline_plan(ctx, config->steps, config->step_count, config->channels,
                               image.height, image.width, plan);
 }
 
-static mpt__dataset *mpt__folder_new(mpt_context *context, const char *root,
-                                     const mpt__files *classes, const mpt__files *files,
-                                     const mpt_image_config *config) {
+static mpt__dataset *mpt__folder_new(mpt_context *ctx, const char *root, const mpt__files *classes,
+                                     const mpt__files *files, const mpt_image_config *config) {
     mpt_user_dataset_config samples;
     mpt__folder probe;
     mpt__zero(samples);
@@ -399,7 +394,7 @@ static mpt__dataset *mpt__folder_new(mpt_context *context, const char *root,
     probe.config = *config;
     probe.root = root;
     probe.text = files->text, probe.at = files->at;
-    if (!mpt__folder_plan(context, &probe, &probe.plan)) return NULL;
+    if (!mpt__folder_plan(ctx, &probe, &probe.plan)) return NULL;
     samples.count = files->count;
     samples.dtype = MPT_F32;
     samples.shape = MPT_SHAPE(config->channels, probe.plan.height, probe.plan.width);
@@ -408,57 +403,55 @@ static mpt__dataset *mpt__folder_new(mpt_context *context, const char *root,
                    mpt__folder_part((size_t)classes->count * sizeof(char *)) +
                    (size_t)files->count * (2 * sizeof(int64_t) + (config->manifest ? 32 : 0)) +
                    (size_t)files->length + (size_t)classes->length + strlen(root) + 1;
-    mpt__dataset *dataset =
-        mpt__planned_new(context, &samples, &probe.plan, mpt__folder_make, bytes);
+    mpt__dataset *dataset = mpt__planned_new(ctx, &samples, &probe.plan, mpt__folder_make, bytes);
     if (!dataset) return NULL;
     dataset->work_bytes = mpt__pipeline_bytes(&probe.plan) + sizeof(mpt__image_file);
     mpt__folder_fill(dataset, root, classes, files, config);
-    if (!config->manifest || mpt__folder_manifest(context, dataset, files)) return dataset;
-    mpt__dataset_release(context, dataset);
+    if (!config->manifest || mpt__folder_manifest(ctx, dataset, files)) return dataset;
+    mpt__dataset_release(ctx, dataset);
     return NULL;
 }
 
-static mpt__dataset *mpt__folder_open(mpt_context *context, const char *root,
+static mpt__dataset *mpt__folder_open(mpt_context *ctx, const char *root,
                                       const mpt_image_config *config) {
-    mpt__files *lists = (mpt__files *)mpt__host_new(context, 2 * sizeof *lists);
+    mpt__files *lists = (mpt__files *)mpt__host_new(ctx, 2 * sizeof *lists);
     mpt__dataset *dataset = NULL;
     if (!lists) return NULL;
-    lists[0].context = lists[1].context = context;
+    lists[0].context = lists[1].context = ctx;
     if (mpt__folder_list(root, &lists[0], &lists[1]))
-        dataset = mpt__folder_new(context, root, &lists[0], &lists[1], config);
+        dataset = mpt__folder_new(ctx, root, &lists[0], &lists[1], config);
     mpt__files_free(&lists[0]);
     mpt__files_free(&lists[1]);
-    mpt__host_free(context, lists, 2 * sizeof *lists);
+    mpt__host_free(ctx, lists, 2 * sizeof *lists);
     return dataset;
 }
 
 #endif
 
-mpt_dataset mpt_image_folder(mpt_context *context, const char *folder,
-                             const mpt_image_config *config) {
+mpt_dataset mpt_image_folder(mpt_context *ctx, const char *folder, const mpt_image_config *config) {
     mpt_image_config defaults = mpt_image_config_default();
     mpt__dataset *dataset = NULL;
     if (!config) config = &defaults;
-    if (!mpt__enter(context, "mpt_image_folder") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_image_folder") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
     if (!folder || !folder[0] || strlen(folder) >= MPT__PATH_SIZE) {
-        mpt__error(context, ARGUMENT, "folder is %s",
+        mpt__error(ctx, ARGUMENT, "folder is %s",
                    !folder      ? "NULL"
                    : !folder[0] ? "empty"
                                 : "too long a path");
     } else if (config->channels != 1 && config->channels != 3 && config->channels != 4) {
-        mpt__error(context, ARGUMENT, "channels is %d; 1 grey, 3 RGB, 4 RGBA", config->channels);
+        mpt__error(ctx, ARGUMENT, "channels is %d; 1 grey, 3 RGB, 4 RGBA", config->channels);
     } else if (config->max_pixels < 1) {
-        mpt__error(context, ARGUMENT, "max_pixels is %lld; at least 1", config->max_pixels);
+        mpt__error(ctx, ARGUMENT, "max_pixels is %lld; at least 1", config->max_pixels);
     } else {
 #ifdef MPTRAIN_STB_IMAGE
-        mpt__decoder_warn(context);
-        dataset = mpt__folder_open(context, folder, config);
+        mpt__decoder_warn(ctx);
+        dataset = mpt__folder_open(ctx, folder, config);
 #else
-        mpt__error(context, UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");
+        mpt__error(ctx, UNSUPPORTED, "built without image files (MPTRAIN_STB_IMAGE)");
 #endif
     }
-    return mpt__dataset_publish(context, dataset);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
 /* ==== CIFAR-10 ==== */
@@ -469,30 +462,30 @@ static const char *const mpt__cifar_classes[10] = {
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"};
 
 /* Opens file number `i` of a split and checks its size. */
-static bool mpt__cifar_open(mpt_context *context, const char *directory, mpt_split split, int i,
+static bool mpt__cifar_open(mpt_context *ctx, const char *directory, mpt_split split, int i,
                             char path[MPT__PATH_SIZE], mpt__reader *file) {
     size_t length =
         split == MPT_TEST
             ? mpt__format_text(path, MPT__PATH_SIZE, "%s/test_batch.bin", directory)
             : mpt__format_text(path, MPT__PATH_SIZE, "%s/data_batch_%d.bin", directory, i + 1);
     if (length >= MPT__PATH_SIZE)
-        return mpt__reject(context, ARGUMENT, "the path of the directory is too long");
-    if (!mpt__reader_open(file, context, path)) return false;
+        return mpt__reject(ctx, ARGUMENT, "the path of the directory is too long");
+    if (!mpt__reader_open(file, ctx, path)) return false;
     if (file->size > 0 && file->size % MPT__CIFAR_RECORD == 0) return true;
     mpt__reader_close(file);
     return mpt__reject(
-        context, FORMAT,
+        ctx, FORMAT,
         "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)", path,
         file->size, (int)MPT__CIFAR_RECORD);
 }
 
 /* Moves labels out of `records` records, so that their pixels lie one after the other. */
-static bool mpt__cifar_split(mpt_context *context, const char *path, uint8_t *records,
-                             int64_t count, uint8_t *pixels, uint8_t *labels) {
+static bool mpt__cifar_split(mpt_context *ctx, const char *path, uint8_t *records, int64_t count,
+                             uint8_t *pixels, uint8_t *labels) {
     for (int64_t i = 0; i < count; i++) {
         const uint8_t *record = records + i * MPT__CIFAR_RECORD;
         if (record[0] > 9)
-            return mpt__reject(context, FORMAT,
+            return mpt__reject(ctx, FORMAT,
                                "%s: label %d in record %lld (byte %lld); labels are 0 to 9", path,
                                (int)record[0], i, i * MPT__CIFAR_RECORD);
         labels[i] = record[0];
@@ -501,33 +494,33 @@ static bool mpt__cifar_split(mpt_context *context, const char *path, uint8_t *re
     return true;
 }
 
-static bool mpt__cifar_read(mpt_context *context, const char *directory, mpt_split split,
+static bool mpt__cifar_read(mpt_context *ctx, const char *directory, mpt_split split,
                             mpt__dataset *dataset) {
     uint8_t *pixels = (uint8_t *)dataset->owned[0], *labels = (uint8_t *)dataset->owned[1];
     char path[MPT__PATH_SIZE];
     int64_t done = 0;
     for (int i = 0; i < (split == MPT_TEST ? 1 : 5); i++) {
         mpt__reader file;
-        if (!mpt__cifar_open(context, directory, split, i, path, &file)) return false;
+        if (!mpt__cifar_open(ctx, directory, split, i, path, &file)) return false;
         int64_t count = file.size / MPT__CIFAR_RECORD;
         /* The records end where those still to come begin: moving pixels down never overtakes. */
         uint8_t *records = pixels + done * MPT__CIFAR_RECORD;
         bool good = count <= dataset->count - done;
         if (!good)
-            mpt__error(context, IO, "%s: it grew while it was read", path);
+            mpt__error(ctx, IO, "%s: it grew while it was read", path);
         else
             good = mpt__reader_read(&file, records, (size_t)file.size);
         mpt__reader_close(&file);
-        if (!good || !mpt__cifar_split(context, path, records, count,
-                                       pixels + done * MPT__CIFAR_PIXELS, labels + done))
+        if (!good || !mpt__cifar_split(ctx, path, records, count, pixels + done * MPT__CIFAR_PIXELS,
+                                       labels + done))
             return false;
         done += count;
     }
     if (done == dataset->count) return true;
-    return mpt__reject(context, IO, "%s: it shrank while it was read", path);
+    return mpt__reject(ctx, IO, "%s: it shrank while it was read", path);
 }
 
-static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory, mpt_split split) {
+static mpt__dataset *mpt__cifar_new(mpt_context *ctx, const char *directory, mpt_split split) {
     mpt_user_dataset_config samples;
     char path[MPT__PATH_SIZE];
     mpt__zero(samples);
@@ -536,38 +529,38 @@ static mpt__dataset *mpt__cifar_new(mpt_context *context, const char *directory,
     samples.target_dtype = MPT_I64;
     for (int i = 0; i < (split == MPT_TEST ? 1 : 5); i++) {
         mpt__reader file;
-        if (!mpt__cifar_open(context, directory, split, i, path, &file)) return NULL;
+        if (!mpt__cifar_open(ctx, directory, split, i, path, &file)) return NULL;
         samples.count += file.size / MPT__CIFAR_RECORD;
         mpt__reader_close(&file);
     }
-    mpt__dataset *dataset = mpt__dataset_new(context, &samples, true);
+    mpt__dataset *dataset = mpt__dataset_new(ctx, &samples, true);
     if (!dataset) return NULL;
     for (int i = 0; i < 2; i++) {
         dataset->owned_bytes[i] = (size_t)samples.count * (i ? 1 : MPT__CIFAR_RECORD);
-        dataset->owned[i] = mpt__allocate(&context->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
+        dataset->owned[i] = mpt__allocate(&ctx->base, dataset->owned_bytes[i], MPT_MEMORY_DATA);
     }
-    if (mpt__ok(context) && mpt__cifar_read(context, directory, split, dataset)) {
+    if (mpt__ok(ctx) && mpt__cifar_read(ctx, directory, split, dataset)) {
         dataset->inputs = (const uint8_t *)dataset->owned[0];
         dataset->targets = (const uint8_t *)dataset->owned[1];
         dataset->byte_targets = true;
         dataset->classes = mpt__cifar_classes, dataset->class_count = 10;
         return dataset;
     }
-    mpt__dataset_release(context, dataset);
+    mpt__dataset_release(ctx, dataset);
     return NULL;
 }
 
-mpt_dataset mpt_cifar10(mpt_context *context, const char *directory, mpt_split split) {
+mpt_dataset mpt_cifar10(mpt_context *ctx, const char *directory, mpt_split split) {
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_cifar10") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_cifar10") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
     if (!directory)
-        mpt__error(context, ARGUMENT, "directory is NULL");
+        mpt__error(ctx, ARGUMENT, "directory is NULL");
     else if (split != MPT_TRAIN && split != MPT_TEST)
-        mpt__error(context, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
+        mpt__error(ctx, ARGUMENT, "split %d is neither MPT_TRAIN nor MPT_TEST", (int)split);
     else
-        dataset = mpt__cifar_new(context, directory, split);
-    return mpt__dataset_publish(context, dataset);
+        dataset = mpt__cifar_new(ctx, directory, split);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
 #endif

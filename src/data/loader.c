@@ -324,14 +324,14 @@ static size_t mpt__part_bytes(const mpt__loader *loader, int part) {
 
 #if defined(MPTRAIN_CUDA)
 /* Whether the device cannot be written to: workers fill a stage, which is uploaded. */
-static bool mpt__slots_staged(const mpt_context *context) {
-    return context->backend.allocate != NULL || !context->backend.synchronous;
+static bool mpt__slots_staged(const mpt_context *ctx) {
+    return ctx->backend.allocate != NULL || !ctx->backend.synchronous;
 }
 
 /* Page-locked where it can be: the device fetches it by itself; else an upload copies it first. */
-static void mpt__stage_make(mpt_context *context, mpt__loader_slot *slot, int part, size_t bytes) {
-    mpt__base *base = &context->base;
-    const mpt__backend *backend = &context->backend;
+static void mpt__stage_make(mpt_context *ctx, mpt__loader_slot *slot, int part, size_t bytes) {
+    mpt__base *base = &ctx->base;
+    const mpt__backend *backend = &ctx->backend;
     int64_t held = base->memory.held + (int64_t)bytes;
     void *stage = NULL;
     if (backend->stage_new && (base->memory_limit == 0 || held <= base->memory_limit))
@@ -344,10 +344,10 @@ static void mpt__stage_make(mpt_context *context, mpt__loader_slot *slot, int pa
     mpt__account(base, MPT_MEMORY_BATCH, (int64_t)bytes);
 }
 
-static void mpt__stage_end(mpt_context *context, mpt__loader_slot *slot, int part, size_t bytes) {
-    mpt__base *base = &context->base;
+static void mpt__stage_end(mpt_context *ctx, mpt__loader_slot *slot, int part, size_t bytes) {
+    mpt__base *base = &ctx->base;
     if (slot->locked[part]) {
-        context->backend.stage_free(context->backend.self, slot->memory[part]);
+        ctx->backend.stage_free(ctx->backend.self, slot->memory[part]);
         base->memory.held -= (int64_t)bytes;
         mpt__account_less(base, MPT_MEMORY_BATCH, (int64_t)bytes);
     } else {
@@ -356,39 +356,39 @@ static void mpt__stage_end(mpt_context *context, mpt__loader_slot *slot, int par
 }
 
 /* Before a slot is filled again: its upload has been read. The host is a ring ahead at most. */
-static void mpt__slot_settle(mpt_context *context, const mpt__loader_slot *slot) {
-    mpt__backend *backend = &context->backend;
+static void mpt__slot_settle(mpt_context *ctx, const mpt__loader_slot *slot) {
+    mpt__backend *backend = &ctx->backend;
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->locked[part] &&
             backend->stage_settle(backend->self, slot->memory[part]) != MPT_OK)
-            mpt__error(context, DEVICE, "%s", backend->error);
+            mpt__error(ctx, DEVICE, "%s", backend->error);
 }
 #endif
 
 /* ==== Delivery ==== */
 
 /* Ends the handles of the batch in use, those that the user has not ended already. */
-static void mpt__batch_end(mpt_context *context, mpt__loader *loader) {
+static void mpt__batch_end(mpt_context *ctx, mpt__loader *loader) {
 #if defined(MPTRAIN_CUDA)
     if (loader->held)
-        mpt__slot_settle(context, &loader->slots[(loader->next - 1) % loader->slot_count]);
+        mpt__slot_settle(ctx, &loader->slots[(loader->next - 1) % loader->slot_count]);
 #endif
     for (int part = 0; part < MPT__BATCH_PARTS; part++) {
-        mpt__tensor *tensor = mpt__live(context, loader->batch[part]);
-        if (tensor) mpt__tensor_drop(context, tensor);
-        loader->batch[part] = mpt__null(context);
+        mpt__tensor *tensor = mpt__live(ctx, loader->batch[part]);
+        if (tensor) mpt__tensor_drop(ctx, tensor);
+        loader->batch[part] = mpt__null(ctx);
     }
     loader->held = false;
 }
 
 /* Ends the batch in use and gives its slot back to the workers. What backward saved of it counts as
    changed from here on. */
-static void mpt__loader_take_back(mpt_context *context, mpt__loader *loader) {
+static void mpt__loader_take_back(mpt_context *ctx, mpt__loader *loader) {
     if (!loader->held) return;
     mpt__loader_slot *slot = &loader->slots[(loader->next - 1) % loader->slot_count];
-    mpt__batch_end(context, loader);
+    mpt__batch_end(ctx, loader);
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
-        if (slot->storage[part]) context->storages[slot->storage[part]].version++;
+        if (slot->storage[part]) ctx->storages[slot->storage[part]].version++;
     mpt__loader_lock(loader);
     slot->ready = false;
     mpt__loader_allow(loader, loader->next + loader->slot_count);
@@ -396,7 +396,7 @@ static void mpt__loader_take_back(mpt_context *context, mpt__loader *loader) {
 }
 
 /* A part of a slot as a tensor that only the loader ends: the error null on failure. */
-static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loader,
+static mpt_tensor mpt__batch_tensor(mpt_context *ctx, const mpt__loader *loader,
                                     const mpt__loader_slot *slot, int part, int64_t size) {
     const mpt_shape *sample =
         part == MPT__BATCH_X ? &loader->dataset->shape : &loader->target_shape;
@@ -406,17 +406,16 @@ static mpt_tensor mpt__batch_tensor(mpt_context *context, const mpt__loader *loa
     shape.dim[0] = size;
     for (int i = 0; i < sample->rank; i++) shape.dim[i + 1] = sample->dim[i];
 #if defined(MPTRAIN_CUDA)
-    if (mpt__slots_staged(context) &&
-        mpt__upload(context, slot->storage[part], 0, slot->memory[part],
-                    size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
-        return mpt__null(context);
+    if (mpt__slots_staged(ctx) && mpt__upload(ctx, slot->storage[part], 0, slot->memory[part],
+                                              size * (int64_t)loader->sample_bytes[part]) != MPT_OK)
+        return mpt__null(ctx);
 #endif
     mpt__tensor view = mpt__view_on(slot->storage[part], dtype, &shape, 0);
-    return mpt__handle(context, mpt__tensor_outside(context, &view, MPT__KEPT));
+    return mpt__handle(ctx, mpt__tensor_outside(ctx, &view, MPT__KEPT));
 }
 
-static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_batch *batch) {
-    mpt__loader_take_back(context, loader);
+static bool mpt__loader_advance(mpt_context *ctx, mpt__loader *loader, mpt_batch *batch) {
+    mpt__loader_take_back(ctx, loader);
     if (!loader->open) mpt__loader_open_epoch(loader, 0);
     if (loader->next == loader->batches) {
         mpt__loader_close_epoch(loader);
@@ -434,22 +433,22 @@ static bool mpt__loader_advance(mpt_context *context, mpt__loader *loader, mpt_b
         char what[40] = "collate of ";
         if (!slot->collate_failed)
             mpt__format_text(what, sizeof what, "sample %lld (", slot->failed);
-        mpt__error(context, IO,
+        mpt__error(ctx, IO,
                    "%sbatch %lld of epoch %lld%s: %s; after mpt_clear_error the loader goes on "
                    "with the next batch",
                    what, number, loader->epoch, slot->collate_failed ? "" : ")", why);
-        mpt__loader_take_back(context, loader);
+        mpt__loader_take_back(ctx, loader);
         return false;
     }
     if (skips)
-        mpt__log(&context->base, MPT_LOG_WARNING,
-                 "batch %lld of epoch %lld: %lld samples left out, the first is %lld: %s",
-                 number, loader->epoch, slot->skipped, slot->failed, why);
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
+                 "batch %lld of epoch %lld: %lld samples left out, the first is %lld: %s", number,
+                 loader->epoch, slot->skipped, slot->failed, why);
     for (int part = 0; part < MPT__BATCH_PARTS; part++)
         if (slot->storage[part])
-            loader->batch[part] = mpt__batch_tensor(context, loader, slot, part, size);
-    if (!mpt__ok(context)) { /* out of memory: the same batch is the next one again */
-        mpt__batch_end(context, loader);
+            loader->batch[part] = mpt__batch_tensor(ctx, loader, slot, part, size);
+    if (!mpt__ok(ctx)) { /* out of memory: the same batch is the next one again */
+        mpt__batch_end(ctx, loader);
         loader->next--;
         return false;
     }
@@ -516,45 +515,44 @@ static void mpt__dataset_loaders(mpt__dataset *dataset, int by) {
 }
 
 /* Frees a loader in any stage of creation. */
-static void mpt__loader_free(mpt_context *context, void *object) {
+static void mpt__loader_free(mpt_context *ctx, void *object) {
     mpt__loader *loader = (mpt__loader *)object;
-    mpt__base *base = &context->base;
+    mpt__base *base = &ctx->base;
     size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
     mpt__loader_stop(loader);
     loader->held = false; /* nobody fills its slot again */
-    mpt__batch_end(context, loader);
+    mpt__batch_end(ctx, loader);
     for (int64_t i = 0; loader->slots && i < MPT__BATCH_PARTS * loader->slot_count; i++) {
         mpt__loader_slot *slot = &loader->slots[i / MPT__BATCH_PARTS];
         int part = (int)(i % MPT__BATCH_PARTS);
         if (!slot->storage[part]) continue;
 #if defined(MPTRAIN_CUDA)
-        if (mpt__slots_staged(context))
-            mpt__stage_end(context, slot, part, mpt__part_bytes(loader, part));
+        if (mpt__slots_staged(ctx)) mpt__stage_end(ctx, slot, part, mpt__part_bytes(loader, part));
 #endif
-        mpt__storage_release(context, slot->storage[part]);
+        mpt__storage_release(ctx, slot->storage[part]);
     }
-    mpt__room_free(context, loader->slots, loader->slot_count);
+    mpt__room_free(ctx, loader->slots, loader->slot_count);
     mpt__release(base, loader->scratch, scratch_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->order, order_bytes, MPT_MEMORY_BATCH);
     mpt__release(base, loader->weight_sums, sums_bytes, MPT_MEMORY_BATCH);
     mpt__dataset_loaders(loader->dataset, -1);
-    mpt__dataset_release(context, loader->dataset);
+    mpt__dataset_release(ctx, loader->dataset);
 }
 
 /* What a loader's parts take, each of which has to fit into memory by itself: 32-bit sizes would
    wrap. False with an error recorded. */
-static bool mpt__loader_measure(mpt_context *context, mpt__loader *loader) {
+static bool mpt__loader_measure(mpt_context *ctx, mpt__loader *loader) {
     const mpt__dataset *dataset = loader->dataset;
     const mpt_loader_config *config = &loader->config;
     int64_t most = PTRDIFF_MAX, batch = config->batch;
     size_t *bytes = loader->sample_bytes;
     int64_t unused;
-    if (!mpt__sample_size(context, "input", loader->delivery.to, &dataset->shape, batch, &unused,
+    if (!mpt__sample_size(ctx, "input", loader->delivery.to, &dataset->shape, batch, &unused,
                           &bytes[MPT__BATCH_X]) ||
         (loader->target_dtype != MPT_DTYPE_NONE &&
-         !mpt__sample_size(context, "target", loader->target_dtype, &loader->target_shape, batch,
+         !mpt__sample_size(ctx, "target", loader->target_dtype, &loader->target_shape, batch,
                            &unused, &bytes[MPT__BATCH_Y])))
         return false;
     uint64_t scratch = mpt__loader_scratch(dataset);
@@ -566,19 +564,19 @@ static bool mpt__loader_measure(mpt_context *context, mpt__loader *loader) {
         (!config->weights || dataset->count <= most / (int64_t)sizeof(double)) &&
         loader->slot_count <= most / (int64_t)sizeof *loader->slots)
         return true;
-    mpt__fail_memory(&context->base, (size_t)most, MPT_MEMORY_BATCH);
+    mpt__fail_memory(&ctx->base, (size_t)most, MPT_MEMORY_BATCH);
     return false;
 }
 
 /* All memory of a loader; false with an error recorded. */
-static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
-    mpt__base *base = &context->base;
+static bool mpt__loader_allocate(mpt_context *ctx, mpt__loader *loader) {
+    mpt__base *base = &ctx->base;
     const double *weights = loader->config.weights;
     size_t order_bytes = (size_t)loader->total * sizeof(int64_t);
     size_t sums_bytes = (size_t)loader->dataset->count * sizeof(double);
     size_t slot_bytes = (size_t)loader->slot_count * sizeof *loader->slots;
     size_t scratch_bytes = (size_t)mpt__loader_makers(loader) * loader->scratch_bytes;
-    loader->slots = (mpt__loader_slot *)mpt__host_new(context, slot_bytes);
+    loader->slots = (mpt__loader_slot *)mpt__host_new(ctx, slot_bytes);
     loader->scratch = (uint8_t *)mpt__allocate(base, scratch_bytes, MPT_MEMORY_BATCH);
     if (weights) loader->weight_sums = (double *)mpt__allocate(base, sums_bytes, MPT_MEMORY_BATCH);
     for (int64_t i = 0; loader->weight_sums && i < loader->dataset->count; i++)
@@ -592,18 +590,17 @@ static bool mpt__loader_allocate(mpt_context *context, mpt__loader *loader) {
         size_t bytes = mpt__part_bytes(loader, part);
         if (bytes == 0) continue;
         slot->storage[part] =
-            mpt__storage_new(context, (int64_t)bytes, MPT_MEMORY_BATCH, MPT__FROM_DEVICE, false);
-        slot->memory[part] = context->data[slot->storage[part]];
+            mpt__storage_new(ctx, (int64_t)bytes, MPT_MEMORY_BATCH, MPT__FROM_DEVICE, false);
+        slot->memory[part] = ctx->data[slot->storage[part]];
 #if defined(MPTRAIN_CUDA)
-        if (slot->storage[part] && mpt__slots_staged(context))
-            mpt__stage_make(context, slot, part, bytes);
+        if (slot->storage[part] && mpt__slots_staged(ctx)) mpt__stage_make(ctx, slot, part, bytes);
 #endif
     }
     return base->status == MPT_OK;
 }
 
-static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
-    const mpt_threads *thread = &context->base.thread;
+static bool mpt__loader_start(mpt_context *ctx, mpt__loader *loader) {
+    const mpt_threads *thread = &ctx->base.thread;
     int wanted = loader->config.workers;
     for (int i = 0; loader->scratch && i < mpt__loader_makers(loader); i++)
         loader->workers[i].scratch = loader->scratch + (size_t)i * loader->scratch_bytes;
@@ -612,13 +609,12 @@ static bool mpt__loader_start(mpt_context *context, mpt__loader *loader) {
     if (thread->condition_create(thread->user, &loader->work) != 0) loader->work = NULL;
     if (thread->condition_create(thread->user, &loader->ready) != 0) loader->ready = NULL;
     if (!loader->mutex || !loader->work || !loader->ready)
-        return mpt__reject(context, THREAD, "no mutex or condition could be made");
+        return mpt__reject(ctx, THREAD, "no mutex or condition could be made");
     for (int i = 0; i < wanted; loader->thread_count = ++i) {
         mpt__worker *worker = &loader->workers[i];
         worker->loader = loader;
         if (thread->create(thread->user, &worker->thread, mpt__worker_run, worker) != 0)
-            return mpt__reject(context, THREAD, "only %d of %d workers could be started", i,
-                               wanted);
+            return mpt__reject(ctx, THREAD, "only %d of %d workers could be started", i, wanted);
     }
     return true;
 }
@@ -629,50 +625,49 @@ static int64_t mpt__loader_share(const mpt_loader_config *config, int64_t total)
 }
 
 /* What is wrong with a config; false with an error recorded. */
-static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
+static bool mpt__loader_check(mpt_context *ctx, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
     if (config->batch < 1)
-        return mpt__reject(context, ARGUMENT, "batch is %lld; at least 1", config->batch);
+        return mpt__reject(ctx, ARGUMENT, "batch is %lld; at least 1", config->batch);
     if (config->workers < 0 || config->workers > MPT__MAX_WORKERS)
-        return mpt__reject(context, ARGUMENT, "workers is %d; from 0 (the calling thread) to %d",
+        return mpt__reject(ctx, ARGUMENT, "workers is %d; from 0 (the calling thread) to %d",
                            config->workers, MPT__MAX_WORKERS);
     if (config->workers > 0 && (config->prefetch < 1 || config->prefetch > MPT__MAX_PREFETCH))
-        return mpt__reject(context, ARGUMENT, "prefetch is %d; from 1 to %d batches per worker",
+        return mpt__reject(ctx, ARGUMENT, "prefetch is %d; from 1 to %d batches per worker",
                            config->prefetch, MPT__MAX_PREFETCH);
     if (config->dtype != MPT_F32 && config->dtype != MPT_F16 && config->dtype != MPT_BF16)
-        return mpt__reject(context, DTYPE, "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16",
+        return mpt__reject(ctx, DTYPE, "dtype %D: batches are MPT_F32, MPT_F16 or MPT_BF16",
                            config->dtype);
     if (config->samples < 0 || config->samples > PTRDIFF_MAX / 8 ||
         (config->samples > 0 && !config->weights))
         return mpt__reject(
-            context, ARGUMENT,
+            ctx, ARGUMENT,
             "samples is %lld; it counts those that weights draw, 0 for as many as there are",
             config->samples);
     double sum = 0.0;
     for (int64_t i = 0; config->weights && i < dataset->count; i++) {
         if (!(config->weights[i] >= 0.0 && config->weights[i] <= 1e300))
-            return mpt__reject(context, ARGUMENT,
+            return mpt__reject(ctx, ARGUMENT,
                                "weight %lld is %g; weights are finite and not negative", i,
                                config->weights[i]);
         sum += config->weights[i];
     }
     if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
-        return mpt__reject(context, ARGUMENT, "the weights sum to %g", sum);
+        return mpt__reject(ctx, ARGUMENT, "the weights sum to %g", sum);
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
-        return mpt__reject(context, ARGUMENT, "rank %d of world %d; ranks are 0 to world - 1",
+        return mpt__reject(ctx, ARGUMENT, "rank %d of world %d; ranks are 0 to world - 1",
                            config->rank, config->world);
     int64_t samples =
         mpt__loader_share(config, config->samples > 0 ? config->samples : dataset->count);
     if (config->drop_last && config->batch > samples)
-        return mpt__reject(context, ARGUMENT,
-                           "drop_last leaves nothing: batch %lld of %lld samples", config->batch,
-                           samples);
+        return mpt__reject(ctx, ARGUMENT, "drop_last leaves nothing: batch %lld of %lld samples",
+                           config->batch, samples);
     mpt_dtype target = config->target_dtype;
     if (target != MPT_DTYPE_NONE && (!config->collate || !mpt__target_dtype(target)))
-        return mpt__reject(context, DTYPE, "target_dtype %D%s; collate makes i64, f32, f16 or bf16",
+        return mpt__reject(ctx, DTYPE, "target_dtype %D%s; collate makes i64, f32, f16 or bf16",
                            target, config->collate ? "" : " without collate");
     if (!MPT__HAS_WORKERS && config->workers > 0)
-        return mpt__reject(context, UNSUPPORTED,
+        return mpt__reject(ctx, UNSUPPORTED,
                            "workers is %d, but this is built without threads (MPTRAIN_NO_THREADS); "
                            "0 loads on the calling thread",
                            config->workers);
@@ -680,22 +675,22 @@ static bool mpt__loader_check(mpt_context *context, const mpt__dataset *dataset,
 }
 
 /* Everything that follows from dataset and config. */
-static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dataset *dataset,
+static void mpt__loader_plan(mpt_context *ctx, mpt__loader *loader, mpt__dataset *dataset,
                              const mpt_loader_config *config) {
     int64_t ring = config->workers > 0 ? (int64_t)config->prefetch * config->workers + 1 : 1;
     mpt_dtype to = mpt__dataset_whole(dataset) ? dataset->dtype : config->dtype;
-    loader->base = &context->base;
+    loader->base = &ctx->base;
     loader->dataset = dataset;
     dataset->references++;
     mpt__dataset_loaders(dataset, 1);
     loader->config = *config;
-    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs) loader->pool = context->pool;
+    if (MPT__HAS_WORKERS && config->workers == 0 && dataset->inputs) loader->pool = ctx->pool;
     loader->total = config->samples > 0 ? config->samples : dataset->count;
     loader->samples = mpt__loader_share(config, loader->total);
     if (config->batch > loader->samples) loader->config.batch = loader->samples;
     if (config->seed == 0)
-        loader->config.seed = mpt__hash_u64(context->config.seed, MPT__LOADER_STREAM);
-    mpt__delivery_begin(context, &loader->delivery, dataset, to);
+        loader->config.seed = mpt__hash_u64(ctx->config.seed, MPT__LOADER_STREAM);
+    mpt__delivery_begin(ctx, &loader->delivery, dataset, to);
     loader->batches = loader->samples / loader->config.batch;
     if (!config->drop_last && loader->samples % loader->config.batch != 0) loader->batches++;
     loader->slot_count = ring < loader->batches ? ring : loader->batches;
@@ -704,24 +699,24 @@ static void mpt__loader_plan(mpt_context *context, mpt__loader *loader, mpt__dat
     loader->target_shape = loader->remakes ? config->target_shape : dataset->target_shape;
 }
 
-mpt_loader mpt_loader_create(mpt_context *context, mpt_dataset dataset,
+mpt_loader mpt_loader_create(mpt_context *ctx, mpt_dataset dataset,
                              const mpt_loader_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_loader_config defaults = mpt_loader_config_default();
     if (!config) config = &defaults;
     mpt__dataset *source =
-        mpt__enter_checked(context, "mpt_loader_create") ? mpt__dataset_at(context, dataset) : NULL;
+        mpt__enter_checked(ctx, "mpt_loader_create") ? mpt__dataset_at(ctx, dataset) : NULL;
     mpt__loader *loader = NULL;
-    if (source && mpt__loader_check(context, source, config))
-        loader = (mpt__loader *)mpt__object_make(context, MPT__LOADER, sizeof *loader);
+    if (source && mpt__loader_check(ctx, source, config))
+        loader = (mpt__loader *)mpt__object_make(ctx, MPT__LOADER, sizeof *loader);
     if (loader) {
-        mpt__loader_plan(context, loader, source, config);
-        if (mpt__loader_measure(context, loader) && mpt__loader_allocate(context, loader) &&
-            mpt__loader_start(context, loader))
-            return mpt__loader_handle(context, loader);
-        mpt__object_free(context, MPT__LOADER, loader->id.slot);
+        mpt__loader_plan(ctx, loader, source, config);
+        if (mpt__loader_measure(ctx, loader) && mpt__loader_allocate(ctx, loader) &&
+            mpt__loader_start(ctx, loader))
+            return mpt__loader_handle(ctx, loader);
+        mpt__object_free(ctx, MPT__LOADER, loader->id.slot);
     }
-    return mpt__loader_handle(context, NULL);
+    return mpt__loader_handle(ctx, NULL);
 }
 
 int64_t mpt_loader_batches(mpt_loader handle) {
@@ -774,10 +769,10 @@ mpt_loader_stats mpt_loader_statistics(mpt_loader handle) {
 }
 
 mpt_status mpt_loader_destroy(mpt_loader handle) {
-    mpt_context *context = handle.context;
-    if (!mpt__enter_anyway(context, "mpt_loader_destroy") || !mpt__loader_at(context, handle))
-        return mpt__status_of(context);
-    mpt__object_free(context, MPT__LOADER, handle.slot);
+    mpt_context *ctx = handle.context;
+    if (!mpt__enter_anyway(ctx, "mpt_loader_destroy") || !mpt__loader_at(ctx, handle))
+        return mpt__status_of(ctx);
+    mpt__object_free(ctx, MPT__LOADER, handle.slot);
     return MPT_OK;
 }
 

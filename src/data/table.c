@@ -299,15 +299,15 @@ static uint32_t *mpt__category_row(const mpt__table_reader *r, int64_t column, c
 
 /* Room for one more category. */
 static bool mpt__category_room(mpt__table_reader *r) {
-    mpt_context *context = r->csv.context;
+    mpt_context *ctx = r->csv.context;
     int64_t old = r->row_count;
     if (r->found_count >= MPT__MAX_CATEGORIES)
-        return mpt__reject(context, FORMAT, "%s: more than 2^24 texts differ", r->csv.path);
-    if (!mpt__room(context, r->found, r->found_room, r->found_count + 1)) return false;
+        return mpt__reject(ctx, FORMAT, "%s: more than 2^24 texts differ", r->csv.path);
+    if (!mpt__room(ctx, r->found, r->found_room, r->found_count + 1)) return false;
     if (r->found_count < old / 2) return true;
-    mpt__room_free(context, r->rows, old);
+    mpt__room_free(ctx, r->rows, old);
     r->row_count = old ? 2 * old : 64;
-    r->rows = (uint32_t *)mpt__host_new(context, (size_t)r->row_count * sizeof *r->rows);
+    r->rows = (uint32_t *)mpt__host_new(ctx, (size_t)r->row_count * sizeof *r->rows);
     for (int64_t i = 0; r->rows && i < r->found_count; i++) {
         const mpt__category *c = &r->found[i];
         *mpt__category_row(r, c->column, r->text + c->text, c->length) = (uint32_t)i + 1;
@@ -478,14 +478,14 @@ static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
 
 /* Numbers categories in order, in the fields too; their list is `owned[2]` of the dataset. */
 static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
-    mpt_context *context = r->csv.context;
+    mpt_context *ctx = r->csv.context;
     mpt__table *table = r->table;
     int64_t n = r->found_count;
     if (n == 0) return true;
-    int64_t *order = (int64_t *)mpt__host_array(context, 2 * n, sizeof *order);
+    int64_t *order = (int64_t *)mpt__host_array(ctx, 2 * n, sizeof *order);
     int64_t *codes = order ? order + n : NULL;
     const char **texts =
-        (const char **)mpt__allocate(&context->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
+        (const char **)mpt__allocate(&ctx->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
     dataset->owned[2] = (void *)texts, dataset->owned_bytes[2] = (size_t)n * sizeof *texts;
     for (int64_t i = 0; order && i < n; i++) order[i] = i;
     if (order) mpt__sort_by(order, n, mpt__category_before, r);
@@ -499,9 +499,9 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
             double *field = &r->fields[i * table->count + c];
             *field = (double)(codes[(int64_t)*field] - table->columns[c].first);
         }
-    mpt__host_free(context, order, 2 * (size_t)n * sizeof *order);
+    mpt__host_free(ctx, order, 2 * (size_t)n * sizeof *order);
     table->categories = texts;
-    return mpt__ok(context);
+    return mpt__ok(ctx);
 }
 
 /* Reads all records into the fields; numbers categories as they come. */
@@ -631,14 +631,14 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
 
 static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_config *config,
                                      const mpt__table *like) {
-    mpt_context *context = r->csv.context;
-    mpt__base *base = &context->base;
+    mpt_context *ctx = r->csv.context;
+    mpt__base *base = &ctx->base;
     mpt__dataset *dataset = NULL;
     int64_t rows, columns;
     if (!mpt__csv_count(&r->csv, &rows, &columns)) return NULL;
     rows -= config->header;
     if (rows < 1) {
-        mpt__error(context, FORMAT,
+        mpt__error(ctx, FORMAT,
                    "%s: no samples: %lld lines with fields, of which %d is the header%s",
                    r->csv.path, rows + config->header, (int)config->header,
                    memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
@@ -671,21 +671,21 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
     mpt__release(base, r->table, table_bytes, MPT_MEMORY_DATA);
     mpt__release(base, r->fields, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
     mpt__release(base, r->text, (size_t)r->text_room, MPT_MEMORY_DATA);
-    mpt__room_free(context, r->found, r->found_room);
-    mpt__room_free(context, r->rows, r->row_count);
+    mpt__room_free(ctx, r->found, r->found_room);
+    mpt__room_free(ctx, r->rows, r->row_count);
     return dataset;
 }
 
 /* The table that a dataset is, or is part of; NULL with an error recorded. */
-static mpt__table *mpt__table_at(mpt_context *context, const mpt__dataset *dataset) {
+static mpt__table *mpt__table_at(mpt_context *ctx, const mpt__dataset *dataset) {
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
-    if (mpt__no_data_files(context)) return NULL;
+    if (mpt__no_data_files(ctx)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
-    mpt__error(context, ARGUMENT, "this dataset is not a table of mpt_csv");
+    mpt__error(ctx, ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
 }
 
-static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char *text, size_t size,
+static mpt_dataset mpt__table_open(mpt_context *ctx, const char *path, char *text, size_t size,
                                    const mpt_table_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_table_config usual = mpt_table_config_default();
@@ -694,27 +694,27 @@ static mpt_dataset mpt__table_open(mpt_context *context, const char *path, char 
     const mpt__table *like = NULL;
     mpt__zero(reader);
     if (!config) config = &usual;
-    if (text && config->like.slot) other = mpt__dataset_at(context, config->like);
-    if (other) like = mpt__table_at(context, other);
-    reader.csv.context = context, reader.csv.path = path;
+    if (text && config->like.slot) other = mpt__dataset_at(ctx, config->like);
+    if (other) like = mpt__table_at(ctx, other);
+    reader.csv.context = ctx, reader.csv.path = path;
     reader.csv.text = text, reader.csv.size = size;
     reader.csv.delimiter = config->delimiter;
     reader.missing = config->missing;
-    if (!text || !mpt__ok(context) ||
-        !mpt__refuse_known(context, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
+    if (!text || !mpt__ok(ctx) ||
+        !mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
-        mpt__error(context, ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
+        mpt__error(ctx, ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
     } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
-        mpt__error(context, DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64", config->dtype);
+        mpt__error(ctx, DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64", config->dtype);
     } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
-        mpt__error(context, ARGUMENT, "%d columns%s", config->column_count,
+        mpt__error(ctx, ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");
     } else {
         dataset = mpt__table_read(&reader, config, like);
     }
-    mpt__host_free(context, text, size);
-    return mpt__dataset_publish(context, dataset);
+    mpt__host_free(ctx, text, size);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
 mpt_table_config mpt_table_config_default(void) {
@@ -726,34 +726,33 @@ mpt_table_config mpt_table_config_default(void) {
     return config;
 }
 
-mpt_dataset mpt_csv(mpt_context *context, const char *path, const mpt_table_config *config) {
+mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
-    if (!mpt__enter(context, "mpt_csv") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
-        mpt__error(context, ARGUMENT, "path is NULL");
-    } else if (mpt__reader_open(&file, context, path)) {
-        if (file.size == 0) mpt__error(context, FORMAT, "%s: the file is empty", path);
+        mpt__error(ctx, ARGUMENT, "path is NULL");
+    } else if (mpt__reader_open(&file, ctx, path)) {
+        if (file.size == 0) mpt__error(ctx, FORMAT, "%s: the file is empty", path);
         text = (char *)mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
         mpt__reader_close(&file);
     }
-    return mpt__table_open(context, path, text, (size_t)file.size, config);
+    return mpt__table_open(ctx, path, text, (size_t)file.size, config);
 }
 
-mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, size_t bytes,
+mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
                            const mpt_table_config *config) {
-    if (!mpt__enter(context, "mpt_csv_memory") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
-        mpt__error(context, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes,
-                   text ? "" : " at NULL");
-        return mpt__dataset_handle(context, NULL);
+        mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
+        return mpt__dataset_handle(ctx, NULL);
     }
-    char *copy = (char *)mpt__host_new(context, bytes);
+    char *copy = (char *)mpt__host_new(ctx, bytes);
     if (copy) memcpy(copy, text, bytes);
-    return mpt__table_open(context, "text", copy, bytes, config);
+    return mpt__table_open(ctx, "text", copy, bytes, config);
 }
 
 /* ==== Scaling, names ==== */
@@ -783,16 +782,16 @@ static void mpt__column_fit(mpt__table *table, int64_t c, const mpt__dataset *pa
 
 mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     const mpt__dataset *part = mpt__dataset_enter(handle, "mpt_table_fit");
-    mpt__table *table = part ? mpt__table_at(context, part) : NULL;
-    if (!table) return mpt__status_of(context);
+    mpt__table *table = part ? mpt__table_at(ctx, part) : NULL;
+    if (!table) return mpt__status_of(ctx);
     if ((part->parent ? part->parent : part)->readers > 0)
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "a loader already delivers from this table; call mpt_table_fit before "
                           "mpt_loader_create");
     if (table->dtype == MPT_I64)
-        return mpt__error(context, DTYPE, "the inputs are int64, which have no mean");
+        return mpt__error(ctx, DTYPE, "the inputs are int64, which have no mean");
     for (int64_t c = 0; c < table->count; c++)
         if (table->columns[c].use == MPT_COLUMN_NUMBER && !table->columns[c].is_target)
             mpt__column_fit(table, c, part, standardise);

@@ -83,23 +83,23 @@ typedef struct {
 MPT__HANDLES(tokenizer, MPT__TOKENIZER)
 MPT__HANDLE_AT(tokenizer, MPT__TOKENIZER)
 
-static void mpt__tokenizer_free(mpt_context *context, void *object) {
+static void mpt__tokenizer_free(mpt_context *ctx, void *object) {
     mpt__tokenizer *tokenizer = (mpt__tokenizer *)object;
     for (int i = 0; i < MPT__TOKEN_PARTS; i++)
-        mpt__host_free(context, tokenizer->memory[i].at, tokenizer->memory[i].bytes);
+        mpt__host_free(ctx, tokenizer->memory[i].at, tokenizer->memory[i].bytes);
 }
 
 /* A zeroed part of `count` elements; what it was is gone. NULL with an error recorded. */
-static void *mpt__tokenizer_part(mpt_context *context, mpt__tokenizer *tokenizer, int part,
+static void *mpt__tokenizer_part(mpt_context *ctx, mpt__tokenizer *tokenizer, int part,
                                  int64_t count, size_t size) {
     mpt__memory *memory = &tokenizer->memory[part];
-    mpt__host_free(context, memory->at, memory->bytes);
+    mpt__host_free(ctx, memory->at, memory->bytes);
     memory->at = NULL, memory->bytes = 0;
     if (count > (int64_t)((size_t)PTRDIFF_MAX / size)) {
-        mpt__fail_memory(&context->base, PTRDIFF_MAX, MPT_MEMORY_HOST);
+        mpt__fail_memory(&ctx->base, PTRDIFF_MAX, MPT_MEMORY_HOST);
         return NULL;
     }
-    memory->at = mpt__host_new(context, (size_t)count * size);
+    memory->at = mpt__host_new(ctx, (size_t)count * size);
     if (memory->at) memory->bytes = (size_t)count * size;
     return memory->at;
 }
@@ -127,9 +127,9 @@ static int64_t mpt__token_find(const mpt__tokenizer *tokenizer, const uint8_t *t
 }
 
 /* Fills `find`. Gives the first token that is there twice, -1 if none is, -2 on error. */
-static int64_t mpt__tokenizer_index(mpt_context *context, mpt__tokenizer *tokenizer) {
+static int64_t mpt__tokenizer_index(mpt_context *ctx, mpt__tokenizer *tokenizer) {
     size_t size = mpt__table_size(tokenizer->count);
-    tokenizer->find = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_FIND,
+    tokenizer->find = (uint32_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_FIND,
                                                       (int64_t)size, sizeof(uint32_t));
     tokenizer->find_mask = size - 1;
     for (int64_t i = 0; tokenizer->find && i < tokenizer->count; i++) {
@@ -142,54 +142,54 @@ static int64_t mpt__tokenizer_index(mpt_context *context, mpt__tokenizer *tokeni
 }
 
 /* Places for `count` tokens in `bytes` of text. */
-static bool mpt__tokenizer_room(mpt_context *context, mpt__tokenizer *tokenizer, int64_t count,
+static bool mpt__tokenizer_room(mpt_context *ctx, mpt__tokenizer *tokenizer, int64_t count,
                                 int64_t bytes) {
     tokenizer->count = count;
     tokenizer->text =
-        (uint8_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_TEXT, bytes ? bytes : 1, 1);
-    tokenizer->place = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_PLACE, count,
-                                                       sizeof(uint32_t));
-    tokenizer->size = (uint32_t *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_SIZE, count,
-                                                      sizeof(uint32_t));
-    return mpt__ok(context);
+        (uint8_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_TEXT, bytes ? bytes : 1, 1);
+    tokenizer->place =
+        (uint32_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_PLACE, count, sizeof(uint32_t));
+    tokenizer->size =
+        (uint32_t *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_SIZE, count, sizeof(uint32_t));
+    return mpt__ok(ctx);
 }
 
 /* A whole file of at most `most` bytes, to be freed with *size; NULL with an error recorded. */
-static uint8_t *mpt__text_read(mpt_context *context, const char *path, int64_t most, size_t *size) {
+static uint8_t *mpt__text_read(mpt_context *ctx, const char *path, int64_t most, size_t *size) {
     mpt__reader file;
     uint8_t *bytes = NULL;
-    if (!mpt__reader_open(&file, context, path)) return NULL;
+    if (!mpt__reader_open(&file, ctx, path)) return NULL;
     *size = (size_t)file.size;
     if (file.size < 1 || file.size > most)
-        mpt__error(context, FORMAT, "%s: %lld bytes; expected 1 to %lld", path, file.size, most);
+        mpt__error(ctx, FORMAT, "%s: %lld bytes; expected 1 to %lld", path, file.size, most);
     else
         bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&file);
     /* Text may be that of a web page; a vocabulary is none. */
-    if (!bytes || mpt__refuse_known(context, path, bytes, *size,
-                                    most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1))
+    if (!bytes ||
+        mpt__refuse_known(ctx, path, bytes, *size, most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1))
         return bytes;
-    mpt__host_free(context, bytes, *size);
+    mpt__host_free(ctx, bytes, *size);
     return NULL;
 }
 
 /* ==== Characters as tokens ==== */
 
-static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+static bool mpt__char_fill(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
                            const uint8_t *text, size_t n, uint8_t *seen) {
     int64_t count = 0, bytes = 0;
     uint32_t code = 0;
     for (size_t at = 0, size; at < n; at += size) {
         size = mpt__utf8_read(text + at, n - at, &code);
         if (size == 0)
-            return mpt__refuse_known(context, path, text, n, MPT__KNOWN_ALL) &&
-                   mpt__reject(context, FORMAT, "%s: byte %lld begins no UTF-8 character", path,
+            return mpt__refuse_known(ctx, path, text, n, MPT__KNOWN_ALL) &&
+                   mpt__reject(ctx, FORMAT, "%s: byte %lld begins no UTF-8 character", path,
                                (int64_t)at);
         count += !(seen[code / 8] >> code % 8 & 1);
         bytes += !(seen[code / 8] >> code % 8 & 1) ? (int64_t)size : 0;
         seen[code / 8] |= (uint8_t)(1 << code % 8);
     }
-    if (!mpt__tokenizer_room(context, tokenizer, count, bytes)) return false;
+    if (!mpt__tokenizer_room(ctx, tokenizer, count, bytes)) return false;
     uint32_t place = 0;
     for (code = 0, count = 0; code <= 0x10ffff; code++) {
         uint8_t utf8[4];
@@ -199,19 +199,19 @@ static bool mpt__char_fill(mpt_context *context, mpt__tokenizer *tokenizer, cons
         tokenizer->place[count] = place, tokenizer->size[count++] = (uint32_t)size;
         place += (uint32_t)size;
     }
-    return mpt__tokenizer_index(context, tokenizer) == -1;
+    return mpt__tokenizer_index(ctx, tokenizer) == -1;
 }
 
-static bool mpt__char_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+static bool mpt__char_load(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
                            const char *unused) {
     size_t seen_bytes = 0x110000 / 8;
     size_t n = 0;
     (void)unused;
-    uint8_t *text = mpt__text_read(context, path, PTRDIFF_MAX, &n);
-    uint8_t *seen = text ? (uint8_t *)mpt__host_new(context, seen_bytes) : NULL;
-    bool good = seen && mpt__char_fill(context, tokenizer, path, text, n, seen);
-    mpt__host_free(context, text, n);
-    mpt__host_free(context, seen, seen_bytes);
+    uint8_t *text = mpt__text_read(ctx, path, PTRDIFF_MAX, &n);
+    uint8_t *seen = text ? (uint8_t *)mpt__host_new(ctx, seen_bytes) : NULL;
+    bool good = seen && mpt__char_fill(ctx, tokenizer, path, text, n, seen);
+    mpt__host_free(ctx, text, n);
+    mpt__host_free(ctx, seen, seen_bytes);
     return good;
 }
 
@@ -268,18 +268,17 @@ static bool mpt__bpe_object(mpt__json *json, mpt__tokenizer *tokenizer, int64_t 
     return mpt__json_end(json);
 }
 
-static bool mpt__bpe_vocabulary(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+static bool mpt__bpe_vocabulary(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
                                 uint8_t *text, size_t n) {
-    mpt__json json = {&context->base, path, text, n, 0, 0};
+    mpt__json json = {&ctx->base, path, text, n, 0, 0};
     int64_t count, bytes;
     if (!mpt__bpe_object(&json, NULL, &count, &bytes) ||
-        !mpt__tokenizer_room(context, tokenizer, count, bytes) ||
+        !mpt__tokenizer_room(ctx, tokenizer, count, bytes) ||
         !mpt__bpe_object(&json, tokenizer, &count, &bytes))
         return false;
-    int64_t twice = mpt__tokenizer_index(context, tokenizer);
+    int64_t twice = mpt__tokenizer_index(ctx, tokenizer);
     if (twice >= 0)
-        return mpt__reject(context, FORMAT, "%s: token %lld is spelled as an earlier one", path,
-                           twice);
+        return mpt__reject(ctx, FORMAT, "%s: token %lld is spelled as an earlier one", path, twice);
     for (int i = 0; i < 256 && twice == -1; i++) {
         uint8_t byte = (uint8_t)i;
         tokenizer->of_byte[i] = (int32_t)mpt__token_find(tokenizer, &byte, 1);
@@ -325,7 +324,7 @@ static const char *mpt__merge_line(const mpt__tokenizer *tokenizer, const uint8_
     return NULL;
 }
 
-static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
                             const uint8_t *text, size_t n, uint8_t *bytes) {
     int64_t lines = 1, number = 1;
     int32_t rank = 0;
@@ -335,7 +334,7 @@ static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, con
         start = i + 1;
     }
     size_t size = mpt__table_size(lines);
-    tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_MERGES,
+    tokenizer->merges = (mpt__merge *)mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_MERGES,
                                                           (int64_t)size, sizeof(mpt__merge));
     if (!tokenizer->merges) return false;
     tokenizer->merge_mask = size - 1;
@@ -347,7 +346,7 @@ static bool mpt__bpe_merges(mpt_context *context, mpt__tokenizer *tokenizer, con
         if (length > 0 && text[end - 1] == '\r') length--;
         if (length == 0 || (at == 0 && length >= 8 && memcmp(text, "#version", 8) == 0)) continue;
         const char *fault = mpt__merge_line(tokenizer, text + at, length, rank++, bytes);
-        if (fault) return mpt__reject(context, FORMAT, "%s: line %lld %s", path, number, fault);
+        if (fault) return mpt__reject(ctx, FORMAT, "%s: line %lld %s", path, number, fault);
     }
     return true;
 }
@@ -369,53 +368,53 @@ static void mpt__classes_read(mpt__tokenizer *tokenizer) {
     }
 }
 
-static bool mpt__bpe_load(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
+static bool mpt__bpe_load(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
                           const char *merges_path) {
     size_t n = 0, n_merges = 0;
-    uint8_t *text = mpt__text_read(context, path, MPT__MAX_BPE_FILE, &n);
-    bool good = text && mpt__bpe_vocabulary(context, tokenizer, path, text, n);
-    mpt__host_free(context, text, n);
+    uint8_t *text = mpt__text_read(ctx, path, MPT__MAX_BPE_FILE, &n);
+    bool good = text && mpt__bpe_vocabulary(ctx, tokenizer, path, text, n);
+    mpt__host_free(ctx, text, n);
     if (!good) return false;
-    text = mpt__text_read(context, merges_path, MPT__MAX_BPE_FILE, &n_merges);
-    uint8_t *bytes = text ? (uint8_t *)mpt__host_new(context, n_merges) : NULL;
-    good = bytes && mpt__bpe_merges(context, tokenizer, merges_path, text, n_merges, bytes);
-    mpt__host_free(context, bytes, n_merges);
-    mpt__host_free(context, text, n_merges);
+    text = mpt__text_read(ctx, merges_path, MPT__MAX_BPE_FILE, &n_merges);
+    uint8_t *bytes = text ? (uint8_t *)mpt__host_new(ctx, n_merges) : NULL;
+    good = bytes && mpt__bpe_merges(ctx, tokenizer, merges_path, text, n_merges, bytes);
+    mpt__host_free(ctx, bytes, n_merges);
+    mpt__host_free(ctx, text, n_merges);
     tokenizer->pairs = true;
     mpt__classes_read(tokenizer);
     return good;
 }
 
-static mpt_tokenizer
-mpt__tokenizer_make(mpt_context *context, const char *path, const char *merges_path,
-                    bool (*load)(mpt_context *context, mpt__tokenizer *tokenizer, const char *path,
-                                 const char *merges_path)) {
+static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
+                                         const char *merges_path,
+                                         bool (*load)(mpt_context *ctx, mpt__tokenizer *tokenizer,
+                                                      const char *path, const char *merges_path)) {
     mpt__tokenizer *made = NULL;
     if (!path || !merges_path)
-        mpt__error(context, ARGUMENT, "%s is NULL",
+        mpt__error(ctx, ARGUMENT, "%s is NULL",
                    load == mpt__char_load ? "path"
                    : path                 ? "merges_path"
                                           : "vocabulary_path");
     else
-        made = (mpt__tokenizer *)mpt__object_make(context, MPT__TOKENIZER, sizeof *made);
-    if (made && !load(context, made, path, merges_path)) {
-        mpt__object_free(context, MPT__TOKENIZER, made->id.slot);
+        made = (mpt__tokenizer *)mpt__object_make(ctx, MPT__TOKENIZER, sizeof *made);
+    if (made && !load(ctx, made, path, merges_path)) {
+        mpt__object_free(ctx, MPT__TOKENIZER, made->id.slot);
         made = NULL;
     }
-    return mpt__tokenizer_handle(context, made);
+    return mpt__tokenizer_handle(ctx, made);
 }
 
-mpt_tokenizer mpt_char_tokenizer(mpt_context *context, const char *path) {
-    if (!mpt__enter(context, "mpt_char_tokenizer") || mpt__no_data_files(context))
-        return mpt__tokenizer_handle(context, NULL);
-    return mpt__tokenizer_make(context, path, "", mpt__char_load);
+mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
+    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_data_files(ctx))
+        return mpt__tokenizer_handle(ctx, NULL);
+    return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
-mpt_tokenizer mpt_bpe_tokenizer(mpt_context *context, const char *vocabulary_path,
+mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
                                 const char *merges_path) {
-    if (!mpt__enter(context, "mpt_bpe_tokenizer") || mpt__no_data_files(context))
-        return mpt__tokenizer_handle(context, NULL);
-    return mpt__tokenizer_make(context, vocabulary_path, merges_path, mpt__bpe_load);
+    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
+        return mpt__tokenizer_handle(ctx, NULL);
+    return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
 MPT__END_LEVEL
 
@@ -539,14 +538,13 @@ static void mpt__piece_encode(const mpt__tokenizer *tokenizer, mpt__symbols *s, 
 }
 
 /* Room for the symbols of a piece of n bytes, which the tokenizer keeps. */
-static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, size_t n,
+static bool mpt__symbols_room(mpt_context *ctx, mpt__tokenizer *tokenizer, size_t n,
                               mpt__symbols *s) {
     size_t each = 3 * sizeof(int32_t) + 3 * sizeof(uint64_t);
     mpt__memory *work = &tokenizer->memory[MPT__TOKEN_WORK];
-    if (n > INT32_MAX / 2)
-        return mpt__reject(context, ARGUMENT, "a word of %lld bytes", (int64_t)n);
-    if (work->bytes < n * each && !mpt__tokenizer_part(context, tokenizer, MPT__TOKEN_WORK,
-                                                       (int64_t)(n < 64 ? 64 : 2 * n), each))
+    if (n > INT32_MAX / 2) return mpt__reject(ctx, ARGUMENT, "a word of %lld bytes", (int64_t)n);
+    if (work->bytes < n * each &&
+        !mpt__tokenizer_part(ctx, tokenizer, MPT__TOKEN_WORK, (int64_t)(n < 64 ? 64 : 2 * n), each))
         return false;
     size_t room = work->bytes / each;
     s->heap = (uint64_t *)work->at;
@@ -556,7 +554,7 @@ static bool mpt__symbols_room(mpt_context *context, mpt__tokenizer *tokenizer, s
     return true;
 }
 
-static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, const uint8_t *text,
+static bool mpt__text_encode(mpt_context *ctx, mpt__tokenizer *tokenizer, const uint8_t *text,
                              size_t n, mpt__token_sink *sink) {
     mpt__symbols symbols;
     for (size_t at = 0, size; at < n; at += size) {
@@ -565,17 +563,17 @@ static bool mpt__text_encode(mpt_context *context, mpt__tokenizer *tokenizer, co
             size = mpt__utf8_read(text + at, n - at, &code);
             int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
             if (token < 0)
-                return mpt__reject(context, ARGUMENT,
-                                   "byte %lld begins no character of the vocabulary", (int64_t)at);
+                return mpt__reject(ctx, ARGUMENT, "byte %lld begins no character of the vocabulary",
+                                   (int64_t)at);
             mpt__token_put(sink, (int32_t)token);
             continue;
         }
         size = mpt__piece(tokenizer, text + at, n - at);
         for (size_t i = at; i < at + size; i++)
             if (tokenizer->of_byte[text[i]] < 0)
-                return mpt__reject(context, ARGUMENT, "byte %lld, which is %d, has no token",
+                return mpt__reject(ctx, ARGUMENT, "byte %lld, which is %d, has no token",
                                    (int64_t)i, (int)text[i]);
-        if (!mpt__symbols_room(context, tokenizer, size, &symbols)) return false;
+        if (!mpt__symbols_room(ctx, tokenizer, size, &symbols)) return false;
         mpt__piece_encode(tokenizer, &symbols, text + at, (int32_t)size, sink);
     }
     return true;
@@ -596,33 +594,33 @@ int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
 
 int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens,
                    int64_t capacity) {
-    mpt_context *context = tokenizer.context;
+    mpt_context *ctx = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
-    if (!found || mpt__no_data_files(context)) return -1;
+    if (!found || mpt__no_data_files(ctx)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
-        mpt__error(context, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s",
-                   (int64_t)bytes, text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
-    else if (mpt__text_encode(context, found, (const uint8_t *)text, bytes, &sink))
+        mpt__error(ctx, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s", (int64_t)bytes,
+                   text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
+    else if (mpt__text_encode(ctx, found, (const uint8_t *)text, bytes, &sink))
         return sink.count;
     return -1;
 }
 
 int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text,
                    int64_t capacity) {
-    mpt_context *context = tokenizer.context;
+    mpt_context *ctx = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
-    if (!found || mpt__no_data_files(context)) return -1;
+    if (!found || mpt__no_data_files(ctx)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
-        mpt__error(context, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
+        mpt__error(ctx, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
         return -1;
     }
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] >= found->count) {
-            mpt__error(context, INDEX, "token %lld is %d; the vocabulary has %lld", i,
-                       (int)tokens[i], found->count);
+            mpt__error(ctx, INDEX, "token %lld is %d; the vocabulary has %lld", i, (int)tokens[i],
+                       found->count);
             return -1;
         }
         const uint8_t *from = found->text + found->place[tokens[i]];
@@ -635,11 +633,10 @@ int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count
 }
 
 mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
-    mpt_context *context = tokenizer.context;
-    if (!mpt__enter_anyway(context, "mpt_tokenizer_destroy") ||
-        !mpt__tokenizer_at(context, tokenizer))
-        return mpt__status_of(context);
-    mpt__object_free(context, MPT__TOKENIZER, tokenizer.slot);
+    mpt_context *ctx = tokenizer.context;
+    if (!mpt__enter_anyway(ctx, "mpt_tokenizer_destroy") || !mpt__tokenizer_at(ctx, tokenizer))
+        return mpt__status_of(ctx);
+    mpt__object_free(ctx, MPT__TOKENIZER, tokenizer.slot);
     return MPT_OK;
 }
 
@@ -692,15 +689,15 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 }
 
 /* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
-static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config, int64_t count) {
+static int64_t mpt__window_count(mpt_context *ctx, mpt_window_config *config, int64_t count) {
     if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
         config->samples < 0 || config->vocabulary < 0)
-        return mpt__reject(context, ARGUMENT,
+        return mpt__reject(ctx, ARGUMENT,
                            "block %lld, stride %lld, samples %lld, vocabulary %lld: block is at "
                            "least 1, the others at least 0",
                            config->block, config->stride, config->samples, config->vocabulary);
     if (count <= config->block)
-        return mpt__reject(context, ARGUMENT,
+        return mpt__reject(ctx, ARGUMENT,
                            "%lld tokens; windows of %lld and the token after them need %lld", count,
                            config->block, config->block + 1);
     if (config->stride == 0) config->stride = config->block;
@@ -709,17 +706,17 @@ static int64_t mpt__window_count(mpt_context *context, mpt_window_config *config
 }
 
 /* A dataset of windows of what `tokens` describes; its bytes, if it has any, go over to it. */
-static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, size_t bytes) {
+static mpt__dataset *mpt__window_new(mpt_context *ctx, mpt__tokens *tokens, size_t bytes) {
     mpt_user_dataset_config samples;
     mpt__dataset *dataset = NULL;
     mpt__zero(samples);
-    samples.count = mpt__window_count(context, &tokens->config, tokens->count);
+    samples.count = mpt__window_count(ctx, &tokens->config, tokens->count);
     samples.dtype = samples.target_dtype = MPT_I64;
     samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
-    if (samples.count > 0) dataset = mpt__dataset_new(context, &samples, false);
+    if (samples.count > 0) dataset = mpt__dataset_new(ctx, &samples, false);
     if (dataset) {
         dataset->owned_bytes[0] = sizeof *tokens;
-        dataset->owned[0] = mpt__allocate(&context->base, sizeof *tokens, MPT_MEMORY_DATA);
+        dataset->owned[0] = mpt__allocate(&ctx->base, sizeof *tokens, MPT_MEMORY_DATA);
         if (dataset->owned[0]) {
             memcpy(dataset->owned[0], tokens, sizeof *tokens);
             dataset->owned[1] = (void *)(uintptr_t)tokens->bytes, dataset->owned_bytes[1] = bytes;
@@ -729,9 +726,9 @@ static mpt__dataset *mpt__window_new(mpt_context *context, mpt__tokens *tokens, 
                 dataset->work_bytes = (size_t)((tokens->config.block + 1) * tokens->width);
             return dataset;
         }
-        mpt__dataset_release(context, dataset);
+        mpt__dataset_release(ctx, dataset);
     }
-    mpt__release(&context->base, (void *)(uintptr_t)tokens->bytes, bytes, MPT_MEMORY_DATA);
+    mpt__release(&ctx->base, (void *)(uintptr_t)tokens->bytes, bytes, MPT_MEMORY_DATA);
     return NULL;
 }
 
@@ -740,83 +737,83 @@ static void mpt__tokens_begin(mpt__tokens *tokens, const mpt_window_config *conf
     tokens->config = config ? *config : mpt_window_config_default();
 }
 
-mpt_dataset mpt_token_memory(mpt_context *context, const int32_t *values, int64_t count,
+mpt_dataset mpt_token_memory(mpt_context *ctx, const int32_t *values, int64_t count,
                              const mpt_window_config *config) {
     mpt__tokens tokens;
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_token_memory")) return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_token_memory")) return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = (int)sizeof *values;
     tokens.count = count;
     if (!values || count < 1 || count > PTRDIFF_MAX / tokens.width) {
-        mpt__error(context, ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
-    } else if (mpt__window_count(context, &tokens.config, count) > 0) {
+        mpt__error(ctx, ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
+    } else if (mpt__window_count(ctx, &tokens.config, count) > 0) {
         size_t bytes = (size_t)count * sizeof *values;
-        uint8_t *copy = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+        uint8_t *copy = (uint8_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
         mpt__token_sink sink = {NULL, copy, tokens.width, 0, count};
         for (int64_t i = 0; copy && i < count; i++) mpt__token_put(&sink, values[i]);
         tokens.bytes = copy;
-        if (copy) dataset = mpt__window_new(context, &tokens, bytes);
+        if (copy) dataset = mpt__window_new(ctx, &tokens, bytes);
     }
-    return mpt__dataset_publish(context, dataset);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
-mpt_dataset mpt_token_file(mpt_context *context, const char *path, int bytes_per_token,
+mpt_dataset mpt_token_file(mpt_context *ctx, const char *path, int bytes_per_token,
                            const mpt_window_config *config) {
     mpt__tokens tokens;
     mpt__reader file;
     mpt__dataset *dataset = NULL;
-    if (!mpt__enter(context, "mpt_token_file") || mpt__no_data_files(context))
-        return mpt__dataset_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_token_file") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = bytes_per_token;
     if (!path || strlen(path) >= sizeof tokens.path) {
-        mpt__error(context, ARGUMENT, "path is %s", path ? "too long" : "NULL");
+        mpt__error(ctx, ARGUMENT, "path is %s", path ? "too long" : "NULL");
     } else if (bytes_per_token != 1 && bytes_per_token != 2 && bytes_per_token != 4) {
-        mpt__error(context, ARGUMENT, "bytes_per_token is %d; 1, 2 or 4", bytes_per_token);
-    } else if (mpt__reader_open_up_to(&file, context, path, INT64_MAX)) {
+        mpt__error(ctx, ARGUMENT, "bytes_per_token is %d; 1, 2 or 4", bytes_per_token);
+    } else if (mpt__reader_open_up_to(&file, ctx, path, INT64_MAX)) {
         /* A byte per token may well be a web page. */
         bool good = mpt__reader_plain(&file, bytes_per_token == 1 ? 1 : MPT__KNOWN_TEXT);
         mpt__reader_close(&file);
         memcpy(tokens.path, path, strlen(path));
         tokens.count = file.size / bytes_per_token;
-        if (!good) return mpt__dataset_publish(context, NULL);
+        if (!good) return mpt__dataset_publish(ctx, NULL);
         if (file.size % bytes_per_token != 0)
-            mpt__error(context, FORMAT, "%s: %lld bytes are not tokens of %d", path, file.size,
+            mpt__error(ctx, FORMAT, "%s: %lld bytes are not tokens of %d", path, file.size,
                        bytes_per_token);
         else
-            dataset = mpt__window_new(context, &tokens, 0);
+            dataset = mpt__window_new(ctx, &tokens, 0);
     }
-    return mpt__dataset_publish(context, dataset);
+    return mpt__dataset_publish(ctx, dataset);
 }
 
 mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
                           const mpt_window_config *config) {
-    mpt_context *context = tokenizer.context;
+    mpt_context *ctx = tokenizer.context;
     mpt__tokens tokens;
     mpt__dataset *dataset = NULL;
     size_t n = 0;
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
-    if (!found || mpt__no_data_files(context)) return mpt__dataset_handle(context, NULL);
+    if (!found || mpt__no_data_files(ctx)) return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
-    if (!path) mpt__error(context, ARGUMENT, "path is NULL");
-    uint8_t *text = path ? mpt__text_read(context, path, PTRDIFF_MAX, &n) : NULL;
+    if (!path) mpt__error(ctx, ARGUMENT, "path is NULL");
+    uint8_t *text = path ? mpt__text_read(ctx, path, PTRDIFF_MAX, &n) : NULL;
     mpt__token_sink sink = {NULL, NULL, tokens.width, 0, 0};
-    if (text && mpt__text_encode(context, found, text, n, &sink) &&
-        mpt__window_count(context, &tokens.config, sink.count) > 0) {
+    if (text && mpt__text_encode(ctx, found, text, n, &sink) &&
+        mpt__window_count(ctx, &tokens.config, sink.count) > 0) {
         size_t bytes = (size_t)(sink.count * tokens.width);
-        sink.packed = (uint8_t *)mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+        sink.packed = (uint8_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
         tokens.count = sink.capacity = sink.count;
         tokens.bytes = sink.packed;
         sink.count = 0;
         if (sink.packed) {
-            mpt__text_encode(context, found, text, n, &sink);
-            dataset = mpt__window_new(context, &tokens, bytes);
+            mpt__text_encode(ctx, found, text, n, &sink);
+            dataset = mpt__window_new(ctx, &tokens, bytes);
         }
     }
-    mpt__host_free(context, text, n);
-    return mpt__dataset_publish(context, dataset);
+    mpt__host_free(ctx, text, n);
+    return mpt__dataset_publish(ctx, dataset);
 }
 MPT__END_LEVEL
 

@@ -100,14 +100,14 @@ static void mpt__shorter_side(int64_t side, int64_t *height, int64_t *width) {
 }
 
 /* Sizes from step to step; *height and *width are 0 while they depend on the file. */
-static bool mpt__pipeline_size(mpt_context *context, mpt__pipeline *plan, int i, int64_t *height,
+static bool mpt__pipeline_size(mpt_context *ctx, mpt__pipeline *plan, int i, int64_t *height,
                                int64_t *width, bool *stretched) {
     const mpt_transform *step = &plan->steps[i];
     const char *name = mpt__step_names[step->kind];
     bool known = *height > 0;
     if (!known && (!mpt__step_moves(step) ||
                    (*stretched && (step->kind == MPT_RESIZE || step->kind == MPT_RESIZED_CROP))))
-        return mpt__reject(context, ARGUMENT,
+        return mpt__reject(ctx, ARGUMENT,
                            "step %d (%s) needs a picture of known size: put a crop, or a resize to "
                            "[height, width], before it",
                            i, name);
@@ -116,7 +116,7 @@ static bool mpt__pipeline_size(mpt_context *context, mpt__pipeline *plan, int i,
     if (!mpt__step_sizes(step)) return true;
     if (known && step->kind == MPT_RANDOM_CROP &&
         (*height + 2 * step->padding < step->height || *width + 2 * step->padding < step->width))
-        return mpt__reject(context, SHAPE,
+        return mpt__reject(ctx, SHAPE,
                            "step %d (%s): a crop of %lld x %lld from %lld x %lld with %lld of "
                            "padding; resize before it",
                            i, name, step->height, step->width, *height, *width, step->padding);
@@ -130,13 +130,13 @@ static bool mpt__pipeline_size(mpt_context *context, mpt__pipeline *plan, int i,
 
 /* Fills a plan for pictures of a size (0: any); false with an error recorded. A result of height 0:
    it has the size of the first picture, which is not known yet. */
-static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps, int count,
+static bool mpt__pipeline_plan(mpt_context *ctx, const mpt_transform *steps, int count,
                                int64_t channels, int64_t height, int64_t width,
                                mpt__pipeline *plan) {
     bool stretched = false;
     mpt__zero(*plan);
     if (count < 0 || count > MPT__MAX_STEPS || (count > 0 && !steps))
-        return mpt__reject(context, ARGUMENT, "%d steps%s; 0 to %d are possible", count,
+        return mpt__reject(ctx, ARGUMENT, "%d steps%s; 0 to %d are possible", count,
                            steps ? "" : " at NULL", MPT__MAX_STEPS);
     plan->channels = channels;
     plan->in_height = height, plan->in_width = width;
@@ -147,21 +147,19 @@ static bool mpt__pipeline_plan(mpt_context *context, const mpt_transform *steps,
         plan->steps[i] = steps[i];
         if (fault)
             return mpt__reject(
-                context, ARGUMENT, "step %d%s%s %s", i,
+                ctx, ARGUMENT, "step %d%s%s %s", i,
                 (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? ", " : "",
                 (unsigned)steps[i].kind < MPT_TRANSFORM_KINDS ? mpt__step_names[steps[i].kind] : "",
                 fault);
-        if (!mpt__pipeline_size(context, plan, i, &height, &width, &stretched)) return false;
+        if (!mpt__pipeline_size(ctx, plan, i, &height, &width, &stretched)) return false;
         if (height > MPT__MAX_SIDE || width > MPT__MAX_SIDE)
-            return mpt__reject(context, SHAPE, "step %d makes %lld x %lld pixels", i, height,
-                               width);
+            return mpt__reject(ctx, SHAPE, "step %d makes %lld x %lld pixels", i, height, width);
         if (plan->most < channels * height * width) plan->most = channels * height * width;
         if (plan->columns < width) plan->columns = width;
     }
     plan->height = height, plan->width = width;
     if (plan->most > PTRDIFF_MAX / 16)
-        return mpt__reject(context, SHAPE,
-                           "%lld elements between two steps are more than memory holds",
+        return mpt__reject(ctx, SHAPE, "%lld elements between two steps are more than memory holds",
                            plan->most);
     return true;
 }
@@ -541,15 +539,15 @@ static bool mpt__transformed_make(const mpt__dataset *dataset, int64_t at, uint6
 
 /* A dataset like `config` whose samples `make` makes with a state of `bytes` that it owns: plan,
    then zeros. NULL with an error recorded. */
-static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_dataset_config *config,
+static mpt__dataset *mpt__planned_new(mpt_context *ctx, const mpt_user_dataset_config *config,
                                       const mpt__pipeline *plan, mpt__make_fn make, size_t bytes) {
-    mpt__dataset *dataset = mpt__dataset_new(context, config, false);
+    mpt__dataset *dataset = mpt__dataset_new(ctx, config, false);
     if (!dataset) return NULL;
     dataset->make = make;
-    dataset->owned[0] = mpt__allocate(&context->base, bytes, MPT_MEMORY_DATA);
+    dataset->owned[0] = mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
     dataset->owned_bytes[0] = bytes;
     if (!dataset->owned[0]) {
-        mpt__dataset_release(context, dataset);
+        mpt__dataset_release(ctx, dataset);
         return NULL;
     }
     memcpy(dataset->owned[0], plan, sizeof *plan);
@@ -557,7 +555,7 @@ static mpt__dataset *mpt__planned_new(mpt_context *context, const mpt_user_datas
     return dataset;
 }
 
-static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *source,
+static mpt__dataset *mpt__transformed_new(mpt_context *ctx, mpt__dataset *source,
                                           const mpt_transform *steps, int count) {
     const mpt_shape *shape = &source->shape;
     int64_t channels = shape->rank == 3 ? shape->dim[0] : 1;
@@ -567,13 +565,13 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
         shape->rank > 3 || channels > MPT__MAX_CHANNELS ||
         shape->dim[shape->rank - 2] > MPT__MAX_SIDE ||
         shape->dim[shape->rank - 1] > MPT__MAX_SIDE) {
-        mpt__error(context, SHAPE,
+        mpt__error(ctx, SHAPE,
                    "pictures are u8 or f32, [C, H, W] with at most 4 channels or [H, W]; this "
                    "dataset holds %D %S",
                    source->dtype, shape);
         return NULL;
     }
-    if (!mpt__pipeline_plan(context, steps, count, channels, shape->dim[shape->rank - 2],
+    if (!mpt__pipeline_plan(ctx, steps, count, channels, shape->dim[shape->rank - 2],
                             shape->dim[shape->rank - 1], &plan))
         return NULL;
     mpt__zero(samples);
@@ -583,7 +581,7 @@ static mpt__dataset *mpt__transformed_new(mpt_context *context, mpt__dataset *so
     samples.target_dtype = source->target_dtype;
     samples.target_shape = source->target_shape;
     mpt__dataset *dataset =
-        mpt__planned_new(context, &samples, &plan, mpt__transformed_make, sizeof plan);
+        mpt__planned_new(ctx, &samples, &plan, mpt__transformed_make, sizeof plan);
     if (!dataset) return NULL;
     dataset->source = source;
     source->references++;

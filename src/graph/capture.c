@@ -46,42 +46,42 @@ MPT__HANDLES(captured, MPT__CAPTURED)
 
 /* ==== Making and ending ==== */
 
-static void mpt__graph_free(mpt_context *context, mpt__captured *captured) {
-    if (captured->graph) context->backend.graph_destroy(context->backend.self, captured->graph);
-    if (captured->workspace) mpt__storage_release(context, captured->workspace);
+static void mpt__graph_free(mpt_context *ctx, mpt__captured *captured) {
+    if (captured->graph) ctx->backend.graph_destroy(ctx->backend.self, captured->graph);
+    if (captured->workspace) mpt__storage_release(ctx, captured->workspace);
     captured->graph = NULL;
     captured->workspace = 0;
 }
 
 /* Gives back all that recording took: the next call is as the second one was. */
-static void mpt__captured_forget(mpt_context *context, mpt__captured *captured) {
-    if (context->sliced == captured->id.slot) context->sliced = 0;
-    mpt__graph_free(context, captured);
+static void mpt__captured_forget(mpt_context *ctx, mpt__captured *captured) {
+    if (ctx->sliced == captured->id.slot) ctx->sliced = 0;
+    mpt__graph_free(ctx, captured);
     if (captured->recording) {
-        mpt__replay_memory(context, captured->recording, false);
-        mpt__object_free(context, MPT__RECORDING, captured->recording->id.slot);
+        mpt__replay_memory(ctx, captured->recording, false);
+        mpt__object_free(ctx, MPT__RECORDING, captured->recording->id.slot);
     }
     captured->recording = NULL;
-    mpt__ids_free(context, &captured->ends);
-    mpt__ids_free(context, &captured->leaves);
+    mpt__ids_free(ctx, &captured->ends);
+    mpt__ids_free(ctx, &captured->leaves);
     captured->otherwise = false;
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) mpt_release(captured->input[i]);
     memset(captured->input, 0, sizeof captured->input);
 }
 
-static void mpt__captured_free(mpt_context *context, void *object) {
-    mpt__captured_forget(context, (mpt__captured *)object);
+static void mpt__captured_free(mpt_context *ctx, void *object) {
+    mpt__captured_forget(ctx, (mpt__captured *)object);
 }
 
-mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void *user) {
+mpt_captured mpt_capture(mpt_context *ctx, mpt_step_fn fn, void *user) {
     mpt__captured *captured = NULL;
-    if (!mpt__enter(context, "mpt_capture")) return mpt__captured_handle(context, NULL);
+    if (!mpt__enter(ctx, "mpt_capture")) return mpt__captured_handle(ctx, NULL);
     if (!fn)
-        mpt__error(context, ARGUMENT, "there is no step function");
+        mpt__error(ctx, ARGUMENT, "there is no step function");
     else
-        captured = (mpt__captured *)mpt__object_make(context, MPT__CAPTURED, sizeof *captured);
+        captured = (mpt__captured *)mpt__object_make(ctx, MPT__CAPTURED, sizeof *captured);
     if (captured) captured->fn = fn, captured->user = user;
-    return mpt__captured_handle(context, captured);
+    return mpt__captured_handle(ctx, captured);
 }
 
 int64_t mpt_captured_count(mpt_captured handle) {
@@ -89,7 +89,7 @@ int64_t mpt_captured_count(mpt_captured handle) {
     return captured ? captured->count : -1;
 }
 
-static void mpt__slice_end(mpt_context *context);
+static void mpt__slice_end(mpt_context *ctx);
 
 mpt_status mpt_captured_destroy(mpt_captured handle) {
     const mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_destroy");
@@ -103,37 +103,37 @@ mpt_status mpt_captured_destroy(mpt_captured handle) {
 /* ==== Inputs ==== */
 
 /* Whether what was recorded fits an input: both absent, or of one dtype and shape. */
-static bool mpt__input_fits(mpt_context *context, mpt_tensor recorded, mpt_tensor given) {
-    const mpt__tensor *a = mpt__live(context, recorded), *b = mpt__live(context, given);
+static bool mpt__input_fits(mpt_context *ctx, mpt_tensor recorded, mpt_tensor given) {
+    const mpt__tensor *a = mpt__live(ctx, recorded), *b = mpt__live(ctx, given);
     if (!a || !b) return !a && !given.slot;
     return a->dtype == b->dtype && mpt__same_shape(a, b);
 }
 
 /* Copies the inputs to where the launches read them. */
-static mpt_status mpt__inputs_set(mpt_context *context, const mpt__captured *captured,
+static mpt_status mpt__inputs_set(mpt_context *ctx, const mpt__captured *captured,
                                   const mpt_tensor *given) {
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
         if (!captured->input[i].slot) continue;
-        const mpt__tensor *to = mpt__live(context, captured->input[i]);
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
-        mpt__reads(launch, 0, mpt__live(context, given[i]));
+        const mpt__tensor *to = mpt__live(ctx, captured->input[i]);
+        mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
+        mpt__reads(launch, 0, mpt__live(ctx, given[i]));
         mpt__writes(launch, 1, to);
-        mpt__submit(context, launch);
-        context->storages[to->storage].version++;
+        mpt__submit(ctx, launch);
+        ctx->storages[to->storage].version++;
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* Makes the fixed inputs. */
-static mpt_status mpt__inputs_make(mpt_context *context, mpt__captured *captured,
+static mpt_status mpt__inputs_make(mpt_context *ctx, mpt__captured *captured,
                                    const mpt_tensor *given) {
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++) {
         if (!given[i].slot) continue;
-        mpt_tensor made = mpt_zeros(context, mpt_get_dtype(given[i]), mpt_get_shape(given[i]));
+        mpt_tensor made = mpt_zeros(ctx, mpt_get_dtype(given[i]), mpt_get_shape(given[i]));
         captured->input[i] = mpt_keep(made);
         mpt_release(made);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* ==== Gradients ====
@@ -143,93 +143,92 @@ static mpt_status mpt__inputs_make(mpt_context *context, mpt__captured *captured
  * with; where somebody cleared some in between, it runs by hand. */
 
 /* A number for which parameters have a gradient, and what those are still to be multiplied by. */
-static uint64_t mpt__gradients_now(const mpt_context *context) {
+static uint64_t mpt__gradients_now(const mpt_context *ctx) {
     uint64_t hash = 0;
-    for (int64_t i = 0; i < context->block_count; i++)
-        hash = mpt__hash_u64(hash, context->blocks[i].multiplier_slot);
-    for (int64_t i = 0; i < context->parameter_count; i++)
-        if (context->parameters[i].live && context->parameters[i].has_grad)
+    for (int64_t i = 0; i < ctx->block_count; i++)
+        hash = mpt__hash_u64(hash, ctx->blocks[i].multiplier_slot);
+    for (int64_t i = 0; i < ctx->parameter_count; i++)
+        if (ctx->parameters[i].live && ctx->parameters[i].has_grad)
             hash = mpt__hash_u64(hash, (uint64_t)i);
     return hash;
 }
 
 /* The next tensor from slot *i on that has a gradient and is no parameter; 0: none. */
-static uint32_t mpt__next_leaf(mpt_context *context, int64_t *i) {
-    while (*i < context->tensor_count) {
-        const mpt__tensor *tensor = mpt__slot(context, (uint32_t)(*i)++);
+static uint32_t mpt__next_leaf(mpt_context *ctx, int64_t *i) {
+    while (*i < ctx->tensor_count) {
+        const mpt__tensor *tensor = mpt__slot(ctx, (uint32_t)(*i)++);
         if (tensor->gradient && !tensor->parameter) return (uint32_t)(*i - 1);
     }
     return 0;
 }
 
-static uint32_t mpt__gradient_storage(mpt_context *context, uint32_t leaf) {
-    return mpt__slot(context, leaf)->gradient->storage;
+static uint32_t mpt__gradient_storage(mpt_context *ctx, uint32_t leaf) {
+    return mpt__slot(ctx, leaf)->gradient->storage;
 }
 
 /* Slot and storage of every such gradient. */
-static bool mpt__leaves_note(mpt_context *context, mpt__ids *leaves) {
+static bool mpt__leaves_note(mpt_context *ctx, mpt__ids *leaves) {
     int64_t i = 1;
-    for (uint32_t leaf; (leaf = mpt__next_leaf(context, &i)) != 0;)
-        if (!mpt__ids_add(context, leaves, leaf) ||
-            !mpt__ids_add(context, leaves, mpt__gradient_storage(context, leaf)))
+    for (uint32_t leaf; (leaf = mpt__next_leaf(ctx, &i)) != 0;)
+        if (!mpt__ids_add(ctx, leaves, leaf) ||
+            !mpt__ids_add(ctx, leaves, mpt__gradient_storage(ctx, leaf)))
             return false;
     return true;
 }
 
-static bool mpt__leaves_are(mpt_context *context, const mpt__ids *leaves) {
+static bool mpt__leaves_are(mpt_context *ctx, const mpt__ids *leaves) {
     int64_t i = 1, n = 0;
-    for (uint32_t leaf; (leaf = mpt__next_leaf(context, &i)) != 0; n += 2)
+    for (uint32_t leaf; (leaf = mpt__next_leaf(ctx, &i)) != 0; n += 2)
         if (n == leaves->count || leaves->id[n] != leaf ||
-            leaves->id[n + 1] != mpt__gradient_storage(context, leaf))
+            leaves->id[n + 1] != mpt__gradient_storage(ctx, leaf))
             return false;
     return n == leaves->count;
 }
 
 /* Whether a step that found some gradients and left others can be repeated: of the same tensors,
    and none that it has read is elsewhere now. */
-static bool mpt__leaves_repeat(const mpt_context *context, const mpt__ids *before,
+static bool mpt__leaves_repeat(const mpt_context *ctx, const mpt__ids *before,
                                const mpt__ids *after) {
     bool repeat = before->count == after->count;
     for (int64_t i = 0; i < before->count && repeat; i += 2)
         repeat =
             before->id[i] == after->id[i] && (before->id[i + 1] == after->id[i + 1] ||
-                                              context->storages[before->id[i + 1]].recordings == 0);
+                                              ctx->storages[before->id[i + 1]].recordings == 0);
     return repeat;
 }
 
 /* What parameters have at the end of a recorded step, as far as it is the step's doing: a number
    whose last bit is has_grad, and the multiplier. */
-static bool mpt__gradients_note(mpt_context *context, mpt__captured *captured) {
-    for (int64_t i = 0; i < context->parameter_count; i++) {
-        const mpt__parameter *p = &context->parameters[i];
+static bool mpt__gradients_note(mpt_context *ctx, mpt__captured *captured) {
+    for (int64_t i = 0; i < ctx->parameter_count; i++) {
+        const mpt__parameter *p = &ctx->parameters[i];
         if (p->live && (p->cleared || captured->finds) &&
-            (!mpt__ids_add(context, &captured->ends, (uint32_t)i << 1 | p->has_grad) ||
-             !mpt__ids_add(context, &captured->ends, context->blocks[p->block].multiplier_slot)))
+            (!mpt__ids_add(ctx, &captured->ends, (uint32_t)i << 1 | p->has_grad) ||
+             !mpt__ids_add(ctx, &captured->ends, ctx->blocks[p->block].multiplier_slot)))
             return false;
     }
-    return mpt__leaves_note(context, &captured->leaves);
+    return mpt__leaves_note(ctx, &captured->leaves);
 }
 
-static void mpt__gradients_set(mpt_context *context, const mpt__ids *ends) {
+static void mpt__gradients_set(mpt_context *ctx, const mpt__ids *ends) {
     for (int64_t i = 0; i < ends->count; i += 2) {
-        mpt__parameter *parameter = &context->parameters[ends->id[i] >> 1];
+        mpt__parameter *parameter = &ctx->parameters[ends->id[i] >> 1];
         if (!parameter->live) continue;
         parameter->has_grad = ends->id[i] & 1;
-        context->blocks[parameter->block].multiplier_slot = ends->id[i + 1];
+        ctx->blocks[parameter->block].multiplier_slot = ends->id[i + 1];
     }
 }
 
-static void *mpt__work_object(mpt_context *context, const uint32_t *work) {
-    const mpt__object *row = &context->objects[work[0]].rows[work[1]];
+static void *mpt__work_object(mpt_context *ctx, const uint32_t *work) {
+    const mpt__object *row = &ctx->objects[work[0]].rows[work[1]];
     if (row->generation == work[2]) return row->object;
-    mpt__error(context, STATE, "the %s of the captured step was destroyed",
-               mpt__object_names[work[0]]);
+    mpt__error(ctx, STATE, "the %s of the captured step was destroyed", mpt__object_names[work[0]]);
     return NULL;
 }
 
 /* A number for what is in training, what has a dtype of its own and what is frozen. */
-static uint64_t mpt__modes_now(const mpt_context *context) {
-    const mpt__object_table *modules = &context->objects[MPT__MODULE];
+static uint64_t mpt__modes_now(const mpt_context *ctx) {
+    const mpt__object_table *modules = &ctx->objects[MPT__MODULE];
     uint64_t hash = 0;
     for (int64_t i = 1; i < modules->count; i++) {
         const mpt__module *module = (const mpt__module *)modules->rows[i].object;
@@ -237,8 +236,8 @@ static uint64_t mpt__modes_now(const mpt_context *context) {
             hash = mpt__hash_u64(hash, (uint64_t)i << 9 | (uint64_t)module->policy << 1 |
                                            (module->training ? 0 : 1));
     }
-    for (int64_t i = 0; i < context->parameter_count; i++) {
-        const mpt__parameter *p = &context->parameters[i];
+    for (int64_t i = 0; i < ctx->parameter_count; i++) {
+        const mpt__parameter *p = &ctx->parameters[i];
         if (p->live && !(p->tensor->flags & MPT__REQUIRES_GRAD))
             hash = mpt__hash_u64(hash + 1, (uint64_t)i);
     }
@@ -247,13 +246,13 @@ static uint64_t mpt__modes_now(const mpt_context *context) {
 
 /* A number that changes with rows and options of the optimizers that a step updates, with the
    factors of its scalers and with where parameters are. */
-static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *recording) {
-    uint64_t sum = context->moves; /* of counts that only grow */
+static uint64_t mpt__patterns_now(mpt_context *ctx, const mpt__recording *recording) {
+    uint64_t sum = ctx->moves; /* of counts that only grow */
     for (int64_t i = 0; i < recording->work.count; i += 3) {
         const uint32_t *work = &recording->work.id[i];
         bool scaler = work[0] == MPT__SCALER;
         if (work[0] != MPT__OPTIMIZER && !scaler) continue;
-        const void *object = mpt__work_object(context, work);
+        const void *object = mpt__work_object(ctx, work);
         if (object)
             sum += scaler ? ((const mpt__scaler *)object)->changes
                           : ((const mpt__optimizer *)object)->patterns;
@@ -264,227 +263,223 @@ static uint64_t mpt__patterns_now(mpt_context *context, const mpt__recording *re
 /* ==== Recording ==== */
 
 /* Stops trying, and says why. */
-static void mpt__capture_give_up(mpt_context *context, mpt__captured *captured, const char *why) {
+static void mpt__capture_give_up(mpt_context *ctx, mpt__captured *captured, const char *why) {
     captured->eager = true;
-    mpt__log(&context->base, MPT_LOG_WARNING,
-             "mpt_captured_step: every step runs by itself, since %s", why);
+    mpt__log(&ctx->base, MPT_LOG_WARNING, "mpt_captured_step: every step runs by itself, since %s",
+             why);
 }
 
-static mpt_status mpt__step_by_hand(mpt_context *context, const mpt__captured *captured,
+static mpt_status mpt__step_by_hand(mpt_context *ctx, const mpt__captured *captured,
                                     const mpt_tensor *input) {
-    mpt_status status = captured->fn(context, captured->user, input[0], input[1]);
-    return !mpt__ok(context) ? context->base.status : status;
+    mpt_status status = captured->fn(ctx, captured->user, input[0], input[1]);
+    return !mpt__ok(ctx) ? ctx->base.status : status;
 }
 
 /* What the host has to do for the objects of one kind that a step updates, launches apart. */
-static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *recording,
+static mpt_status mpt__host_work(mpt_context *ctx, const mpt__recording *recording,
                                  mpt__object_kind kind);
 
 /* One step by `fn` on the fixed inputs, recorded; NULL with an error recorded, or without one where
    the step writes from the host. */
-static mpt__recording *mpt__record_step(mpt_context *context, const mpt__captured *captured) {
-    if (mpt_record_begin(context) != MPT_OK) return NULL;
-    context->capturing = context->unrecorded = true;
-    context->draws_before = context->now.draws;
-    mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
-    context->unrecorded = false;
-    int64_t writes = context->host_writes;
-    mpt__step_by_hand(context, captured, captured->input);
-    context->capturing = false;
-    if (!context->recorder) return NULL; /* cleared away with an error */
-    mpt__recording *recording = mpt__recorder_stop(context);
+static mpt__recording *mpt__record_step(mpt_context *ctx, const mpt__captured *captured) {
+    if (mpt_record_begin(ctx) != MPT_OK) return NULL;
+    ctx->capturing = ctx->unrecorded = true;
+    ctx->draws_before = ctx->now.draws;
+    mpt__scalar_set_i(ctx, MPT__SLOT_DRAWS, (int64_t)ctx->now.draws);
+    ctx->unrecorded = false;
+    int64_t writes = ctx->host_writes;
+    mpt__step_by_hand(ctx, captured, captured->input);
+    ctx->capturing = false;
+    if (!ctx->recorder) return NULL; /* cleared away with an error */
+    mpt__recording *recording = mpt__recorder_stop(ctx);
     for (int64_t i = 0; i < recording->count; i++)
-        mpt__recorder_hold(context, recording, &recording->launches[i], INT64_MAX);
-    mpt__host_work(context, recording, MPT__SCALER);
-    if (!recording->failed && mpt__ok(context) && context->host_writes == writes) return recording;
-    mpt__object_free(context, MPT__RECORDING, recording->id.slot);
+        mpt__recorder_hold(ctx, recording, &recording->launches[i], INT64_MAX);
+    mpt__host_work(ctx, recording, MPT__SCALER);
+    if (!recording->failed && mpt__ok(ctx) && ctx->host_writes == writes) return recording;
+    mpt__object_free(ctx, MPT__RECORDING, recording->id.slot);
     return NULL;
 }
 
 /* The launches as a graph, on memory that stays theirs. False where that is not possible. */
-static bool mpt__graph_make(mpt_context *context, mpt__captured *captured) {
-    mpt__backend *backend = &context->backend;
+static bool mpt__graph_make(mpt_context *ctx, mpt__captured *captured) {
+    mpt__backend *backend = &ctx->backend;
     const mpt__recording *recording = captured->recording;
     int64_t bytes = 0;
     for (int64_t i = 0; i < recording->count; i++)
         if (recording->launches[i].workspace > bytes) bytes = recording->launches[i].workspace;
     if (bytes > 0) {
         captured->workspace =
-            mpt__storage_new(context, bytes, MPT_MEMORY_WORKSPACE, MPT__FROM_POOL, false);
+            mpt__storage_new(ctx, bytes, MPT_MEMORY_WORKSPACE, MPT__FROM_POOL, false);
         if (!captured->workspace) return false;
     }
     mpt__execution execution;
-    execution.data = context->data;
-    execution.scalars = mpt__device_scalars(context);
-    execution.workspace = context->data[captured->workspace];
+    execution.data = ctx->data;
+    execution.scalars = mpt__device_scalars(ctx);
+    execution.workspace = ctx->data[captured->workspace];
     mpt_status status = backend->graph_begin(backend->self);
     for (int64_t i = 0; i < recording->count && status == MPT_OK; i++)
         status = mpt__launch_plainly(backend, &execution, &recording->launches[i]);
     bool all = status == MPT_OK;
     status = backend->graph_end(backend->self, all ? &captured->graph : NULL);
     if (all && status == MPT_OK) return true;
-    mpt__log(&context->base, MPT_LOG_WARNING,
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
              "mpt_captured_step: no graph (%s): launches go one by one", backend->error);
     return false;
 }
 
 /* Records a step that finds these gradients of tensors; false if it cannot be repeated. */
-static bool mpt__capture_try(mpt_context *context, mpt__captured *captured, const mpt_tensor *given,
+static bool mpt__capture_try(mpt_context *ctx, mpt__captured *captured, const mpt_tensor *given,
                              const mpt__ids *before) {
-    captured->gradients = mpt__gradients_now(context);
-    captured->modes[0] = mpt__modes_now(context);
-    for (int64_t i = 0; i < context->parameter_count; i++) context->parameters[i].cleared = false;
-    context->found_gradients = false;
-    int64_t step = context->now.step;
-    if (mpt__inputs_make(context, captured, given) == MPT_OK &&
-        mpt__inputs_set(context, captured, given) == MPT_OK)
-        captured->recording = mpt__record_step(context, captured);
-    captured->finds = context->found_gradients;
-    captured->draws = context->now.draws - context->draws_before;
+    captured->gradients = mpt__gradients_now(ctx);
+    captured->modes[0] = mpt__modes_now(ctx);
+    for (int64_t i = 0; i < ctx->parameter_count; i++) ctx->parameters[i].cleared = false;
+    ctx->found_gradients = false;
+    int64_t step = ctx->now.step;
+    if (mpt__inputs_make(ctx, captured, given) == MPT_OK &&
+        mpt__inputs_set(ctx, captured, given) == MPT_OK)
+        captured->recording = mpt__record_step(ctx, captured);
+    captured->finds = ctx->found_gradients;
+    captured->draws = ctx->now.draws - ctx->draws_before;
     mpt__recording *recording = captured->recording;
-    if (!recording || context->now.step != step + 1) { /* one is counted, which dropout draws by */
-        if (mpt__ok(context))
-            mpt__capture_give_up(context, captured,
+    if (!recording || ctx->now.step != step + 1) { /* one is counted, which dropout draws by */
+        if (mpt__ok(ctx))
+            mpt__capture_give_up(ctx, captured,
                                  recording
                                      ? "its function is not one mpt_step_begin and mpt_step_end"
                                      : "it writes to tensors from the host");
         return false;
     }
-    captured->patterns = mpt__patterns_now(context, recording);
-    captured->modes[1] = mpt__modes_now(context);
-    if (!mpt__gradients_note(context, captured) || !mpt__replay_memory(context, recording, true))
+    captured->patterns = mpt__patterns_now(ctx, recording);
+    captured->modes[1] = mpt__modes_now(ctx);
+    if (!mpt__gradients_note(ctx, captured) || !mpt__replay_memory(ctx, recording, true))
         return false;
-    bool repeats = mpt__leaves_repeat(context, before, &captured->leaves);
+    bool repeats = mpt__leaves_repeat(ctx, before, &captured->leaves);
     if (!repeats && ++captured->tries == MPT__CAPTURE_TRIES)
-        mpt__capture_give_up(context, captured,
+        mpt__capture_give_up(ctx, captured,
                              "it does not leave the gradients of tensors as it found them");
     return repeats;
 }
 
 /* The second call. */
-static mpt_status mpt__capture_record(mpt_context *context, mpt__captured *captured,
+static mpt_status mpt__capture_record(mpt_context *ctx, mpt__captured *captured,
                                       const mpt_tensor *given) {
     mpt__ids before;
     mpt__zero(before);
-    bool done =
-        mpt__leaves_note(context, &before) && mpt__capture_try(context, captured, given, &before);
-    mpt__ids_free(context, &before);
+    bool done = mpt__leaves_note(ctx, &before) && mpt__capture_try(ctx, captured, given, &before);
+    mpt__ids_free(ctx, &before);
     if (!done) {
-        mpt__captured_forget(context, captured);
-        return context->base.status;
+        mpt__captured_forget(ctx, captured);
+        return ctx->base.status;
     }
     const mpt__recording *recording = captured->recording;
     for (int64_t i = 0; i < recording->count; i++)
         captured->drops |= recording->launches[i].slot[0] == MPT__SLOT_STEP;
-    if (context->backend.graph_begin && !mpt__graph_make(context, captured))
-        mpt__graph_free(context, captured);
-    return context->base.status;
+    if (ctx->backend.graph_begin && !mpt__graph_make(ctx, captured)) mpt__graph_free(ctx, captured);
+    return ctx->base.status;
 }
 
 /* ==== Repeating ==== */
 
-static mpt_status mpt__host_work(mpt_context *context, const mpt__recording *recording,
+static mpt_status mpt__host_work(mpt_context *ctx, const mpt__recording *recording,
                                  mpt__object_kind kind) {
-    for (int64_t i = 0; i < recording->work.count && mpt__ok(context); i += 3) {
+    for (int64_t i = 0; i < recording->work.count && mpt__ok(ctx); i += 3) {
         const uint32_t *work = &recording->work.id[i];
-        void *object = work[0] == (uint32_t)kind ? mpt__work_object(context, work) : NULL;
+        void *object = work[0] == (uint32_t)kind ? mpt__work_object(ctx, work) : NULL;
         if (!object) continue;
         if (kind == MPT__SCALER) {
-            mpt__scaler_watch(context, (mpt__scaler *)object);
+            mpt__scaler_watch(ctx, (mpt__scaler *)object);
         } else {
-            mpt__schedule_before_step(context, (mpt__optimizer *)object);
-            context->now.updates++;
+            mpt__schedule_before_step(ctx, (mpt__optimizer *)object);
+            ctx->now.updates++;
         }
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
-static mpt_status mpt__repeat_begin(mpt_context *context, mpt__captured *captured) {
-    captured->updates = context->now.updates;
-    context->now.step++;
-    context->base.step = context->now.step;
-    context->now.module_calls = 0;
-    if (mpt__host_work(context, captured->recording, MPT__OPTIMIZER) != MPT_OK)
-        return context->base.status;
-    if (captured->drops) mpt__scalar_set_i(context, MPT__SLOT_STEP, context->now.step);
-    context->device_step = captured->drops ? context->now.step : -1;
-    if (captured->draws) mpt__scalar_set_i(context, MPT__SLOT_DRAWS, (int64_t)context->now.draws);
-    context->now.draws += captured->draws;
-    return context->base.status;
+static mpt_status mpt__repeat_begin(mpt_context *ctx, mpt__captured *captured) {
+    captured->updates = ctx->now.updates;
+    ctx->now.step++;
+    ctx->base.step = ctx->now.step;
+    ctx->now.module_calls = 0;
+    if (mpt__host_work(ctx, captured->recording, MPT__OPTIMIZER) != MPT_OK) return ctx->base.status;
+    if (captured->drops) mpt__scalar_set_i(ctx, MPT__SLOT_STEP, ctx->now.step);
+    ctx->device_step = captured->drops ? ctx->now.step : -1;
+    if (captured->draws) mpt__scalar_set_i(ctx, MPT__SLOT_DRAWS, (int64_t)ctx->now.draws);
+    ctx->now.draws += captured->draws;
+    return ctx->base.status;
 }
 
-static mpt_status mpt__repeat_end(mpt_context *context, mpt__captured *captured) {
-    mpt__replay_versions(context, captured->recording);
-    if (!mpt__ok(context)) return context->base.status;
-    if (context->now.updates > captured->updates) context->committed = context->now;
-    mpt__gradients_set(context, &captured->ends);
+static mpt_status mpt__repeat_end(mpt_context *ctx, mpt__captured *captured) {
+    mpt__replay_versions(ctx, captured->recording);
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    if (ctx->now.updates > captured->updates) ctx->committed = ctx->now;
+    mpt__gradients_set(ctx, &captured->ends);
     captured->count++;
-    mpt__scalars_ask(context);
-    return mpt__host_work(context, captured->recording, MPT__SCALER);
+    mpt__scalars_ask(ctx);
+    return mpt__host_work(ctx, captured->recording, MPT__SCALER);
 }
 
-static mpt_status mpt__capture_repeat(mpt_context *context, mpt__captured *captured) {
-    mpt__backend *backend = &context->backend;
-    if (mpt__repeat_begin(context, captured) != MPT_OK) return context->base.status;
+static mpt_status mpt__capture_repeat(mpt_context *ctx, mpt__captured *captured) {
+    mpt__backend *backend = &ctx->backend;
+    if (mpt__repeat_begin(ctx, captured) != MPT_OK) return ctx->base.status;
     if (captured->graph) {
         mpt_status status = backend->graph_run(backend->self, captured->graph);
-        if (status != MPT_OK) return mpt__backend_error(context, status);
+        if (status != MPT_OK) return mpt__backend_error(ctx, status);
     } else {
-        mpt__replay_launches(context, captured->recording);
+        mpt__replay_launches(ctx, captured->recording);
     }
-    return mpt__repeat_end(context, captured);
+    return mpt__repeat_end(ctx, captured);
 }
 
 /* ==== Slices ==== */
 
 /* A number that changes with any of the tensors, made before, that the launches name. */
-static uint32_t mpt__held_state(const mpt_context *context, const mpt__recording *recording) {
+static uint32_t mpt__held_state(const mpt_context *ctx, const mpt__recording *recording) {
     uint32_t sum = 0; /* of counts that only grow */
     for (int64_t i = 0; i < recording->held.count; i++)
-        sum += context->storages[recording->held.id[i]].version;
+        sum += ctx->storages[recording->held.id[i]].version;
     return sum;
 }
 
 /* Launches of the step under way for so long, one at least; ends it after the last. */
-static mpt_status mpt__slice_run(mpt_context *context, mpt__captured *captured, double seconds) {
+static mpt_status mpt__slice_run(mpt_context *ctx, mpt__captured *captured, double seconds) {
     const mpt__recording *recording = captured->recording;
-    const mpt_clock *clock = &context->base.clock;
+    const mpt_clock *clock = &ctx->base.clock;
     double start = clock->now(clock->user);
-    context->sliced = 0; /* so an error ends it, too */
-    while (captured->next < recording->count && mpt__ok(context)) {
-        mpt__replay_launch(context, recording, captured->next++);
+    ctx->sliced = 0; /* so an error ends it, too */
+    while (captured->next < recording->count && mpt__ok(ctx)) {
+        mpt__replay_launch(ctx, recording, captured->next++);
         if (!(clock->now(clock->user) - start < seconds)) break;
     }
-    if (!mpt__ok(context) || captured->next == recording->count)
-        return mpt__repeat_end(context, captured);
-    context->sliced = captured->id.slot;
-    captured->seen_state = mpt__held_state(context, recording);
+    if (!mpt__ok(ctx) || captured->next == recording->count) return mpt__repeat_end(ctx, captured);
+    ctx->sliced = captured->id.slot;
+    captured->seen_state = mpt__held_state(ctx, recording);
     return MPT_OK;
 }
 
-static mpt_status mpt__slice_go_on(mpt_context *context, mpt__captured *captured, double seconds) {
-    if (mpt__held_state(context, captured->recording) != captured->seen_state)
+static mpt_status mpt__slice_go_on(mpt_context *ctx, mpt__captured *captured, double seconds) {
+    if (mpt__held_state(ctx, captured->recording) != captured->seen_state)
         return mpt__error(
-            context, STATE,
+            ctx, STATE,
             "a tensor of the step under way was changed between its slices (mpt_write, "
             "an op in place, an optimizer or a load); it ends here");
-    if (captured->drops && context->device_step != captured->step) {
-        mpt__scalar_set_i(context, MPT__SLOT_STEP, captured->step);
-        context->device_step = captured->step;
+    if (captured->drops && ctx->device_step != captured->step) {
+        mpt__scalar_set_i(ctx, MPT__SLOT_STEP, captured->step);
+        ctx->device_step = captured->step;
     }
-    return mpt__slice_run(context, captured, seconds);
+    return mpt__slice_run(ctx, captured, seconds);
 }
 
 /* Whether a launch changes what outlives its step. Gradients do not: an error drops them; nor what
    the end of a step takes over or forgets: running statistics to come, magnitudes for fp8. */
-static bool mpt__launch_lasts(const mpt_context *context, const mpt__launch *launch) {
+static bool mpt__launch_lasts(const mpt_context *ctx, const mpt__launch *launch) {
     bool lasts = launch->kernel == MPT__K_METRIC_ADD || launch->kernel == MPT__K_SCALER_UPDATE;
     if (launch->kernel == MPT__K_FP8_SCALE ||
         (launch->kernel == MPT__K_RUNNING_STATS && launch->operand[0].storage))
         return false;
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *o = &launch->operand[i];
-        const mpt__storage *storage = &context->storages[o->storage];
+        const mpt__storage *storage = &ctx->storages[o->storage];
         if (o->access != MPT__READ && storage->kind != MPT_MEMORY_GRADIENT &&
             storage->kind != MPT_MEMORY_FORM && storage->references > storage->recordings)
             lasts = true; /* somebody else has it, too */
@@ -493,18 +488,17 @@ static bool mpt__launch_lasts(const mpt_context *context, const mpt__launch *lau
 }
 
 /* Gives up a step between two launches; once it has changed what lasts it is done to its end. */
-static void mpt__slice_end(mpt_context *context) {
+static void mpt__slice_end(mpt_context *ctx) {
     bool changed = false;
-    if (!context->sliced) return;
-    mpt__captured *captured =
-        (mpt__captured *)context->objects[MPT__CAPTURED].rows[context->sliced].object;
+    if (!ctx->sliced) return;
+    mpt__captured *captured = (mpt__captured *)ctx->objects[MPT__CAPTURED].rows[ctx->sliced].object;
     for (int64_t i = 0; i < captured->next && !changed; i++)
-        changed = mpt__launch_lasts(context, &captured->recording->launches[i]);
-    context->sliced = 0;
+        changed = mpt__launch_lasts(ctx, &captured->recording->launches[i]);
+    ctx->sliced = 0;
     if (changed)
-        mpt__slice_run(context, captured, (double)INFINITY);
+        mpt__slice_run(ctx, captured, (double)INFINITY);
     else
-        mpt__running_settle(context, false);
+        mpt__running_settle(ctx, false);
 }
 
 /* ==== Comparing ==== */
@@ -527,70 +521,69 @@ static bool mpt__same_launch(const mpt__launch *a, const mpt__launch *b) {
 }
 
 /* One step by `fn`, which must launch what was recorded. */
-static mpt_status mpt__capture_compare(mpt_context *context, const mpt__captured *captured) {
+static mpt_status mpt__capture_compare(mpt_context *ctx, const mpt__captured *captured) {
     const mpt__recording *old = captured->recording;
-    mpt__recording *now = mpt__record_step(context, captured);
-    if (!now) return context->base.status;
+    mpt__recording *now = mpt__record_step(ctx, captured);
+    if (!now) return ctx->base.status;
     int64_t i = 0;
     while (i < old->count && i < now->count &&
            mpt__same_launch(&old->launches[i], &now->launches[i]))
         i++;
     if (i < old->count || i < now->count) {
         const mpt__recording *longer = i < now->count ? now : old;
-        mpt__error(context, STATE,
+        mpt__error(ctx, STATE,
                    "the captured step is no longer what its function does: launch %lld of %lld was "
                    "kernel %s and is now %s; do the same in every step, or run this one by hand",
                    (long long)i + 1, (long long)longer->count,
                    i < old->count ? mpt__kernel_names[old->launches[i].kernel] : "none",
                    i < now->count ? mpt__kernel_names[now->launches[i].kernel] : "none");
     }
-    mpt__object_free(context, MPT__RECORDING, now->id.slot);
-    return context->base.status;
+    mpt__object_free(ctx, MPT__RECORDING, now->id.slot);
+    return ctx->base.status;
 }
 
 /* ==== A step ==== */
 
 /* Whether a step has to run by hand: what it depends on is not as it was at the recording, which is
    forgotten, or it begins with other gradients. For the second time in turn that is recorded. */
-static bool mpt__begins_otherwise(mpt_context *context, mpt__captured *captured) {
-    uint64_t modes = mpt__modes_now(context);
+static bool mpt__begins_otherwise(mpt_context *ctx, mpt__captured *captured) {
+    uint64_t modes = mpt__modes_now(ctx);
     bool again = captured->otherwise;
-    bool changed = mpt__patterns_now(context, captured->recording) != captured->patterns ||
+    bool changed = mpt__patterns_now(ctx, captured->recording) != captured->patterns ||
                    (modes != captured->modes[0] && modes != captured->modes[1]);
-    captured->otherwise = (captured->finds && mpt__gradients_now(context) != captured->gradients) ||
-                          !mpt__leaves_are(context, &captured->leaves);
+    captured->otherwise = (captured->finds && mpt__gradients_now(ctx) != captured->gradients) ||
+                          !mpt__leaves_are(ctx, &captured->leaves);
     if (!changed && (!captured->otherwise || !again)) return captured->otherwise;
-    mpt__captured_forget(context, captured);
+    mpt__captured_forget(ctx, captured);
     return changed;
 }
 
 /* `seconds`: of the first slice, after which the step may stand between two launches. */
-static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *context,
+static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *ctx,
                                       const mpt_tensor *given, double seconds) {
-    if (context->step_depth || context->recorder)
-        return mpt__error(context, STATE, "a %s is under way; captured steps stand alone",
-                          context->recorder ? "recording" : "step");
+    if (ctx->step_depth || ctx->recorder)
+        return mpt__error(ctx, STATE, "a %s is under way; captured steps stand alone",
+                          ctx->recorder ? "recording" : "step");
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
-        if (given[i].slot && !mpt__at(context, given[i], i ? "y" : "x"))
-            return context->base.status;
+        if (given[i].slot && !mpt__at(ctx, given[i], i ? "y" : "x")) return ctx->base.status;
     captured->calls++;
-    if (captured->calls == 1 || captured->eager) return mpt__step_by_hand(context, captured, given);
-    bool otherwise = captured->recording && mpt__begins_otherwise(context, captured);
-    if (!mpt__ok(context)) return context->base.status;
-    if (otherwise) return mpt__step_by_hand(context, captured, given);
-    if (!captured->recording) return mpt__capture_record(context, captured, given);
+    if (captured->calls == 1 || captured->eager) return mpt__step_by_hand(ctx, captured, given);
+    bool otherwise = captured->recording && mpt__begins_otherwise(ctx, captured);
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    if (otherwise) return mpt__step_by_hand(ctx, captured, given);
+    if (!captured->recording) return mpt__capture_record(ctx, captured, given);
     for (int i = 0; i < MPT__CAPTURE_INPUTS; i++)
-        if (!mpt__input_fits(context, captured->input[i], given[i]))
-            return mpt__step_by_hand(context, captured, given);
-    if (mpt__inputs_set(context, captured, given) != MPT_OK) return context->base.status;
-    if (context->config.debug && captured->calls % MPT__CAPTURE_CHECK == 0)
-        return mpt__capture_compare(context, captured);
-    if (!context->backend.synchronous || !(seconds < (double)INFINITY))
-        return mpt__capture_repeat(context, captured);
-    if (mpt__repeat_begin(context, captured) != MPT_OK) return context->base.status;
+        if (!mpt__input_fits(ctx, captured->input[i], given[i]))
+            return mpt__step_by_hand(ctx, captured, given);
+    if (mpt__inputs_set(ctx, captured, given) != MPT_OK) return ctx->base.status;
+    if (ctx->config.debug && captured->calls % MPT__CAPTURE_CHECK == 0)
+        return mpt__capture_compare(ctx, captured);
+    if (!ctx->backend.synchronous || !(seconds < (double)INFINITY))
+        return mpt__capture_repeat(ctx, captured);
+    if (mpt__repeat_begin(ctx, captured) != MPT_OK) return ctx->base.status;
     captured->next = 0;
-    captured->step = context->now.step;
-    return mpt__slice_run(context, captured, seconds);
+    captured->step = ctx->now.step;
+    return mpt__slice_run(ctx, captured, seconds);
 }
 
 mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
@@ -604,20 +597,20 @@ mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
 mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
                           bool *done) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");
     mpt_tensor given[MPT__CAPTURE_INPUTS];
     given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
-    mpt_status status = mpt__status_of(context);
+    mpt_status status = mpt__status_of(ctx);
     if (captured && !(seconds >= 0.0))
-        status = mpt__error(context, ARGUMENT, "seconds = %g: expected 0 or more", seconds);
-    else if (captured && context->sliced == handle.slot)
-        status = mpt__slice_go_on(context, captured, seconds);
-    else if (captured && mpt__no_slice(context))
-        status = mpt__captured_begin(captured, context, given, seconds);
+        status = mpt__error(ctx, ARGUMENT, "seconds = %g: expected 0 or more", seconds);
+    else if (captured && ctx->sliced == handle.slot)
+        status = mpt__slice_go_on(ctx, captured, seconds);
+    else if (captured && mpt__no_slice(ctx))
+        status = mpt__captured_begin(captured, ctx, given, seconds);
     else if (captured)
-        status = context->base.status;
-    if (done) *done = captured && status == MPT_OK && !context->sliced;
+        status = ctx->base.status;
+    if (done) *done = captured && status == MPT_OK && !ctx->sliced;
     return status;
 }
 

@@ -6,11 +6,11 @@
 
 #include "nn/norm.c"
 
-static mpt__module *mpt__attention_layer(mpt_context *context, const char *call, mpt__layer layer) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
+static mpt__module *mpt__attention_layer(mpt_context *ctx, const char *call, mpt__layer layer) {
+    mpt__module *module = mpt__layer_new(ctx, call, layer);
 #ifdef MPTRAIN_NO_ATTENTION
     if (module)
-        mpt__error(context, UNSUPPORTED,
+        mpt__error(ctx, UNSUPPORTED,
                    "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
 #endif
     return module;
@@ -18,20 +18,19 @@ static mpt__module *mpt__attention_layer(mpt_context *context, const char *call,
 
 /* ==== Embedding ==== */
 
-mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
-                            int64_t padding_index) {
-    mpt__module *module = mpt__attention_layer(context, "mpt_nn_embedding", MPT__LAYER_embedding);
-    if (!module) return mpt__module_handle(context, NULL);
+mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int64_t padding_index) {
+    mpt__module *module = mpt__attention_layer(ctx, "mpt_nn_embedding", MPT__LAYER_embedding);
+    if (!module) return mpt__module_handle(ctx, NULL);
     module->attributes.index[0] = padding_index;
     mpt_shape shape = MPT_SHAPE(count, width);
     mpt_init normal = mpt_init_make(MPT_INIT_NORMAL, 0, 1);
     if (count < 1 || width < 1 || padding_index < -1 || padding_index >= count)
-        mpt__error(context, ARGUMENT,
+        mpt__error(ctx, ARGUMENT,
                    "%lld rows of %lld, padding_index %lld: expected 1 or more, and a row or -1",
                    count, width, padding_index);
-    else if (mpt__ok(context))
-        mpt__add_parameter(context, module, "weight", &shape, normal, 0);
-    return mpt__layer_made(context, module);
+    else if (mpt__ok(ctx))
+        mpt__add_parameter(ctx, module, "weight", &shape, normal, 0);
+    return mpt__layer_made(ctx, module);
 }
 
 /* ==== Attention ==== */
@@ -40,14 +39,14 @@ mpt_module mpt_nn_embedding(mpt_context *context, int64_t count, int64_t width,
 /* Heads side by side in [B, T, E]; k and v null: q holds all three. */
 static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
     mpt__frame frame;
-    mpt_context *context = in[0].context;
-    if (!mpt__enter(context, "mpt_nn_multi_head_attention") ||
-        !mpt__call_begin(&frame, context, MPT__OP_scaled_dot_product_attention, 4, 1, attributes))
-        return mpt__null(context);
-    if (mpt__find_inputs(context, in, 4, 1, frame.record->in))
-        return mpt__handle(context, mpt__call_run(&frame));
-    mpt__record_spare(context, frame.record);
-    return mpt__null(context);
+    mpt_context *ctx = in[0].context;
+    if (!mpt__enter(ctx, "mpt_nn_multi_head_attention") ||
+        !mpt__call_begin(&frame, ctx, MPT__OP_scaled_dot_product_attention, 4, 1, attributes))
+        return mpt__null(ctx);
+    if (mpt__find_inputs(ctx, in, 4, 1, frame.record->in))
+        return mpt__handle(ctx, mpt__call_run(&frame));
+    mpt__record_spare(ctx, frame.record);
+    return mpt__null(ctx);
 }
 
 /* Part i of 3 of the fused projection of x. */
@@ -66,25 +65,24 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
 /* in: x, or query, key, value, and maybe a mask. */
 static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt_tensor *in,
                                           int n_in, mpt_tensor *out, int n_out) {
-    mpt_context *context = self.context;
-    mpt__module *module = mpt__module_at(context, self);
+    mpt_context *ctx = self.context;
+    mpt__module *module = mpt__module_at(ctx, self);
     mpt_tensor part[4], none = mpt__null(NULL);
     (void)user;
-    if (!module) return context->base.status;
+    if (!module) return ctx->base.status;
     if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
-        return mpt__error(context, ARGUMENT,
+        return mpt__error(ctx, ARGUMENT,
                           "%d inputs, %d outputs: expected x, or query, key, value and maybe a "
                           "mask, and one output",
                           n_in, n_out);
-    bool training = context->module_training && !context->inference_depth, own = n_in == 1;
+    bool training = ctx->module_training && !ctx->inference_depth, own = n_in == 1;
     double p = training ? module->attributes.imm[1] : 0.0;
-    mpt__attributes attributes = mpt__attention_attributes(
-        module->attributes.rank, module->attributes.index[0] != 0, p, 0.0, module->path_hash,
-        p > 0.0 ? mpt__dropout_count(context, module) : 0);
+    mpt__attributes attributes =
+        mpt__attention_attributes(module->attributes.rank, module->attributes.index[0] != 0, p, 0.0,
+                                  module->path_hash, p > 0.0 ? mpt__dropout_count(ctx, module) : 0);
     int64_t width = module->parameters[0].shape.dim[1];
-    mpt_tensor weight = mpt__parameter_handle(context, module, 0);
-    mpt_tensor bias =
-        module->parameter_count > 1 ? mpt__parameter_handle(context, module, 1) : none;
+    mpt_tensor weight = mpt__parameter_handle(ctx, module, 0);
+    mpt_tensor bias = module->parameter_count > 1 ? mpt__parameter_handle(ctx, module, 1) : none;
     mpt__spares spares;
     spares.count = 0;
     if (n_in > 1) own = mpt__same_handle(in[0], in[1]) && mpt__same_handle(in[0], in[2]);
@@ -94,10 +92,10 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     for (int i = 0; i < 3 && !own; i++)
         part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
     mpt_module project = mpt_child(self, "out_proj");
-    if (!mpt__ok(context)) return context->base.status;
+    if (!mpt__ok(ctx)) return ctx->base.status;
     mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
     out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
-    return context->base.status;
+    return ctx->base.status;
 }
 
 #endif
@@ -109,44 +107,43 @@ mpt_multi_head_config mpt_multi_head_config_default(void) {
     return config;
 }
 
-mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
+mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
                                        const mpt_multi_head_config *config) {
     static const char name[] = "mpt_nn_multi_head_attention";
     mpt_multi_head_config defaults = mpt_multi_head_config_default();
     if (!config) config = &defaults;
     bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
                 width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
-    mpt_module project = mpt__module_handle(context, NULL);
-    if (good) project = mpt__linear_new(context, name, width, width, config->bias);
-    mpt__module *child = project.slot ? mpt__module_at(context, project) : NULL;
-    mpt__module *module = child || !good
-                              ? mpt__attention_layer(context, name, MPT__LAYER_multi_head_attention)
-                              : NULL;
+    mpt_module project = mpt__module_handle(ctx, NULL);
+    if (good) project = mpt__linear_new(ctx, name, width, width, config->bias);
+    mpt__module *child = project.slot ? mpt__module_at(ctx, project) : NULL;
+    mpt__module *module =
+        child || !good ? mpt__attention_layer(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
     if (module && !good)
-        mpt__error(context, ARGUMENT,
+        mpt__error(ctx, ARGUMENT,
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
                    "probability",
                    width, heads, config->dropout);
 #ifndef MPTRAIN_NO_ATTENTION
-    if (module && mpt__ok(context)) {
+    if (module && mpt__ok(ctx)) {
         mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
         module->cls.forward = mpt__multi_head_forward;
         module->cls.n_inputs = 0;
         module->attributes.rank = (uint8_t)heads;
         module->attributes.imm[1] = config->dropout;
         module->attributes.index[0] = config->causal;
-        mpt__add_parameter(context, module, "in_proj_weight", &weight,
+        mpt__add_parameter(ctx, module, "in_proj_weight", &weight,
                            mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
         if (config->bias) {
-            mpt__add_parameter(context, module, "in_proj_bias", &bias,
+            mpt__add_parameter(ctx, module, "in_proj_bias", &bias,
                                mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
             child->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
         }
-        mpt__add_child(context, module, "out_proj", child);
+        mpt__add_child(ctx, module, "out_proj", child);
     }
 #endif
-    mpt_module made = mpt__layer_made(context, module);
-    if (context && !made.slot) mpt__number_back(context, &project, 1);
+    mpt_module made = mpt__layer_made(ctx, module);
+    if (ctx && !made.slot) mpt__number_back(ctx, &project, 1);
     return made;
 }
 

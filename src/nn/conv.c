@@ -8,57 +8,56 @@
 
 /* A layer with a weight of that shape, whose dimensions 0 and 1 are channels, still to be divided
    into groups. */
-static mpt_module mpt__conv_layer(mpt_context *context, const char *call, mpt__layer layer,
+static mpt_module mpt__conv_layer(mpt_context *ctx, const char *call, mpt__layer layer,
                                   mpt_shape weight, const mpt_conv_config *config) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
-    if (!module) return mpt__module_handle(context, NULL);
+    mpt__module *module = mpt__layer_new(ctx, call, layer);
+    if (!module) return mpt__module_handle(ctx, NULL);
     int op = mpt__layer_rows[layer].op;
     bool transposed = op == MPT__OP_conv_transpose2d;
     int64_t out = weight.dim[transposed], fan = 1;
     bool good = true;
 #ifdef MPTRAIN_NO_CONV
-    mpt__error(context, UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
+    mpt__error(ctx, UNSUPPORTED, "built without convolutions (MPTRAIN_NO_CONV)");
 #endif
-    if (mpt__conv_attributes(context, call, op, config, &module->attributes)) {
+    if (mpt__conv_attributes(ctx, call, op, config, &module->attributes)) {
         int64_t groups = module->attributes.index[MPT__CONV_GROUPS];
         for (int i = 0; i < weight.rank; i++)
             good = good && weight.dim[i] > 0 && (i > 1 || weight.dim[i] % groups == 0);
         if (!good)
-            mpt__error(context, ARGUMENT,
+            mpt__error(ctx, ARGUMENT,
                        "weight %S in %lld groups: expected sizes of 1 or more, and channels that "
                        "the groups divide",
                        &weight, groups);
         weight.dim[1] /= groups;
     }
-    mpt__layer_parameter(context, module, "weight", weight, 0);
-    for (int i = 1; i < weight.rank && mpt__ok(context); i++) fan *= weight.dim[i];
-    if (!config || config->bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), fan);
-    return mpt__layer_made(context, module);
+    mpt__layer_parameter(ctx, module, "weight", weight, 0);
+    for (int i = 1; i < weight.rank && mpt__ok(ctx); i++) fan *= weight.dim[i];
+    if (!config || config->bias) mpt__layer_parameter(ctx, module, "bias", MPT_SHAPE(out), fan);
+    return mpt__layer_made(ctx, module);
 }
 
-mpt_module mpt_nn_conv2d(mpt_context *context, int64_t in, int64_t out, int64_t kernel_h,
+mpt_module mpt_nn_conv2d(mpt_context *ctx, int64_t in, int64_t out, int64_t kernel_h,
                          int64_t kernel_w, const mpt_conv_config *config) {
-    return mpt__conv_layer(context, "mpt_nn_conv2d", MPT__LAYER_conv2d,
+    return mpt__conv_layer(ctx, "mpt_nn_conv2d", MPT__LAYER_conv2d,
                            MPT_SHAPE(out, in, kernel_h, kernel_w), config);
 }
-mpt_module mpt_nn_conv1d(mpt_context *context, int64_t in, int64_t out, int64_t kernel,
+mpt_module mpt_nn_conv1d(mpt_context *ctx, int64_t in, int64_t out, int64_t kernel,
                          const mpt_conv_config *config) {
-    return mpt__conv_layer(context, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
+    return mpt__conv_layer(ctx, "mpt_nn_conv1d", MPT__LAYER_conv1d, MPT_SHAPE(out, in, kernel),
                            config);
 }
-mpt_module mpt_nn_conv_transpose2d(mpt_context *context, int64_t in, int64_t out, int64_t kernel_h,
+mpt_module mpt_nn_conv_transpose2d(mpt_context *ctx, int64_t in, int64_t out, int64_t kernel_h,
                                    int64_t kernel_w, const mpt_conv_config *config) {
-    return mpt__conv_layer(context, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
+    return mpt__conv_layer(ctx, "mpt_nn_conv_transpose2d", MPT__LAYER_conv_transpose2d,
                            MPT_SHAPE(in, out, kernel_h, kernel_w), config);
 }
 
-mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
-                           mpt_interpolation mode, bool align_corners) {
-    mpt__module *module = mpt__layer_new(context, "mpt_nn_upsample", MPT__LAYER_upsample);
+mpt_module mpt_nn_upsample(mpt_context *ctx, mpt_shape size, double scale, mpt_interpolation mode,
+                           bool align_corners) {
+    mpt__module *module = mpt__layer_new(ctx, "mpt_nn_upsample", MPT__LAYER_upsample);
     if (module)
-        mpt__interpolate_attributes(context, &size, scale, mode, align_corners,
-                                    &module->attributes);
-    return mpt__layer_made(context, module);
+        mpt__interpolate_attributes(ctx, &size, scale, mode, align_corners, &module->attributes);
+    return mpt__layer_made(ctx, module);
 }
 
 /* ==== Fused with the norm behind ====
@@ -67,15 +66,14 @@ mpt_module mpt_nn_upsample(mpt_context *context, mpt_shape size, double scale,
  * that one to be called, and both are one launch, of weights that have the norm's scale in them.
  * Those are made anew whenever what they come from has changed. */
 
-static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *context, mpt__module *module,
+static MPT__UNUSED mpt_tensor mpt__fused_forward(mpt_context *ctx, mpt__module *module,
                                                  mpt_tensor x, mpt_tensor residual, bool relu) {
     (void)residual, (void)relu;
-    bool waits = context->no_grad_depth || context->inference_depth;
-    context->waiting.module = waits ? module->id.slot : 0;
-    mpt__tensor *out = mpt__op_layer_forward(context, module, mpt__live(context, x),
-                                             MPT_ACTIVATION_NONE);
-    context->waiting.module = 0;
-    return mpt__handle(context, out);
+    bool waits = ctx->no_grad_depth || ctx->inference_depth;
+    ctx->waiting.module = waits ? module->id.slot : 0;
+    mpt__tensor *out = mpt__op_layer_forward(ctx, module, mpt__live(ctx, x), MPT_ACTIVATION_NONE);
+    ctx->waiting.module = 0;
+    return mpt__handle(ctx, out);
 }
 
 #ifndef MPTRAIN_NO_CONV
@@ -154,38 +152,38 @@ static mpt_status mpt__fold_anew(mpt__frame *frame, mpt__running *fused, mpt__te
 
 /* A batch norm of in (x, weight, bias, mean, variance, residual) in one launch with the convolution
    that gives x; NULL where it is not that one which waits, or x is wanted by itself, too. */
-static mpt__tensor *mpt__fused_norm(mpt_context *context, const mpt__module *norm,
+static mpt__tensor *mpt__fused_norm(mpt_context *ctx, const mpt__module *norm,
                                     const mpt_tensor in[6], bool relu) {
 #ifdef MPTRAIN_NO_CONV
-    (void)context, (void)norm, (void)in, (void)relu;
+    (void)ctx, (void)norm, (void)in, (void)relu;
     return NULL;
 #else
-    mpt__tensor *x = context->waiting.out, *found[6], *out = NULL, view[2];
-    if (!x || mpt__live(context, in[0]) != x || !in[3].slot) return NULL;
-    for (int i = 1; i < 6; i++) found[i] = mpt__live(context, in[i]);
+    mpt__tensor *x = ctx->waiting.out, *found[6], *out = NULL, view[2];
+    if (!x || mpt__live(ctx, in[0]) != x || !in[3].slot) return NULL;
+    for (int i = 1; i < 6; i++) found[i] = mpt__live(ctx, in[i]);
     const mpt__tensor *residual = found[5];
-    if (!mpt__storage_alone(context, x->storage) || x->saves != 1 || x->nodes ||
+    if (!mpt__storage_alone(ctx, x->storage) || x->saves != 1 || x->nodes ||
         (in[5].slot && !residual) ||
         (residual &&
          (residual == x || residual->dtype != x->dtype || !mpt__same_shape(residual, x))))
         return NULL;
-    mpt__module *conv = mpt__module_slot(context, context->waiting.conv);
+    mpt__module *conv = mpt__module_slot(ctx, ctx->waiting.conv);
     if (!conv || !conv->running || conv->running->norm != norm->id.slot ||
         found[3]->shape.dim[0] != x->shape.dim[1])
         return NULL;
     mpt__frame frame;
     mpt__waiting taken;
-    mpt__waiting_begin(&frame, context, &taken);
+    mpt__waiting_begin(&frame, ctx, &taken);
     mpt__tensor *const from[] = {taken.in[1], taken.in[2], found[1], found[2], found[3], found[4]};
     if (mpt__fold_anew(&frame, conv->running, from, norm->attributes.imm[0], view) == MPT_OK)
-        out = frame.out[0] = mpt__tensor_alias(context, x);
+        out = frame.out[0] = mpt__tensor_alias(ctx, x);
     mpt__conv_end end = {&view[1], residual, true, relu};
     if (out && mpt__conv_compute(&frame, &view[0], end) != MPT_OK) {
-        mpt__tensor_drop(context, out);
+        mpt__tensor_drop(ctx, out);
         out = NULL;
     }
     mpt__waiting_end(&frame, &taken);
-    mpt__tensor_drop(context, x);
+    mpt__tensor_drop(ctx, x);
     return out;
 #endif
 }

@@ -35,16 +35,16 @@ mpt_status mpt_fp8(mpt_module module, const mpt_fp8_config *config) {
 
 /* A dense tensor by row `row` of a layer's state (NULL: a scale of 1), as `dtype`; NULL on
    error. */
-static mpt__tensor *mpt__fp8_cast(mpt_context *context, const mpt__tensor *x, mpt_dtype dtype,
+static mpt__tensor *mpt__fp8_cast(mpt_context *ctx, const mpt__tensor *x, mpt_dtype dtype,
                                   mpt__fp8_way way, const mpt__tensor *state, int row,
                                   bool watched) {
     /* Codes are kept: not in the memory of widened numbers before them, of four times their
        size. */
-    context->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
-    mpt__tensor *out = mpt__tensor_new(context, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
-    context->pool_reach = MPT__POOL_REACH;
+    ctx->pool_reach = way == MPT__FP8_WIDEN ? MPT__POOL_REACH : 0;
+    mpt__tensor *out = mpt__tensor_new(ctx, dtype, &x->shape, MPT_MEMORY_ACTIVATION);
+    ctx->pool_reach = MPT__POOL_REACH;
     if (!out) return NULL;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_SCALE);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FP8_SCALE);
     int64_t count = mpt__tensor_numel(x);
     mpt__operand_on(launch, 0, x->storage, (mpt_dtype)x->dtype, x->offset, count, MPT__READ);
     mpt__operand_on(launch, 1, out->storage, dtype, out->offset, count, MPT__WRITE);
@@ -53,8 +53,8 @@ static mpt__tensor *mpt__fp8_cast(mpt_context *context, const mpt__tensor *x, mp
                         state->offset + row * state->shape.dim[1], state->shape.dim[1],
                         watched ? MPT__READ_WRITE : MPT__READ);
     launch->index[0] = way;
-    if (mpt__submit(context, launch) == MPT_OK) return out;
-    mpt__tensor_drop(context, out);
+    if (mpt__submit(ctx, launch) == MPT_OK) return out;
+    mpt__tensor_drop(ctx, out);
     return NULL;
 }
 
@@ -82,35 +82,35 @@ mpt_tensor mpt_cast_fp8(mpt_tensor x, mpt_dtype dtype, bool saturate) {
 
 enum { MPT__FP8_X, MPT__FP8_WEIGHT, MPT__FP8_GRADIENT, MPT__FP8_ROWS };
 
-static void mpt__fp8_end(mpt_context *context, mpt_tensor handle) {
-    mpt__tensor *tensor = handle.slot ? mpt__live(context, handle) : NULL;
-    if (tensor) mpt__tensor_drop(context, tensor);
+static void mpt__fp8_end(mpt_context *ctx, mpt_tensor handle) {
+    mpt__tensor *tensor = handle.slot ? mpt__live(ctx, handle) : NULL;
+    if (tensor) mpt__tensor_drop(ctx, tensor);
 }
 
 /* `x` as [rows, columns], quantised by a row of the state; the null handle on error. */
 static mpt_tensor mpt__fp8_quantised(mpt_op_call *call, mpt_tensor x, int64_t columns, int row,
                                      bool watched) {
-    mpt_context *context = call->frame->context;
+    mpt_context *ctx = call->frame->context;
     mpt_tensor flat = mpt_reshape(x, MPT_SHAPE(-1, columns)), dense = flat;
-    const mpt__tensor *tensor = mpt__live(context, flat);
+    const mpt__tensor *tensor = mpt__live(ctx, flat);
     if (tensor && !mpt__tensor_contiguous(tensor)) dense = mpt_clone(flat); /* a view */
-    tensor = mpt__live(context, dense);
+    tensor = mpt__live(ctx, dense);
     mpt__tensor *out = NULL;
-    if (tensor && mpt__ok(context))
-        out = mpt__fp8_cast(context, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
+    if (tensor && mpt__ok(ctx))
+        out = mpt__fp8_cast(ctx, tensor, row == MPT__FP8_GRADIENT ? MPT_F8E5M2 : MPT_F8E4M3,
                             MPT__FP8_SCALE, call->frame->in[3], row, watched);
-    mpt__fp8_end(context, flat);
-    if (dense.slot != flat.slot) mpt__fp8_end(context, dense);
-    return out ? mpt__handle(context, out) : mpt__null(context);
+    mpt__fp8_end(ctx, flat);
+    if (dense.slot != flat.slot) mpt__fp8_end(ctx, dense);
+    return out ? mpt__handle(ctx, out) : mpt__null(ctx);
 }
 
 static mpt_tensor mpt__fp8_widened(mpt_op_call *call, mpt_tensor quantised, int row) {
-    mpt_context *context = call->frame->context;
-    const mpt__tensor *tensor = mpt__live(context, quantised);
-    mpt__tensor *out = tensor ? mpt__fp8_cast(context, tensor, MPT_F32, MPT__FP8_WIDEN,
-                                              call->frame->in[3], row, false)
-                              : NULL;
-    return out ? mpt__handle(context, out) : mpt__null(context);
+    mpt_context *ctx = call->frame->context;
+    const mpt__tensor *tensor = mpt__live(ctx, quantised);
+    mpt__tensor *out =
+        tensor ? mpt__fp8_cast(ctx, tensor, MPT_F32, MPT__FP8_WIDEN, call->frame->in[3], row, false)
+               : NULL;
+    return out ? mpt__handle(ctx, out) : mpt__null(ctx);
 }
 
 /* That of the module whose call it is; NULL if it is no more. */
@@ -123,11 +123,11 @@ static mpt__running *mpt__fp8_running(mpt_op_call *call) {
 
 /* Whether the call takes note of magnitudes: in training; the step then ends with an update. */
 static bool mpt__fp8_watched(mpt_op_call *call) {
-    mpt_context *context = call->frame->context;
+    mpt_context *ctx = call->frame->context;
     mpt__running *running = mpt__fp8_running(call);
-    const mpt__module *module = mpt__module_slot(context, (uint32_t)(uintptr_t)call->op->user);
-    if (!running || !module->training || context->inference_depth) return false;
-    mpt__running_wait(context, running);
+    const mpt__module *module = mpt__module_slot(ctx, (uint32_t)(uintptr_t)call->op->user);
+    if (!running || !module->training || ctx->inference_depth) return false;
+    mpt__running_wait(ctx, running);
     return true;
 }
 
@@ -136,37 +136,36 @@ static mpt_tensor mpt__fp8_as(mpt_tensor x, mpt_dtype dtype) {
 }
 
 static mpt_status mpt__fp8_op_forward(mpt_op_call *call, void *user) {
-    mpt_context *context = call->frame->context;
+    mpt_context *ctx = call->frame->context;
     mpt__tensor *const *in = call->frame->in;
     mpt_shape shape = in[0]->shape;
     int64_t columns = in[1]->shape.dim[1];
     (void)user;
     if (shape.rank < 1 || shape.dim[shape.rank - 1] != columns)
-        return mpt__error(context, SHAPE,
+        return mpt__error(ctx, SHAPE,
                           "linear layer in fp8: input %S does not fit weight %S (the last "
                           "dimension has to be %lld)",
                           &shape, &in[1]->shape, columns);
-    mpt_dtype dtype = mpt__autocast_dtype(context);
+    mpt_dtype dtype = mpt__autocast_dtype(ctx);
     if (dtype == MPT_F32) dtype = (mpt_dtype)in[0]->dtype;
     if (!mpt__dtype_computes((mpt_dtype)in[0]->dtype))
-        return mpt__error(context, DTYPE, "linear layer in fp8: the input is %D", in[0]->dtype);
+        return mpt__error(ctx, DTYPE, "linear layer in fp8: the input is %D", in[0]->dtype);
     mpt__running *running = mpt__fp8_running(call);
     bool watched = mpt__fp8_watched(call);
-    if (!running || mpt_scope_begin(context) != MPT_OK) return context->base.status;
+    if (!running || mpt_scope_begin(ctx) != MPT_OK) return ctx->base.status;
     mpt_tensor wide[2], y;
-    mpt_autocast_begin(context, MPT_F32);
+    mpt_autocast_begin(ctx, MPT_F32);
     for (int i = 0; i < 2; i++) {
-        mpt_tensor codes =
-            mpt__fp8_quantised(call, mpt__handle(context, in[i]), columns, i, watched);
+        mpt_tensor codes = mpt__fp8_quantised(call, mpt__handle(ctx, in[i]), columns, i, watched);
         wide[i] = mpt__fp8_widened(call, codes, i);
         running->spare[i] = mpt_keep(codes);
     }
-    y = in[2] ? mpt__fp8_as(mpt__handle(context, in[2]), MPT_F32) : mpt__null(NULL);
+    y = in[2] ? mpt__fp8_as(mpt__handle(ctx, in[2]), MPT_F32) : mpt__null(NULL);
     y = mpt__fp8_as(mpt_linear(wide[0], wide[1], y, MPT_ACTIVATION_NONE), dtype);
     shape.dim[shape.rank - 1] = in[1]->shape.dim[0];
     running->spare[2] = mpt_keep(mpt_reshape(y, shape));
-    mpt_autocast_end(context);
-    mpt_scope_end(context);
+    mpt_autocast_end(ctx);
+    mpt_scope_end(ctx);
     for (int i = 0; i < 2; i++) mpt_op_save(call, i, running->spare[i]);
     return mpt_op_set_output(call, 0, running->spare[2]);
 }
@@ -196,21 +195,21 @@ static mpt_status mpt__fp8_op_backward(mpt_op_call *call, void *user) {
     return frame->context->base.status;
 }
 
-static mpt_tensor mpt__fp8_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+static mpt_tensor mpt__fp8_forward(mpt_context *ctx, mpt__module *module, mpt_tensor x,
                                    mpt_tensor residual, bool relu) {
     mpt__running *running = module->running;
     (void)residual, (void)relu;
-    mpt_op op = {context, running->op_slot, running->op_generation};
-    mpt_tensor in[4], out = mpt__null(context);
+    mpt_op op = {ctx, running->op_slot, running->op_generation};
+    mpt_tensor in[4], out = mpt__null(ctx);
     in[0] = x;
     for (int i = 0; i < 2; i++)
-        in[1 + i] = i < module->parameter_count ? mpt__parameter_handle(context, module, i)
-                                                : mpt__null(NULL);
-    in[3] = mpt__handle(context, running->buffer[MPT__BUFFER_FP8]);
+        in[1 + i] =
+            i < module->parameter_count ? mpt__parameter_handle(ctx, module, i) : mpt__null(NULL);
+    in[3] = mpt__handle(ctx, running->buffer[MPT__BUFFER_FP8]);
     mpt_op_apply(op, in, 4, &out, 1);
     for (int i = 0; i < 3; i++) { /* what was saved lives on until backward has used it */
-        mpt__fp8_end(context, running->spare[i]);
-        running->spare[i] = mpt__null(context);
+        mpt__fp8_end(ctx, running->spare[i]);
+        running->spare[i] = mpt__null(ctx);
     }
     return out;
 }
@@ -218,79 +217,78 @@ static mpt_tensor mpt__fp8_forward(mpt_context *context, mpt__module *module, mp
 /* ==== State ==== */
 
 /* The step's largest values enter the history and give the next scales, or are forgotten. */
-static void mpt__fp8_settle(mpt_context *context, mpt__running *running, bool commit) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FP8_UPDATE);
+static void mpt__fp8_settle(mpt_context *ctx, mpt__running *running, bool commit) {
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FP8_UPDATE);
     launch->index[0] = commit;
     launch->index[1] = running->margin;
     mpt__operand_of(launch, 0, running->buffer[MPT__BUFFER_FP8], MPT__READ_WRITE);
-    mpt__submit(context, launch);
-    context->storages[running->values].version++;
+    mpt__submit(ctx, launch);
+    ctx->storages[running->values].version++;
 }
 
 /* Ops live as long as the context: that of a module's slot is for each module that comes there. */
-static mpt_op mpt__fp8_op_of(mpt_context *context, uint32_t slot) {
+static mpt_op mpt__fp8_op_of(mpt_context *ctx, uint32_t slot) {
     static const mpt_op_class cls = {
         "fp8_linear", MPT_AUTOCAST_INPUT, mpt__fp8_op_forward, mpt__fp8_op_backward, 4, 1};
     void *user = (void *)(uintptr_t)slot;
-    for (int64_t i = 1; i < context->objects[MPT__USER_OP].count; i++) {
-        const mpt__op *op = (const mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)i);
+    for (int64_t i = 1; i < ctx->objects[MPT__USER_OP].count; i++) {
+        const mpt__op *op = (const mpt__op *)mpt__object_slot(ctx, MPT__USER_OP, (uint32_t)i);
         if (op && op->cls.forward == cls.forward && op->user == user)
-            return mpt__op_handle(context, op);
+            return mpt__op_handle(ctx, op);
     }
-    return mpt_op_register(context, &cls, user);
+    return mpt_op_register(ctx, &cls, user);
 }
 
 /* Scales of 1, an empty history. */
-static void mpt__fp8_new(mpt_context *context, mpt__module *module, const mpt_fp8_config *config) {
+static void mpt__fp8_new(mpt_context *ctx, mpt__module *module, const mpt_fp8_config *config) {
     mpt_shape shape = MPT_SHAPE(MPT__FP8_ROWS, MPT__FP8_HISTORY + config->history);
-    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
+    mpt__running *running = (mpt__running *)mpt__host_new(ctx, sizeof *running);
     if (!running) return;
     module->running = running;
     module->run = mpt__fp8_forward;
     running->margin = config->margin;
-    running->values = mpt__storage_new(context, shape.dim[0] * shape.dim[1] * 4,
-                                       MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
+    running->values = mpt__storage_new(ctx, shape.dim[0] * shape.dim[1] * 4, MPT_MEMORY_PARAMETER,
+                                       MPT__FROM_DEVICE, true);
     if (!running->values) return;
     mpt__tensor view = mpt__view_on(running->values, MPT_F32, &shape, 0);
-    running->buffer[MPT__BUFFER_FP8] =
-        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+    running->buffer[MPT__BUFFER_FP8] = mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__GRADIENT);
     if (!running->buffer[MPT__BUFFER_FP8]) return;
     running->settle = mpt__fp8_settle;
     for (int row = 0; row < MPT__FP8_ROWS; row++) {
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+        mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FILL);
         launch->imm[0] = 1;
         mpt__operand_on(launch, 0, running->values, MPT_F32,
                         row * shape.dim[1] + MPT__FP8_SCALE_NOW, 1, MPT__WRITE);
-        mpt__submit(context, launch);
+        mpt__submit(ctx, launch);
     }
-    mpt_op op = mpt__fp8_op_of(context, module->id.slot);
+    mpt_op op = mpt__fp8_op_of(ctx, module->id.slot);
     running->op_slot = op.slot, running->op_generation = op.generation;
 }
 
 mpt_status mpt_fp8(mpt_module handle, const mpt_fp8_config *config) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt_fp8_config c = config ? *config : mpt_fp8_config_default();
     mpt__module *module = mpt__module_enter(handle, "mpt_fp8");
-    if (!module) return mpt__status_of(context);
+    if (!module) return mpt__status_of(ctx);
     if (c.history < 1 || c.history > MPT__FP8_LONGEST || c.margin < 0 || c.margin > 32)
-        return mpt__error(context, ARGUMENT, "history = %d, margin = %d; expected 1..%d and 0..32",
+        return mpt__error(ctx, ARGUMENT, "history = %d, margin = %d; expected 1..%d and 0..32",
                           c.history, c.margin, (int)MPT__FP8_LONGEST);
     if (module->frozen)
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "the tree is in use; call mpt_fp8 before its first forward, optimizer, "
                           "save or value read");
     int64_t layers = 0;
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, context, module); module && mpt__ok(context);
+    for (module = mpt__walk_begin(&walk, ctx, module); module && mpt__ok(ctx);
          module = mpt__walk_next(&walk)) {
         if (module->layer != MPT__LAYER_linear) continue;
         layers++;
-        if (!module->running) mpt__fp8_new(context, module, &c);
+        if (!module->running) mpt__fp8_new(ctx, module, &c);
     }
-    if (layers == 0 && mpt__ok(context))
-        mpt__error(context, ARGUMENT,
+    if (layers == 0 && mpt__ok(ctx))
+        mpt__error(ctx, ARGUMENT,
                    "the module has no linear layer; those of mpt_nn_linear are what fp8 is for");
-    return context->base.status;
+    return ctx->base.status;
 }
 
 #endif

@@ -28,11 +28,11 @@ static bool mpt__is_conv(const mpt__module *module) {
            module->layer == MPT__LAYER_conv_transpose2d;
 }
 
-static void mpt__unfuse(mpt_context *context, mpt__module *root) {
+static void mpt__unfuse(mpt_context *ctx, mpt__module *root) {
     mpt__walk walk;
-    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+    for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
         if (!mpt__is_conv(m)) continue;
-        mpt__running_free(context, m->running);
+        mpt__running_free(ctx, m->running);
         m->running = NULL, m->run = NULL;
     }
 }
@@ -48,24 +48,24 @@ mpt_status mpt_unfuse(mpt_module module) {
 /* ==== The trace ==== */
 
 /* Marks the records of now, so that those of the trace are told from them. */
-static uint32_t mpt__trace_mark(mpt_context *context) {
-    uint32_t mark = ++context->walk_mark;
-    for (int64_t i = 1; i < context->record_count; i++)
-        if (context->records[i]->live) context->records[i]->mark = mark;
+static uint32_t mpt__trace_mark(mpt_context *ctx) {
+    uint32_t mark = ++ctx->walk_mark;
+    for (int64_t i = 1; i < ctx->record_count; i++)
+        if (ctx->records[i]->live) ctx->records[i]->mark = mark;
     return mark;
 }
 
 /* All parameters and modules of a tree for the trace, as in evaluation, but recorded; or back. */
-static void mpt__trace_modes(mpt_context *context, mpt__module *root, bool begin) {
+static void mpt__trace_modes(mpt_context *ctx, mpt__module *root, bool begin) {
     mpt__walk walk;
     const mpt__module_parameter *row;
-    for (mpt__module *m = mpt__walk_begin(&walk, context, root); m; m = mpt__walk_next(&walk)) {
+    for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
         if (begin) m->resumes = m->training;
         m->training = !begin && m->resumes;
     }
-    mpt__walk_begin(&walk, context, root);
+    mpt__walk_begin(&walk, ctx, root);
     while ((row = mpt__walk_parameter(&walk)) != NULL) {
-        mpt__tensor *tensor = context->parameters[row->parameter - 1].tensor;
+        mpt__tensor *tensor = ctx->parameters[row->parameter - 1].tensor;
         if (begin) tensor->flags |= MPT__REQUIRES_GRAD;
         if (!begin && !(tensor->flags & MPT__LEAF)) tensor->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
     }
@@ -110,8 +110,8 @@ static int mpt__trace_uses(const mpt__trace *trace, const mpt__record *call,
 }
 
 /* The batch norm layer that made a call; NULL: it was none. */
-static mpt__module *mpt__trace_norm(mpt_context *context, const mpt__record *call) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
+static mpt__module *mpt__trace_norm(mpt_context *ctx, const mpt__record *call) {
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t i = 1; i < table->count; i++) {
         mpt__module *module = (mpt__module *)table->rows[i].object;
         if (module && module->frozen && module->path == call->path && mpt__is_batch_norm(module))
@@ -123,16 +123,15 @@ static mpt__module *mpt__trace_norm(mpt_context *context, const mpt__record *cal
 /* ==== Pairing ==== */
 
 /* Tries the folded numbers; says what is wrong with them, NULL: nothing, or an error recorded. */
-static const char *mpt__fold_try(mpt_context *context, const mpt__module *conv,
-                                 const mpt__module *norm, const mpt__record *call,
-                                 const mpt__record *next) {
+static const char *mpt__fold_try(mpt_context *ctx, const mpt__module *conv, const mpt__module *norm,
+                                 const mpt__record *call, const mpt__record *next) {
     mpt__tensor *const from[] = {call->in[1], call->in[2], next->in[1],
                                  next->in[2], next->in[3], next->in[4]};
     const char *why = NULL;
     mpt__frame frame;
     mpt__tensor view[2];
     mpt__attributes attributes = call->attributes;
-    frame.context = context;
+    frame.context = ctx;
     frame.op = call->op;
     frame.attributes = &attributes;
     frame.compute = MPT_F32;
@@ -144,12 +143,12 @@ static const char *mpt__fold_try(mpt_context *context, const mpt__module *conv,
         mpt_shape numel = MPT_SHAPE(mpt__tensor_numel(&view[i]));
         mpt__tensor flat = mpt__view_on(view[i].storage, MPT_F32, &numel, view[i].offset);
         size_t bytes = ((size_t)numel.dim[0] + 1) * sizeof(float);
-        float *values = (float *)mpt__host_new(context, bytes);
-        if (values) status = mpt__read_as(context, &flat, MPT_F32, values);
+        float *values = (float *)mpt__host_new(ctx, bytes);
+        if (values) status = mpt__read_as(ctx, &flat, MPT_F32, values);
         for (int64_t k = 0; values && status == MPT_OK && k < numel.dim[0]; k++)
             if (!(values[k] <= 65504.0f && values[k] >= -65504.0f))
                 why = "its weights times the norm's scale would be beyond fp16";
-        mpt__host_free(context, values, bytes);
+        mpt__host_free(ctx, values, bytes);
     }
     return why;
 }
@@ -158,7 +157,7 @@ static const char *mpt__fold_try(mpt_context *context, const mpt__module *conv,
 static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
                                    const mpt__record **call, const mpt__record **next,
                                    mpt__module **norm) {
-    mpt_context *context = trace->context;
+    mpt_context *ctx = trace->context;
     int calls = mpt__trace_calls(trace, conv, call);
     if (calls != 1) return calls ? "it is called more than once" : "it is not called";
     int uses = mpt__trace_uses(trace, *call, next);
@@ -167,7 +166,7 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
     if ((*next)->op != MPT__OP_batch_norm || (*next)->in[0]->record != *call ||
         (*call)->attributes.activation != MPT_ACTIVATION_NONE)
         return "no batch norm takes its result";
-    *norm = mpt__trace_norm(context, *next);
+    *norm = mpt__trace_norm(ctx, *next);
     if (!*norm) return "the batch norm after it is no layer";
     if (!(*next)->in[3]) return "the batch norm after it keeps no running statistics";
     const mpt__tensor *weight = (*call)->in[1];
@@ -177,19 +176,18 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
         return "it is transposed, of more than one group";
     int64_t floats = mpt__aligned_up(mpt__tensor_numel(weight), mpt__block_grain(MPT_F32)) +
                      (*next)->in[3]->shape.dim[0];
-    conv->running = (mpt__running *)mpt__host_new(context, sizeof *conv->running);
+    conv->running = (mpt__running *)mpt__host_new(ctx, sizeof *conv->running);
     if (!conv->running) return NULL;
     mpt__zero(*conv->running);
     conv->running->norm = (*norm)->id.slot;
-    conv->running->values = mpt__storage_new(context, floats * 4, MPT_MEMORY_FORM,
-                                             MPT__FROM_DEVICE, false);
-    const char *why = conv->running->values ? mpt__fold_try(context, conv, *norm, *call, *next)
-                                            : NULL;
-    if (!why && mpt__ok(context)) {
+    conv->running->values =
+        mpt__storage_new(ctx, floats * 4, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
+    const char *why = conv->running->values ? mpt__fold_try(ctx, conv, *norm, *call, *next) : NULL;
+    if (!why && mpt__ok(ctx)) {
         conv->run = mpt__fused_forward;
         return NULL;
     }
-    mpt__running_free(context, conv->running);
+    mpt__running_free(ctx, conv->running);
     conv->running = NULL;
     return why;
 }
@@ -223,30 +221,30 @@ static int64_t mpt__fuse_all(const mpt__trace *trace, mpt__module *root, mpt__te
 
 int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__text lines = mpt__text_make(text, size);
     mpt__module *root = mpt__module_enter(module, "mpt_fuse");
-    const mpt__tensor *given = root ? mpt__at(context, x, "x") : NULL;
-    if (!given || (!root->frozen && mpt__freeze(context, root) != MPT_OK)) return -1;
-    if (context->module || context->recorder || context->in_backward) {
-        mpt__error(context, STATE, "a forward, a backward or a recording is under way");
+    const mpt__tensor *given = root ? mpt__at(ctx, x, "x") : NULL;
+    if (!given || (!root->frozen && mpt__freeze(ctx, root) != MPT_OK)) return -1;
+    if (ctx->module || ctx->recorder || ctx->in_backward) {
+        mpt__error(ctx, STATE, "a forward, a backward or a recording is under way");
         return -1;
     }
-    if (mpt_scope_begin(context) != MPT_OK) return -1;
-    int no_grad = context->no_grad_depth, inference = context->inference_depth;
+    if (mpt_scope_begin(ctx) != MPT_OK) return -1;
+    int no_grad = ctx->no_grad_depth, inference = ctx->inference_depth;
     int64_t count = -1;
-    mpt__unfuse(context, root);
-    context->no_grad_depth = context->inference_depth = 0;
-    mpt__trace_modes(context, root, true);
-    mpt__trace trace = {context, mpt__trace_mark(context), NULL};
-    mpt__tensor *image = mpt__tensor_alias(context, given);
-    if (image) trace.out = mpt__live(context, mpt_forward(module, mpt__handle(context, image)));
-    mpt__trace_modes(context, root, false);
-    context->base.op = "mpt_fuse";
-    if (trace.out && mpt__ok(context)) count = mpt__fuse_all(&trace, root, &lines);
-    context->no_grad_depth = no_grad, context->inference_depth = inference;
-    mpt__scope_drop(context, context->scope_start[--context->scope_depth]);
-    return mpt__ok(context) ? count : -1;
+    mpt__unfuse(ctx, root);
+    ctx->no_grad_depth = ctx->inference_depth = 0;
+    mpt__trace_modes(ctx, root, true);
+    mpt__trace trace = {ctx, mpt__trace_mark(ctx), NULL};
+    mpt__tensor *image = mpt__tensor_alias(ctx, given);
+    if (image) trace.out = mpt__live(ctx, mpt_forward(module, mpt__handle(ctx, image)));
+    mpt__trace_modes(ctx, root, false);
+    ctx->base.op = "mpt_fuse";
+    if (trace.out && mpt__ok(ctx)) count = mpt__fuse_all(&trace, root, &lines);
+    ctx->no_grad_depth = no_grad, ctx->inference_depth = inference;
+    mpt__scope_drop(ctx, ctx->scope_start[--ctx->scope_depth]);
+    return mpt__ok(ctx) ? count : -1;
 }
 
 #endif

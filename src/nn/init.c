@@ -15,12 +15,11 @@ mpt_init mpt_init_make(mpt_init_kind kind, double a, double b) {
     return init;
 }
 
-static bool mpt__check_init(mpt_context *context, mpt_init init) {
+static bool mpt__check_init(mpt_context *ctx, mpt_init init) {
     if (init.kind < MPT_INIT_DEFAULT || init.kind > MPT_INIT_KAIMING_NORMAL)
-        return mpt__reject(context, ARGUMENT, "init kind %d is none of mpt_init_kind",
-                           (int)init.kind);
+        return mpt__reject(ctx, ARGUMENT, "init kind %d is none of mpt_init_kind", (int)init.kind);
     if (!mpt__f64_is_finite(init.a) || !mpt__f64_is_finite(init.b))
-        return mpt__reject(context, ARGUMENT, "init parameters %g and %g must be finite", init.a,
+        return mpt__reject(ctx, ARGUMENT, "init parameters %g and %g must be finite", init.a,
                            init.b);
     return true;
 }
@@ -65,18 +64,18 @@ static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double 
     return MPT__FN_UNIFORM;
 }
 
-static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *module, int64_t i) {
+static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *module, int64_t i) {
     MPT__PLAIN_FLOATS;
     const mpt__module_parameter *row = &module->parameters[i];
-    const mpt__parameter *parameter = &context->parameters[row->parameter - 1];
+    const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
     size_t count = (size_t)parameter->numel;
     if (count == 0) return MPT_OK;
-    float *values = (float *)mpt__host_new(context, count * sizeof(float));
-    if (!values) return context->base.status;
+    float *values = (float *)mpt__host_new(ctx, count * sizeof(float));
+    if (!values) return ctx->base.status;
     double a, b;
     mpt__function function = mpt__resolve_init(row, &a, &b);
     mpt__rng_key key;
-    key.seed = context->config.seed;
+    key.seed = ctx->config.seed;
     key.stream = mpt__hash_bytes(module->path_hash, row->name, strlen(row->name));
     key.call = 0;
     if (function == MPT__FN_UNIFORM)
@@ -89,8 +88,8 @@ static mpt_status mpt__draw_parameter(mpt_context *context, const mpt__module *m
         int64_t width = row->shape.dim[1];
         memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
     }
-    mpt_status status = mpt__write_f32(context, parameter->tensor, values);
-    mpt__host_free(context, values, count * sizeof(float));
+    mpt_status status = mpt__write_f32(ctx, parameter->tensor, values);
+    mpt__host_free(ctx, values, count * sizeof(float));
     return status;
 }
 

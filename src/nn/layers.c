@@ -16,7 +16,7 @@ typedef struct {
     mpt_shape shape;
     mpt_init init;
     int64_t fan_in;     /* what MPT_INIT_DEFAULT draws by */
-    uint32_t parameter; /* index in context->parameters + 1; 0 before the tree is frozen */
+    uint32_t parameter; /* index in ctx->parameters + 1; 0 before the tree is frozen */
     uint32_t owner; /* slot of the module whose parameter it is where it is tied to one; else 0 */
     int64_t owner_row;
 } mpt__module_parameter;
@@ -99,7 +99,7 @@ typedef struct mpt__running {
     bool pending;
     /* At a step's end: what the step left becomes the state, or (commit false) is forgotten. NULL:
        steps leave nothing. */
-    void (*settle)(mpt_context *context, struct mpt__running *running, bool commit);
+    void (*settle)(mpt_context *ctx, struct mpt__running *running, bool commit);
 } mpt__running;
 
 static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "running_var",
@@ -108,7 +108,7 @@ static const char *const mpt__buffer_names[MPT__BUFFERS] = {"running_mean", "run
 typedef struct mpt__module mpt__module;
 /* What a layer does that is more than its op: of x, for a batch norm with what is added to the
    result and whether relu follows. */
-typedef mpt_tensor (*mpt__layer_run)(mpt_context *context, mpt__module *module, mpt_tensor x,
+typedef mpt_tensor (*mpt__layer_run)(mpt_context *ctx, mpt__module *module, mpt_tensor x,
                                      mpt_tensor residual, bool relu);
 
 struct mpt__module {
@@ -129,7 +129,7 @@ struct mpt__module {
     bool resumes; /* it was in training before mpt_fuse's trace */
     bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
     uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
-    uint32_t path;  /* index in context->paths, once frozen */
+    uint32_t path;  /* index in ctx->paths, once frozen */
     uint64_t path_hash;
     mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
     int64_t updates;
@@ -145,12 +145,12 @@ struct mpt__module {
 MPT__HANDLES(module, MPT__MODULE)
 MPT__HANDLE_AT(module, MPT__MODULE)
 
-static mpt__module *mpt__module_slot(mpt_context *context, uint32_t slot) {
-    return (mpt__module *)mpt__object_slot(context, MPT__MODULE, slot);
+static mpt__module *mpt__module_slot(mpt_context *ctx, uint32_t slot) {
+    return (mpt__module *)mpt__object_slot(ctx, MPT__MODULE, slot);
 }
 
-static mpt__module *mpt__module_root(mpt_context *context, mpt__module *module) {
-    while (module->parent) module = mpt__module_slot(context, module->parent);
+static mpt__module *mpt__module_root(mpt_context *ctx, mpt__module *module) {
+    while (module->parent) module = mpt__module_slot(ctx, module->parent);
     return module;
 }
 

@@ -13,35 +13,35 @@
 MPT__BEGIN_COLD
 /* ==== Destroying ==== */
 
-static void mpt__block_free(mpt_context *context, mpt__block *block) {
-    if (block->values) mpt__storage_release(context, block->values);
-    if (block->gradients) mpt__storage_release(context, block->gradients);
+static void mpt__block_free(mpt_context *ctx, mpt__block *block) {
+    if (block->values) mpt__storage_release(ctx, block->values);
+    if (block->gradients) mpt__storage_release(ctx, block->gradients);
     for (int i = 0; i < 2; i++)
-        if (block->form[i]) mpt__storage_release(context, block->form[i]);
+        if (block->form[i]) mpt__storage_release(ctx, block->form[i]);
     mpt__zero(*block);
 }
 
 /* Everything a parameter holds, once no module names it any more. */
-static void mpt__parameter_drop(mpt_context *context, mpt__module_parameter *row) {
+static void mpt__parameter_drop(mpt_context *ctx, mpt__module_parameter *row) {
     if (!row->parameter || row->owner) return;
-    mpt__parameter *parameter = &context->parameters[row->parameter - 1];
-    mpt__block *block = &context->blocks[parameter->block];
+    mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
+    mpt__block *block = &ctx->blocks[parameter->block];
     row->parameter = 0;
     if (parameter->tensor) {
         parameter->tensor->parameter = 0; /* a backward to come finds nothing to collect in */
         parameter->tensor->flags = MPT__KEPT;
-        mpt__tensor_drop(context, parameter->tensor);
+        mpt__tensor_drop(ctx, parameter->tensor);
     }
-    mpt__host_text_free(context, parameter->path);
+    mpt__host_text_free(ctx, parameter->path);
     mpt__zero(*parameter);
-    while (context->parameter_count > 0 && !context->parameters[context->parameter_count - 1].live)
-        context->parameter_count--;
-    if (--block->parameters == 0) mpt__block_free(context, block);
+    while (ctx->parameter_count > 0 && !ctx->parameters[ctx->parameter_count - 1].live)
+        ctx->parameter_count--;
+    if (--block->parameters == 0) mpt__block_free(ctx, block);
 }
 
 /* A tied row of a module that lives on becomes the owner of what a module that ends has. */
-static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
+static void mpt__tied_bequeath(mpt_context *ctx, const mpt__module *module) {
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t i = 1; i < table->count; i++) {
         const mpt__module *other = (const mpt__module *)table->rows[i].object;
         for (int64_t k = 0; other && k < other->parameter_count; k++) {
@@ -55,41 +55,41 @@ static void mpt__tied_bequeath(mpt_context *context, const mpt__module *module) 
     }
 }
 
-static void mpt__running_free(mpt_context *context, mpt__running *running) {
+static void mpt__running_free(mpt_context *ctx, mpt__running *running) {
     if (!running) return;
     const uint32_t storages[] = {running->values, running->counts, running->next_values,
                                  running->next_counts};
     for (int i = 0; i < MPT__BUFFERS; i++) {
         if (running->buffer[i]) {
             running->buffer[i]->flags = MPT__KEPT;
-            mpt__tensor_drop(context, running->buffer[i]);
+            mpt__tensor_drop(ctx, running->buffer[i]);
         }
-        mpt__host_text_free(context, running->path[i]);
+        mpt__host_text_free(ctx, running->path[i]);
     }
     for (int i = 0; i < 4; i++)
-        if (storages[i]) mpt__storage_release(context, storages[i]);
-    mpt__host_free(context, running, sizeof *running);
+        if (storages[i]) mpt__storage_release(ctx, storages[i]);
+    mpt__host_free(ctx, running, sizeof *running);
 }
 
-static void mpt__module_free(mpt_context *context, void *object) {
+static void mpt__module_free(mpt_context *ctx, void *object) {
     mpt__module *module = (mpt__module *)object;
-    mpt__tied_bequeath(context, module);
+    mpt__tied_bequeath(ctx, module);
     if (module->cls.destroy) module->cls.destroy(module->user);
     for (int64_t i = 0; i < module->child_count; i++)
-        mpt__host_text_free(context, module->children[i].name);
+        mpt__host_text_free(ctx, module->children[i].name);
     for (int64_t i = 0; i < module->parameter_count; i++) {
-        mpt__host_text_free(context, module->parameters[i].name);
-        mpt__parameter_drop(context, &module->parameters[i]);
+        mpt__host_text_free(ctx, module->parameters[i].name);
+        mpt__parameter_drop(ctx, &module->parameters[i]);
     }
-    mpt__room_free(context, module->children, module->child_capacity);
-    mpt__room_free(context, module->parameters, module->parameter_capacity);
-    mpt__running_free(context, module->running);
+    mpt__room_free(ctx, module->children, module->child_capacity);
+    mpt__room_free(ctx, module->parameters, module->parameter_capacity);
+    mpt__running_free(ctx, module->running);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
-static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *parent,
+static uint32_t mpt__other_parent(mpt_context *ctx, const mpt__module *parent,
                                   const mpt__module *child) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t i = 1; i < table->count; i++) {
         const mpt__module *other = (const mpt__module *)table->rows[i].object;
         for (int64_t k = 0; other && other != parent && k < other->child_count; k++)
@@ -99,15 +99,15 @@ static uint32_t mpt__other_parent(mpt_context *context, const mpt__module *paren
 }
 
 /* Frees a module; `below`: and all below it that no other module holds. */
-static void mpt__module_end(mpt_context *context, mpt__module *module, bool below) {
+static void mpt__module_end(mpt_context *ctx, mpt__module *module, bool below) {
     for (int64_t i = 0; i < module->child_count; i++) {
-        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
+        mpt__module *child = mpt__module_slot(ctx, module->children[i].slot);
         if (--child->parents == 0 && below)
-            mpt__module_end(context, child, true);
+            mpt__module_end(ctx, child, true);
         else if (child->parent == module->id.slot)
-            child->parent = mpt__other_parent(context, module, child);
+            child->parent = mpt__other_parent(ctx, module, child);
     }
-    mpt__object_free(context, MPT__MODULE, module->id.slot);
+    mpt__object_free(ctx, MPT__MODULE, module->id.slot);
 }
 
 /* ==== Walks ==== */
@@ -141,9 +141,9 @@ static mpt__module *mpt__walk_to(mpt__walk *walk, mpt__module *module, uint32_t 
 }
 
 /* Gives the root; mpt__walk_next the others, NULL at the end. */
-static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *context, mpt__module *root) {
-    walk->context = context;
-    walk->mark = ++context->module_mark;
+static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *ctx, mpt__module *root) {
+    walk->context = ctx;
+    walk->mark = ++ctx->module_mark;
     walk->depth = 0;
     walk->path[0] = '\0';
     return mpt__walk_to(walk, root, 0);
@@ -220,110 +220,109 @@ static bool mpt__number_is_free(const mpt__module *module) {
     return module && module->creation && !module->parent && !module->frozen;
 }
 
-static void mpt__number_back(mpt_context *context, const mpt_module *modules, int count) {
+static void mpt__number_back(mpt_context *ctx, const mpt_module *modules, int count) {
     int64_t first = INT64_MAX, numbers = 0;
     for (int i = 0; i < count; i++) {
-        const mpt__module *module = mpt__module_at(context, modules[i]);
+        const mpt__module *module = mpt__module_at(ctx, modules[i]);
         if (!mpt__number_is_free(module)) continue;
         numbers += module->numbers;
         if (module->first < first) first = module->first;
     }
-    if (first + numbers != (int64_t)context->module_creations + 1) return;
-    context->module_creations = (uint64_t)(first - 1);
+    if (first + numbers != (int64_t)ctx->module_creations + 1) return;
+    ctx->module_creations = (uint64_t)(first - 1);
     for (int i = 0; i < count; i++) {
-        mpt__module *module = mpt__module_at(context, modules[i]);
+        mpt__module *module = mpt__module_at(ctx, modules[i]);
         if (mpt__number_is_free(module)) module->creation = 0;
     }
 }
 
 /* The next numbers for a tree that has none, the last of them for the root. */
-static void mpt__number(mpt_context *context, mpt__module *root) {
+static void mpt__number(mpt_context *ctx, mpt__module *root) {
     if (root->creation) return;
-    root->first = (int64_t)context->module_creations + 1;
-    context->module_creations += (uint64_t)root->numbers;
-    root->creation = (int64_t)context->module_creations;
+    root->first = (int64_t)ctx->module_creations + 1;
+    ctx->module_creations += (uint64_t)root->numbers;
+    root->creation = (int64_t)ctx->module_creations;
 }
 
 /* ==== Building ==== */
 
-static bool mpt__check_open(mpt_context *context, const mpt__module *module, const char *what) {
+static bool mpt__check_open(mpt_context *ctx, const mpt__module *module, const char *what) {
     if (module->frozen)
-        mpt__error(context, STATE,
+        mpt__error(ctx, STATE,
                    "the tree is in use (forward, optimizer, save or a value was read) and takes no "
                    "more %s; add all of them first",
                    what);
     return !module->frozen;
 }
 
-static mpt_status mpt__add_child(mpt_context *context, mpt__module *module, const char *name,
+static mpt_status mpt__add_child(mpt_context *ctx, mpt__module *module, const char *name,
                                  mpt__module *child) {
-    if (!mpt__check_open(context, module, "children")) return context->base.status;
+    if (!mpt__check_open(ctx, module, "children")) return ctx->base.status;
     int depth = 1, most = 0;
     for (const mpt__module *above = module; above->parent; depth++)
-        above = mpt__module_slot(context, above->parent);
+        above = mpt__module_slot(ctx, above->parent);
     mpt__walk walk;
-    for (const mpt__module *below = mpt__walk_begin(&walk, context, child); below;
+    for (const mpt__module *below = mpt__walk_begin(&walk, ctx, child); below;
          below = mpt__walk_next(&walk)) {
         if (below == module)
-            return mpt__error(context, ARGUMENT, "the child contains the module itself");
+            return mpt__error(ctx, ARGUMENT, "the child contains the module itself");
         if (walk.depth > most) most = walk.depth;
     }
     if (depth + most > MPT__MAX_DEPTH)
-        return mpt__error(context, ARGUMENT, "modules nest deeper than %d", MPT__MAX_DEPTH);
-    if (!mpt__ok(context)) return context->base.status;
+        return mpt__error(ctx, ARGUMENT, "modules nest deeper than %d", MPT__MAX_DEPTH);
+    if (!mpt__ok(ctx)) return ctx->base.status;
     if (child->frozen)
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "child %s is in use; build the whole tree, then load and use it", name);
     for (int64_t i = 0; i < module->child_count; i++) {
         if (strcmp(module->children[i].name, name) == 0)
-            return mpt__error(context, ARGUMENT, "the module already has a child %s", name);
+            return mpt__error(ctx, ARGUMENT, "the module already has a child %s", name);
     }
-    if (!mpt__room(context, module->children, module->child_capacity, module->child_count + 1))
-        return context->base.status;
+    if (!mpt__room(ctx, module->children, module->child_capacity, module->child_count + 1))
+        return ctx->base.status;
     mpt__module_child *rows = module->children + module->child_count;
-    rows->name = mpt__host_text(context, name);
+    rows->name = mpt__host_text(ctx, name);
     rows->slot = child->id.slot;
-    if (!rows->name) return context->base.status;
+    if (!rows->name) return ctx->base.status;
     module->child_count++;
     if (!child->parent) child->parent = module->id.slot;
     child->parents++;
-    mpt__number(context, child);
+    mpt__number(ctx, child);
     for (mpt__module *above = module;;) {
         above->numbers += child->numbers;
         if (above->first > child->first) above->first = child->first;
         if (!above->parent) return MPT_OK;
-        above = mpt__module_slot(context, above->parent);
+        above = mpt__module_slot(ctx, above->parent);
     }
 }
 
-static mpt_status mpt__add_parameter(mpt_context *context, mpt__module *module, const char *name,
+static mpt_status mpt__add_parameter(mpt_context *ctx, mpt__module *module, const char *name,
                                      const mpt_shape *shape, mpt_init init, int64_t fan_in) {
-    if (!mpt__check_open(context, module, "parameters") ||
-        mpt__checked_bytes(context, MPT_F32, shape) < 0)
-        return context->base.status;
+    if (!mpt__check_open(ctx, module, "parameters") || mpt__checked_bytes(ctx, MPT_F32, shape) < 0)
+        return ctx->base.status;
     for (int64_t i = 0; i < module->parameter_count; i++) {
         if (strcmp(module->parameters[i].name, name) == 0)
-            return mpt__error(context, ARGUMENT, "the module already has a parameter %s", name);
+            return mpt__error(ctx, ARGUMENT, "the module already has a parameter %s", name);
     }
-    if (!mpt__room(context, module->parameters, module->parameter_capacity,
+    if (!mpt__room(ctx, module->parameters, module->parameter_capacity,
                    module->parameter_count + 1))
-        return context->base.status;
+        return ctx->base.status;
     mpt__module_parameter *rows = module->parameters + module->parameter_count;
     mpt__zero(*rows);
-    rows->name = mpt__host_text(context, name);
+    rows->name = mpt__host_text(ctx, name);
     rows->shape = *shape;
     rows->init = init;
     rows->fan_in = fan_in;
     if (rows->name) module->parameter_count++;
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* ==== Layers ==== */
 
 /* A module without a number: mpt__layer_made follows. NULL with an error recorded. */
-static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__layer layer) {
-    if (!mpt__enter(context, call)) return NULL;
-    mpt__module *module = (mpt__module *)mpt__object_make(context, MPT__MODULE, sizeof *module);
+static mpt__module *mpt__layer_new(mpt_context *ctx, const char *call, mpt__layer layer) {
+    if (!mpt__enter(ctx, call)) return NULL;
+    mpt__module *module = (mpt__module *)mpt__object_make(ctx, MPT__MODULE, sizeof *module);
     if (!module) return NULL;
     module->attributes = mpt__no_attributes;
     module->layer = layer;
@@ -336,47 +335,46 @@ static mpt__module *mpt__layer_new(mpt_context *context, const char *call, mpt__
 }
 
 /* Ends a constructor: the handle and the number, or on error neither. */
-static mpt_module mpt__layer_made(mpt_context *context, mpt__module *module) {
-    if (!module) return mpt__module_handle(context, NULL);
-    if (!mpt__ok(context)) {
-        mpt__module_end(context, module, false);
-        return mpt__module_handle(context, NULL);
+static mpt_module mpt__layer_made(mpt_context *ctx, mpt__module *module) {
+    if (!module) return mpt__module_handle(ctx, NULL);
+    if (!mpt__ok(ctx)) {
+        mpt__module_end(ctx, module, false);
+        return mpt__module_handle(ctx, NULL);
     }
-    module->creation = (int64_t)++context->module_creations;
+    module->creation = (int64_t)++ctx->module_creations;
     if (module->first > module->creation) module->first = module->creation;
-    return mpt__module_handle(context, module);
+    return mpt__module_handle(ctx, module);
 }
 
 /* A parameter of PyTorch's default values by `fan_in`. */
-static void mpt__layer_parameter(mpt_context *context, mpt__module *module, const char *name,
+static void mpt__layer_parameter(mpt_context *ctx, mpt__module *module, const char *name,
                                  mpt_shape shape, int64_t fan_in) {
     mpt_init init = mpt_init_make(MPT_INIT_DEFAULT, 0, 0);
-    if (mpt__ok(context)) mpt__add_parameter(context, module, name, &shape, init, fan_in);
+    if (mpt__ok(ctx)) mpt__add_parameter(ctx, module, name, &shape, init, fan_in);
 }
 
-static mpt_module mpt__linear_new(mpt_context *context, const char *call, int64_t in, int64_t out,
+static mpt_module mpt__linear_new(mpt_context *ctx, const char *call, int64_t in, int64_t out,
                                   bool bias) {
-    mpt__module *module = mpt__layer_new(context, call, MPT__LAYER_linear);
-    if (!module) return mpt__module_handle(context, NULL);
+    mpt__module *module = mpt__layer_new(ctx, call, MPT__LAYER_linear);
+    if (!module) return mpt__module_handle(ctx, NULL);
     if (in < 1 || out < 1)
-        mpt__error(context, ARGUMENT, "%lld -> %lld features: expected 1 or more", in, out);
-    mpt__layer_parameter(context, module, "weight", MPT_SHAPE(out, in), in);
-    if (bias) mpt__layer_parameter(context, module, "bias", MPT_SHAPE(out), in);
-    return mpt__layer_made(context, module);
+        mpt__error(ctx, ARGUMENT, "%lld -> %lld features: expected 1 or more", in, out);
+    mpt__layer_parameter(ctx, module, "weight", MPT_SHAPE(out, in), in);
+    if (bias) mpt__layer_parameter(ctx, module, "bias", MPT_SHAPE(out), in);
+    return mpt__layer_made(ctx, module);
 }
 
-mpt_module mpt_nn_linear(mpt_context *context, int64_t in, int64_t out) {
-    return mpt__linear_new(context, "mpt_nn_linear", in, out, true);
+mpt_module mpt_nn_linear(mpt_context *ctx, int64_t in, int64_t out) {
+    return mpt__linear_new(ctx, "mpt_nn_linear", in, out, true);
 }
-mpt_module mpt_nn_linear_no_bias(mpt_context *context, int64_t in, int64_t out) {
-    return mpt__linear_new(context, "mpt_nn_linear_no_bias", in, out, false);
+mpt_module mpt_nn_linear_no_bias(mpt_context *ctx, int64_t in, int64_t out) {
+    return mpt__linear_new(ctx, "mpt_nn_linear_no_bias", in, out, false);
 }
 
 /* Layers that nothing need be told. */
 #define MPT__DEFINE_LAYER(name) \
-    mpt_module mpt_nn_##name(mpt_context *context) { \
-        return mpt__layer_made(context, \
-                               mpt__layer_new(context, "mpt_nn_" #name, MPT__LAYER_##name)); \
+    mpt_module mpt_nn_##name(mpt_context *ctx) { \
+        return mpt__layer_made(ctx, mpt__layer_new(ctx, "mpt_nn_" #name, MPT__LAYER_##name)); \
     }
 MPT__DEFINE_LAYER(relu)
 MPT__DEFINE_LAYER(gelu)
@@ -387,139 +385,136 @@ MPT__DEFINE_LAYER(gelu_tanh)
 MPT__DEFINE_LAYER(silu)
 #undef MPT__DEFINE_LAYER
 
-mpt_module mpt_nn_dropout(mpt_context *context, double p) {
-    mpt__module *module = mpt__layer_new(context, "mpt_nn_dropout", MPT__LAYER_dropout);
+mpt_module mpt_nn_dropout(mpt_context *ctx, double p) {
+    mpt__module *module = mpt__layer_new(ctx, "mpt_nn_dropout", MPT__LAYER_dropout);
     if (module) module->attributes.imm[0] = p;
-    if (module && !(p >= 0.0 && p <= 1.0))
-        mpt__error(context, ARGUMENT, "p = %g is not in [0, 1]", p);
-    return mpt__layer_made(context, module);
+    if (module && !(p >= 0.0 && p <= 1.0)) mpt__error(ctx, ARGUMENT, "p = %g is not in [0, 1]", p);
+    return mpt__layer_made(ctx, module);
 }
 
-static mpt_module mpt__number_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                    double a, double b) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
+static mpt_module mpt__number_layer(mpt_context *ctx, const char *call, mpt__layer layer, double a,
+                                    double b) {
+    mpt__module *module = mpt__layer_new(ctx, call, layer);
     const char *why = mpt__bad_numbers(mpt__layer_rows[layer].op, a, b);
     if (module) module->attributes.imm[0] = a, module->attributes.imm[1] = b;
-    if (module && why) mpt__error(context, ARGUMENT, why, a, b);
-    return mpt__layer_made(context, module);
+    if (module && why) mpt__error(ctx, ARGUMENT, why, a, b);
+    return mpt__layer_made(ctx, module);
 }
 
-mpt_module mpt_nn_leaky_relu(mpt_context *context, double slope) {
-    return mpt__number_layer(context, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
+mpt_module mpt_nn_leaky_relu(mpt_context *ctx, double slope) {
+    return mpt__number_layer(ctx, "mpt_nn_leaky_relu", MPT__LAYER_leaky_relu, slope, 0.0);
 }
-mpt_module mpt_nn_elu(mpt_context *context, double alpha) {
-    return mpt__number_layer(context, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
+mpt_module mpt_nn_elu(mpt_context *ctx, double alpha) {
+    return mpt__number_layer(ctx, "mpt_nn_elu", MPT__LAYER_elu, alpha, 0.0);
 }
-mpt_module mpt_nn_softplus(mpt_context *context, double beta, double threshold) {
-    return mpt__number_layer(context, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
+mpt_module mpt_nn_softplus(mpt_context *ctx, double beta, double threshold) {
+    return mpt__number_layer(ctx, "mpt_nn_softplus", MPT__LAYER_softplus, beta, threshold);
 }
-mpt_module mpt_nn_hardtanh(mpt_context *context, double min, double max) {
-    return mpt__number_layer(context, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
+mpt_module mpt_nn_hardtanh(mpt_context *ctx, double min, double max) {
+    return mpt__number_layer(ctx, "mpt_nn_hardtanh", MPT__LAYER_hardtanh, min, max);
 }
 
-static mpt_module mpt__dim_layer(mpt_context *context, const char *call, mpt__layer layer,
-                                 int dim) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
+static mpt_module mpt__dim_layer(mpt_context *ctx, const char *call, mpt__layer layer, int dim) {
+    mpt__module *module = mpt__layer_new(ctx, call, layer);
     if (module) module->attributes.index[0] = dim;
-    return mpt__layer_made(context, module);
+    return mpt__layer_made(ctx, module);
 }
 
-mpt_module mpt_nn_softmax(mpt_context *context, int dim) {
-    return mpt__dim_layer(context, "mpt_nn_softmax", MPT__LAYER_softmax, dim);
+mpt_module mpt_nn_softmax(mpt_context *ctx, int dim) {
+    return mpt__dim_layer(ctx, "mpt_nn_softmax", MPT__LAYER_softmax, dim);
 }
-mpt_module mpt_nn_log_softmax(mpt_context *context, int dim) {
-    return mpt__dim_layer(context, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
+mpt_module mpt_nn_log_softmax(mpt_context *ctx, int dim) {
+    return mpt__dim_layer(ctx, "mpt_nn_log_softmax", MPT__LAYER_log_softmax, dim);
 }
 
-static mpt_module mpt__container_new(mpt_context *context, const char *call, mpt__layer layer,
+static mpt_module mpt__container_new(mpt_context *ctx, const char *call, mpt__layer layer,
                                      const mpt_module *modules, int count) {
-    mpt__module *container = mpt__layer_new(context, call, layer);
+    mpt__module *container = mpt__layer_new(ctx, call, layer);
     bool given = count == 0 || (count > 0 && modules);
     if (container && !given)
-        mpt__error(context, ARGUMENT, "expected an array of modules and its length");
-    for (int i = 0; i < count && container && mpt__ok(context); i++) {
+        mpt__error(ctx, ARGUMENT, "expected an array of modules and its length");
+    for (int i = 0; i < count && container && mpt__ok(ctx); i++) {
         char text[16];
         mpt__format_text(text, sizeof text, "%d", i);
-        mpt__module *child = mpt__module_at(context, modules[i]);
-        if (child) mpt__add_child(context, container, text, child);
+        mpt__module *child = mpt__module_at(ctx, modules[i]);
+        if (child) mpt__add_child(ctx, container, text, child);
     }
-    mpt_module made = mpt__layer_made(context, container);
-    if (context && !made.slot && given) mpt__number_back(context, modules, count);
+    mpt_module made = mpt__layer_made(ctx, container);
+    if (ctx && !made.slot && given) mpt__number_back(ctx, modules, count);
     return made;
 }
 
 /* A container of the arguments up to MPT_END. Too many of them look like a missing MPT_END. */
-static mpt_module mpt__gathered_new(mpt_context *context, const char *call, mpt__layer layer,
+static mpt_module mpt__gathered_new(mpt_context *ctx, const char *call, mpt__layer layer,
                                     va_list arguments) {
     enum { MOST = 255 }; /* compilers need not take more arguments */
     mpt_module modules[MOST];
     for (int count = 0; count <= MOST; count++) {
         mpt_module module = va_arg(arguments, mpt_module);
         if (!module.context && module.slot == UINT32_MAX)
-            return mpt__container_new(context, call, layer, modules, count);
+            return mpt__container_new(ctx, call, layer, modules, count);
         if (count < MOST) modules[count] = module;
     }
-    mpt__misuse(context, call, ARGUMENT,
+    mpt__misuse(ctx, call, ARGUMENT,
                 "more than %d modules; is MPT_END missing? else use the form with an array",
                 (int)MOST);
-    return mpt__module_handle(context, NULL);
+    return mpt__module_handle(ctx, NULL);
 }
 
-mpt_module mpt_sequential_array(mpt_context *context, const mpt_module *modules, int count) {
-    return mpt__container_new(context, "mpt_sequential", MPT__LAYER_sequential, modules, count);
+mpt_module mpt_sequential_array(mpt_context *ctx, const mpt_module *modules, int count) {
+    return mpt__container_new(ctx, "mpt_sequential", MPT__LAYER_sequential, modules, count);
 }
-mpt_module mpt_sequential(mpt_context *context, ...) {
+mpt_module mpt_sequential(mpt_context *ctx, ...) {
     va_list arguments;
-    va_start(arguments, context);
-    mpt_module made =
-        mpt__gathered_new(context, "mpt_sequential", MPT__LAYER_sequential, arguments);
+    va_start(arguments, ctx);
+    mpt_module made = mpt__gathered_new(ctx, "mpt_sequential", MPT__LAYER_sequential, arguments);
     va_end(arguments);
     return made;
 }
 
-mpt_module mpt_nn_list_array(mpt_context *context, const mpt_module *modules, int count) {
-    return mpt__container_new(context, "mpt_nn_list", MPT__LAYER_list, modules, count);
+mpt_module mpt_nn_list_array(mpt_context *ctx, const mpt_module *modules, int count) {
+    return mpt__container_new(ctx, "mpt_nn_list", MPT__LAYER_list, modules, count);
 }
-mpt_module mpt_nn_list(mpt_context *context, ...) {
+mpt_module mpt_nn_list(mpt_context *ctx, ...) {
     va_list arguments;
-    va_start(arguments, context);
-    mpt_module made = mpt__gathered_new(context, "mpt_nn_list", MPT__LAYER_list, arguments);
+    va_start(arguments, ctx);
+    mpt_module made = mpt__gathered_new(ctx, "mpt_nn_list", MPT__LAYER_list, arguments);
     va_end(arguments);
     return made;
 }
 
-mpt_module mpt_module_create(mpt_context *context, const mpt_module_class *cls, void *user) {
-    mpt__module *module = mpt__layer_new(context, "mpt_module_create", MPT__LAYER_user);
-    if (!module) return mpt__module_handle(context, NULL);
+mpt_module mpt_module_create(mpt_context *ctx, const mpt_module_class *cls, void *user) {
+    mpt__module *module = mpt__layer_new(ctx, "mpt_module_create", MPT__LAYER_user);
+    if (!module) return mpt__module_handle(ctx, NULL);
     if (cls && cls->name && cls->forward) {
         module->cls = *cls;
         module->user = user;
     } else {
-        mpt__error(context, ARGUMENT, "expected a class with a name and a forward");
+        mpt__error(ctx, ARGUMENT, "expected a class with a name and a forward");
     }
-    return mpt__layer_made(context, module);
+    return mpt__layer_made(ctx, module);
 }
 
 /* A name that paths can be made of. */
-static bool mpt__check_name(mpt_context *context, const char *name) {
+static bool mpt__check_name(mpt_context *ctx, const char *name) {
     if (name && *name && !strchr(name, '.') && strlen(name) < 200) return true;
-    return mpt__reject(context, ARGUMENT, "expected a name of 1 to 199 characters without a dot");
+    return mpt__reject(ctx, ARGUMENT, "expected a name of 1 to 199 characters without a dot");
 }
 
 mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *above = mpt__module_enter(module, "mpt_add_child");
-    mpt__module *below = above ? mpt__module_at(context, child) : NULL;
-    if (below && mpt__check_name(context, name)) mpt__add_child(context, above, name, below);
-    return mpt__status_of(context);
+    mpt__module *below = above ? mpt__module_at(ctx, child) : NULL;
+    if (below && mpt__check_name(ctx, name)) mpt__add_child(ctx, above, name, below);
+    return mpt__status_of(ctx);
 }
 
 mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape, mpt_init init) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_add_parameter");
-    if (!found || !mpt__check_name(context, name) || !mpt__check_init(context, init))
-        return mpt__status_of(context);
-    return mpt__add_parameter(context, found, name, &shape, init, 0);
+    if (!found || !mpt__check_name(ctx, name) || !mpt__check_init(ctx, init))
+        return mpt__status_of(ctx);
+    return mpt__add_parameter(ctx, found, name, &shape, init, 0);
 }
 
 /* ==== Freezing ==== */
@@ -536,67 +531,63 @@ static int64_t mpt__aligned_up(int64_t value, int64_t grain) {
 }
 
 /* A path kept for the life of the context; 0 on error. mpt_fuse tells modules apart by it. */
-static uint32_t mpt__path_new(mpt_context *context, const char *text) {
-    if (context->path_count == 0) context->path_count = 1; /* 0 means none */
-    if (!mpt__room(context, context->paths, context->path_capacity, context->path_count + 1))
-        return 0;
-    context->paths[context->path_count] = mpt__host_text(context, text);
-    return context->paths[context->path_count] ? (uint32_t)context->path_count++ : 0;
+static uint32_t mpt__path_new(mpt_context *ctx, const char *text) {
+    if (ctx->path_count == 0) ctx->path_count = 1; /* 0 means none */
+    if (!mpt__room(ctx, ctx->paths, ctx->path_capacity, ctx->path_count + 1)) return 0;
+    ctx->paths[ctx->path_count] = mpt__host_text(ctx, text);
+    return ctx->paths[ctx->path_count] ? (uint32_t)ctx->path_count++ : 0;
 }
 
 /* A place in the block for a parameter of the current module of a walk. */
 static mpt_status mpt__parameter_new(mpt__walk *walk, mpt__module_parameter *row, uint32_t block) {
-    mpt_context *context = walk->context;
-    if (!mpt__room(context, context->parameters, context->parameter_capacity,
-                   context->parameter_count + 1))
-        return context->base.status;
+    mpt_context *ctx = walk->context;
+    if (!mpt__room(ctx, ctx->parameters, ctx->parameter_capacity, ctx->parameter_count + 1))
+        return ctx->base.status;
     char text[MPT__PATH_BYTES + 256];
     mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "", row->name);
-    mpt__parameter *parameter = &context->parameters[context->parameter_count];
+    mpt__parameter *parameter = &ctx->parameters[ctx->parameter_count];
     mpt__zero(*parameter);
-    parameter->path = mpt__host_text(context, text);
-    if (!parameter->path) return context->base.status;
+    parameter->path = mpt__host_text(ctx, text);
+    if (!parameter->path) return ctx->base.status;
     parameter->live = true;
     parameter->block = block;
     parameter->module = walk->module->id.slot;
-    parameter->offset = context->blocks[block].numel;
+    parameter->offset = ctx->blocks[block].numel;
     parameter->numel = mpt__shape_numel(&row->shape);
     if (parameter->numel > MPT__MOST_ELEMENTS - parameter->offset) {
-        mpt__host_text_free(context, parameter->path);
-        return mpt__error(context, SHAPE, "the tree has more than 2^59 elements");
+        mpt__host_text_free(ctx, parameter->path);
+        return mpt__error(ctx, SHAPE, "the tree has more than 2^59 elements");
     }
-    row->parameter = (uint32_t)++context->parameter_count;
-    context->blocks[block].parameters++;
-    context->blocks[block].numel =
+    row->parameter = (uint32_t)++ctx->parameter_count;
+    ctx->blocks[block].parameters++;
+    ctx->blocks[block].numel =
         mpt__aligned_up(parameter->offset + parameter->numel, mpt__block_grain(MPT_F32));
     return MPT_OK;
 }
 
 /* The persistent tensor of a parameter, in its block. */
-static mpt_status mpt__parameter_tensor(mpt_context *context, uint32_t index,
-                                        const mpt_shape *shape) {
-    mpt__parameter *parameter = &context->parameters[index];
-    const mpt__block *block = &context->blocks[parameter->block];
+static mpt_status mpt__parameter_tensor(mpt_context *ctx, uint32_t index, const mpt_shape *shape) {
+    mpt__parameter *parameter = &ctx->parameters[index];
+    const mpt__block *block = &ctx->blocks[parameter->block];
     mpt__tensor view =
         mpt__view_on(block->values, (mpt_dtype)block->dtype, shape, parameter->offset);
     mpt__tensor *tensor =
-        mpt__tensor_outside(context, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
-    if (!tensor) return context->base.status;
+        mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__REQUIRES_GRAD | MPT__LEAF);
+    if (!tensor) return ctx->base.status;
     tensor->parameter = index + 1;
     parameter->tensor = tensor;
     return MPT_OK;
 }
 
-static uint32_t mpt__block_new(mpt_context *context, mpt_dtype dtype) {
+static uint32_t mpt__block_new(mpt_context *ctx, mpt_dtype dtype) {
     uint32_t index = 0;
-    while ((int64_t)index < context->block_count && context->blocks[index].live) index++;
-    if (!mpt__room(context, context->blocks, context->block_capacity, (int64_t)index + 1))
-        return UINT32_MAX;
-    if ((int64_t)index == context->block_count) context->block_count++;
-    memset(&context->blocks[index], 0, sizeof *context->blocks);
-    context->blocks[index].live = 1;
-    context->blocks[index].dtype = (uint8_t)dtype;
-    context->blocks[index].moves = context->moves;
+    while ((int64_t)index < ctx->block_count && ctx->blocks[index].live) index++;
+    if (!mpt__room(ctx, ctx->blocks, ctx->block_capacity, (int64_t)index + 1)) return UINT32_MAX;
+    if ((int64_t)index == ctx->block_count) ctx->block_count++;
+    memset(&ctx->blocks[index], 0, sizeof *ctx->blocks);
+    ctx->blocks[index].live = 1;
+    ctx->blocks[index].dtype = (uint8_t)dtype;
+    ctx->blocks[index].moves = ctx->moves;
     return index;
 }
 
@@ -621,26 +612,26 @@ static mpt_status mpt__freeze_ties(mpt__walk *walk, mpt__module *root) {
 
 /* Paths and places for all modules and parameters of a tree. */
 static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_t block) {
-    mpt_context *context = walk->context;
+    mpt_context *ctx = walk->context;
     uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
-    mpt__module *module = mpt__walk_begin(walk, context, root);
+    mpt__module *module = mpt__walk_begin(walk, ctx, root);
     for (; module; module = mpt__walk_next(walk)) {
         root->watched |= module->layer == MPT__LAYER_user;
-        module->path = mpt__path_new(context, *walk->path ? walk->path : module->cls.name);
-        if (!module->path) return context->base.status;
+        module->path = mpt__path_new(ctx, *walk->path ? walk->path : module->cls.name);
+        if (!module->path) return ctx->base.status;
         module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
         for (int64_t i = 0; i < module->parameter_count; i++)
             if (!module->parameters[i].owner &&
                 mpt__parameter_new(walk, &module->parameters[i], block) != MPT_OK)
-                return context->base.status;
+                return ctx->base.status;
         for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
             char text[MPT__PATH_BYTES + 256];
             if (!module->running->buffer[i]) continue;
             mpt__format_text(text, sizeof text, "%s%s%s", walk->path, *walk->path ? "." : "",
                              mpt__buffer_names[i]);
-            mpt__host_text_free(context, module->running->path[i]);
-            module->running->path[i] = mpt__host_text(context, text);
-            if (!module->running->path[i]) return context->base.status;
+            mpt__host_text_free(ctx, module->running->path[i]);
+            module->running->path[i] = mpt__host_text(ctx, text);
+            if (!module->running->path[i]) return ctx->base.status;
         }
     }
     return mpt__freeze_ties(walk, root);
@@ -648,46 +639,46 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
 
 /* Memory and first values for parameters that have their places. */
 static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
-    mpt_context *context = walk->context;
-    if (context->blocks[block].parameters > 0) {
-        uint32_t values = mpt__storage_new(context, context->blocks[block].numel * 4,
-                                           MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
-        context->blocks[block].values = values;
+    mpt_context *ctx = walk->context;
+    if (ctx->blocks[block].parameters > 0) {
+        uint32_t values = mpt__storage_new(ctx, ctx->blocks[block].numel * 4, MPT_MEMORY_PARAMETER,
+                                           MPT__FROM_DEVICE, true);
+        ctx->blocks[block].values = values;
     }
     mpt__module_parameter *row;
-    mpt__walk_begin(walk, context, root);
-    while (mpt__ok(context) && (row = mpt__walk_parameter(walk)) != NULL) {
-        if (mpt__parameter_tensor(context, row->parameter - 1, &row->shape) == MPT_OK)
-            mpt__draw_parameter(context, walk->module, walk->row - 1);
+    mpt__walk_begin(walk, ctx, root);
+    while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL) {
+        if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
+            mpt__draw_parameter(ctx, walk->module, walk->row - 1);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* Gives a tree's parameters their places and values; all or nothing. */
-static mpt_status mpt__freeze(mpt_context *context, mpt__module *module) {
-    mpt__module *root = mpt__module_root(context, module);
+static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
+    mpt__module *root = mpt__module_root(ctx, module);
     if (root->frozen) return MPT_OK;
     mpt__walk walk;
-    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+    for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
         if (module->frozen) /* its parameters are there */
             return mpt__error(
-                context, STATE,
+                ctx, STATE,
                 "module %s is already in use in another tree; only one tree can share it",
                 walk.path);
     }
-    if (!mpt__ok(context)) return context->base.status;
-    uint32_t block = mpt__block_new(context, MPT_F32);
-    if (block == UINT32_MAX) return context->base.status;
-    mpt__number(context, root);
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    uint32_t block = mpt__block_new(ctx, MPT_F32);
+    if (block == UINT32_MAX) return ctx->base.status;
+    mpt__number(ctx, root);
     bool good = mpt__freeze_places(&walk, root, block) == MPT_OK &&
                 mpt__freeze_values(&walk, root, block) == MPT_OK;
-    for (module = mpt__walk_begin(&walk, context, root); module; module = mpt__walk_next(&walk)) {
+    for (module = mpt__walk_begin(&walk, ctx, root); module; module = mpt__walk_next(&walk)) {
         module->frozen = good;
         for (int64_t i = 0; i < module->parameter_count && !good; i++)
-            mpt__parameter_drop(context, &module->parameters[i]);
+            mpt__parameter_drop(ctx, &module->parameters[i]);
     }
-    if (context->blocks[block].parameters == 0) mpt__block_free(context, &context->blocks[block]);
-    return context->base.status;
+    if (ctx->blocks[block].parameters == 0) mpt__block_free(ctx, &ctx->blocks[block]);
+    return ctx->base.status;
 }
 
 MPT__END_LEVEL
@@ -695,42 +686,39 @@ MPT__END_LEVEL
 
 /* Number of a dropout call of the module in this step. What the count was at the last completed
    optimizer step is remembered for mpt_clear_error. */
-static uint64_t mpt__dropout_count(mpt_context *context, mpt__module *module) {
-    if (module->updates != context->now.updates) {
-        module->updates = context->now.updates;
+static uint64_t mpt__dropout_count(mpt_context *ctx, mpt__module *module) {
+    if (module->updates != ctx->now.updates) {
+        module->updates = ctx->now.updates;
         module->committed = module->draws;
     }
-    if (module->draws.step != context->now.step) {
-        module->draws.step = context->now.step;
+    if (module->draws.step != ctx->now.step) {
+        module->draws.step = ctx->now.step;
         module->draws.count = 0;
     }
     return module->draws.count++;
 }
 
 /* Takes back the dropout calls since the last completed optimizer step: part of mpt_clear_error. */
-static void mpt__draws_forget(mpt_context *context) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
+static void mpt__draws_forget(mpt_context *ctx) {
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t i = 1; i < table->count; i++) {
         mpt__module *module = (mpt__module *)table->rows[i].object;
-        if (module && module->updates == context->committed.updates)
-            module->draws = module->committed;
+        if (module && module->updates == ctx->committed.updates) module->draws = module->committed;
     }
 }
 
-static mpt_tensor mpt__parameter_handle(mpt_context *context, const mpt__module *module,
-                                        int64_t i) {
+static mpt_tensor mpt__parameter_handle(mpt_context *ctx, const mpt__module *module, int64_t i) {
     uint32_t index = module->parameters[i].parameter - 1;
-    return mpt__handle(context, context->parameters[index].tensor);
+    return mpt__handle(ctx, ctx->parameters[index].tensor);
 }
 
 /* A layer that is one op; NULL on error, as all that follow. */
-static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
-                                                        const mpt__module *module, mpt__tensor *x,
-                                                        mpt_activation activation) {
+static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *ctx, const mpt__module *module,
+                                                        mpt__tensor *x, mpt_activation activation) {
     mpt__frame frame;
     int op = mpt__layer_rows[module->layer].op, n_in = mpt__layer_rows[module->layer].inputs;
-    if (!mpt__enter(context, mpt__layer_rows[module->layer].call) ||
-        !mpt__call_begin(&frame, context, op, n_in, 1, &module->attributes))
+    if (!mpt__enter(ctx, mpt__layer_rows[module->layer].call) ||
+        !mpt__call_begin(&frame, ctx, op, n_in, 1, &module->attributes))
         return NULL;
     frame.attributes->activation = (uint8_t)activation;
     mpt__tensor **in = frame.record->in;
@@ -738,31 +726,31 @@ static MPT__NOINLINE mpt__tensor *mpt__op_layer_forward(mpt_context *context,
     const mpt__module_parameter *row = module->parameters;
     int i = 1;
     for (; i < n_in && i <= module->parameter_count; i++, row++)
-        in[i] = context->parameters[row->parameter - 1].tensor;
+        in[i] = ctx->parameters[row->parameter - 1].tensor;
     for (; i < n_in; i++) in[i] = NULL;
     return mpt__call_run(&frame);
 }
 
-static mpt_status mpt__user_forward_call(mpt_context *context, mpt__module *module,
+static mpt_status mpt__user_forward_call(mpt_context *ctx, mpt__module *module,
                                          const mpt_tensor *in, int n_in, mpt_tensor *out,
                                          int n_out) {
     MPT__PLAIN_FLOATS;
     const mpt_module_class *cls = &module->cls;
     if ((cls->n_inputs && n_in != cls->n_inputs) || (cls->n_outputs && n_out != cls->n_outputs))
-        return mpt__error(context, ARGUMENT, "%s takes %d inputs and %d outputs, got %d and %d",
+        return mpt__error(ctx, ARGUMENT, "%s takes %d inputs and %d outputs, got %d and %d",
                           cls->name, cls->n_inputs ? cls->n_inputs : n_in,
                           cls->n_outputs ? cls->n_outputs : n_out, n_in, n_out);
-    if (!mpt__user_forward_begin(context, cls->name)) return context->base.status;
+    if (!mpt__user_forward_begin(ctx, cls->name)) return ctx->base.status;
     mpt_status status =
-        cls->forward(mpt__module_handle(context, module), module->user, in, n_in, out, n_out);
-    context->forward_depth--;
-    context->base.op = "mpt_forward"; /* not the last call that the user's function made */
-    if (!mpt__ok(context)) return context->base.status;
+        cls->forward(mpt__module_handle(ctx, module), module->user, in, n_in, out, n_out);
+    ctx->forward_depth--;
+    ctx->base.op = "mpt_forward"; /* not the last call that the user's function made */
+    if (!mpt__ok(ctx)) return ctx->base.status;
     if (status != MPT_OK)
-        return mpt__error_of(context, status, "forward of %s reported: %s", cls->name,
+        return mpt__error_of(ctx, status, "forward of %s reported: %s", cls->name,
                              mpt_status_name(status));
     if (out[0].slot == 0)
-        return mpt__error(context, STATE, "forward of %s did not set output 0", cls->name);
+        return mpt__error(ctx, STATE, "forward of %s did not set output 0", cls->name);
     return MPT_OK;
 }
 
@@ -771,83 +759,81 @@ static bool mpt__is_batch_norm(const mpt__module *module) {
 }
 
 /* A layer of one input and one output that is more than an op. */
-static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *context, mpt__module *module,
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module *module,
                                                    mpt_tensor x, mpt_activation activation) {
-    mpt_tensor out = mpt__null(context);
+    mpt_tensor out = mpt__null(ctx);
     switch (module->layer) {
     case MPT__LAYER_user:
     case MPT__LAYER_multi_head_attention:
-        mpt__user_forward_call(context, module, &x, 1, &out, 1);
+        mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
         return out;
     case MPT__LAYER_dropout:
         return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
-                                 mpt__dropout_count(context, module));
+                                 mpt__dropout_count(ctx, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
     default:
         if (module->run)
-            return module->run(context, module, x, mpt__null(NULL),
-                               activation == MPT_ACTIVATION_RELU);
-        mpt__error(context, UNSUPPORTED,
+            return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
+        mpt__error(ctx, UNSUPPORTED,
                    "a list has no forward of its own; call its children, see mpt_child");
         return out;
     }
 }
 
-static mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
-                                            mpt__tensor *x);
+static mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module, mpt__tensor *x);
 
 /* Puts a module's path, mode and policy in force, of which the first two stay so. */
-static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *context, const mpt__module *module) {
-    context->path = module->path;
-    context->module = module->id.slot;
-    context->path_hash = module->path_hash;
-    context->module_training = module->training;
-    if (module->policy && mpt__autocast_dtype(context) != MPT_F32)
-        mpt_autocast_begin(context, (mpt_dtype)module->policy);
+static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__module *module) {
+    ctx->path = module->path;
+    ctx->module = module->id.slot;
+    ctx->path_hash = module->path_hash;
+    ctx->module_training = module->training;
+    if (module->policy && mpt__autocast_dtype(ctx) != MPT_F32)
+        mpt_autocast_begin(ctx, (mpt_dtype)module->policy);
 }
 
 /* Runs a module of one input and one output; `activation` follows a linear layer, relu also a batch
    norm. */
-static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *context, mpt__module *module,
+static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *ctx, mpt__module *module,
                                                       mpt__tensor *x, mpt_activation activation) {
-    int autocast_depth = context->autocast_depth;
-    mpt__module_begin(context, module);
+    int autocast_depth = ctx->autocast_depth;
+    mpt__module_begin(ctx, module);
     mpt__tensor *out = NULL;
     if (mpt__layer_rows[module->layer].op && !module->run) {
-        out = mpt__op_layer_forward(context, module, x, activation);
+        out = mpt__op_layer_forward(ctx, module, x, activation);
     } else if (module->layer == MPT__LAYER_sequential) {
-        out = mpt__sequential_forward(context, module, x);
+        out = mpt__sequential_forward(ctx, module, x);
     } else {
-        mpt_tensor made = mpt__layer_forward(context, module, mpt__handle(context, x), activation);
-        if (made.slot) out = mpt__at(context, made, "output");
+        mpt_tensor made = mpt__layer_forward(ctx, module, mpt__handle(ctx, x), activation);
+        if (made.slot) out = mpt__at(ctx, made, "output");
     }
-    context->autocast_depth = autocast_depth;
+    ctx->autocast_depth = autocast_depth;
     return out;
 }
 
 /* Children in order. A linear layer takes an activation that follows it into its own call, a batch
    norm and a convolution a relu. What passes between children is given up as soon as the next one
    has it, unless a user's forward in the tree may have put a handle of it by. */
-static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, mpt__module *module,
+static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module,
                                                           mpt__tensor *x) {
     mpt__tensor *now = x;
-    bool watched = mpt__module_root(context, module)->watched;
+    bool watched = mpt__module_root(ctx, module)->watched;
     for (int64_t i = 0; i < module->child_count && now; i++) {
-        mpt__module *child = mpt__module_slot(context, module->children[i].slot);
+        mpt__module *child = mpt__module_slot(ctx, module->children[i].slot);
         mpt_activation activation = MPT_ACTIVATION_NONE;
         bool linear = child->layer == MPT__LAYER_linear;
         bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
                                 child->layer <= MPT__LAYER_conv_transpose2d);
         if (((takes && !child->run) || mpt__is_batch_norm(child)) &&
             i + 1 < module->child_count) {
-            const mpt__module *next = mpt__module_slot(context, module->children[i + 1].slot);
+            const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
             if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
                 activation = mpt__layer_rows[next->layer].activation;
         }
-        mpt__tensor *out = mpt__module_run(context, child, now, activation);
+        mpt__tensor *out = mpt__module_run(ctx, child, now, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;
-        if (!watched && now != x && now != out) mpt__tensor_drop(context, now);
+        if (!watched && now != x && now != out) mpt__tensor_drop(ctx, now);
         now = out;
     }
     return now;
@@ -856,39 +842,39 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *context, 
 /* What both calls below do. What is made by layers alone comes as *made, not in out. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
                                int n_out, mpt__tensor **made) {
-    mpt_context *context = module.context;
-    if (out) mpt__outputs_null(context, out, n_out);
+    mpt_context *ctx = module.context;
+    if (out) mpt__outputs_null(ctx, out, n_out);
     mpt__module *found = mpt__module_enter(module, "mpt_forward");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(ctx);
     if (!in || !out || n_in < 1 || n_out < 1)
-        return mpt__error(context, ARGUMENT, "expected at least one input and one output");
+        return mpt__error(ctx, ARGUMENT, "expected at least one input and one output");
     for (int i = 0; i < n_in; i++)
-        if (!mpt__at(context, in[i], "input")) return context->base.status;
-    if (!found->frozen && mpt__freeze(context, found) != MPT_OK) return context->base.status;
-    uint32_t path = context->path, above = context->module;
-    uint64_t path_hash = context->path_hash;
-    bool training = context->module_training;
-    int autocast_depth = context->autocast_depth;
+        if (!mpt__at(ctx, in[i], "input")) return ctx->base.status;
+    if (!found->frozen && mpt__freeze(ctx, found) != MPT_OK) return ctx->base.status;
+    uint32_t path = ctx->path, above = ctx->module;
+    uint64_t path_hash = ctx->path_hash;
+    bool training = ctx->module_training;
+    int autocast_depth = ctx->autocast_depth;
     if (found->cls.forward) {
-        mpt__module_begin(context, found);
-        mpt__user_forward_call(context, found, in, n_in, out, n_out);
+        mpt__module_begin(ctx, found);
+        mpt__user_forward_call(ctx, found, in, n_in, out, n_out);
     } else if (mpt__is_batch_norm(found) && n_in == 2 && n_out == 1) {
-        mpt__module_begin(context, found);
-        out[0] = found->run(context, found, in[0], in[1], false);
+        mpt__module_begin(ctx, found);
+        out[0] = found->run(ctx, found, in[0], in[1], false);
     } else if (n_in != 1 || n_out != 1) {
-        mpt__error(context, ARGUMENT, "%s takes one input and one output, got %d and %d",
+        mpt__error(ctx, ARGUMENT, "%s takes one input and one output, got %d and %d",
                    found->cls.name, n_in, n_out);
     } else {
-        mpt__tensor *x = mpt__slot(context, in[0].slot);
-        *made = mpt__module_run(context, found, x, MPT_ACTIVATION_NONE);
+        mpt__tensor *x = mpt__slot(ctx, in[0].slot);
+        *made = mpt__module_run(ctx, found, x, MPT_ACTIVATION_NONE);
     }
-    if (!above) mpt__wait_no_more(context);
-    context->autocast_depth = autocast_depth;
-    context->path = path;
-    context->module = above;
-    context->path_hash = path_hash;
-    context->module_training = training;
-    return context->base.status;
+    if (!above) mpt__wait_no_more(ctx);
+    ctx->autocast_depth = autocast_depth;
+    ctx->path = path;
+    ctx->module = above;
+    ctx->path_hash = path_hash;
+    ctx->module_training = training;
+    return ctx->base.status;
 }
 
 mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,

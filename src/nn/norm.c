@@ -8,9 +8,9 @@
 
 /* ==== Running statistics ==== */
 
-static mpt__launch *mpt__running_launch(mpt_context *context, const uint32_t storage[4],
+static mpt__launch *mpt__running_launch(mpt_context *ctx, const uint32_t storage[4],
                                         int64_t channels) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_RUNNING_STATS);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_RUNNING_STATS);
     mpt_shape values = MPT_SHAPE(2, channels), counts = MPT_SHAPE(2);
     for (int i = 0; i < 4; i++) {
         mpt__tensor view =
@@ -26,56 +26,56 @@ static int64_t mpt__running_channels(const mpt__running *running) {
 
 /* What steps have left becomes the state of its modules, or is forgotten. What captured steps leave
    is not pending: without commit all is forgotten. */
-static void mpt__running_settle(mpt_context *context, bool commit);
+static void mpt__running_settle(mpt_context *ctx, bool commit);
 
-static void mpt__running_settles(mpt_context *context, void *user, const void *what) {
+static void mpt__running_settles(mpt_context *ctx, void *user, const void *what) {
     (void)user, (void)what;
-    mpt__running_settle(context, true);
+    mpt__running_settle(ctx, true);
 }
 
 /* The step has left something: its end settles it. */
-static void mpt__running_wait(mpt_context *context, mpt__running *running) {
+static void mpt__running_wait(mpt_context *ctx, mpt__running *running) {
     if (!running->pending)
         running->pending =
-            mpt__listen(context, MPT__STEP_SETTLES, mpt__running_settles, NULL) == MPT_OK;
+            mpt__listen(ctx, MPT__STEP_SETTLES, mpt__running_settles, NULL) == MPT_OK;
 }
 
 /* Statistics of a batch on their way into those of a module. */
-static void mpt__running_update(mpt_context *context, void *user, const void *what) {
+static void mpt__running_update(mpt_context *ctx, void *user, const void *what) {
     const mpt__batch_statistics *batch = (const mpt__batch_statistics *)what;
-    mpt__running *running = mpt__module_slot(context, batch->module)->running;
+    mpt__running *running = mpt__module_slot(ctx, batch->module)->running;
     (void)user;
     const uint32_t storage[4] = {running->pending ? running->next_values : running->values,
                                  running->pending ? running->next_counts : running->counts,
                                  running->next_values, running->next_counts};
-    mpt__launch *launch = mpt__running_launch(context, storage, mpt__running_channels(running));
+    mpt__launch *launch = mpt__running_launch(ctx, storage, mpt__running_channels(running));
     launch->imm[0] = running->momentum;
     launch->imm[1] = batch->unbiased;
     mpt__reads(launch, 0, batch->mean);
     mpt__reads(launch, 1, batch->variance);
-    if (mpt__submit(context, launch) != MPT_OK) return;
-    mpt__running_wait(context, running);
-    if (!context->step_depth) mpt__running_settle(context, true);
+    if (mpt__submit(ctx, launch) != MPT_OK) return;
+    mpt__running_wait(ctx, running);
+    if (!ctx->step_depth) mpt__running_settle(ctx, true);
 }
 
-static void mpt__statistics_settle(mpt_context *context, mpt__running *running, bool commit) {
+static void mpt__statistics_settle(mpt_context *ctx, mpt__running *running, bool commit) {
     if (!commit) return;
     const uint32_t storage[4] = {running->next_values, running->next_counts, running->values,
                                  running->counts};
-    mpt__submit(context, mpt__running_launch(context, storage, mpt__running_channels(running)));
-    context->storages[running->values].version++;
-    context->storages[running->counts].version++;
+    mpt__submit(ctx, mpt__running_launch(ctx, storage, mpt__running_channels(running)));
+    ctx->storages[running->values].version++;
+    ctx->storages[running->counts].version++;
 }
 
-static void mpt__running_settle(mpt_context *context, bool commit) {
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
-    mpt__listen_no_more(context, MPT__STEP_SETTLES, mpt__running_settles);
+static void mpt__running_settle(mpt_context *ctx, bool commit) {
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
+    mpt__listen_no_more(ctx, MPT__STEP_SETTLES, mpt__running_settles);
     for (int64_t i = 1; i < table->count; i++) {
         const mpt__module *module = (const mpt__module *)table->rows[i].object;
         mpt__running *running = module ? module->running : NULL;
         if (!running || (commit && !running->pending)) continue;
         running->pending = false;
-        if (running->settle) running->settle(context, running, commit);
+        if (running->settle) running->settle(ctx, running, commit);
     }
 }
 
@@ -94,30 +94,30 @@ int64_t mpt_refused_updates(mpt_module module) {
 }
 
 /* Means 0, variances 1, counts 0. */
-static void mpt__running_new(mpt_context *context, mpt__module *module, int64_t channels,
+static void mpt__running_new(mpt_context *ctx, mpt__module *module, int64_t channels,
                              double momentum) {
     mpt_shape each = MPT_SHAPE(channels), none = MPT_SCALAR;
-    mpt__running *running = (mpt__running *)mpt__host_new(context, sizeof *running);
+    mpt__running *running = (mpt__running *)mpt__host_new(ctx, sizeof *running);
     if (!running) return;
     mpt__zero(*running);
     module->running = running;
     running->momentum = momentum;
-    if (mpt__listen(context, MPT__BATCH_MEASURED, mpt__running_update, NULL) != MPT_OK) return;
+    if (mpt__listen(ctx, MPT__BATCH_MEASURED, mpt__running_update, NULL) != MPT_OK) return;
     uint32_t *const storages[] = {&running->values, &running->next_values, &running->counts,
                                   &running->next_counts};
     for (int i = 0; i < 4; i++) {
-        *storages[i] = mpt__storage_new(context, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER,
+        *storages[i] = mpt__storage_new(ctx, i < 2 ? 8 * channels : 16, MPT_MEMORY_PARAMETER,
                                         MPT__FROM_DEVICE, true);
         if (!*storages[i]) return;
     }
     for (int i = 0; i < MPT__BUFFER_FP8; i++) {
         mpt__tensor view = i < 2 ? mpt__view_on(running->values, MPT_F32, &each, i * channels)
                                  : mpt__view_on(running->counts, MPT_I64, &none, 0);
-        running->buffer[i] = mpt__tensor_outside(context, &view, MPT__KEPT | MPT__GRADIENT);
+        running->buffer[i] = mpt__tensor_outside(ctx, &view, MPT__KEPT | MPT__GRADIENT);
         if (!running->buffer[i]) return;
     }
     running->settle = mpt__statistics_settle;
-    mpt__launch_fill(context, running->buffer[1], 1.0);
+    mpt__launch_fill(ctx, running->buffer[1], 1.0);
 }
 
 /* ==== Layers ==== */
@@ -144,27 +144,26 @@ mpt_norm_config mpt_norm_config_default(void) {
 
 /* A norm with parameters of `shape`; `count` of groups or of dimensions; `missing` says why there
    is none in this build. */
-static mpt__module *mpt__norm_new(mpt_context *context, const char *call, mpt__layer layer,
+static mpt__module *mpt__norm_new(mpt_context *ctx, const char *call, mpt__layer layer,
                                   mpt_shape shape, int64_t count, const mpt_norm_config *config,
                                   const char *missing) {
     MPT__PLAIN_FLOATS;
-    mpt__module *module = mpt__layer_new(context, call, layer);
+    mpt__module *module = mpt__layer_new(ctx, call, layer);
     if (!module) return NULL;
     module->attributes = mpt__norm_attributes(count, config->eps);
-    if (missing) mpt__error(context, UNSUPPORTED, "%s", missing);
+    if (missing) mpt__error(ctx, UNSUPPORTED, "%s", missing);
     bool good = shape.rank > 0 && shape.rank <= MPT_MAX_RANK;
     for (int d = 0; good && d < shape.rank; d++) good = shape.dim[d] > 0;
-    if (mpt__ok(context) && !good)
-        mpt__error(context, SHAPE,
-                   "expected 1 to %d dimensions, or a number of features, of 1 or more",
+    if (mpt__ok(ctx) && !good)
+        mpt__error(ctx, SHAPE, "expected 1 to %d dimensions, or a number of features, of 1 or more",
                    (int)MPT_MAX_RANK);
-    if (mpt__ok(context) && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
-        mpt__error(context, ARGUMENT, "eps %g: expected 0 or more", config->eps);
+    if (mpt__ok(ctx) && !(config->eps >= 0.0 && mpt__f64_is_finite(config->eps)))
+        mpt__error(ctx, ARGUMENT, "eps %g: expected 0 or more", config->eps);
     static const char *const names[] = {"weight", "bias"};
-    for (int i = 0; i < 2 && mpt__ok(context); i++) {
+    for (int i = 0; i < 2 && mpt__ok(ctx); i++) {
         bool wanted = i == 0 ? config->weight : config->bias && layer != MPT__LAYER_rms_norm;
         mpt_init init = mpt_init_make(i == 0 ? MPT_INIT_ONES : MPT_INIT_ZEROS, 0, 0);
-        if (wanted) mpt__add_parameter(context, module, names[i], &shape, init, 0);
+        if (wanted) mpt__add_parameter(ctx, module, names[i], &shape, init, 0);
     }
     return module;
 }
@@ -174,29 +173,27 @@ static mpt_norm_config mpt__norm_config_of(const mpt_norm_config *config) {
 }
 
 #define MPT__DEFINE_ROW_NORM(name) \
-    mpt_module mpt_nn_##name(mpt_context *context, mpt_shape shape, \
-                             const mpt_norm_config *given) { \
+    mpt_module mpt_nn_##name(mpt_context *ctx, mpt_shape shape, const mpt_norm_config *given) { \
         mpt_norm_config config = mpt__norm_config_of(given); \
-        return mpt__layer_made(context, \
-                               mpt__norm_new(context, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
-                                             shape.rank, &config, MPT__ROW_NORMS)); \
+        return mpt__layer_made(ctx, mpt__norm_new(ctx, "mpt_nn_" #name, MPT__LAYER_##name, shape, \
+                                                  shape.rank, &config, MPT__ROW_NORMS)); \
     }
 MPT__DEFINE_ROW_NORM(layer_norm)
 MPT__DEFINE_ROW_NORM(rms_norm)
 #undef MPT__DEFINE_ROW_NORM
 
-mpt_module mpt_nn_group_norm(mpt_context *context, int64_t groups, int64_t channels,
+mpt_module mpt_nn_group_norm(mpt_context *ctx, int64_t groups, int64_t channels,
                              const mpt_norm_config *given) {
     mpt_norm_config config = mpt__norm_config_of(given);
-    mpt__module *module = mpt__norm_new(context, "mpt_nn_group_norm", MPT__LAYER_group_norm,
+    mpt__module *module = mpt__norm_new(ctx, "mpt_nn_group_norm", MPT__LAYER_group_norm,
                                         MPT_SHAPE(channels), groups, &config, MPT__CHANNEL_NORMS);
-    if (module && mpt__ok(context) && (groups < 1 || channels % groups != 0))
-        mpt__error(context, ARGUMENT, "%lld groups do not divide %lld channels", groups, channels);
-    return mpt__layer_made(context, module);
+    if (module && mpt__ok(ctx) && (groups < 1 || channels % groups != 0))
+        mpt__error(ctx, ARGUMENT, "%lld groups do not divide %lld channels", groups, channels);
+    return mpt__layer_made(ctx, module);
 }
 
 /* A bias that a batch's mean takes away again costs memory and time; once for each module. */
-static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mpt__tensor *x) {
+static void mpt__notice_bias(mpt_context *ctx, mpt__module *module, const mpt__tensor *x) {
     const mpt__record *record = x->record;
     if (module->noticed || !record) return;
     module->noticed = true;
@@ -204,88 +201,86 @@ static void mpt__notice_bias(mpt_context *context, mpt__module *module, const mp
                 record->op == MPT__OP_conv_transpose2d;
     conv = conv && record->attributes.activation == MPT_ACTIVATION_NONE;
     if (conv && record->n_in > 2 && record->in[2])
-        mpt__log(&context->base, MPT_LOG_INFO,
+        mpt__log(&ctx->base, MPT_LOG_INFO,
                  "convolution \"%s\" has a bias, which batch norm \"%s\" takes away again: make it "
                  "without one (config.bias = false)",
-                 mpt__path_text(context, record->path), mpt__path_text(context, module->path));
+                 mpt__path_text(ctx, record->path), mpt__path_text(ctx, module->path));
 }
 
 /* Of the batch while it trains, and where there is nothing else. */
-static mpt_tensor mpt__batch_norm_forward(mpt_context *context, mpt__module *module, mpt_tensor x,
+static mpt_tensor mpt__batch_norm_forward(mpt_context *ctx, mpt__module *module, mpt_tensor x,
                                           mpt_tensor residual, bool relu) {
     const mpt__running *running = module->running;
-    bool training = module->training && !context->inference_depth;
-    const mpt__tensor *tensor = mpt__live(context, x);
+    bool training = module->training && !ctx->inference_depth;
+    const mpt__tensor *tensor = mpt__live(ctx, x);
     mpt_tensor in[6];
     bool flat = module->layer == MPT__LAYER_batch_norm1d;
     int rank = tensor->shape.rank;
     if (flat ? rank != 2 && rank != 3 : rank != 4)
-        return mpt__refuse(context, SHAPE, "%s of input %S: expected %s", module->cls.name,
+        return mpt__refuse(ctx, SHAPE, "%s of input %S: expected %s", module->cls.name,
                            &tensor->shape, flat ? "[N, C] or [N, C, L]" : "[N, C, H, W]");
-    if (training) mpt__notice_bias(context, module, tensor);
+    if (training) mpt__notice_bias(ctx, module, tensor);
     in[0] = x, in[5] = residual;
     for (int i = 0; i < 2; i++) {
         in[1 + i] = in[3 + i] = mpt__null(NULL);
-        if (running && !training) in[3 + i] = mpt__handle(context, running->buffer[i]);
+        if (running && !training) in[3 + i] = mpt__handle(ctx, running->buffer[i]);
         for (int64_t k = 0; k < module->parameter_count; k++)
             if (strcmp(module->parameters[k].name, i ? "bias" : "weight") == 0)
-                in[1 + i] = mpt__parameter_handle(context, module, k);
+                in[1 + i] = mpt__parameter_handle(ctx, module, k);
     }
     relu = relu || module->attributes.index[2];
-    mpt__tensor *fused = mpt__fused_norm(context, module, in, relu);
-    if (fused) return mpt__handle(context, fused);
+    mpt__tensor *fused = mpt__fused_norm(ctx, module, in, relu);
+    if (fused) return mpt__handle(ctx, fused);
     return mpt__apply_batch_norm(in, module->attributes.imm[0],
                                  running && training ? module->id.slot : 0, relu);
 }
 
-static mpt_module mpt__batch_norm_layer(mpt_context *context, const char *call, mpt__layer layer,
+static mpt_module mpt__batch_norm_layer(mpt_context *ctx, const char *call, mpt__layer layer,
                                         int64_t features, const mpt_norm_config *given) {
     mpt_norm_config config = mpt__norm_config_of(given);
-    mpt__module *module = mpt__norm_new(context, call, layer, MPT_SHAPE(features), 0, &config,
-                                        MPT__CHANNEL_NORMS);
-    if (module && mpt__ok(context) && !(config.momentum <= 1.0))
-        mpt__error(context, ARGUMENT, "momentum %g: expected at most 1 (negative: the mean of all)",
+    mpt__module *module =
+        mpt__norm_new(ctx, call, layer, MPT_SHAPE(features), 0, &config, MPT__CHANNEL_NORMS);
+    if (module && mpt__ok(ctx) && !(config.momentum <= 1.0))
+        mpt__error(ctx, ARGUMENT, "momentum %g: expected at most 1 (negative: the mean of all)",
                    config.momentum);
     if (module) module->attributes.index[2] = config.relu, module->run = mpt__batch_norm_forward;
-    if (module && mpt__ok(context) && config.track)
-        mpt__running_new(context, module, features, config.momentum);
-    return mpt__layer_made(context, module);
+    if (module && mpt__ok(ctx) && config.track)
+        mpt__running_new(ctx, module, features, config.momentum);
+    return mpt__layer_made(ctx, module);
 }
 
-mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t features,
-                               const mpt_norm_config *config) {
-    return mpt__batch_norm_layer(context, "mpt_nn_batch_norm1d", MPT__LAYER_batch_norm1d, features,
+mpt_module mpt_nn_batch_norm1d(mpt_context *ctx, int64_t features, const mpt_norm_config *config) {
+    return mpt__batch_norm_layer(ctx, "mpt_nn_batch_norm1d", MPT__LAYER_batch_norm1d, features,
                                  config);
 }
-mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
-                               const mpt_norm_config *config) {
-    return mpt__batch_norm_layer(context, "mpt_nn_batch_norm2d", MPT__LAYER_batch_norm2d, features,
+mpt_module mpt_nn_batch_norm2d(mpt_context *ctx, int64_t features, const mpt_norm_config *config) {
+    return mpt__batch_norm_layer(ctx, "mpt_nn_batch_norm2d", MPT__LAYER_batch_norm2d, features,
                                  config);
 }
 
 /* ==== Pooling ==== */
 
 #define MPT__DEFINE_POOL(kind) \
-    mpt_module mpt_nn_##kind##_pool2d(mpt_context *context, const mpt_pool_config *config) { \
-        return mpt__pooling_layer(context, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
+    mpt_module mpt_nn_##kind##_pool2d(mpt_context *ctx, const mpt_pool_config *config) { \
+        return mpt__pooling_layer(ctx, "mpt_nn_" #kind "_pool2d", MPT__LAYER_##kind##_pool2d, \
                                   mpt__pooling_attributes(config)); \
     }
 
-static mpt_module mpt__pooling_layer(mpt_context *context, const char *call, mpt__layer layer,
+static mpt_module mpt__pooling_layer(mpt_context *ctx, const char *call, mpt__layer layer,
                                      mpt__attributes attributes) {
-    mpt__module *module = mpt__layer_new(context, call, layer);
+    mpt__module *module = mpt__layer_new(ctx, call, layer);
     const char *missing = MPT__CHANNEL_NORMS;
     if (module) module->attributes = attributes;
-    if (module && missing) mpt__error(context, UNSUPPORTED, "%s", missing);
-    return mpt__layer_made(context, module);
+    if (module && missing) mpt__error(ctx, UNSUPPORTED, "%s", missing);
+    return mpt__layer_made(ctx, module);
 }
 
 MPT__DEFINE_POOL(max)
 MPT__DEFINE_POOL(avg)
 #undef MPT__DEFINE_POOL
 
-mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *context, int64_t height, int64_t width) {
-    return mpt__pooling_layer(context, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
+mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *ctx, int64_t height, int64_t width) {
+    return mpt__pooling_layer(ctx, "mpt_nn_adaptive_avg_pool2d", MPT__LAYER_avg_pool2d,
                               mpt__adaptive_attributes(height, width));
 }
 

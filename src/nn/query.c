@@ -15,7 +15,7 @@ static mpt__module *mpt__module_frozen(mpt_module module, const char *call) {
 /* ==== Finding ==== */
 
 /* The module at a path of names that ends at `end`; NULL if there is none. */
-static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, const char *path,
+static mpt__module *mpt__module_find(mpt_context *ctx, mpt__module *module, const char *path,
                                      const char *end) {
     while (module && path < end) {
         const char *dot = (const char *)memchr(path, '.', (size_t)(end - path));
@@ -24,7 +24,7 @@ static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, 
         for (int64_t i = 0; i < module->child_count && !next; i++) {
             const char *name = module->children[i].name;
             if (strncmp(name, path, length) == 0 && name[length] == '\0')
-                next = mpt__module_slot(context, module->children[i].slot);
+                next = mpt__module_slot(ctx, module->children[i].slot);
         }
         module = next;
         path += length + (dot ? 1 : 0);
@@ -34,70 +34,70 @@ static mpt__module *mpt__module_find(mpt_context *context, mpt__module *module, 
 
 /* Number in its module of the parameter at `path`; *holder is that module. -1: an error
    recorded. */
-static int64_t mpt__find_parameter(mpt_context *context, mpt__module *module, const char *path,
+static int64_t mpt__find_parameter(mpt_context *ctx, mpt__module *module, const char *path,
                                    mpt__module **holder) {
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
-    *holder = dot ? mpt__module_find(context, module, path, dot) : module;
+    *holder = dot ? mpt__module_find(ctx, module, path, dot) : module;
     for (int64_t i = 0; name && *holder && i < (*holder)->parameter_count; i++) {
         const mpt__module_parameter *row = &(*holder)->parameters[i];
         if (strcmp(row->name, name) != 0) continue;
         if (!row->owner) return i;
-        *holder = mpt__module_slot(context, row->owner);
+        *holder = mpt__module_slot(ctx, row->owner);
         return row->owner_row;
     }
-    mpt__error(context, ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
+    mpt__error(ctx, ARGUMENT, "%s has no parameter \"%s\"; mpt_summary lists them",
                module->cls.name, path ? path : "(null)");
     return -1;
 }
 
 mpt_tensor mpt_parameter(mpt_module module, const char *path) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter"), *holder;
-    if (!found) return mpt__null(context);
-    int64_t i = mpt__find_parameter(context, found, path, &holder);
-    return i < 0 ? mpt__null(context) : mpt__parameter_handle(context, holder, i);
+    if (!found) return mpt__null(ctx);
+    int64_t i = mpt__find_parameter(ctx, found, path, &holder);
+    return i < 0 ? mpt__null(ctx) : mpt__parameter_handle(ctx, holder, i);
 }
 
 mpt_tensor mpt_buffer(mpt_module module, const char *path) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_buffer");
-    if (!found) return mpt__null(context);
+    if (!found) return mpt__null(ctx);
     const char *dot = path ? strrchr(path, '.') : NULL, *name = dot ? dot + 1 : path;
-    const mpt__module *holder = dot ? mpt__module_find(context, found, path, dot) : found;
+    const mpt__module *holder = dot ? mpt__module_find(ctx, found, path, dot) : found;
     for (int i = 0; name && holder && holder->running && i < MPT__BUFFERS; i++)
         if (holder->running->buffer[i] && strcmp(mpt__buffer_names[i], name) == 0)
-            return mpt__handle(context, holder->running->buffer[i]);
-    return mpt__refuse(context, ARGUMENT, "%s has no buffer \"%s\"; mpt_summary lists them",
+            return mpt__handle(ctx, holder->running->buffer[i]);
+    return mpt__refuse(ctx, ARGUMENT, "%s has no buffer \"%s\"; mpt_summary lists them",
                        found->cls.name, path ? path : "(null)");
 }
 
 mpt_module mpt_child(mpt_module module, const char *path) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_child");
-    if (!found) return mpt__module_handle(context, NULL);
+    if (!found) return mpt__module_handle(ctx, NULL);
     const mpt__module *child =
-        path && *path ? mpt__module_find(context, found, path, path + strlen(path)) : NULL;
+        path && *path ? mpt__module_find(ctx, found, path, path + strlen(path)) : NULL;
     if (!child)
-        mpt__error(context, ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them",
-                   found->cls.name, path ? path : "(null)");
-    return mpt__module_handle(context, child);
+        mpt__error(ctx, ARGUMENT, "%s has no child \"%s\"; mpt_summary lists them", found->cls.name,
+                   path ? path : "(null)");
+    return mpt__module_handle(ctx, child);
 }
 
 /* ==== Listing ==== */
 
-static int64_t mpt__module_parameters(mpt_context *context, mpt_module module, const char *name,
+static int64_t mpt__module_parameters(mpt_context *ctx, mpt_module module, const char *name,
                                       uint32_t *list, int64_t capacity) {
-    mpt__module *found = mpt__module_at(context, module), *holder;
-    if (!found || mpt__freeze(context, found) != MPT_OK) return -1;
+    mpt__module *found = mpt__module_at(ctx, module), *holder;
+    if (!found || mpt__freeze(ctx, found) != MPT_OK) return -1;
     if (name) {
-        int64_t i = mpt__find_parameter(context, found, name, &holder);
+        int64_t i = mpt__find_parameter(ctx, found, name, &holder);
         if (i >= 0 && list && capacity > 0) list[0] = holder->parameters[i].parameter - 1;
         return i < 0 ? -1 : 1;
     }
     int64_t count = 0;
     const mpt__module_parameter *row;
     mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     for (; (row = mpt__walk_parameter(&walk)) != NULL; count++)
         if (list && count < capacity) list[count] = row->parameter - 1;
     return count;
@@ -131,29 +131,29 @@ static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
 }
 
 /* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
-static const char *mpt__relative_path(mpt_context *context, const mpt__module *module,
+static const char *mpt__relative_path(mpt_context *ctx, const mpt__module *module,
                                       const char *path) {
     if (!module->parent) return path;
-    const char *prefix = mpt__path_text(context, module->path);
+    const char *prefix = mpt__path_text(ctx, module->path);
     size_t length = strlen(prefix);
     return strncmp(path, prefix, length) == 0 && path[length] == '.' ? path + length + 1 : path;
 }
 
 mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t path_size) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__text prose = mpt__text_make(path, path_size);
     mpt__module *found = mpt__module_frozen(module, "mpt_parameter_at");
-    if (!found) return mpt__null(context);
+    if (!found) return mpt__null(ctx);
     const mpt__parameter *parameter;
     int count = 0;
     mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     for (; (parameter = mpt__walk_values(&walk)) != NULL; count++) {
         if (count != index) continue;
-        mpt__write_text(&prose, "%s", mpt__relative_path(context, found, parameter->path));
-        return mpt__handle(context, parameter->tensor);
+        mpt__write_text(&prose, "%s", mpt__relative_path(ctx, found, parameter->path));
+        return mpt__handle(ctx, parameter->tensor);
     }
-    return mpt__refuse(context, ARGUMENT, "parameter %d: the module has %d of them", index, count);
+    return mpt__refuse(ctx, ARGUMENT, "parameter %d: the module has %d of them", index, count);
 }
 
 /* ==== Modes and policies ==== */
@@ -200,89 +200,88 @@ mpt_status mpt_set_dtype_policy(mpt_module module, mpt_dtype dtype) {
 /* ==== Pure half ==== */
 
 /* The values of a parameter as fp32, in memory that the caller frees; NULL on error. *bytes > 0. */
-static float *mpt__parameter_values(mpt_context *context, const mpt__parameter *parameter,
+static float *mpt__parameter_values(mpt_context *ctx, const mpt__parameter *parameter,
                                     size_t *bytes) {
     *bytes = ((size_t)parameter->numel + 1) * sizeof(float);
-    float *values = (float *)mpt__host_new(context, *bytes);
-    if (values && mpt__read_as(context, parameter->tensor, MPT_F32, values) == MPT_OK)
-        return values;
-    mpt__host_free(context, values, *bytes);
+    float *values = (float *)mpt__host_new(ctx, *bytes);
+    if (values && mpt__read_as(ctx, parameter->tensor, MPT_F32, values) == MPT_OK) return values;
+    mpt__host_free(ctx, values, *bytes);
     return NULL;
 }
 
-static mpt_status mpt__check_half(mpt_context *context, const mpt__parameter *parameter,
+static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parameter,
                                   mpt_dtype dtype) {
     if (parameter->optimizer)
         return mpt__error(
-            context, STATE,
+            ctx, STATE,
             "parameter %s already belongs to an optimizer; call mpt_half before it is made",
             parameter->path);
     size_t bytes;
-    float *values = mpt__parameter_values(context, parameter, &bytes);
+    float *values = mpt__parameter_values(ctx, parameter, &bytes);
     float limit = (float)mpt__dtype_info[dtype].max_finite;
     for (int64_t i = 0; values && i < parameter->numel; i++) {
         if (!mpt__f32_is_finite(values[i]) || (values[i] <= limit && values[i] >= -limit)) continue;
-        mpt__error(context, NUMERIC,
+        mpt__error(ctx, NUMERIC,
                    "parameter %s: element %lld is %g, beyond the largest %D, %g; scale the weights "
                    "down, use MPT_BF16, or train with autocast instead",
                    parameter->path, i, (double)values[i], dtype, (double)limit);
         break;
     }
-    mpt__host_free(context, values, bytes);
-    return context->base.status;
+    mpt__host_free(ctx, values, bytes);
+    return ctx->base.status;
 }
 
 /* Converts a parameter into its place in another block. */
-static void mpt__move_parameter(mpt_context *context, mpt__parameter *parameter, uint32_t index,
+static void mpt__move_parameter(mpt_context *ctx, mpt__parameter *parameter, uint32_t index,
                                 int64_t offset) {
-    mpt__block *block = &context->blocks[index], *old = &context->blocks[parameter->block];
+    mpt__block *block = &ctx->blocks[index], *old = &ctx->blocks[parameter->block];
     mpt__tensor *tensor = parameter->tensor;
-    mpt__gradient_drop(context, &tensor->gradient); /* a view of the old block's */
+    mpt__gradient_drop(ctx, &tensor->gradient); /* a view of the old block's */
     mpt__tensor moved = *tensor;
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;
-    mpt__launch_copy(context, tensor, &moved, MPT__WRITE);
-    mpt__storage_retain(context, block->values);
-    context->storages[tensor->storage].live = 2;
-    context->storages[block->values].version += context->storages[tensor->storage].version + 1;
-    mpt__storage_release(context, tensor->storage);
+    mpt__launch_copy(ctx, tensor, &moved, MPT__WRITE);
+    mpt__storage_retain(ctx, block->values);
+    ctx->storages[tensor->storage].live = 2;
+    ctx->storages[block->values].version += ctx->storages[tensor->storage].version + 1;
+    mpt__storage_release(ctx, tensor->storage);
     *tensor = moved;
     parameter->block = index;
     parameter->offset = offset;
     parameter->has_grad = false;
-    old->moves = ++context->moves;
+    old->moves = ++ctx->moves;
     block->parameters++;
-    if (--old->parameters == 0) mpt__block_free(context, old);
+    if (--old->parameters == 0) mpt__block_free(ctx, old);
 }
 
 mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_half");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(ctx);
     if (dtype != MPT_F16 && dtype != MPT_BF16 && dtype != MPT_F32)
-        return mpt__error(context, DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %D", dtype);
+        return mpt__error(ctx, DTYPE, "expected MPT_F16, MPT_BF16 or MPT_F32, got %D", dtype);
     int64_t numel = 0, offset = 0, grain = mpt__block_grain(dtype);
     mpt__parameter *parameter;
     mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while ((parameter = mpt__walk_values(&walk)) != NULL) {
         numel = mpt__aligned_up(numel + parameter->numel, grain);
-        if (mpt__check_half(context, parameter, dtype) != MPT_OK) return context->base.status;
+        if (mpt__check_half(ctx, parameter, dtype) != MPT_OK) return ctx->base.status;
     }
-    uint32_t block = numel > 0 ? mpt__block_new(context, dtype) : UINT32_MAX;
-    if (block == UINT32_MAX) return context->base.status;
-    uint32_t values = mpt__storage_new(context, numel * mpt__dtype_info[dtype].bytes,
+    uint32_t block = numel > 0 ? mpt__block_new(ctx, dtype) : UINT32_MAX;
+    if (block == UINT32_MAX) return ctx->base.status;
+    uint32_t values = mpt__storage_new(ctx, numel * mpt__dtype_info[dtype].bytes,
                                        MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
-    context->blocks[block].values = values;
-    context->blocks[block].numel = numel;
-    if (!values) mpt__block_free(context, &context->blocks[block]);
-    mpt__walk_begin(&walk, context, found);
+    ctx->blocks[block].values = values;
+    ctx->blocks[block].numel = numel;
+    if (!values) mpt__block_free(ctx, &ctx->blocks[block]);
+    mpt__walk_begin(&walk, ctx, found);
     while (values && (parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt__move_parameter(context, parameter, block, offset);
+        mpt__move_parameter(ctx, parameter, block, offset);
         offset = mpt__aligned_up(offset + parameter->numel, grain);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* ==== Summary ==== */
@@ -318,14 +317,14 @@ static void mpt__summary_tensor(mpt__summary *summary, const char *text, mpt_dty
     *(buffer ? &summary->buffer_bytes : &summary->bytes) += bytes;
 }
 
-static void mpt__summary_module(mpt_context *context, mpt__summary *summary,
+static void mpt__summary_module(mpt_context *ctx, mpt__summary *summary,
                                 const mpt__module *module) {
     for (int64_t i = 0; i < module->parameter_count; i++) {
         const mpt__module_parameter *row = &module->parameters[i];
         mpt_dtype dtype = MPT_F32;
         if (row->owner) continue; /* tied: it stands in another module */
         if (row->parameter)
-            dtype = (mpt_dtype)context->blocks[context->parameters[row->parameter - 1].block].dtype;
+            dtype = (mpt_dtype)ctx->blocks[ctx->parameters[row->parameter - 1].block].dtype;
         mpt__summary_tensor(summary, row->name, dtype, &row->shape, false);
     }
     for (int i = 0; module->running && i < MPT__BUFFERS; i++) {
@@ -426,115 +425,113 @@ mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
 }
 
 /* Hash over the elements of a storage range. */
-static uint64_t mpt__hash_storage(mpt_context *context, uint64_t hash, uint32_t storage,
+static uint64_t mpt__hash_storage(mpt_context *ctx, uint64_t hash, uint32_t storage,
                                   int64_t byte_offset, int64_t bytes) {
     unsigned char piece[4096]; /* a fixed size: pieces are hashed one by one */
     for (int64_t at = 0; at < bytes; at += (int64_t)sizeof piece) {
         int64_t now = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
-        if (mpt__download(context, piece, storage, byte_offset + at, now) != MPT_OK) return 0;
+        if (mpt__download(ctx, piece, storage, byte_offset + at, now) != MPT_OK) return 0;
         hash = mpt__hash_bytes(hash, piece, (size_t)now);
     }
     return hash;
 }
 
-static uint64_t mpt__hash_tensor(mpt_context *context, uint64_t hash, const char *path,
+static uint64_t mpt__hash_tensor(mpt_context *ctx, uint64_t hash, const char *path,
                                  const mpt__tensor *tensor) {
     int64_t width = mpt__dtype_info[tensor->dtype].bytes;
     hash = mpt__hash_bytes(hash, path, strlen(path));
     for (int d = 0; d < tensor->shape.rank; d++)
         hash = mpt__hash_u64(hash, (uint64_t)tensor->shape.dim[d]);
     hash = mpt__hash_u64(hash, tensor->dtype);
-    return mpt__hash_storage(context, hash, tensor->storage, tensor->offset * width,
+    return mpt__hash_storage(ctx, hash, tensor->storage, tensor->offset * width,
                              mpt__tensor_bytes(tensor));
 }
 
 uint64_t mpt_module_hash(mpt_module module) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
     if (!found) return 0;
     uint64_t hash = 0;
     const mpt__parameter *parameter;
     mpt__buffer buffer;
     mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while ((parameter = mpt__walk_values(&walk)) != NULL)
-        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, parameter->path),
+        hash = mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, parameter->path),
                                 parameter->tensor);
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while (mpt__walk_buffer(&walk, &buffer))
-        hash = mpt__hash_tensor(context, hash, mpt__relative_path(context, found, buffer.path),
-                                buffer.tensor);
+        hash =
+            mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, buffer.path), buffer.tensor);
     return hash;
 }
 
 mpt_status mpt_module_destroy(mpt_module root) {
-    mpt_context *context = root.context;
+    mpt_context *ctx = root.context;
     mpt__module *found = mpt__module_enter(root, "mpt_module_destroy");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(ctx);
     if (found->parent)
-        return mpt__error(context, STATE, "the module is part of another one; destroy the root");
-    if (context->module)
-        return mpt__error(context, STATE, "a forward is under way; destroy modules after it");
+        return mpt__error(ctx, STATE, "the module is part of another one; destroy the root");
+    if (ctx->module)
+        return mpt__error(ctx, STATE, "a forward is under way; destroy modules after it");
     const mpt__module_parameter *row;
     mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while ((row = mpt__walk_parameter(&walk)) != NULL) {
-        if (row->parameter && context->parameters[row->parameter - 1].optimizer)
+        if (row->parameter && ctx->parameters[row->parameter - 1].optimizer)
             return mpt__error(
-                context, STATE,
-                "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
-                context->parameters[row->parameter - 1].path);
+                ctx, STATE, "parameter %s belongs to an optimizer; mpt_optimizer_destroy it first",
+                ctx->parameters[row->parameter - 1].path);
     }
-    if (mpt__ok(context)) mpt__module_end(context, found, true);
-    return context->base.status;
+    if (mpt__ok(ctx)) mpt__module_end(ctx, found, true);
+    return ctx->base.status;
 }
 
 /* ==== First values ==== */
 
 /* Sets the recipe of one parameter, and draws again if the tree is in use. */
-static mpt_status mpt__apply_init(mpt_context *context, mpt__module *module, int64_t i,
-                                  mpt_init init) {
+static mpt_status mpt__apply_init(mpt_context *ctx, mpt__module *module, int64_t i, mpt_init init) {
     module->parameters[i].init = init;
-    return module->frozen ? mpt__draw_parameter(context, module, i) : MPT_OK;
+    return module->frozen ? mpt__draw_parameter(ctx, module, i) : MPT_OK;
 }
 
 mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
-    mpt_context *context = module.context;
-    if (!mpt__enter(context, "mpt_set_init")) return mpt__status_of(context);
-    mpt__module *found = mpt__module_at(context, module), *holder;
-    if (!found || !mpt__check_init(context, init)) return context->base.status;
+    mpt_context *ctx = module.context;
+    if (!mpt__enter(ctx, "mpt_set_init")) return mpt__status_of(ctx);
+    mpt__module *found = mpt__module_at(ctx, module), *holder;
+    if (!found || !mpt__check_init(ctx, init)) return ctx->base.status;
     if (!name) {
         const mpt__module_parameter *row;
         mpt__walk walk;
-        mpt__walk_begin(&walk, context, found);
-        while ((row = mpt__walk_parameter(&walk)) != NULL && mpt__ok(context))
-            if (row->shape.rank >= 2) mpt__apply_init(context, walk.module, walk.row - 1, init);
-        return context->base.status;
+        mpt__walk_begin(&walk, ctx, found);
+        while ((row = mpt__walk_parameter(&walk)) != NULL && mpt__ok(ctx))
+            if (row->shape.rank >= 2) mpt__apply_init(ctx, walk.module, walk.row - 1, init);
+        return ctx->base.status;
     }
-    int64_t i = mpt__find_parameter(context, found, name, &holder);
-    return i < 0 ? context->base.status : mpt__apply_init(context, holder, i, init);
+    int64_t i = mpt__find_parameter(ctx, found, name, &holder);
+    return i < 0 ? ctx->base.status : mpt__apply_init(ctx, holder, i, init);
 }
 
 /* ==== Tied weights ==== */
 
 mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_enter(module, "mpt_tie"), *holder, *owner;
-    if (!found || !mpt__check_open(context, found, "ties")) return mpt__status_of(context);
-    int64_t i = mpt__find_parameter(context, found, path, &holder);
-    int64_t k = i >= 0 ? mpt__find_parameter(context, found, source, &owner) : -1;
-    if (k < 0) return context->base.status;
+    if (!found || !mpt__check_open(ctx, found, "ties")) return mpt__status_of(ctx);
+    int64_t i = mpt__find_parameter(ctx, found, path, &holder);
+    int64_t k = i >= 0 ? mpt__find_parameter(ctx, found, source, &owner) : -1;
+    if (k < 0) return ctx->base.status;
     const mpt__module_parameter *from = &owner->parameters[k];
     mpt__module_parameter *row = &holder->parameters[i];
     if (row == from)
-        return mpt__error(context, ARGUMENT, "%s and %s are one parameter already", path, source);
+        return mpt__error(ctx, ARGUMENT, "%s and %s are one parameter already", path, source);
     bool same = row->shape.rank == from->shape.rank;
     for (int d = 0; same && d < row->shape.rank; d++)
         same = row->shape.dim[d] == from->shape.dim[d];
     if (!same)
-        return mpt__error(context, SHAPE, "%s is %S, %s is %S: expected equal shapes", path,
+        return mpt__error(ctx, SHAPE, "%s is %S, %s is %S: expected equal shapes", path,
                           &row->shape, source, &from->shape);
-    const mpt__object_table *table = &context->objects[MPT__MODULE];
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
     for (int64_t m = 1; m < table->count; m++) { /* what was tied to it follows */
         const mpt__module *other = (const mpt__module *)table->rows[m].object;
         for (int64_t r = 0; other && r < other->parameter_count; r++) {

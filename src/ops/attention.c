@@ -20,18 +20,18 @@ static mpt_status mpt__no_attention_shape(mpt__frame *frame) {
 
 /* in: ids [..], weight [V, D]. index[0]: the padding row, -1 none. */
 static mpt_status mpt__embedding_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *ids = frame->in[0], *w = frame->in[1];
     int64_t padding = frame->attributes->index[0];
     if (ids->dtype != MPT_I64)
-        return mpt__error(context, DTYPE, "ids are %D: expected i64; mpt_cast them", ids->dtype);
-    if (!mpt__check_float(frame, 1)) return context->base.status;
+        return mpt__error(ctx, DTYPE, "ids are %D: expected i64; mpt_cast them", ids->dtype);
+    if (!mpt__check_float(frame, 1)) return ctx->base.status;
     if (w->shape.rank != 2 || ids->shape.rank == MPT_MAX_RANK)
-        return mpt__error(context, SHAPE,
+        return mpt__error(ctx, SHAPE,
                           "ids %S, weight %S: expected at most 7 dimensions, and [V, D]",
                           &ids->shape, &w->shape);
     if (padding < -1 || padding >= w->shape.dim[0])
-        return mpt__error(context, ARGUMENT,
+        return mpt__error(ctx, ARGUMENT,
                           "padding_index %lld: expected a row of weight %S, or -1 for none",
                           padding, &w->shape);
     frame->out_dtype[0] = (mpt_dtype)w->dtype;
@@ -59,22 +59,22 @@ static mpt_status mpt__embedding_forward(mpt__frame *frame) {
 
 /* Straight into the gradient where that is fp32. */
 static mpt_status mpt__embedding_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__access access;
     const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access), *sum = dw;
     const mpt__tensor *ids = dw ? mpt__contiguous_of(frame, frame->saved[0]) : NULL;
     const mpt__tensor *dy = ids ? mpt__rows_source(frame, frame->dy[0]) : NULL;
-    if (!dy) return context->base.status;
+    if (!dy) return ctx->base.status;
     bool wide = dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
     if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
-    if (!sum) return context->base.status;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_EMBEDDING_BACKWARD);
+    if (!sum) return ctx->base.status;
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_EMBEDDING_BACKWARD);
     launch->index[0] = frame->attributes->index[0];
     mpt__operand_ids(launch, 0, ids);
     mpt__operand_rows(launch, 1, dy, false, MPT__READ);
     mpt__operand_of(launch, 2, sum, wide ? access : MPT__WRITE);
-    mpt_status status = mpt__submit(context, launch);
-    return status != MPT_OK || wide ? status : mpt__launch_copy(context, sum, dw, access);
+    mpt_status status = mpt__submit(ctx, launch);
+    return status != MPT_OK || wide ? status : mpt__launch_copy(ctx, sum, dw, access);
 }
 
 /* ==== Attention ====
@@ -203,22 +203,22 @@ static mpt__tensor *mpt__attention_numbers_new(mpt__frame *frame, const mpt__att
 
 /* Saved: q, k, v, mask, the output, the log-sum-exp of each query. */
 static mpt_status mpt__attention_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__attention_views at = mpt__attention_split(frame, frame->in);
-    if (frame->attributes->imm[1] > 0.0 && mpt__dropout_step(context, context->now.step) != MPT_OK)
-        return context->base.status;
+    if (frame->attributes->imm[1] > 0.0 && mpt__dropout_step(ctx, ctx->now.step) != MPT_OK)
+        return ctx->base.status;
     mpt__tensor *lse = NULL, out = mpt__attention_view(frame, frame->out[0], 0, 1);
     for (int i = 0; i < 4; i++) mpt__save(frame, frame->in[i]);
     if (frame->records) {
         lse = mpt__attention_numbers_new(frame, &at);
-        if (!lse) return context->base.status;
+        if (!lse) return ctx->base.status;
         mpt__save(frame, frame->out[0]);
         mpt__save(frame, lse);
     }
     mpt__launch *launch = mpt__attention_launch(frame, MPT__K_ATTENTION, &at, frame->in[3]);
     mpt__writes(launch, 4, &out);
     if (lse) mpt__writes(launch, 5, lse);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 static mpt__launch *mpt__attention_back_launch(mpt__frame *frame, mpt__kernel kernel,
@@ -233,38 +233,37 @@ static mpt__launch *mpt__attention_back_launch(mpt__frame *frame, mpt__kernel ke
 }
 
 static mpt_status mpt__attention_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__attention_views at = mpt__attention_split(frame, frame->saved), to = at;
     mpt__tensor *delta = mpt__attention_numbers_new(frame, &at), *target[3] = {NULL, NULL, NULL};
     mpt__tensor out = mpt__attention_view(frame, frame->saved[4], 0, 1);
     mpt__tensor dout = mpt__attention_view(frame, frame->dy[0], 0, 1);
     mpt__access access[3] = {MPT__WRITE, MPT__WRITE, MPT__WRITE};
     bool packed = !frame->in[1];
-    if (!delta) return context->base.status;
-    if (frame->attributes->imm[1] > 0.0 &&
-        mpt__dropout_step(context, frame->record->step) != MPT_OK)
-        return context->base.status;
+    if (!delta) return ctx->base.status;
+    if (frame->attributes->imm[1] > 0.0 && mpt__dropout_step(ctx, frame->record->step) != MPT_OK)
+        return ctx->base.status;
     for (int i = 0; i < 3; i++)
         if (frame->in[i]) target[i] = mpt__gradient_into(frame, i, &access[i]);
-    if (!mpt__ok(context)) return context->base.status;
+    if (!mpt__ok(ctx)) return ctx->base.status;
     if (packed) target[1] = target[2] = target[0], access[1] = access[2] = access[0];
     mpt__tensor *view[3] = {&to.q, &to.k, &to.v};
     for (int i = 0; i < 3; i++)
         if (target[i])
             *view[i] = mpt__attention_view(frame, target[i], packed ? i : 0, packed ? 3 : 1);
     bool others = target[1] || target[2];
-    bool later = others && !context->backend.describe && mpt__tensor_numel(&at.k) > 0;
+    bool later = others && !ctx->backend.describe && mpt__tensor_numel(&at.k) > 0;
     mpt__launch *launch =
         mpt__attention_back_launch(frame, MPT__K_ATTENTION_DQ, &at, &dout, delta, MPT__WRITE);
     if (target[0] && !later) mpt__operand_of(launch, 7, &to.q, access[0]);
     mpt__reads(launch, 8, &out);
-    mpt_status status = mpt__submit(context, launch);
+    mpt_status status = mpt__submit(ctx, launch);
     if (status != MPT_OK || !others) return status;
     launch = mpt__attention_back_launch(frame, MPT__K_ATTENTION_DKV, &at, &dout, delta, MPT__READ);
     if (target[1]) mpt__operand_of(launch, 7, &to.k, access[1]);
     if (target[2]) mpt__operand_of(launch, 8, &to.v, access[2]);
     if (target[0] && later) mpt__operand_of(launch, 9, &to.q, access[0]);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 /* ==== Linear and cross-entropy ====
@@ -275,28 +274,28 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
 #define MPT__LOGIT_BYTES ((int64_t)32 << 20) /* of the logits that exist at a time, about */
 
 static mpt_status mpt__linear_nll_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0], *w = frame->in[1], *t = frame->in[2], *by = frame->in[3];
-    mpt_dtype low = mpt__autocast_dtype(context);
+    mpt_dtype low = mpt__autocast_dtype(ctx);
     int rank = x->shape.rank;
-    if (!mpt__check_float(frame, 0) || !mpt__check_float(frame, 1)) return context->base.status;
+    if (!mpt__check_float(frame, 0) || !mpt__check_float(frame, 1)) return ctx->base.status;
     if (t->dtype != MPT_I64)
         return mpt__error(
-            context, DTYPE,
+            ctx, DTYPE,
             "targets have dtype %D, expected i64 class numbers; mpt_cast them to MPT_I64",
             t->dtype);
     bool good = rank >= 2 && w->shape.rank == 2 && t->shape.rank == rank - 1 &&
                 x->shape.dim[rank - 1] == w->shape.dim[1];
     for (int i = 0; good && i < rank - 1; i++) good = t->shape.dim[i] == x->shape.dim[i];
     if (!good)
-        return mpt__error(context, SHAPE,
+        return mpt__error(ctx, SHAPE,
                           "input %S, weight %S, targets %S: expected [.., D], [V, D] and [..]",
                           &x->shape, &w->shape, &t->shape);
     if (by && (by->shape.rank != 1 || by->shape.dim[0] != w->shape.dim[0] ||
                by->dtype != frame->out_dtype[0]))
-        return mpt__error(context, SHAPE, "class weights %D %S: expected %D [%lld]", by->dtype,
+        return mpt__error(ctx, SHAPE, "class weights %D %S: expected %D [%lld]", by->dtype,
                           &by->shape, frame->out_dtype[0], w->shape.dim[0]);
-    if (!mpt__promotes(context) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
+    if (!mpt__promotes(ctx) && x->dtype != w->dtype) return mpt__dtype_mismatch(frame, 0, 1);
     if (x->dtype != MPT_F64) frame->compute = low;
     frame->attributes->index[1] = 1; /* rows of a sample */
     for (int i = 1; i < rank - 1; i++) frame->attributes->index[1] *= x->shape.dim[i];
@@ -380,9 +379,9 @@ static mpt_status mpt__linear_nll_divisor(mpt__frame *frame, const mpt__logit_ro
 
 /* Saved: x, weight, targets, class weights, divisor, log-sum-exp of the rows in two parts. */
 static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__logit_rows rows;
-    if (!mpt__logits_begin(frame, frame->in, &rows)) return context->base.status;
+    if (!mpt__logits_begin(frame, frame->in, &rows)) return ctx->base.status;
     bool each = frame->attributes->reduction == MPT_NONE;
     mpt_shape one = MPT_SHAPE(1), all = MPT_SHAPE(rows.all), two = MPT_SHAPE(rows.all, 2);
     mpt_dtype dtype = frame->out_dtype[0];
@@ -390,12 +389,12 @@ static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
     mpt__tensor *sums = divisor ? mpt__temporary(frame, dtype, &two) : NULL;
     mpt__tensor *unused = sums ? mpt__temporary(frame, dtype, &one) : NULL;
     if (unused && !each) losses = mpt__temporary(frame, dtype, &all);
-    if (!unused || !losses) return context->base.status;
+    if (!unused || !losses) return ctx->base.status;
     for (int i = 0; i < 4; i++) mpt__save(frame, frame->in[i]);
     mpt__save(frame, divisor);
     mpt__save(frame, sums);
     if (mpt__linear_nll_divisor(frame, &rows, each ? losses : unused, divisor) != MPT_OK)
-        return context->base.status;
+        return ctx->base.status;
     while (mpt__logits_next(frame, &rows)) {
         mpt__launch *launch = mpt__loss_launch(frame, MPT__K_CROSS_ENTROPY);
         launch->reduction = MPT_NONE;
@@ -405,15 +404,14 @@ static mpt_status mpt__linear_nll_forward(mpt__frame *frame) {
         mpt__operand_numbers(launch, 3, losses, &rows, MPT__WRITE);
         mpt__writes(launch, 4, unused);
         mpt__operand_part(launch, 5, sums, &rows, false, MPT__WRITE);
-        if (mpt__submit(context, launch) != MPT_OK) return context->base.status;
+        if (mpt__submit(ctx, launch) != MPT_OK) return ctx->base.status;
     }
-    if (each || !mpt__ok(context)) return context->base.status;
-    mpt__launch_reduce(context, MPT__FN_SUM, losses, frame->out[0], MPT__WRITE);
-    if (frame->attributes->reduction != MPT_MEAN) return context->base.status;
+    if (each || !mpt__ok(ctx)) return ctx->base.status;
+    mpt__launch_reduce(ctx, MPT__FN_SUM, losses, frame->out[0], MPT__WRITE);
+    if (frame->attributes->reduction != MPT_MEAN) return ctx->base.status;
     mpt__tensor number = *divisor;
     number.shape.rank = 0;
-    return mpt__launch_binary(context, MPT__FN_DIV, frame->out[0], &number, frame->out[0],
-                              MPT__WRITE);
+    return mpt__launch_binary(ctx, MPT__FN_DIV, frame->out[0], &number, frame->out[0], MPT__WRITE);
 }
 
 /* The logits of the rows become their gradient. */
@@ -434,40 +432,40 @@ static mpt_status mpt__logits_slopes(mpt__frame *frame, const mpt__logit_rows *r
 }
 
 static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__logit_rows rows;
     mpt__access to_x, to_w;
     const mpt__tensor *dx = mpt__gradient_into(frame, 0, &to_x);
     const mpt__tensor *dw = mpt__gradient_into(frame, 1, &to_w), *sum = dw;
     const mpt__tensor *dloss = mpt__contiguous_of(frame, frame->dy[0]);
-    if (!dloss || !mpt__logits_begin(frame, frame->saved, &rows)) return context->base.status;
+    if (!dloss || !mpt__logits_begin(frame, frame->saved, &rows)) return ctx->base.status;
     bool wide = !dw || dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
     if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
-    if (!wide && !sum) return context->base.status;
+    if (!wide && !sum) return ctx->base.status;
     mpt__access access = wide ? to_w : MPT__WRITE;
-    if (rows.all == 0 && sum && access == MPT__WRITE) mpt__launch_fill(context, sum, 0.0);
+    if (rows.all == 0 && sum && access == MPT__WRITE) mpt__launch_fill(ctx, sum, 0.0);
     while (mpt__logits_next(frame, &rows)) {
         mpt__source w;
         if (mpt__logits_slopes(frame, &rows, dloss) != MPT_OK ||
-            !mpt__gemm_source(context, rows.weight, frame->compute, &w))
-            return context->base.status;
+            !mpt__gemm_source(ctx, rows.weight, frame->compute, &w))
+            return ctx->base.status;
         mpt__launch *launch = mpt__gemm_begin(frame);
         if (dx) {
             mpt__operand_rows(launch, 0, &rows.logits, false, MPT__READ);
             mpt__linear_weight(launch, rows.weight, &w, false);
             mpt__operand_part(launch, 3, dx, &rows, false, to_x);
-            mpt__submit(context, launch);
+            mpt__submit(ctx, launch);
         }
         if (!sum) continue;
         launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, &rows.logits, true, MPT__READ);
         mpt__operand_part(launch, 1, rows.x, &rows, false, MPT__READ);
         mpt__operand_of(launch, 3, sum, access);
-        mpt__submit(context, launch);
+        mpt__submit(ctx, launch);
         access = MPT__ACCUMULATE;
     }
-    if (wide || !mpt__ok(context)) return context->base.status;
-    return mpt__launch_copy(context, sum, dw, to_w);
+    if (wide || !mpt__ok(ctx)) return ctx->base.status;
+    return mpt__launch_copy(ctx, sum, dw, to_w);
 }
 
 #endif
@@ -510,17 +508,17 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     mpt_attention_config none = mpt_attention_config_default();
     if (!config) config = &none;
     mpt_tensor in[] = {q, k, v, config->mask};
-    mpt_context *context = mpt__context_of(in, 4);
+    mpt_context *ctx = mpt__context_of(in, 4);
     double p = config->dropout;
     if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
-        return mpt__misused(context, name, ARGUMENT,
+        return mpt__misused(ctx, name, ARGUMENT,
                             "dropout %g, scale %g: expected a probability, and a finite number", p,
                             config->scale);
-    if (context && (!context->module_training || context->inference_depth)) p = 0.0;
-    bool drops = context && p > 0.0;
+    if (ctx && (!ctx->module_training || ctx->inference_depth)) p = 0.0;
+    bool drops = ctx && p > 0.0;
     mpt__attributes attributes = mpt__attention_attributes(
-        0, config->causal, p, config->scale, drops ? mpt__hash_u64(context->path_hash, 1) : 0,
-        drops ? context->now.module_calls++ : 0);
+        0, config->causal, p, config->scale, drops ? mpt__hash_u64(ctx->path_hash, 1) : 0,
+        drops ? ctx->now.module_calls++ : 0);
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
 
@@ -530,10 +528,10 @@ mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor 
     mpt_nll_config defaults = mpt_nll_config_default();
     if (!config) config = &defaults;
     mpt_tensor in[] = {x, weight, targets, config->weight};
-    mpt_context *context = mpt__context_of(in, 4);
-    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    mpt_context *ctx = mpt__context_of(in, 4);
+    if (!mpt__good_reduction(ctx, name, config->reduction, MPT_NONE)) return mpt__null(ctx);
     if (!(config->label_smoothing >= 0.0 && config->label_smoothing <= 1.0))
-        return mpt__misused(context, name, ARGUMENT, "label_smoothing %g is not in [0, 1]",
+        return mpt__misused(ctx, name, ARGUMENT, "label_smoothing %g is not in [0, 1]",
                             config->label_smoothing);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = config->ignore_index;

@@ -209,10 +209,10 @@ static mpt_status mpt__conv_compute(mpt__frame *frame, const mpt__tensor *weight
 /* ==== Waiting for a norm ==== */
 
 /* Takes what waits, as the frame of its call; mpt__waiting_end follows. */
-static void mpt__waiting_begin(mpt__frame *frame, mpt_context *context, mpt__waiting *taken) {
-    *taken = context->waiting;
-    context->waiting.out = NULL;
-    frame->context = context;
+static void mpt__waiting_begin(mpt__frame *frame, mpt_context *ctx, mpt__waiting *taken) {
+    *taken = ctx->waiting;
+    ctx->waiting.out = NULL;
+    frame->context = ctx;
     frame->op = taken->op;
     frame->n_in = 3;
     frame->in = taken->in;
@@ -220,7 +220,7 @@ static void mpt__waiting_begin(mpt__frame *frame, mpt_context *context, mpt__wai
     frame->attributes = &taken->attributes;
     frame->compute = (mpt_dtype)taken->compute;
     frame->n_temporary = 0;
-    mpt__launch_origin(context, MPT__FORWARD, taken->op);
+    mpt__launch_origin(ctx, MPT__FORWARD, taken->op);
 }
 
 static void mpt__waiting_end(mpt__frame *frame, const mpt__waiting *taken) {
@@ -231,15 +231,15 @@ static void mpt__waiting_end(mpt__frame *frame, const mpt__waiting *taken) {
         if (--held[i]->saves == 0) mpt__tensor_settle(frame->context, held[i]);
 }
 
-static MPT__COLD void mpt__run_waiting(mpt_context *context) {
-    mpt__launch filled = context->launch; /* the one that comes after */
+static MPT__COLD void mpt__run_waiting(mpt_context *ctx) {
+    mpt__launch filled = ctx->launch; /* the one that comes after */
     mpt__waiting taken;
     mpt__frame frame;
-    mpt__waiting_begin(&frame, context, &taken);
+    mpt__waiting_begin(&frame, ctx, &taken);
     mpt__conv_end end = {taken.in[2], NULL, false, false};
     mpt__conv_compute(&frame, taken.in[1], end);
     mpt__waiting_end(&frame, &taken);
-    context->launch = filled;
+    ctx->launch = filled;
 }
 
 static mpt_status mpt__conv_forward(mpt__frame *frame) {
@@ -263,29 +263,29 @@ static mpt_status mpt__conv_forward(mpt__frame *frame) {
 }
 
 static mpt_status mpt__conv_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     bool transposed = frame->op == MPT__OP_conv_transpose2d;
     int in = transposed ? 2 : 0;
     mpt__tensor dy, image[3];
     mpt__access access;
-    if (!mpt__image_in(frame, frame->dy[0], &dy)) return context->base.status;
+    if (!mpt__image_in(frame, frame->dy[0], &dy)) return ctx->base.status;
     if (frame->attributes->activation == MPT_ACTIVATION_RELU) { /* in place if nobody else reads */
         mpt__tensor y = mpt__image_view(frame->saved[2]), from = dy;
-        if (!mpt__storage_alone(context, dy.storage) &&
+        if (!mpt__storage_alone(ctx, dy.storage) &&
             !mpt__image_new(frame, &dy, (mpt_dtype)dy.dtype))
-            return context->base.status;
-        mpt__launch_binary(context, MPT__FN_RELU_BACKWARD, &y, &from, &dy, MPT__WRITE);
+            return ctx->base.status;
+        mpt__launch_binary(ctx, MPT__FN_RELU_BACKWARD, &y, &from, &dy, MPT__WRITE);
     }
     const mpt__tensor *to = mpt__gradient_into(frame, 0, &access);
     if (to) {
-        if (!mpt__conv_weight(frame, frame->saved[1], &image[1])) return context->base.status;
+        if (!mpt__conv_weight(frame, frame->saved[1], &image[1])) return ctx->base.status;
         image[2 - in] = dy;
         mpt__launch_conv(frame, transposed ? MPT__K_CONV : MPT__K_CONV_BACKWARD_INPUT, image, NULL,
                          to, access);
     }
     to = mpt__gradient_into(frame, 1, &access);
     if (to) {
-        if (!mpt__image_in(frame, frame->saved[0], &image[in])) return context->base.status;
+        if (!mpt__image_in(frame, frame->saved[0], &image[in])) return ctx->base.status;
         image[2 - in] = dy;
         mpt__launch_conv(frame, MPT__K_CONV_BACKWARD_WEIGHT, image, NULL, to, access);
     }
@@ -295,9 +295,9 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
         each.shape = dy.shape;
         each.shape.dim[0] = each.shape.dim[2] = each.shape.dim[3] = 1;
         each.stride[1] = to->stride[0];
-        mpt__launch_reduce(context, MPT__FN_SUM, &dy, &each, access);
+        mpt__launch_reduce(ctx, MPT__FN_SUM, &dy, &each, access);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 #endif
@@ -336,12 +336,12 @@ static const char *mpt__bad_conv(const mpt_conv_config *c, int op) {
 
 /* The attributes of a call, NULL config: defaults. Of one dimension the first of each pair is that
    of lines of size 1. False with an error recorded by `call`. */
-static bool mpt__conv_attributes(mpt_context *context, const char *call, int op,
+static bool mpt__conv_attributes(mpt_context *ctx, const char *call, int op,
                                  const mpt_conv_config *config, mpt__attributes *a) {
     mpt_conv_config c = config ? *config : mpt_conv_config_default();
     const char *why = mpt__bad_conv(&c, op);
     if (why) {
-        mpt__misuse(context, call, ARGUMENT, "%s", why);
+        mpt__misuse(ctx, call, ARGUMENT, "%s", why);
         return false;
     }
     if (op == MPT__OP_conv1d) {
@@ -365,10 +365,9 @@ static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_ten
     mpt_tensor in[3];
     mpt__attributes attributes;
     in[0] = x, in[1] = weight, in[2] = bias;
-    mpt_context *context = mpt__context_of(in, 3);
-    if (context && !mpt__conv_attributes(context, call, op, config, &attributes))
-        return mpt__null(context);
-    return context ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+    mpt_context *ctx = mpt__context_of(in, 3);
+    if (ctx && !mpt__conv_attributes(ctx, call, op, config, &attributes)) return mpt__null(ctx);
+    return ctx ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
 }
 
 mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,

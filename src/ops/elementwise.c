@@ -57,15 +57,15 @@ static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
 }
 
 /* out = fn(a, b), both broadcast to the shape of `out`. */
-static mpt_status mpt__launch_binary(mpt_context *context, mpt__function function,
-                                     const mpt__tensor *a, const mpt__tensor *b,
-                                     const mpt__tensor *out, mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_BINARY);
+static mpt_status mpt__launch_binary(mpt_context *ctx, mpt__function function, const mpt__tensor *a,
+                                     const mpt__tensor *b, const mpt__tensor *out,
+                                     mpt__access access) {
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_BINARY);
     launch->function = (uint8_t)function;
     mpt__operand_spread(launch, 0, a, out);
     mpt__operand_spread(launch, 1, b, out);
     mpt__operand_of(launch, 2, out, access);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
@@ -231,40 +231,39 @@ static mpt_status mpt__binary_forward(mpt__frame *frame) {
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
-static mpt_status mpt__launch_reduce(mpt_context *context, mpt__function function,
+static mpt_status mpt__launch_reduce(mpt_context *ctx, mpt__function function,
                                      const mpt__tensor *full, const mpt__tensor *part,
                                      mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_REDUCE);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
     launch->function = (uint8_t)function;
     mpt__reads(launch, 0, full);
     mpt__operand_padded(launch, 1, part, full->shape.rank, access);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 /* Gradient i is fn(a, b) in the output's shape, summed to the input's. b NULL: a alone, through a
    function of one input. */
 static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__function function,
                                           const mpt__tensor *a, const mpt__tensor *b) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     if (!mpt__wants(frame, i)) return MPT_OK;
     const mpt__tensor *dy = frame->dy[0];
     bool whole = mpt__same_shape(frame->in[i], dy);
     if (function == MPT__FN_NONE && whole) return mpt__gradient_pass(frame, i, a);
     mpt__access access;
     mpt__tensor *target = mpt__gradient_into(frame, i, &access);
-    if (!target) return context->base.status;
-    if (function == MPT__FN_NONE)
-        return mpt__launch_reduce(context, MPT__FN_SUM, a, target, access);
+    if (!target) return ctx->base.status;
+    if (function == MPT__FN_NONE) return mpt__launch_reduce(ctx, MPT__FN_SUM, a, target, access);
     const mpt__tensor *product = target;
     if (!whole) {
         product = mpt__temporary(frame, mpt__loss_dtype(frame), &dy->shape);
-        if (!product) return context->base.status;
+        if (!product) return ctx->base.status;
     }
     mpt__access first = whole ? access : MPT__WRITE;
-    mpt_status status = b ? mpt__launch_binary(context, function, a, b, product, first)
+    mpt_status status = b ? mpt__launch_binary(ctx, function, a, b, product, first)
                           : mpt__launch_unary(frame, function, a, product, first);
     if (status != MPT_OK || whole) return status;
-    return mpt__launch_reduce(context, MPT__FN_SUM, product, target, access);
+    return mpt__launch_reduce(ctx, MPT__FN_SUM, product, target, access);
 }
 
 /* Of a sum, or of a difference, whose second gradient is negative. */
@@ -393,23 +392,23 @@ MPT__DEFINE_COMPARISON(ne, ne)
 
 /* A condition, and two tensors that share a dtype or meet in fp32. */
 static mpt_status mpt__where_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *condition = frame->in[0], *a = frame->in[1], *b = frame->in[2];
     if (condition->dtype != MPT_BOOL)
-        return mpt__error(context, DTYPE, "argument 1 is %D: expected bool, as comparisons give it",
+        return mpt__error(ctx, DTYPE, "argument 1 is %D: expected bool, as comparisons give it",
                           condition->dtype);
     for (int i = 1; i < 3; i++)
-        if (mpt__input_computes(frame, i) != MPT_OK) return context->base.status;
+        if (mpt__input_computes(frame, i) != MPT_OK) return ctx->base.status;
     frame->layout = MPT__LAYOUT_KEPT;
     frame->out_dtype[0] = a->dtype == b->dtype ? (mpt_dtype)a->dtype : MPT_F32;
-    if (mpt__dtypes_meet(frame, 1, 2) != MPT_OK) return context->base.status;
+    if (mpt__dtypes_meet(frame, 1, 2) != MPT_OK) return ctx->base.status;
     mpt__tensor choice = *a;
     int misfit = mpt__broadcast_dims(a, a->shape.rank, b, b->shape.rank, &choice.shape);
     if (misfit < 0)
         misfit = mpt__broadcast_dims(condition, condition->shape.rank, &choice, choice.shape.rank,
                                      &frame->out_shape[0]);
     if (misfit < 0) return MPT_OK;
-    return mpt__error(context, SHAPE, "shapes %S, %S and %S do not broadcast", &condition->shape,
+    return mpt__error(ctx, SHAPE, "shapes %S, %S and %S do not broadcast", &condition->shape,
                       &a->shape, &b->shape);
 }
 
@@ -440,18 +439,17 @@ mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
 /* ==== Dropout ==== */
 
 /* Sets the number of forward's step, which is a part of the key that masks are drawn from. */
-static mpt_status mpt__dropout_step(mpt_context *context, int64_t step) {
-    if (context->device_step == step) return MPT_OK;
-    context->unrecorded = context->capturing;
-    mpt__scalar_set_i(context, MPT__SLOT_STEP, step);
-    context->unrecorded = false;
-    if (mpt__ok(context)) context->device_step = step;
-    return context->base.status;
+static mpt_status mpt__dropout_step(mpt_context *ctx, int64_t step) {
+    if (ctx->device_step == step) return MPT_OK;
+    ctx->unrecorded = ctx->capturing;
+    mpt__scalar_set_i(ctx, MPT__SLOT_STEP, step);
+    ctx->unrecorded = false;
+    if (mpt__ok(ctx)) ctx->device_step = step;
+    return ctx->base.status;
 }
 
-static void mpt__dropout_key(mpt__launch *launch, mpt_context *context, int64_t stream,
-                             int64_t call) {
-    launch->rng.seed = context->config.seed;
+static void mpt__dropout_key(mpt__launch *launch, mpt_context *ctx, int64_t stream, int64_t call) {
+    launch->rng.seed = ctx->config.seed;
     launch->rng.stream = (uint64_t)stream;
     launch->rng.call = (uint64_t)call;
     launch->slot[0] = MPT__SLOT_STEP;
@@ -459,14 +457,14 @@ static void mpt__dropout_key(mpt__launch *launch, mpt_context *context, int64_t 
 
 static mpt_status mpt__launch_dropout(mpt__frame *frame, int64_t step, const mpt__tensor *in,
                                       const mpt__tensor *out, mpt__access access) {
-    mpt_context *context = frame->context;
-    if (mpt__dropout_step(context, step) != MPT_OK) return context->base.status;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_DROPOUT);
+    mpt_context *ctx = frame->context;
+    if (mpt__dropout_step(ctx, step) != MPT_OK) return ctx->base.status;
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_DROPOUT);
     launch->imm[0] = frame->attributes->imm[0];
-    mpt__dropout_key(launch, context, frame->attributes->index[0], frame->attributes->index[1]);
+    mpt__dropout_key(launch, ctx, frame->attributes->index[0], frame->attributes->index[1]);
     mpt__reads(launch, 0, in);
     mpt__operand_of(launch, 1, out, access);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 static mpt_status mpt__dropout_forward(mpt__frame *frame) {

@@ -11,13 +11,13 @@
 /* A float tensor, and i64 indices of its rank, in which all dimensions but one agree; *dim is that
    one. `index` and `x` are numbers of inputs. */
 static mpt_status mpt__index_check(mpt__frame *frame, int index, int *dim) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0], *i = frame->in[index];
-    if (mpt__input_computes(frame, 0) != MPT_OK) return context->base.status;
+    if (mpt__input_computes(frame, 0) != MPT_OK) return ctx->base.status;
     if (i->dtype != MPT_I64)
-        return mpt__error(context, DTYPE, "indices are %D: expected i64", i->dtype);
-    *dim = mpt__dimension(context, (int)frame->attributes->index[0], x->shape.rank);
-    if (*dim < 0) return context->base.status;
+        return mpt__error(ctx, DTYPE, "indices are %D: expected i64", i->dtype);
+    *dim = mpt__dimension(ctx, (int)frame->attributes->index[0], x->shape.rank);
+    if (*dim < 0) return ctx->base.status;
     frame->attributes->index[0] = *dim;
     return mpt__unary_shape(frame);
 }
@@ -93,22 +93,22 @@ static mpt_status mpt__launch_gather(mpt__frame *frame, const mpt__tensor *x,
 static mpt_status mpt__launch_scatter(mpt__frame *frame, const mpt__tensor *index,
                                       const mpt__tensor *x, const mpt__tensor *start,
                                       const mpt__tensor *target, mpt__access access) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *sum = target;
     bool wide = (mpt_dtype)target->dtype == mpt__loss_dtype(frame);
     if (!wide) sum = mpt__temporary(frame, mpt__loss_dtype(frame), &target->shape);
-    if (!sum) return context->base.status;
+    if (!sum) return ctx->base.status;
     if (start)
-        mpt__launch_copy(context, start, sum, MPT__WRITE);
+        mpt__launch_copy(ctx, start, sum, MPT__WRITE);
     else if (!wide || access == MPT__WRITE)
-        mpt__launch_fill(context, sum, 0.0);
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCATTER_ADD);
+        mpt__launch_fill(ctx, sum, 0.0);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SCATTER_ADD);
     mpt__operand_indices(frame, launch, 0, index, x);
     mpt__reads(launch, 1, x);
     mpt__operand_of(launch, 2, sum, MPT__READ_WRITE);
-    mpt_status status = mpt__submit(context, launch);
+    mpt_status status = mpt__submit(ctx, launch);
     if (status != MPT_OK || wide) return status;
-    return mpt__launch_copy(context, sum, target, access);
+    return mpt__launch_copy(ctx, sum, target, access);
 }
 
 static mpt_status mpt__gather_forward(mpt__frame *frame) {

@@ -43,21 +43,21 @@ static bool mpt__fits_shape(const mpt_shape *shape, const mpt__tensor *x) {
     return fits;
 }
 
-static mpt_status mpt__check_inplace(mpt_context *context, const mpt__tensor *x,
-                                     mpt__tensor *const *in, int n_in, bool records) {
+static mpt_status mpt__check_inplace(mpt_context *ctx, const mpt__tensor *x, mpt__tensor *const *in,
+                                     int n_in, bool records) {
     bool leaf = (x->flags & MPT__LEAF) && (x->flags & MPT__REQUIRES_GRAD);
-    if (leaf && !context->no_grad_depth && !context->inference_depth)
+    if (leaf && !ctx->no_grad_depth && !ctx->inference_depth)
         return mpt__error(
-            context, STATE,
+            ctx, STATE,
             "a leaf that collects a gradient cannot be changed in place, for its gradient would "
             "belong to another value; do it between mpt_no_grad_begin and mpt_no_grad_end");
-    if (mpt__is_expanded(context, x)) return context->base.status;
+    if (mpt__is_expanded(ctx, x)) return ctx->base.status;
     for (int i = 0; i < n_in; i++)
         if (in[i] && mpt__overlaps(x, in[i]))
-            return mpt__error(context, STATE,
+            return mpt__error(ctx, STATE,
                               "argument 2 shows part of the memory that is written; mpt_clone it");
-    if (!records || mpt__storage_alone(context, x->storage)) return MPT_OK;
-    return mpt__error(context, STATE,
+    if (!records || mpt__storage_alone(ctx, x->storage)) return MPT_OK;
+    return mpt__error(ctx, STATE,
                       "the tensor shares its memory with others (it is a view, or has views), "
                       "whose history cannot follow; mpt_clone it first, or release them");
 }
@@ -65,12 +65,12 @@ static mpt_status mpt__check_inplace(mpt_context *context, const mpt__tensor *x,
 /* ==== History ==== */
 
 /* Moves a tensor's record, and its place as an input of others, to another. */
-static void mpt__history_move(mpt_context *context, mpt__tensor *from, mpt__tensor *to) {
+static void mpt__history_move(mpt_context *ctx, mpt__tensor *from, mpt__tensor *to) {
     to->record = from->record;
     to->output = from->output;
     from->record = NULL;
-    for (int64_t r = 1; r < context->record_count && from->nodes > 0; r++) {
-        mpt__record *record = context->records[r];
+    for (int64_t r = 1; r < ctx->record_count && from->nodes > 0; r++) {
+        mpt__record *record = ctx->records[r];
         for (int i = 0; record->live && i < record->n_in; i++) {
             if (record->in[i] != from) continue;
             record->in[i] = to;
@@ -81,15 +81,15 @@ static void mpt__history_move(mpt_context *context, mpt__tensor *from, mpt__tens
 }
 
 /* A tensor that stands for the value of x so far, with the history of that. NULL on error. */
-static mpt__tensor *mpt__rebase(mpt_context *context, mpt__tensor *x) {
-    mpt__tensor *old = mpt__tensor_outside(context, x, x->flags & MPT__REQUIRES_GRAD);
-    if (old) mpt__history_move(context, x, old);
+static mpt__tensor *mpt__rebase(mpt_context *ctx, mpt__tensor *x) {
+    mpt__tensor *old = mpt__tensor_outside(ctx, x, x->flags & MPT__REQUIRES_GRAD);
+    if (old) mpt__history_move(ctx, x, old);
     return old;
 }
 
 /* Whether what x gets from elsewhere ends its history. */
-static bool mpt__history_ends(const mpt_context *context, const mpt__tensor *x) {
-    return x->record && !context->no_grad_depth && !context->inference_depth;
+static bool mpt__history_ends(const mpt_context *ctx, const mpt__tensor *x) {
+    return x->record && !ctx->no_grad_depth && !ctx->inference_depth;
 }
 
 /* Runs the op's forward with x as its output. */
@@ -101,19 +101,19 @@ static mpt_status mpt__forward_into(mpt__frame *frame, mpt__tensor *x) {
 
 /* Runs an op on the inputs of its record, over x. */
 static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__tensor *old = NULL;
     mpt_status status = mpt__call_shape(frame);
-    bool ends = !frame->records && mpt__history_ends(context, x);
+    bool ends = !frame->records && mpt__history_ends(ctx, x);
     if (status == MPT_OK && !mpt__fits_shape(&frame->out_shape[0], x))
-        status = mpt__error(context, SHAPE,
-                            "the result has shape %S, which does not fit the tensor's %S",
-                            &frame->out_shape[0], &x->shape);
+        status =
+            mpt__error(ctx, SHAPE, "the result has shape %S, which does not fit the tensor's %S",
+                       &frame->out_shape[0], &x->shape);
     if (status == MPT_OK)
-        status = mpt__check_inplace(context, x, frame->in, frame->n_in, frame->records || ends);
+        status = mpt__check_inplace(ctx, x, frame->in, frame->n_in, frame->records || ends);
     if (status == MPT_OK && (frame->records || ends)) {
-        old = mpt__rebase(context, x);
-        status = context->base.status;
+        old = mpt__rebase(ctx, x);
+        status = ctx->base.status;
         for (int i = 0; old && i < frame->n_in; i++)
             if (frame->in[i] == x) frame->record->in[i] = old;
     }
@@ -121,10 +121,10 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
     mpt__call_end(frame, 1, status);
     if (!old) return status;
     if (status != MPT_OK)
-        mpt__history_move(context, old, x);
+        mpt__history_move(ctx, old, x);
     else if (ends)
         x->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
-    mpt__tensor_drop(context, old);
+    mpt__tensor_drop(ctx, old);
     return status;
 }
 
@@ -132,17 +132,16 @@ static mpt_status mpt__run_inplace(mpt__frame *frame, mpt__tensor *x) {
 static mpt_tensor mpt__apply_inplace(const char *name, int op, mpt_tensor x, const mpt_tensor *in,
                                      int n_in, mpt__attributes *attributes) {
     mpt__frame frame;
-    mpt_context *context = mpt__context_of(in, n_in);
-    if (!context) context = x.context;
-    if (!mpt__enter(context, name)) return mpt__null(context);
-    mpt__tensor *to = mpt__at(context, x, "argument 1");
-    if (!to || !mpt__call_begin(&frame, context, op, n_in, 1, attributes))
-        return mpt__null(context);
-    if (!mpt__find_inputs(context, in, n_in, n_in, frame.record->in)) {
-        mpt__record_spare(context, frame.record);
-        return mpt__null(context);
+    mpt_context *ctx = mpt__context_of(in, n_in);
+    if (!ctx) ctx = x.context;
+    if (!mpt__enter(ctx, name)) return mpt__null(ctx);
+    mpt__tensor *to = mpt__at(ctx, x, "argument 1");
+    if (!to || !mpt__call_begin(&frame, ctx, op, n_in, 1, attributes)) return mpt__null(ctx);
+    if (!mpt__find_inputs(ctx, in, n_in, n_in, frame.record->in)) {
+        mpt__record_spare(ctx, frame.record);
+        return mpt__null(ctx);
     }
-    return mpt__run_inplace(&frame, to) == MPT_OK ? x : mpt__null(context);
+    return mpt__run_inplace(&frame, to) == MPT_OK ? x : mpt__null(ctx);
 }
 
 /* ==== The functions ==== */

@@ -13,19 +13,19 @@ static bool mpt__check_float(mpt__frame *frame, int i) {
                        i + 1, dtype);
 }
 
-static bool mpt__good_reduction(mpt_context *context, const char *name, mpt_reduction reduction,
+static bool mpt__good_reduction(mpt_context *ctx, const char *name, mpt_reduction reduction,
                                 mpt_reduction last) {
     if (reduction >= MPT_MEAN && reduction <= last) return true;
-    mpt__misuse(context, name, ARGUMENT, "reduction %d is none of MPT_MEAN .. %s", (int)reduction,
+    mpt__misuse(ctx, name, ARGUMENT, "reduction %d is none of MPT_MEAN .. %s", (int)reduction,
                 last == MPT_NONE ? "MPT_NONE" : "MPT_BATCH_MEAN");
     return false;
 }
 
 /* `expected`: "above 0", "0 or more" or "a number". */
-static bool mpt__good_number(mpt_context *context, const char *name, const char *what, double value,
+static bool mpt__good_number(mpt_context *ctx, const char *name, const char *what, double value,
                              const char *expected) {
     bool good = *expected == '0' ? value >= 0.0 : expected[1] == 'b' ? value > 0.0 : value == value;
-    if (!good) mpt__misuse(context, name, ARGUMENT, "%s %g is not %s", what, value, expected);
+    if (!good) mpt__misuse(ctx, name, ARGUMENT, "%s %g is not %s", what, value, expected);
     return good;
 }
 
@@ -41,10 +41,10 @@ static mpt__attributes mpt__pair_attributes(int required, int gradients, double 
 
 static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in, int n_in,
                                   mpt__attributes *attributes, mpt_reduction reduction) {
-    mpt_context *context = mpt__context_of(in, n_in);
+    mpt_context *ctx = mpt__context_of(in, n_in);
     bool batch_mean = op == MPT__OP_kl_div || op == MPT__OP_soft_targets;
-    if (!mpt__good_reduction(context, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
-        return mpt__null(context);
+    if (!mpt__good_reduction(ctx, name, reduction, batch_mean ? MPT_BATCH_MEAN : MPT_NONE))
+        return mpt__null(ctx);
     attributes->reduction = (uint8_t)reduction;
     return mpt__apply1(name, op, in, n_in, attributes);
 }
@@ -53,11 +53,11 @@ static mpt_tensor mpt__apply_pair(const char *name, int op, const mpt_tensor *in
 
 /* in: [N, C] or [C]; targets [N] or 0-d; class weights [C] or none. imm[0]: label smoothing. */
 static mpt_status mpt__nll_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0], *t = frame->in[1], *w = frame->in[2];
-    if (!mpt__check_float(frame, 0)) return context->base.status;
+    if (!mpt__check_float(frame, 0)) return ctx->base.status;
     if (t->dtype != MPT_I64)
-        return mpt__error(context, DTYPE,
+        return mpt__error(ctx, DTYPE,
                           "targets have dtype %D, expected i64 class numbers; mpt_cast them to "
                           "MPT_I64, or set mpt_fit_config.loss to one of numbers",
                           t->dtype);
@@ -65,15 +65,14 @@ static mpt_status mpt__nll_shape(mpt__frame *frame) {
                 (x->shape.rank == 1 && t->shape.rank == 0);
     if (!good)
         return mpt__error(
-            context, SHAPE,
-            "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target", &x->shape,
-            &t->shape);
+            ctx, SHAPE, "input %S and targets %S: expected [N, C] and [N], or [C] and a 0-d target",
+            &x->shape, &t->shape);
     int64_t classes = x->shape.dim[x->shape.rank - 1];
     if (w && (w->shape.rank != 1 || w->shape.dim[0] != classes || w->dtype != frame->out_dtype[0]))
-        return mpt__error(context, SHAPE, "weight %D %S: expected %D [%lld]", w->dtype, &w->shape,
+        return mpt__error(ctx, SHAPE, "weight %D %S: expected %D [%lld]", w->dtype, &w->shape,
                           frame->out_dtype[0], classes);
     if (!(frame->attributes->imm[0] >= 0.0 && frame->attributes->imm[0] <= 1.0))
-        return mpt__error(context, ARGUMENT, "label_smoothing %g is not in [0, 1]",
+        return mpt__error(ctx, ARGUMENT, "label_smoothing %g is not in [0, 1]",
                           frame->attributes->imm[0]);
     frame->out_shape[0].rank = 0;
     if (frame->attributes->reduction == MPT_NONE) mpt__shape_copy(&frame->out_shape[0], &t->shape);
@@ -226,7 +225,7 @@ static mpt_tensor mpt__soft_cross_entropy(const char *name, mpt_tensor logits, m
    rows of a sample, or -1. */
 static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const mpt__tensor *x,
                                    const mpt__tensor *t) {
-    mpt_context *context = in[0].context;
+    mpt_context *ctx = in[0].context;
     mpt_shape order = x->shape, rows = MPT_SHAPE(0, 0);
     int rank = x->shape.rank;
     bool fits = t->shape.rank == rank - 1;
@@ -238,7 +237,7 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
         if (i > 0) positions *= t->shape.dim[i];
     }
     if (!fits) {
-        mpt__refuse(context, SHAPE, "input %S and targets %S: expected [N, C, d1..] and [N, d1..]",
+        mpt__refuse(ctx, SHAPE, "input %S and targets %S: expected [N, C, d1..] and [N, d1..]",
                     &x->shape, &t->shape);
         return -1;
     }
@@ -256,16 +255,16 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
                                  const mpt_nll_config *config) {
     if (!config) config = &mpt__nll_defaults;
     mpt_tensor in[] = {input, targets, config->weight};
-    mpt_context *context = mpt__context_of(in, 3);
-    if (!mpt__good_reduction(context, name, config->reduction, MPT_NONE)) return mpt__null(context);
+    mpt_context *ctx = mpt__context_of(in, 3);
+    if (!mpt__good_reduction(ctx, name, config->reduction, MPT_NONE)) return mpt__null(ctx);
     double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
-    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
+    const mpt__tensor *x = ctx ? mpt__live(ctx, input) : NULL;
     bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
-    const mpt__tensor *t = context && !plain ? mpt__live(context, targets) : NULL;
+    const mpt__tensor *t = ctx && !plain ? mpt__live(ctx, targets) : NULL;
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
                     mpt__dtype_info[t->dtype].is_float && x->shape.rank > 0;
     bool folds = !probable && x && t && x->shape.rank > 2;
-    if ((probable || folds) && !mpt__enter(context, name)) return mpt__null(context);
+    if ((probable || folds) && !mpt__enter(ctx, name)) return mpt__null(ctx);
     if (probable && smoothing >= 0.0 && smoothing <= 1.0)
         return mpt__soft_cross_entropy(name, input, targets, x->shape, config);
     mpt_shape each;
@@ -275,10 +274,10 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if (folds) {
         each = t->shape;
         positions = mpt__fold_positions(&spares, in, x, t);
-        if (positions < 0) return mpt__null(context);
+        if (positions < 0) return mpt__null(ctx);
     }
     mpt__frame frame;
-    mpt_tensor loss = mpt__null(context);
+    mpt_tensor loss = mpt__null(ctx);
     if (mpt__apply_begin(&frame, name, op, in, 3, 2)) {
         *frame.attributes = mpt__no_attributes; /* one copied here would wait for its own stores */
         frame.attributes->index[0] = config->ignore_index;
@@ -286,7 +285,7 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
         frame.attributes->reduction = (uint8_t)config->reduction;
         frame.attributes->required = 2;
         frame.attributes->imm[0] = smoothing;
-        loss = mpt__handle(context, mpt__call_run(&frame));
+        loss = mpt__handle(ctx, mpt__call_run(&frame));
     }
     if (!folds) return loss;
     if (config->reduction == MPT_NONE) loss = mpt_reshape(mpt__spare(&spares, loss), each);
@@ -413,8 +412,8 @@ static mpt_tensor mpt__apply_number_pair(const char *name, int op, mpt_tensor in
     mpt_tensor in[] = {input, target};
     mpt__attributes attributes =
         mpt__pair_attributes(2, op == MPT__OP_hinge_embedding_loss ? 1 : 2, number, 0.0);
-    mpt_context *context = mpt__context_of(in, 2);
-    if (!mpt__good_number(context, name, what, number, good)) return mpt__null(context);
+    mpt_context *ctx = mpt__context_of(in, 2);
+    if (!mpt__good_number(ctx, name, what, number, good)) return mpt__null(ctx);
     /* With a beta of 0 smooth_l1_loss is l1_loss, not 0 / 0. */
     if (op == MPT__OP_smooth_l1_loss && !(number > 0.0))
         attributes.index[0] = (int)MPT__FN_L1 - (int)MPT__FN_SMOOTH_L1;
@@ -466,10 +465,10 @@ mpt_tensor mpt_gaussian_nll_loss(mpt_tensor input, mpt_tensor target, mpt_tensor
                                  bool full, double eps, mpt_reduction reduction) {
     static const char name[] = "mpt_gaussian_nll_loss";
     mpt_tensor in[] = {input, target, variance};
-    mpt_context *context = mpt__context_of(in, 3);
-    if (!mpt__good_number(context, name, "eps", eps, "0 or more")) return mpt__null(context);
-    const mpt__tensor *x = context ? mpt__live(context, input) : NULL;
-    const mpt__tensor *v = context ? mpt__live(context, variance) : NULL;
+    mpt_context *ctx = mpt__context_of(in, 3);
+    if (!mpt__good_number(ctx, name, "eps", eps, "0 or more")) return mpt__null(ctx);
+    const mpt__tensor *x = ctx ? mpt__live(ctx, input) : NULL;
+    const mpt__tensor *v = ctx ? mpt__live(ctx, variance) : NULL;
     mpt__spares spares;
     spares.count = 0;
     if (x && v && v->shape.rank == x->shape.rank - 1) {
@@ -533,25 +532,24 @@ mpt_tensor mpt_multi_margin_loss(mpt_tensor input, mpt_tensor targets, int p, do
     mpt__spares spares;
     mpt_tensor in[4];
     in[0] = input, in[1] = targets, in[2] = weight;
-    mpt_context *context = mpt__context_of(in, 3);
+    mpt_context *ctx = mpt__context_of(in, 3);
     spares.count = 0;
-    if (!mpt__good_reduction(context, name, reduction, MPT_NONE) ||
-        !mpt__good_number(context, name, "margin", margin, "a number") ||
-        !mpt__enter(context, name))
-        return mpt__null(context);
-    const mpt__tensor *x = mpt__at(context, input, "argument 1");
-    const mpt__tensor *t = x ? mpt__at(context, targets, "argument 2") : NULL;
+    if (!mpt__good_reduction(ctx, name, reduction, MPT_NONE) ||
+        !mpt__good_number(ctx, name, "margin", margin, "a number") || !mpt__enter(ctx, name))
+        return mpt__null(ctx);
+    const mpt__tensor *x = mpt__at(ctx, input, "argument 1");
+    const mpt__tensor *t = x ? mpt__at(ctx, targets, "argument 2") : NULL;
     const mpt__tensor *w =
-        t && (weight.context || weight.slot) ? mpt__at(context, weight, "argument 5") : NULL;
-    if (!t || !mpt__ok(context)) return mpt__null(context);
+        t && (weight.context || weight.slot) ? mpt__at(ctx, weight, "argument 5") : NULL;
+    if (!t || !mpt__ok(ctx)) return mpt__null(ctx);
     bool fits = x->shape.rank == 2 && t->shape.rank == 1 && t->shape.dim[0] == x->shape.dim[0] &&
                 (!w || (w->shape.rank == 1 && w->shape.dim[0] == x->shape.dim[1]));
     if (!fits)
         return mpt__refuse(
-            context, SHAPE,
+            ctx, SHAPE,
             "input %S and targets %S: expected [N, C] and [N], and a weight [C] or none", &x->shape,
             &t->shape);
-    if (p != 1 && p != 2) return mpt__refuse(context, ARGUMENT, "p = %d: expected 1 or 2", p);
+    if (p != 1 && p != 2) return mpt__refuse(ctx, ARGUMENT, "p = %d: expected 1 or 2", p);
     mpt_shape column = MPT_SHAPE(x->shape.dim[0], 1);
     mpt_tensor by_row[2];
     by_row[0] = input;
@@ -586,19 +584,19 @@ static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_te
 /* Begins such a call: checks that the tensors have one shape, and makes halves fp32. */
 static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, int n) {
     static const char *const argument[] = {"argument 1", "argument 2", "argument 3"};
-    mpt_context *context = mpt__context_of(in, n);
+    mpt_context *ctx = mpt__context_of(in, n);
     const mpt__tensor *first = NULL;
     spares->count = 0;
-    if (!mpt__enter(context, name)) return false;
+    if (!mpt__enter(ctx, name)) return false;
     for (int i = 0; i < n; i++) {
-        const mpt__tensor *x = mpt__at(context, in[i], argument[i]);
+        const mpt__tensor *x = mpt__at(ctx, in[i], argument[i]);
         if (!x) return false;
         if (i == 0) first = x;
         if (!mpt__dtype_computes((mpt_dtype)x->dtype))
-            return mpt__reject(context, DTYPE, "%s has dtype %D, expected a float dtype",
-                               argument[i], x->dtype);
+            return mpt__reject(ctx, DTYPE, "%s has dtype %D, expected a float dtype", argument[i],
+                               x->dtype);
         if (x->shape.rank == 0 || !mpt__same_shape(x, first))
-            return mpt__reject(context, SHAPE,
+            return mpt__reject(ctx, SHAPE,
                                "%s is %S: expected equal shapes of one dimension or more",
                                argument[i], &x->shape);
     }
@@ -633,10 +631,9 @@ mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps
     mpt__spares spares;
     mpt_tensor in[2], of[3];
     in[0] = a, in[1] = b;
-    mpt_context *context = mpt__context_of(in, 2);
-    if (!mpt__good_number(context, name, "eps", eps, "above 0") ||
-        !mpt__vectors(&spares, name, in, 2))
-        return mpt__null(context);
+    mpt_context *ctx = mpt__context_of(in, 2);
+    if (!mpt__good_number(ctx, name, "eps", eps, "above 0") || !mpt__vectors(&spares, name, in, 2))
+        return mpt__null(ctx);
     mpt__products(&spares, in, dim, of);
     mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, 0.0);
     return mpt__spares_end(

@@ -196,19 +196,18 @@ static bool mpt__activation_keeps_input(mpt_activation activation) {
 }
 
 static mpt_status mpt__linear_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt_activation activation = (mpt_activation)frame->attributes->activation;
     const mpt__tensor *x = mpt__rows_source(frame, frame->in[0]), *bias = frame->in[2];
     mpt__source w;
-    if (!x || !mpt__gemm_source(context, frame->in[1], frame->compute, &w))
-        return context->base.status;
+    if (!x || !mpt__gemm_source(ctx, frame->in[1], frame->compute, &w)) return ctx->base.status;
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, frame->in[1]);
     bool split = frame->records && mpt__activation_keeps_input(activation);
     mpt__tensor *before = frame->out[0];
     if (split) {
         before = mpt__temporary(frame, frame->out_dtype[0], &frame->out_shape[0]);
-        if (!before) return context->base.status;
+        if (!before) return ctx->base.status;
         mpt__save(frame, before);
     } else if (activation != MPT_ACTIVATION_NONE) {
         mpt__save(frame, frame->out[0]);
@@ -219,7 +218,7 @@ static mpt_status mpt__linear_forward(mpt__frame *frame) {
     mpt__linear_weight(launch, frame->in[1], &w, true);
     if (bias) mpt__operand_matrix(launch, 2, bias, rows->shape[0], 0, false, MPT__READ);
     mpt__operand_rows(launch, 3, before, false, MPT__WRITE);
-    mpt_status status = mpt__submit(context, launch);
+    mpt_status status = mpt__submit(ctx, launch);
     if (status != MPT_OK || !split) return status;
     return mpt__launch_unary(frame, mpt__activation_function(activation, false), before,
                              frame->out[0], MPT__WRITE);
@@ -243,50 +242,49 @@ static const mpt__tensor *mpt__linear_inner(mpt__frame *frame, const mpt__tensor
 }
 
 static mpt_status mpt__linear_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *dy = mpt__linear_inner(frame, mpt__rows_source(frame, frame->dy[0]));
-    if (!dy) return context->base.status;
+    if (!dy) return ctx->base.status;
     mpt__access access;
     mpt__launch *launch;
     const mpt__tensor *dx = mpt__gradient_into(frame, 0, &access);
     if (dx) {
         mpt__source w;
-        if (!mpt__gemm_source(context, frame->saved[1], frame->compute, &w))
-            return context->base.status;
+        if (!mpt__gemm_source(ctx, frame->saved[1], frame->compute, &w)) return ctx->base.status;
         launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__linear_weight(launch, frame->saved[1], &w, false);
         mpt__operand_rows(launch, 3, dx, false, access);
-        mpt__submit(context, launch);
+        mpt__submit(ctx, launch);
     }
     const mpt__tensor *dw = mpt__gradient_into(frame, 1, &access);
     if (dw) {
         const mpt__tensor *x = mpt__rows_source(frame, frame->saved[0]);
-        if (!x) return context->base.status;
+        if (!x) return ctx->base.status;
         launch = mpt__gemm_begin(frame);
         mpt__operand_rows(launch, 0, dy, true, MPT__READ);
         mpt__operand_rows(launch, 1, x, false, MPT__READ);
         mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
-        mpt__submit(context, launch);
+        mpt__submit(ctx, launch);
     }
     const mpt__tensor *db = mpt__gradient_into(frame, 2, &access);
     if (db) {
-        launch = mpt__launch_begin(context, MPT__K_REDUCE);
+        launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
         launch->function = MPT__FN_SUM;
         const mpt__operand *rows = mpt__operand_rows(launch, 0, dy, false, MPT__READ);
         mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
         if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
-        mpt__submit(context, launch);
+        mpt__submit(ctx, launch);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 mpt_tensor mpt_linear(mpt_tensor x, mpt_tensor weight, mpt_tensor bias, mpt_activation activation) {
     mpt_tensor in[] = {x, weight, bias};
-    mpt_context *context = mpt__context_of(in, 3);
+    mpt_context *ctx = mpt__context_of(in, 3);
     if (activation < MPT_ACTIVATION_NONE || activation > MPT_ACTIVATION_SIGMOID)
-        return mpt__misused(context, "mpt_linear", ARGUMENT,
-                            "activation %d is none of mpt_activation", (int)activation);
+        return mpt__misused(ctx, "mpt_linear", ARGUMENT, "activation %d is none of mpt_activation",
+                            (int)activation);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.activation = (uint8_t)activation;
     attributes.required = 2;

@@ -76,40 +76,39 @@ static bool mpt__norm_residual(mpt__frame *frame, int i) {
 
 #ifndef MPTRAIN_NO_ATTENTION
 static mpt_status mpt__row_norm_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
     int64_t dims = frame->attributes->index[0];
-    if (!mpt__norm_begin(frame, 1)) return context->base.status;
+    if (!mpt__norm_begin(frame, 1)) return ctx->base.status;
     int rank = x->shape.rank;
     if (dims < 1 || dims > rank)
-        return mpt__error(context, ARGUMENT,
-                          "%lld dimensions to normalise over: input %S has 1 to %d", dims,
-                          &x->shape, rank);
+        return mpt__error(ctx, ARGUMENT, "%lld dimensions to normalise over: input %S has 1 to %d",
+                          dims, &x->shape, rank);
     for (int i = MPT__NORM_WEIGHT; i <= MPT__NORM_BIAS; i++)
-        if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return context->base.status;
+        if (!mpt__norm_argument(frame, i, rank - (int)dims, rank)) return ctx->base.status;
     mpt__norm_residual(frame, MPT__NORM_MORE);
-    return context->base.status;
+    return ctx->base.status;
 }
 #endif
 
 #ifndef MPTRAIN_NO_CONV
 static mpt_status mpt__channel_norm_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
-    if (!mpt__norm_begin(frame, 2)) return context->base.status;
+    if (!mpt__norm_begin(frame, 2)) return ctx->base.status;
     int64_t channels = x->shape.dim[1], groups = frame->attributes->index[0];
     for (int i = MPT__NORM_WEIGHT; i < frame->n_in && i < MPT__NORM_RESIDUAL; i++)
-        if (!mpt__norm_argument(frame, i, 1, 2)) return context->base.status;
-    if (!mpt__norm_residual(frame, MPT__NORM_RESIDUAL)) return context->base.status;
+        if (!mpt__norm_argument(frame, i, 1, 2)) return ctx->base.status;
+    if (!mpt__norm_residual(frame, MPT__NORM_RESIDUAL)) return ctx->base.status;
     if (frame->op == MPT__OP_group_norm) {
         if (groups < 1 || channels % groups != 0)
-            return mpt__error(context, ARGUMENT,
+            return mpt__error(ctx, ARGUMENT,
                               "%lld groups do not divide the %lld channels of input %S", groups,
                               channels, &x->shape);
     } else if (!frame->in[MPT__NORM_MORE] != !frame->in[MPT__NORM_MORE + 1]) {
-        return mpt__error(context, ARGUMENT, "expected mean and variance, or neither");
+        return mpt__error(ctx, ARGUMENT, "expected mean and variance, or neither");
     } else if (!frame->in[MPT__NORM_MORE] && channels > 0 && mpt__tensor_numel(x) / channels == 1) {
-        return mpt__error(context, SHAPE,
+        return mpt__error(ctx, SHAPE,
                           "input %S has one value for each channel: a batch has no variance; use "
                           "larger batches, or mpt_eval",
                           &x->shape);
@@ -201,7 +200,7 @@ static mpt__launch *mpt__normalise_launch(mpt__frame *frame, mpt__kernel kernel,
 }
 
 static mpt_status mpt__normalise_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__tensor *const *in = frame->in, *more[2] = {NULL, NULL}, *variance = NULL;
     const mpt__tensor *x = in[0], *dense[4] = {NULL, NULL, NULL, NULL}, *residual = NULL;
     bool rows = mpt__norm_of_rows(frame), batch = frame->op == MPT__OP_batch_norm;
@@ -211,24 +210,24 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     if (rows || mpt__inner_stride(x) < 0) x = mpt__contiguous_of(frame, x);
     mpt__tensor *const added = rows ? more[0] : frame->n_in > MPT__NORM_RESIDUAL ? in[5] : NULL;
     if (x && added) residual = mpt__lying_as(frame, added, x);
-    if (!x || (added && !residual)) return context->base.status;
+    if (!x || (added && !residual)) return ctx->base.status;
     for (int i = 0; i < 4; i++) {
         mpt__tensor *from = i < 2 ? in[MPT__NORM_WEIGHT + i] : given ? more[i - 2] : NULL;
         dense[i] = from ? mpt__contiguous_of(frame, from) : NULL;
-        if (from && !dense[i]) return context->base.status;
+        if (from && !dense[i]) return ctx->base.status;
     }
     mpt__tensor *mean = NULL, *rstd = mpt__norm_statistic(frame);
     if (rstd && !given && frame->op != MPT__OP_rms_norm && !(mean = mpt__norm_statistic(frame)))
-        return context->base.status;
+        return ctx->base.status;
     if (rstd && batch && !given && frame->attributes->index[1])
-        if (!(variance = mpt__norm_statistic(frame))) return context->base.status;
-    if (!rstd) return context->base.status;
+        if (!(variance = mpt__norm_statistic(frame))) return ctx->base.status;
+    if (!rstd) return ctx->base.status;
     mpt__save(frame, rows && residual ? frame->out[1] : in[0]);
     mpt__save(frame, in[MPT__NORM_WEIGHT]);
     mpt__save(frame, given ? more[0] : mean);
     mpt__save(frame, rstd);
     if (batch && frame->attributes->index[2]) mpt__save(frame, frame->out[0]);
-    if (!batch && mpt__recomputes(context)) mpt__save(frame, in[MPT__NORM_BIAS]);
+    if (!batch && mpt__recomputes(ctx)) mpt__save(frame, in[MPT__NORM_BIAS]);
     if (!rows) mpt__lie_as(frame->out[0], x);
     if (mpt__tensor_numel(x) == 0) return MPT_OK;
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM, given);
@@ -243,14 +242,14 @@ static mpt_status mpt__normalise_forward(mpt__frame *frame) {
     mpt__writes(launch, 7, rstd);
     if (given) mpt__reads(launch, 8, dense[3]);
     if (variance) mpt__writes(launch, 8, variance);
-    mpt_status status = mpt__submit(context, launch);
+    mpt_status status = mpt__submit(ctx, launch);
     if (status != MPT_OK || !variance) return status;
     MPT__PLAIN_FLOATS;
     double n = (double)mpt__tensor_numel(x) / (double)x->shape.dim[1];
     mpt__batch_statistics measured = {(uint32_t)frame->attributes->index[1], mean, variance,
                                       n / (n - 1.0)};
-    mpt__tell(context, MPT__BATCH_MEASURED, &measured);
-    return context->base.status;
+    mpt__tell(ctx, MPT__BATCH_MEASURED, &measured);
+    return ctx->base.status;
 }
 
 /* Gradients of weight and bias of an empty batch. */
@@ -262,7 +261,7 @@ static mpt_status mpt__norm_nothing(mpt__frame *frame, mpt__tensor *const into[2
 }
 
 static mpt_status mpt__normalise_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     bool rows = mpt__norm_of_rows(frame), residual = frame->n_out > 1;
     bool given = frame->op == MPT__OP_batch_norm && frame->in[MPT__NORM_MORE];
     const mpt__tensor *x = frame->saved[MPT__NORM_SUM], *dy = frame->dy[0], *extra = NULL;
@@ -281,7 +280,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     if (relu && x) extra = mpt__lying_as(frame, frame->saved[MPT__NORM_OUT], x);
     mpt__access access[4] = {MPT__WRITE, MPT__WRITE, MPT__WRITE, MPT__WRITE};
     mpt__tensor *dx = NULL, *rest = NULL, *into[2];
-    if (!x || (relu && !extra)) return context->base.status;
+    if (!x || (relu && !extra)) return ctx->base.status;
     if (!residual) {
         dx = mpt__gradient_into(frame, 0, &access[2]);
         if (dx && access[2] == MPT__WRITE && !rows) mpt__lie_as(dx, x);
@@ -293,7 +292,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     }
     for (int i = 0; i < 2; i++)
         into[i] = mpt__gradient_into(frame, MPT__NORM_WEIGHT + i, &access[i]);
-    if (!mpt__ok(context)) return context->base.status;
+    if (!mpt__ok(ctx)) return ctx->base.status;
     if (mpt__tensor_numel(x) == 0) return mpt__norm_nothing(frame, into, access);
     mpt__launch *launch = mpt__normalise_launch(frame, MPT__K_NORM_BACKWARD, given);
     mpt__norm_operand(frame, launch, 0, x, MPT__READ);
@@ -306,7 +305,7 @@ static mpt_status mpt__normalise_backward(mpt__frame *frame) {
     if (rest) mpt__norm_operand(frame, launch, 9, rest, access[3]);
     for (int i = 0; i < 2; i++)
         if (into[i]) mpt__operand_of(launch, 7 + i, into[i], access[i]);
-    mpt_status status = mpt__submit(context, launch);
+    mpt_status status = mpt__submit(ctx, launch);
     if (!residual || !dx || status != MPT_OK) return status;
     status = mpt__gradient_pass(frame, 0, dx);
     return status == MPT_OK ? mpt__gradient_pass(frame, MPT__NORM_MORE, dx) : status;
@@ -364,21 +363,21 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
     mpt_tensor in[4];
     mpt__frame frame;
     in[0] = x, in[1] = weight, in[2] = bias, in[3] = residual;
-    mpt_context *context = mpt__context_of(in, 4);
+    mpt_context *ctx = mpt__context_of(in, 4);
     mpt__attributes attributes = mpt__norm_attributes(dims, eps);
-    if (sum) *sum = mpt__null(context);
-    if (!mpt__enter(context, name)) return mpt__null(context);
-    if (!sum) return mpt__refuse(context, ARGUMENT, "there is no place for the sum");
-    if (!mpt__at(context, x, "argument 1") || !mpt__at(context, residual, "argument 2") ||
-        !mpt__call_begin(&frame, context, op, 4, 2, &attributes))
-        return mpt__null(context);
-    if (!mpt__find_inputs(context, in, 4, 1, frame.record->in)) {
-        mpt__record_spare(context, frame.record);
-        return mpt__null(context);
+    if (sum) *sum = mpt__null(ctx);
+    if (!mpt__enter(ctx, name)) return mpt__null(ctx);
+    if (!sum) return mpt__refuse(ctx, ARGUMENT, "there is no place for the sum");
+    if (!mpt__at(ctx, x, "argument 1") || !mpt__at(ctx, residual, "argument 2") ||
+        !mpt__call_begin(&frame, ctx, op, 4, 2, &attributes))
+        return mpt__null(ctx);
+    if (!mpt__find_inputs(ctx, in, 4, 1, frame.record->in)) {
+        mpt__record_spare(ctx, frame.record);
+        return mpt__null(ctx);
     }
-    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(context);
-    *sum = mpt__handle(context, frame.out[1]);
-    return mpt__handle(context, frame.out[0]);
+    if (mpt__norm_run_both(&frame) != MPT_OK) return mpt__null(ctx);
+    *sum = mpt__handle(ctx, frame.out[1]);
+    return mpt__handle(ctx, frame.out[0]);
 }
 
 mpt_tensor mpt_add_layer_norm(mpt_tensor x, mpt_tensor residual, int dims, mpt_tensor weight,
@@ -427,31 +426,30 @@ enum { MPT__POOL_COUNTS_PADDING = 1, MPT__POOL_ADAPTIVE = 2, MPT__POOL_CEILING =
 #define MPT__POOL_MOST (INT64_C(1) << 30) /* of all these numbers */
 
 static mpt_status mpt__pooling_shape(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
     const int64_t *a = frame->attributes->index;
     if (x->shape.rank != 4)
-        return mpt__error(context, SHAPE, "input %S: expected [N, C, H, W]", &x->shape);
+        return mpt__error(ctx, SHAPE, "input %S: expected [N, C, H, W]", &x->shape);
     mpt__shape_copy(&frame->out_shape[0], &x->shape);
     for (int d = 0; d < 2; d++) {
         int64_t in = x->shape.dim[2 + d], window = a[d], step = a[2 + d], padding = a[4 + d];
         bool adaptive = a[6] & MPT__POOL_ADAPTIVE;
         if (window < 1 || window > MPT__POOL_MOST ||
             (!adaptive && (step < 1 || step > MPT__POOL_MOST)))
-            return mpt__error(context, ARGUMENT,
+            return mpt__error(ctx, ARGUMENT,
                               "window or output size %lld, step %lld: expected 1 to 2^30", window,
                               step);
         if (!adaptive && (padding < 0 || padding > window / 2))
-            return mpt__error(context, ARGUMENT,
-                              "padding %lld: expected 0 to half the window of %lld", padding,
-                              window);
+            return mpt__error(ctx, ARGUMENT, "padding %lld: expected 0 to half the window of %lld",
+                              padding, window);
         bool ceiling = !adaptive && (a[6] & MPT__POOL_CEILING);
         int64_t room = in + 2 * padding - window + (ceiling ? step - 1 : 0);
         int64_t out = adaptive ? window : room / step + 1;
         if (ceiling && (out - 1) * step >= in + padding) out--; /* it would begin in the padding */
         if ((!adaptive && room < 0) || in < 1 || in > MPT__POOL_MOST ||
             in * x->shape.dim[2] > INT32_MAX)
-            return mpt__error(context, SHAPE,
+            return mpt__error(ctx, SHAPE,
                               "input %S with a window of %lld and padding of %lld: no output, or "
                               "more than 2^31 - 1 places in an image",
                               &x->shape, window, padding);

@@ -152,21 +152,21 @@ static mpt__tensor *mpt__elements_new(mpt__frame *frame) {
 
 /* The logarithm of the sum of exp(x), the maximum set apart where it is finite. */
 static mpt_status mpt__logsumexp_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
     mpt__tensor *most = mpt__unreduced_new(frame), *total = most ? mpt__unreduced_new(frame) : NULL;
     mpt__tensor *each = total ? mpt__elements_new(frame) : NULL;
-    if (!each) return context->base.status;
+    if (!each) return ctx->base.status;
     mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, total);
-    mpt__launch_reduce(context, MPT__FN_MAX, x, most, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_MAX, x, most, MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_FINITE, most, most, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_EXP_DIFFERENCE, x, most, each, MPT__WRITE);
-    mpt__launch_reduce(context, MPT__FN_SUM, each, total, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_EXP_DIFFERENCE, x, most, each, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_SUM, each, total, MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_LOG, total, total, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_ADD, total, most, total, MPT__WRITE);
-    return mpt__launch_copy(context, total, &out, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_ADD, total, most, total, MPT__WRITE);
+    return mpt__launch_copy(ctx, total, &out, MPT__WRITE);
 }
 
 /* dx = dy softmax(x) */
@@ -189,37 +189,37 @@ static mpt_status mpt__var_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__var_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
     bool root = frame->row->function == MPT__FN_SQRT;
     mpt__tensor *mean = mpt__unreduced_new(frame), *sum = mean ? mpt__unreduced_new(frame) : NULL;
     mpt__tensor *each = sum ? mpt__elements_new(frame) : NULL;
-    if (!each) return context->base.status;
+    if (!each) return ctx->base.status;
     mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, mean);
     mpt__save(frame, root ? sum : NULL);
-    mpt__launch_reduce(context, MPT__FN_MEAN, x, mean, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
-    mpt__launch_reduce(context, MPT__FN_SUM, each, sum, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_MEAN, x, mean, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_SUM, each, sum, MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, sum, sum, MPT__WRITE);
     if (root) mpt__launch_unary(frame, MPT__FN_SQRT, sum, sum, MPT__WRITE);
-    return mpt__launch_copy(context, sum, &out, MPT__WRITE);
+    return mpt__launch_copy(ctx, sum, &out, MPT__WRITE);
 }
 
 /* dx = 2 dy (x - mean) / (n - correction); of the root y that / 2 y, or 0 where y is 0. */
 static mpt_status mpt__var_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *root = frame->saved[2];
     mpt__tensor *factor = mpt__unreduced_new(frame);
     mpt__tensor *each = factor ? mpt__elements_new(frame) : NULL;
-    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    if (!each || !mpt__dx_into(frame)) return ctx->base.status;
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
-    mpt__launch_binary(context, root ? MPT__FN_RATIO : MPT__FN_ADD, root ? root : &dy, &dy, factor,
+    mpt__launch_binary(ctx, root ? MPT__FN_RATIO : MPT__FN_ADD, root ? root : &dy, &dy, factor,
                        MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, factor, factor, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_SUB, frame->saved[0], frame->saved[1], each, MPT__WRITE);
-    return mpt__launch_binary(context, MPT__FN_MUL, each, factor, frame->dx, frame->access);
+    mpt__launch_binary(ctx, MPT__FN_SUB, frame->saved[0], frame->saved[1], each, MPT__WRITE);
+    return mpt__launch_binary(ctx, MPT__FN_MUL, each, factor, frame->dx, frame->access);
 }
 
 static mpt_status mpt__norm_shape(mpt__frame *frame) {
@@ -234,44 +234,44 @@ static mpt_status mpt__norm_shape(mpt__frame *frame) {
 }
 
 static mpt_status mpt__norm_forward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
     bool square = frame->attributes->imm[0] == 2.0, sum = frame->attributes->imm[0] == 1.0;
     mpt__tensor *y = mpt__unreduced_new(frame), *each = y ? mpt__elements_new(frame) : NULL;
-    if (!each) return context->base.status;
+    if (!each) return ctx->base.status;
     mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
     mpt__save(frame, frame->in[0]);
     mpt__save(frame, y);
     if (square)
-        mpt__launch_binary(context, MPT__FN_MUL, x, x, each, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_MUL, x, x, each, MPT__WRITE);
     else
         mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
-    mpt__launch_reduce(context, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
+    mpt__launch_reduce(ctx, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
     if (square) mpt__launch_unary(frame, MPT__FN_SQRT, y, y, MPT__WRITE);
-    return mpt__launch_copy(context, y, &out, MPT__WRITE);
+    return mpt__launch_copy(ctx, y, &out, MPT__WRITE);
 }
 
 /* dx = dy sign(x); dy x / y; dy sign(x) / k for the k elements that are the largest. */
 static mpt_status mpt__norm_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->saved[0], *y = frame->saved[1];
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
     mpt__tensor *factor = mpt__unreduced_new(frame), *each = NULL;
-    if (!factor || !mpt__dx_into(frame)) return context->base.status;
+    if (!factor || !mpt__dx_into(frame)) return ctx->base.status;
     if (frame->attributes->imm[0] == 1.0)
-        return mpt__launch_binary(context, MPT__FN_ABS_BACKWARD, x, &dy, frame->dx, frame->access);
+        return mpt__launch_binary(ctx, MPT__FN_ABS_BACKWARD, x, &dy, frame->dx, frame->access);
     if (frame->attributes->imm[0] == 2.0) {
-        mpt__launch_binary(context, MPT__FN_RATIO, y, &dy, factor, MPT__WRITE);
-        return mpt__launch_binary(context, MPT__FN_MUL, x, factor, frame->dx, frame->access);
+        mpt__launch_binary(ctx, MPT__FN_RATIO, y, &dy, factor, MPT__WRITE);
+        return mpt__launch_binary(ctx, MPT__FN_MUL, x, factor, frame->dx, frame->access);
     }
     each = mpt__elements_new(frame);
-    if (!each) return context->base.status;
+    if (!each) return ctx->base.status;
     mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_EQUAL, each, y, each, MPT__WRITE);
-    mpt__launch_reduce(context, MPT__FN_SUM, each, factor, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_RATIO, factor, &dy, factor, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_ABS_BACKWARD, x, each, each, MPT__WRITE);
-    return mpt__launch_binary(context, MPT__FN_MUL, each, factor, frame->dx, frame->access);
+    mpt__launch_binary(ctx, MPT__FN_EQUAL, each, y, each, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_SUM, each, factor, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_RATIO, factor, &dy, factor, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_ABS_BACKWARD, x, each, each, MPT__WRITE);
+    return mpt__launch_binary(ctx, MPT__FN_MUL, each, factor, frame->dx, frame->access);
 }
 
 static mpt_status mpt__prod_forward(mpt__frame *frame) {
@@ -282,20 +282,20 @@ static mpt_status mpt__prod_forward(mpt__frame *frame) {
 /* Each element gets the product of the others: of a product with one zero only that zero gets
    anything, of one with more of them none does. */
 static mpt_status mpt__prod_backward(mpt__frame *frame) {
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->saved[0];
     mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
     mpt__tensor *factor = mpt__unreduced_new(frame);
     mpt__tensor *zeros = factor ? mpt__unreduced_new(frame) : NULL;
     mpt__tensor *each = zeros ? mpt__elements_new(frame) : NULL;
-    if (!each || !mpt__dx_into(frame)) return context->base.status;
+    if (!each || !mpt__dx_into(frame)) return ctx->base.status;
     mpt__launch_unary(frame, MPT__FN_ONE_FOR_ZERO, x, each, MPT__WRITE);
-    mpt__launch_reduce(context, MPT__FN_PROD, each, factor, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_MUL, factor, &dy, factor, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_PROD, each, factor, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_MUL, factor, &dy, factor, MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_NOT, x, each, MPT__WRITE);
-    mpt__launch_reduce(context, MPT__FN_SUM, each, zeros, MPT__WRITE);
-    mpt__launch_binary(context, MPT__FN_PROD_SHARE, x, zeros, each, MPT__WRITE);
-    return mpt__launch_binary(context, MPT__FN_KEEP, each, factor, frame->dx, frame->access);
+    mpt__launch_reduce(ctx, MPT__FN_SUM, each, zeros, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_PROD_SHARE, x, zeros, each, MPT__WRITE);
+    return mpt__launch_binary(ctx, MPT__FN_KEEP, each, factor, frame->dx, frame->access);
 }
 
 #define MPT__DEFINE_REDUCTION(id) \
@@ -384,20 +384,20 @@ mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
 MPT__BEGIN_COLD
 /* Within a step or scope ops count, so that a captured step counts, too, and what they make on the
    way dies with it; elsewhere the host counts. */
-mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count) {
-    if (!mpt__enter(context, "mpt_arange")) return mpt__null(context);
+mpt_tensor mpt_arange(mpt_context *ctx, mpt_dtype dtype, int64_t count) {
+    if (!mpt__enter(ctx, "mpt_arange")) return mpt__null(ctx);
     if (count < 0 || count > INT64_MAX / 16)
-        return mpt__refuse(context, ARGUMENT, "count %lld is negative or beyond 2^59", count);
+        return mpt__refuse(ctx, ARGUMENT, "count %lld is negative or beyond 2^59", count);
     mpt_tensor counted;
-    if (context->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
-        counted = mpt_cumsum(mpt_ones(context, MPT_F32, MPT_SHAPE(count)), 0);
+    if (ctx->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
+        counted = mpt_cumsum(mpt_ones(ctx, MPT_F32, MPT_SHAPE(count)), 0);
         counted = mpt_cast(mpt_add_scalar_(counted, -1.0), MPT_I64);
     } else {
-        int64_t *values = (int64_t *)mpt__host_array(context, count + 1, sizeof *values);
-        if (!values) return mpt__null(context);
+        int64_t *values = (int64_t *)mpt__host_array(ctx, count + 1, sizeof *values);
+        if (!values) return mpt__null(ctx);
         for (int64_t i = 0; i < count; i++) values[i] = i;
-        counted = mpt_from(context, MPT_I64, MPT_SHAPE(count), values);
-        mpt__host_free(context, values, (size_t)(count + 1) * sizeof *values);
+        counted = mpt_from(ctx, MPT_I64, MPT_SHAPE(count), values);
+        mpt__host_free(ctx, values, (size_t)(count + 1) * sizeof *values);
     }
     if (dtype == MPT_I64) return counted;
     mpt_tensor cast = mpt_cast(counted, dtype);

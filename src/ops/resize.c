@@ -70,29 +70,29 @@ static mpt_status mpt__interpolate_backward(mpt__frame *frame) {
 MPT__BEGIN_COLD
 
 /* What was asked for as attributes of the op; false with an error recorded if it makes no sense. */
-static bool mpt__interpolate_attributes(mpt_context *context, const mpt_shape *size, double scale,
+static bool mpt__interpolate_attributes(mpt_context *ctx, const mpt_shape *size, double scale,
                                         mpt_interpolation mode, bool align_corners,
                                         mpt__attributes *attributes) {
     MPT__PLAIN_FLOATS;
     bool sized = size->rank == 2, scaled = size->rank == 0 && scale > 0.0;
     *attributes = mpt__no_attributes;
 #ifdef MPTRAIN_NO_CONV
-    return mpt__reject(context, UNSUPPORTED, "built without interpolation (MPTRAIN_NO_CONV)");
+    return mpt__reject(ctx, UNSUPPORTED, "built without interpolation (MPTRAIN_NO_CONV)");
 #endif
     for (int i = 0; i < 2 && sized; i++) {
         sized = size->dim[i] >= 1;
         attributes->index[i] = size->dim[i];
     }
     if (!sized && !scaled)
-        return mpt__reject(context, ARGUMENT,
+        return mpt__reject(ctx, ARGUMENT,
                            "size %S, scale %g: expected MPT_SHAPE(height, width), or MPT_SCALAR "
                            "and a scale above 0",
                            size, scale);
     if (mode != MPT_NEAREST && mode != MPT_BILINEAR)
-        return mpt__reject(context, ARGUMENT, "mode %d is neither MPT_NEAREST nor MPT_BILINEAR",
+        return mpt__reject(ctx, ARGUMENT, "mode %d is neither MPT_NEAREST nor MPT_BILINEAR",
                            (int)mode);
     if (align_corners && mode == MPT_NEAREST)
-        return mpt__reject(context, ARGUMENT, "MPT_NEAREST has no corners to align");
+        return mpt__reject(ctx, ARGUMENT, "MPT_NEAREST has no corners to align");
     attributes->index[2] = mode == MPT_NEAREST ? MPT__RESIZE_NEAREST
                            : align_corners     ? MPT__RESIZE_CORNERS
                                                : MPT__RESIZE_CENTERS;

@@ -460,12 +460,12 @@ static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int 
 /* More tensors than a record holds are joined in groups. stacks: along a new dimension. */
 static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
                             bool stacks) {
-    mpt_context *context = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
+    mpt_context *ctx = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
     mpt_tensor group[MPT__MAX_INPUTS];
     int in_group = 0;
-    for (int i = 0; i < count && context; i++) {
+    for (int i = 0; i < count && ctx; i++) {
         if (!tensors[i].context && !tensors[i].slot)
-            return mpt__misused(context, name, HANDLE, "argument %d is a null handle", i + 1);
+            return mpt__misused(ctx, name, HANDLE, "argument %d is a null handle", i + 1);
         group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
         if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes = mpt__no_attributes;
@@ -473,7 +473,7 @@ static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int cou
         group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
         in_group = 1;
     }
-    return context ? group[0] : mpt__null(NULL);
+    return ctx ? group[0] : mpt__null(NULL);
 }
 
 mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {

@@ -28,20 +28,20 @@ struct mpt_op_call {
     mpt_tensor slot[MPT__CALL_KINDS][MPT__CALL_SLOTS];
 };
 
-mpt_op mpt_op_register(mpt_context *context, const mpt_op_class *cls, void *user) {
-    if (!mpt__enter(context, "mpt_op_register")) return mpt__op_handle(context, NULL);
+mpt_op mpt_op_register(mpt_context *ctx, const mpt_op_class *cls, void *user) {
+    if (!mpt__enter(ctx, "mpt_op_register")) return mpt__op_handle(ctx, NULL);
     bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
                 cls->n_inputs <= MPT__MAX_INPUTS && cls->n_outputs >= 1 &&
                 cls->n_outputs <= MPT__MAX_OUTPUTS;
     mpt__op *op = NULL;
     if (!good)
-        mpt__error(context, ARGUMENT,
+        mpt__error(ctx, ARGUMENT,
                    "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
                    (int)MPT__MAX_INPUTS, (int)MPT__MAX_OUTPUTS);
     else
-        op = (mpt__op *)mpt__object_make(context, MPT__USER_OP, sizeof *op);
+        op = (mpt__op *)mpt__object_make(ctx, MPT__USER_OP, sizeof *op);
     if (op) op->cls = *cls, op->user = user;
-    return mpt__op_handle(context, op);
+    return mpt__op_handle(ctx, op);
 }
 
 /* ==== Calls of the user's functions ==== */
@@ -62,13 +62,13 @@ static mpt_status mpt__call_set(mpt_op_call *call, const char *name, int kind, i
                                 mpt_tensor value) {
     mpt_tensor *slot = mpt__call_slot(call, name, kind, index);
     if (!call) return MPT_ERROR_ARGUMENT;
-    mpt_context *context = call->frame->context;
+    mpt_context *ctx = call->frame->context;
     bool backward = kind == MPT__CALL_GRADIENT;
     if (slot && call->backward != backward)
-        mpt__error(context, STATE, "to be called in %s only", backward ? "backward" : "forward");
-    else if (slot && mpt__at(context, value, backward ? "gradient" : "value"))
+        mpt__error(ctx, STATE, "to be called in %s only", backward ? "backward" : "forward");
+    else if (slot && mpt__at(ctx, value, backward ? "gradient" : "value"))
         *slot = value;
-    return context->base.status;
+    return ctx->base.status;
 }
 
 static mpt_tensor mpt__call_null(const mpt_op_call *call) {
@@ -78,13 +78,13 @@ static mpt_tensor mpt__call_null(const mpt_op_call *call) {
 mpt_tensor mpt_op_input(mpt_op_call *call, int index) {
     if (!mpt__call_slot(call, "mpt_op_input", MPT__CALL_GRADIENT, index))
         return mpt__call_null(call);
-    mpt_context *context = call->frame->context;
+    mpt_context *ctx = call->frame->context;
     const mpt__tensor *input = call->frame->in[index];
     if (!input)
-        return mpt__refuse(context, HANDLE, "input %d of op %s is a null handle", index,
+        return mpt__refuse(ctx, HANDLE, "input %d of op %s is a null handle", index,
                            call->op->cls.name);
-    if (input->handle && input->storage) return mpt__handle(context, input);
-    return mpt__refuse(context, STATE,
+    if (input->handle && input->storage) return mpt__handle(ctx, input);
+    return mpt__refuse(ctx, STATE,
                        "input %d of op %s is gone in backward; mpt_op_save it in forward", index,
                        call->op->cls.name);
 }
@@ -105,9 +105,9 @@ mpt_tensor mpt_op_saved(mpt_op_call *call, int index) {
 mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
     if (!mpt__call_slot(call, "mpt_op_output_grad", MPT__CALL_OUTPUT, index))
         return mpt__call_null(call);
-    mpt_context *context = call->frame->context;
+    mpt_context *ctx = call->frame->context;
     const mpt__tensor *dy = call->frame->dy[index];
-    return dy ? mpt__handle(context, mpt__tensor_alias(context, dy)) : mpt__null(context);
+    return dy ? mpt__handle(ctx, mpt__tensor_alias(ctx, dy)) : mpt__null(ctx);
 }
 
 mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient) {
@@ -128,141 +128,139 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *
 }
 
 /* The user's status, or the sticky one; a failure without a message gets one. */
-static mpt_status mpt__user_status(mpt_context *context, const mpt__op *op, const char *call,
+static mpt_status mpt__user_status(mpt_context *ctx, const mpt__op *op, const char *call,
                                    mpt_status status) {
-    context->base.op = call; /* not the last one that the user's function made */
-    if (!mpt__ok(context) || status == MPT_OK) return context->base.status;
-    return mpt__error_of(context, status, "op %s reported: %s", op->cls.name,
-                         mpt_status_name(status));
+    ctx->base.op = call; /* not the last one that the user's function made */
+    if (!mpt__ok(ctx) || status == MPT_OK) return ctx->base.status;
+    return mpt__error_of(ctx, status, "op %s reported: %s", op->cls.name, mpt_status_name(status));
 }
 
 static mpt_status mpt__user_backward(mpt__frame *frame) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = frame->context;
+    mpt_context *ctx = frame->context;
     mpt__op *op =
-        (mpt__op *)mpt__object_slot(context, MPT__USER_OP, (uint32_t)frame->attributes->index[0]);
+        (mpt__op *)mpt__object_slot(ctx, MPT__USER_OP, (uint32_t)frame->attributes->index[0]);
     mpt_op_call call;
     mpt__user_call_begin(&call, frame, op, true);
     /* Saved tensors and gradients live in slots whose handles may have ended: show them as
        views. */
-    if (mpt_scope_begin(context) != MPT_OK) return context->base.status;
+    if (mpt_scope_begin(ctx) != MPT_OK) return ctx->base.status;
     for (int i = 0; i < MPT__MAX_SAVED; i++) {
         const mpt__tensor *saved = frame->saved[i];
         if (!saved) continue;
-        call.slot[MPT__CALL_SAVED][i] = mpt__handle(context, mpt__tensor_alias(context, saved));
+        call.slot[MPT__CALL_SAVED][i] = mpt__handle(ctx, mpt__tensor_alias(ctx, saved));
     }
     mpt_status status =
-        mpt__user_status(context, op, "mpt_backward", op->cls.backward(&call, op->user));
+        mpt__user_status(ctx, op, "mpt_backward", op->cls.backward(&call, op->user));
     for (int i = 0; i < frame->n_in && status == MPT_OK; i++) {
         mpt_tensor given = call.slot[MPT__CALL_GRADIENT][i];
         if (given.slot == 0 || !mpt__wants(frame, i)) continue;
-        const mpt__tensor *gradient = mpt__at(context, given, "gradient");
+        const mpt__tensor *gradient = mpt__at(ctx, given, "gradient");
         if (!gradient) break;
         if (!mpt__same_shape(gradient, frame->in[i])) {
-            status = mpt__error(context, SHAPE, "op %s gave input %d a gradient %S, expected %S",
+            status = mpt__error(ctx, SHAPE, "op %s gave input %d a gradient %S, expected %S",
                                 op->cls.name, i, &gradient->shape, &frame->in[i]->shape);
             break;
         }
         status = mpt__gradient_pass(frame, i, gradient);
     }
-    if (mpt__ok(context)) mpt_scope_end(context);
-    return context->base.status;
+    if (mpt__ok(ctx)) mpt_scope_end(ctx);
+    return ctx->base.status;
 }
 
 /* Casts inputs as the class asks; the casts are ops of their own and carry gradients. */
-static void mpt__user_cast_inputs(mpt_context *context, const mpt__op *op, const mpt_tensor *in,
+static void mpt__user_cast_inputs(mpt_context *ctx, const mpt__op *op, const mpt_tensor *in,
                                   int n_in, mpt_tensor *cast) {
-    mpt_dtype low = mpt__autocast_dtype(context);
+    mpt_dtype low = mpt__autocast_dtype(ctx);
     mpt_dtype want = op->cls.autocast == MPT_AUTOCAST_LOW ? low : MPT_F32;
     bool region = low != MPT_F32 && op->cls.autocast != MPT_AUTOCAST_INPUT;
     for (int i = 0; i < n_in; i++) {
         cast[i] = in[i];
-        const mpt__tensor *tensor = region ? mpt__live(context, in[i]) : NULL;
+        const mpt__tensor *tensor = region ? mpt__live(ctx, in[i]) : NULL;
         mpt_dtype dtype = tensor ? (mpt_dtype)tensor->dtype : want;
         if (mpt__dtype_computes(dtype) && dtype != want) cast[i] = mpt_cast(in[i], want);
     }
-    context->base.op = "mpt_op_apply";
+    ctx->base.op = "mpt_op_apply";
 }
 
 /* Before a forward of the user's, which may call others: their nesting has a limit. */
-static bool mpt__user_forward_begin(mpt_context *context, const char *name) {
-    if (context->forward_depth == MPT__MAX_DEPTH) {
-        mpt__error(context, STATE, "forward of %s runs in itself or nests deeper than %d calls",
-                   name, MPT__MAX_DEPTH);
+static bool mpt__user_forward_begin(mpt_context *ctx, const char *name) {
+    if (ctx->forward_depth == MPT__MAX_DEPTH) {
+        mpt__error(ctx, STATE, "forward of %s runs in itself or nests deeper than %d calls", name,
+                   MPT__MAX_DEPTH);
         return false;
     }
-    context->forward_depth++;
+    ctx->forward_depth++;
     return true;
 }
 
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = frame->context;
-    if (!mpt__user_forward_begin(context, op->cls.name)) return context->base.status;
+    mpt_context *ctx = frame->context;
+    if (!mpt__user_forward_begin(ctx, op->cls.name)) return ctx->base.status;
     for (int i = 0; i < frame->n_in; i++)
         if (frame->in[i]) frame->in[i]->saves++;
-    int depth = context->no_grad_depth++;
-    mpt__user_status(context, op, "mpt_op_apply", op->cls.forward(call, op->user));
-    context->forward_depth--;
-    context->no_grad_depth = depth; /* forward may have cleared an error */
+    int depth = ctx->no_grad_depth++;
+    mpt__user_status(ctx, op, "mpt_op_apply", op->cls.forward(call, op->user));
+    ctx->forward_depth--;
+    ctx->no_grad_depth = depth; /* forward may have cleared an error */
     for (int i = 0; i < frame->n_in; i++) {
         if (!frame->in[i]) continue;
         if (!frame->in[i]->handle)
-            mpt__error(context, STATE, "op %s ended its input %d", op->cls.name, i);
+            mpt__error(ctx, STATE, "op %s ended its input %d", op->cls.name, i);
         frame->in[i]->saves--;
-        mpt__tensor_settle(context, frame->in[i]);
+        mpt__tensor_settle(ctx, frame->in[i]);
     }
-    if (!mpt__ok(context)) return context->base.status;
+    if (!mpt__ok(ctx)) return ctx->base.status;
     for (int i = 0; i < frame->n_out; i++) {
         mpt_tensor output = call->slot[MPT__CALL_OUTPUT][i];
         if (output.slot == 0)
-            return mpt__error(context, STATE, "op %s did not set output %d", op->cls.name, i);
-        const mpt__tensor *value = mpt__at(context, output, "output");
-        if (!value) return context->base.status;
-        frame->out[i] = mpt__tensor_alias(context, value);
-        if (!frame->out[i]) return context->base.status;
+            return mpt__error(ctx, STATE, "op %s did not set output %d", op->cls.name, i);
+        const mpt__tensor *value = mpt__at(ctx, output, "output");
+        if (!value) return ctx->base.status;
+        frame->out[i] = mpt__tensor_alias(ctx, value);
+        if (!frame->out[i]) return ctx->base.status;
     }
     for (int i = 0; i < MPT__MAX_SAVED; i++) {
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
-        mpt__save(frame, saved.slot ? mpt__at(context, saved, "saved tensor") : NULL);
+        mpt__save(frame, saved.slot ? mpt__at(ctx, saved, "saved tensor") : NULL);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
-    mpt_context *context = op.context;
-    if (out) mpt__outputs_null(context, out, n_out);
+    mpt_context *ctx = op.context;
+    if (out) mpt__outputs_null(ctx, out, n_out);
     mpt__op *found = mpt__op_enter(op, "mpt_op_apply");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(ctx);
     if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
-        return mpt__error(context, ARGUMENT, "op %s takes %d inputs and %d outputs, got %d and %d",
+        return mpt__error(ctx, ARGUMENT, "op %s takes %d inputs and %d outputs, got %d and %d",
                           found->cls.name, found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
     mpt_tensor cast[MPT__MAX_INPUTS];
-    mpt__user_cast_inputs(context, found, in, n_in, cast);
+    mpt__user_cast_inputs(ctx, found, in, n_in, cast);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = (int64_t)op.slot;
     mpt__frame frame;
     mpt__zero(frame);
-    if (!mpt__ok(context) ||
-        !mpt__call_begin(&frame, context, MPT__OP_user, n_in, n_out, &attributes))
-        return context->base.status;
+    if (!mpt__ok(ctx) || !mpt__call_begin(&frame, ctx, MPT__OP_user, n_in, n_out, &attributes))
+        return ctx->base.status;
     frame.compute = MPT_F32;
     mpt_op_call call;
     mpt__user_call_begin(&call, &frame, found, false);
     mpt_status status = MPT_ERROR_HANDLE;
-    if (mpt__find_inputs(context, cast, n_in, 0, frame.record->in) && mpt__check_inputs(&frame)) {
+    if (mpt__find_inputs(ctx, cast, n_in, 0, frame.record->in) && mpt__check_inputs(&frame)) {
         frame.records = frame.records && found->cls.backward;
         status = mpt__user_run(&frame, found, &call);
     }
     mpt__record_call(&frame, n_out, status);
     for (int i = 0; i < n_out; i++) {
         if (status == MPT_OK)
-            out[i] = mpt__handle(context, frame.out[i]);
+            out[i] = mpt__handle(ctx, frame.out[i]);
         else if (frame.out[i])
-            mpt__tensor_drop(context, frame.out[i]);
+            mpt__tensor_drop(ctx, frame.out[i]);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 #endif

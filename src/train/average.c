@@ -32,29 +32,29 @@ MPT__HANDLES(ema, MPT__EMA)
 
 /* ==== Making and destroying ==== */
 
-static void mpt__ema_free(mpt_context *context, void *object) {
+static void mpt__ema_free(mpt_context *ctx, void *object) {
     mpt__ema *ema = (mpt__ema *)object;
     for (int i = 0; i < ema->parts; i++) {
-        mpt__storage_forget(context, &ema->part[i].average);
-        mpt__storage_forget(context, &ema->part[i].backup);
+        mpt__storage_forget(ctx, &ema->part[i].average);
+        mpt__storage_forget(ctx, &ema->part[i].backup);
     }
-    mpt__room_free(context, ema->part, ema->capacity);
-    mpt__scalar_free(context, ema->seen_slot);
-    mpt__scalar_free(context, ema->count_slot);
+    mpt__room_free(ctx, ema->part, ema->capacity);
+    mpt__scalar_free(ctx, ema->seen_slot);
+    mpt__scalar_free(ctx, ema->count_slot);
 }
 
 /* Whether the module lives and mpt_half took no parameters from where they were. */
-static bool mpt__ema_lives(const mpt_context *context, const mpt__ema *ema) {
-    const mpt__object *row = &context->objects[MPT__MODULE].rows[ema->module.slot];
+static bool mpt__ema_lives(const mpt_context *ctx, const mpt__ema *ema) {
+    const mpt__object *row = &ctx->objects[MPT__MODULE].rows[ema->module.slot];
     bool lives = row->object && row->generation == ema->module.generation;
     for (int i = 0; i < ema->parts; i++)
-        lives = lives && context->blocks[ema->part[i].block].moves == ema->part[i].moves;
+        lives = lives && ctx->blocks[ema->part[i].block].moves == ema->part[i].moves;
     return lives;
 }
 
 /* Lets the parts cover a parameter, and none between that other modules have. */
-static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__parameter *parameter) {
-    const mpt__block *block = &context->blocks[parameter->block];
+static void mpt__ema_cover(mpt_context *ctx, mpt__ema *ema, const mpt__parameter *parameter) {
+    const mpt__block *block = &ctx->blocks[parameter->block];
     mpt__ema_part *part = ema->parts > 0 ? &ema->part[ema->parts - 1] : NULL;
     if (part && part->block == parameter->block &&
         mpt__aligned_up(part->first + part->count, mpt__block_grain((mpt_dtype)block->dtype)) ==
@@ -62,7 +62,7 @@ static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__param
         part->count = parameter->offset + parameter->numel - part->first;
         return;
     }
-    if (!mpt__room(context, ema->part, ema->capacity, ema->parts + 1)) return;
+    if (!mpt__room(ctx, ema->part, ema->capacity, ema->parts + 1)) return;
     part = &ema->part[ema->parts++];
     mpt__zero(*part);
     part->block = parameter->block, part->moves = block->moves;
@@ -70,37 +70,37 @@ static void mpt__ema_cover(mpt_context *context, mpt__ema *ema, const mpt__param
 }
 
 /* Copies between the values of a part, at `values`, and another storage of it. */
-static mpt_status mpt__ema_move(mpt_context *context, const mpt__ema_part *part, uint32_t other,
+static mpt_status mpt__ema_move(mpt_context *ctx, const mpt__ema_part *part, uint32_t other,
                                 bool average, bool to_values) {
-    const mpt__block *block = &context->blocks[part->block];
+    const mpt__block *block = &ctx->blocks[part->block];
     mpt_dtype own = (mpt_dtype)block->dtype, dtype = average ? MPT_F32 : own;
     if (!to_values)
-        return mpt__copy_elements(context, block->values, own, part->first, other, dtype, 0,
+        return mpt__copy_elements(ctx, block->values, own, part->first, other, dtype, 0,
                                   part->count);
-    mpt__copy_elements(context, other, dtype, 0, block->values, own, part->first, part->count);
-    context->storages[block->values].version++;
-    mpt__values_replayed(context, block->values); /* masters hold on to what they know */
-    return context->base.status;
+    mpt__copy_elements(ctx, other, dtype, 0, block->values, own, part->first, part->count);
+    ctx->storages[block->values].version++;
+    mpt__values_replayed(ctx, block->values); /* masters hold on to what they know */
+    return ctx->base.status;
 }
 
-static mpt_status mpt__ema_parts_make(mpt_context *context, mpt__ema *ema) {
-    int64_t count = mpt__module_parameters(context, ema->module, NULL, NULL, 0);
-    if (count < 0) return context->base.status;
-    if (count == 0) return mpt__error(context, ARGUMENT, "the module has no parameters to average");
+static mpt_status mpt__ema_parts_make(mpt_context *ctx, mpt__ema *ema) {
+    int64_t count = mpt__module_parameters(ctx, ema->module, NULL, NULL, 0);
+    if (count < 0) return ctx->base.status;
+    if (count == 0) return mpt__error(ctx, ARGUMENT, "the module has no parameters to average");
     size_t bytes = (size_t)count * sizeof(uint32_t);
-    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
-    if (!list) return context->base.status;
-    mpt__module_parameters(context, ema->module, NULL, list, count);
-    for (int64_t i = 0; i < count && mpt__ok(context); i++)
-        mpt__ema_cover(context, ema, &context->parameters[list[i]]);
-    mpt__host_free(context, list, bytes);
-    for (int i = 0; i < ema->parts && mpt__ok(context); i++) {
+    uint32_t *list = (uint32_t *)mpt__host_new(ctx, bytes);
+    if (!list) return ctx->base.status;
+    mpt__module_parameters(ctx, ema->module, NULL, list, count);
+    for (int64_t i = 0; i < count && mpt__ok(ctx); i++)
+        mpt__ema_cover(ctx, ema, &ctx->parameters[list[i]]);
+    mpt__host_free(ctx, list, bytes);
+    for (int i = 0; i < ema->parts && mpt__ok(ctx); i++) {
         mpt__ema_part *part = &ema->part[i];
         part->average =
-            mpt__storage_new(context, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
-        if (part->average) mpt__ema_move(context, part, part->average, true, false);
+            mpt__storage_new(ctx, part->count * 4, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, false);
+        if (part->average) mpt__ema_move(ctx, part, part->average, true, false);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 mpt_ema_config mpt_ema_config_default(void) {
@@ -109,31 +109,31 @@ mpt_ema_config mpt_ema_config_default(void) {
 }
 
 mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer, const mpt_ema_config *config) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt_ema_config c = config ? *config : mpt_ema_config_default();
     mpt__ema *ema = NULL;
     const mpt__optimizer *steps = NULL;
-    if (mpt__enter(context, "mpt_ema_create") && mpt__module_at(context, module))
-        steps = mpt__optimizer_at(context, optimizer);
-    if (steps && mpt__check_number(context, "decay", c.decay, 0, 1))
-        ema = (mpt__ema *)mpt__object_make(context, MPT__EMA, sizeof *ema);
-    if (!ema) return mpt__ema_handle(context, NULL);
+    if (mpt__enter(ctx, "mpt_ema_create") && mpt__module_at(ctx, module))
+        steps = mpt__optimizer_at(ctx, optimizer);
+    if (steps && mpt__check_number(ctx, "decay", c.decay, 0, 1))
+        ema = (mpt__ema *)mpt__object_make(ctx, MPT__EMA, sizeof *ema);
+    if (!ema) return mpt__ema_handle(ctx, NULL);
     ema->module = module, ema->optimizer = optimizer, ema->config = c;
     ema->seen_slot =
-        mpt__scalar_new_i(context, mpt__scalar_get_i(context, steps->slot[MPT__OPTIM_APPLIED]));
-    ema->count_slot = mpt__scalar_new_i(context, 0);
-    if (mpt__ema_parts_make(context, ema) == MPT_OK) return mpt__ema_handle(context, ema);
-    mpt__object_free(context, MPT__EMA, ema->id.slot);
-    return mpt__ema_handle(context, NULL);
+        mpt__scalar_new_i(ctx, mpt__scalar_get_i(ctx, steps->slot[MPT__OPTIM_APPLIED]));
+    ema->count_slot = mpt__scalar_new_i(ctx, 0);
+    if (mpt__ema_parts_make(ctx, ema) == MPT_OK) return mpt__ema_handle(ctx, ema);
+    mpt__object_free(ctx, MPT__EMA, ema->id.slot);
+    return mpt__ema_handle(ctx, NULL);
 }
 
 /* Whether averages stand where the values of a block were. */
-static bool mpt__averages_applied(const mpt_context *context, uint32_t block) {
-    const mpt__object_table *table = &context->objects[MPT__EMA];
+static bool mpt__averages_applied(const mpt_context *ctx, uint32_t block) {
+    const mpt__object_table *table = &ctx->objects[MPT__EMA];
     for (int64_t slot = 1; slot < table->count; slot++) {
         const mpt__ema *ema = (const mpt__ema *)table->rows[slot].object;
         for (int i = 0; ema && ema->applied && i < ema->parts; i++)
-            if (ema->part[i].block == block && mpt__ema_lives(context, ema)) return true;
+            if (ema->part[i].block == block && mpt__ema_lives(ctx, ema)) return true;
     }
     return false;
 }
@@ -150,17 +150,17 @@ static mpt__ema *mpt__ema_begin(mpt_ema handle, const char *name) {
 }
 
 mpt_status mpt_ema_update(mpt_ema handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     const mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_update");
-    const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(context, ema->optimizer) : NULL;
-    if (!optimizer) return mpt__status_of(context);
+    const mpt__optimizer *optimizer = ema ? mpt__optimizer_at(ctx, ema->optimizer) : NULL;
+    if (!optimizer) return mpt__status_of(ctx);
     if (ema->applied)
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "the module's values are the averages; call mpt_ema_restore first");
     for (int i = 0; i < ema->parts; i++) {
         const mpt__ema_part *part = &ema->part[i];
-        const mpt__block *block = &context->blocks[part->block];
-        mpt__launch *launch = mpt__launch_begin(context, MPT__K_AVERAGE);
+        const mpt__block *block = &ctx->blocks[part->block];
+        mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_AVERAGE);
         mpt__operand_on(launch, 0, part->average, MPT_F32, 0, part->count, MPT__READ_WRITE);
         mpt__operand_on(launch, 1, block->values, (mpt_dtype)block->dtype, part->first, part->count,
                         MPT__READ);
@@ -170,57 +170,56 @@ mpt_status mpt_ema_update(mpt_ema handle) {
         launch->imm[0] = ema->config.decay;
         launch->index[0] = ema->config.equal ? 2 : ema->config.warmup;
         launch->index[1] = i == ema->parts - 1;
-        mpt__submit(context, launch);
+        mpt__submit(ctx, launch);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 mpt_status mpt_ema_apply(mpt_ema handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_apply");
-    if (!ema) return mpt__status_of(context);
+    if (!ema) return mpt__status_of(ctx);
     for (int i = 0; i < ema->parts; i++) {
         mpt__ema_part *part = &ema->part[i];
-        const mpt__block *block = &context->blocks[part->block];
-        if (mpt__averages_applied(context, part->block))
-            return mpt__error(context, STATE,
+        const mpt__block *block = &ctx->blocks[part->block];
+        if (mpt__averages_applied(ctx, part->block))
+            return mpt__error(ctx, STATE,
                               "averages were applied already; call mpt_ema_restore first");
         if (!part->backup)
-            part->backup =
-                mpt__storage_new(context, part->count * mpt__dtype_info[block->dtype].bytes,
-                                 MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
-        if (!part->backup) return context->base.status;
+            part->backup = mpt__storage_new(ctx, part->count * mpt__dtype_info[block->dtype].bytes,
+                                            MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+        if (!part->backup) return ctx->base.status;
     }
     for (int i = 0; i < ema->parts; i++)
-        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, false);
-    ema->applied = mpt__ok(context); /* all is kept: mpt_ema_restore can give it */
+        mpt__ema_move(ctx, &ema->part[i], ema->part[i].backup, false, false);
+    ema->applied = mpt__ok(ctx); /* all is kept: mpt_ema_restore can give it */
     for (int i = 0; i < ema->parts; i++)
-        mpt__ema_move(context, &ema->part[i], ema->part[i].average, true, true);
-    return context->base.status;
+        mpt__ema_move(ctx, &ema->part[i], ema->part[i].average, true, true);
+    return ctx->base.status;
 }
 
 mpt_status mpt_ema_restore(mpt_ema handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__ema *ema = mpt__ema_begin(handle, "mpt_ema_restore");
-    if (!ema) return mpt__status_of(context);
-    if (!ema->applied) return mpt__error(context, STATE, "mpt_ema_apply was not called before");
+    if (!ema) return mpt__status_of(ctx);
+    if (!ema->applied) return mpt__error(ctx, STATE, "mpt_ema_apply was not called before");
     for (int i = 0; i < ema->parts; i++)
-        mpt__ema_move(context, &ema->part[i], ema->part[i].backup, false, true);
-    ema->applied = !mpt__ok(context);
-    return context->base.status;
+        mpt__ema_move(ctx, &ema->part[i], ema->part[i].backup, false, true);
+    ema->applied = !mpt__ok(ctx);
+    return ctx->base.status;
 }
 
 /* Visits the averages of every parameter under its name, then the counts. */
-static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
-                                 mpt__state_visitor visit, void *user) {
+static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__state_visitor visit,
+                                 void *user) {
     char name[512];
     mpt__state_item item;
     mpt__zero(item);
     item.name = name;
     item.dtype = MPT_F32;
     mpt_status status = MPT_OK;
-    for (int64_t k = 0; k < context->parameter_count && status == MPT_OK; k++) {
-        const mpt__parameter *parameter = &context->parameters[k];
+    for (int64_t k = 0; k < ctx->parameter_count && status == MPT_OK; k++) {
+        const mpt__parameter *parameter = &ctx->parameters[k];
         for (int i = 0; i < ema->parts && parameter->live; i++) {
             const mpt__ema_part *part = &ema->part[i];
             item.offset = parameter->offset - part->first, item.count = parameter->numel;
@@ -229,7 +228,7 @@ static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
                 continue;
             mpt__format_text(name, sizeof name, "%s.average", parameter->path);
             item.storage = part->average;
-            status = visit(context, user, &item);
+            status = visit(ctx, user, &item);
         }
     }
     item.storage = 0;
@@ -237,7 +236,7 @@ static mpt_status mpt__ema_visit(mpt_context *context, const mpt__ema *ema,
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
         item.slot = i ? ema->count_slot : ema->seen_slot;
-        status = visit(context, user, &item);
+        status = visit(ctx, user, &item);
     }
     return status;
 }
@@ -250,14 +249,14 @@ uint64_t mpt_ema_hash(mpt_ema handle) {
 }
 
 mpt_status mpt_ema_destroy(mpt_ema handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     const mpt__ema *ema = mpt__ema_enter(handle, "mpt_ema_destroy");
-    if (!ema) return mpt__status_of(context);
-    if (ema->applied && mpt__ema_lives(context, ema))
-        return mpt__error(context, STATE,
+    if (!ema) return mpt__status_of(ctx);
+    if (ema->applied && mpt__ema_lives(ctx, ema))
+        return mpt__error(ctx, STATE,
                           "the module's values are the averages; call mpt_ema_restore first");
-    mpt__object_free(context, MPT__EMA, ema->id.slot);
-    return context->base.status;
+    mpt__object_free(ctx, MPT__EMA, ema->id.slot);
+    return ctx->base.status;
 }
 
 #endif

@@ -282,37 +282,36 @@ static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__te
 
 /* In the order of the tree, which is frozen by it; false with an error recorded. */
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
-    mpt_context *context = module.context;
-    mpt__module *found = mpt__module_at(context, module);
+    mpt_context *ctx = module.context;
+    mpt__module *found = mpt__module_at(ctx, module);
     const mpt__parameter *parameter;
     mpt__buffer buffer;
     mpt__walk walk;
     weights->rows = NULL;
     weights->count = 0;
-    if (!found || mpt__freeze(context, found) != MPT_OK) return false;
-    mpt__walk_begin(&walk, context, found);
+    if (!found || mpt__freeze(ctx, found) != MPT_OK) return false;
+    mpt__walk_begin(&walk, ctx, found);
     while (mpt__walk_values(&walk) != NULL) weights->count++;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while (mpt__walk_buffer(&walk, &buffer)) weights->count++;
-    weights->rows =
-        (mpt__weight *)mpt__host_new(context, (size_t)weights->count * sizeof(mpt__weight));
+    weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
     if (weights->rows == NULL) weights->count = 0;
     int64_t row = 0;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, parameter->path),
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, parameter->path),
                         parameter->tensor);
     }
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
-        mpt__weight_set(&weights->rows[row++], mpt__relative_path(context, found, buffer.path),
+        mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, buffer.path),
                         buffer.tensor);
     }
-    return mpt__ok(context);
+    return mpt__ok(ctx);
 }
 
-static void mpt__weights_free(mpt_context *context, mpt__weights *weights) {
-    mpt__room_free(context, weights->rows, weights->count);
+static void mpt__weights_free(mpt_context *ctx, mpt__weights *weights) {
+    mpt__room_free(ctx, weights->rows, weights->count);
 }
 
 static bool mpt__big_endian(void) {
@@ -440,27 +439,25 @@ static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
 /* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
 static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
                            const mpt__text *header) {
-    mpt_context *context = writer->context;
-    const mpt__base *base = &context->base;
+    mpt_context *ctx = writer->context;
+    const mpt__base *base = &ctx->base;
     const mpt_io *io = mpt__io(base);
     const char *path = writer->path;
     mpt__new_file t;
     if (strlen(path) >= MPT__PATH_SIZE - 64)
-        return mpt__reject(context, ARGUMENT, "the path is longer than %d bytes",
-                           MPT__PATH_SIZE - 64);
+        return mpt__reject(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 64);
     if (!mpt__new_file_begin(base, path, &t))
-        return mpt__reject(context, IO, "cannot write %s: %s", path, mpt__io_reason(base));
+        return mpt__reject(ctx, IO, "cannot write %s: %s", path, mpt__io_reason(base));
     writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
     if (!writer->file) {
-        mpt__error(context, IO, "cannot write %s by way of %s: %s", path, t.path,
-                   mpt__io_reason(base));
+        mpt__error(ctx, IO, "cannot write %s by way of %s: %s", path, t.path, mpt__io_reason(base));
         return mpt__new_file_end(&t, false);
     }
     bool good = mpt__save_content(writer, weights, header);
     if (!(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
-        good = mpt__reject(context, IO, "%s: cannot be closed: %s", path, mpt__io_reason(base));
+        good = mpt__reject(ctx, IO, "%s: cannot be closed: %s", path, mpt__io_reason(base));
     if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
-        good = mpt__reject(context, IO, "cannot move the finished file to %s: %s", path,
+        good = mpt__reject(ctx, IO, "cannot move the finished file to %s: %s", path,
                            mpt__io_reason(base));
     if (!good && io->remove) io->remove(io->user, t.path);
     return mpt__new_file_end(&t, good);
@@ -468,30 +465,29 @@ static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
 
 mpt_status mpt_save(mpt_module module, const char *path) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
-    mpt__writer writer = {context, NULL, path, 0, NULL};
-    if (!mpt__enter(context, "mpt_save") || !mpt__module_at(context, module) ||
-        mpt__no_files(context))
-        return mpt__status_of(context);
-    if (!path || !*path) return mpt__error(context, ARGUMENT, "path is empty");
+    mpt__writer writer = {ctx, NULL, path, 0, NULL};
+    if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
+        return mpt__status_of(ctx);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
     if (mpt__weights_make(module, &weights)) {
         mpt__weights_sort(&weights);
         mpt__save_header(&weights, &header);
         header.size = header.length + 1;
         header.length = 0;
-        header.out = (char *)mpt__host_new(context, header.size);
-        writer.chunk = (uint8_t *)mpt__host_new(context, MPT__SAVE_CHUNK);
+        header.out = (char *)mpt__host_new(ctx, header.size);
+        writer.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
         if (header.out && writer.chunk) {
             mpt__save_header(&weights, &header);
             mpt__save_file(&writer, &weights, &header);
         }
-        mpt__host_free(context, header.out, header.size);
-        mpt__host_free(context, writer.chunk, MPT__SAVE_CHUNK);
+        mpt__host_free(ctx, header.out, header.size);
+        mpt__host_free(ctx, writer.chunk, MPT__SAVE_CHUNK);
     }
-    mpt__weights_free(context, &weights);
-    return context->base.status;
+    mpt__weights_free(ctx, &weights);
+    return ctx->base.status;
 }
 
 /* ==== Load ==== */
@@ -516,7 +512,7 @@ static bool mpt__rename_good(const mpt_rename *rule) {
            rule->part < (rule->parts ? rule->parts : 1);
 }
 
-static bool mpt__load_config_good(mpt_context *context, const mpt_load_config *config) {
+static bool mpt__load_config_good(mpt_context *ctx, const mpt_load_config *config) {
     const char *table = "renames", *wanted = "counts of 0, or tables";
     int i = 0;
     if (config->rename_count >= 0 && config->ignore_count >= 0 &&
@@ -531,7 +527,7 @@ static bool mpt__load_config_good(mpt_context *context, const mpt_load_config *c
             if (i == config->ignore_count) return true;
         }
     }
-    return mpt__reject(context, ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
+    return mpt__reject(ctx, ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
 }
 
 /* Whether a name fits a pattern, and the text that its '*' stands for. */
@@ -893,14 +889,13 @@ static bool mpt__load_begin(mpt_module module, const char *op, mpt__archive *a, 
 
 mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
                     int *loaded) {
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__archive archive;
     mpt__reader file;
-    if (!mpt__load_begin(module, "mpt_load", &archive, path, config, loaded) ||
-        mpt__no_files(context))
-        return mpt__status_of(context);
-    if (!path || !*path) return mpt__error(context, ARGUMENT, "path is empty");
-    if (!mpt__reader_open(&file, context, path)) return context->base.status;
+    if (!mpt__load_begin(module, "mpt_load", &archive, path, config, loaded) || mpt__no_files(ctx))
+        return mpt__status_of(ctx);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
+    if (!mpt__reader_open(&file, ctx, path)) return ctx->base.status;
     bool good = mpt__archive_read_file(&archive, &file);
     mpt__reader_close(&file);
     return mpt__load_end(module, &archive, good, config, loaded);

@@ -26,10 +26,10 @@ static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context
 
 #ifdef MPTRAIN_NO_FIT
 
-static mpt_status mpt__fit_missing(mpt_context *context, const char *call) {
-    if (!context) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(context, call)) return context->base.status;
-    return mpt__error(context, UNSUPPORTED,
+static mpt_status mpt__fit_missing(mpt_context *ctx, const char *call) {
+    if (!ctx) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(ctx, call)) return ctx->base.status;
+    return mpt__error(ctx, UNSUPPORTED,
                       "built without fit (MPTRAIN_NO_FIT): write the loop by hand");
 }
 
@@ -65,17 +65,16 @@ static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
 }
 
 /* AUTO becomes what it stands for, and the log hears why. */
-static void mpt__fit_choose(mpt_context *context, const char *call, mpt_dtype *precision) {
+static void mpt__fit_choose(mpt_context *ctx, const char *call, mpt_dtype *precision) {
     const char *reason;
-    if (!context || *precision != MPT_PRECISION_AUTO) return;
-    *precision = mpt_precision_auto(context, &reason);
-    mpt__log(&context->base, MPT_LOG_INFO, "%s: %D, since %s", call, *precision, reason);
+    if (!ctx || *precision != MPT_PRECISION_AUTO) return;
+    *precision = mpt_precision_auto(ctx, &reason);
+    mpt__log(&ctx->base, MPT_LOG_INFO, "%s: %D, since %s", call, *precision, reason);
 }
 
-static mpt_status mpt__fit_check_precision(mpt_context *context, mpt_dtype precision) {
+static mpt_status mpt__fit_check_precision(mpt_context *ctx, mpt_dtype precision) {
     if (precision == MPT_F32 || precision == MPT_F16 || precision == MPT_BF16) return MPT_OK;
-    return mpt__error(context, DTYPE, "precision %D: expected MPT_F32, MPT_F16 or MPT_BF16",
-                      precision);
+    return mpt__error(ctx, DTYPE, "precision %D: expected MPT_F32, MPT_F16 or MPT_BF16", precision);
 }
 
 /* ==== Evaluation ==== */
@@ -106,33 +105,32 @@ static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
 }
 
 /* Begins another epoch where `batches` or more of the open one have been taken. */
-static MPT__NOINLINE void mpt__fit_rewind(mpt_context *context, mpt_loader loader,
-                                          int64_t batches) {
-    const mpt__loader *at = mpt__loader_at(context, loader);
+static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, int64_t batches) {
+    const mpt__loader *at = mpt__loader_at(ctx, loader);
     if (at && at->next >= batches) mpt_loader_reset(loader);
 }
 
 /* Evaluates a whole epoch; precision and loss are the config's. */
 static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
                                     const mpt_fit_config *config) {
-    mpt_context *context = net.context;
+    mpt_context *ctx = net.context;
     mpt_evaluation evaluation;
     mpt_batch batch;
     int64_t correct = 0, labels = 0;
     double loss = 0;
     evaluation.samples = 0;
     bool training = mpt_is_training(net);
-    mpt__fit_rewind(context, loader, 1);
+    mpt__fit_rewind(ctx, loader, 1);
     mpt_eval(net);
-    mpt_inference_begin(context);
-    while (mpt_loader_next(loader, &batch) && !mpt_failed(context)) {
+    mpt_inference_begin(ctx);
+    while (mpt_loader_next(loader, &batch) && !mpt_failed(ctx)) {
         loss += mpt__evaluate_batch(net, &batch, config, &correct, &labels);
         evaluation.samples += batch.size;
     }
-    mpt_inference_end(context);
+    mpt_inference_end(ctx);
     if (training) mpt_train(net);
-    bool any = !mpt_failed(context) && evaluation.samples > 0;
-    evaluation.status = context->base.status;
+    bool any = !mpt_failed(ctx) && evaluation.samples > 0;
+    evaluation.status = ctx->base.status;
     evaluation.loss = any ? loss / (double)evaluation.samples : MPT__NAN_F64;
     evaluation.accuracy = any && labels > 0 ? (double)correct / (double)labels : MPT__NAN_F64;
     return evaluation;
@@ -140,16 +138,15 @@ static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
 
 mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precision) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = mpt__fit_context(net.context, loader.context, NULL);
+    mpt_context *ctx = mpt__fit_context(net.context, loader.context, NULL);
     mpt_fit_config config = mpt_fit_config_default();
     config.precision = precision;
-    mpt__fit_choose(context, "mpt_evaluate", &config.precision);
-    if (context && mpt__enter(context, "mpt_evaluate") && mpt__module_at(context, net) &&
-        mpt__loader_at(context, loader) &&
-        mpt__fit_check_precision(context, config.precision) == MPT_OK)
+    mpt__fit_choose(ctx, "mpt_evaluate", &config.precision);
+    if (ctx && mpt__enter(ctx, "mpt_evaluate") && mpt__module_at(ctx, net) &&
+        mpt__loader_at(ctx, loader) && mpt__fit_check_precision(ctx, config.precision) == MPT_OK)
         return mpt__evaluate(net, loader, &config);
     mpt_evaluation none = {MPT_ERROR_HANDLE, MPT__NAN_F64, MPT__NAN_F64, 0};
-    if (context) none.status = context->base.status;
+    if (ctx) none.status = ctx->base.status;
     return none;
 }
 
@@ -284,14 +281,14 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
 }
 
 static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
-    mpt_context *context = fit->context;
+    mpt_context *ctx = fit->context;
     bool scaled = fit->scaler.slot != 0;
-    mpt_step_begin(context);
-    mpt_autocast_begin(context, fit->config->precision);
+    mpt_step_begin(ctx);
+    mpt_autocast_begin(ctx, fit->config->precision);
     mpt_tensor output = mpt_forward(fit->net, batch->x);
     mpt_tensor loss = mpt__fit_loss(fit->config, output, batch->y);
-    mpt_autocast_end(context);
-    mpt_metric_push(context, MPT__FIT_METRIC, loss);
+    mpt_autocast_end(ctx);
+    mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
     mpt_zero_grad(fit->optimizer);
     mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
     if (scaled && fit->config->clip_norm > 0.0) mpt_unscale(fit->scaler, fit->optimizer);
@@ -302,7 +299,7 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     } else {
         mpt_step(fit->optimizer);
     }
-    mpt_step_end(context);
+    mpt_step_end(ctx);
 }
 
 /* All batches of an epoch, fewer when the callback stops it. */
@@ -369,41 +366,40 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
 }
 
 /* Handles and settings before anything is made or changed. */
-static bool mpt__fit_check(mpt_context *context, const mpt__fit *fit) {
+static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
     const mpt_fit_config *config = fit->config;
-    if (!mpt__enter(context, "mpt_fit") || !mpt__module_at(context, fit->net) ||
-        !mpt__optimizer_at(context, fit->optimizer) || !mpt__loader_at(context, fit->train) ||
-        mpt__fit_check_precision(context, config->precision) != MPT_OK)
+    if (!mpt__enter(ctx, "mpt_fit") || !mpt__module_at(ctx, fit->net) ||
+        !mpt__optimizer_at(ctx, fit->optimizer) || !mpt__loader_at(ctx, fit->train) ||
+        mpt__fit_check_precision(ctx, config->precision) != MPT_OK)
         return false;
-    if (config->validation.context && !mpt__loader_at(context, config->validation)) return false;
+    if (config->validation.context && !mpt__loader_at(ctx, config->validation)) return false;
     if (config->epochs < 1)
-        mpt__error(context, ARGUMENT, "epochs is %d; at least 1", config->epochs);
+        mpt__error(ctx, ARGUMENT, "epochs is %d; at least 1", config->epochs);
     else if (!(config->clip_norm >= 0.0))
-        mpt__error(context, ARGUMENT, "clip_norm is %g; 0 (no clipping) or more",
-                   config->clip_norm);
+        mpt__error(ctx, ARGUMENT, "clip_norm is %g; 0 (no clipping) or more", config->clip_norm);
     else if (config->patience < 0)
-        mpt__error(context, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
+        mpt__error(ctx, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
     else if (config->patience > 0 && !config->validation.context)
-        mpt__error(context, ARGUMENT,
+        mpt__error(ctx, ARGUMENT,
                    "patience counts validation losses: set config.validation to a loader");
-    return mpt__ok(context);
+    return mpt__ok(ctx);
 }
 
 static void mpt__fit_run(mpt__fit *fit) {
-    mpt_context *context = fit->context;
+    mpt_context *ctx = fit->context;
     bool own_scaler = !fit->config->scaler.context && fit->config->precision == MPT_F16;
-    fit->scaler = own_scaler ? mpt_grad_scaler(context, NULL) : fit->config->scaler;
+    fit->scaler = own_scaler ? mpt_grad_scaler(ctx, NULL) : fit->config->scaler;
     fit->skipped_before = fit->scaler.slot ? mpt_scaler_statistics(fit->scaler).skipped : 0;
     fit->started = mpt__fit_now(fit);
     fit->best = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000));
     fit->progress.epochs = fit->config->epochs;
     fit->progress.batches = mpt_loader_batches(fit->train);
     mpt_train(fit->net);
-    mpt__fit_rewind(context, fit->train, fit->progress.batches);
-    for (int epoch = 1; epoch <= fit->config->epochs && !fit->stop && !mpt_failed(context); epoch++)
+    mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
+    for (int epoch = 1; epoch <= fit->config->epochs && !fit->stop && !mpt_failed(ctx); epoch++)
         mpt__fit_epoch(fit, epoch);
-    if (!mpt_failed(context)) {
-        mpt_synchronize(context);
+    if (!mpt_failed(ctx)) {
+        mpt_synchronize(ctx);
         mpt__fit_measure(fit);
     }
     fit->result.skipped_steps = fit->progress.skipped_steps;

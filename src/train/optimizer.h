@@ -49,7 +49,7 @@ typedef struct {
 
 /* One parameter; its step count has the same index. */
 typedef struct {
-    uint32_t parameter; /* index in context->parameters */
+    uint32_t parameter; /* index in ctx->parameters */
     uint32_t group, state;
     uint32_t block;   /* the state's: where the parameter was when it came */
     bool had_grad;    /* in the pattern that the segments were built of */
@@ -106,23 +106,22 @@ typedef struct {
     void *host;
     uint16_t slot;
 } mpt__state_item;
-typedef mpt_status (*mpt__state_visitor)(mpt_context *context, void *user,
-                                         const mpt__state_item *item);
+typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 
 /* Adds name and bits of a state item to the hash at `user`. */
-static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__state_item *item) {
+static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     uint64_t *hash = (uint64_t *)user;
     *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
     if (item->storage) {
         int64_t size = (int64_t)mpt_dtype_size(item->dtype);
-        *hash = mpt__hash_storage(context, *hash, item->storage, item->offset * size,
-                                  item->count * size);
+        *hash =
+            mpt__hash_storage(ctx, *hash, item->storage, item->offset * size, item->count * size);
     } else if (item->host) {
         *hash = mpt__hash_bytes(*hash, item->host, 8);
     } else {
-        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(context, item->slot));
+        *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(ctx, item->slot));
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* ==== Settings ==== */
@@ -130,13 +129,13 @@ static mpt_status mpt__hash_item(mpt_context *context, void *user, const mpt__st
 #define MPT__NO_LIMIT 3.4e38 /* what no setting reaches: NaN and infinities of fp32 are refused */
 
 /* False with an error recorded unless low <= value < below. */
-static bool mpt__check_number(mpt_context *context, const char *name, double value, double low,
+static bool mpt__check_number(mpt_context *ctx, const char *name, double value, double low,
                               double below) {
     if (value >= low && value < below) return true;
     if (below < MPT__NO_LIMIT) {
-        mpt__error(context, ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low, below);
+        mpt__error(ctx, ARGUMENT, "%s = %g is not in [%g, %g)", name, value, low, below);
     } else {
-        mpt__error(context, ARGUMENT, "%s = %g; expected a finite number >= %g", name, value, low);
+        mpt__error(ctx, ARGUMENT, "%s = %g; expected a finite number >= %g", name, value, low);
     }
     return false;
 }
@@ -146,8 +145,8 @@ static bool mpt__check_number(mpt_context *context, const char *name, double val
 MPT__HANDLES(optimizer, MPT__OPTIMIZER)
 MPT__HANDLE_AT(optimizer, MPT__OPTIMIZER)
 
-static mpt__block *mpt__block_of(const mpt_context *context, const mpt__optim_state *state) {
-    return &context->blocks[state->block];
+static mpt__block *mpt__block_of(const mpt_context *ctx, const mpt__optim_state *state) {
+    return &ctx->blocks[state->block];
 }
 
 #endif

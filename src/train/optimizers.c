@@ -11,24 +11,24 @@
 
 /* ==== States ==== */
 
-static void mpt__storage_forget(mpt_context *context, uint32_t *storage) {
-    if (*storage) mpt__storage_release(context, *storage);
+static void mpt__storage_forget(mpt_context *ctx, uint32_t *storage) {
+    if (*storage) mpt__storage_release(ctx, *storage);
     *storage = 0;
 }
 
-static mpt_status mpt__copy_elements(mpt_context *context, uint32_t from, mpt_dtype from_dtype,
+static mpt_status mpt__copy_elements(mpt_context *ctx, uint32_t from, mpt_dtype from_dtype,
                                      int64_t from_offset, uint32_t to, mpt_dtype to_dtype,
                                      int64_t to_offset, int64_t count) {
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_COPY);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_COPY);
     mpt__operand_on(launch, 0, from, from_dtype, from_offset, count, MPT__READ);
     mpt__operand_on(launch, 1, to, to_dtype, to_offset, count, MPT__WRITE);
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
-static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *optimizer,
+static bool mpt__wants_mirror(const mpt_context *ctx, const mpt__optimizer *optimizer,
                               const mpt__optim_state *state, int k) {
     if (k == MPT__MASTER)
-        return !optimizer->stochastic && mpt__block_of(context, state)->dtype != MPT_F32;
+        return !optimizer->stochastic && mpt__block_of(ctx, state)->dtype != MPT_F32;
     if (!optimizer->rule->moment[k].name) return false;
     mpt__need need = optimizer->rule->moment[k].need;
     return need == MPT__IF_FIRST     ? optimizer->setting[0] != 0
@@ -37,101 +37,99 @@ static bool mpt__wants_mirror(const mpt_context *context, const mpt__optimizer *
 }
 
 /* Lets a state cover [first, end) as well; new elements are 0. On error it keeps what it had. */
-static mpt_status mpt__state_cover(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt_status mpt__state_cover(mpt_context *ctx, const mpt__optimizer *optimizer,
                                    mpt__optim_state *state, int64_t first, int64_t end) {
     mpt__optim_state larger = *state;
     if (state->count > 0 && state->first < first) first = state->first;
     if (state->count > 0 && state->first + state->count > end) end = state->first + state->count;
     larger.first = first, larger.count = end - first;
     memset(larger.mirror, 0, sizeof larger.mirror);
-    for (int k = 0; k < MPT__MIRRORS && mpt__ok(context); k++) {
-        if (!mpt__wants_mirror(context, optimizer, state, k)) continue;
+    for (int k = 0; k < MPT__MIRRORS && mpt__ok(ctx); k++) {
+        if (!mpt__wants_mirror(ctx, optimizer, state, k)) continue;
         mpt_memory_kind kind = k == MPT__MASTER ? MPT_MEMORY_MASTER : MPT_MEMORY_MOMENT;
-        larger.mirror[k] =
-            mpt__storage_new(context, larger.count * 4, kind, MPT__FROM_DEVICE, true);
+        larger.mirror[k] = mpt__storage_new(ctx, larger.count * 4, kind, MPT__FROM_DEVICE, true);
         if (larger.mirror[k] && state->mirror[k])
-            mpt__copy_elements(context, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
+            mpt__copy_elements(ctx, state->mirror[k], MPT_F32, 0, larger.mirror[k], MPT_F32,
                                state->first - first, state->count);
     }
-    bool made = mpt__ok(context);
+    bool made = mpt__ok(ctx);
     for (int k = 0; k < MPT__MIRRORS; k++)
-        mpt__storage_forget(context, made ? &state->mirror[k] : &larger.mirror[k]);
+        mpt__storage_forget(ctx, made ? &state->mirror[k] : &larger.mirror[k]);
     if (made) *state = larger;
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* Masters of elements [offset, offset + count) of the block from its half values. */
-static mpt_status mpt__master_load(mpt_context *context, const mpt__optim_state *state,
-                                   int64_t offset, int64_t count) {
-    const mpt__block *block = mpt__block_of(context, state);
-    return mpt__copy_elements(context, block->values, (mpt_dtype)block->dtype, offset,
+static mpt_status mpt__master_load(mpt_context *ctx, const mpt__optim_state *state, int64_t offset,
+                                   int64_t count) {
+    const mpt__block *block = mpt__block_of(ctx, state);
+    return mpt__copy_elements(ctx, block->values, (mpt_dtype)block->dtype, offset,
                               state->mirror[MPT__MASTER], MPT_F32, offset - state->first, count);
 }
 
 /* Counts the changes of a block's values by others than updates: mpt_write, mpt_load, and, where
    parameters may be shared, other optimizers. */
-static uint32_t mpt__foreign_writes(const mpt_context *context, const mpt__optimizer *optimizer,
+static uint32_t mpt__foreign_writes(const mpt_context *ctx, const mpt__optimizer *optimizer,
                                     const mpt__optim_state *state) {
-    const mpt__block *block = mpt__block_of(context, state);
-    return context->storages[block->values].version - block->updates[!optimizer->shared];
+    const mpt__block *block = mpt__block_of(ctx, state);
+    return ctx->storages[block->values].version - block->updates[!optimizer->shared];
 }
 
 /* Loads the master again where others wrote the values. */
-static mpt_status mpt__master_refresh(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt_status mpt__master_refresh(mpt_context *ctx, const mpt__optimizer *optimizer,
                                       mpt__optim_state *state) {
-    uint32_t now = mpt__foreign_writes(context, optimizer, state);
+    uint32_t now = mpt__foreign_writes(ctx, optimizer, state);
     if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
     state->agreed = now;
-    return mpt__master_load(context, state, state->first, state->count);
+    return mpt__master_load(ctx, state, state->first, state->count);
 }
 
 /* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
-static void mpt__values_updated(mpt_context *context, const mpt__optimizer *optimizer,
+static void mpt__values_updated(mpt_context *ctx, const mpt__optimizer *optimizer,
                                 mpt__optim_state *state, int form) {
-    mpt__block *block = mpt__block_of(context, state);
-    uint32_t version = ++context->storages[block->values].version;
-    if (form >= 0 && mpt__ok(context)) block->form_version[form] = version;
+    mpt__block *block = mpt__block_of(ctx, state);
+    uint32_t version = ++ctx->storages[block->values].version;
+    if (form >= 0 && mpt__ok(ctx)) block->form_version[form] = version;
     memset(block->form_read, 0, sizeof block->form_read);
     if (!optimizer->shared) block->updates[1]++;
-    state->agreed = mpt__foreign_writes(context, optimizer, state);
+    state->agreed = mpt__foreign_writes(ctx, optimizer, state);
 }
 
 MPT__BEGIN_COLD
 /* ==== Taking parameters ==== */
 
 /* Index of the state that mirrors a block; made empty if there is none. UINT32_MAX on error. */
-static uint32_t mpt__state_of(mpt_context *context, mpt__optimizer *optimizer, uint32_t block) {
+static uint32_t mpt__state_of(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t block) {
     for (int64_t i = 0; i < optimizer->state_count; i++)
         if (optimizer->states[i].block == block) return (uint32_t)i;
-    if (!mpt__room(context, optimizer->states, optimizer->state_capacity,
-                   optimizer->state_count + 1))
+    if (!mpt__room(ctx, optimizer->states, optimizer->state_capacity, optimizer->state_count + 1))
         return UINT32_MAX;
     mpt__optim_state *state = &optimizer->states[optimizer->state_count];
     mpt__zero(*state);
     state->block = block;
-    state->agreed = mpt__foreign_writes(context, optimizer, state);
+    state->agreed = mpt__foreign_writes(ctx, optimizer, state);
     return (uint32_t)optimizer->state_count++;
 }
 
 /* Makes the states cover the listed parameters, each state in one go. */
-static mpt_status mpt__states_prepare(mpt_context *context, mpt__optimizer *optimizer,
+static mpt_status mpt__states_prepare(mpt_context *ctx, mpt__optimizer *optimizer,
                                       const uint32_t *list, int64_t count) {
-    for (int64_t i = 0; i < count && mpt__ok(context); i++) {
-        const mpt__parameter *parameter = &context->parameters[list[i]];
-        uint32_t index = mpt__state_of(context, optimizer, parameter->block);
+    for (int64_t i = 0; i < count && mpt__ok(ctx); i++) {
+        const mpt__parameter *parameter = &ctx->parameters[list[i]];
+        uint32_t index = mpt__state_of(ctx, optimizer, parameter->block);
         if (index == UINT32_MAX) break;
         mpt__optim_state *state = &optimizer->states[index];
         int64_t first = parameter->offset, end = first + parameter->numel;
         if (first >= state->first && end <= state->first + state->count) continue;
         for (int64_t k = i + 1; k < count; k++) {
-            const mpt__parameter *other = &context->parameters[list[k]];
+            const mpt__parameter *other = &ctx->parameters[list[k]];
             if (other->block != parameter->block) continue;
             if (other->offset < first) first = other->offset;
             if (other->offset + other->numel > end) end = other->offset + other->numel;
         }
-        mpt__state_cover(context, optimizer, state, first, end);
+        mpt__state_cover(ctx, optimizer, state, first, end);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* NULL if the optimizer does not hold the parameter. */
@@ -143,13 +141,13 @@ static mpt__optim_item *mpt__item_of(const mpt__optimizer *optimizer, uint32_t p
 
 /* Only bf16 values can be rounded by chance: fp16 lacks the range to do without a master, fp32 the
    need. */
-static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt_status mpt__check_stochastic(mpt_context *ctx, const mpt__optimizer *optimizer,
                                         const uint32_t *list, int64_t count) {
     for (int64_t i = 0; optimizer->stochastic && i < count; i++) {
-        const mpt__parameter *parameter = &context->parameters[list[i]];
-        mpt_dtype dtype = (mpt_dtype)context->blocks[parameter->block].dtype;
+        const mpt__parameter *parameter = &ctx->parameters[list[i]];
+        mpt_dtype dtype = (mpt_dtype)ctx->blocks[parameter->block].dtype;
         if (dtype == MPT_BF16) continue;
-        return mpt__error(context, DTYPE,
+        return mpt__error(ctx, DTYPE,
                           "stochastic_rounding: parameter %s is %D; call mpt_half(net, MPT_BF16) "
                           "before the optimizer is made",
                           parameter->path, dtype);
@@ -157,14 +155,14 @@ static mpt_status mpt__check_stochastic(mpt_context *context, const mpt__optimiz
     return MPT_OK;
 }
 
-static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt_status mpt__check_free(mpt_context *ctx, const mpt__optimizer *optimizer,
                                   const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        const mpt__parameter *parameter = &context->parameters[list[i]];
+        const mpt__parameter *parameter = &ctx->parameters[list[i]];
         if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
             optimizer->shared)
             continue;
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "parameter %s is in another optimizer already; destroy that one, or set "
                           "allow_shared in the config if both shall update it",
                           parameter->path);
@@ -174,153 +172,152 @@ static mpt_status mpt__check_free(mpt_context *context, const mpt__optimizer *op
 
 enum { MPT__ROW_BYTES = MPT__SEGMENT_FIELDS * 8 };
 
-static void mpt__items_free(mpt_context *context, mpt__optimizer *optimizer) {
+static void mpt__items_free(mpt_context *ctx, mpt__optimizer *optimizer) {
     size_t n = (size_t)optimizer->item_capacity;
-    mpt__host_free(context, optimizer->items, n * sizeof *optimizer->items);
-    mpt__host_free(context, optimizer->rows, n * (MPT__ROW_BYTES + 8));
-    mpt__storage_forget(context, &optimizer->segments);
-    mpt__storage_forget(context, &optimizer->counts);
+    mpt__host_free(ctx, optimizer->items, n * sizeof *optimizer->items);
+    mpt__host_free(ctx, optimizer->rows, n * (MPT__ROW_BYTES + 8));
+    mpt__storage_forget(ctx, &optimizer->segments);
+    mpt__storage_forget(ctx, &optimizer->counts);
 }
 
 /* Room for n items, in all tables by item. On error nothing changed. */
-static mpt_status mpt__items_reserve(mpt_context *context, mpt__optimizer *optimizer, int64_t n) {
+static mpt_status mpt__items_reserve(mpt_context *ctx, mpt__optimizer *optimizer, int64_t n) {
     if (n <= optimizer->item_capacity) return MPT_OK;
     mpt__optimizer larger = *optimizer;
     int64_t held = optimizer->item_count;
     size_t size = sizeof *larger.items;
     larger.item_capacity = n;
-    larger.items = (mpt__optim_item *)mpt__host_new(context, (size_t)n * size);
-    larger.rows = (int64_t *)mpt__host_new(context, (size_t)n * (MPT__ROW_BYTES + 8));
-    larger.segments = mpt__storage_new(context, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE,
-                                       MPT__FROM_DEVICE, false);
-    larger.counts = mpt__storage_new(context, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
-    if (mpt__ok(context) && held > 0) {
+    larger.items = (mpt__optim_item *)mpt__host_new(ctx, (size_t)n * size);
+    larger.rows = (int64_t *)mpt__host_new(ctx, (size_t)n * (MPT__ROW_BYTES + 8));
+    larger.segments =
+        mpt__storage_new(ctx, n * MPT__ROW_BYTES, MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
+    larger.counts = mpt__storage_new(ctx, n * 8, MPT_MEMORY_MOMENT, MPT__FROM_DEVICE, true);
+    if (mpt__ok(ctx) && held > 0) {
         memcpy(larger.items, optimizer->items, (size_t)held * size);
-        mpt__copy_elements(context, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
+        mpt__copy_elements(ctx, optimizer->counts, MPT_I64, 0, larger.counts, MPT_I64, 0, held);
     }
-    bool made = mpt__ok(context);
-    mpt__items_free(context, made ? optimizer : &larger);
+    bool made = mpt__ok(ctx);
+    mpt__items_free(ctx, made ? optimizer : &larger);
     if (made) *optimizer = larger;
-    return context->base.status;
+    return ctx->base.status;
 }
 
-static void mpt__item_add(mpt_context *context, mpt__optimizer *optimizer, uint32_t index,
+static void mpt__item_add(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t index,
                           uint32_t group) {
-    mpt__parameter *parameter = &context->parameters[index];
+    mpt__parameter *parameter = &ctx->parameters[index];
     mpt__optim_item *item = &optimizer->items[optimizer->item_count++];
     if (!parameter->optimizer) parameter->optimizer = optimizer->id.slot;
     mpt__zero(*item);
     item->parameter = index;
     item->group = group;
-    item->state = mpt__state_of(context, optimizer, parameter->block);
+    item->state = mpt__state_of(ctx, optimizer, parameter->block);
     item->block = parameter->block;
     item->history = optimizer->patterns; /* as its peers, and nobody from before */
     mpt__optim_state *state = &optimizer->states[item->state];
     state->held++;
-    mpt__module *holder = mpt__module_slot(context, parameter->module);
-    state->stream = mpt__module_root(context, holder)->path_hash;
+    mpt__module *holder = mpt__module_slot(ctx, parameter->module);
+    state->stream = mpt__module_root(ctx, holder)->path_hash;
     if (state->mirror[MPT__MASTER])
-        mpt__master_load(context, state, parameter->offset, parameter->numel);
+        mpt__master_load(ctx, state, parameter->offset, parameter->numel);
     if (optimizer->initial == 0) return;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FILL);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FILL);
     launch->imm[0] = optimizer->initial;
     mpt__operand_on(launch, 0, state->mirror[0], MPT_F32, parameter->offset - state->first,
                     parameter->numel, MPT__WRITE);
-    mpt__submit(context, launch);
+    mpt__submit(ctx, launch);
 }
 
 /* The listed parameters become members of `group`; what is new starts with a step count of 0. */
-static mpt_status mpt__take(mpt_context *context, mpt__optimizer *optimizer, const uint32_t *list,
+static mpt_status mpt__take(mpt_context *ctx, mpt__optimizer *optimizer, const uint32_t *list,
                             int64_t count, uint32_t group) {
-    mpt_status status = mpt__check_free(context, optimizer, list, count);
-    if (status == MPT_OK) status = mpt__check_stochastic(context, optimizer, list, count);
+    mpt_status status = mpt__check_free(ctx, optimizer, list, count);
+    if (status == MPT_OK) status = mpt__check_stochastic(ctx, optimizer, list, count);
     if (status == MPT_OK)
-        status = mpt__items_reserve(context, optimizer, optimizer->item_count + count);
-    if (status == MPT_OK) status = mpt__states_prepare(context, optimizer, list, count);
+        status = mpt__items_reserve(ctx, optimizer, optimizer->item_count + count);
+    if (status == MPT_OK) status = mpt__states_prepare(ctx, optimizer, list, count);
     if (status != MPT_OK) return status;
     optimizer->pattern_valid = false;
     optimizer->patterns++;
     for (int64_t i = 0; i < count; i++) {
-        uint32_t owner = context->parameters[list[i]].optimizer;
+        uint32_t owner = ctx->parameters[list[i]].optimizer;
         bool held = owner == optimizer->id.slot || optimizer->shared;
         mpt__optim_item *item = held ? mpt__item_of(optimizer, list[i]) : NULL;
         if (item)
             item->group = group;
         else
-            mpt__item_add(context, optimizer, list[i], group);
+            mpt__item_add(ctx, optimizer, list[i], group);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* Takes a module's parameters, or the one of that path. */
-static mpt_status mpt__take_module(mpt_context *context, mpt__optimizer *optimizer,
-                                   mpt_module module, const char *path, uint32_t group) {
-    int64_t count = mpt__module_parameters(context, module, path, NULL, 0);
-    if (count < 0) return context->base.status;
+static mpt_status mpt__take_module(mpt_context *ctx, mpt__optimizer *optimizer, mpt_module module,
+                                   const char *path, uint32_t group) {
+    int64_t count = mpt__module_parameters(ctx, module, path, NULL, 0);
+    if (count < 0) return ctx->base.status;
     if (count == 0)
-        return mpt__error(context, ARGUMENT,
+        return mpt__error(ctx, ARGUMENT,
                           "the module has no parameters; an optimizer needs one or more");
     size_t bytes = (size_t)count * sizeof(uint32_t);
-    uint32_t *list = (uint32_t *)mpt__host_new(context, bytes);
-    if (!list) return context->base.status;
-    mpt__module_parameters(context, module, path, list, count);
-    mpt__take(context, optimizer, list, count, group);
-    mpt__host_free(context, list, bytes);
-    return context->base.status;
+    uint32_t *list = (uint32_t *)mpt__host_new(ctx, bytes);
+    if (!list) return ctx->base.status;
+    mpt__module_parameters(ctx, module, path, list, count);
+    mpt__take(ctx, optimizer, list, count, group);
+    mpt__host_free(ctx, list, bytes);
+    return ctx->base.status;
 }
 
 /* Index of a new group; -1 on error. */
-static int64_t mpt__group_new(mpt_context *context, mpt__optimizer *optimizer, double lr,
+static int64_t mpt__group_new(mpt_context *ctx, mpt__optimizer *optimizer, double lr,
                               double weight_decay) {
-    if (!mpt__room(context, optimizer->groups, optimizer->group_capacity,
-                   optimizer->group_count + 1))
+    if (!mpt__room(ctx, optimizer->groups, optimizer->group_capacity, optimizer->group_count + 1))
         return -1;
     mpt__group *group = &optimizer->groups[optimizer->group_count];
     group->lr = lr;
     group->weight_decay = weight_decay;
     memcpy(group->setting, optimizer->setting, sizeof group->setting);
     group->table = 0;
-    group->lr_slot = mpt__scalar_new_f(context, lr);
+    group->lr_slot = mpt__scalar_new_f(ctx, lr);
     return group->lr_slot ? optimizer->group_count++ : -1;
 }
 
-static void mpt__group_free(mpt_context *context, mpt__group *group) {
-    mpt__scalar_free(context, group->lr_slot);
-    mpt__storage_forget(context, &group->table);
+static void mpt__group_free(mpt_context *ctx, mpt__group *group) {
+    mpt__scalar_free(ctx, group->lr_slot);
+    mpt__storage_forget(ctx, &group->table);
 }
 
 /* ==== Making and destroying ==== */
 
-static void mpt__optimizer_free(mpt_context *context, void *object) {
+static void mpt__optimizer_free(mpt_context *ctx, void *object) {
     mpt__optimizer *optimizer = (mpt__optimizer *)object;
     if (optimizer->schedule) mpt__schedule_detach(optimizer->schedule);
     for (int64_t i = 0; i < optimizer->item_count; i++) {
-        mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
         if (parameter->live && parameter->optimizer == optimizer->id.slot) parameter->optimizer = 0;
     }
     for (int64_t i = 0; i < optimizer->state_count; i++) {
         mpt__optim_state *state = &optimizer->states[i];
-        mpt__block *block = mpt__block_of(context, state);
+        mpt__block *block = mpt__block_of(ctx, state);
         if (block->live && block->multiplier_slot == optimizer->slot[MPT__OPTIM_MULTIPLIER])
-            mpt__materialise_gradients(context, block);
-        for (int k = 0; k < MPT__MIRRORS; k++) mpt__storage_forget(context, &state->mirror[k]);
+            mpt__materialise_gradients(ctx, block);
+        for (int k = 0; k < MPT__MIRRORS; k++) mpt__storage_forget(ctx, &state->mirror[k]);
     }
     for (int64_t i = 0; i < optimizer->group_count; i++)
-        mpt__group_free(context, &optimizer->groups[i]);
-    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(context, optimizer->slot[i]);
-    mpt__items_free(context, optimizer);
-    mpt__room_free(context, optimizer->states, optimizer->state_capacity);
-    mpt__room_free(context, optimizer->groups, optimizer->group_capacity);
+        mpt__group_free(ctx, &optimizer->groups[i]);
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(ctx, optimizer->slot[i]);
+    mpt__items_free(ctx, optimizer);
+    mpt__room_free(ctx, optimizer->states, optimizer->state_capacity);
+    mpt__room_free(ctx, optimizer->groups, optimizer->group_capacity);
 }
 
-static bool mpt__check_count(mpt_context *context, const char *name, int64_t value, int least) {
+static bool mpt__check_count(mpt_context *ctx, const char *name, int64_t value, int least) {
     if (value >= least) return true;
-    return mpt__reject(context, ARGUMENT, "%s = %lld; expected %d or more", name, value, least);
+    return mpt__reject(ctx, ARGUMENT, "%s = %lld; expected %d or more", name, value, least);
 }
 
-static bool mpt__check_rate(mpt_context *context, double lr, double weight_decay) {
-    return mpt__check_number(context, "lr", lr, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(context, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
+static bool mpt__check_rate(mpt_context *ctx, double lr, double weight_decay) {
+    return mpt__check_number(ctx, "lr", lr, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(ctx, "weight_decay", weight_decay, 0, MPT__NO_LIMIT);
 }
 
 /* What the configs of all kinds of optimizers say, settings in the order of the rule. */
@@ -334,15 +331,14 @@ typedef struct mpt__plan {
 static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, const mpt__rule *rule,
                                         const mpt__plan *plan) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = module.context;
-    bool ok =
-        mpt__enter_checked(context, name) && mpt__check_rate(context, plan->lr, plan->weight_decay);
+    mpt_context *ctx = module.context;
+    bool ok = mpt__enter_checked(ctx, name) && mpt__check_rate(ctx, plan->lr, plan->weight_decay);
     for (int i = 0; ok && i < MPT__SETTINGS && rule->setting[i].name; i++)
-        ok = mpt__check_number(context, rule->setting[i].name, plan->setting[i],
-                               rule->setting[i].low, rule->setting[i].below);
+        ok = mpt__check_number(ctx, rule->setting[i].name, plan->setting[i], rule->setting[i].low,
+                               rule->setting[i].below);
     mpt__optimizer *optimizer =
-        ok ? (mpt__optimizer *)mpt__object_make(context, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
-    if (!optimizer) return mpt__optimizer_handle(context, NULL);
+        ok ? (mpt__optimizer *)mpt__object_make(ctx, MPT__OPTIMIZER, sizeof *optimizer) : NULL;
+    if (!optimizer) return mpt__optimizer_handle(ctx, NULL);
     optimizer->rule = rule;
     memcpy(optimizer->setting, plan->setting, sizeof plan->setting);
     optimizer->variant = plan->variant;
@@ -350,12 +346,12 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->shared = plan->shared;
     optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
-    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(context, 0);
-    if (mpt__ok(context) && mpt__group_new(context, optimizer, plan->lr, plan->weight_decay) == 0)
-        mpt__take_module(context, optimizer, module, NULL, 0);
-    if (mpt__ok(context)) return mpt__optimizer_handle(context, optimizer);
-    mpt__object_free(context, MPT__OPTIMIZER, optimizer->id.slot);
-    return mpt__optimizer_handle(context, NULL);
+    for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(ctx, 0);
+    if (mpt__ok(ctx) && mpt__group_new(ctx, optimizer, plan->lr, plan->weight_decay) == 0)
+        mpt__take_module(ctx, optimizer, module, NULL, 0);
+    if (mpt__ok(ctx)) return mpt__optimizer_handle(ctx, optimizer);
+    mpt__object_free(ctx, MPT__OPTIMIZER, optimizer->id.slot);
+    return mpt__optimizer_handle(ctx, NULL);
 }
 
 mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
@@ -521,19 +517,19 @@ mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
 
 int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
                       const mpt_group_config *config) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
     if (!optimizer) return -1;
     double lr = config ? config->lr : optimizer->groups[0].lr;
     double weight_decay = config ? config->weight_decay : optimizer->groups[0].weight_decay;
-    if (!mpt__check_rate(context, lr, weight_decay)) return -1;
-    int64_t group = mpt__group_new(context, optimizer, lr, weight_decay);
+    if (!mpt__check_rate(ctx, lr, weight_decay)) return -1;
+    int64_t group = mpt__group_new(ctx, optimizer, lr, weight_decay);
     if (group < 0) return -1;
-    mpt_status status = mpt__schedule_rebase(context, optimizer); /* first: takes memory, too */
+    mpt_status status = mpt__schedule_rebase(ctx, optimizer); /* first: takes memory, too */
     if (status == MPT_OK)
-        status = mpt__take_module(context, optimizer, module, parameter, (uint32_t)group);
+        status = mpt__take_module(ctx, optimizer, module, parameter, (uint32_t)group);
     if (status == MPT_OK) return (int)group;
-    mpt__group_free(context, &optimizer->groups[group]);
+    mpt__group_free(ctx, &optimizer->groups[group]);
     for (int64_t i = 0; i < optimizer->item_count; i++)
         if (optimizer->items[i].group == (uint32_t)group) optimizer->items[i].group = 0;
     optimizer->group_count--;
@@ -545,22 +541,22 @@ int mpt_optimizer_groups(mpt_optimizer handle) {
     return optimizer ? (int)optimizer->group_count : -1;
 }
 
-static bool mpt__check_group(mpt_context *context, const mpt__optimizer *optimizer, int group,
+static bool mpt__check_group(mpt_context *ctx, const mpt__optimizer *optimizer, int group,
                              int lowest) {
     if (group >= lowest && group < optimizer->group_count) return true;
-    return mpt__reject(context, ARGUMENT, "there is no group %d; the optimizer has %lld", group,
+    return mpt__reject(ctx, ARGUMENT, "there is no group %d; the optimizer has %lld", group,
                        optimizer->group_count);
 }
 
 mpt_status mpt_set_lr(mpt_optimizer handle, int group, double lr) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_set_lr");
-    if (!optimizer) return mpt__status_of(context);
-    if (!mpt__check_group(context, optimizer, group, -1) || !mpt__check_rate(context, lr, 0))
-        return context->base.status;
+    if (!optimizer) return mpt__status_of(ctx);
+    if (!mpt__check_group(ctx, optimizer, group, -1) || !mpt__check_rate(ctx, lr, 0))
+        return ctx->base.status;
     for (int64_t i = 0; i < optimizer->group_count; i++)
         if (group < 0 || i == group) optimizer->groups[i].lr = lr;
-    return mpt__schedule_rebase(context, optimizer);
+    return mpt__schedule_rebase(ctx, optimizer);
 }
 
 double mpt_get_lr(mpt_optimizer handle, int group) {
@@ -592,16 +588,15 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
 }
 
 mpt_status mpt_set_option(mpt_optimizer handle, int group, const char *name, double value) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     double low, below, *option = mpt__option(handle, "mpt_set_option", group, name, &low, &below);
-    if (!option || !mpt__check_number(context, name, value, low, below))
-        return mpt__status_of(context);
-    mpt__optimizer *optimizer = mpt__optimizer_at(context, handle);
+    if (!option || !mpt__check_number(ctx, name, value, low, below)) return mpt__status_of(ctx);
+    mpt__optimizer *optimizer = mpt__optimizer_at(ctx, handle);
     if (option == optimizer->groups[group].setting && optimizer->setting[0] == 0 && value != 0)
         for (int k = 0; k < MPT__MOMENTS; k++)
             if (optimizer->rule->moment[k].need == MPT__IF_FIRST)
                 return mpt__error(
-                    context, STATE,
+                    ctx, STATE,
                     "the optimizer was made with %s = 0, so it keeps no %s; set it in the config",
                     name, optimizer->rule->moment[k].name);
     *option = value;

@@ -209,28 +209,28 @@ static double mpt__schedule_rate(const mpt__schedule *schedule, double base, int
 }
 
 /* The time of the next step; waits for the device where it depends on the steps applied. */
-static int64_t mpt__schedule_time(mpt_context *context, const mpt__schedule *schedule) {
+static int64_t mpt__schedule_time(mpt_context *ctx, const mpt__schedule *schedule) {
     const mpt__optimizer *optimizer = schedule->optimizer;
     bool counted = optimizer && schedule->unit == MPT_PER_STEP;
     return schedule->state.time +
-           (counted ? mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]) : 0);
+           (counted ? mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]) : 0);
 }
 
-static double mpt__schedule_lr(mpt_context *context, mpt__optimizer *optimizer,
+static double mpt__schedule_lr(mpt_context *ctx, mpt__optimizer *optimizer,
                                const mpt__group *group) {
     MPT__PLAIN_FLOATS;
     const mpt__schedule *schedule = optimizer->schedule;
     if (!schedule) return group->lr;
-    return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(context, schedule));
+    return mpt__schedule_rate(schedule, group->lr, mpt__schedule_time(ctx, schedule));
 }
 
 /* Uploads the window that begins at the steps applied so far; the one place that reads them. A rate
    per epoch fills it with one number. */
-static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedule) {
+static mpt_status mpt__schedule_fill(mpt_context *ctx, mpt__schedule *schedule) {
     MPT__PLAIN_FLOATS;
     mpt__optimizer *optimizer = schedule->optimizer;
     bool moves = schedule->unit == MPT_PER_STEP;
-    int64_t first = mpt__scalar_get_i(context, optimizer->slot[MPT__OPTIM_APPLIED]);
+    int64_t first = mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]);
     int64_t begin = schedule->state.time + (moves ? first : 0);
     double *row = schedule->window;
     for (int64_t t = 0; t < MPT__LR_WINDOW && schedule->cycles; t++)
@@ -242,27 +242,27 @@ static mpt_status mpt__schedule_fill(mpt_context *context, mpt__schedule *schedu
         for (int64_t t = 0; t < MPT__LR_WINDOW; t++)
             row[t] = mpt__schedule_rate(schedule, group->lr, begin + (moves ? t : 0));
         mpt_status status =
-            mpt__upload(context, group->table, 0, row, mpt__schedule_numbers(schedule) * 8);
+            mpt__upload(ctx, group->table, 0, row, mpt__schedule_numbers(schedule) * 8);
         if (status != MPT_OK) return status;
     }
-    mpt__scalar_set_i(context, schedule->first_slot, first);
+    mpt__scalar_set_i(ctx, schedule->first_slot, first);
     schedule->first = schedule->queued = first;
-    return context->base.status;
+    return ctx->base.status;
 }
 
-static mpt_status mpt__schedule_before_step(mpt_context *context, mpt__optimizer *optimizer) {
+static mpt_status mpt__schedule_before_step(mpt_context *ctx, mpt__optimizer *optimizer) {
     mpt__schedule *schedule = optimizer->schedule;
     if (!mpt__schedule_tabled(schedule)) return MPT_OK;
-    if (context->backend.synchronous)
-        schedule->queued = context->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
+    if (ctx->backend.synchronous)
+        schedule->queued = ctx->scalars[optimizer->slot[MPT__OPTIM_APPLIED]].i;
     int64_t at = schedule->queued - schedule->first;
     bool beyond = schedule->unit == MPT_PER_STEP && (at < 0 || at >= MPT__LR_WINDOW);
     mpt_status status = MPT_OK;
-    int64_t writes = context->host_writes;
-    context->unrecorded = context->capturing; /* captured steps come here, too */
-    if (schedule->first < 0 || beyond) status = mpt__schedule_fill(context, schedule);
-    context->unrecorded = false;
-    context->host_writes = writes;
+    int64_t writes = ctx->host_writes;
+    ctx->unrecorded = ctx->capturing; /* captured steps come here, too */
+    if (schedule->first < 0 || beyond) status = mpt__schedule_fill(ctx, schedule);
+    ctx->unrecorded = false;
+    ctx->host_writes = writes;
     schedule->queued++;
     return status;
 }
@@ -281,26 +281,26 @@ static void mpt__schedule_operand(mpt__launch *launch, const mpt__optimizer *opt
     operand->stride[0] = MPT__LR_WINDOW, operand->stride[1] = 1;
 }
 
-static mpt_status mpt__schedule_rebase(mpt_context *context, mpt__optimizer *optimizer) {
+static mpt_status mpt__schedule_rebase(mpt_context *ctx, mpt__optimizer *optimizer) {
     mpt__schedule *schedule = optimizer->schedule;
     for (int64_t i = 0; i < optimizer->group_count; i++) {
         mpt__group *group = &optimizer->groups[i];
         if (!mpt__schedule_tabled(schedule))
-            mpt__scalar_set_f(context, group->lr_slot,
+            mpt__scalar_set_f(ctx, group->lr_slot,
                               schedule
                                   ? mpt__schedule_rate(schedule, group->lr, schedule->state.time)
                                   : group->lr);
         else if (!group->table)
-            group->table = mpt__storage_new(context, mpt__schedule_numbers(schedule) * 8,
+            group->table = mpt__storage_new(ctx, mpt__schedule_numbers(schedule) * 8,
                                             MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
     }
     if (schedule) schedule->first = -1;
-    return context->base.status;
+    return ctx->base.status;
 }
 
 static void mpt__schedule_detach(mpt__schedule *schedule) { schedule->optimizer = NULL; }
 
-static mpt_status mpt__schedule_visit(mpt_context *context, mpt__schedule *schedule,
+static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
                                       mpt__state_item *item, mpt__state_visitor visit, void *user) {
     const struct {
         const char *name;
@@ -313,7 +313,7 @@ static mpt_status mpt__schedule_visit(mpt_context *context, mpt__schedule *sched
     mpt_status status = MPT_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
         item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;
-        status = visit(context, user, item);
+        status = visit(ctx, user, item);
     }
     return status;
 }

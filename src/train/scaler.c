@@ -49,8 +49,8 @@ MPT__HANDLES(scaler, MPT__SCALER)
 
 /* The first optimizer behind row *i that takes part in the current update of a scaler (0: of any
    one). NULL: none is left. */
-static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t scaler, int64_t *i) {
-    const mpt__object_table *table = &context->objects[MPT__OPTIMIZER];
+static mpt__optimizer *mpt__next_member(const mpt_context *ctx, uint32_t scaler, int64_t *i) {
+    const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
     while (++*i < table->count) {
         mpt__optimizer *optimizer = (mpt__optimizer *)table->rows[*i].object;
         if (optimizer && optimizer->scaler && (!scaler || optimizer->scaler == scaler))
@@ -60,11 +60,10 @@ static mpt__optimizer *mpt__next_member(const mpt_context *context, uint32_t sca
 }
 
 /* Ends the current update of a scaler (0: of all). Returns how many optimizers took part. */
-static int64_t mpt__dismiss_members(const mpt_context *context, uint32_t scaler) {
+static int64_t mpt__dismiss_members(const mpt_context *ctx, uint32_t scaler) {
     int64_t count = 0, i = 0;
     mpt__optimizer *optimizer;
-    for (; (optimizer = mpt__next_member(context, scaler, &i)) != NULL; count++)
-        optimizer->scaler = 0;
+    for (; (optimizer = mpt__next_member(ctx, scaler, &i)) != NULL; count++) optimizer->scaler = 0;
     return count;
 }
 
@@ -77,77 +76,74 @@ mpt_scaler_config mpt_scaler_config_default(void) {
 }
 
 /* Whether `scale` stays a positive finite number in fp32. */
-static bool mpt__check_scale(mpt_context *context, const char *name, double scale) {
+static bool mpt__check_scale(mpt_context *ctx, const char *name, double scale) {
     float single = (float)scale;
     if (scale > 0 && single > 0 && mpt__f32_is_finite(single)) return true;
-    return mpt__reject(context, ARGUMENT, "%s = %g; expected a positive number in fp32's range",
-                       name, scale);
+    return mpt__reject(ctx, ARGUMENT, "%s = %g; expected a positive number in fp32's range", name,
+                       scale);
 }
 
-static bool mpt__check_factors(mpt_context *context, double growth, double backoff,
-                               int64_t interval) {
+static bool mpt__check_factors(mpt_context *ctx, double growth, double backoff, int64_t interval) {
     if (!(growth > 1 && growth < MPT__NO_LIMIT)) {
-        mpt__error(context, ARGUMENT, "growth_factor = %g; expected more than 1", growth);
+        mpt__error(ctx, ARGUMENT, "growth_factor = %g; expected more than 1", growth);
     } else if (!(backoff > 0 && backoff < 1)) {
-        mpt__error(context, ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
+        mpt__error(ctx, ARGUMENT, "backoff_factor = %g is not in (0, 1)", backoff);
     }
-    return mpt__ok(context) && mpt__check_count(context, "growth_interval", interval, 1);
+    return mpt__ok(ctx) && mpt__check_count(ctx, "growth_interval", interval, 1);
 }
 
-static bool mpt__check_scaler_config(mpt_context *context, const mpt_scaler_config *c) {
+static bool mpt__check_scaler_config(mpt_context *ctx, const mpt_scaler_config *c) {
     if (c->max_scale > 0 && c->max_scale < c->min_scale)
-        mpt__error(context, ARGUMENT, "max_scale = %g is below min_scale = %g", c->max_scale,
+        mpt__error(ctx, ARGUMENT, "max_scale = %g is below min_scale = %g", c->max_scale,
                    c->min_scale);
-    return mpt__ok(context) && mpt__check_scale(context, "init_scale", c->init_scale) &&
-           mpt__check_factors(context, c->growth_factor, c->backoff_factor, c->growth_interval) &&
-           mpt__check_number(context, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(context, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
-           mpt__check_count(context, "patience", c->patience, 0) &&
-           mpt__check_count(context, "window", c->window, 0);
+    return mpt__ok(ctx) && mpt__check_scale(ctx, "init_scale", c->init_scale) &&
+           mpt__check_factors(ctx, c->growth_factor, c->backoff_factor, c->growth_interval) &&
+           mpt__check_number(ctx, "min_scale", c->min_scale, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(ctx, "max_scale", c->max_scale, 0, MPT__NO_LIMIT) &&
+           mpt__check_count(ctx, "patience", c->patience, 0) &&
+           mpt__check_count(ctx, "window", c->window, 0);
 }
 
-static void mpt__scaler_free(mpt_context *context, void *object) {
+static void mpt__scaler_free(mpt_context *ctx, void *object) {
     mpt__scaler *scaler = (mpt__scaler *)object;
-    mpt__dismiss_members(context, scaler->id.slot);
-    for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(context, scaler->slots[i]);
+    mpt__dismiss_members(ctx, scaler->id.slot);
+    for (int i = 0; i < MPT__SCALER_SLOTS; i++) mpt__scalar_free(ctx, scaler->slots[i]);
 }
 
 /* Updates under way and runs of skips are given up: part of mpt_clear_error. */
-static void mpt__scaler_forget(mpt_context *context) {
-    const mpt__object_table *table = &context->objects[MPT__SCALER];
-    mpt__dismiss_members(context, 0);
+static void mpt__scaler_forget(mpt_context *ctx) {
+    const mpt__object_table *table = &ctx->objects[MPT__SCALER];
+    mpt__dismiss_members(ctx, 0);
     for (int64_t i = 1; i < table->count; i++) {
         mpt__scaler *scaler = (mpt__scaler *)table->rows[i].object;
         if (!scaler || scaler->config.patience == 0 ||
             scaler->seen.skipped_in_a_row < scaler->config.patience)
             continue;
-        mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */
+        mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_IN_A_ROW], 0); /* it may try again */
         scaler->seen.skipped_in_a_row = 0;
     }
 }
 
-static mpt_status mpt__put_scale(mpt_context *context, mpt__scaler *scaler, double scale) {
+static mpt_status mpt__put_scale(mpt_context *ctx, mpt__scaler *scaler, double scale) {
     scaler->seen.scale = (double)(float)scale;
-    mpt__scalar_set_f(context, scaler->slots[MPT__SCALER_SCALE], scaler->seen.scale);
-    return context->base.status;
+    mpt__scalar_set_f(ctx, scaler->slots[MPT__SCALER_SCALE], scaler->seen.scale);
+    return ctx->base.status;
 }
 
-mpt_scaler mpt_grad_scaler(mpt_context *context, const mpt_scaler_config *config) {
+mpt_scaler mpt_grad_scaler(mpt_context *ctx, const mpt_scaler_config *config) {
     MPT__PLAIN_FLOATS;
     mpt_scaler_config c = config ? *config : mpt_scaler_config_default();
-    if (!mpt__enter_checked(context, "mpt_grad_scaler") ||
-        (c.enabled && !mpt__check_scaler_config(context, &c)))
-        return mpt__scaler_handle(context, NULL);
-    mpt__scaler *scaler =
-        (mpt__scaler *)mpt__object_make(context, MPT__SCALER, sizeof(mpt__scaler));
-    if (!scaler) return mpt__scaler_handle(context, NULL);
+    if (!mpt__enter_checked(ctx, "mpt_grad_scaler") ||
+        (c.enabled && !mpt__check_scaler_config(ctx, &c)))
+        return mpt__scaler_handle(ctx, NULL);
+    mpt__scaler *scaler = (mpt__scaler *)mpt__object_make(ctx, MPT__SCALER, sizeof(mpt__scaler));
+    if (!scaler) return mpt__scaler_handle(ctx, NULL);
     scaler->config = c;
     scaler->skipped_before = -1;
-    for (int i = 0; i < MPT__SCALER_SLOTS; i++) scaler->slots[i] = mpt__scalar_new_i(context, 0);
-    if (mpt__put_scale(context, scaler, c.init_scale) == MPT_OK)
-        return mpt__scaler_handle(context, scaler);
-    mpt__object_free(context, MPT__SCALER, scaler->id.slot);
-    return mpt__scaler_handle(context, NULL);
+    for (int i = 0; i < MPT__SCALER_SLOTS; i++) scaler->slots[i] = mpt__scalar_new_i(ctx, 0);
+    if (mpt__put_scale(ctx, scaler, c.init_scale) == MPT_OK) return mpt__scaler_handle(ctx, scaler);
+    mpt__object_free(ctx, MPT__SCALER, scaler->id.slot);
+    return mpt__scaler_handle(ctx, NULL);
 }
 
 mpt_status mpt_scaler_destroy(mpt_scaler handle) {
@@ -160,39 +156,39 @@ MPT__END_LEVEL
 /* ==== Scaling the loss ==== */
 
 /* bf16 has fp32's range; said once. */
-static void mpt__note_bf16(mpt_context *context, mpt__scaler *scaler) {
-    int depth = context->autocast_depth; /* 0: entry 1 is the region that was open last */
-    if (scaler->told_bf16 || context->autocast[depth ? depth : 1] != MPT_BF16) return;
+static void mpt__note_bf16(mpt_context *ctx, mpt__scaler *scaler) {
+    int depth = ctx->autocast_depth; /* 0: entry 1 is the region that was open last */
+    if (scaler->told_bf16 || ctx->autocast[depth ? depth : 1] != MPT_BF16) return;
     scaler->told_bf16 = true;
-    mpt__log(&context->base, MPT_LOG_INFO,
+    mpt__log(&ctx->base, MPT_LOG_INFO,
              "mpt_scale_loss: bf16 has the range of fp32, so loss scaling is not needed; set "
              "enabled = false in mpt_scaler_config to save its work");
 }
 
 mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
-    mpt__tensor *found = scaler ? mpt__at(context, loss, "loss") : NULL;
-    if (!found) return mpt__null(context);
+    mpt__tensor *found = scaler ? mpt__at(ctx, loss, "loss") : NULL;
+    if (!found) return mpt__null(ctx);
     scaler->scaled = true;
     if (!scaler->config.enabled) return loss;
-    mpt__note_bf16(context, scaler);
+    mpt__note_bf16(ctx, scaler);
     mpt__frame frame;
-    if (!mpt__call_begin(&frame, context, MPT__OP_scale_loss, 1, 1, &mpt__no_attributes))
-        return mpt__null(context);
+    if (!mpt__call_begin(&frame, ctx, MPT__OP_scale_loss, 1, 1, &mpt__no_attributes))
+        return mpt__null(ctx);
     frame.record->in[0] = found;
     frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
     frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
     frame.attributes->index[2] = scaler->slots[MPT__SCALER_SEED];
-    return mpt__handle(context, mpt__call_run(&frame));
+    return mpt__handle(ctx, mpt__call_run(&frame));
 }
 
 /* ==== Unscale, step, skip ==== */
 
-static mpt_status mpt__check_scaled(mpt_context *context, const mpt__scaler *scaler) {
+static mpt_status mpt__check_scaled(mpt_context *ctx, const mpt__scaler *scaler) {
     if (scaler->scaled) return MPT_OK;
     return mpt__error(
-        context, STATE,
+        ctx, STATE,
         "no loss was scaled yet; call mpt_backward(mpt_scale_loss(scaler, loss)) first");
 }
 
@@ -229,10 +225,10 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
 
 /* Unscales what has a gradient and notes whether there was any: only then found_inf means
    something. */
-static mpt_status mpt__scaler_unscale(mpt_context *context, const mpt__scaler *scaler,
+static mpt_status mpt__scaler_unscale(mpt_context *ctx, const mpt__scaler *scaler,
                                       mpt__optimizer *optimizer, bool with_norm) {
     mpt_status status =
-        mpt__optimizer_unscale(context, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
+        mpt__optimizer_unscale(ctx, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
     optimizer->checked = optimizer->with_grad > 0;
     return status;
 }
@@ -247,19 +243,18 @@ mpt_status mpt_unscale(mpt_scaler handle, mpt_optimizer optimizer_handle) {
 }
 
 mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer;
     mpt__scaler *scaler =
         mpt__scaler_take(handle, optimizer_handle, "mpt_scaler_step", MPT__STEPPED, &optimizer);
-    if (!scaler) return mpt__status_of(context);
+    if (!scaler) return mpt__status_of(ctx);
     bool enabled = scaler->config.enabled;
     if (enabled && !optimizer->checked)
-        mpt__scaler_unscale(context, scaler, optimizer, false);
+        mpt__scaler_unscale(ctx, scaler, optimizer, false);
     else
-        mpt__pattern(context, optimizer);
+        mpt__pattern(ctx, optimizer);
     if (!enabled) scaler->stepped = true;
-    return mpt__optimizer_update(context, optimizer,
-                                 enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
+    return mpt__optimizer_update(ctx, optimizer, enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
 }
 
 mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
@@ -270,9 +265,9 @@ mpt_status mpt_scaler_skip(mpt_scaler handle, mpt_optimizer optimizer_handle) {
 
 /* ==== Looking at the device ==== */
 
-static void mpt__scaler_read(const mpt_context *context, const mpt__scaler *scaler,
+static void mpt__scaler_read(const mpt_context *ctx, const mpt__scaler *scaler,
                              mpt_scaler_stats *stats) {
-    const mpt__scalar *scalars = context->scalars;
+    const mpt__scalar *scalars = ctx->scalars;
     stats->scale = scalars[scaler->slots[MPT__SCALER_SCALE]].f;
     stats->growth_tracker = scalars[scaler->slots[MPT__SCALER_TRACKER]].i;
     stats->steps = scalars[scaler->slots[MPT__SCALER_UPDATES]].i;
@@ -282,25 +277,25 @@ static void mpt__scaler_read(const mpt_context *context, const mpt__scaler *scal
 }
 
 /* Whether the gradient of a parameter holds a non-finite value. */
-static bool mpt__gradient_overflowed(mpt_context *context, const mpt__parameter *parameter) {
-    const mpt__block *block = &context->blocks[parameter->block];
+static bool mpt__gradient_overflowed(mpt_context *ctx, const mpt__parameter *parameter) {
+    const mpt__block *block = &ctx->blocks[parameter->block];
     if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_FIND_NONFINITE);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
     mpt__operand_on(launch, 0, block->gradients, MPT_F32, parameter->offset, parameter->numel,
                     MPT__READ);
     launch->slot[0] = MPT__SLOT_NONFINITE;
-    mpt__submit(context, launch);
-    return mpt__scalar_get_i(context, MPT__SLOT_NONFINITE) >= 0;
+    mpt__submit(ctx, launch);
+    return mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE) >= 0;
 }
 
 /* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
    so its layer is where it began. */
-static void mpt__find_culprit(mpt_context *context, mpt__scaler *scaler) {
+static void mpt__find_culprit(mpt_context *ctx, mpt__scaler *scaler) {
     const mpt__optimizer *optimizer;
-    for (int64_t m = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &m)) != NULL;) {
+    for (int64_t m = 0; (optimizer = mpt__next_member(ctx, scaler->id.slot, &m)) != NULL;) {
         for (int64_t i = optimizer->item_count - 1; i >= 0; i--) {
-            const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
-            if (!mpt__gradient_overflowed(context, parameter)) continue;
+            const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
+            if (!mpt__gradient_overflowed(ctx, parameter)) continue;
             mpt__format_text(scaler->culprit, sizeof scaler->culprit, "%s", parameter->path);
             return;
         }
@@ -316,21 +311,21 @@ static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
 }
 
 /* The NaN tracer looks at the step after an overflow, and at those after it until one is clean. */
-static void mpt__scaler_trace(mpt_context *context, mpt__scaler *scaler, bool on) {
+static void mpt__scaler_trace(mpt_context *ctx, mpt__scaler *scaler, bool on) {
     if (on == scaler->tracing) return;
     scaler->tracing = on;
-    if (context->tracer.on) return; /* the user's own: it stays */
+    if (ctx->tracer.on) return; /* the user's own: it stays */
     if (on) {
-        mpt__trace_start(context, false);
+        mpt__trace_start(ctx, false);
     } else {
-        mpt__listen_no_more(context, MPT__LAUNCHED, mpt__trace_launch);
+        mpt__listen_no_more(ctx, MPT__LAUNCHED, mpt__trace_launch);
     }
 }
 
 /* The end of a run of skips: says whether scaling can help at all, and where it began. */
-static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) {
+static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
     const mpt_scaler_stats *now = &scaler->seen;
-    const char *report = mpt_nan_report(context);
+    const char *report = mpt_nan_report(ctx);
     char layer[128], cause[420];
     mpt__culprit_layer(scaler, layer);
     if (scaler->lost_losses > 0)
@@ -346,7 +341,7 @@ static mpt_status mpt__give_up(mpt_context *context, const mpt__scaler *scaler) 
             "rate and the size of targets, or keep layer %s in fp32 with mpt_set_dtype_policy",
             scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
     return mpt__error(
-        context, NUMERIC,
+        ctx, NUMERIC,
         "%lld steps in a row were skipped, the last at loss scale %g (floor %g): %s%s%s",
         now->skipped_in_a_row, now->scale, scaler->config.min_scale, cause, *report ? "; " : "",
         report);
@@ -359,7 +354,7 @@ enum {
 };
 
 /* At the end of a window: warns when skips have become frequent. */
-static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
+static void mpt__compare_windows(mpt_context *ctx, mpt__scaler *scaler) {
     const mpt_scaler_stats *now = &scaler->seen;
     int64_t steps = now->steps - scaler->window_steps;
     if (scaler->config.window == 0 || steps < scaler->config.window) return;
@@ -372,62 +367,62 @@ static void mpt__compare_windows(mpt_context *context, mpt__scaler *scaler) {
         return;
     char layer[128];
     mpt__culprit_layer(scaler, layer);
-    mpt__log(&context->base, MPT_LOG_WARNING,
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
              "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): "
              "check learning rate or keep layer %s in fp32",
              before, skipped, steps, now->scale, layer);
 }
 
 /* Reads the counters, which must be readable, and draws the conclusions. */
-static mpt_status mpt__scaler_look(mpt_context *context, mpt__scaler *scaler) {
+static mpt_status mpt__scaler_look(mpt_context *ctx, mpt__scaler *scaler) {
     int64_t before = scaler->seen.skipped;
-    mpt__scaler_read(context, scaler, &scaler->seen);
+    mpt__scaler_read(ctx, scaler, &scaler->seen);
     scaler->unseen = 0;
-    bool lost = context->scalars[scaler->slots[MPT__SCALER_LOSS]].i != 0;
-    if (lost) mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_LOSS], 0);
+    bool lost = ctx->scalars[scaler->slots[MPT__SCALER_LOSS]].i != 0;
+    if (lost) mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_LOSS], 0);
     bool skipped = scaler->seen.skipped > before;
     scaler->lost_losses = lost && skipped ? scaler->lost_losses + 1 : 0;
-    if (skipped) mpt__find_culprit(context, scaler);
+    if (skipped) mpt__find_culprit(ctx, scaler);
     bool over =
         scaler->config.patience > 0 && scaler->seen.skipped_in_a_row >= scaler->config.patience;
-    mpt__scaler_trace(context, scaler, skipped && !over);
-    if (over) return mpt__give_up(context, scaler);
-    mpt__compare_windows(context, scaler);
-    return context->base.status;
+    mpt__scaler_trace(ctx, scaler, skipped && !over);
+    if (over) return mpt__give_up(ctx, scaler);
+    mpt__compare_windows(ctx, scaler);
+    return ctx->base.status;
 }
 
 /* After an update. Where the device runs on its own, its counters are looked at only as often as
    patience and window need it. */
-static mpt_status mpt__scaler_watch(mpt_context *context, mpt__scaler *scaler) {
+static mpt_status mpt__scaler_watch(mpt_context *ctx, mpt__scaler *scaler) {
     const mpt_scaler_config *c = &scaler->config;
-    if (!context->backend.synchronous) {
+    if (!ctx->backend.synchronous) {
         int64_t patience = c->patience ? c->patience : INT64_MAX;
         int64_t window = c->window ? c->window : INT64_MAX;
         if (++scaler->unseen < (patience < window ? patience : window)) return MPT_OK;
-        mpt__wait(context);
+        mpt__wait(ctx);
     }
-    if (!mpt__ok(context)) return context->base.status;
-    return mpt__scaler_look(context, scaler);
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    return mpt__scaler_look(ctx, scaler);
 }
 
 /* ==== Update ==== */
 
 /* The slot that tells whether any optimizer of this update overflowed; counts those that were
    checked and those that made a step. */
-static uint16_t mpt__join_found(mpt_context *context, const mpt__scaler *scaler, int64_t *checked,
+static uint16_t mpt__join_found(mpt_context *ctx, const mpt__scaler *scaler, int64_t *checked,
                                 int64_t *stepped) {
     uint16_t found = 0;
     const mpt__optimizer *optimizer;
     *checked = *stepped = 0;
-    for (int64_t i = 0; (optimizer = mpt__next_member(context, scaler->id.slot, &i)) != NULL;) {
+    for (int64_t i = 0; (optimizer = mpt__next_member(ctx, scaler->id.slot, &i)) != NULL;) {
         if (!optimizer->checked || optimizer->stage == MPT__SKIPPED) continue;
         *stepped += optimizer->stage == MPT__STEPPED;
         uint16_t own = optimizer->slot[MPT__OPTIM_FOUND];
         if ((*checked)++ > 0) {
-            mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALAR_OR);
+            mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SCALAR_OR);
             launch->slot[0] = scaler->slots[MPT__SCALER_FOUND];
             launch->slot[1] = found, launch->slot[2] = own;
-            mpt__submit(context, launch);
+            mpt__submit(ctx, launch);
             own = scaler->slots[MPT__SCALER_FOUND];
         }
         found = own;
@@ -435,10 +430,10 @@ static uint16_t mpt__join_found(mpt_context *context, const mpt__scaler *scaler,
     return found;
 }
 
-static mpt_status mpt__launch_scaler_update(mpt_context *context, const mpt__scaler *scaler,
+static mpt_status mpt__launch_scaler_update(mpt_context *ctx, const mpt__scaler *scaler,
                                             uint16_t found, bool counts) {
     const mpt_scaler_config *c = &scaler->config;
-    mpt__launch *launch = mpt__launch_begin(context, MPT__K_SCALER_UPDATE);
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_SCALER_UPDATE);
     launch->slot[0] = scaler->slots[MPT__SCALER_SCALE];
     launch->slot[1] = scaler->slots[MPT__SCALER_TRACKER];
     launch->slot[2] = found;
@@ -447,27 +442,27 @@ static mpt_status mpt__launch_scaler_update(mpt_context *context, const mpt__sca
     launch->imm[0] = c->growth_factor, launch->imm[1] = c->backoff_factor;
     launch->imm[2] = c->min_scale, launch->imm[3] = c->max_scale;
     launch->index[0] = c->growth_interval, launch->index[1] = c->fixed;
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 mpt_status mpt_scaler_update(mpt_scaler handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_update");
-    if (!scaler) return mpt__status_of(context);
+    if (!scaler) return mpt__status_of(ctx);
     if (!scaler->config.enabled) return MPT_OK;
-    if (mpt__check_scaled(context, scaler) != MPT_OK) return context->base.status;
+    if (mpt__check_scaled(ctx, scaler) != MPT_OK) return ctx->base.status;
     int64_t checked, stepped;
-    uint16_t found = mpt__join_found(context, scaler, &checked, &stepped);
-    mpt_status status = context->base.status;
+    uint16_t found = mpt__join_found(ctx, scaler, &checked, &stepped);
+    mpt_status status = ctx->base.status;
     if (checked > 0 && status == MPT_OK)
-        status = mpt__launch_scaler_update(context, scaler, found, stepped > 0);
+        status = mpt__launch_scaler_update(ctx, scaler, found, stepped > 0);
     if (checked > 0 && status == MPT_OK) {
-        mpt__recorder_note(context, MPT__SCALER, &scaler->id);
-        status = context->capturing ? MPT_OK : mpt__scaler_watch(context, scaler);
+        mpt__recorder_note(ctx, MPT__SCALER, &scaler->id);
+        status = ctx->capturing ? MPT_OK : mpt__scaler_watch(ctx, scaler);
     }
-    if (mpt__dismiss_members(context, scaler->id.slot) == 0 && !scaler->told_idle) {
+    if (mpt__dismiss_members(ctx, scaler->id.slot) == 0 && !scaler->told_idle) {
         scaler->told_idle = true;
-        mpt__log(&context->base, MPT_LOG_WARNING,
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
                  "mpt_scaler_update: no optimizer was unscaled or stepped since the last update, "
                  "so the scale stays as it is; call mpt_scaler_step before");
     }
@@ -493,12 +488,12 @@ double mpt_get_scale(mpt_scaler handle) {
 
 mpt_status mpt_set_scale(mpt_scaler handle, double scale) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_set_scale");
-    if (!scaler) return mpt__status_of(context);
-    if (!mpt__check_scale(context, "scale", scale)) return context->base.status;
+    if (!scaler) return mpt__status_of(ctx);
+    if (!mpt__check_scale(ctx, "scale", scale)) return ctx->base.status;
     if (!scaler->config.enabled) return MPT_OK;
-    return mpt__put_scale(context, scaler, scale);
+    return mpt__put_scale(ctx, scaler, scale);
 }
 
 mpt_scaler_stats mpt_scaler_statistics(mpt_scaler handle) {
@@ -530,24 +525,23 @@ mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
 
 mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scaler_set_state");
-    if (!scaler) return mpt__status_of(context);
-    if (!state)
-        return mpt__error(context, ARGUMENT, "state is NULL; pass one of mpt_scaler_get_state");
+    if (!scaler) return mpt__status_of(ctx);
+    if (!state) return mpt__error(ctx, ARGUMENT, "state is NULL; pass one of mpt_scaler_get_state");
     if (!scaler->config.enabled) return MPT_OK;
-    if (!mpt__check_scale(context, "scale", state->scale) ||
-        !mpt__check_factors(context, state->growth_factor, state->backoff_factor,
+    if (!mpt__check_scale(ctx, "scale", state->scale) ||
+        !mpt__check_factors(ctx, state->growth_factor, state->backoff_factor,
                             state->growth_interval) ||
-        !mpt__check_count(context, "growth_tracker", state->growth_tracker, 0))
-        return context->base.status;
+        !mpt__check_count(ctx, "growth_tracker", state->growth_tracker, 0))
+        return ctx->base.status;
     scaler->config.growth_factor = state->growth_factor;
     scaler->config.backoff_factor = state->backoff_factor;
     scaler->config.growth_interval = state->growth_interval;
     scaler->changes++;
     scaler->seen.growth_tracker = state->growth_tracker;
-    mpt__scalar_set_i(context, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
-    return mpt__put_scale(context, scaler, state->scale);
+    mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
+    return mpt__put_scale(ctx, scaler, state->scale);
 }
 MPT__END_LEVEL
 

@@ -9,34 +9,34 @@
 
 /* ==== Making and destroying ==== */
 
-static void mpt__schedule_free(mpt_context *context, void *object) {
+static void mpt__schedule_free(mpt_context *ctx, void *object) {
     mpt__schedule *schedule = (mpt__schedule *)object;
     mpt__optimizer *optimizer = schedule->optimizer;
     if (optimizer) {
         for (int64_t i = 0; i < optimizer->group_count; i++)
-            mpt__storage_forget(context, &optimizer->groups[i].table);
+            mpt__storage_forget(ctx, &optimizer->groups[i].table);
         optimizer->schedule = NULL;
         optimizer->patterns++; /* captured steps read its table */
     }
-    mpt__scalar_free(context, schedule->first_slot);
-    mpt__host_free(context, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
+    mpt__scalar_free(ctx, schedule->first_slot);
+    mpt__host_free(ctx, schedule->window, (size_t)mpt__schedule_numbers(schedule) * 8);
 }
 
 /* low <= value <= high; an upper limit of MPT__NO_LIMIT is none. */
-static bool mpt__check_within(mpt_context *context, const char *name, double value, double low,
+static bool mpt__check_within(mpt_context *ctx, const char *name, double value, double low,
                               double high) {
-    if (high >= MPT__NO_LIMIT) return mpt__check_number(context, name, value, low, high);
+    if (high >= MPT__NO_LIMIT) return mpt__check_number(ctx, name, value, low, high);
     if (value >= low && value <= high) return true;
-    return mpt__reject(context, ARGUMENT, "%s = %g is not in [%g, %g]", name, value, low, high);
+    return mpt__reject(ctx, ARGUMENT, "%s = %g is not in [%g, %g]", name, value, low, high);
 }
 
 /* Milestones are 1 or more and rise; `strictly`: none twice. */
-static bool mpt__check_milestones(mpt_context *context, const int64_t *at, int64_t count,
+static bool mpt__check_milestones(mpt_context *ctx, const int64_t *at, int64_t count,
                                   bool strictly) {
     for (int64_t i = 0; i < count; i++) {
         int64_t least = i > 0 ? at[i - 1] + strictly : 1;
         if (at[i] < least)
-            return mpt__reject(context, ARGUMENT,
+            return mpt__reject(ctx, ARGUMENT,
                                "milestone %lld is %lld; expected %lld or more, for they rise", i,
                                at[i], least);
     }
@@ -44,83 +44,82 @@ static bool mpt__check_milestones(mpt_context *context, const int64_t *at, int64
 }
 
 /* `count_name` replaces that of the first count, unless it is NULL. */
-static bool mpt__check_curve(mpt_context *context, const mpt_rate *rate, const char *count_name,
+static bool mpt__check_curve(mpt_context *ctx, const mpt_rate *rate, const char *count_name,
                              bool chained) {
     if (rate->kind < 0 || rate->kind >= (int)MPT__RATE_KINDS)
-        return mpt__reject(context, ARGUMENT,
+        return mpt__reject(ctx, ARGUMENT,
                            "the rate was made by none of the functions for that (kind %d)",
                            rate->kind);
     const struct mpt__rate_rule *rule = &mpt__rate_rules[rate->kind];
     for (int i = 0; i < 2 && rule->count[i]; i++)
-        if (!mpt__check_count(context, i == 0 && count_name ? count_name : rule->count[i],
+        if (!mpt__check_count(ctx, i == 0 && count_name ? count_name : rule->count[i],
                               rate->count[i], 1))
             return false;
     for (int i = 0; i < 3 && rule->number[i].name; i++)
-        if (!mpt__check_within(context, rule->number[i].name, rate->number[i], rule->number[i].low,
+        if (!mpt__check_within(ctx, rule->number[i].name, rate->number[i], rule->number[i].low,
                                rule->number[i].high))
             return false;
     if (chained && rule->floor && rate->number[0] != 0)
         return mpt__reject(
-            context, ARGUMENT,
+            ctx, ARGUMENT,
             "eta_min = %g; a chained schedule multiplies factors, which knows no lowest rate but 0",
             rate->number[0]);
     if (rate->kind != (int)MPT__MULTI_STEP_LR) return true;
     if (rate->count[0] > MPT_MAX_MILESTONES)
-        return mpt__reject(context, ARGUMENT, "count = %lld; at most %d milestones", rate->count[0],
+        return mpt__reject(ctx, ARGUMENT, "count = %lld; at most %d milestones", rate->count[0],
                            MPT_MAX_MILESTONES);
-    return mpt__check_milestones(context, rate->milestone, rate->count[0], false);
+    return mpt__check_milestones(ctx, rate->milestone, rate->count[0], false);
 }
 
-static bool mpt__check_plan(mpt_context *context, const mpt__optimizer *optimizer,
+static bool mpt__check_plan(mpt_context *ctx, const mpt__optimizer *optimizer,
                             const mpt__schedule *plan, const char *count_name) {
     for (int i = 0; i < plan->count; i++)
-        if (!mpt__check_curve(context, &plan->rate[i], i == 0 ? count_name : NULL, plan->chained))
+        if (!mpt__check_curve(ctx, &plan->rate[i], i == 0 ? count_name : NULL, plan->chained))
             return false;
-    if (!plan->chained && !mpt__check_milestones(context, plan->milestone, plan->count - 1, true))
+    if (!plan->chained && !mpt__check_milestones(ctx, plan->milestone, plan->count - 1, true))
         return false;
     if (plan->unit != MPT_PER_STEP && plan->unit != MPT_PER_EPOCH)
-        return mpt__reject(context, ARGUMENT, "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH",
+        return mpt__reject(ctx, ARGUMENT, "unit %d is neither MPT_PER_STEP nor MPT_PER_EPOCH",
                            (int)plan->unit);
     if (optimizer->schedule)
         return mpt__reject(
-            context, STATE,
+            ctx, STATE,
             "the optimizer has a schedule already; end that one with mpt_schedule_destroy");
     if (!plan->cycles) return true;
     if (!optimizer->rule->cycles || optimizer->setting[0] == 0)
-        return mpt__reject(context, STATE,
+        return mpt__reject(ctx, STATE,
                            "the optimizer has no momentum that could cycle; set cycle_momentum = "
                            "false, or a momentum > 0");
-    return mpt__check_number(context, "base_momentum", plan->low_momentum, 0, 1) &&
-           mpt__check_number(context, "max_momentum", plan->high_momentum, 0, 1);
+    return mpt__check_number(ctx, "base_momentum", plan->low_momentum, 0, 1) &&
+           mpt__check_number(ctx, "max_momentum", plan->high_momentum, 0, 1);
 }
 
 /* Makes an object of `plan` for an optimizer that has none yet. */
 static mpt_schedule mpt__schedule_new(const char *name, mpt_optimizer handle,
                                       const mpt__schedule *plan, const char *count_name) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
     mpt__schedule *schedule = NULL;
-    if (optimizer && mpt__check_plan(context, optimizer, plan, count_name))
-        schedule = (mpt__schedule *)mpt__object_make(context, MPT__SCHEDULE, sizeof *schedule);
-    if (!schedule) return mpt__schedule_handle(context, NULL);
+    if (optimizer && mpt__check_plan(ctx, optimizer, plan, count_name))
+        schedule = (mpt__schedule *)mpt__object_make(ctx, MPT__SCHEDULE, sizeof *schedule);
+    if (!schedule) return mpt__schedule_handle(ctx, NULL);
     mpt__id id = schedule->id;
     *schedule = *plan;
     schedule->id = id;
-    schedule->window =
-        (double *)mpt__host_new(context, (size_t)mpt__schedule_numbers(schedule) * 8);
-    schedule->first_slot = mpt__scalar_new_i(context, 0);
+    schedule->window = (double *)mpt__host_new(ctx, (size_t)mpt__schedule_numbers(schedule) * 8);
+    schedule->first_slot = mpt__scalar_new_i(ctx, 0);
     schedule->optimizer = optimizer;
     optimizer->schedule = schedule;
     optimizer->patterns++;
-    if (mpt__schedule_rebase(context, optimizer) == MPT_OK) {
+    if (mpt__schedule_rebase(ctx, optimizer) == MPT_OK) {
         for (int64_t i = 0; i < optimizer->group_count && plan->max_lr > 0; i++)
             optimizer->groups[i].lr = plan->max_lr;
-        if (plan->max_lr > 0) mpt__schedule_rebase(context, optimizer);
-        return mpt__schedule_handle(context, schedule);
+        if (plan->max_lr > 0) mpt__schedule_rebase(ctx, optimizer);
+        return mpt__schedule_handle(ctx, schedule);
     }
-    mpt__object_free(context, MPT__SCHEDULE, id.slot);
-    return mpt__schedule_handle(context, NULL);
+    mpt__object_free(ctx, MPT__SCHEDULE, id.slot);
+    return mpt__schedule_handle(ctx, NULL);
 }
 
 /* A plan of `count` curves, sequential ones with count - 1 milestones. */
@@ -210,13 +209,13 @@ mpt_plateau_config mpt_plateau_config_default(void) {
     return config;
 }
 
-static bool mpt__check_plateau(mpt_context *context, const mpt_plateau_config *c) {
-    return mpt__check_number(context, "factor", c->factor, 0, 1) &&
-           mpt__check_count(context, "patience", c->patience, 0) &&
-           mpt__check_number(context, "threshold", c->threshold, 0, MPT__NO_LIMIT) &&
-           mpt__check_count(context, "cooldown", c->cooldown, 0) &&
-           mpt__check_number(context, "min_lr", c->min_lr, 0, MPT__NO_LIMIT) &&
-           mpt__check_number(context, "eps", c->eps, 0, MPT__NO_LIMIT);
+static bool mpt__check_plateau(mpt_context *ctx, const mpt_plateau_config *c) {
+    return mpt__check_number(ctx, "factor", c->factor, 0, 1) &&
+           mpt__check_count(ctx, "patience", c->patience, 0) &&
+           mpt__check_number(ctx, "threshold", c->threshold, 0, MPT__NO_LIMIT) &&
+           mpt__check_count(ctx, "cooldown", c->cooldown, 0) &&
+           mpt__check_number(ctx, "min_lr", c->min_lr, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(ctx, "eps", c->eps, 0, MPT__NO_LIMIT);
 }
 
 mpt_schedule mpt_reduce_on_plateau(mpt_optimizer optimizer, const mpt_plateau_config *config) {
@@ -242,18 +241,18 @@ static mpt__schedule *mpt__schedule_begin(mpt_schedule handle, const char *name)
 
 mpt_status mpt_schedule_step(mpt_schedule handle) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_step");
-    if (!schedule) return mpt__status_of(context);
+    if (!schedule) return mpt__status_of(ctx);
     if (schedule->plateau)
-        return mpt__error(context, STATE,
+        return mpt__error(ctx, STATE,
                           "a plateau schedule moves by mpt_schedule_metric, which needs a value");
     if (schedule->unit == MPT_PER_EPOCH) {
         schedule->state.time++;
-        return mpt__schedule_rebase(context, schedule->optimizer);
+        return mpt__schedule_rebase(ctx, schedule->optimizer);
     }
     if (!schedule->told)
-        mpt__log(&context->base, MPT_LOG_INFO,
+        mpt__log(&ctx->base, MPT_LOG_INFO,
                  "mpt_schedule_step: a schedule per step moves by itself with every applied step; "
                  "the call does nothing");
     schedule->told = true;
@@ -313,29 +312,29 @@ mpt_schedule_state mpt_schedule_get_state(mpt_schedule handle) {
 
 mpt_status mpt_schedule_set_state(mpt_schedule handle, const mpt_schedule_state *state) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__schedule *schedule = mpt__schedule_begin(handle, "mpt_schedule_set_state");
-    if (!schedule) return mpt__status_of(context);
-    if (!state) return mpt__error(context, ARGUMENT, "there is no state");
-    if (!mpt__check_count(context, "time", state->time, 0) ||
-        !mpt__check_count(context, "bad", state->bad, 0) ||
-        !mpt__check_count(context, "cooldown", state->cooldown, 0))
-        return context->base.status;
-    int64_t applied = mpt__schedule_time(context, schedule) - schedule->state.time;
+    if (!schedule) return mpt__status_of(ctx);
+    if (!state) return mpt__error(ctx, ARGUMENT, "there is no state");
+    if (!mpt__check_count(ctx, "time", state->time, 0) ||
+        !mpt__check_count(ctx, "bad", state->bad, 0) ||
+        !mpt__check_count(ctx, "cooldown", state->cooldown, 0))
+        return ctx->base.status;
+    int64_t applied = mpt__schedule_time(ctx, schedule) - schedule->state.time;
     schedule->state = *state;
     schedule->state.time -= applied;
-    return mpt__schedule_rebase(context, schedule->optimizer);
+    return mpt__schedule_rebase(ctx, schedule->optimizer);
 }
 
 mpt_status mpt_schedule_destroy(mpt_schedule handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__schedule *schedule = mpt__schedule_enter(handle, "mpt_schedule_destroy");
-    if (!schedule) return mpt__status_of(context);
+    if (!schedule) return mpt__status_of(ctx);
     mpt__optimizer *optimizer = schedule->optimizer;
     for (int64_t i = 0; optimizer && i < optimizer->group_count; i++) /* the rates stay */
-        optimizer->groups[i].lr = mpt__schedule_lr(context, optimizer, &optimizer->groups[i]);
-    mpt__object_free(context, MPT__SCHEDULE, schedule->id.slot);
-    return optimizer ? mpt__schedule_rebase(context, optimizer) : context->base.status;
+        optimizer->groups[i].lr = mpt__schedule_lr(ctx, optimizer, &optimizer->groups[i]);
+    mpt__object_free(ctx, MPT__SCHEDULE, schedule->id.slot);
+    return optimizer ? mpt__schedule_rebase(ctx, optimizer) : ctx->base.status;
 }
 
 #endif

@@ -21,7 +21,7 @@ static int64_t *mpt__row_groups(const mpt__optimizer *optimizer) {
 /* Segments of all parameters with a gradient, by state and group. Only parameters without a gap
    between them merge: what stands in a gap is nobody's, and a multiplier that is not finite would
    leave NaN there for every later norm. */
-static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimizer) {
+static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
     int64_t rows = 0, groups = optimizer->group_count;
     for (int64_t part = 0; part < optimizer->state_count * groups; part++) {
         mpt__optim_state *state = &optimizer->states[part / groups];
@@ -31,7 +31,7 @@ static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimize
         for (int64_t i = 0; i < optimizer->item_count; i++) {
             const mpt__optim_item *item = &optimizer->items[i];
             if (!item->had_grad || item->state * groups + item->group != part) continue;
-            const mpt__parameter *parameter = &context->parameters[item->parameter];
+            const mpt__parameter *parameter = &ctx->parameters[item->parameter];
             int64_t offset = parameter->offset - state->first;
             if (last && last[MPT__SEGMENT_OFFSET] + last[MPT__SEGMENT_COUNT] == offset &&
                 last[MPT__SEGMENT_STEP] + last[MPT__SEGMENT_STEPS] == i &&
@@ -54,14 +54,14 @@ static void mpt__build_rows(const mpt_context *context, mpt__optimizer *optimize
 }
 
 /* Brings the segments up to date with which parameters have a gradient now. */
-static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) {
+static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer) {
     bool changed = !optimizer->pattern_valid;
     int64_t with_grad = 0;
     mpt__optim_item *const end = optimizer->items + optimizer->item_count;
     for (mpt__optim_item *item = optimizer->items; item < end; item++) {
-        const mpt__parameter *parameter = &context->parameters[item->parameter];
+        const mpt__parameter *parameter = &ctx->parameters[item->parameter];
         if (!parameter->live || parameter->block != item->block)
-            return mpt__error(context, STATE,
+            return mpt__error(ctx, STATE,
                               "the module whose parameters the optimizer holds was destroyed; "
                               "destroy the optimizer too and make one for the new module");
         if (item->had_grad != parameter->has_grad) {
@@ -72,8 +72,8 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
     }
     optimizer->with_grad = with_grad;
     /* The rows depend on all of them, which the step being captured has to know. */
-    for (int64_t i = 0; i < optimizer->item_count && context->capturing; i++)
-        mpt__has_grad(context, &context->parameters[optimizer->items[i].parameter]);
+    for (int64_t i = 0; i < optimizer->item_count && ctx->capturing; i++)
+        mpt__has_grad(ctx, &ctx->parameters[optimizer->items[i].parameter]);
     if (!changed) return MPT_OK;
     optimizer->pattern_valid = optimizer->norm_valid = false;
     optimizer->patterns++;
@@ -81,8 +81,8 @@ static mpt_status mpt__pattern(mpt_context *context, mpt__optimizer *optimizer) 
         mpt__optim_item *item = &optimizer->items[i];
         if (item->had_grad) item->history = mpt__hash_u64(item->history, optimizer->patterns);
     }
-    mpt__build_rows(context, optimizer);
-    mpt_status status = mpt__upload(context, optimizer->segments, 0, optimizer->rows,
+    mpt__build_rows(ctx, optimizer);
+    mpt_status status = mpt__upload(ctx, optimizer->segments, 0, optimizer->rows,
                                     optimizer->row_count * MPT__ROW_BYTES);
     optimizer->pattern_valid = status == MPT_OK;
     return status;
@@ -99,11 +99,11 @@ static void mpt__segments_operand(mpt__launch *launch, int position,
 }
 
 /* A launch over all gradients of a state. */
-static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt__launch *mpt__gradients_launch(mpt_context *ctx, const mpt__optimizer *optimizer,
                                           const mpt__optim_state *state, mpt__kernel kernel,
                                           mpt__access access) {
-    mpt__launch *launch = mpt__launch_begin(context, kernel);
-    mpt__operand_on(launch, 0, mpt__block_of(context, state)->gradients, MPT_F32, state->first,
+    mpt__launch *launch = mpt__launch_begin(ctx, kernel);
+    mpt__operand_on(launch, 0, mpt__block_of(ctx, state)->gradients, MPT_F32, state->first,
                     state->count, access);
     mpt__segments_operand(launch, 1, optimizer, state->row, state->rows);
     return launch;
@@ -119,32 +119,32 @@ static mpt__launch *mpt__gradients_launch(mpt_context *context, const mpt__optim
         if (state->rows)
 
 /* Multiplies all gradients by a scalar, then clamps to +-limit if that is > 0. */
-static mpt_status mpt__scale_gradients(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt_status mpt__scale_gradients(mpt_context *ctx, const mpt__optimizer *optimizer,
                                        uint16_t slot, double limit) {
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
-            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
+            mpt__gradients_launch(ctx, optimizer, state, MPT__K_GRAD_SCALE, MPT__READ_WRITE);
         launch->slot[0] = slot;
         launch->imm[0] = limit;
-        mpt__submit(context, launch);
-        mpt__block_of(context, state)->multiplier_slot = 0;
+        mpt__submit(ctx, launch);
+        mpt__block_of(ctx, state)->multiplier_slot = 0;
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
-static void mpt__materialise(mpt_context *context, const mpt__optimizer *optimizer) {
+static void mpt__materialise(mpt_context *ctx, const mpt__optimizer *optimizer) {
     MPT__EACH_STATE(state, optimizer) {
-        mpt__materialise_gradients(context, mpt__block_of(context, state));
+        mpt__materialise_gradients(ctx, mpt__block_of(ctx, state));
     }
 }
 
 /* The optimizer's multiplier if it is pending on all its gradients; else 0, and afterwards no
    multiplier is pending on any of them. */
-static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimizer) {
+static uint16_t mpt__pending(mpt_context *ctx, const mpt__optimizer *optimizer) {
     uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
     MPT__EACH_STATE(state, optimizer) {
-        if (mpt__block_of(context, state)->multiplier_slot == slot) continue;
-        mpt__materialise(context, optimizer);
+        if (mpt__block_of(ctx, state)->multiplier_slot == slot) continue;
+        mpt__materialise(ctx, optimizer);
         return 0;
     }
     return slot;
@@ -152,13 +152,13 @@ static uint16_t mpt__pending(mpt_context *context, const mpt__optimizer *optimiz
 
 /* Whether a user has handles on gradients of a state: references beyond the block's own, those of
    recordings and the views that its parameters keep. Those live: mpt__pattern has looked. */
-static bool mpt__gradients_seen(const mpt_context *context, const mpt__optimizer *optimizer,
+static bool mpt__gradients_seen(const mpt_context *ctx, const mpt__optimizer *optimizer,
                                 uint32_t gradients) {
-    const mpt__storage *storage = &context->storages[gradients];
+    const mpt__storage *storage = &ctx->storages[gradients];
     int64_t others = (int64_t)storage->references - storage->recordings - 1;
     const mpt__optim_item *item = optimizer->items, *end = item + optimizer->item_count;
     for (; others > 0 && item < end; item++) {
-        const mpt__tensor *view = context->parameters[item->parameter].tensor->gradient;
+        const mpt__tensor *view = ctx->parameters[item->parameter].tensor->gradient;
         if (view && view->storage == gradients) others--;
     }
     return others > 0;
@@ -166,16 +166,16 @@ static bool mpt__gradients_seen(const mpt_context *context, const mpt__optimizer
 
 /* The optimizer's multiplier is set: it stays pending, unless somebody else would see it: a block
    holds parameters of others as well, or there are handles on gradients. */
-static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimizer) {
+static mpt_status mpt__hold(mpt_context *ctx, const mpt__optimizer *optimizer) {
     uint16_t slot = optimizer->slot[MPT__OPTIM_MULTIPLIER];
     MPT__EACH_STATE(state, optimizer) {
-        const mpt__block *block = mpt__block_of(context, state);
+        const mpt__block *block = mpt__block_of(ctx, state);
         if (state->held != block->parameters ||
-            mpt__gradients_seen(context, optimizer, block->gradients))
-            return mpt__scale_gradients(context, optimizer, slot, 0);
+            mpt__gradients_seen(ctx, optimizer, block->gradients))
+            return mpt__scale_gradients(ctx, optimizer, slot, 0);
     }
-    MPT__EACH_STATE(state, optimizer) { mpt__block_of(context, state)->multiplier_slot = slot; }
-    return context->base.status;
+    MPT__EACH_STATE(state, optimizer) { mpt__block_of(ctx, state)->multiplier_slot = slot; }
+    return ctx->base.status;
 }
 
 /* ==== Norm and clipping ==== */
@@ -183,12 +183,12 @@ static mpt_status mpt__hold(mpt_context *context, const mpt__optimizer *optimize
 /* Norm of gradients times multiplier into norm_slot (0: nowhere). scale_slot (0: none): the
    multiplier is 1 / scale from here on. found_slot (0: none) tells whether an element or its
    product is not finite. */
-static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, mpt__norm norm,
+static void mpt__norm_launch(mpt_context *ctx, mpt__optimizer *optimizer, mpt__norm norm,
                              uint16_t scale_slot, uint16_t found_slot, uint16_t norm_slot) {
     bool first = true;
     MPT__EACH_STATE(state, optimizer) {
         mpt__launch *launch =
-            mpt__gradients_launch(context, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
+            mpt__gradients_launch(ctx, optimizer, state, MPT__K_GRAD_NORM, MPT__READ);
         launch->slot[0] = optimizer->slot[MPT__OPTIM_MULTIPLIER];
         launch->slot[1] = found_slot;
         launch->slot[2] = norm_slot;
@@ -196,57 +196,57 @@ static void mpt__norm_launch(mpt_context *context, mpt__optimizer *optimizer, mp
         launch->index[0] = !first;
         launch->index[1] = (int64_t)norm;
         first = false;
-        mpt__submit(context, launch);
+        mpt__submit(ctx, launch);
     }
     optimizer->norm_valid = norm_slot != 0 && norm == MPT__NORM_2;
 }
 
 /* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
    computes the norm where clipping may follow. Without any gradient nothing happens. */
-static mpt_status mpt__optimizer_unscale(mpt_context *context, mpt__optimizer *optimizer,
+static mpt_status mpt__optimizer_unscale(mpt_context *ctx, mpt__optimizer *optimizer,
                                          uint16_t scale_slot, bool with_norm) {
-    mpt_status status = mpt__pattern(context, optimizer);
+    mpt_status status = mpt__pattern(ctx, optimizer);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
-    mpt__materialise(context, optimizer);
-    mpt__norm_launch(context, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
+    mpt__materialise(ctx, optimizer);
+    mpt__norm_launch(ctx, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
                      with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
-    return mpt__hold(context, optimizer);
+    return mpt__hold(ctx, optimizer);
 }
 
 /* The norm of all gradients as a tensor; with `clips`, it becomes max_norm at most. */
 static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double p, bool clips,
                                  double max_norm) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, name);
-    if (!optimizer) return mpt__null(context);
+    if (!optimizer) return mpt__null(ctx);
     if (!(max_norm >= 0))
-        return mpt__refuse(context, ARGUMENT, "max_norm = %g; expected 0 or more", max_norm);
+        return mpt__refuse(ctx, ARGUMENT, "max_norm = %g; expected 0 or more", max_norm);
     if (p != 1 && p != 2 && p != MPT__INF_F64)
-        return mpt__refuse(context, ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
+        return mpt__refuse(ctx, ARGUMENT, "p = %g; expected 1, 2 or infinity", p);
     mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
-    if (mpt__pattern(context, optimizer) == MPT_OK)
-        norm = mpt__tensor_new(context, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
-    if (!norm) return mpt__null(context);
+    if (mpt__pattern(ctx, optimizer) == MPT_OK)
+        norm = mpt__tensor_new(ctx, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
+    if (!norm) return mpt__null(ctx);
     bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
     if (any) {
-        uint16_t pending = mpt__pending(context, optimizer);
+        uint16_t pending = mpt__pending(ctx, optimizer);
         if (!pending || !optimizer->norm_valid || kind != MPT__NORM_2)
-            mpt__norm_launch(context, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
+            mpt__norm_launch(ctx, optimizer, kind, pending ? 0 : (uint16_t)MPT__SLOT_ONE, 0,
                              optimizer->slot[MPT__OPTIM_NORM]);
     }
-    mpt__launch *launch = mpt__launch_begin(context, any ? MPT__K_CLIP : MPT__K_FILL);
+    mpt__launch *launch = mpt__launch_begin(ctx, any ? MPT__K_CLIP : MPT__K_FILL);
     mpt__operand_on(launch, 0, norm->storage, MPT_F32, norm->offset, 1, MPT__WRITE);
     if (any) {
         launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
         launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
         launch->imm[0] = max_norm;
     }
-    mpt__submit(context, launch);
+    mpt__submit(ctx, launch);
     if (clips) optimizer->norm_valid = false;
-    if (any && clips) mpt__hold(context, optimizer);
-    return mpt__tensor_done(context, norm, context->base.status);
+    if (any && clips) mpt__hold(ctx, optimizer);
+    return mpt__tensor_done(ctx, norm, ctx->base.status);
 }
 
 mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm) {
@@ -263,20 +263,19 @@ mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
 
 mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
-    if (!optimizer) return mpt__status_of(context);
-    if (!(limit >= 0))
-        return mpt__error(context, ARGUMENT, "limit = %g; expected 0 or more", limit);
-    if (mpt__pattern(context, optimizer) != MPT_OK || optimizer->with_grad == 0)
-        return context->base.status;
-    uint16_t pending = mpt__pending(context, optimizer);
+    if (!optimizer) return mpt__status_of(ctx);
+    if (!(limit >= 0)) return mpt__error(ctx, ARGUMENT, "limit = %g; expected 0 or more", limit);
+    if (mpt__pattern(ctx, optimizer) != MPT_OK || optimizer->with_grad == 0)
+        return ctx->base.status;
+    uint16_t pending = mpt__pending(ctx, optimizer);
     uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
     optimizer->norm_valid = false;
-    if (limit > 0) return mpt__scale_gradients(context, optimizer, slot, limit);
-    mpt__scale_gradients(context, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
-    mpt__scalar_set_f(context, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
-    return mpt__scale_gradients(context, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
+    if (limit > 0) return mpt__scale_gradients(ctx, optimizer, slot, limit);
+    mpt__scale_gradients(ctx, optimizer, slot, 1.0); /* infinities times 0 would be NaN */
+    mpt__scalar_set_f(ctx, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0.0);
+    return mpt__scale_gradients(ctx, optimizer, optimizer->slot[MPT__OPTIM_MULTIPLIER], 0);
 }
 
 /* ==== The update ==== */
@@ -296,16 +295,16 @@ mpt_status mpt_zero_grad(mpt_optimizer handle) {
 
 /* Updates segments [row, row + rows) of a state, which are of one group. With a form, the kernel
    takes the values for its master. */
-static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *optimizer,
                                      const mpt__optim_state *state, int form, int64_t row,
                                      int64_t rows, uint16_t found_slot) {
     static const int position[MPT__MIRRORS] = {3, 6, 8, 1};
     const mpt__rule *rule = optimizer->rule;
     const mpt__group *group = &optimizer->groups[mpt__row_groups(optimizer)[row]];
-    mpt__block *block = mpt__block_of(context, state);
+    mpt__block *block = mpt__block_of(ctx, state);
     if (block->multiplier_slot != optimizer->slot[MPT__OPTIM_MULTIPLIER])
-        mpt__materialise_gradients(context, block);
-    mpt__launch *launch = mpt__launch_begin(context, rule->kernel);
+        mpt__materialise_gradients(ctx, block);
+    mpt__launch *launch = mpt__launch_begin(ctx, rule->kernel);
     launch->function = (uint8_t)rule->function;
     mpt__operand_on(launch, form < 0 ? 0 : 1, block->values, (mpt_dtype)block->dtype, state->first,
                     state->count, MPT__READ_WRITE);
@@ -332,89 +331,88 @@ static mpt_status mpt__launch_update(mpt_context *context, const mpt__optimizer 
     launch->index[1] = row + rows == optimizer->row_count ? 2 : 1;
     launch->index[2] = optimizer->maximize;
     launch->index[3] = optimizer->stochastic;
-    launch->rng.seed = context->config.seed;
+    launch->rng.seed = ctx->config.seed;
     launch->rng.stream = state->stream;
-    return mpt__submit(context, launch);
+    return mpt__submit(ctx, launch);
 }
 
 /* One launch per state and group; each commits its step counts, the last one the step. */
-static mpt_status mpt__launch_updates(mpt_context *context, mpt__optimizer *optimizer,
+static mpt_status mpt__launch_updates(mpt_context *ctx, mpt__optimizer *optimizer,
                                       uint16_t found_slot) {
     const int64_t *group = mpt__row_groups(optimizer);
     MPT__EACH_STATE(state, optimizer) {
         int64_t row = state->row, end = row + state->rows, rows;
-        int form = mpt__form_in_use(context, mpt__block_of(context, state));
-        mpt__master_refresh(context, optimizer, state);
+        int form = mpt__form_in_use(ctx, mpt__block_of(ctx, state));
+        mpt__master_refresh(ctx, optimizer, state);
         for (; row < end; row += rows) {
             for (rows = 1; row + rows < end && group[row + rows] == group[row];) rows++;
-            mpt__launch_update(context, optimizer, state, form, row, rows, found_slot);
+            mpt__launch_update(ctx, optimizer, state, form, row, rows, found_slot);
         }
-        mpt__values_updated(context, optimizer, state, form);
+        mpt__values_updated(ctx, optimizer, state, form);
     }
-    return context->base.status;
+    return ctx->base.status;
 }
 
 /* A warning that names parameters without a gradient; once, until there is one again. */
-static void mpt__warn_no_grad(mpt_context *context, mpt__optimizer *optimizer) {
+static void mpt__warn_no_grad(mpt_context *ctx, mpt__optimizer *optimizer) {
     char names[200];
     mpt__text list = mpt__text_make(names, sizeof names);
     if (optimizer->warned_no_grad) return;
     optimizer->warned_no_grad = true;
     for (int64_t i = 0; i < optimizer->item_count && list.length < sizeof names; i++)
         mpt__write_text(&list, "%s%s", i ? ", " : "",
-                        context->parameters[optimizer->items[i].parameter].path);
-    mpt__log(&context->base, MPT_LOG_WARNING,
+                        ctx->parameters[optimizer->items[i].parameter].path);
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
              "%s: none of the optimizer's %lld parameters has a gradient, so the step does "
              "nothing: %s%s; call mpt_backward first, on a loss that depends on them",
-             context->base.op, optimizer->item_count, names,
-             list.length >= sizeof names ? " .." : "");
+             ctx->base.op, optimizer->item_count, names, list.length >= sizeof names ? " .." : "");
 }
 
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
-static mpt_status mpt__optimizer_update(mpt_context *context, mpt__optimizer *optimizer,
+static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    if (!mpt__ok(context)) return context->base.status;
+    if (!mpt__ok(ctx)) return ctx->base.status;
     if (optimizer->with_grad == 0) {
-        mpt__warn_no_grad(context, optimizer);
+        mpt__warn_no_grad(ctx, optimizer);
         return MPT_OK;
     }
     optimizer->warned_no_grad = false;
     for (int64_t i = 0; i < optimizer->state_count; i++)
-        if (mpt__averages_applied(context, optimizer->states[i].block))
-            return mpt__error(context, STATE,
+        if (mpt__averages_applied(ctx, optimizer->states[i].block))
+            return mpt__error(ctx, STATE,
                               "the module's values are averages; call mpt_ema_restore first");
-    mpt__tell(context, MPT__GRADIENTS_DONE, NULL);
-    uint8_t phase = context->launch.phase;
-    context->launch.phase = MPT__UPDATE;
-    mpt__recorder_note(context, MPT__OPTIMIZER, &optimizer->id);
-    mpt_status status = mpt__schedule_before_step(context, optimizer);
-    if (status == MPT_OK) status = mpt__launch_updates(context, optimizer, found_slot);
-    context->launch.phase = phase;
+    mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
+    uint8_t phase = ctx->launch.phase;
+    ctx->launch.phase = MPT__UPDATE;
+    mpt__recorder_note(ctx, MPT__OPTIMIZER, &optimizer->id);
+    mpt_status status = mpt__schedule_before_step(ctx, optimizer);
+    if (status == MPT_OK) status = mpt__launch_updates(ctx, optimizer, found_slot);
+    ctx->launch.phase = phase;
     if (status != MPT_OK) return status;
-    context->committed = context->now;
-    context->committed.updates = ++context->now.updates;
+    ctx->committed = ctx->now;
+    ctx->committed.updates = ++ctx->now.updates;
     return MPT_OK;
 }
 
 /* fp16 without a scaler loses small gradients in silence: said once per optimizer. */
-static void mpt__warn_unscaled(mpt_context *context, mpt__optimizer *optimizer) {
-    bool ended = context->autocast_depth == 0; /* then entry 1 is the region that was open last */
-    if (optimizer->warned_unscaled || !ended || context->autocast[1] != MPT_F16) return;
+static void mpt__warn_unscaled(mpt_context *ctx, mpt__optimizer *optimizer) {
+    bool ended = ctx->autocast_depth == 0; /* then entry 1 is the region that was open last */
+    if (optimizer->warned_unscaled || !ended || ctx->autocast[1] != MPT_F16) return;
     optimizer->warned_unscaled = true;
-    if (context->objects[MPT__SCALER].count > 1) return;
-    mpt__log(&context->base, MPT_LOG_WARNING,
+    if (ctx->objects[MPT__SCALER].count > 1) return;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
              "mpt_step: gradients of an fp16 region without a loss scaler; small ones become 0 in "
              "silence: use mpt_grad_scaler, or MPT_BF16");
 }
 
 mpt_status mpt_step(mpt_optimizer handle) {
-    mpt_context *context = handle.context;
+    mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
-    if (!optimizer) return mpt__status_of(context);
-    mpt__warn_unscaled(context, optimizer);
-    mpt__pattern(context, optimizer);
-    return mpt__optimizer_update(context, optimizer, 0);
+    if (!optimizer) return mpt__status_of(ctx);
+    mpt__warn_unscaled(ctx, optimizer);
+    mpt__pattern(ctx, optimizer);
+    return mpt__optimizer_update(ctx, optimizer, 0);
 }
 
 int64_t mpt_applied_steps(mpt_optimizer handle) {
@@ -426,7 +424,7 @@ int64_t mpt_applied_steps(mpt_optimizer handle) {
 
 /* Visits moments, masters and step counts of every parameter under its name, then the count of
    applied steps, the rates of groups and the schedule. */
-static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimizer *optimizer,
+static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *optimizer,
                                        mpt__state_visitor visit, void *user) {
     char name[512];
     mpt__state_item item;
@@ -434,7 +432,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     item.name = name;
     mpt_status status = MPT_OK;
     for (int64_t i = 0; i < optimizer->item_count; i++) {
-        const mpt__parameter *parameter = &context->parameters[optimizer->items[i].parameter];
+        const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
         const mpt__optim_state *state = &optimizer->states[optimizer->items[i].state];
         for (int k = 0; k <= MPT__MIRRORS && parameter->live && status == MPT_OK; k++) {
             bool step = k == MPT__MIRRORS;
@@ -447,7 +445,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
                              step               ? "step"
                              : k == MPT__MASTER ? "master"
                                                 : optimizer->rule->moment[k].name);
-            status = visit(context, user, &item);
+            status = visit(ctx, user, &item);
         }
     }
     if (status != MPT_OK) return status;
@@ -456,15 +454,15 @@ static mpt_status mpt__optimizer_visit(mpt_context *context, const mpt__optimize
     item.dtype = MPT_I64;
     item.count = 1;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
-    status = visit(context, user, &item);
+    status = visit(ctx, user, &item);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "group.%lld.lr", i);
         item.host = &optimizer->groups[i].lr;
         item.dtype = MPT_F64;
-        status = visit(context, user, &item);
+        status = visit(ctx, user, &item);
     }
     if (status != MPT_OK || !optimizer->schedule) return status;
-    return mpt__schedule_visit(context, optimizer->schedule, &item, visit, user);
+    return mpt__schedule_visit(ctx, optimizer->schedule, &item, visit, user);
 }
 
 uint64_t mpt_optimizer_hash(mpt_optimizer handle) {

@@ -9,12 +9,12 @@
 /* ==== Statistics ==== */
 
 /* The elements as fp32 in host memory, to be given back with mpt__host_free; NULL on error. */
-static float *mpt__host_values(mpt_context *context, const mpt__tensor *tensor, size_t *bytes) {
+static float *mpt__host_values(mpt_context *ctx, const mpt__tensor *tensor, size_t *bytes) {
     int64_t numel = mpt__tensor_numel(tensor);
-    float *values = (float *)mpt__host_array(context, numel + 1, sizeof *values);
+    float *values = (float *)mpt__host_array(ctx, numel + 1, sizeof *values);
     *bytes = (size_t)(numel + 1) * sizeof *values;
-    if (values && mpt__read_as(context, tensor, MPT_F32, values) == MPT_OK) return values;
-    mpt__host_free(context, values, *bytes);
+    if (values && mpt__read_as(ctx, tensor, MPT_F32, values) == MPT_OK) return values;
+    mpt__host_free(ctx, values, *bytes);
     return NULL;
 }
 
@@ -50,14 +50,14 @@ static void mpt__count_values(mpt_tensor_stats *stats, const float *values, int6
     if (finite == 0) stats->min = stats->max = MPT__NAN_F64;
 }
 
-static mpt_status mpt__tensor_statistics(mpt_context *context, const mpt__tensor *tensor,
+static mpt_status mpt__tensor_statistics(mpt_context *ctx, const mpt__tensor *tensor,
                                          mpt_tensor_stats *stats) {
     size_t bytes;
-    float *values = mpt__host_values(context, tensor, &bytes);
-    if (!values) return context->base.status;
+    float *values = mpt__host_values(ctx, tensor, &bytes);
+    if (!values) return ctx->base.status;
     mpt__zero(*stats);
     mpt__count_values(stats, values, mpt__tensor_numel(tensor));
-    mpt__host_free(context, values, bytes);
+    mpt__host_free(ctx, values, bytes);
     return MPT_OK;
 }
 
@@ -73,17 +73,17 @@ mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
 
 mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts, int bins) {
     MPT__PLAIN_FLOATS;
-    mpt_context *context = tensor.context;
+    mpt_context *ctx = tensor.context;
     size_t bytes;
     const mpt__tensor *found = mpt__enter_at(tensor, "mpt_histogram", "tensor");
-    if (!found) return mpt__status_of(context);
+    if (!found) return mpt__status_of(ctx);
     if (!counts || bins < 1 || !(low < high) || !mpt__f64_is_finite(high - low))
         return mpt__error(
-            context, ARGUMENT,
+            ctx, ARGUMENT,
             "%d bins from %g to %g: expected an array of 1 or more, and finite low < high",
             counts ? bins : 0, low, high);
-    float *values = mpt__host_values(context, found, &bytes);
-    if (!values) return context->base.status;
+    float *values = mpt__host_values(ctx, found, &bytes);
+    if (!values) return ctx->base.status;
     memset(counts, 0, (size_t)bins * sizeof *counts);
     for (int64_t i = 0; i < mpt__tensor_numel(found); i++) {
         double value = (double)values[i];
@@ -91,7 +91,7 @@ mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *co
         int bin = (int)((value - low) / (high - low) * bins);
         counts[bin < bins ? bin : bins - 1]++;
     }
-    mpt__host_free(context, values, bytes);
+    mpt__host_free(ctx, values, bytes);
     return MPT_OK;
 }
 
@@ -152,7 +152,7 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
     MPT__PLAIN_FLOATS;
     static const char *const titles[] = {"min",    "max",    "mean",         "deviation",
                                          "% zero", "% lost", "2^-40 .. 2^23"};
-    mpt_context *context = module.context;
+    mpt_context *ctx = module.context;
     mpt__text out = mpt__text_make(text, size);
     mpt__module *found = mpt__module_frozen(module, "mpt_histograms");
     if (!found) return 0;
@@ -163,19 +163,18 @@ size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size
     }
     const mpt__parameter *parameter;
     mpt__walk walk;
-    mpt__walk_begin(&walk, context, found);
+    mpt__walk_begin(&walk, ctx, found);
     while ((parameter = mpt__walk_values(&walk)) != NULL) {
         mpt_tensor_stats stats;
         const mpt__tensor *tensor = parameter->tensor;
-        bool none = gradients && !mpt__leaf_has_grad(context, tensor);
+        bool none = gradients && !mpt__leaf_has_grad(ctx, tensor);
         mpt__write_text(&out, "\n");
         size_t line = out.length;
-        mpt__write_text(&out, "%s%s", mpt__relative_path(context, found, parameter->path),
+        mpt__write_text(&out, "%s%s", mpt__relative_path(ctx, found, parameter->path),
                         none ? " none" : "");
         if (none) continue;
-        if (gradients)
-            tensor = mpt__live(context, mpt_grad(mpt__handle(context, parameter->tensor)));
-        if (!tensor || mpt__tensor_statistics(context, tensor, &stats) != MPT_OK) return 0;
+        if (gradients) tensor = mpt__live(ctx, mpt_grad(mpt__handle(ctx, parameter->tensor)));
+        if (!tensor || mpt__tensor_statistics(ctx, tensor, &stats) != MPT_OK) return 0;
         mpt__histogram_line(&out, line, &stats);
     }
     mpt__write_text(&out, "\n");
@@ -210,51 +209,51 @@ static float mpt__check_weight(int64_t i) {
 
 /* The weighted sum of fn's output; NaN on error. */
 static double mpt__check_value(mpt__gradcheck *check) {
-    mpt_context *context = check->context;
+    mpt_context *ctx = check->context;
     size_t bytes;
     double sum = 0.0;
-    mpt_scope_begin(context);
-    mpt_no_grad_begin(context);
-    mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    mpt_scope_begin(ctx);
+    mpt_no_grad_begin(ctx);
+    mpt_tensor out = check->fn(ctx, check->user, check->in, check->n_in);
     const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
-    float *values = found ? mpt__host_values(context, found, &bytes) : NULL;
+    float *values = found ? mpt__host_values(ctx, found, &bytes) : NULL;
     for (int64_t i = 0; values && i < mpt__tensor_numel(found); i++)
         sum += (double)values[i] * (double)mpt__check_weight(i);
-    if (values) mpt__host_free(context, values, bytes);
-    mpt_no_grad_end(context);
-    mpt_scope_end(context);
-    return mpt__ok(context) ? sum : MPT__NAN_F64;
+    if (values) mpt__host_free(ctx, values, bytes);
+    mpt_no_grad_end(ctx);
+    mpt_scope_end(ctx);
+    return mpt__ok(ctx) ? sum : MPT__NAN_F64;
 }
 
 /* Leaves of the inputs' values, and one backward pass from the function of them. */
 static mpt_status mpt__check_backward(mpt__gradcheck *check) {
-    mpt_context *context = check->context;
+    mpt_context *ctx = check->context;
     size_t bytes;
     for (int i = 0; i < check->n_in; i++)
         if (mpt__dtype_computes(mpt_get_dtype(check->in[i]))) mpt_requires_grad(check->in[i], true);
-    mpt_tensor out = check->fn(context, check->user, check->in, check->n_in);
+    mpt_tensor out = check->fn(ctx, check->user, check->in, check->n_in);
     const mpt__tensor *found = mpt__enter_at(out, "mpt_gradcheck", "the function's result");
-    float *weights = found ? mpt__host_values(context, found, &bytes) : NULL;
-    if (!weights) return context->base.status;
+    float *weights = found ? mpt__host_values(ctx, found, &bytes) : NULL;
+    if (!weights) return ctx->base.status;
     mpt_shape shape = found->shape;
     mpt_dtype dtype = (mpt_dtype)found->dtype;
     for (int64_t i = 0; i < mpt__shape_numel(&shape); i++) weights[i] = mpt__check_weight(i);
-    mpt_tensor upstream = mpt_from(context, MPT_F32, shape, weights);
-    mpt__host_free(context, weights, bytes);
+    mpt_tensor upstream = mpt_from(ctx, MPT_F32, shape, weights);
+    mpt__host_free(ctx, weights, bytes);
     return mpt_backward_from(out, dtype == MPT_F32 ? upstream : mpt_cast(upstream, dtype), false);
 }
 
 /* Every slope by elements of input `i`. */
 static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
-    mpt_context *context = check->context;
+    mpt_context *ctx = check->context;
     size_t bytes = 0, slope_bytes = 0;
     mpt_tensor leaf = check->in[i];
     const mpt__tensor *found = mpt__enter_at(leaf, "mpt_gradcheck", "an input");
-    if (!found) return context->base.status;
+    if (!found) return ctx->base.status;
     mpt_shape shape = found->shape;
-    float *values = mpt__host_values(context, found, &bytes), *slopes = NULL;
+    float *values = mpt__host_values(ctx, found, &bytes), *slopes = NULL;
     if (values && mpt_has_grad(leaf))
-        slopes = mpt__host_values(context, mpt__live(context, mpt_grad(leaf)), &slope_bytes);
+        slopes = mpt__host_values(ctx, mpt__live(ctx, mpt_grad(leaf)), &slope_bytes);
     for (int64_t k = 0; values && k < mpt__shape_numel(&shape); k++) {
         float value = values[k];
         double side[2], at[2];
@@ -263,7 +262,7 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
                 (float)((double)value + (s ? 1.0 : -1.0) * check->config.step *
                                             (value > 1 || value < -1 ? (double)value : 1.0));
             at[s] = (double)values[k];
-            check->in[i] = mpt_from(context, MPT_F32, shape, values);
+            check->in[i] = mpt_from(ctx, MPT_F32, shape, values);
             side[s] = mpt__check_value(check);
             mpt_release(check->in[i]);
         }
@@ -272,71 +271,71 @@ static mpt_status mpt__check_input(mpt__gradcheck *check, int i) {
         double got = slopes ? (double)slopes[k] : 0.0;
         double off = got > expected ? got - expected : expected - got;
         double size = expected < 0 ? -expected : expected;
-        if (!mpt__ok(context)) break;
+        if (!mpt__ok(ctx)) break;
         if (off <= check->config.atol + check->config.rtol * size) continue;
-        mpt__enter(context, "mpt_gradcheck");
-        mpt__error(context, NUMERIC,
+        mpt__enter(ctx, "mpt_gradcheck");
+        mpt__error(ctx, NUMERIC,
                    "input %d, element %lld: backward gives %g, small changes of the input give %g",
                    i, k, got, expected);
         break;
     }
     check->in[i] = leaf;
-    mpt__host_free(context, slopes, slope_bytes);
-    mpt__host_free(context, values, bytes);
-    return context->base.status;
+    mpt__host_free(ctx, slopes, slope_bytes);
+    mpt__host_free(ctx, values, bytes);
+    return ctx->base.status;
 }
 
-mpt_status mpt_gradcheck(mpt_context *context, mpt_check_fn fn, void *user, const mpt_tensor *in,
+mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
                          int n_in, const mpt_gradcheck_config *config) {
     MPT__PLAIN_FLOATS;
     mpt__gradcheck check;
-    if (!mpt__enter(context, "mpt_gradcheck")) return mpt__status_of(context);
-    check.context = context, check.fn = fn, check.user = user, check.n_in = n_in;
+    if (!mpt__enter(ctx, "mpt_gradcheck")) return mpt__status_of(ctx);
+    check.context = ctx, check.fn = fn, check.user = user, check.n_in = n_in;
     check.config = config ? *config : mpt_gradcheck_config_default();
     if (!fn || !in || n_in < 1 || n_in > MPT__CHECK_INPUTS || !(check.config.step > 0.0))
-        return mpt__error(context, ARGUMENT,
+        return mpt__error(ctx, ARGUMENT,
                           "expected a function, 1..%d inputs (got %d) and a step > 0 (got %g)",
                           (int)MPT__CHECK_INPUTS, in ? n_in : 0, check.config.step);
-    mpt_scope_begin(context);
+    mpt_scope_begin(ctx);
     for (int i = 0; i < n_in; i++) {
-        mpt__enter(context, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
-        const mpt__tensor *input = mpt__at(context, in[i], "an input");
+        mpt__enter(ctx, "mpt_gradcheck"); /* errors have its name, not that of what it calls */
+        const mpt__tensor *input = mpt__at(ctx, in[i], "an input");
         if (!input) break;
         if (input->dtype == MPT_F16 || input->dtype == MPT_BF16)
-            mpt__error(context, DTYPE,
+            mpt__error(ctx, DTYPE,
                        "input %d is %D: small changes need fp32; mpt_cast it inside the function",
                        i, input->dtype);
         check.in[i] = mpt_clone(mpt_detach(in[i]));
     }
-    mpt_status status = context->base.status;
+    mpt_status status = ctx->base.status;
     if (status == MPT_OK) status = mpt__check_backward(&check);
     for (int i = 0; i < n_in && status == MPT_OK; i++)
         if (mpt_get_dtype(check.in[i]) == MPT_F32) status = mpt__check_input(&check, i);
-    mpt_scope_end(context);
+    mpt_scope_end(ctx);
     return status;
 }
 
 /* ==== What could differ ==== */
 
-size_t mpt_determinism(mpt_context *context, char *text, size_t size) {
+size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
     mpt__text out = mpt__text_make(text, size);
-    if (!mpt__enter(context, "mpt_determinism")) return 0;
+    if (!mpt__enter(ctx, "mpt_determinism")) return 0;
     mpt__write_text(&out,
                     "seed %llu; every op gives the same bits in every run, with any number of "
                     "threads and workers\n",
-                    (unsigned long long)context->config.seed);
+                    (unsigned long long)ctx->config.seed);
 #if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
-    if (!context->backend.synchronous)
-        mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", context->backend.name);
-    else if (mpt_get_isa(context) != MPT_ISA_REF)
+    if (!ctx->backend.synchronous)
+        mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", ctx->backend.name);
+    else if (mpt_get_isa(ctx) != MPT_ISA_REF)
         mpt__write_text(&out,
                         "%s kernels: other levels differ in the last places (MPT_ISA_REF gives one "
                         "result everywhere)\n",
-                        context->backend.name);
-    if (context->timed_products)
+                        ctx->backend.name);
+    if (ctx->timed_products)
         mpt__write_text(&out, "matmul, linear: mpt_benchmark chose by timing; keep the choices "
                               "with mpt_benchmark_text\n");
-    if (context->tf32)
+    if (ctx->tf32)
         mpt__write_text(&out, "matmul, linear: fp32 is rounded to TF32, or to parts of bf16\n");
 #endif
     return out.length;
