@@ -74,11 +74,11 @@ MPT__BEGIN_KERNELS
 #include "cpu/resize.c"
 #include "cpu/fp8.c"
 #endif
-MPT__END_LEVEL
+MPT__END_REGION
 #ifdef MPT__CPU_HERE
 MPT__BEGIN_COLD
 #include "cpu/levels.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #endif
 #ifdef MPTRAIN_IMPLEMENTATION
 #include "core/context.h"
@@ -92,7 +92,7 @@ MPT__BEGIN_COLD
 #include "core/inspect.c"
 #include "core/values.c"
 #include "core/anomaly.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #include "ops/op.c"
 #include "ops/operand.c"
 #include "ops/elementwise.c"
@@ -107,35 +107,35 @@ MPT__END_LEVEL
 #include "ops/resize.c"
 MPT__BEGIN_COLD
 #include "ops/user.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #include "ops/inplace.c"
 #include "ops/table.c"
 MPT__BEGIN_KERNELS
 #include "data/inflate.c"
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 #include "data/idx.c"
 #include "data/dataset.c"
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_DATA
 #include "data/transform.c"
 #include "data/table.c"
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 #include "data/array.c"
 #include "data/decode.c"
 #include "data/image.c"
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_DATA
 #include "data/text.c"
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 #include "data/loader.c"
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 #include "nn/layers.c"
 #include "nn/init.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #include "nn/module.c"
 MPT__BEGIN_COLD
 #include "nn/query.c"
@@ -144,15 +144,15 @@ MPT__BEGIN_COLD
 #include "nn/attention.c"
 #include "nn/fp8.c"
 #include "nn/fuse.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #include "train/optimizer.h"
 MPT__BEGIN_COLD
 #include "train/rates.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #include "train/optimizers.c"
 MPT__BEGIN_COLD
 #include "train/average.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #include "train/update.c"
 #include "train/scaler.c"
 MPT__BEGIN_COLD
@@ -162,7 +162,7 @@ MPT__BEGIN_COLD
 #include "graph/capture.c"
 #include "watch/check.c"
 #include "context.c"
-MPT__END_LEVEL
+MPT__END_REGION
 #endif
 MPT__END_UNUSED
 MPT__END_FLOAT_CONTROL

@@ -23,7 +23,8 @@ typedef struct {
     char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */
     char seen[MAX_ROOMS][64];     /* names of the rooms already written */
     int n_seen;
-    char entry[64]; /* the template that rooms include; the others are included by it */
+    char entries[4][64]; /* templates that rooms include; the others are included by these */
+    int n_entries;
     int in_template;
     int after_empty_line;
     FILE *out;
@@ -131,15 +132,19 @@ static void write_line(amalgamation *a, const char *line, size_t length) {
     a->after_empty_line = length == 1;
 }
 
-/* Whether this line of a room includes the template; the file then includes itself. */
+/* Whether this line of a room includes a template; the file then includes itself. */
 static int includes_template(amalgamation *a, const char *included) {
+    int i = 0;
     if (a->in_template || !strstr(included, "/template/")) return 0;
-    if (a->entry[0] && strcmp(a->entry, included) != 0)
-        fail("rooms include two templates, %s and %s", a->entry, included);
-    strcpy(a->entry, included);
-    fprintf(a->out, "#define MPT__TEMPLATE /* what stands at the end of this file */\n"
+    while (i < a->n_entries && strcmp(a->entries[i], included) != 0) i++;
+    if (i == a->n_entries) {
+        if (i == sizeof a->entries / sizeof *a->entries) fail("more than %d templates", i);
+        strcpy(a->entries[a->n_entries++], included);
+    }
+    fprintf(a->out, "#define MPT__TEMPLATE %d /* at the end of this file: %s */\n"
                     "#include MPTRAIN_FILE\n"
-                    "#undef MPT__TEMPLATE\n");
+                    "#undef MPT__TEMPLATE\n",
+            i + 1, included);
     a->after_empty_line = 0;
     return 1;
 }
@@ -179,6 +184,7 @@ int main(int argc, char **argv) {
     static amalgamation a;
     const char *slash, *spine_name;
     char *spine;
+    int i;
     if (argc != 3) fail("usage: amalgamate SPINE OUTPUT");
     slash = strrchr(argv[1], '/');
     spine_name = slash ? slash + 1 : argv[1];
@@ -193,15 +199,15 @@ int main(int argc, char **argv) {
     if (strstr(spine, "/template/")) fprintf(a.out, "#ifndef MPT__TEMPLATE\n");
     expand(&a, spine_name, spine, 0);
     free(spine);
-    if (a.entry[0]) {
-        fprintf(a.out, "#else\n");
-        a.in_template = 1;
-        spine = read_beside(&a, a.entry);
-        if (!spine) fail("cannot read %s", a.entry);
-        expand(&a, a.entry, spine, 1);
+    a.in_template = 1;
+    for (i = 0; i < a.n_entries; i++) {
+        fprintf(a.out, "#elif MPT__TEMPLATE == %d\n", i + 1);
+        spine = read_beside(&a, a.entries[i]);
+        if (!spine) fail("cannot read %s", a.entries[i]);
+        expand(&a, a.entries[i], spine, 1);
         free(spine);
-        fprintf(a.out, "#endif\n");
     }
+    if (a.n_entries > 0) fprintf(a.out, "#endif\n");
     if (ferror(a.out) | fclose(a.out)) fail("cannot write %s", argv[2]);
     return 0;
 }

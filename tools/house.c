@@ -45,9 +45,6 @@ static char house[256]; /* the folder of the spine, with the '/' */
 static int cuda; /* a wing that is compiled apart from the others, on face and waist */
 static int check, findings, long_functions, macro_lines;
 
-/* Arrows that still go upward, by the name that is used. A row that is of no use may go. */
-static const char *const still_upward[] = {"mpt_cast", "mpt_add_scalar_"};
-
 static void find(const char *where, int line, const char *what, const char *name, size_t length) {
     findings++;
     if (check) printf("%s%s:%d: %s%.*s\n", house, where, line, what, (int)length, name);
@@ -378,12 +375,8 @@ static definition *meaning(int r, const char *name, size_t length) {
 }
 
 static void add_arrow(int from, int to, const char *name, size_t length, int line) {
-    size_t i;
     if (to == from || uses[from][to]) return;
     uses[from][to] = 1;
-    for (i = 0; i < sizeof still_upward / sizeof still_upward[0]; i++) {
-        if (strlen(still_upward[i]) == length && memcmp(still_upward[i], name, length) == 0) return;
-    }
     if (to > from) find(rooms[from].name, line, "upward: ", name, length);
 }
 
@@ -494,7 +487,7 @@ static void print_house(void) {
     }
     memcpy(reaches, uses, sizeof uses);
     of_rooms = circles(n_rooms, reaches), of_wings = circles(n_wings, wing_uses);
-    if (of_wings + (upward == 0 && of_rooms > 0) > 0) { /* one goes up in a circle of rooms */
+    if (of_wings + of_rooms > 0) {
         findings++;
         if (check) printf("%d circles of rooms, %d of wings\n", of_rooms, of_wings);
     }

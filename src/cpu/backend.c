@@ -41,8 +41,8 @@ struct mpt__cpu_kernel {
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
 
-/* Levels stand on each other, at most four on ref, and replace the rows of products: of matrices and
-   of three kinds of convolutions. One of them replaces COPY. */
+/* Levels stand on each other, at most four on ref, and replace the rows of products: of matrices
+   and of three kinds of convolutions. One of them replaces COPY. */
 #define MPT__CPU_REPLACED (4 * 4 + 1)
 
 /* ref fills every row with kernels that compute in the routines of a level; a level puts its

@@ -828,6 +828,6 @@ const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
         return NULL;
     return found->categories[column->first + code];
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

@@ -416,7 +416,7 @@ mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ==== Encoding ==== */
 
@@ -815,6 +815,6 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__host_free(ctx, text, n);
     return mpt__dataset_publish(ctx, dataset);
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

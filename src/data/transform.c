@@ -599,6 +599,6 @@ mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int
     return mpt__dataset_publish(dataset.context,
                                 mpt__transformed_new(dataset.context, source, steps, count));
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

@@ -50,8 +50,7 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
             for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i])); \
         else \
             for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i * stride])); \
-        break; \
-    }
+    } break;
 #define MPT__STORE_CASE(id, storage, in, out) \
     case id: { \
         storage *to = (storage *)data + offset; \
@@ -59,8 +58,7 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
             for (int64_t i = 0; i < n; i++) to[i] = out; \
         else \
             for (int64_t i = 0; i < n; i++) to[i * stride] = out; \
-        break; \
-    }
+    } break;
 
 /* What elements are outside storage: known where the two functions below are called. */
 typedef enum { MPT__AS_REAL, MPT__AS_F64, MPT__AS_I64 } mpt__form;

@@ -199,11 +199,11 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #define MPT__END_UNUSED
 #endif
 
-/* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
+/* How hard gcc works on regions of rooms under -O2 and more: half of the time that gcc takes at -O2
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
    the object). DATA: loops over pixels and characters. KERNELS: loops over elements, which need no
-   more instructions than with -O2. Between levels gcc inlines only what it is forced to, so rooms
-   that share small functions share a level. clang has no such pragma; gcc for Windows keeps vectors
+   more instructions than with -O2. Between regions gcc inlines only what it is forced to, so rooms
+   that share small functions share one. clang has no such pragma; gcc for Windows keeps vectors
    on a stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
     !defined(__OPTIMIZE_SIZE__)
@@ -212,12 +212,12 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #define MPT__BEGIN_KERNELS \
     MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
         _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
-#define MPT__END_LEVEL _Pragma("GCC pop_options")
+#define MPT__END_REGION _Pragma("GCC pop_options")
 #else
 #define MPT__BEGIN_COLD
 #define MPT__BEGIN_DATA
 #define MPT__BEGIN_KERNELS
-#define MPT__END_LEVEL
+#define MPT__END_REGION
 #endif
 
 /* Where floats are computed in double (strict ISO C on s390x), the excess-precision pragma of gcc

@@ -681,7 +681,7 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     return ctx->base.status;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ==== Forward ==== */
 
 /* Number of a dropout call of the module in this step. What the count was at the last completed

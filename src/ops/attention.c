@@ -541,6 +541,6 @@ mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor 
     return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

@@ -384,6 +384,6 @@ mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias
                           config);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

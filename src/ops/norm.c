@@ -414,7 +414,7 @@ mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor varianc
     return mpt__apply_batch_norm(in, eps, 0, true);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ==== Pooling ==== */
 
@@ -607,6 +607,6 @@ mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width) 
                            mpt__adaptive_attributes(height, width));
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

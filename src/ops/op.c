@@ -214,6 +214,24 @@ static MPT__NOINLINE mpt_tensor mpt__spares_end(mpt__spares *spares, mpt_tensor 
     return result;
 }
 
+static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
+    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK)
+        return mpt__misused(x.context, name, SHAPE, "rank %d is not in 0..%d", shape->rank,
+                            MPT_MAX_RANK);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.rank = (uint8_t)shape->rank;
+    for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
+    return mpt__apply1(name, op, &x, 1, &attributes);
+}
+
+mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
+    return mpt__apply_shape("mpt_reshape", MPT__OP_reshape, x, &shape);
+}
+
+mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
+    return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
+}
+
 /* Halves as fp32. */
 static mpt_tensor mpt__widened(mpt__spares *spares, mpt_tensor x) {
     mpt_dtype dtype = mpt_get_dtype(x);

@@ -381,29 +381,4 @@ mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
 }
 
-MPT__BEGIN_COLD
-/* Within a step or scope ops count, so that a captured step counts, too, and what they make on the
-   way dies with it; elsewhere the host counts. */
-mpt_tensor mpt_arange(mpt_context *ctx, mpt_dtype dtype, int64_t count) {
-    if (!mpt__enter(ctx, "mpt_arange")) return mpt__null(ctx);
-    if (count < 0 || count > INT64_MAX / 16)
-        return mpt__refuse(ctx, ARGUMENT, "count %lld is negative or beyond 2^59", count);
-    mpt_tensor counted;
-    if (ctx->scope_depth > 0 && count < 1 << 24) { /* to where fp32 counts */
-        counted = mpt_cumsum(mpt_ones(ctx, MPT_F32, MPT_SHAPE(count)), 0);
-        counted = mpt_cast(mpt_add_scalar_(counted, -1.0), MPT_I64);
-    } else {
-        int64_t *values = (int64_t *)mpt__host_array(ctx, count + 1, sizeof *values);
-        if (!values) return mpt__null(ctx);
-        for (int64_t i = 0; i < count; i++) values[i] = i;
-        counted = mpt_from(ctx, MPT_I64, MPT_SHAPE(count), values);
-        mpt__host_free(ctx, values, (size_t)(count + 1) * sizeof *values);
-    }
-    if (dtype == MPT_I64) return counted;
-    mpt_tensor cast = mpt_cast(counted, dtype);
-    mpt_release(counted);
-    return cast;
-}
-MPT__END_LEVEL
-
 #endif

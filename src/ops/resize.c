@@ -110,6 +110,6 @@ mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale, mpt_inter
     return mpt__apply1(name, MPT__OP_interpolate, &x, 1, &attributes);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

@@ -14,16 +14,6 @@ static mpt_shape mpt__asked_shape(const mpt__frame *frame) {
     return shape;
 }
 
-static mpt_tensor mpt__apply_shape(const char *name, int op, mpt_tensor x, const mpt_shape *shape) {
-    if (shape->rank < 0 || shape->rank > MPT_MAX_RANK)
-        return mpt__misused(x.context, name, SHAPE, "rank %d is not in 0..%d", shape->rank,
-                            MPT_MAX_RANK);
-    mpt__attributes attributes = mpt__no_attributes;
-    attributes.rank = (uint8_t)shape->rank;
-    for (int i = 0; i < shape->rank; i++) attributes.index[i] = shape->dim[i];
-    return mpt__apply1(name, op, &x, 1, &attributes);
-}
-
 /* ==== Copies ==== */
 
 static mpt_status mpt__copy_forward(mpt__frame *frame) {
@@ -78,10 +68,6 @@ mpt_tensor mpt_to_channels_last(mpt_tensor x) {
 bool mpt_is_channels_last(mpt_tensor x) {
     const mpt__tensor *tensor = mpt__enter_at(x, "mpt_is_channels_last", "argument 1");
     return tensor && tensor->shape.rank == 4 && mpt__dense_last(tensor);
-}
-
-mpt_tensor mpt_cast(mpt_tensor x, mpt_dtype dtype) {
-    return mpt__apply_dim("mpt_cast", MPT__OP_cast, x, (int)dtype, false);
 }
 
 mpt_tensor mpt_detach(mpt_tensor x) {
@@ -168,10 +154,6 @@ static mpt_status mpt__reshape_backward(mpt__frame *frame) {
     mpt__tensor view = mpt__viewed(dy, &frame->in[0]->shape);
     frame->layout = MPT__LAYOUT_KEPT;
     return mpt__gradient_pass(frame, 0, &view);
-}
-
-mpt_tensor mpt_reshape(mpt_tensor x, mpt_shape shape) {
-    return mpt__apply_shape("mpt_reshape", MPT__OP_reshape, x, &shape);
 }
 
 mpt_tensor mpt_flatten(mpt_tensor x, int first_dim, int last_dim) {

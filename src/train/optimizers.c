@@ -609,6 +609,6 @@ double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
     const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
     return option ? *option : MPT__NAN_F64;
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

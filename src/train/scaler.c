@@ -152,7 +152,7 @@ mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     return mpt__status_of(handle.context);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ==== Scaling the loss ==== */
 
 /* bf16 has fp32's range; said once. */
@@ -543,6 +543,6 @@ mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state
     mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
     return mpt__put_scale(ctx, scaler, state->scale);
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 #endif

@@ -338,6 +338,7 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
 #define MPT__CHUNK_ROWS 168
 #define MPT__RATE 32
 #define MPT__IN_PLACE false
+#include "cpu/template/functions.c"
 #include "cpu/template/level.c"
 
 /* Values as in waist/functions.h. Wider vectors would gain nothing. */
@@ -368,6 +369,11 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
     return true;
 }
 
+#ifdef MPTRAIN_EMULATE_AMX /* what later instructions do, by those of this level, for tests */
+#define MPT__EMULATOR(name) mpt__avx2_##name
+#define MPT__EMULATOR_FN MPT__AVX2
+#define MPT__EMULATOR_OP MPT__AVX2_OP
+#endif
 #define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level
 #else
 #define MPT__AVX2_LEVEL false, NULL, NULL

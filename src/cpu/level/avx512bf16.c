@@ -23,11 +23,11 @@
 #ifdef MPT__HAS_BF16X2
 
 #ifdef MPTRAIN_EMULATE_AMX
-#define MPT__BF16X2_BASE(name) mpt__avx2_gemm_##name
+#define MPT__BF16X2_BASE(name) MPT__EMULATOR(gemm_##name)
 #define MPT__V(word) mpt__v8_##word
 #define MPT__WIDTH 8
-#define MPT__BF16X2_FN MPT__AVX2
-#define MPT__BF16X2_OP MPT__AVX2_OP
+#define MPT__BF16X2_FN MPT__EMULATOR_FN
+#define MPT__BF16X2_OP MPT__EMULATOR_OP
 #else
 #define MPT__BF16X2_BASE(name) mpt__avx512_gemm_##name
 #define MPT__V(word) mpt__v16_##word
@@ -47,7 +47,7 @@
 #ifdef MPTRAIN_EMULATE_AMX
 
 enum { MPT__BF16X2_WIDTH = 16, MPT__BF16X2_DIRECT = 6, MPT__BF16X2_RATE = 4 };
-#define mpt__bf16x2_finish mpt__avx2_gemm_finish
+#define mpt__bf16x2_finish MPT__EMULATOR(gemm_finish)
 #define mpt__bf16x2_put_tile mpt__v8_put_tile
 
 static bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
@@ -66,7 +66,7 @@ static bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, in
     return true;
 }
 
-MPT__AVX2_OP mpt__v8_f mpt__v8_dot2(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
+MPT__EMULATOR_OP mpt__v8_f mpt__v8_dot2(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
     const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000));
     const __m256 low_a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16));
     const __m256 low_b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(b), 16));
@@ -205,8 +205,8 @@ MPT__BF16X2_OP mpt__v16_f mpt__v16_dot2(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* What differs with the emulation. */
 #ifdef MPTRAIN_EMULATE_AMX
-MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
-MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
+MPT__EMULATOR_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
+MPT__EMULATOR_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
     mpt__v8_store_as(to, x, 8, MPT_BF16);
     mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
 }

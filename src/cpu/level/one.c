@@ -74,7 +74,11 @@ MPT__V1 float mpt__v1_select(bool m, float a, float b) { return m ? a : b; }
 #define MPT__WIDTH 1
 #define MPT__FN static
 #define MPT__OP static MPT__INLINE
-#include "cpu/template/level.c"
+#include "cpu/template/functions.c"
+#undef MPT__V
+#undef MPT__WIDTH
+#undef MPT__FN
+#undef MPT__OP
 
 /* ==== The reference: words on mpt__real ==== */
 
@@ -155,9 +159,11 @@ MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
 #define MPT__GELU_CUBE ((mpt__real)0.044715)
 
 #define MPT__V(word) mpt__real_##word
-#define MPT__LEVEL(name) mpt__ref_##name
 #define MPT__WIDTH 0
 #define MPT__OP static MPT__INLINE
-#include "cpu/template/level.c"
+#include "cpu/template/functions.c"
+#undef MPT__V
+#undef MPT__WIDTH
+#undef MPT__OP
 
 #endif

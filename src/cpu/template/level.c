@@ -1,6 +1,6 @@
 /* ------------------------
- * cpu/template/level.c: all that is made for an instruction set: what a level includes behind its
- * words (cpu/vocabulary.h). Besides those the level says:
+ * cpu/template/level.c: the kernels of an instruction set: what a level includes behind its words
+ * (cpu/vocabulary.h) and cpu/template/functions.c. Besides what these ask for the level says:
  *
  *   MPT__BELOW(name)   kernels of the level below, which do what is too narrow for vectors
  *   MPT__SLOWNESS      nanoseconds of what takes the reference level one
@@ -9,17 +9,8 @@
  *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
  *   and those of cpu/template/gemm.c
  *
- * With a width of one, that of a single float: the functions of cpu/template/math.c alone. With a
- * width of zero, that of the reference (cpu/level/one.c): the words of waist/functions.inl alone.
  * ---------------------- */
-#if defined(MPT__V) && MPT__WIDTH > 0
-#include "cpu/template/math.c"
-#endif
-#if defined(MPT__V) && MPT__WIDTH != 1
-#include "waist/functions.inl"
-#endif
-
-#if defined(MPT__V) && MPT__WIDTH > 1
+#ifdef MPT__V
 #include "cpu/template/convert.c"
 
 /* X(k) for the vectors that make MPT__SUM_LANES and MPT__NORM_LANES, and how they fold in
