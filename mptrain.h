@@ -3293,11 +3293,11 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #define MPT__END_UNUSED
 #endif
 
-/* The levels that rooms are compiled at under -O2 and more: half of the time that gcc needs for -O2
+/* How hard gcc works on regions of rooms under -O2 and more: half of the time that gcc takes at -O2
    buys nothing measurable there. COLD: what no step runs for long, and so for size (a twentieth of
    the object). DATA: loops over pixels and characters. KERNELS: loops over elements, which need no
-   more instructions than with -O2. Between levels gcc inlines only what it is forced to, so rooms
-   that share small functions share a level. clang has no such pragma; gcc for Windows keeps vectors
+   more instructions than with -O2. Between regions gcc inlines only what it is forced to, so rooms
+   that share small functions share one. clang has no such pragma; gcc for Windows keeps vectors
    on a stack that is aligned to 16 bytes (its bug 54412), and at -O1 more of them. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(_WIN32) && defined(__OPTIMIZE__) && \
     !defined(__OPTIMIZE_SIZE__)
@@ -3306,12 +3306,12 @@ extern int madvise(void *start, size_t bytes, int advice); /* hidden by -std=c11
 #define MPT__BEGIN_KERNELS \
     MPT__BEGIN_DATA _Pragma("GCC optimize(\"inline-small-functions\", \"inline-functions\")") \
         _Pragma("GCC optimize(\"gcse\", \"strict-aliasing\", \"expensive-optimizations\")")
-#define MPT__END_LEVEL _Pragma("GCC pop_options")
+#define MPT__END_REGION _Pragma("GCC pop_options")
 #else
 #define MPT__BEGIN_COLD
 #define MPT__BEGIN_DATA
 #define MPT__BEGIN_KERNELS
-#define MPT__END_LEVEL
+#define MPT__END_REGION
 #endif
 
 /* Where floats are computed in double (strict ISO C on s390x), the excess-precision pragma of gcc
@@ -11307,6 +11307,11 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
     return true;
 }
 
+#ifdef MPTRAIN_EMULATE_AMX /* what later instructions do, by those of this level, for tests */
+#define MPT__EMULATOR(name) mpt__avx2_##name
+#define MPT__EMULATOR_FN MPT__AVX2
+#define MPT__EMULATOR_OP MPT__AVX2_OP
+#endif
 #define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level
 #else
 #define MPT__AVX2_LEVEL false, NULL, NULL
@@ -11939,11 +11944,11 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #ifdef MPT__HAS_BF16X2
 
 #ifdef MPTRAIN_EMULATE_AMX
-#define MPT__BF16X2_BASE(name) mpt__avx2_gemm_##name
+#define MPT__BF16X2_BASE(name) MPT__EMULATOR(gemm_##name)
 #define MPT__V(word) mpt__v8_##word
 #define MPT__WIDTH 8
-#define MPT__BF16X2_FN MPT__AVX2
-#define MPT__BF16X2_OP MPT__AVX2_OP
+#define MPT__BF16X2_FN MPT__EMULATOR_FN
+#define MPT__BF16X2_OP MPT__EMULATOR_OP
 #else
 #define MPT__BF16X2_BASE(name) mpt__avx512_gemm_##name
 #define MPT__V(word) mpt__v16_##word
@@ -11963,7 +11968,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #ifdef MPTRAIN_EMULATE_AMX
 
 enum { MPT__BF16X2_WIDTH = 16, MPT__BF16X2_DIRECT = 6, MPT__BF16X2_RATE = 4 };
-#define mpt__bf16x2_finish mpt__avx2_gemm_finish
+#define mpt__bf16x2_finish MPT__EMULATOR(gemm_finish)
 #define mpt__bf16x2_put_tile mpt__v8_put_tile
 
 static bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
@@ -11982,7 +11987,7 @@ static bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, in
     return true;
 }
 
-MPT__AVX2_OP mpt__v8_f mpt__v8_dot2(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
+MPT__EMULATOR_OP mpt__v8_f mpt__v8_dot2(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
     const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000));
     const __m256 low_a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16));
     const __m256 low_b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(b), 16));
@@ -12121,8 +12126,8 @@ MPT__BF16X2_OP mpt__v16_f mpt__v16_dot2(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* What differs with the emulation. */
 #ifdef MPTRAIN_EMULATE_AMX
-MPT__AVX2_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
-MPT__AVX2_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
+MPT__EMULATOR_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
+MPT__EMULATOR_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
     mpt__v8_store_as(to, x, 8, MPT_BF16);
     mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
 }
@@ -17667,7 +17672,7 @@ static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
 #endif /* MPTRAIN_NO_FP8 */
 
 #endif
-MPT__END_LEVEL
+MPT__END_REGION
 #ifdef MPT__CPU_HERE
 MPT__BEGIN_COLD
 /* ------------------------
@@ -17948,7 +17953,7 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
     return cpu->pool;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 #endif
 #ifdef MPTRAIN_IMPLEMENTATION
 /* ------------------------
@@ -19634,8 +19639,9 @@ static mpt__id mpt__id_of(const void *object) {
     return object ? *(const mpt__id *)object : none;
 }
 
-static void *mpt__object_enter(mpt_context *ctx, mpt__object_kind kind, uint32_t slot,
-                               uint32_t generation, const char *name) {
+static MPT__FORCE_INLINE void *mpt__object_enter(mpt_context *ctx, mpt__object_kind kind,
+                                                 uint32_t slot, uint32_t generation,
+                                                 const char *name) {
     return mpt__enter(ctx, name) ? mpt__object_at(ctx, kind, ctx, slot, generation) : NULL;
 }
 
@@ -21996,7 +22002,7 @@ const char *mpt_anomaly_text(mpt_context *ctx) {
     return ctx && ctx->anomaly ? ctx->anomaly->report : "";
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ------------------------
  * ops/op.c: the op table, the map of the system: one line per op.
  *
@@ -25387,7 +25393,7 @@ mpt_tensor mpt_conv_transpose2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias
                           config);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ------------------------
  * ops/norm.c: normalisation and pooling as ops.
@@ -25801,7 +25807,7 @@ mpt_tensor mpt_batch_norm_relu(mpt_tensor x, mpt_tensor mean, mpt_tensor varianc
     return mpt__apply_batch_norm(in, eps, 0, true);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ==== Pooling ==== */
 
@@ -25994,7 +26000,7 @@ mpt_tensor mpt_adaptive_avg_pool2d(mpt_tensor x, int64_t height, int64_t width) 
                            mpt__adaptive_attributes(height, width));
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ------------------------
  * ops/attention.c: embedding and attention as ops, and the classifier that never holds all of
@@ -26535,7 +26541,7 @@ mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor 
     return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ------------------------
  * ops/resize.c: images of another size as an op.
@@ -26645,7 +26651,7 @@ mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale, mpt_inter
     return mpt__apply1(name, MPT__OP_interpolate, &x, 1, &attributes);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 
 MPT__BEGIN_COLD
 /* ------------------------
@@ -26909,7 +26915,7 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     return ctx->base.status;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ------------------------
  * ops/inplace.c: ops that write their result over their first argument.
  *
@@ -27146,7 +27152,7 @@ mpt_tensor mpt_arange(mpt_context *ctx, mpt_dtype dtype, int64_t count) {
     mpt_release(counted);
     return cast;
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ------------------------
  * ops/table.c: the rows of the op table, made of the map in ops/op.c, and the table as text.
@@ -27638,7 +27644,7 @@ static bool mpt__inflate_blocks(mpt__inflate *z, const void *data, size_t n, voi
     return z->written == size;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 /* ------------------------
  * data/idx.c: the header of idx files, the format of MNIST.
@@ -28761,7 +28767,7 @@ mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) 
     return mpt__dataset_handle(ctx, NULL);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_DATA
 /* ------------------------
  * data/transform.c: from a picture to a sample: crops, flips, bilinear resizing, erasing.
@@ -29358,7 +29364,7 @@ mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int
     return mpt__dataset_publish(dataset.context,
                                 mpt__transformed_new(dataset.context, source, steps, count));
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ------------------------
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
@@ -30185,9 +30191,9 @@ const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
         return NULL;
     return found->categories[column->first + code];
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 /* ------------------------
  * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
@@ -32165,7 +32171,7 @@ mpt_dataset mpt_cifar10(mpt_context *ctx, const char *directory, mpt_split split
     return mpt__dataset_publish(ctx, dataset);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_DATA
 /* ------------------------
  * data/text.c: tokenizers (characters, byte-level BPE) and windows of tokens as samples.
@@ -32580,7 +32586,7 @@ mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 /* ==== Encoding ==== */
 
@@ -32979,9 +32985,9 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__host_free(ctx, text, n);
     return mpt__dataset_publish(ctx, dataset);
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 /* ------------------------
  * data/loader.c: batches from a dataset, shuffled, converted, made ahead by worker threads.
@@ -33757,7 +33763,7 @@ mpt_status mpt_loader_destroy(mpt_loader handle) {
     return MPT_OK;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 MPT__BEGIN_COLD
 /* ------------------------
  * nn/layers.c: what a module is, and the table of layers.
@@ -34002,7 +34008,7 @@ static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *modul
     return status;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ------------------------
  * nn/module.c: modules: trees of layers, their parameters, the forward call.
  *
@@ -34682,7 +34688,7 @@ static mpt_status mpt__freeze(mpt_context *ctx, mpt__module *module) {
     return ctx->base.status;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ==== Forward ==== */
 
 /* Number of a dropout call of the module in this step. What the count was at the last completed
@@ -36586,7 +36592,7 @@ int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size) {
 }
 
 #endif
-MPT__END_LEVEL
+MPT__END_REGION
 /* ------------------------
  * train/optimizer.h: what an optimizer is, and how the rooms of training see its state.
  * ---------------------- */
@@ -37054,7 +37060,7 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
     return status;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ------------------------
  * train/optimizers.c: the optimizers: what each kind is, their states, groups, options and rates.
  *
@@ -37662,7 +37668,7 @@ double mpt_get_option(mpt_optimizer handle, int group, const char *name) {
     const double *option = mpt__option(handle, "mpt_get_option", group, name, &low, &below);
     return option ? *option : MPT__NAN_F64;
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 MPT__BEGIN_COLD
 /* ------------------------
@@ -37922,7 +37928,7 @@ mpt_status mpt_ema_destroy(mpt_ema handle) {
     return ctx->base.status;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ------------------------
  * train/update.c: what optimizers do with gradients: segments, norms, clipping, updates; their
  * state.
@@ -38543,7 +38549,7 @@ mpt_status mpt_scaler_destroy(mpt_scaler handle) {
     return mpt__status_of(handle.context);
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 /* ==== Scaling the loss ==== */
 
 /* bf16 has fp32's range; said once. */
@@ -38934,7 +38940,7 @@ mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state
     mpt__scalar_set_i(ctx, scaler->slots[MPT__SCALER_TRACKER], state->growth_tracker);
     return mpt__put_scale(ctx, scaler, state->scale);
 }
-MPT__END_LEVEL
+MPT__END_REGION
 
 MPT__BEGIN_COLD
 /* ------------------------
@@ -41819,7 +41825,7 @@ void mpt_clear_error(mpt_context *ctx) {
     ctx->module_training = true;
 }
 
-MPT__END_LEVEL
+MPT__END_REGION
 #endif
 MPT__END_UNUSED
 MPT__END_FLOAT_CONTROL
@@ -41890,9 +41896,9 @@ WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 #endif
 #elif MPT__TEMPLATE == 1
 /* ------------------------
- * cpu/template/functions.c: the functions of a level: those of one float (a width of 1) and of each
- * vector have exp and its kin in words on bits, those of the reference (a width of 0: mpt__real) its
- * own; all but the first have the words that are made of others.
+ * cpu/template/functions.c: exp and its kin, which are words on bits, for one float (a width of 1)
+ * and each vector; the words that are made of others, for vectors and the reference (a width of 0,
+ * of mpt__real).
  * ---------------------- */
 #if defined(MPT__V) && MPT__WIDTH > 0
 /* ------------------------

@@ -523,8 +523,9 @@ static mpt__id mpt__id_of(const void *object) {
     return object ? *(const mpt__id *)object : none;
 }
 
-static void *mpt__object_enter(mpt_context *ctx, mpt__object_kind kind, uint32_t slot,
-                               uint32_t generation, const char *name) {
+static MPT__FORCE_INLINE void *mpt__object_enter(mpt_context *ctx, mpt__object_kind kind,
+                                                 uint32_t slot, uint32_t generation,
+                                                 const char *name) {
     return mpt__enter(ctx, name) ? mpt__object_at(ctx, kind, ctx, slot, generation) : NULL;
 }
 
