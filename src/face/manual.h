@@ -95,6 +95,8 @@ between them are an error of the linker, which names them.
     define where the implementation is compiled
     MPTRAIN_STATIC       all functions static; every file that wants it has its own copy. Define it
                          wherever mptrain.h is included in that file
+    MPTRAIN_FILE         the name of the file in quotes, where it is no longer "mptrain.h": it
+                         includes itself for each instruction set
     MPTRAIN_NO_THREADS   the calling thread does all work; loaders have no workers
     MPTRAIN_NO_STDIO     no file access of its own: weights go through callbacks in mpt_config.io,
                          datasets come from memory or from callbacks, tokenizers not at all

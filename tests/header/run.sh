@@ -202,6 +202,12 @@ done
 link='-lm -lpthread'
 job copied-into-a-project "mkdir -p project && cp $header $here/use.c project && cd project &&
     $cc -DIMPLEMENT use.c $link -o use && ./use"
+job in-a-folder "mkdir -p folder/lib && cp $header folder/lib && cd folder &&
+    sed 's#\"mptrain.h\"#\"lib/mptrain.h\"#' $here/use.c >use.c &&
+    $cc -DIMPLEMENT use.c $link -o use && ./use"
+job renamed "mkdir -p renamed/lib && cp $header renamed/lib/nets.h && cd renamed &&
+    sed 's#\"mptrain.h\"#\"lib/nets.h\"#' $here/use.c >use.c &&
+    $cc -DIMPLEMENT -DMPTRAIN_FILE='\"nets.h\"' use.c $link -o use && ./use"
 job two-units "$cc $include $here/use.c $here/other.c implementation.c -DTWO_UNITS $link -o two &&
     ./two"
 job static-twice "for f in use other; do $cc $strict $include -DMPTRAIN_STATIC -DIMPLEMENT \
@@ -412,7 +418,7 @@ allowed_ms() { # allowed_ms TIME: of compiling the implementation, where stb tak
 least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1; }
 # What users feel is bounded below: time to compile, size of objects. Bytes stand here so that growth
 # is decided; without comments they have had room for a fifth more since the house was divided.
-at_most 'mptrain.h' "$(wc -c <"$header")" 2108000 bytes
+at_most 'mptrain.h' "$(wc -c <"$header")" 2050000 bytes
 at_most 'mptrain.h without comments' \
     "$($cc -fpreprocessed -dD -E -P -x c "$header" 2>/dev/null | wc -c)" 2126000 bytes
 for c in $c_compilers; do
