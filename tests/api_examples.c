@@ -82,7 +82,7 @@ TEST(options_refused_with_one_line) {
     settings s;
     char error[256];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        CHECK(!parse(&s, error, cases[i].count, cases[i].routines));
+        CHECK(!parse(&s, error, cases[i].count, cases[i].words));
         CHECK_CONTAINS(error, cases[i].part);
         CHECK(strchr(error, '\n') == NULL);
     }

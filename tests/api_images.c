@@ -982,7 +982,7 @@ TEST(jpegs_with_bad_frames) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         made_jpeg_begin(&m);
         made_frame(&m, rows[i].marker, 8, rows[i].height, rows[i].components, rows[i].first);
-        REFUSED(m, rows[i].routines);
+        REFUSED(m, rows[i].words);
     }
     made_jpeg_begin(&m);
     made_frame(&m, 0xc0, 8, 8, 3, 0x31);
@@ -1026,7 +1026,7 @@ TEST(jpegs_with_bad_scans) {
         made_jpeg_tables(&m);
         made_scan(&m, rows[i].part, rows[i].count, rows[i].tables, rows[i].spectral, "\0", 1);
         made_number(&m, 0xffd9, 2);
-        REFUSED(m, rows[i].routines);
+        REFUSED(m, rows[i].words);
     }
     made_lacking(&m, 4);
     m.bytes[m.n - 9] = 2; /* two components in a scan of one's size */
@@ -1179,7 +1179,7 @@ TEST(files_that_are_no_pictures) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         m.n = 0;
         made_put(&m, rows[i].bytes, rows[i].n);
-        REFUSED(m, rows[i].routines);
+        REFUSED(m, rows[i].words);
     }
     m.n = 0;
     REFUSED(m, "an empty file");

@@ -158,7 +158,7 @@ TEST(vocabularies_and_merges) {
     };
     mpt_context *c = make_context();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        put("words", rows[i].routines, strlen(rows[i].routines));
+        put("words", rows[i].words, strlen(rows[i].words));
         put("merges", rows[i].merges, strlen(rows[i].merges));
         mpt_tokenizer made = mpt_bpe_tokenizer(c, "words", "merges");
         if (unbuilt(c)) break;

@@ -9,10 +9,10 @@
 #ifdef MPT__V
 
 MPT__OP void MPT__LEVEL(to_f32)(const uint16_t *from, float *to, size_t n, int dtype) {
-    int64_t left = (int64_t)n;
-    for (; left >= MPT__WIDTH; left -= MPT__WIDTH, from += MPT__WIDTH, to += MPT__WIDTH)
-        v_store(to, v_load_full(from, dtype));
-    if (left > 0) v_store_as(to, v_load_as(from, left, dtype), left, MPT_F32);
+    size_t i = 0;
+    for (; i + MPT__WIDTH <= n; i += MPT__WIDTH) v_store(to + i, v_load_full(from + i, dtype));
+    const int64_t left = (int64_t)(n - i);
+    if (left > 0) v_store_as(to + i, v_load_as(from + i, left, dtype), left, MPT_F32);
 }
 MPT__FN void MPT__LEVEL(f16_to_f32)(const uint16_t *from, float *to, size_t n) {
     MPT__LEVEL(to_f32)(from, to, n, MPT_F16);
@@ -21,19 +21,21 @@ MPT__FN void MPT__LEVEL(bf16_to_f32)(const uint16_t *from, float *to, size_t n) 
     MPT__LEVEL(to_f32)(from, to, n, MPT_BF16);
 }
 
+/* The elements from i on. */
+MPT__OP void MPT__LEVEL(from_f32)(const float *from, uint16_t *to, size_t n, size_t i, int dtype) {
+    for (; i + MPT__WIDTH <= n; i += MPT__WIDTH)
+        v_store_as(to + i, v_load(from + i), MPT__WIDTH, dtype);
+    const int64_t left = (int64_t)(n - i);
+    if (left > 0) v_store_as(to + i, v_load_as(from + i, left, MPT_F32), left, dtype);
+}
 MPT__FN void MPT__LEVEL(f32_to_f16)(const float *from, uint16_t *to, size_t n) {
-    int64_t left = (int64_t)n;
-    for (; left > 0; left -= MPT__WIDTH, from += MPT__WIDTH, to += MPT__WIDTH)
-        v_store_as(to, v_load_as(from, left, MPT_F32), left, MPT_F16);
+    MPT__LEVEL(from_f32)(from, to, n, 0, MPT_F16);
 }
 MPT__FN void MPT__LEVEL(f32_to_bf16)(const float *from, uint16_t *to, size_t n) {
-    int64_t left = (int64_t)n;
-    for (; left >= 2 * MPT__WIDTH; left -= 2 * MPT__WIDTH, from += 2 * MPT__WIDTH) {
-        v_store_both(to, v_load(from), v_load(from + MPT__WIDTH), MPT_BF16);
-        to += 2 * MPT__WIDTH;
-    }
-    for (; left > 0; left -= MPT__WIDTH, from += MPT__WIDTH, to += MPT__WIDTH)
-        v_store_as(to, v_load_as(from, left, MPT_F32), left, MPT_BF16);
+    size_t i = 0;
+    for (; i + 2 * MPT__WIDTH <= n; i += 2 * MPT__WIDTH)
+        v_store_both(to + i, v_load(from + i), v_load(from + i + MPT__WIDTH), MPT_BF16);
+    MPT__LEVEL(from_f32)(from, to, n, i, MPT_BF16);
 }
 
 /* An exponent of all ones and `one` in its lowest bit give a carry to the sign, in each half of a
