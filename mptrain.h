@@ -19648,7 +19648,8 @@ static mpt__id mpt__id_of(const void *object) {
 static MPT__FORCE_INLINE void *mpt__object_enter(mpt_context *ctx, mpt__object_kind kind,
                                                  uint32_t slot, uint32_t generation,
                                                  const char *name) {
-    return mpt__enter(ctx, name) ? mpt__object_at(ctx, kind, ctx, slot, generation) : NULL;
+    if (!mpt__enter(ctx, name)) return NULL;
+    return mpt__object_at(ctx, kind, ctx, slot, generation);
 }
 
 /* For a kind of object: _handle gives the handle of an object, the error null for NULL; _enter
@@ -19658,7 +19659,7 @@ static MPT__FORCE_INLINE void *mpt__object_enter(mpt_context *ctx, mpt__object_k
         mpt_##kind handle = {ctx, mpt__id_of(object).slot, mpt__id_of(object).generation}; \
         return handle; \
     } \
-    static mpt__##kind *mpt__##kind##_enter(mpt_##kind h, const char *name) { \
+    static MPT__INLINE mpt__##kind *mpt__##kind##_enter(mpt_##kind h, const char *name) { \
         return (mpt__##kind *)mpt__object_enter(h.context, KIND, h.slot, h.generation, name); \
     }
 /* The object of a handle that is not what a call is on; NULL with an error recorded if there is
