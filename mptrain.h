@@ -11285,7 +11285,7 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
-/* Values as in waist/functions.h. Wider vectors would gain nothing. */
+/* Past the caches. Wider vectors would gain nothing. */
 #define MPT__STREAM_CASE(id, value) \
     case MPT__FN_##id: \
         for (; n > 0; n -= 8, out += 8, x += 8, y += 8) { \
@@ -11293,19 +11293,20 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
             n >= 8 ? mpt__v8_stream(out, to) : mpt__v8_store_as(out, to, n, MPT_F32); \
         } \
         break;
-#define MPT__STREAM_B mpt__v8_load_as(y, n, MPT_F32)
+#define MPT__STREAM_ONE(id) MPT__STREAM_CASE(id, mpt__avx2_value_##id(a, c, 0))
+#define MPT__STREAM_TWO(id) \
+    MPT__STREAM_CASE(id, mpt__avx2_value_##id(a, mpt__v8_load_as(y, n, MPT_F32), c, 0))
 MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
                                 float c) {
-    const mpt__v8_f by = mpt__v8_set(c);
     switch (function) {
-        MPT__STREAM_CASE(RELU, mpt__v8_relu(a))
-        MPT__STREAM_CASE(ADD_SCALAR, mpt__v8_add(a, by))
-        MPT__STREAM_CASE(MUL_SCALAR, mpt__v8_mul(a, by))
-        MPT__STREAM_CASE(ADD, mpt__v8_add(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(SUB, mpt__v8_sub(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(MUL, mpt__v8_mul(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(DIV, mpt__v8_div(a, MPT__STREAM_B))
-        MPT__STREAM_CASE(RELU_BACKWARD, mpt__v8_gate(a, MPT__STREAM_B))
+        MPT__STREAM_ONE(RELU)
+        MPT__STREAM_ONE(ADD_SCALAR)
+        MPT__STREAM_ONE(MUL_SCALAR)
+        MPT__STREAM_TWO(ADD)
+        MPT__STREAM_TWO(SUB)
+        MPT__STREAM_TWO(MUL)
+        MPT__STREAM_TWO(DIV)
+        MPT__STREAM_TWO(RELU_BACKWARD)
     default:
         return false;
     }
