@@ -15,7 +15,8 @@
 #include "read_file.h"
 #include "source_text.h"
 
-enum { MAX_ROOMS = 160, MAX_WINGS = 24, MAX_FUNCTION_LINES = 70, MAX_MACRO_LINES = 8 };
+enum { MAX_ROOMS = 160, MAX_WINGS = 24 };
+enum { MAX_FUNCTION_LINES = 70, MAX_MACRO_LINES = 8, MAX_AVX2 = 4 };
 enum { BODY, OTHER }; /* what a definition is: of a function, or of anything else */
 enum { DEEPEST = 40 }; /* macros in macros */
 
@@ -490,6 +491,14 @@ static void print_house(void) {
     if (of_wings + of_rooms > 0) {
         findings++;
         if (check) printf("%d circles of rooms, %d of wings\n", of_rooms, of_wings);
+    }
+    if (macro_lines > 0) {
+        findings++;
+        if (check) printf("%d lines of statements in macro bodies: write functions\n", macro_lines);
+    }
+    if (avx2 > MAX_AVX2) {
+        findings++;
+        if (check) printf("%d rooms name avx2, at most %d\n", avx2, (int)MAX_AVX2);
     }
     if (check) return;
     printf("%-10s %5s %6s %8s   arrows to\n", "wing", "rooms", "lines", "bytes");
