@@ -82,8 +82,8 @@ Everywhere else include it without the define. The order of includes does not ma
 -lm -lpthread on POSIX systems, with nothing on Windows. No -march is needed: the CPU is asked at
 run time. Compiler flags such as -Ofast do not change results.
 
-Two files are compiled side by side in little more than half of the time. Options that differ
-between them are an error of the linker, which names them.
+Two files are compiled side by side in little more than half of the time. The linker names an option
+that differs between them.
 
     #define MPTRAIN_IMPLEMENTATION        // in one file: all but the CPU kernels
     #define MPTRAIN_CPU_SEPARATE
