@@ -2527,7 +2527,8 @@ typedef struct mpt__operand {
 
 /* ==== Kernels ====
  *
- * MPT__KERNELS(K): K(ID, "name", effect) with effect 1 where the kernel changes state (weights,
+ * MPT__KERNELS(K): K(ID, name, effect): a backend has it as mpt__cpu_name or mpt__cuda_name, and
+ * this one list fills the tables of both. effect is 1 where the kernel changes state (weights,
  * moments, counters) and must not be repeated by a recompute.
  *
  * o0, o1 .. are positions in operand[]; an optional operand (?) that is absent keeps its place
@@ -2636,45 +2637,47 @@ typedef struct mpt__operand {
  *           shares in the order of dy's.
  */
 #define MPT__KERNELS(K) \
-    K(FILL, "fill", 0) \
-    K(COPY, "copy", 0) \
-    K(UNARY, "unary", 0) \
-    K(BINARY, "binary", 0) \
-    K(REDUCE, "reduce", 0) \
-    K(ARGMAX, "argmax", 0) \
-    K(SCATTER_AXIS, "scatter_axis", 0) \
-    K(GEMM, "gemm", 0) \
-    K(SOFTMAX, "softmax", 0) \
-    K(SOFTMAX_BACKWARD, "softmax_backward", 0) \
-    K(DROPOUT, "dropout", 0) \
-    K(RANDOM, "random", 0) \
-    K(NLL, "nll", 0) \
-    K(NLL_BACKWARD, "nll_backward", 0) \
-    K(CROSS_ENTROPY, "cross_entropy", 0) \
-    K(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 0) \
-    K(GRAD_NORM, "grad_norm", 1) \
-    K(GRAD_SCALE, "grad_scale", 1) \
-    K(SGD, "sgd", 1) \
-    K(ADAM, "adam", 1) \
-    K(CLIP, "clip", 1) \
-    K(SCALAR_SET, "scalar_set", 1) \
-    K(SCALAR_OR, "scalar_or", 1) \
-    K(SCALE_LOSS, "scale_loss", 1) \
-    K(SCALER_UPDATE, "scaler_update", 1) \
-    K(METRIC_ADD, "metric_add", 1) \
-    K(FIND_NONFINITE, "find_nonfinite", 0) \
-    K(MOMENTS, "moments", 1) \
-    K(AVERAGE, "average", 1) \
-    K(PAIR_LOSS, "pair_loss", 0) \
-    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0) \
-    K(CUMSUM, "cumsum", 0) \
-    K(GATHER, "gather", 0) \
-    K(SCATTER_ADD, "scatter_add", 0) \
-    K(TRIANGLE, "triangle", 0) \
-    K(ARGSORT, "argsort", 0) \
-    K(INTERPOLATE, "interpolate", 0) \
-    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0) \
+    MPT__CORE_KERNELS(K) \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
+#define MPT__CORE_KERNELS(K) \
+    K(FILL, fill, 0) \
+    K(COPY, copy, 0) \
+    K(UNARY, unary, 0) \
+    K(BINARY, binary, 0) \
+    K(REDUCE, reduce, 0) \
+    K(ARGMAX, argmax, 0) \
+    K(SCATTER_AXIS, scatter_axis, 0) \
+    K(GEMM, gemm, 0) \
+    K(SOFTMAX, softmax, 0) \
+    K(SOFTMAX_BACKWARD, softmax_backward, 0) \
+    K(DROPOUT, dropout, 0) \
+    K(RANDOM, random, 0) \
+    K(NLL, nll, 0) \
+    K(NLL_BACKWARD, nll_backward, 0) \
+    K(CROSS_ENTROPY, cross_entropy, 0) \
+    K(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, 0) \
+    K(GRAD_NORM, grad_norm, 1) \
+    K(GRAD_SCALE, grad_scale, 1) \
+    K(SGD, sgd, 1) \
+    K(ADAM, adam, 1) \
+    K(CLIP, clip, 1) \
+    K(SCALAR_SET, scalar_set, 1) \
+    K(SCALAR_OR, scalar_or, 1) \
+    K(SCALE_LOSS, scale_loss, 1) \
+    K(SCALER_UPDATE, scaler_update, 1) \
+    K(METRIC_ADD, metric_add, 1) \
+    K(FIND_NONFINITE, find_nonfinite, 0) \
+    K(MOMENTS, moments, 1) \
+    K(AVERAGE, average, 1) \
+    K(PAIR_LOSS, pair_loss, 0) \
+    K(PAIR_LOSS_BACKWARD, pair_loss_backward, 0) \
+    K(CUMSUM, cumsum, 0) \
+    K(GATHER, gather, 0) \
+    K(SCATTER_ADD, scatter_add, 0) \
+    K(TRIANGLE, triangle, 0) \
+    K(ARGSORT, argsort, 0) \
+    K(INTERPOLATE, interpolate, 0) \
+    K(INTERPOLATE_BACKWARD, interpolate_backward, 0)
 
 /* ---- Convolutions ----
  *
@@ -2692,9 +2695,9 @@ typedef struct mpt__operand {
  *                       o4 and act as above.
  * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
 #define MPT__CONV_KERNELS(K) \
-    K(CONV, "conv", 0) \
-    K(CONV_BACKWARD_INPUT, "conv_backward_input", 0) \
-    K(CONV_BACKWARD_WEIGHT, "conv_backward_weight", 0)
+    K(CONV, conv, 0) \
+    K(CONV_BACKWARD_INPUT, conv_backward_input, 0) \
+    K(CONV_BACKWARD_WEIGHT, conv_backward_weight, 0)
 #define MPT__TWO(lines, pixels) ((int64_t)(lines) << 32 | (int64_t)(pixels))
 #define MPT__TWO_AT(pair, d) ((pair) >> ((d) ? 0 : 32) & 0x7fffffff)
 
@@ -2720,11 +2723,11 @@ typedef struct mpt__operand {
  * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
 #define MPT__NORM_KERNELS(K) \
-    K(NORM, "norm", 0) \
-    K(NORM_BACKWARD, "norm_backward", 0) \
-    K(RUNNING_STATS, "running_stats", 1) \
-    K(POOL, "pool", 0) \
-    K(POOL_BACKWARD, "pool_backward", 0)
+    K(NORM, norm, 0) \
+    K(NORM_BACKWARD, norm_backward, 0) \
+    K(RUNNING_STATS, running_stats, 1) \
+    K(POOL, pool, 0) \
+    K(POOL_BACKWARD, pool_backward, 0)
 
 /* ---- Embedding, attention ----
  *
@@ -2743,11 +2746,11 @@ typedef struct mpt__operand {
  *           sums of dout out, o7? wa dq.
  * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq. */
 #define MPT__ATTENTION_KERNELS(K) \
-    K(EMBEDDING, "embedding", 0) \
-    K(EMBEDDING_BACKWARD, "embedding_backward", 0) \
-    K(ATTENTION, "attention", 0) \
-    K(ATTENTION_DQ, "attention_dq", 0) \
-    K(ATTENTION_DKV, "attention_dkv", 0)
+    K(EMBEDDING, embedding, 0) \
+    K(EMBEDDING_BACKWARD, embedding_backward, 0) \
+    K(ATTENTION, attention, 0) \
+    K(ATTENTION_DQ, attention_dq, 0) \
+    K(ATTENTION_DKV, attention_dkv, 0)
 
 /* ---- fp8 ----
  *
@@ -2764,8 +2767,8 @@ typedef struct mpt__operand {
  *             history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
  *             zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
 #define MPT__FP8_KERNELS(K) \
-    K(FP8_SCALE, "fp8_scale", 0) \
-    K(FP8_UPDATE, "fp8_update", 1)
+    K(FP8_SCALE, fp8_scale, 0) \
+    K(FP8_UPDATE, fp8_update, 1)
 typedef enum mpt__fp8_way {
     MPT__FP8_SCALE,
     MPT__FP8_NONSAT,
@@ -6593,18 +6596,14 @@ typedef struct mpt__cpu {
 } mpt__cpu;
 
 /* Makes `run` the kernel of its row, over what stands there. */
-static MPT__NOINLINE mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
-                                                   mpt__cpu_workspace workspace) {
-    mpt__cpu_kernel *row = &cpu->kernel[id];
-    if (row->run != NULL) {
-        mpt__cpu_kernel *replaced = &cpu->replaced[cpu->n_replaced++];
-        *replaced = *row;
-        row->fallback = replaced;
-    }
+static MPT__NOINLINE MPT__UNUSED mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id,
+                                                               mpt__cpu_run run) {
+    mpt__cpu_kernel *row = &cpu->kernel[id], *replaced = &cpu->replaced[cpu->n_replaced++];
+    *replaced = *row;
     row->run = run;
-    row->workspace = workspace;
+    row->fallback = replaced;
+    row->workspace = NULL;
     row->level = NULL;
-    row->scratch = workspace != NULL || (row->fallback != NULL && row->fallback->scratch);
     return row;
 }
 
@@ -7893,7 +7892,7 @@ static mpt__cpu_map mpt__cpu_unary_map(const mpt__cpu_call *call) {
     return map;
 }
 
-static void mpt__cpu_unary(const mpt__cpu_call *call) {
+static void mpt__cpu_unary_each(const mpt__cpu_call *call) {
     mpt__cpu_map map = mpt__cpu_unary_map(call);
     mpt__cpu_map_run(&map, call, 2, mpt__cpu_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
@@ -7945,7 +7944,7 @@ static mpt__cpu_map mpt__cpu_binary_map(const mpt__cpu_call *call) {
     return map;
 }
 
-static void mpt__cpu_binary(const mpt__cpu_call *call) {
+static void mpt__cpu_binary_each(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const mpt__operand *o = launch->operand;
     mpt__cpu_map map = mpt__cpu_binary_map(call);
@@ -8017,8 +8016,8 @@ static void mpt__cpu_dropout(const mpt__cpu_call *call) {
 #define MPT__BEYOND_CACHE (4 << 20)
 
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
-#define mpt__cpu_unary_any mpt__cpu_unary
-#define mpt__cpu_binary_any mpt__cpu_binary
+#define mpt__cpu_unary mpt__cpu_unary_each
+#define mpt__cpu_binary mpt__cpu_binary_each
 #define mpt__cpu_lookup_bytes NULL
 #else
 
@@ -8155,11 +8154,11 @@ static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int ope
     mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 
-static void mpt__cpu_unary_any(const mpt__cpu_call *call) {
+static void mpt__cpu_unary(const mpt__cpu_call *call) {
     if (mpt__cpu_looks_up(call))
         mpt__cpu_lookup(call, mpt__cpu_unary_map(call), 2);
     else if (!mpt__cpu_stream(call, 1))
-        mpt__cpu_unary(call);
+        mpt__cpu_unary_each(call);
 }
 
 /* ==== ReLU's backward ==== */
@@ -8187,7 +8186,7 @@ static bool mpt__cpu_gates(const mpt__cpu_call *call) {
            o[2].access == MPT__WRITE;
 }
 
-static void mpt__cpu_binary_any(const mpt__cpu_call *call) {
+static void mpt__cpu_binary(const mpt__cpu_call *call) {
     if (mpt__cpu_looks_up(call)) {
         mpt__cpu_lookup(call, mpt__cpu_binary_map(call), 3);
     } else if (mpt__cpu_gates(call)) {
@@ -8195,7 +8194,7 @@ static void mpt__cpu_binary_any(const mpt__cpu_call *call) {
         map.body = mpt__cpu_gate_body;
         mpt__cpu_map_run(&map, call, 3, mpt__cpu_binary_ns[MPT__BINARY_RELU_BACKWARD]);
     } else if (!mpt__cpu_stream(call, 2)) {
-        mpt__cpu_binary(call);
+        mpt__cpu_binary_each(call);
     }
 }
 #endif
@@ -10444,7 +10443,7 @@ static void mpt__cpu_scale_loss(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     const float scale = (float)call->scalars[slot[0]].f;
     if (slot[2]) memcpy(&call->scalars[slot[2]], &scale, sizeof scale);
-    mpt__cpu_unary(call);
+    mpt__cpu_unary_each(call);
     if (mpt__cpu_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
 }
 
@@ -10583,55 +10582,6 @@ static const mpt__routines mpt__ref_routines = {
     false,
     MPT__REF_NORM_WORDS,
 };
-
-/* ==== The table ==== */
-
-/* R(ID, function, workspace): every kernel of MPT__KERNELS. */
-#define MPT__CPU_KERNELS(R) \
-    R(FILL, fill, NULL) \
-    R(COPY, copy, NULL) \
-    R(UNARY, unary_any, mpt__cpu_lookup_bytes) \
-    R(BINARY, binary_any, mpt__cpu_lookup_bytes) \
-    R(REDUCE, reduce, mpt__cpu_reduce_workspace) \
-    R(ARGMAX, argmax, NULL) \
-    R(SCATTER_AXIS, scatter_axis, NULL) \
-    R(GEMM, gemm, NULL) \
-    R(SOFTMAX, softmax, NULL) \
-    R(SOFTMAX_BACKWARD, softmax_backward, NULL) \
-    R(DROPOUT, dropout, NULL) \
-    R(RANDOM, random, NULL) \
-    R(NLL, nll, mpt__cpu_loss_workspace) \
-    R(NLL_BACKWARD, nll_backward, NULL) \
-    R(CROSS_ENTROPY, cross_entropy, mpt__cpu_loss_workspace) \
-    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL) \
-    R(GRAD_NORM, grad_norm, mpt__cpu_grad_norm_workspace) \
-    R(GRAD_SCALE, grad_scale, NULL) \
-    R(SGD, sgd, NULL) \
-    R(ADAM, adam, NULL) \
-    R(CLIP, clip, NULL) \
-    R(SCALAR_SET, scalar_set, NULL) \
-    R(SCALAR_OR, scalar_or, NULL) \
-    R(SCALE_LOSS, scale_loss, NULL) \
-    R(SCALER_UPDATE, scaler_update, NULL) \
-    R(METRIC_ADD, metric_add, NULL) \
-    R(FIND_NONFINITE, find_nonfinite, NULL) \
-    R(MOMENTS, moments, NULL) \
-    R(AVERAGE, average, NULL) \
-    R(PAIR_LOSS, pair_loss, mpt__cpu_pair_workspace) \
-    R(PAIR_LOSS_BACKWARD, pair_loss, NULL) \
-    R(CUMSUM, cumsum, NULL) \
-    R(GATHER, gather, NULL) \
-    R(SCATTER_ADD, scatter_add, NULL) \
-    R(TRIANGLE, triangle, NULL) \
-    R(ARGSORT, argsort, mpt__cpu_argsort_workspace)
-
-static void mpt__cpu_add_all(mpt__cpu *cpu) {
-    cpu->routines = &mpt__ref_routines;
-#define MPT__ROW(id, function, workspace) \
-    mpt__cpu_add(cpu, MPT__K_##id, mpt__cpu_##function, workspace);
-    MPT__CPU_KERNELS(MPT__ROW)
-#undef MPT__ROW
-}
 
 /* ------------------------
  * cpu/product.h: a product of matrices, C = act(alpha A B + bias), and the level that computes it.
@@ -14026,7 +13976,7 @@ static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, m
                                   mpt__cpu_run run,
                                   int64_t workspace(const mpt__gemm_level *, const mpt__launch *,
                                                     int)) {
-    mpt__cpu_kernel *row = mpt__cpu_add(cpu, id, run, NULL);
+    mpt__cpu_kernel *row = mpt__cpu_add(cpu, id, run);
     row->level = level;
     row->level_workspace = workspace;
     row->scratch = true;
@@ -14676,7 +14626,6 @@ static void mpt__ref_conv(const mpt__cpu_call *call) {
  * ---------------------- */
 
 #ifdef MPTRAIN_NO_CONV
-static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
 #ifdef MPT__HAS_GEMM
 static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
     (void)cpu, (void)level;
@@ -15326,11 +15275,6 @@ static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
         mpt__cpu_add_products(cpu, level, (mpt__kernel)k, mpt__conv_run, mpt__conv_workspace);
 }
 #endif
-
-static void mpt__cpu_add_conv(mpt__cpu *cpu) {
-    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++)
-        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__ref_conv, mpt__ref_conv_workspace);
-}
 
 #endif
 /* ------------------------
@@ -16329,24 +16273,11 @@ static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
 }
 #endif
 
-static void mpt__cpu_add_norm(mpt__cpu *cpu) {
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-    mpt__cpu_add(cpu, MPT__K_NORM, mpt__norm_run, mpt__norm_workspace);
-    mpt__cpu_add(cpu, MPT__K_NORM_BACKWARD, mpt__norm_run, mpt__norm_workspace);
-#endif
-#ifndef MPTRAIN_NO_CONV
-    mpt__cpu_add(cpu, MPT__K_RUNNING_STATS, mpt__cpu_running_stats, NULL);
-#endif
-    (void)cpu;
-}
-
 /* ------------------------
  * cpu/pool.c: pooling on the CPU.
  * ---------------------- */
 
-#ifdef MPTRAIN_NO_CONV
-static void mpt__cpu_add_pool(mpt__cpu *cpu) { (void)cpu; }
-#else
+#ifndef MPTRAIN_NO_CONV
 
 /* Lines along C where channels lie innermost or windows differ, else along W. */
 typedef struct mpt__pooling_work {
@@ -16582,11 +16513,6 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
 }
-
-static void mpt__cpu_add_pool(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_POOL, mpt__cpu_pool, NULL);
-    mpt__cpu_add(cpu, MPT__K_POOL_BACKWARD, mpt__cpu_pool, NULL);
-}
 #endif
 
 /* ------------------------
@@ -16597,22 +16523,20 @@ static void mpt__cpu_add_pool(mpt__cpu *cpu) {
  * holds a row for each of the other side's elements. No result depends on the number of threads.
  * ---------------------- */
 
-#ifdef MPTRAIN_NO_ATTENTION
-static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
-#else
+#ifndef MPTRAIN_NO_ATTENTION
 
 /* ==== Embedding ==== */
 
 #define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
 #define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
-typedef struct mpt__cpu_embedding {
+typedef struct mpt__cpu_embedding_work {
     const mpt__cpu_call *call;
     mpt__cpu_view table, rows;
     int64_t columns, per_chunk;
     const int64_t *table_step, *row_step;
     mpt__rows each;
-} mpt__cpu_embedding;
+} mpt__cpu_embedding_work;
 
 /* Rows of the table lie anywhere, which no cache foresees: while one is worked on, that of `ahead`
    elements later is fetched, from a table that is no cache's: to read from a cache takes no longer
@@ -16621,7 +16545,7 @@ typedef struct mpt__cpu_embedding {
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
 
-static void mpt__cpu_embedding_each(const mpt__cpu_embedding *w, mpt__rows rows, int64_t begin,
+static void mpt__cpu_embedding_each(const mpt__cpu_embedding_work *w, mpt__rows rows, int64_t begin,
                                     int64_t end) {
     rows.begin = begin, rows.end = end;
     if (w->call->routines->rows != NULL)
@@ -16631,7 +16555,7 @@ static void mpt__cpu_embedding_each(const mpt__cpu_embedding *w, mpt__rows rows,
 }
 
 static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
+    const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
     const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
     const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
     const bool dense = table[1] == 1 && row[1] == 1;
@@ -16652,7 +16576,7 @@ static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
 
 /* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
 static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
+    const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
     const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
     const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
     mpt__real block[MPT__BLOCK];
@@ -16682,7 +16606,7 @@ static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids
     const mpt__operand *o = call->launch->operand;
     const int64_t unit = MPT__EMBEDDING_COLUMNS, bytes = mpt__dtype_info[o[table].dtype].bytes;
     const bool by_rows = ids == 1;
-    mpt__cpu_embedding w;
+    mpt__cpu_embedding_work w;
     w.call = call;
     w.table = mpt__cpu_view_of(call, table), w.table_step = o[table].stride;
     w.rows = mpt__cpu_view_of(call, rows), w.row_step = o[rows].stride;
@@ -16708,7 +16632,7 @@ static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids
                   mpt__cpu_cost(call, work, 1.0), fn, &w);
 }
 
-static void mpt__cpu_embedding_forward(const mpt__cpu_call *call) {
+static void mpt__cpu_embedding(const mpt__cpu_call *call) {
     mpt__cpu_embedding_run(call, 0, 1, 2, mpt__cpu_embedding_chunk);
 }
 static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
@@ -17308,17 +17232,6 @@ static void mpt__bf16x2_attention(const mpt__cpu_call *call) {
 }
 #endif
 
-static void mpt__cpu_add_attention(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__cpu_embedding_forward, NULL);
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__cpu_embedding_backward, NULL);
-    mpt__cpu_run run = mpt__cpu_attention;
-#ifdef MPT__HAS_BF16X2
-    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__bf16x2_attention;
-#endif
-    for (int id = MPT__K_ATTENTION; id <= MPT__K_ATTENTION_DKV; id++)
-        mpt__cpu_add(cpu, (mpt__kernel)id, run, mpt__attention_workspace);
-}
-
 #endif
 /* ------------------------
  * cpu/resize.c: images of another size on the CPU.
@@ -17557,15 +17470,7 @@ static void mpt__cpu_resize(const mpt__cpu_call *call) {
                   mpt__cpu_cost(call, planes * w.image.rows * w.image.columns, 12.0),
                   backward ? mpt__cpu_resize_rows_backward : mpt__cpu_resize_rows, &w);
 }
-
-static void mpt__cpu_add_resize(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_INTERPOLATE, mpt__cpu_resize, mpt__cpu_resize_workspace);
-    mpt__cpu_add(cpu, MPT__K_INTERPOLATE_BACKWARD, mpt__cpu_resize, mpt__cpu_resize_workspace);
-}
-
-#else
-static void mpt__cpu_add_resize(mpt__cpu *cpu) { (void)cpu; }
-#endif /* MPTRAIN_NO_CONV */
+#endif
 
 /* ------------------------
  * cpu/fp8.c: scaled fp8 on the CPU.
@@ -17668,15 +17573,7 @@ static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
                 mpt__cpu_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
     }
 }
-
-static void mpt__cpu_add_fp8(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_FP8_SCALE, mpt__cpu_fp8_scale, mpt__cpu_fp8_workspace);
-    mpt__cpu_add(cpu, MPT__K_FP8_UPDATE, mpt__cpu_fp8_update, NULL);
-}
-
-#else
-static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
-#endif /* MPTRAIN_NO_FP8 */
+#endif
 
 #endif
 MPT__END_REGION
@@ -17910,11 +17807,91 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     return true;
 }
 
-/* The kernels that compute in the routines of any level, then what each level up to that of `cpu`
-   has instead. */
+/* ==== The table of kernels ==== */
+
+/* Functions that are a kernel by another name, and kernels that this build leaves out. */
+#define mpt__cpu_pair_loss_backward mpt__cpu_pair_loss
+#ifdef MPTRAIN_NO_CONV
+#define mpt__cpu_conv NULL
+#define mpt__cpu_pool NULL
+#define mpt__cpu_running_stats NULL
+#define mpt__cpu_interpolate NULL
+#else
+#define mpt__cpu_conv mpt__ref_conv
+#define mpt__cpu_interpolate mpt__cpu_resize
+#endif
+#define mpt__cpu_conv_backward_input mpt__cpu_conv
+#define mpt__cpu_conv_backward_weight mpt__cpu_conv
+#define mpt__cpu_pool_backward mpt__cpu_pool
+#define mpt__cpu_interpolate_backward mpt__cpu_interpolate
+#ifdef MPTRAIN_NO_ATTENTION
+#define mpt__cpu_embedding NULL
+#define mpt__cpu_embedding_backward NULL
+#define mpt__cpu_attention NULL
+#endif
+#define mpt__cpu_attention_dq mpt__cpu_attention
+#define mpt__cpu_attention_dkv mpt__cpu_attention
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#define mpt__cpu_norm NULL
+#else
+#define mpt__cpu_norm mpt__norm_run
+#endif
+#define mpt__cpu_norm_backward mpt__cpu_norm
+#ifdef MPTRAIN_NO_FP8
+#define mpt__cpu_fp8_scale NULL
+#define mpt__cpu_fp8_update NULL
+#endif
+
+/* They compute in the routines of any level. */
+static const mpt__cpu_run mpt__cpu_kernels[] = {
+#define MPT__ROW(id, name, effect) mpt__cpu_##name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+/* Those of the others need none. */
+static const struct {
+    mpt__kernel kernel;
+    mpt__cpu_workspace bytes;
+} mpt__cpu_workspaces[] = {
+    {MPT__K_UNARY, mpt__cpu_lookup_bytes},
+    {MPT__K_BINARY, mpt__cpu_lookup_bytes},
+    {MPT__K_REDUCE, mpt__cpu_reduce_workspace},
+    {MPT__K_NLL, mpt__cpu_loss_workspace},
+    {MPT__K_CROSS_ENTROPY, mpt__cpu_loss_workspace},
+    {MPT__K_GRAD_NORM, mpt__cpu_grad_norm_workspace},
+    {MPT__K_PAIR_LOSS, mpt__cpu_pair_workspace},
+    {MPT__K_ARGSORT, mpt__cpu_argsort_workspace},
+#ifndef MPTRAIN_NO_CONV
+    {MPT__K_CONV, mpt__ref_conv_workspace},
+    {MPT__K_CONV_BACKWARD_INPUT, mpt__ref_conv_workspace},
+    {MPT__K_CONV_BACKWARD_WEIGHT, mpt__ref_conv_workspace},
+    {MPT__K_INTERPOLATE, mpt__cpu_resize_workspace},
+    {MPT__K_INTERPOLATE_BACKWARD, mpt__cpu_resize_workspace},
+#endif
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+    {MPT__K_NORM, mpt__norm_workspace},
+    {MPT__K_NORM_BACKWARD, mpt__norm_workspace},
+#endif
+#ifndef MPTRAIN_NO_ATTENTION
+    {MPT__K_ATTENTION, mpt__attention_workspace},
+    {MPT__K_ATTENTION_DQ, mpt__attention_workspace},
+    {MPT__K_ATTENTION_DKV, mpt__attention_workspace},
+#endif
+#ifndef MPTRAIN_NO_FP8
+    {MPT__K_FP8_SCALE, mpt__cpu_fp8_workspace},
+#endif
+};
+
+/* All kernels, then what each level up to that of `cpu` has instead. */
 static void mpt__cpu_add_levels(mpt__cpu *cpu) {
-    mpt__cpu_add_all(cpu);
-    mpt__cpu_add_conv(cpu);
+    cpu->routines = &mpt__ref_routines;
+    for (int k = 0; k < MPT__KERNEL_COUNT; k++) cpu->kernel[k].run = mpt__cpu_kernels[k];
+    for (size_t i = 0; i < sizeof mpt__cpu_workspaces / sizeof *mpt__cpu_workspaces; i++) {
+        mpt__cpu_kernel *row = &cpu->kernel[mpt__cpu_workspaces[i].kernel];
+        row->workspace = mpt__cpu_workspaces[i].bytes;
+        row->scratch = row->workspace != NULL;
+    }
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
         const bool runs =
@@ -17928,12 +17905,11 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
     }
     if (cpu->routines->copy_halves != NULL)
-        mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves, NULL);
-    mpt__cpu_add_norm(cpu);
-    mpt__cpu_add_pool(cpu);
-    mpt__cpu_add_attention(cpu);
-    mpt__cpu_add_resize(cpu);
-    mpt__cpu_add_fp8(cpu);
+        mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves);
+#if defined(MPT__HAS_BF16X2) && !defined(MPTRAIN_NO_ATTENTION)
+    for (int k = MPT__K_ATTENTION; k <= MPT__K_ATTENTION_DKV; k++)
+        if (cpu->isa == MPT_ISA_AVX512_BF16) cpu->kernel[k].run = mpt__bf16x2_attention;
+#endif
 }
 
 MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
@@ -20864,7 +20840,7 @@ static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
 }
 
 static const char *const mpt__kernel_names[] = {
-#define MPT__ROW(id, name, effect) name,
+#define MPT__ROW(id, name, effect) #name,
     MPT__KERNELS(MPT__ROW)
 #undef MPT__ROW
 };

@@ -73,13 +73,6 @@ struct mpt__cuda_call {
 };
 
 typedef mpt_status (*mpt__cuda_run)(const mpt__cuda_call *call);
-/* Bytes of workspace that a launch needs. */
-typedef int64_t (*mpt__cuda_workspace)(const mpt__launch *launch);
-
-struct mpt__cuda_kernel {
-    mpt__cuda_run run;
-    mpt__cuda_workspace workspace; /* NULL: none */
-};
 
 /* ==== Errors ==== */
 
@@ -5005,11 +4998,6 @@ mpt_status mpt__cuda_conv(const mpt__cuda_call *call) {
     }
     return MPT_OK;
 }
-
-/* In the order of MPT__CONV_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_CONV_KERNELS \
-    {mpt__cuda_conv, mpt__cuda_conv_workspace}, {mpt__cuda_conv, mpt__cuda_conv_workspace}, \
-        {mpt__cuda_conv, mpt__cuda_conv_workspace},
 /* ==== Normalisation and pooling ==== */
 
 enum { MPT__N, MPT__G, MPT__C, MPT__S };
@@ -5836,14 +5824,6 @@ mpt_status mpt__cuda_pool(const mpt__cuda_call *call) {
     }
     return MPT_OK;
 }
-
-/* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_NORM_KERNELS \
-    {mpt__cuda_norm, mpt__cuda_norm_workspace}, \
-    {mpt__cuda_norm_backward, mpt__cuda_norm_workspace}, \
-    {mpt__cuda_running_stats, NULL}, \
-    {mpt__cuda_pool, NULL}, \
-    {mpt__cuda_pool, NULL},
 /* ==== Embedding and attention ==== */
 
 /* Rows of `table` [size, columns] that the ids name, in `rows` [n, columns]; backward the table is
@@ -6289,13 +6269,6 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
                                 mpt__attention_bytes(w, true), call->stream>>>(w);
     return MPT_OK;
 }
-
-/* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_ATTENTION_KERNELS \
-    {mpt__cuda_embedding, NULL}, \
-        {mpt__cuda_embedding_backward, mpt__cuda_embedding_backward_workspace}, \
-        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL}, \
-        {mpt__cuda_attention_dkv, NULL},
 /* ------------------------
  * cuda/fp8.cu: scaled fp8.
  * ---------------------- */
@@ -6381,8 +6354,6 @@ mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {
         (int)call->launch->index[1], call->scalars);
     return MPT_OK;
 }
-
-#define MPT__CUDA_FP8_KERNELS {mpt__cuda_fp8_scale, NULL}, {mpt__cuda_fp8_update, NULL},
 /* ==== Memory and transfers ==== */
 
 #define MPT__STAGES 4 /* uploads under way at once */
@@ -6608,68 +6579,50 @@ mpt_status mpt__cuda_stage_settle(void *self, void *pointer) {
 
 /* ==== Launching ==== */
 
-/* In the order of MPT__KERNELS. */
-const mpt__cuda_kernel mpt__cuda_kernels[] = {
-    {mpt__cuda_fill, NULL},
-    {mpt__cuda_copy, NULL},
-    {mpt__cuda_unary, NULL},
-    {mpt__cuda_binary, NULL},
-    {mpt__cuda_reduce, mpt__cuda_reduce_workspace},
-    {mpt__cuda_argmax, NULL},
-    {mpt__cuda_scatter_axis, NULL},
-    {mpt__cuda_gemm, mpt__cuda_gemm_workspace},
-    {mpt__cuda_softmax, NULL},
-    {mpt__cuda_softmax_backward, NULL},
-    {mpt__cuda_dropout, NULL},
-    {mpt__cuda_random, NULL},
-    {mpt__cuda_nll, mpt__cuda_nll_workspace},
-    {mpt__cuda_nll_backward, NULL},
-    {mpt__cuda_cross_entropy, mpt__cuda_cross_entropy_workspace},
-    {mpt__cuda_cross_entropy_backward, NULL},
-    {mpt__cuda_grad_norm, mpt__cuda_grad_norm_workspace},
-    {mpt__cuda_grad_scale, NULL},
-    {mpt__cuda_sgd, NULL},
-    {mpt__cuda_adam, NULL},
-    {mpt__cuda_clip, NULL},
-    {mpt__cuda_scalar_set, NULL},
-    {mpt__cuda_scalar_or, NULL},
-    {mpt__cuda_scale_loss, NULL},
-    {mpt__cuda_scaler_update, NULL},
-    {mpt__cuda_metric_add, NULL},
-    {mpt__cuda_find_nonfinite, NULL},
-    {mpt__cuda_moments, NULL},
-    {mpt__cuda_average, NULL},
-    {mpt__cuda_pair_loss, mpt__cuda_pair_loss_workspace},
-    {mpt__cuda_pair_loss, NULL},
-    {mpt__cuda_cumsum, NULL},
-    {mpt__cuda_gather, NULL},
-    {mpt__cuda_scatter_add, mpt__cuda_scatter_add_workspace},
-    {mpt__cuda_triangle, NULL},
-    {mpt__cuda_argsort, mpt__cuda_argsort_workspace},
-    {mpt__cuda_interpolate, NULL},
-    {mpt__cuda_interpolate, NULL},
-    MPT__CUDA_CONV_KERNELS MPT__CUDA_NORM_KERNELS MPT__CUDA_ATTENTION_KERNELS
-    MPT__CUDA_FP8_KERNELS
+/* Two kernels that one function computes. */
+#define mpt__cuda_pair_loss_backward mpt__cuda_pair_loss
+#define mpt__cuda_interpolate_backward mpt__cuda_interpolate
+#define mpt__cuda_pool_backward mpt__cuda_pool
+#define mpt__cuda_conv_backward_input mpt__cuda_conv
+#define mpt__cuda_conv_backward_weight mpt__cuda_conv
+
+const mpt__cuda_run mpt__cuda_kernels[] = {
+#define MPT__ROW(id, name, effect) mpt__cuda_##name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
 };
-static_assert(sizeof mpt__cuda_kernels / sizeof mpt__cuda_kernels[0] == MPT__KERNEL_COUNT,
-              "a kernel of the launch table has no implementation here");
+
+/* Those of the others need none. */
+int64_t mpt__cuda_workspace_bytes(void *self, const mpt__launch *launch) {
+    (void)self;
+    switch (launch->kernel) {
+    case MPT__K_REDUCE: return mpt__cuda_reduce_workspace(launch);
+    case MPT__K_GEMM: return mpt__cuda_gemm_workspace(launch);
+    case MPT__K_NLL: return mpt__cuda_nll_workspace(launch);
+    case MPT__K_CROSS_ENTROPY: return mpt__cuda_cross_entropy_workspace(launch);
+    case MPT__K_GRAD_NORM: return mpt__cuda_grad_norm_workspace(launch);
+    case MPT__K_PAIR_LOSS: return mpt__cuda_pair_loss_workspace(launch);
+    case MPT__K_SCATTER_ADD: return mpt__cuda_scatter_add_workspace(launch);
+    case MPT__K_ARGSORT: return mpt__cuda_argsort_workspace(launch);
+    case MPT__K_CONV: return mpt__cuda_conv_workspace(launch);
+    case MPT__K_CONV_BACKWARD_INPUT: return mpt__cuda_conv_workspace(launch);
+    case MPT__K_CONV_BACKWARD_WEIGHT: return mpt__cuda_conv_workspace(launch);
+    case MPT__K_NORM: return mpt__cuda_norm_workspace(launch);
+    case MPT__K_NORM_BACKWARD: return mpt__cuda_norm_workspace(launch);
+    case MPT__K_EMBEDDING_BACKWARD: return mpt__cuda_embedding_backward_workspace(launch);
+    default: return 0;
+    }
+}
 
 const char *const mpt__cuda_kernel_names[] = {
-#define MPT__ROW(id, name, effect) name,
+#define MPT__ROW(id, name, effect) #name,
     MPT__KERNELS(MPT__ROW)
 #undef MPT__ROW
 };
 
 bool mpt__cuda_implements(void *self, mpt__kernel kernel) {
     (void)self;
-    return kernel < MPT__KERNEL_COUNT && mpt__cuda_kernels[kernel].run != NULL;
-}
-
-int64_t mpt__cuda_workspace_bytes(void *self, const mpt__launch *launch) {
-    (void)self;
-    if (launch->kernel >= MPT__KERNEL_COUNT) return 0;
-    const mpt__cuda_kernel &kernel = mpt__cuda_kernels[launch->kernel];
-    return kernel.workspace ? kernel.workspace(launch) : 0;
+    return kernel < MPT__KERNEL_COUNT && mpt__cuda_kernels[kernel] != NULL;
 }
 
 mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
@@ -6694,7 +6647,7 @@ mpt_status mpt__cuda_launch(void *self, const mpt__execution *execution,
         if (base) call.data[i] = base + o.offset * (int64_t)mpt__bytes_of(o.dtype);
     }
     mpt_status status = mpt__cuda_left_over(cuda);
-    if (status == MPT_OK) status = mpt__cuda_kernels[launch->kernel].run(&call);
+    if (status == MPT_OK) status = mpt__cuda_kernels[launch->kernel](&call);
     if (status != MPT_OK) return status;
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess && cuda->debug && !cuda->capturing)

@@ -2336,7 +2336,7 @@ TEST(find_nonfinite) {
 
 TEST(every_kernel_has_an_implementation) {
     static const char *const names[] = {
-#define MPT__ROW(id, name, effect) name,
+#define MPT__ROW(id, name, effect) #name,
         MPT__KERNELS(MPT__ROW)
 #undef MPT__ROW
     };
@@ -2427,8 +2427,9 @@ TEST(replaced_kernels_stay_in_reach) {
     mpt__execution execution;
     REQUIRE(mpt__cpu_backend_create(&base, MPT_ISA_REF, 1, true, &backend, &chosen) == MPT_OK);
     for (int level = 0; level < 3; level++) {
-        mpt__cpu_add((mpt__cpu *)backend.self, MPT__K_FILL, count_fallback,
-                     level == 1 ? some_workspace : NULL);
+        mpt__cpu_kernel *row =
+            mpt__cpu_add((mpt__cpu *)backend.self, MPT__K_FILL, count_fallback);
+        if (level == 1) row->workspace = some_workspace, row->scratch = true;
     }
     begin(MPT__K_FILL);
     add1(MPT_F32, MPT__WRITE, 1);

@@ -17,7 +17,7 @@ static mpt_shape mpt__operand_shape(const mpt__operand *operand) {
 }
 
 static const char *const mpt__kernel_names[] = {
-#define MPT__ROW(id, name, effect) name,
+#define MPT__ROW(id, name, effect) #name,
     MPT__KERNELS(MPT__ROW)
 #undef MPT__ROW
 };

@@ -10,22 +10,20 @@
 
 #include "cpu/pool.c"
 
-#ifdef MPTRAIN_NO_ATTENTION
-static void mpt__cpu_add_attention(mpt__cpu *cpu) { (void)cpu; }
-#else
+#ifndef MPTRAIN_NO_ATTENTION
 
 /* ==== Embedding ==== */
 
 #define MPT__EMBEDDING_ROWS 64    /* of a chunk, forward */
 #define MPT__EMBEDDING_COLUMNS 64 /* of a chunk, backward, or a multiple: no result depends on it */
 
-typedef struct mpt__cpu_embedding {
+typedef struct mpt__cpu_embedding_work {
     const mpt__cpu_call *call;
     mpt__cpu_view table, rows;
     int64_t columns, per_chunk;
     const int64_t *table_step, *row_step;
     mpt__rows each;
-} mpt__cpu_embedding;
+} mpt__cpu_embedding_work;
 
 /* Rows of the table lie anywhere, which no cache foresees: while one is worked on, that of `ahead`
    elements later is fetched, from a table that is no cache's: to read from a cache takes no longer
@@ -34,7 +32,7 @@ typedef struct mpt__cpu_embedding {
 #define MPT__EMBEDDING_AHEAD_MOST 16 /* rows: more short ones than that would wait in turn */
 #define MPT__EMBEDDING_LARGE (1 << 18)
 
-static void mpt__cpu_embedding_each(const mpt__cpu_embedding *w, mpt__rows rows, int64_t begin,
+static void mpt__cpu_embedding_each(const mpt__cpu_embedding_work *w, mpt__rows rows, int64_t begin,
                                     int64_t end) {
     rows.begin = begin, rows.end = end;
     if (w->call->routines->rows != NULL)
@@ -44,7 +42,7 @@ static void mpt__cpu_embedding_each(const mpt__cpu_embedding *w, mpt__rows rows,
 }
 
 static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
+    const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
     const int64_t begin = chunk * w->per_chunk, *table = w->table_step, *row = w->row_step;
     const int64_t end = mpt__cpu_min(begin + w->per_chunk, w->each.n);
     const bool dense = table[1] == 1 && row[1] == 1;
@@ -65,7 +63,7 @@ static void mpt__cpu_embedding_chunk(void *work, int64_t chunk, int thread) {
 
 /* Some columns of the whole table: what meets in one element adds up in the order of the ids. */
 static void mpt__cpu_embedding_back_chunk(void *work, int64_t chunk, int thread) {
-    const mpt__cpu_embedding *w = (const mpt__cpu_embedding *)work;
+    const mpt__cpu_embedding_work *w = (const mpt__cpu_embedding_work *)work;
     const int64_t c = chunk * w->per_chunk, m = mpt__cpu_min(w->per_chunk, w->columns - c);
     const int64_t size = mpt__dtype_info[w->table.dtype].bytes, *row = w->row_step;
     mpt__real block[MPT__BLOCK];
@@ -95,7 +93,7 @@ static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids
     const mpt__operand *o = call->launch->operand;
     const int64_t unit = MPT__EMBEDDING_COLUMNS, bytes = mpt__dtype_info[o[table].dtype].bytes;
     const bool by_rows = ids == 1;
-    mpt__cpu_embedding w;
+    mpt__cpu_embedding_work w;
     w.call = call;
     w.table = mpt__cpu_view_of(call, table), w.table_step = o[table].stride;
     w.rows = mpt__cpu_view_of(call, rows), w.row_step = o[rows].stride;
@@ -121,7 +119,7 @@ static void mpt__cpu_embedding_run(const mpt__cpu_call *call, int table, int ids
                   mpt__cpu_cost(call, work, 1.0), fn, &w);
 }
 
-static void mpt__cpu_embedding_forward(const mpt__cpu_call *call) {
+static void mpt__cpu_embedding(const mpt__cpu_call *call) {
     mpt__cpu_embedding_run(call, 0, 1, 2, mpt__cpu_embedding_chunk);
 }
 static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
@@ -720,17 +718,6 @@ static void mpt__bf16x2_attention(const mpt__cpu_call *call) {
     mpt__attention_launch_of(call, true);
 }
 #endif
-
-static void mpt__cpu_add_attention(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING, mpt__cpu_embedding_forward, NULL);
-    mpt__cpu_add(cpu, MPT__K_EMBEDDING_BACKWARD, mpt__cpu_embedding_backward, NULL);
-    mpt__cpu_run run = mpt__cpu_attention;
-#ifdef MPT__HAS_BF16X2
-    if (cpu->isa == MPT_ISA_AVX512_BF16) run = mpt__bf16x2_attention;
-#endif
-    for (int id = MPT__K_ATTENTION; id <= MPT__K_ATTENTION_DKV; id++)
-        mpt__cpu_add(cpu, (mpt__kernel)id, run, mpt__attention_workspace);
-}
 
 #endif
 #endif

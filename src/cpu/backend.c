@@ -60,18 +60,14 @@ typedef struct mpt__cpu {
 } mpt__cpu;
 
 /* Makes `run` the kernel of its row, over what stands there. */
-static MPT__NOINLINE mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id, mpt__cpu_run run,
-                                                   mpt__cpu_workspace workspace) {
-    mpt__cpu_kernel *row = &cpu->kernel[id];
-    if (row->run != NULL) {
-        mpt__cpu_kernel *replaced = &cpu->replaced[cpu->n_replaced++];
-        *replaced = *row;
-        row->fallback = replaced;
-    }
+static MPT__NOINLINE MPT__UNUSED mpt__cpu_kernel *mpt__cpu_add(mpt__cpu *cpu, mpt__kernel id,
+                                                               mpt__cpu_run run) {
+    mpt__cpu_kernel *row = &cpu->kernel[id], *replaced = &cpu->replaced[cpu->n_replaced++];
+    *replaced = *row;
     row->run = run;
-    row->workspace = workspace;
+    row->fallback = replaced;
+    row->workspace = NULL;
     row->level = NULL;
-    row->scratch = workspace != NULL || (row->fallback != NULL && row->fallback->scratch);
     return row;
 }
 

@@ -7,7 +7,6 @@
 #include "cpu/conv.c"
 
 #ifdef MPTRAIN_NO_CONV
-static void mpt__cpu_add_conv(mpt__cpu *cpu) { (void)cpu; }
 #ifdef MPT__HAS_GEMM
 static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
     (void)cpu, (void)level;
@@ -657,11 +656,6 @@ static void mpt__cpu_add_convs(mpt__cpu *cpu, const mpt__gemm_level *level) {
         mpt__cpu_add_products(cpu, level, (mpt__kernel)k, mpt__conv_run, mpt__conv_workspace);
 }
 #endif
-
-static void mpt__cpu_add_conv(mpt__cpu *cpu) {
-    for (int k = MPT__K_CONV; k <= MPT__K_CONV_BACKWARD_WEIGHT; k++)
-        mpt__cpu_add(cpu, (mpt__kernel)k, mpt__ref_conv, mpt__ref_conv_workspace);
-}
 
 #endif
 #endif

@@ -796,7 +796,7 @@ static mpt__cpu_map mpt__cpu_unary_map(const mpt__cpu_call *call) {
     return map;
 }
 
-static void mpt__cpu_unary(const mpt__cpu_call *call) {
+static void mpt__cpu_unary_each(const mpt__cpu_call *call) {
     mpt__cpu_map map = mpt__cpu_unary_map(call);
     mpt__cpu_map_run(&map, call, 2, mpt__cpu_unary_ns[MPT__UNARY_AT(call->launch->function)]);
 }
@@ -848,7 +848,7 @@ static mpt__cpu_map mpt__cpu_binary_map(const mpt__cpu_call *call) {
     return map;
 }
 
-static void mpt__cpu_binary(const mpt__cpu_call *call) {
+static void mpt__cpu_binary_each(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const mpt__operand *o = launch->operand;
     mpt__cpu_map map = mpt__cpu_binary_map(call);

@@ -103,14 +103,6 @@ static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
                 mpt__cpu_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
     }
 }
-
-static void mpt__cpu_add_fp8(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_FP8_SCALE, mpt__cpu_fp8_scale, mpt__cpu_fp8_workspace);
-    mpt__cpu_add(cpu, MPT__K_FP8_UPDATE, mpt__cpu_fp8_update, NULL);
-}
-
-#else
-static void mpt__cpu_add_fp8(mpt__cpu *cpu) { (void)cpu; }
-#endif /* MPTRAIN_NO_FP8 */
+#endif
 
 #endif

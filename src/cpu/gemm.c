@@ -912,7 +912,7 @@ static void mpt__cpu_add_products(mpt__cpu *cpu, const mpt__gemm_level *level, m
                                   mpt__cpu_run run,
                                   int64_t workspace(const mpt__gemm_level *, const mpt__launch *,
                                                     int)) {
-    mpt__cpu_kernel *row = mpt__cpu_add(cpu, id, run, NULL);
+    mpt__cpu_kernel *row = mpt__cpu_add(cpu, id, run);
     row->level = level;
     row->level_workspace = workspace;
     row->scratch = true;

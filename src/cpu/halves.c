@@ -12,8 +12,8 @@
 #define MPT__BEYOND_CACHE (4 << 20)
 
 #ifdef MPTRAIN_NO_SIMD /* small machines have neither room nor hurry */
-#define mpt__cpu_unary_any mpt__cpu_unary
-#define mpt__cpu_binary_any mpt__cpu_binary
+#define mpt__cpu_unary mpt__cpu_unary_each
+#define mpt__cpu_binary mpt__cpu_binary_each
 #define mpt__cpu_lookup_bytes NULL
 #else
 
@@ -150,11 +150,11 @@ static void mpt__cpu_lookup(const mpt__cpu_call *call, mpt__cpu_map map, int ope
     mpt__cpu_map_run(&map, call, operands, MPT__LOOKUP_SLOW);
 }
 
-static void mpt__cpu_unary_any(const mpt__cpu_call *call) {
+static void mpt__cpu_unary(const mpt__cpu_call *call) {
     if (mpt__cpu_looks_up(call))
         mpt__cpu_lookup(call, mpt__cpu_unary_map(call), 2);
     else if (!mpt__cpu_stream(call, 1))
-        mpt__cpu_unary(call);
+        mpt__cpu_unary_each(call);
 }
 
 /* ==== ReLU's backward ==== */
@@ -182,7 +182,7 @@ static bool mpt__cpu_gates(const mpt__cpu_call *call) {
            o[2].access == MPT__WRITE;
 }
 
-static void mpt__cpu_binary_any(const mpt__cpu_call *call) {
+static void mpt__cpu_binary(const mpt__cpu_call *call) {
     if (mpt__cpu_looks_up(call)) {
         mpt__cpu_lookup(call, mpt__cpu_binary_map(call), 3);
     } else if (mpt__cpu_gates(call)) {
@@ -190,7 +190,7 @@ static void mpt__cpu_binary_any(const mpt__cpu_call *call) {
         map.body = mpt__cpu_gate_body;
         mpt__cpu_map_run(&map, call, 3, mpt__cpu_binary_ns[MPT__BINARY_RELU_BACKWARD]);
     } else if (!mpt__cpu_stream(call, 2)) {
-        mpt__cpu_binary(call);
+        mpt__cpu_binary_each(call);
     }
 }
 #endif

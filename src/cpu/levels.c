@@ -232,11 +232,91 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     return true;
 }
 
-/* The kernels that compute in the routines of any level, then what each level up to that of `cpu`
-   has instead. */
+/* ==== The table of kernels ==== */
+
+/* Functions that are a kernel by another name, and kernels that this build leaves out. */
+#define mpt__cpu_pair_loss_backward mpt__cpu_pair_loss
+#ifdef MPTRAIN_NO_CONV
+#define mpt__cpu_conv NULL
+#define mpt__cpu_pool NULL
+#define mpt__cpu_running_stats NULL
+#define mpt__cpu_interpolate NULL
+#else
+#define mpt__cpu_conv mpt__ref_conv
+#define mpt__cpu_interpolate mpt__cpu_resize
+#endif
+#define mpt__cpu_conv_backward_input mpt__cpu_conv
+#define mpt__cpu_conv_backward_weight mpt__cpu_conv
+#define mpt__cpu_pool_backward mpt__cpu_pool
+#define mpt__cpu_interpolate_backward mpt__cpu_interpolate
+#ifdef MPTRAIN_NO_ATTENTION
+#define mpt__cpu_embedding NULL
+#define mpt__cpu_embedding_backward NULL
+#define mpt__cpu_attention NULL
+#endif
+#define mpt__cpu_attention_dq mpt__cpu_attention
+#define mpt__cpu_attention_dkv mpt__cpu_attention
+#if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)
+#define mpt__cpu_norm NULL
+#else
+#define mpt__cpu_norm mpt__norm_run
+#endif
+#define mpt__cpu_norm_backward mpt__cpu_norm
+#ifdef MPTRAIN_NO_FP8
+#define mpt__cpu_fp8_scale NULL
+#define mpt__cpu_fp8_update NULL
+#endif
+
+/* They compute in the routines of any level. */
+static const mpt__cpu_run mpt__cpu_kernels[] = {
+#define MPT__ROW(id, name, effect) mpt__cpu_##name,
+    MPT__KERNELS(MPT__ROW)
+#undef MPT__ROW
+};
+
+/* Those of the others need none. */
+static const struct {
+    mpt__kernel kernel;
+    mpt__cpu_workspace bytes;
+} mpt__cpu_workspaces[] = {
+    {MPT__K_UNARY, mpt__cpu_lookup_bytes},
+    {MPT__K_BINARY, mpt__cpu_lookup_bytes},
+    {MPT__K_REDUCE, mpt__cpu_reduce_workspace},
+    {MPT__K_NLL, mpt__cpu_loss_workspace},
+    {MPT__K_CROSS_ENTROPY, mpt__cpu_loss_workspace},
+    {MPT__K_GRAD_NORM, mpt__cpu_grad_norm_workspace},
+    {MPT__K_PAIR_LOSS, mpt__cpu_pair_workspace},
+    {MPT__K_ARGSORT, mpt__cpu_argsort_workspace},
+#ifndef MPTRAIN_NO_CONV
+    {MPT__K_CONV, mpt__ref_conv_workspace},
+    {MPT__K_CONV_BACKWARD_INPUT, mpt__ref_conv_workspace},
+    {MPT__K_CONV_BACKWARD_WEIGHT, mpt__ref_conv_workspace},
+    {MPT__K_INTERPOLATE, mpt__cpu_resize_workspace},
+    {MPT__K_INTERPOLATE_BACKWARD, mpt__cpu_resize_workspace},
+#endif
+#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
+    {MPT__K_NORM, mpt__norm_workspace},
+    {MPT__K_NORM_BACKWARD, mpt__norm_workspace},
+#endif
+#ifndef MPTRAIN_NO_ATTENTION
+    {MPT__K_ATTENTION, mpt__attention_workspace},
+    {MPT__K_ATTENTION_DQ, mpt__attention_workspace},
+    {MPT__K_ATTENTION_DKV, mpt__attention_workspace},
+#endif
+#ifndef MPTRAIN_NO_FP8
+    {MPT__K_FP8_SCALE, mpt__cpu_fp8_workspace},
+#endif
+};
+
+/* All kernels, then what each level up to that of `cpu` has instead. */
 static void mpt__cpu_add_levels(mpt__cpu *cpu) {
-    mpt__cpu_add_all(cpu);
-    mpt__cpu_add_conv(cpu);
+    cpu->routines = &mpt__ref_routines;
+    for (int k = 0; k < MPT__KERNEL_COUNT; k++) cpu->kernel[k].run = mpt__cpu_kernels[k];
+    for (size_t i = 0; i < sizeof mpt__cpu_workspaces / sizeof *mpt__cpu_workspaces; i++) {
+        mpt__cpu_kernel *row = &cpu->kernel[mpt__cpu_workspaces[i].kernel];
+        row->workspace = mpt__cpu_workspaces[i].bytes;
+        row->scratch = row->workspace != NULL;
+    }
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
         const bool runs =
@@ -250,12 +330,11 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
     }
     if (cpu->routines->copy_halves != NULL)
-        mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves, NULL);
-    mpt__cpu_add_norm(cpu);
-    mpt__cpu_add_pool(cpu);
-    mpt__cpu_add_attention(cpu);
-    mpt__cpu_add_resize(cpu);
-    mpt__cpu_add_fp8(cpu);
+        mpt__cpu_add(cpu, MPT__K_COPY, cpu->routines->copy_halves);
+#if defined(MPT__HAS_BF16X2) && !defined(MPTRAIN_NO_ATTENTION)
+    for (int k = MPT__K_ATTENTION; k <= MPT__K_ATTENTION_DKV; k++)
+        if (cpu->isa == MPT_ISA_AVX512_BF16) cpu->kernel[k].run = mpt__bf16x2_attention;
+#endif
 }
 
 MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,

@@ -998,15 +998,4 @@ static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
 }
 #endif
 
-static void mpt__cpu_add_norm(mpt__cpu *cpu) {
-#if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-    mpt__cpu_add(cpu, MPT__K_NORM, mpt__norm_run, mpt__norm_workspace);
-    mpt__cpu_add(cpu, MPT__K_NORM_BACKWARD, mpt__norm_run, mpt__norm_workspace);
-#endif
-#ifndef MPTRAIN_NO_CONV
-    mpt__cpu_add(cpu, MPT__K_RUNNING_STATS, mpt__cpu_running_stats, NULL);
-#endif
-    (void)cpu;
-}
-
 #endif

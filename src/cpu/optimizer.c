@@ -680,7 +680,7 @@ static void mpt__cpu_scale_loss(const mpt__cpu_call *call) {
     const uint16_t *slot = call->launch->slot;
     const float scale = (float)call->scalars[slot[0]].f;
     if (slot[2]) memcpy(&call->scalars[slot[2]], &scale, sizeof scale);
-    mpt__cpu_unary(call);
+    mpt__cpu_unary_each(call);
     if (mpt__cpu_first_nonfinite(call) >= 0) call->scalars[slot[1]].i = 1;
 }
 
@@ -819,54 +819,5 @@ static const mpt__routines mpt__ref_routines = {
     false,
     MPT__REF_NORM_WORDS,
 };
-
-/* ==== The table ==== */
-
-/* R(ID, function, workspace): every kernel of MPT__KERNELS. */
-#define MPT__CPU_KERNELS(R) \
-    R(FILL, fill, NULL) \
-    R(COPY, copy, NULL) \
-    R(UNARY, unary_any, mpt__cpu_lookup_bytes) \
-    R(BINARY, binary_any, mpt__cpu_lookup_bytes) \
-    R(REDUCE, reduce, mpt__cpu_reduce_workspace) \
-    R(ARGMAX, argmax, NULL) \
-    R(SCATTER_AXIS, scatter_axis, NULL) \
-    R(GEMM, gemm, NULL) \
-    R(SOFTMAX, softmax, NULL) \
-    R(SOFTMAX_BACKWARD, softmax_backward, NULL) \
-    R(DROPOUT, dropout, NULL) \
-    R(RANDOM, random, NULL) \
-    R(NLL, nll, mpt__cpu_loss_workspace) \
-    R(NLL_BACKWARD, nll_backward, NULL) \
-    R(CROSS_ENTROPY, cross_entropy, mpt__cpu_loss_workspace) \
-    R(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, NULL) \
-    R(GRAD_NORM, grad_norm, mpt__cpu_grad_norm_workspace) \
-    R(GRAD_SCALE, grad_scale, NULL) \
-    R(SGD, sgd, NULL) \
-    R(ADAM, adam, NULL) \
-    R(CLIP, clip, NULL) \
-    R(SCALAR_SET, scalar_set, NULL) \
-    R(SCALAR_OR, scalar_or, NULL) \
-    R(SCALE_LOSS, scale_loss, NULL) \
-    R(SCALER_UPDATE, scaler_update, NULL) \
-    R(METRIC_ADD, metric_add, NULL) \
-    R(FIND_NONFINITE, find_nonfinite, NULL) \
-    R(MOMENTS, moments, NULL) \
-    R(AVERAGE, average, NULL) \
-    R(PAIR_LOSS, pair_loss, mpt__cpu_pair_workspace) \
-    R(PAIR_LOSS_BACKWARD, pair_loss, NULL) \
-    R(CUMSUM, cumsum, NULL) \
-    R(GATHER, gather, NULL) \
-    R(SCATTER_ADD, scatter_add, NULL) \
-    R(TRIANGLE, triangle, NULL) \
-    R(ARGSORT, argsort, mpt__cpu_argsort_workspace)
-
-static void mpt__cpu_add_all(mpt__cpu *cpu) {
-    cpu->routines = &mpt__ref_routines;
-#define MPT__ROW(id, function, workspace) \
-    mpt__cpu_add(cpu, MPT__K_##id, mpt__cpu_##function, workspace);
-    MPT__CPU_KERNELS(MPT__ROW)
-#undef MPT__ROW
-}
 
 #endif

@@ -6,9 +6,7 @@
 
 #include "cpu/norm.c"
 
-#ifdef MPTRAIN_NO_CONV
-static void mpt__cpu_add_pool(mpt__cpu *cpu) { (void)cpu; }
-#else
+#ifndef MPTRAIN_NO_CONV
 
 /* Lines along C where channels lie innermost or windows differ, else along W. */
 typedef struct mpt__pooling_work {
@@ -243,11 +241,6 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     if (!w.along_c) tasks *= o->shape[1];
     double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
-}
-
-static void mpt__cpu_add_pool(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_POOL, mpt__cpu_pool, NULL);
-    mpt__cpu_add(cpu, MPT__K_POOL_BACKWARD, mpt__cpu_pool, NULL);
 }
 #endif
 

@@ -239,14 +239,6 @@ static void mpt__cpu_resize(const mpt__cpu_call *call) {
                   mpt__cpu_cost(call, planes * w.image.rows * w.image.columns, 12.0),
                   backward ? mpt__cpu_resize_rows_backward : mpt__cpu_resize_rows, &w);
 }
-
-static void mpt__cpu_add_resize(mpt__cpu *cpu) {
-    mpt__cpu_add(cpu, MPT__K_INTERPOLATE, mpt__cpu_resize, mpt__cpu_resize_workspace);
-    mpt__cpu_add(cpu, MPT__K_INTERPOLATE_BACKWARD, mpt__cpu_resize, mpt__cpu_resize_workspace);
-}
-
-#else
-static void mpt__cpu_add_resize(mpt__cpu *cpu) { (void)cpu; }
-#endif /* MPTRAIN_NO_CONV */
+#endif
 
 #endif

@@ -443,10 +443,3 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
                                 mpt__attention_bytes(w, true), call->stream>>>(w);
     return MPT_OK;
 }
-
-/* In the order of MPT__ATTENTION_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_ATTENTION_KERNELS \
-    {mpt__cuda_embedding, NULL}, \
-        {mpt__cuda_embedding_backward, mpt__cuda_embedding_backward_workspace}, \
-        {mpt__cuda_attention, NULL}, {mpt__cuda_attention_dq, NULL}, \
-        {mpt__cuda_attention_dkv, NULL},

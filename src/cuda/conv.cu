@@ -290,8 +290,3 @@ mpt_status mpt__cuda_conv(const mpt__cuda_call *call) {
     }
     return MPT_OK;
 }
-
-/* In the order of MPT__CONV_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_CONV_KERNELS \
-    {mpt__cuda_conv, mpt__cuda_conv_workspace}, {mpt__cuda_conv, mpt__cuda_conv_workspace}, \
-        {mpt__cuda_conv, mpt__cuda_conv_workspace},

@@ -36,13 +36,6 @@ struct mpt__cuda_call {
 };
 
 typedef mpt_status (*mpt__cuda_run)(const mpt__cuda_call *call);
-/* Bytes of workspace that a launch needs. */
-typedef int64_t (*mpt__cuda_workspace)(const mpt__launch *launch);
-
-struct mpt__cuda_kernel {
-    mpt__cuda_run run;
-    mpt__cuda_workspace workspace; /* NULL: none */
-};
 
 /* ==== Errors ==== */
 

@@ -83,5 +83,3 @@ mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {
         (int)call->launch->index[1], call->scalars);
     return MPT_OK;
 }
-
-#define MPT__CUDA_FP8_KERNELS {mpt__cuda_fp8_scale, NULL}, {mpt__cuda_fp8_update, NULL},

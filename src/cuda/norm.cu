@@ -824,11 +824,3 @@ mpt_status mpt__cuda_pool(const mpt__cuda_call *call) {
     }
     return MPT_OK;
 }
-
-/* In the order of MPT__NORM_KERNELS, each with a comma behind it. */
-#define MPT__CUDA_NORM_KERNELS \
-    {mpt__cuda_norm, mpt__cuda_norm_workspace}, \
-    {mpt__cuda_norm_backward, mpt__cuda_norm_workspace}, \
-    {mpt__cuda_running_stats, NULL}, \
-    {mpt__cuda_pool, NULL}, \
-    {mpt__cuda_pool, NULL},

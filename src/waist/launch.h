@@ -39,7 +39,8 @@ typedef struct mpt__operand {
 
 /* ==== Kernels ====
  *
- * MPT__KERNELS(K): K(ID, "name", effect) with effect 1 where the kernel changes state (weights,
+ * MPT__KERNELS(K): K(ID, name, effect): a backend has it as mpt__cpu_name or mpt__cuda_name, and
+ * this one list fills the tables of both. effect is 1 where the kernel changes state (weights,
  * moments, counters) and must not be repeated by a recompute.
  *
  * o0, o1 .. are positions in operand[]; an optional operand (?) that is absent keeps its place
@@ -148,45 +149,47 @@ typedef struct mpt__operand {
  *           shares in the order of dy's.
  */
 #define MPT__KERNELS(K) \
-    K(FILL, "fill", 0) \
-    K(COPY, "copy", 0) \
-    K(UNARY, "unary", 0) \
-    K(BINARY, "binary", 0) \
-    K(REDUCE, "reduce", 0) \
-    K(ARGMAX, "argmax", 0) \
-    K(SCATTER_AXIS, "scatter_axis", 0) \
-    K(GEMM, "gemm", 0) \
-    K(SOFTMAX, "softmax", 0) \
-    K(SOFTMAX_BACKWARD, "softmax_backward", 0) \
-    K(DROPOUT, "dropout", 0) \
-    K(RANDOM, "random", 0) \
-    K(NLL, "nll", 0) \
-    K(NLL_BACKWARD, "nll_backward", 0) \
-    K(CROSS_ENTROPY, "cross_entropy", 0) \
-    K(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 0) \
-    K(GRAD_NORM, "grad_norm", 1) \
-    K(GRAD_SCALE, "grad_scale", 1) \
-    K(SGD, "sgd", 1) \
-    K(ADAM, "adam", 1) \
-    K(CLIP, "clip", 1) \
-    K(SCALAR_SET, "scalar_set", 1) \
-    K(SCALAR_OR, "scalar_or", 1) \
-    K(SCALE_LOSS, "scale_loss", 1) \
-    K(SCALER_UPDATE, "scaler_update", 1) \
-    K(METRIC_ADD, "metric_add", 1) \
-    K(FIND_NONFINITE, "find_nonfinite", 0) \
-    K(MOMENTS, "moments", 1) \
-    K(AVERAGE, "average", 1) \
-    K(PAIR_LOSS, "pair_loss", 0) \
-    K(PAIR_LOSS_BACKWARD, "pair_loss_backward", 0) \
-    K(CUMSUM, "cumsum", 0) \
-    K(GATHER, "gather", 0) \
-    K(SCATTER_ADD, "scatter_add", 0) \
-    K(TRIANGLE, "triangle", 0) \
-    K(ARGSORT, "argsort", 0) \
-    K(INTERPOLATE, "interpolate", 0) \
-    K(INTERPOLATE_BACKWARD, "interpolate_backward", 0) \
+    MPT__CORE_KERNELS(K) \
     MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
+#define MPT__CORE_KERNELS(K) \
+    K(FILL, fill, 0) \
+    K(COPY, copy, 0) \
+    K(UNARY, unary, 0) \
+    K(BINARY, binary, 0) \
+    K(REDUCE, reduce, 0) \
+    K(ARGMAX, argmax, 0) \
+    K(SCATTER_AXIS, scatter_axis, 0) \
+    K(GEMM, gemm, 0) \
+    K(SOFTMAX, softmax, 0) \
+    K(SOFTMAX_BACKWARD, softmax_backward, 0) \
+    K(DROPOUT, dropout, 0) \
+    K(RANDOM, random, 0) \
+    K(NLL, nll, 0) \
+    K(NLL_BACKWARD, nll_backward, 0) \
+    K(CROSS_ENTROPY, cross_entropy, 0) \
+    K(CROSS_ENTROPY_BACKWARD, cross_entropy_backward, 0) \
+    K(GRAD_NORM, grad_norm, 1) \
+    K(GRAD_SCALE, grad_scale, 1) \
+    K(SGD, sgd, 1) \
+    K(ADAM, adam, 1) \
+    K(CLIP, clip, 1) \
+    K(SCALAR_SET, scalar_set, 1) \
+    K(SCALAR_OR, scalar_or, 1) \
+    K(SCALE_LOSS, scale_loss, 1) \
+    K(SCALER_UPDATE, scaler_update, 1) \
+    K(METRIC_ADD, metric_add, 1) \
+    K(FIND_NONFINITE, find_nonfinite, 0) \
+    K(MOMENTS, moments, 1) \
+    K(AVERAGE, average, 1) \
+    K(PAIR_LOSS, pair_loss, 0) \
+    K(PAIR_LOSS_BACKWARD, pair_loss_backward, 0) \
+    K(CUMSUM, cumsum, 0) \
+    K(GATHER, gather, 0) \
+    K(SCATTER_ADD, scatter_add, 0) \
+    K(TRIANGLE, triangle, 0) \
+    K(ARGSORT, argsort, 0) \
+    K(INTERPOLATE, interpolate, 0) \
+    K(INTERPOLATE_BACKWARD, interpolate_backward, 0)
 
 /* ---- Convolutions ----
  *
@@ -204,9 +207,9 @@ typedef struct mpt__operand {
  *                       o4 and act as above.
  * CONV_BACKWARD_WEIGHT  o0 r, o1 wa, o2 r. */
 #define MPT__CONV_KERNELS(K) \
-    K(CONV, "conv", 0) \
-    K(CONV_BACKWARD_INPUT, "conv_backward_input", 0) \
-    K(CONV_BACKWARD_WEIGHT, "conv_backward_weight", 0)
+    K(CONV, conv, 0) \
+    K(CONV_BACKWARD_INPUT, conv_backward_input, 0) \
+    K(CONV_BACKWARD_WEIGHT, conv_backward_weight, 0)
 #define MPT__TWO(lines, pixels) ((int64_t)(lines) << 32 | (int64_t)(pixels))
 #define MPT__TWO_AT(pair, d) ((pair) >> ((d) ? 0 : 32) & 0x7fffffff)
 
@@ -232,11 +235,11 @@ typedef struct mpt__operand {
  * POOL_BACKWARD  o0 r dy, o1? r i32 (MAX) -> o2 wa dx. fn, index as above.
  */
 #define MPT__NORM_KERNELS(K) \
-    K(NORM, "norm", 0) \
-    K(NORM_BACKWARD, "norm_backward", 0) \
-    K(RUNNING_STATS, "running_stats", 1) \
-    K(POOL, "pool", 0) \
-    K(POOL_BACKWARD, "pool_backward", 0)
+    K(NORM, norm, 0) \
+    K(NORM_BACKWARD, norm_backward, 0) \
+    K(RUNNING_STATS, running_stats, 1) \
+    K(POOL, pool, 0) \
+    K(POOL_BACKWARD, pool_backward, 0)
 
 /* ---- Embedding, attention ----
  *
@@ -255,11 +258,11 @@ typedef struct mpt__operand {
  *           sums of dout out, o7? wa dq.
  * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq. */
 #define MPT__ATTENTION_KERNELS(K) \
-    K(EMBEDDING, "embedding", 0) \
-    K(EMBEDDING_BACKWARD, "embedding_backward", 0) \
-    K(ATTENTION, "attention", 0) \
-    K(ATTENTION_DQ, "attention_dq", 0) \
-    K(ATTENTION_DKV, "attention_dkv", 0)
+    K(EMBEDDING, embedding, 0) \
+    K(EMBEDDING_BACKWARD, embedding_backward, 0) \
+    K(ATTENTION, attention, 0) \
+    K(ATTENTION_DQ, attention_dq, 0) \
+    K(ATTENTION_DKV, attention_dkv, 0)
 
 /* ---- fp8 ----
  *
@@ -276,8 +279,8 @@ typedef struct mpt__operand {
  *             history)) - index[1]), limit being 448 in rows 0 and 1, else 57344; with a history of
  *             zeros it stays. Exponents are within +-MPT__FP8_POWERS. Gate. */
 #define MPT__FP8_KERNELS(K) \
-    K(FP8_SCALE, "fp8_scale", 0) \
-    K(FP8_UPDATE, "fp8_update", 1)
+    K(FP8_SCALE, fp8_scale, 0) \
+    K(FP8_UPDATE, fp8_update, 1)
 typedef enum mpt__fp8_way {
     MPT__FP8_SCALE,
     MPT__FP8_NONSAT,

@@ -54,7 +54,7 @@ static void end(mpt_context *context) {
 
 TEST(every_kernel_is_there) {
     static const char *const names[] = {
-#define MPT__ROW(id, name, effect) name,
+#define MPT__ROW(id, name, effect) #name,
         MPT__KERNELS(MPT__ROW)
 #undef MPT__ROW
     };
