@@ -25287,7 +25287,7 @@ static mpt_status mpt__conv_backward(mpt__frame *frame) {
         mpt__tensor each = *to; /* [1, O, 1, 1] */
         each.shape = dy.shape;
         each.shape.dim[0] = each.shape.dim[2] = each.shape.dim[3] = 1;
-        each.stride[1] = to->stride[0];
+        for (int d = 0; d < 4; d++) each.stride[d] = d == 1 ? to->stride[0] : 0;
         mpt__launch_reduce(ctx, MPT__FN_SUM, &dy, &each, access);
     }
     return ctx->base.status;
