@@ -12,6 +12,7 @@
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
+#   make bench-pairs   mptrain.h against that of revision OLD, or of that file;  ROWS="mlp norms"
 #   make tables        what precision costs and saves whole models, in build/tables/tables.md: about
 #                      an hour;  DATA=  ROWS="resnet gpt bert vit"  SEEDS="0 1 2"  TINY=1  WRITE=1
 #                      PEERS="fp32 bf16"
@@ -178,6 +179,10 @@ bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
+
+bench-pairs:
+	@$(PYTHON) tools/bench/pairs.py --build '$(BUILD)/pairs' --old '$(OLD)' --rows '$(ROWS)' \
+	    --make '$(MAKE)' $(ARGS)
 
 $(BUILD)/mptrain.so: $(BUILD)/mptrain.c $(BUILD)/flags
 	@echo "  CC    $@"

@@ -2488,6 +2488,16 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
       v_select(v_equal(b, v_zero()), v_div(v_set(1), a), \
                v_select(v_equal(b, v_set(1)), MPT__TRUTH(v_equal(a, v_zero())), v_zero())))
 
+/* The updates of MOMENTS: U(ID, formula of waist/updates.inl, ns, where eps and decay stand in imm
+   (-1: none), ways). */
+enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 }; /* as mpt__law has them */
+#define MPT__UPDATES(U) \
+    U(AMSGRAD, amsgrad, 30, 2, 3, MPT__CORRECTS) \
+    U(RMSPROP, rmsprop, 25, 2, 3, 0) \
+    U(ADAGRAD, adagrad, 18, 1, 2, MPT__SLOWS) \
+    U(ADADELTA, adadelta, 28, 1, 2, 0) \
+    U(LION, lion, 20, -1, 2, MPT__DECOUPLES)
+
 #endif
 /* ------------------------
  * waist/launch.h: the waist. Above it ops, modules and optimizers; below it backends.
@@ -2883,11 +2893,9 @@ typedef enum mpt__function {
     MPT__FN_UNIFORM,
     MPT__FN_NORMAL,
     /* updates */
-    MPT__FN_AMSGRAD,
-    MPT__FN_RMSPROP,
-    MPT__FN_ADAGRAD,
-    MPT__FN_ADADELTA,
-    MPT__FN_LION,
+#define MPT__ROW(id, name, ns, eps, decay, ways) MPT__FN_##id,
+    MPT__UPDATES(MPT__ROW)
+#undef MPT__ROW
 /* losses */
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) MPT__FN_##id,
     MPT__PAIRS(MPT__ROW)
@@ -5694,36 +5702,32 @@ static MPT__NOINLINE MPT__UNUSED void mpt__floats_end(const uint32_t *before) {
  * by however many threads, in chunks of whatever size, on whatever CPU.
  * ---------------------- */
 
+#include <math.h>
+
+/* ==== Hashes ==== */
+
+#define MPT__COMMON static MPT__INLINE
+/* ------------------------
+ * waist/arithmetic.inl: what every backend computes with the same bits: hashes, random words, the
+ * numbers of a loss scaler, of an optimizer's step and of fp8's scales. MPT__COMMON is the storage
+ * class that a backend gives to such functions; words of launches are those of waist/launch.h.
+ * ---------------------- */
+#ifdef MPT__COMMON
+
 /* ==== Hashes ==== */
 
 #define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15) /* 2^64 / golden ratio */
 
 /* The finaliser of SplitMix64: a bijection in which every input bit reaches every output bit. */
-static MPT__INLINE uint64_t mpt__hash_mix(uint64_t x) {
+MPT__COMMON uint64_t mpt__hash_mix(uint64_t x) {
     x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
     return x ^ (x >> 31);
 }
 
 /* Hashes an ordered pair; with one of the two fixed it is a bijection of the other. */
-static MPT__INLINE uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
+MPT__COMMON uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
     return mpt__hash_mix(mpt__hash_mix(a + MPT__HASH_GOLDEN) + b);
-}
-
-static MPT__INLINE uint64_t mpt__load_little_endian(const uint8_t *p, size_t bytes) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)p[i] << (8 * i);
-    return value;
-}
-
-/* Hashes n bytes; the same on little and big endian machines. `seed` may be an earlier hash, which
- * chains the two. */
-static uint64_t mpt__hash_bytes(uint64_t seed, const void *data, size_t n) {
-    const uint8_t *p = (const uint8_t *)data;
-    uint64_t hash = mpt__hash_u64(seed, (uint64_t)n);
-    for (; n >= 8; n -= 8, p += 8)
-        hash = mpt__hash_mix(hash + mpt__load_little_endian(p, 8)) ^ MPT__HASH_GOLDEN;
-    return n > 0 ? mpt__hash_mix(hash + mpt__load_little_endian(p, n)) : hash;
 }
 
 /* ==== Philox 4x32-10 ==== */
@@ -5735,7 +5739,8 @@ static uint64_t mpt__hash_bytes(uint64_t seed, const void *data, size_t n) {
 #define MPT__PHILOX_W1 0xbb67ae85u
 
 /* The bare generator, word by word as in the paper. */
-static void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+MPT__COMMON void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2],
+                                   uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
@@ -5754,20 +5759,10 @@ static void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2], 
     out[3] = c3;
 }
 
-/* Names one sequence of random words: the seed of the context, a stream (say, the hash of a
- * module's path) and the number of the call within it. Different keys give unrelated sequences;
- * among n of them two are equal with probability n^2 / 2^65. */
-typedef struct {
-    uint64_t seed;
-    uint64_t stream;
-    uint64_t call;
-} mpt__rng_key;
-
 /* Block `block` of a sequence. The mapping gives seeds their meaning and may not change: the Philox
  * key is the seed; counter words 0 and 1 are the block index, 2 and 3 the sequence, which is
  * mpt__hash_u64(stream, call); low words first. */
-static MPT__INLINE void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block,
-                                    uint32_t out[4]) {
+MPT__COMMON void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block, uint32_t out[4]) {
     uint32_t counter[4], key[2];
     counter[0] = (uint32_t)block;
     counter[1] = (uint32_t)(block >> 32);
@@ -5777,6 +5772,194 @@ static MPT__INLINE void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t b
     key[1] = (uint32_t)(seed >> 32);
     mpt__philox_block(counter, key, out);
 }
+
+/* ==== Optimizers ==== */
+
+/* base^exponent by repeated squaring; 0^0 = 1. The relative error grows as |exponent| roundings. */
+MPT__COMMON double mpt__power(double base, int64_t exponent) {
+    uint64_t left = exponent < 0 ? 0 - (uint64_t)exponent : (uint64_t)exponent;
+    double result = 1.0;
+    for (; left > 0; left >>= 1) {
+        if (left & 1) result *= base;
+        base *= base;
+    }
+    return exponent < 0 ? 1.0 / result : result;
+}
+
+/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. */
+typedef struct mpt__law {
+    int function;
+    bool corrects;  /* means that began with 0 are divided by 1 - beta^t */
+    bool decays;    /* weights go towards 0, by part of the gradient, */
+    bool decoupled; /* or not */
+    bool slows;     /* the rate is divided by 1 + imm[0] t */
+    bool dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
+    bool nesterov;
+    bool moment[3]; /* which there are */
+    int eps, decay; /* where they stand in imm; -1: none */
+    double imm[4];
+} mpt__law;
+
+static inline mpt__law mpt__law_of(const mpt__launch *launch) {
+    static const int rows[][3] = {
+#define MPT__ROW(id, name, ns, eps, decay, ways) {eps, decay, ways},
+        MPT__UPDATES(MPT__ROW)
+#undef MPT__ROW
+            {2, 3, MPT__CORRECTS}, /* ADAM */
+        {-1, 2, 0}                 /* SGD */
+    };
+    const bool sgd = launch->kernel == MPT__K_SGD, adam = launch->kernel == MPT__K_ADAM;
+    const int count = (int)(sizeof rows / sizeof rows[0]), moment[3] = {3, 6, 8};
+    const int *row = rows[sgd ? count - 1 : adam ? count - 2 : launch->function - MPT__FN_AMSGRAD];
+    mpt__law law;
+    law.function = launch->function;
+    law.eps = row[0], law.decay = row[1];
+    law.corrects = row[2] == MPT__CORRECTS, law.slows = row[2] == MPT__SLOWS;
+    law.decoupled = row[2] == MPT__DECOUPLES || (law.corrects && launch->index[0] == 1);
+    law.dampens = sgd, law.nesterov = sgd && launch->index[0] != 0;
+    for (int k = 0; k < 3; k++)
+        law.moment[k] = moment[k] < launch->n_operands && launch->operand[moment[k]].storage != 0;
+    memcpy(law.imm, launch->imm, sizeof law.imm);
+    law.decays = law.imm[law.decay] != 0;
+    return law;
+}
+
+/* And what depends on a segment's step count. keep1 and keep2: how much of their moments stays,
+   add1 and add2 how much of what is new comes in. */
+typedef struct mpt__pace {
+    double lr, decay, shrink, keep1, add1, keep2, add2, eps, root;
+    bool fresh; /* no update before this one */
+} mpt__pace;
+
+/* `first` is imm[0], or what a table of rates has in its place, as it has `lr`. */
+MPT__COMMON mpt__pace mpt__pace_of(const mpt__law *law, double lr, double first, int64_t step) {
+    mpt__pace pace;
+    pace.fresh = step == 0;
+    pace.eps = law->eps < 0 ? 0 : law->imm[law->eps];
+    pace.decay = law->imm[law->decay];
+    pace.shrink = lr * pace.decay;
+    pace.keep1 = first;
+    pace.add1 = 1 - (law->dampens ? law->imm[1] : first);
+    pace.keep2 = law->imm[1];
+    pace.add2 = 1 - law->imm[1];
+    pace.root = 1;
+    if (law->corrects) {
+        lr /= 1 - mpt__power(first, step + 1);
+        pace.root = 1 / sqrt(1 - mpt__power(pace.keep2, step + 1));
+    }
+    if (law->slows) lr /= 1 + (double)step * law->imm[0];
+    pace.lr = lr;
+    return pace;
+}
+
+/* ==== Loss scaler ==== */
+
+/* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
+   set below it. */
+MPT__COMMON double mpt__backed_off(double scale, double backoff, double floor_scale) {
+    double next = (double)(float)(scale * backoff);
+    if (next < floor_scale) next = floor_scale < scale ? floor_scale : scale;
+    return next;
+}
+
+/* The scale after an interval of clean steps, unless it is no number of fp32; likewise with the
+   ceiling. */
+MPT__COMMON double mpt__grown(double scale, double growth, double ceiling) {
+    double next = (double)(float)(scale * growth);
+    if (!(next <= 3.4028234663852886e38)) return scale;
+    if (ceiling > 0 && next > ceiling) next = ceiling > scale ? ceiling : scale;
+    return next;
+}
+
+/* SCALER_UPDATE on the scalars s. */
+MPT__COMMON void mpt__scaler_ends_update(mpt__scalar *s, const uint16_t *slot, const double *imm,
+                                         int64_t interval, bool fixed) {
+    s[slot[3]].i++;
+    if (s[slot[2]].i != 0) {
+        if (!fixed) s[slot[0]].f = mpt__backed_off(s[slot[0]].f, imm[1], imm[2]);
+        s[slot[1]].i = 0;
+        s[slot[4]].i++;
+        s[slot[5]].i++;
+        s[slot[6]].i = s[slot[3]].i;
+        s[slot[7]].i = MPT_OUTCOME_SKIPPED;
+        return;
+    }
+    s[slot[1]].i++;
+    if (!fixed && s[slot[1]].i >= interval) {
+        s[slot[0]].f = mpt__grown(s[slot[0]].f, imm[0], imm[3]);
+        s[slot[1]].i = 0;
+    }
+    s[slot[5]].i = 0;
+    s[slot[7]].i = MPT_OUTCOME_APPLIED;
+}
+
+/* The weight of a new value in an average, after n updates. */
+MPT__COMMON double mpt__average_weight(int64_t form, double decay, double n) {
+    double early = (1 + n) / (10 + n);
+    if (n == 0) return 1;
+    if (form == 2) return 1 / (n + 1);
+    return 1 - (form == 1 && early < decay ? early : decay);
+}
+
+#ifndef MPTRAIN_NO_FP8
+/* ==== Scales of fp8 ==== */
+
+/* The power of two that takes `most` to the limit of a format at the most, where that is 7/4 of
+   2^limit_exponent. */
+MPT__COMMON float mpt__fp8_power(float most, int limit_exponent, int margin) {
+    uint32_t bits;
+    memcpy(&bits, &most, sizeof bits);
+    int power = limit_exponent - ((int)(bits >> 23) - 127) - margin;
+    if ((bits & 0x7fffffu) > 0x600000u) power--;
+    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
+    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
+    bits = (uint32_t)(power + 127) << 23;
+    memcpy(&most, &bits, sizeof most);
+    return most;
+}
+
+/* FP8_UPDATE of row `row`, which has `width` floats. */
+MPT__COMMON void mpt__fp8_ends_step(float *state, int64_t width, int64_t row, bool commit,
+                                    int margin) {
+    float most = 0;
+    for (int64_t i = width - 1; i > MPT__FP8_HISTORY && commit; i--) state[i] = state[i - 1];
+    if (commit) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
+    state[MPT__FP8_AMAX] = 0;
+    for (int64_t i = MPT__FP8_HISTORY; i < width; i++)
+        if (state[i] > most) most = state[i];
+    if (commit && most > 0)
+        state[MPT__FP8_SCALE_NOW] = mpt__fp8_power(most, row < 2 ? 8 : 15, margin);
+}
+#endif
+
+#endif
+
+static MPT__INLINE uint64_t mpt__load_little_endian(const uint8_t *p, size_t bytes) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)p[i] << (8 * i);
+    return value;
+}
+
+/* Hashes n bytes; the same on little and big endian machines. `seed` may be an earlier hash, which
+ * chains the two. */
+static uint64_t mpt__hash_bytes(uint64_t seed, const void *data, size_t n) {
+    const uint8_t *p = (const uint8_t *)data;
+    uint64_t hash = mpt__hash_u64(seed, (uint64_t)n);
+    for (; n >= 8; n -= 8, p += 8)
+        hash = mpt__hash_mix(hash + mpt__load_little_endian(p, 8)) ^ MPT__HASH_GOLDEN;
+    return n > 0 ? mpt__hash_mix(hash + mpt__load_little_endian(p, n)) : hash;
+}
+
+/* ==== Random words ==== */
+
+/* Names one sequence of random words: the seed of the context, a stream (say, the hash of a
+ * module's path) and the number of the call within it. Different keys give unrelated sequences;
+ * among n of them two are equal with probability n^2 / 2^65. */
+typedef struct {
+    uint64_t seed;
+    uint64_t stream;
+    uint64_t call;
+} mpt__rng_key;
 
 /* Writes words first .. first+n-1 of the key's sequence; word i is word i % 4 of block i / 4. */
 static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {
@@ -6218,8 +6401,6 @@ static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t st
  * 1e-15. Those of floats are in cpu/template/math.c.
  * ---------------------- */
 
-#include <math.h>
-
 /* ==== Functions ==== */
 
 #define MPT__NAN_F64 mpt__f64_from_bits(UINT64_C(0x7ff8000000000000))
@@ -6393,17 +6574,6 @@ static double mpt__cos(double x) {
     double sine, cosine;
     mpt__sincos(x, &sine, &cosine);
     return cosine;
-}
-
-/* base^exponent by repeated squaring; 0^0 = 1. The relative error grows as |exponent| roundings. */
-static double mpt__power(double base, int64_t exponent) {
-    uint64_t left = exponent < 0 ? 0 - (uint64_t)exponent : (uint64_t)exponent;
-    double result = 1.0;
-    for (; left > 0; left >>= 1) {
-        if (left & 1) result *= base;
-        base *= base;
-    }
-    return exponent < 0 ? 1.0 / result : result;
 }
 
 /* a^b as the C library has it, the special cases of IEEE 754 included; error 1e-13 relative. */
@@ -6902,6 +7072,13 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 #define v_sigmoid MPT__V(sigmoid)
 #define v_tanh MPT__V(tanh)
 #define v_erf MPT__V(erf)
+#define v_rates MPT__V(rates)
+#define v_decayed MPT__V(decayed)
+#define v_follow MPT__V(follow)
+#define v_follow_squares MPT__V(follow_squares)
+#define v_sgd MPT__V(sgd)
+#define v_adam MPT__V(adam)
+#define v_updated MPT__V(updated)
 #define v_relu MPT__V(relu)
 #define v_max_nan MPT__V(max_nan)
 #define v_at_least MPT__V(at_least)
@@ -7173,9 +7350,10 @@ typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt
 typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                                mpt__real c, mpt__real d);
 typedef struct mpt__cpu_update mpt__cpu_update;
-/* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
+/* Parameters, gradients, moments (NULL: none): updates all but the gradients. Where `half` is
+   given, the weights go there as well, in w->param.dtype. */
 typedef void (*mpt__update_fn)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, void *half, int64_t n);
+                               mpt__real *const *m, void *half, int64_t n);
 
 /* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
    - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
@@ -7253,7 +7431,7 @@ typedef struct mpt__routines {
     /* A function past the caches, to a line of memory; false: has it not. NULL: none. */
     bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                    mpt__real c);
-    mpt__update_fn sgd, adam;
+    mpt__update_fn sgd, adam, moments;
     /* ReLU's backward of halves: as integers, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
     mpt__cpu_run copy_halves;           /* to another layout, instead of COPY; NULL: none */
@@ -9914,180 +10092,46 @@ static void mpt__cpu_grad_scale(const mpt__cpu_call *call) {
 
 /* ==== Optimizers ==== */
 
-/* One segment of one update. What depends on the step count alone is computed once, in double. */
+/* One segment of one update. */
 struct mpt__cpu_update {
     mpt__cpu_view param, master, gradient;
     mpt__cpu_view moment[3]; /* absent where there are none */
     const int64_t *segment;
     int64_t step; /* updates before this one */
-    mpt__real multiplier, lr, decay;
-    mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
-    bool nesterov, decoupled;
-    bool stochastic;                           /* rounding of param, */
-    mpt__rng_key key;                          /* by this sequence, */
-    int64_t before;                            /* from this word on */
-    double first_setting;                      /* momentum or beta1 */
-    mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
-    mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
-    mpt__update_fn update;                     /* NULL: program */
-    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
-                    int64_t n);
+    mpt__real multiplier;
+    mpt__law law;
+    mpt__pace pace;
+    bool stochastic;  /* rounding of param, */
+    mpt__rng_key key; /* by this sequence, */
+    int64_t before;   /* from this word on */
+    mpt__update_fn update;
 };
 
-/* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
-   g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
-   p -= lr (g + momentum m). */
-static void mpt__ref_sgd_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, void *half, int64_t n) {
-    (void)v;
-    for (int64_t i = 0; i < n; i++) {
-        mpt__real direction = g[i] * w->multiplier;
-        if (w->decay != 0) direction += w->decay * p[i];
-        if (m != NULL) {
-            m[i] = w->step == 0 ? direction : w->momentum * m[i] + w->keep * direction;
-            direction = w->nesterov ? direction + w->momentum * m[i] : m[i];
-        }
-        p[i] -= w->lr * direction;
-    }
-    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
+/* The reference does one after the other; a half is rounded at once. */
+#define MPT__V(word) mpt__real_##word
+#define MPT__LEVEL(name) mpt__ref_##name
+#define MPT__WIDTH 1
+#define MPT__FN static
+#define MPT__OP static MPT__INLINE
+MPT__OP mpt__real mpt__real_load_as(const mpt__real *p, int64_t n, int dtype) {
+    (void)n, (void)dtype;
+    return *p;
 }
-
-/* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
-   with 1 / sqrt(c2) as a factor: divisions and roots are what an update waits for. */
-static void mpt__ref_adam_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                                mpt__real *m, mpt__real *v, void *half, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        mpt__real x = p[i], gradient = g[i] * w->multiplier;
-        if (w->decoupled) {
-            x -= w->shrink * x;
-        } else if (w->decay != 0) {
-            gradient += w->decay * x;
-        }
-        const mpt__real mean = w->beta1 * m[i] + w->rest1 * gradient;
-        const mpt__real square = w->beta2 * v[i] + w->rest2 * gradient * gradient;
-        m[i] = mean, v[i] = square;
-        p[i] = x - w->step_size * mean / (mpt__real_sqrt(square) * w->root_factor + w->eps);
-    }
-    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
+MPT__OP void mpt__real_store_as(void *p, mpt__real x, int64_t n, int dtype) {
+    if (dtype == MPT_F32)
+        *(mpt__real *)p = x; /* a weight or a moment of the block */
+    else
+        mpt__store_real(p, (uint8_t)dtype, 0, 1, &x, n);
 }
-
-/* The other optimizers are written in the routines of the level: blocks are in the first cache, so
-   passes over them cost little, and square roots and divisions are those of the level. */
-#define MPT__EACH(word, out, x, c) w->param.routines->unary[MPT__UNARY_##word](out, x, n, c, 0)
-#define MPT__PAIR(word, out, x, y) w->param.routines->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
-
-/* m = keep m + rest x; or, of squares, keep m + (rest x) x */
-static void mpt__cpu_follow(const mpt__cpu_update *w, mpt__real *m, const mpt__real *x,
-                            mpt__real keep, mpt__real rest, bool squares, int64_t n) {
-    mpt__real part[MPT__BLOCK];
-    MPT__EACH(MUL_SCALAR, part, x, rest);
-    if (squares) MPT__PAIR(MUL, part, part, x);
-    MPT__EACH(MUL_SCALAR, m, m, keep);
-    MPT__PAIR(ADD, m, m, part);
-}
-
-/* p -= size x / below, which x and below do not survive */
-static void mpt__cpu_descend(const mpt__cpu_update *w, mpt__real *p, mpt__real *x,
-                             const mpt__real *below, mpt__real size, int64_t n) {
-    MPT__EACH(MUL_SCALAR, x, x, size);
-    if (below != NULL) MPT__PAIR(DIV, x, x, below);
-    MPT__PAIR(SUB, p, p, x);
-}
-
-/* Adam with the largest v so far, not corrected for bias, in place of v. */
-static void mpt__cpu_amsgrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                   mpt__real *const *m, int64_t n) {
-    mpt__real below[MPT__BLOCK];
-    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, false, n);
-    mpt__cpu_follow(w, m[1], g, w->beta2, w->rest2, true, n);
-    MPT__PAIR(MAXIMUM, m[2], m[2], m[1]);
-    MPT__EACH(SQRT, below, m[2], 0);
-    MPT__EACH(MUL_SCALAR, below, below, w->root_factor);
-    MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    memcpy(g, m[0], (size_t)n * sizeof *g);
-    mpt__cpu_descend(w, p, g, below, w->step_size, n);
-}
-
-/* v and, centred, the mean a follow; p -= lr b with b = momentum b + g / (sqrt(v - a^2) + eps).
-   Rounding may leave v - a^2 below 0, which counts as 0. */
-static void mpt__cpu_rmsprop_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                   mpt__real *const *m, int64_t n) {
-    mpt__real below[MPT__BLOCK], *b = m[1], *a = m[2];
-    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, true, n);
-    memcpy(below, m[0], (size_t)n * sizeof *below);
-    if (a != NULL) {
-        mpt__cpu_follow(w, a, g, w->beta2, w->rest2, false, n);
-        MPT__PAIR(MUL, below, a, a);
-        MPT__PAIR(SUB, below, m[0], below);
-        MPT__EACH(RELU, below, below, 0);
-    }
-    MPT__EACH(SQRT, below, below, 0);
-    MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    if (b == NULL) {
-        mpt__cpu_descend(w, p, g, below, w->lr, n);
-        return;
-    }
-    MPT__PAIR(DIV, g, g, below);
-    MPT__EACH(MUL_SCALAR, b, b, w->momentum);
-    MPT__PAIR(ADD, b, b, g);
-    memcpy(g, b, (size_t)n * sizeof *g);
-    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
-}
-
-/* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
-static void mpt__cpu_adagrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                   mpt__real *const *m, int64_t n) {
-    mpt__real below[MPT__BLOCK];
-    mpt__cpu_follow(w, m[0], g, 1, 1, true, n);
-    MPT__EACH(SQRT, below, m[0], 0);
-    MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    mpt__cpu_descend(w, p, g, below, w->step_size, n);
-}
-
-/* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
-static void mpt__cpu_adadelta_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                    mpt__real *const *m, int64_t n) {
-    mpt__real root[2][MPT__BLOCK];
-    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, true, n);
-    for (int k = 0; k < 2; k++) {
-        MPT__EACH(ADD_SCALAR, root[k], m[k], w->eps);
-        MPT__EACH(SQRT, root[k], root[k], 0);
-    }
-    MPT__PAIR(DIV, root[1], root[1], root[0]);
-    MPT__PAIR(MUL, g, g, root[1]);
-    mpt__cpu_follow(w, m[1], g, w->beta1, w->rest1, true, n);
-    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
-}
-
-/* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. Twice enlarged, any
-   number but 0 and NaN is beyond 1. */
-static void mpt__cpu_lion_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                mpt__real *const *m, int64_t n) {
-    mpt__real sign[MPT__BLOCK];
-    memcpy(sign, m[0], (size_t)n * sizeof *sign);
-    mpt__cpu_follow(w, sign, g, w->beta1, w->rest1, false, n);
-    for (int k = 0; k < 2; k++) {
-        MPT__EACH(MUL_SCALAR, sign, sign, (mpt__real)1e30);
-        w->param.routines->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
-    }
-    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, false, n);
-    mpt__cpu_descend(w, p, sign, NULL, w->lr, n);
-}
-
-/* What all of them begin with. */
-static void mpt__cpu_program(const mpt__cpu_update *w, mpt__real *p, const mpt__real *gradient,
-                             mpt__real *const *m, int64_t n) {
-    mpt__real g[MPT__BLOCK], part[MPT__BLOCK];
-    MPT__EACH(MUL_SCALAR, g, gradient, w->multiplier);
-    if (w->decoupled || w->decay != 0)
-        MPT__EACH(MUL_SCALAR, part, p, w->decoupled ? w->shrink : w->decay);
-    if (w->decoupled) {
-        MPT__PAIR(SUB, p, p, part);
-    } else if (w->decay != 0) {
-        MPT__PAIR(ADD, g, g, part);
-    }
-    w->program(w, p, g, m, n);
-}
+#define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/update.c */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+#undef MPT__V
+#undef MPT__LEVEL
+#undef MPT__WIDTH
+#undef MPT__FN
+#undef MPT__OP
+#undef MPT__ANY_UPDATE
 
 static void mpt__cpu_put_stochastic(const mpt__cpu_update *w, int64_t offset, const mpt__real *x,
                                     int64_t n) {
@@ -10104,7 +10148,7 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
     int64_t begin = chunk * MPT__CHUNK;
     int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
     const mpt__cpu_view *weights = w->master.data != NULL ? &w->master : &w->param;
-    bool along = w->update && weights != &w->param && mpt__cpu_is_half(w->param.dtype);
+    bool along = weights != &w->param && mpt__cpu_is_half(w->param.dtype);
     mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
@@ -10115,10 +10159,7 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
         for (int k = 0; k < 3; k++)
             if (w->moment[k].data) m[k] = mpt__cpu_edit(&w->moment[k], offset, block[2 + k], n);
         void *half = along ? (uint16_t *)w->param.data + offset : NULL;
-        if (w->update)
-            w->update(w, p, g, m[0], m[1], half, n);
-        else
-            mpt__cpu_program(w, p, g, m, n);
+        w->update(w, p, g, m, half, n);
         if (weights != &w->param) mpt__cpu_put(weights, offset, 1, p, n);
         if (w->stochastic)
             mpt__cpu_put_stochastic(w, offset, p, n);
@@ -10154,21 +10195,23 @@ static void mpt__cpu_commit(const mpt__cpu_call *call) {
     if (launch->index[1] == 2) call->scalars[launch->slot[3]].i++;
 }
 
-/* Fills what both optimizers have and goes through the segments; `prepare` (or NULL) computes what
-   depends on the step count. */
-static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
-                                void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w,
-                                                double lr),
-                                double ns) {
+/* Goes through the segments. */
+static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__update_fn update, double ns) {
     const mpt__launch *launch = call->launch;
+    mpt__cpu_update update_of, *w = &update_of;
+    if (!mpt__gate_open(call, launch->slot[2])) return;
+    memset(w, 0, sizeof *w);
+    w->update = update;
+    w->law = mpt__law_of(launch);
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = mpt__cpu_scheduled(call, 0, call->scalars[launch->slot[0]].f);
+    const double lr = mpt__cpu_scheduled(call, 0, call->scalars[launch->slot[0]].f);
+    const double first = mpt__cpu_scheduled(call, 1, launch->imm[0]);
     mpt__kernel_flushes(call->routines->flushes);
     w->param = mpt__cpu_view_of(call, 0);
     w->master = mpt__cpu_view_of(call, 1);
     w->gradient = mpt__cpu_view_of(call, 2);
-    w->moment[0] = mpt__cpu_view_of(call, 3);
-    w->lr = (mpt__real)lr;
+    for (int k = 0; k < 3; k++)
+        if (w->law.moment[k]) w->moment[k] = mpt__cpu_view_of(call, k == 0 ? 3 : 4 + 2 * k);
     w->multiplier = mpt__cpu_factor(call, launch->slot[1]);
     if (launch->index[2] != 0) w->multiplier = -w->multiplier;
     w->stochastic = launch->index[3] != 0;
@@ -10180,7 +10223,7 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
         bool known = s > 0 && step == w->step;
         w->step = step;
         w->key.stream = mpt__hash_u64(launch->rng.stream, (uint64_t)step);
-        if (prepare != NULL && !known) prepare(launch, w, lr);
+        if (!known) w->pace = mpt__pace_of(&w->law, lr, first, step);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK),
                       mpt__cpu_cost(call, count, ns), mpt__cpu_update_chunk, w);
@@ -10190,85 +10233,17 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
 }
 
 static void mpt__cpu_sgd(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    mpt__cpu_update w;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    memset(&w, 0, sizeof w);
-    w.update = call->routines->sgd;
-    w.momentum = (mpt__real)mpt__cpu_scheduled(call, 1, launch->imm[0]);
-    w.keep = (mpt__real)(1 - launch->imm[1]);
-    w.decay = (mpt__real)launch->imm[2];
-    w.nesterov = launch->index[0] != 0;
-    mpt__cpu_update_run(call, &w, NULL, 4.0);
+    mpt__cpu_update_run(call, call->routines->sgd, 4.0);
 }
-
-static void mpt__cpu_adam_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
-    double c1 = 1 - mpt__power(w->first_setting, w->step + 1);
-    double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
-    w->step_size = (mpt__real)(lr / c1);
-    w->root_factor = (mpt__real)(1 / sqrt(c2));
-    w->shrink = (mpt__real)(lr * launch->imm[3]);
-}
-
 static void mpt__cpu_adam(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    mpt__cpu_update w;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    memset(&w, 0, sizeof w);
-    w.update = call->routines->adam;
-    w.moment[1] = mpt__cpu_view_of(call, 6);
-    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
-    w.beta1 = (mpt__real)w.first_setting;
-    w.rest1 = (mpt__real)(1 - w.first_setting);
-    w.beta2 = (mpt__real)launch->imm[1];
-    w.rest2 = (mpt__real)(1 - launch->imm[1]);
-    w.eps = (mpt__real)launch->imm[2];
-    w.decay = (mpt__real)launch->imm[3];
-    w.decoupled = launch->index[0] == 1;
-    mpt__cpu_update_run(call, &w, mpt__cpu_adam_prepare, 12.0);
+    mpt__cpu_update_run(call, call->routines->adam, 12.0);
 }
-
-static void mpt__cpu_adagrad_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
-    w->step_size = (mpt__real)(lr / (1 + (double)w->step * launch->imm[0]));
-}
-
-static void mpt__cpu_lion_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
-    w->shrink = (mpt__real)(lr * launch->imm[2]);
-}
-
-/* One row per function from AMSGRAD on; eps and decay: where they stand in imm, -1: none. */
-static const struct mpt__cpu_moments_row {
-    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
-                    int64_t n);
-    void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w, double lr);
-    int eps, decay;
-    double ns;
-} mpt__cpu_moments_rows[] = {{mpt__cpu_amsgrad_block, mpt__cpu_adam_prepare, 2, 3, 30},
-                             {mpt__cpu_rmsprop_block, NULL, 2, 3, 25},
-                             {mpt__cpu_adagrad_block, mpt__cpu_adagrad_prepare, 1, 2, 18},
-                             {mpt__cpu_adadelta_block, NULL, 1, 2, 28},
-                             {mpt__cpu_lion_block, mpt__cpu_lion_prepare, -1, 2, 20}};
-
 static void mpt__cpu_moments(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    const struct mpt__cpu_moments_row *row =
-        &mpt__cpu_moments_rows[launch->function - MPT__FN_AMSGRAD];
-    mpt__cpu_update w;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    memset(&w, 0, sizeof w);
-    w.program = row->program;
-    w.moment[1] = mpt__cpu_view_of(call, 6);
-    w.moment[2] = mpt__cpu_view_of(call, 8);
-    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
-    w.momentum = w.beta1 = (mpt__real)w.first_setting;
-    w.rest1 = (mpt__real)(1 - w.first_setting);
-    w.beta2 = (mpt__real)launch->imm[1];
-    w.rest2 = (mpt__real)(1 - launch->imm[1]);
-    w.eps = row->eps < 0 ? 0 : (mpt__real)launch->imm[row->eps];
-    w.decay = (mpt__real)launch->imm[row->decay];
-    w.decoupled = launch->function == MPT__FN_LION ||
-                  (launch->function == MPT__FN_AMSGRAD && launch->index[0] == 1);
-    mpt__cpu_update_run(call, &w, row->prepare, row->ns);
+#define MPT__ROW(id, name, ns, eps, decay, ways) ns,
+    static const double ns[] = {MPT__UPDATES(MPT__ROW)};
+#undef MPT__ROW
+    const int row = call->launch->function - MPT__FN_AMSGRAD;
+    mpt__cpu_update_run(call, call->routines->moments, ns[row]);
 }
 
 /* ==== Averages ==== */
@@ -10300,13 +10275,6 @@ static void mpt__cpu_average_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-static double mpt__cpu_average_weight(const mpt__launch *launch, double n) {
-    double early = (1 + n) / (10 + n), decay = launch->imm[0];
-    if (n == 0) return 1;
-    if (launch->index[0] == 2) return 1 / (n + 1);
-    return 1 - (launch->index[0] == 1 && early < decay ? early : decay);
-}
-
 static void mpt__cpu_average(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scalar *applied = &call->scalars[launch->slot[0]], *seen = &call->scalars[launch->slot[1]];
@@ -10316,7 +10284,7 @@ static void mpt__cpu_average(const mpt__cpu_call *call) {
     w.average = mpt__cpu_view_of(call, 0);
     w.value = mpt__cpu_view_of(call, 1);
     w.count = launch->operand[0].shape[0];
-    w.weight = (mpt__real)mpt__cpu_average_weight(launch, (double)updates->i);
+    w.weight = (mpt__real)mpt__average_weight(launch->index[0], launch->imm[0], (double)updates->i);
     mpt__parallel(call->pool, mpt__cpu_chunks(w.count, MPT__CHUNK),
                   mpt__cpu_cost(call, w.count, 5.0), mpt__cpu_average_chunk, &w);
     if (launch->index[1] == 0) return;
@@ -10353,47 +10321,11 @@ static void mpt__cpu_scalar_or(const mpt__cpu_call *call) {
     call->scalars[slot[0]].i = (call->scalars[slot[1]].i | call->scalars[slot[2]].i) != 0;
 }
 
-/* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
-   set below it. */
-static double mpt__cpu_backed_off(double scale, double backoff, double floor_scale) {
-    double next = (double)(float)(scale * backoff);
-    if (next < floor_scale) next = floor_scale < scale ? floor_scale : scale;
-    return next;
-}
-
-/* The scale after an interval of clean steps; likewise with the ceiling. */
-static double mpt__cpu_grown(double scale, double growth, double ceiling) {
-    double next = (double)(float)(scale * growth);
-    if (!mpt__f64_is_finite(next)) return scale;
-    if (ceiling > 0 && next > ceiling) next = ceiling > scale ? ceiling : scale;
-    return next;
-}
-
 static void mpt__cpu_scaler_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    const uint16_t *slot = launch->slot;
-    mpt__scalar *s = call->scalars;
-    bool fixed = launch->index[1] != 0;
     if (!mpt__gate_open(call, 0)) return;
-    s[slot[3]].i++;
-    if (s[slot[2]].i != 0) {
-        if (!fixed) {
-            s[slot[0]].f = mpt__cpu_backed_off(s[slot[0]].f, launch->imm[1], launch->imm[2]);
-        }
-        s[slot[1]].i = 0;
-        s[slot[4]].i++;
-        s[slot[5]].i++;
-        s[slot[6]].i = s[slot[3]].i;
-        s[slot[7]].i = MPT_OUTCOME_SKIPPED;
-        return;
-    }
-    s[slot[1]].i++;
-    if (!fixed && s[slot[1]].i >= launch->index[0]) {
-        s[slot[0]].f = mpt__cpu_grown(s[slot[0]].f, launch->imm[0], launch->imm[3]);
-        s[slot[1]].i = 0;
-    }
-    s[slot[5]].i = 0;
-    s[slot[7]].i = MPT_OUTCOME_APPLIED;
+    mpt__scaler_ends_update(call->scalars, launch->slot, launch->imm, launch->index[0],
+                            launch->index[1] != 0);
 }
 
 static void mpt__cpu_metric_add(const mpt__cpu_call *call) {
@@ -10574,8 +10506,9 @@ static const mpt__routines mpt__ref_routines = {
     mpt__ref_transpose,
     NULL,
     NULL,
-    mpt__ref_sgd_block,
-    mpt__ref_adam_block,
+    mpt__ref_any_update,
+    mpt__ref_any_update,
+    mpt__ref_any_update,
     NULL,
     NULL,
     NULL,
@@ -11231,7 +11164,10 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
 #define MPT__TEMPLATE 1 /* at the end of this file: cpu/template/functions.c */
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
-#define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/level.c */
+#define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/update.c */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+#define MPT__TEMPLATE 3 /* at the end of this file: cpu/template/level.c */
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
@@ -11622,7 +11558,10 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #define MPT__TEMPLATE 1 /* at the end of this file: cpu/template/functions.c */
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
-#define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/level.c */
+#define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/update.c */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+#define MPT__TEMPLATE 3 /* at the end of this file: cpu/template/level.c */
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
@@ -11871,7 +11810,10 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #define MPT__TEMPLATE 1 /* at the end of this file: cpu/template/functions.c */
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
-#define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/level.c */
+#define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/update.c */
+#include MPTRAIN_FILE
+#undef MPT__TEMPLATE
+#define MPT__TEMPLATE 3 /* at the end of this file: cpu/template/level.c */
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
@@ -13034,6 +12976,13 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_sigmoid
 #undef v_tanh
 #undef v_erf
+#undef v_rates
+#undef v_decayed
+#undef v_follow
+#undef v_follow_squares
+#undef v_sgd
+#undef v_adam
+#undef v_updated
 #undef v_relu
 #undef v_max_nan
 #undef v_at_least
@@ -17546,32 +17495,13 @@ static void mpt__cpu_fp8_scale(const mpt__cpu_call *call) {
         if (w.most[i] > state[MPT__FP8_AMAX]) state[MPT__FP8_AMAX] = w.most[i];
 }
 
-/* The power of two that takes `most` to `limit` at the most: 7/4 of a power is each limit. */
-static float mpt__cpu_fp8_power(float most, int limit_exponent, int margin) {
-    uint32_t bits = mpt__f32_bits(most);
-    int power = limit_exponent - ((int)(bits >> 23) - 127) - margin;
-    if ((bits & 0x7fffffu) > 0x600000u) power--;
-    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
-    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
-    return mpt__f32_from_bits((uint32_t)(power + 127) << 23);
-}
-
 static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const int64_t width = launch->operand[0].shape[1];
     if (!mpt__gate_open(call, 0)) return;
-    for (int64_t row = 0; row < launch->operand[0].shape[0]; row++) {
-        float *state = (float *)call->data[0] + row * width, most = 0;
-        for (int64_t i = width - 1; i > MPT__FP8_HISTORY && launch->index[0]; i--)
-            state[i] = state[i - 1];
-        if (launch->index[0]) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
-        state[MPT__FP8_AMAX] = 0;
-        for (int64_t i = MPT__FP8_HISTORY; i < width; i++)
-            if (state[i] > most) most = state[i];
-        if (launch->index[0] && most > 0)
-            state[MPT__FP8_SCALE_NOW] =
-                mpt__cpu_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
-    }
+    for (int64_t row = 0; row < launch->operand[0].shape[0]; row++)
+        mpt__fp8_ends_step((float *)call->data[0] + row * width, width, row, launch->index[0] != 0,
+                           (int)launch->index[1]);
 }
 #endif
 
@@ -42053,8 +41983,229 @@ MPT__OP v_f v_silu_slope(v_f a) {
 #endif
 #elif MPT__TEMPLATE == 2
 /* ------------------------
+ * cpu/template/update.c: the updates of optimizers: whole vectors first, with nothing to decide in
+ * the loop, then the rest.
+ * ---------------------- */
+#ifdef MPT__V
+/* ------------------------
+ * waist/updates.inl: what optimizers do to a weight, or to a vector of them, in vocabulary words:
+ * each a function that gets the weight p, its gradient g and its moments a, b, c, and gives the new
+ * weight. What the words of mpt__law and mpt__pace mean is said in waist/arithmetic.inl.
+ * ---------------------- */
+#ifdef MPT__V
+
+/* An mpt__pace in the type of the words. */
+typedef struct MPT__V(rates) {
+    v_f lr, decay, shrink, keep1, add1, keep2, add2, eps, root;
+    bool fresh;
+} v_rates;
+
+/* The decay comes off the weight, or to the gradient, which is the result. */
+MPT__OP v_f v_decayed(const mpt__law *law, const v_rates *r, v_f *p, v_f g) {
+    if (law->decoupled)
+        *p = v_sub(*p, v_mul(r->shrink, *p));
+    else if (law->decays)
+        g = v_add(g, v_mul(r->decay, *p));
+    return g;
+}
+/* Means: of x, and of its squares. */
+MPT__OP v_f v_follow(v_f keep, v_f mean, v_f add, v_f x) {
+    return v_add(v_mul(keep, mean), v_mul(add, x));
+}
+MPT__OP v_f v_follow_squares(v_f keep, v_f mean, v_f add, v_f x) {
+    return v_add(v_mul(keep, mean), v_mul(v_mul(add, x), x));
+}
+
+/* m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
+   p -= lr (g + momentum m). */
+MPT__OP v_f v_sgd(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+    g = v_decayed(law, r, &p, g);
+    (void)b, (void)c;
+    if (law->moment[0]) {
+        *a = r->fresh ? g : v_follow(r->keep1, *a, r->add1, g);
+        g = law->nesterov ? v_add(g, v_mul(r->keep1, *a)) : *a;
+    }
+    return v_sub(p, v_mul(r->lr, g));
+}
+
+/* PyTorch's fused form: p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but with 1 / sqrt(c2) as a
+   factor: divisions and roots are what an update waits for. */
+MPT__OP v_f v_adam(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+    g = v_decayed(law, r, &p, g);
+    (void)c;
+    *a = v_follow(r->keep1, *a, r->add1, g);
+    *b = v_follow_squares(r->keep2, *b, r->add2, g);
+    v_f below = v_add(v_mul(v_sqrt(*b), r->root), r->eps);
+    return v_sub(p, v_div(v_mul(r->lr, *a), below));
+}
+
+/* The functions of MOMENTS, whose decay is done already. Adam with the largest v so far, not
+   corrected for bias, in place of v. */
+MPT__OP v_f MPT__V(amsgrad)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                            v_f *c) {
+    (void)law;
+    *a = v_follow(r->keep1, *a, r->add1, g);
+    *b = v_follow_squares(r->keep2, *b, r->add2, g);
+    *c = v_max_nan(*c, *b);
+    v_f below = v_add(v_mul(v_sqrt(*c), r->root), r->eps);
+    return v_sub(p, v_div(v_mul(r->lr, *a), below));
+}
+
+/* v and, centred, the mean c follow; p -= lr b with b = momentum b + g / (sqrt(v - c^2) + eps).
+   Rounding may leave v - c^2 below 0, which counts as 0. */
+MPT__OP v_f MPT__V(rmsprop)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                            v_f *c) {
+    v_f square = *a = v_follow_squares(r->keep2, *a, r->add2, g);
+    if (law->moment[2]) {
+        *c = v_follow(r->keep2, *c, r->add2, g);
+        square = v_relu(v_sub(square, v_mul(*c, *c)));
+    }
+    v_f below = v_add(v_sqrt(square), r->eps);
+    if (!law->moment[1]) return v_sub(p, v_div(v_mul(r->lr, g), below));
+    *b = v_add(v_mul(r->keep1, *b), v_div(g, below));
+    return v_sub(p, v_mul(r->lr, *b));
+}
+
+/* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
+MPT__OP v_f MPT__V(adagrad)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                            v_f *c) {
+    (void)law, (void)b, (void)c;
+    *a = v_add(*a, v_mul(g, g));
+    return v_sub(p, v_div(v_mul(r->lr, g), v_add(v_sqrt(*a), r->eps)));
+}
+
+/* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
+MPT__OP v_f MPT__V(adadelta)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                             v_f *c) {
+    (void)law, (void)c;
+    *a = v_follow_squares(r->keep1, *a, r->add1, g);
+    g = v_mul(g, v_div(v_sqrt(v_add(*b, r->eps)), v_sqrt(v_add(*a, r->eps))));
+    *b = v_follow_squares(r->keep1, *b, r->add1, g);
+    return v_sub(p, v_mul(r->lr, g));
+}
+
+/* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. */
+MPT__OP v_f MPT__V(lion)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                         v_f *c) {
+    v_f way = v_follow(r->keep1, *a, r->add1, g);
+    (void)law, (void)b, (void)c;
+    way = v_select(v_greater(way, v_zero()), v_set(1), way);
+    way = v_select(v_greater(v_zero(), way), v_set(-1), way);
+    *a = v_follow(r->keep2, *a, r->add2, g);
+    return v_sub(p, v_mul(r->lr, way));
+}
+
+/* Any of them. */
+MPT__OP v_f v_updated(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+    switch (law->function) {
+    case MPT__FN_NONE:
+        return law->corrects ? v_adam(law, r, p, g, a, b, c) : v_sgd(law, r, p, g, a, b, c);
+#define MPT__ROW(id, name, ns, eps, decay, ways) \
+    case MPT__FN_##id: \
+        g = v_decayed(law, r, &p, g); \
+        return MPT__V(name)(law, r, p, g, a, b, c);
+        MPT__UPDATES(MPT__ROW)
+#undef MPT__ROW
+    default:
+        return p;
+    }
+}
+
+#endif
+
+MPT__OP v_rates MPT__LEVEL(rates)(const mpt__pace *pace) {
+    v_rates r;
+    r.lr = v_set((mpt__real)pace->lr), r.decay = v_set((mpt__real)pace->decay);
+    r.shrink = v_set((mpt__real)pace->shrink), r.eps = v_set((mpt__real)pace->eps);
+    r.keep1 = v_set((mpt__real)pace->keep1), r.add1 = v_set((mpt__real)pace->add1);
+    r.keep2 = v_set((mpt__real)pace->keep2), r.add2 = v_set((mpt__real)pace->add2);
+    r.root = v_set((mpt__real)pace->root), r.fresh = pace->fresh;
+    return r;
+}
+
+/* By `update`, a function of waist/updates.inl. `whole`: n is a multiple of the width; `first`,
+   `second`, `third`: which moments there are; `simple`: no decay is decoupled. */
+MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                                mpt__real *const *m, void *half, int64_t n, bool whole, bool first,
+                                bool second, bool third, bool simple,
+                                v_f update(const mpt__law *, const v_rates *, v_f, v_f, v_f *,
+                                           v_f *, v_f *)) {
+    const int dtype = w->param.dtype;
+    mpt__law law = w->law;
+    const v_rates r = MPT__LEVEL(rates)(&w->pace);
+    const v_f multiplier = v_set(w->multiplier);
+    mpt__real *const ma = m[0], *const mb = m[1], *const mc = m[2]; /* no store changes these */
+    v_f a = v_zero(), b = v_zero(), c = v_zero();
+    law.moment[0] = first, law.moment[1] = second, law.moment[2] = third;
+    law.decoupled = law.decoupled && !simple;
+    for (int64_t i = 0; i < n; i += MPT__WIDTH) {
+        const int64_t left = whole || n - i > MPT__WIDTH ? MPT__WIDTH : n - i;
+        v_f weight = v_load_as(p + i, left, MPT_F32);
+        v_f gradient = v_mul(v_load_as(g + i, left, MPT_F32), multiplier);
+        if (first) a = v_load_as(ma + i, left, MPT_F32);
+        if (second) b = v_load_as(mb + i, left, MPT_F32);
+        if (third) c = v_load_as(mc + i, left, MPT_F32);
+        weight = update(&law, &r, weight, gradient, &a, &b, &c);
+        if (first) v_store_as(ma + i, a, left, MPT_F32);
+        if (second) v_store_as(mb + i, b, left, MPT_F32);
+        if (third) v_store_as(mc + i, c, left, MPT_F32);
+        v_store_as(p + i, weight, left, MPT_F32);
+        if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
+    }
+}
+
+/* Those that are not worth a loop of their own, and what is less than a vector. The wide level
+   takes that of the level below, which has the same bits. */
+#if MPT__WIDTH < 16
+#define MPT__ANY_UPDATE MPT__LEVEL(any_update)
+MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                                    mpt__real *const *m, void *half, int64_t n) {
+    MPT__LEVEL(update)
+    (w, p, g, m, half, n, false, m[0] != NULL, m[1] != NULL, m[2] != NULL, false, v_updated);
+}
+#else
+#define MPT__ANY_UPDATE MPT__BELOW(any_update)
+#endif
+
+#if MPT__WIDTH > 1
+/* The rest of a block, from `at` on, which is less than a vector. */
+MPT__FN void MPT__LEVEL(update_rest)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                                     mpt__real *const *m, void *half, int64_t at, int64_t n) {
+    mpt__real *rest[3];
+    if (at == n) return;
+    for (int k = 0; k < 3; k++) rest[k] = m[k] != NULL ? m[k] + at : NULL;
+    if (half != NULL) half = (uint16_t *)half + at;
+    MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
+}
+MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                             mpt__real *const *m, void *half, int64_t n) {
+    const int64_t at = n - n % MPT__WIDTH;
+    if (m[0] != NULL)
+        MPT__LEVEL(update)(w, p, g, m, half, at, true, true, false, false, true, v_sgd);
+    else
+        MPT__LEVEL(update)(w, p, g, m, half, at, true, false, false, false, true, v_sgd);
+    MPT__LEVEL(update_rest)(w, p, g, m, half, at, n);
+}
+/* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
+   measured. */
+MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                              mpt__real *const *m, void *half, int64_t n) {
+    const int64_t at = n - n % MPT__WIDTH;
+    const bool apart = MPT__WIDTH == 8 && half != NULL && w->param.dtype == MPT_BF16;
+    void *along = apart ? NULL : half;
+    MPT__LEVEL(update)(w, p, g, m, along, at, true, true, true, false, false, v_adam);
+    MPT__LEVEL(update_rest)(w, p, g, m, along, at, n);
+    if (apart)
+        w->param.routines->convert->f32_to_bf16((const float *)p, (uint16_t *)half, (size_t)n);
+}
+#endif
+
+#endif
+#elif MPT__TEMPLATE == 3
+/* ------------------------
  * cpu/template/level.c: the kernels of an instruction set: what a level includes behind its words
- * (cpu/vocabulary.h) and cpu/template/functions.c. Besides what these ask for the level says:
+ * (cpu/vocabulary.h), cpu/template/functions.c and cpu/template/update.c. Besides what these ask
+ * for the level says:
  *
  *   MPT__BELOW(name)   kernels of the level below, which do what is too narrow for vectors
  *   MPT__SLOWNESS      nanoseconds of what takes the reference level one
@@ -42062,7 +42213,6 @@ MPT__OP v_f v_silu_slope(v_f a) {
  *                      another level; or NULL
  *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
  *   and those of cpu/template/gemm.c
- *
  * ---------------------- */
 #ifdef MPT__V
 /* ------------------------
@@ -42979,94 +43129,6 @@ MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
 
 #endif
 /* ------------------------
- * cpu/template/update.c: the updates of optimizers: whole vectors first, with nothing to decide in
- * the loop, then the rest.
- * ---------------------- */
-#ifdef MPT__V
-
-MPT__OP void MPT__LEVEL(sgd_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                                  float *v, void *half, int64_t n, bool whole) {
-    const int dtype = w->param.dtype;
-    const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
-    const v_f momentum = v_set(w->momentum), keep = v_set(w->keep);
-    const v_f lr = v_set(w->lr);
-    const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;
-    (void)v;
-    for (int64_t i = 0; i < n; i += MPT__WIDTH) {
-        const int64_t left = whole ? MPT__WIDTH : n - i;
-        v_f weight = v_load_as(p + i, left, MPT_F32);
-        v_f step = v_mul(v_load_as(g + i, left, MPT_F32), multiplier);
-        if (decays) step = v_add(step, v_mul(decay, weight));
-        if (m != NULL) {
-            v_f moment = step;
-            if (!first) {
-                moment = v_mul(momentum, v_load_as(m + i, left, MPT_F32));
-                moment = v_add(moment, v_mul(keep, step));
-            }
-            v_store_as(m + i, moment, left, MPT_F32);
-            step = nesterov ? v_add(step, v_mul(momentum, moment)) : moment;
-        }
-        weight = v_sub(weight, v_mul(lr, step));
-        v_store_as(p + i, weight, left, MPT_F32);
-        if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
-    }
-}
-MPT__OP void MPT__LEVEL(adam_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                                   float *v, void *half, int64_t n, bool whole) {
-    const int dtype = w->param.dtype;
-    const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
-    const v_f beta1 = v_set(w->beta1), rest1 = v_set(w->rest1);
-    const v_f beta2 = v_set(w->beta2), rest2 = v_set(w->rest2);
-    const v_f eps = v_set(w->eps), size = v_set(w->step_size);
-    const v_f root = v_set(w->root_factor), shrink = v_set(w->shrink);
-    const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;
-    for (int64_t i = 0; i < n; i += MPT__WIDTH) {
-        const int64_t left = whole ? MPT__WIDTH : n - i;
-        v_f weight = v_load_as(p + i, left, MPT_F32);
-        v_f gradient = v_mul(v_load_as(g + i, left, MPT_F32), multiplier);
-        if (decoupled) weight = v_sub(weight, v_mul(shrink, weight));
-        if (decays) gradient = v_add(gradient, v_mul(decay, weight));
-        v_f m1 = v_mul(beta1, v_load_as(m + i, left, MPT_F32));
-        v_f v1 = v_mul(beta2, v_load_as(v + i, left, MPT_F32));
-        m1 = v_add(m1, v_mul(rest1, gradient));
-        v1 = v_add(v1, v_mul(v_mul(rest2, gradient), gradient));
-        v_f below = v_add(v_mul(v_sqrt(v1), root), eps);
-        weight = v_sub(weight, v_div(v_mul(size, m1), below));
-        v_store_as(m + i, m1, left, MPT_F32);
-        v_store_as(v + i, v1, left, MPT_F32);
-        v_store_as(p + i, weight, left, MPT_F32);
-        if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
-    }
-}
-
-/* The rest begins at `at`; halves are at `half`, or follow in a pass of their own. */
-MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                                float *v, void *half, int64_t n,
-                                void part(const mpt__cpu_update *, float *, const float *, float *,
-                                          float *, void *, int64_t, bool)) {
-    const int64_t rest = n % MPT__WIDTH, at = n - rest;
-    part(w, p, g, m, v, half, at, true);
-    if (rest > 0) {
-        void *last = half != NULL ? (uint16_t *)half + at : NULL;
-        part(w, p + at, g + at, m != NULL ? m + at : m, v != NULL ? v + at : v, last, rest, false);
-    }
-}
-MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, float *p, const float *g, float *m, float *v,
-                             void *half, int64_t n) {
-    MPT__LEVEL(update)(w, p, g, m, v, half, n, MPT__LEVEL(sgd_part));
-}
-/* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
-   measured. */
-MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                              float *v, void *half, int64_t n) {
-    const bool apart = MPT__WIDTH == 8 && w->param.dtype == MPT_BF16;
-    MPT__LEVEL(update)(w, p, g, m, v, apart ? NULL : half, n, MPT__LEVEL(adam_part));
-    if (apart && half != NULL)
-        w->param.routines->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
-}
-
-#endif
-/* ------------------------
  * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
  *
  * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
@@ -43742,6 +43804,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
     MPT__STREAM,
     MPT__LEVEL(sgd),
     MPT__LEVEL(adam),
+    MPT__ANY_UPDATE,
     MPT__GATE,
 #ifdef MPTRAIN_NO_CONV
     NULL,
@@ -43779,6 +43842,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
 #undef MPT__WIDTH
 #undef MPT__FN
 #undef MPT__OP
+#undef MPT__ANY_UPDATE
 #undef MPT__BELOW
 #undef MPT__SLOWNESS
 #undef MPT__STREAM

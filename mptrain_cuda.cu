@@ -989,40 +989,238 @@ mpt__key mpt__key_of(const mpt__cuda_call *call) {
     return key;
 }
 
-__device__ __forceinline__ unsigned long long mpt__hash_mix(unsigned long long x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+#define MPT__COMMON static inline __host__ __device__
+/* ------------------------
+ * waist/arithmetic.inl: what every backend computes with the same bits: hashes, random words, the
+ * numbers of a loss scaler, of an optimizer's step and of fp8's scales. MPT__COMMON is the storage
+ * class that a backend gives to such functions; words of launches are those of waist/launch.h.
+ * ---------------------- */
+#ifdef MPT__COMMON
+
+/* ==== Hashes ==== */
+
+#define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15) /* 2^64 / golden ratio */
+
+/* The finaliser of SplitMix64: a bijection in which every input bit reaches every output bit. */
+MPT__COMMON uint64_t mpt__hash_mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
     return x ^ (x >> 31);
 }
 
-__device__ __forceinline__ unsigned long long mpt__hash_u64(unsigned long long a,
-                                                            unsigned long long b) {
-    return mpt__hash_mix(mpt__hash_mix(a + 0x9e3779b97f4a7c15ull) + b);
+/* Hashes an ordered pair; with one of the two fixed it is a bijection of the other. */
+MPT__COMMON uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
+    return mpt__hash_mix(mpt__hash_mix(a + MPT__HASH_GOLDEN) + b);
 }
+
+/* ==== Philox 4x32-10 ==== */
+
+#define MPT__PHILOX_ROUNDS 10
+#define MPT__PHILOX_M0 0xd2511f53u
+#define MPT__PHILOX_M1 0xcd9e8d57u
+#define MPT__PHILOX_W0 0x9e3779b9u /* added to the key after each round */
+#define MPT__PHILOX_W1 0xbb67ae85u
+
+/* The bare generator, word by word as in the paper. */
+MPT__COMMON void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2],
+                                   uint32_t out[4]) {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = key[0], k1 = key[1];
+    for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
+        uint64_t p0 = (uint64_t)MPT__PHILOX_M0 * c0;
+        uint64_t p1 = (uint64_t)MPT__PHILOX_M1 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += MPT__PHILOX_W0;
+        k1 += MPT__PHILOX_W1;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+/* Block `block` of a sequence. The mapping gives seeds their meaning and may not change: the Philox
+ * key is the seed; counter words 0 and 1 are the block index, 2 and 3 the sequence, which is
+ * mpt__hash_u64(stream, call); low words first. */
+MPT__COMMON void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block, uint32_t out[4]) {
+    uint32_t counter[4], key[2];
+    counter[0] = (uint32_t)block;
+    counter[1] = (uint32_t)(block >> 32);
+    counter[2] = (uint32_t)sequence;
+    counter[3] = (uint32_t)(sequence >> 32);
+    key[0] = (uint32_t)seed;
+    key[1] = (uint32_t)(seed >> 32);
+    mpt__philox_block(counter, key, out);
+}
+
+/* ==== Optimizers ==== */
+
+/* base^exponent by repeated squaring; 0^0 = 1. The relative error grows as |exponent| roundings. */
+MPT__COMMON double mpt__power(double base, int64_t exponent) {
+    uint64_t left = exponent < 0 ? 0 - (uint64_t)exponent : (uint64_t)exponent;
+    double result = 1.0;
+    for (; left > 0; left >>= 1) {
+        if (left & 1) result *= base;
+        base *= base;
+    }
+    return exponent < 0 ? 1.0 / result : result;
+}
+
+/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. */
+typedef struct mpt__law {
+    int function;
+    bool corrects;  /* means that began with 0 are divided by 1 - beta^t */
+    bool decays;    /* weights go towards 0, by part of the gradient, */
+    bool decoupled; /* or not */
+    bool slows;     /* the rate is divided by 1 + imm[0] t */
+    bool dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
+    bool nesterov;
+    bool moment[3]; /* which there are */
+    int eps, decay; /* where they stand in imm; -1: none */
+    double imm[4];
+} mpt__law;
+
+static inline mpt__law mpt__law_of(const mpt__launch *launch) {
+    static const int rows[][3] = {
+#define MPT__ROW(id, name, ns, eps, decay, ways) {eps, decay, ways},
+        MPT__UPDATES(MPT__ROW)
+#undef MPT__ROW
+            {2, 3, MPT__CORRECTS}, /* ADAM */
+        {-1, 2, 0}                 /* SGD */
+    };
+    const bool sgd = launch->kernel == MPT__K_SGD, adam = launch->kernel == MPT__K_ADAM;
+    const int count = (int)(sizeof rows / sizeof rows[0]), moment[3] = {3, 6, 8};
+    const int *row = rows[sgd ? count - 1 : adam ? count - 2 : launch->function - MPT__FN_AMSGRAD];
+    mpt__law law;
+    law.function = launch->function;
+    law.eps = row[0], law.decay = row[1];
+    law.corrects = row[2] == MPT__CORRECTS, law.slows = row[2] == MPT__SLOWS;
+    law.decoupled = row[2] == MPT__DECOUPLES || (law.corrects && launch->index[0] == 1);
+    law.dampens = sgd, law.nesterov = sgd && launch->index[0] != 0;
+    for (int k = 0; k < 3; k++)
+        law.moment[k] = moment[k] < launch->n_operands && launch->operand[moment[k]].storage != 0;
+    memcpy(law.imm, launch->imm, sizeof law.imm);
+    law.decays = law.imm[law.decay] != 0;
+    return law;
+}
+
+/* And what depends on a segment's step count. keep1 and keep2: how much of their moments stays,
+   add1 and add2 how much of what is new comes in. */
+typedef struct mpt__pace {
+    double lr, decay, shrink, keep1, add1, keep2, add2, eps, root;
+    bool fresh; /* no update before this one */
+} mpt__pace;
+
+/* `first` is imm[0], or what a table of rates has in its place, as it has `lr`. */
+MPT__COMMON mpt__pace mpt__pace_of(const mpt__law *law, double lr, double first, int64_t step) {
+    mpt__pace pace;
+    pace.fresh = step == 0;
+    pace.eps = law->eps < 0 ? 0 : law->imm[law->eps];
+    pace.decay = law->imm[law->decay];
+    pace.shrink = lr * pace.decay;
+    pace.keep1 = first;
+    pace.add1 = 1 - (law->dampens ? law->imm[1] : first);
+    pace.keep2 = law->imm[1];
+    pace.add2 = 1 - law->imm[1];
+    pace.root = 1;
+    if (law->corrects) {
+        lr /= 1 - mpt__power(first, step + 1);
+        pace.root = 1 / sqrt(1 - mpt__power(pace.keep2, step + 1));
+    }
+    if (law->slows) lr /= 1 + (double)step * law->imm[0];
+    pace.lr = lr;
+    return pace;
+}
+
+/* ==== Loss scaler ==== */
+
+/* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
+   set below it. */
+MPT__COMMON double mpt__backed_off(double scale, double backoff, double floor_scale) {
+    double next = (double)(float)(scale * backoff);
+    if (next < floor_scale) next = floor_scale < scale ? floor_scale : scale;
+    return next;
+}
+
+/* The scale after an interval of clean steps, unless it is no number of fp32; likewise with the
+   ceiling. */
+MPT__COMMON double mpt__grown(double scale, double growth, double ceiling) {
+    double next = (double)(float)(scale * growth);
+    if (!(next <= 3.4028234663852886e38)) return scale;
+    if (ceiling > 0 && next > ceiling) next = ceiling > scale ? ceiling : scale;
+    return next;
+}
+
+/* SCALER_UPDATE on the scalars s. */
+MPT__COMMON void mpt__scaler_ends_update(mpt__scalar *s, const uint16_t *slot, const double *imm,
+                                         int64_t interval, bool fixed) {
+    s[slot[3]].i++;
+    if (s[slot[2]].i != 0) {
+        if (!fixed) s[slot[0]].f = mpt__backed_off(s[slot[0]].f, imm[1], imm[2]);
+        s[slot[1]].i = 0;
+        s[slot[4]].i++;
+        s[slot[5]].i++;
+        s[slot[6]].i = s[slot[3]].i;
+        s[slot[7]].i = MPT_OUTCOME_SKIPPED;
+        return;
+    }
+    s[slot[1]].i++;
+    if (!fixed && s[slot[1]].i >= interval) {
+        s[slot[0]].f = mpt__grown(s[slot[0]].f, imm[0], imm[3]);
+        s[slot[1]].i = 0;
+    }
+    s[slot[5]].i = 0;
+    s[slot[7]].i = MPT_OUTCOME_APPLIED;
+}
+
+/* The weight of a new value in an average, after n updates. */
+MPT__COMMON double mpt__average_weight(int64_t form, double decay, double n) {
+    double early = (1 + n) / (10 + n);
+    if (n == 0) return 1;
+    if (form == 2) return 1 / (n + 1);
+    return 1 - (form == 1 && early < decay ? early : decay);
+}
+
+#ifndef MPTRAIN_NO_FP8
+/* ==== Scales of fp8 ==== */
+
+/* The power of two that takes `most` to the limit of a format at the most, where that is 7/4 of
+   2^limit_exponent. */
+MPT__COMMON float mpt__fp8_power(float most, int limit_exponent, int margin) {
+    uint32_t bits;
+    memcpy(&bits, &most, sizeof bits);
+    int power = limit_exponent - ((int)(bits >> 23) - 127) - margin;
+    if ((bits & 0x7fffffu) > 0x600000u) power--;
+    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
+    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
+    bits = (uint32_t)(power + 127) << 23;
+    memcpy(&most, &bits, sizeof most);
+    return most;
+}
+
+/* FP8_UPDATE of row `row`, which has `width` floats. */
+MPT__COMMON void mpt__fp8_ends_step(float *state, int64_t width, int64_t row, bool commit,
+                                    int margin) {
+    float most = 0;
+    for (int64_t i = width - 1; i > MPT__FP8_HISTORY && commit; i--) state[i] = state[i - 1];
+    if (commit) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
+    state[MPT__FP8_AMAX] = 0;
+    for (int64_t i = MPT__FP8_HISTORY; i < width; i++)
+        if (state[i] > most) most = state[i];
+    if (commit && most > 0)
+        state[MPT__FP8_SCALE_NOW] = mpt__fp8_power(most, row < 2 ? 8 : 15, margin);
+}
+#endif
+
+#endif
 
 __device__ __forceinline__ unsigned long long mpt__sequence_of(const mpt__key &key) {
     unsigned long long stream = key.stream;
     if (key.step != NULL) stream = mpt__hash_u64(stream, (unsigned long long)key.step->i);
     return mpt__hash_u64(stream, key.call);
-}
-
-/* Words 4 block .. 4 block + 3 of a sequence: Philox 4x32-10. */
-__device__ __forceinline__ void mpt__philox(unsigned long long seed, unsigned long long sequence,
-                                            long long block, unsigned int *word) {
-    unsigned int c0 = (unsigned int)block, c1 = (unsigned int)(block >> 32);
-    unsigned int c2 = (unsigned int)sequence, c3 = (unsigned int)(sequence >> 32);
-    unsigned int k0 = (unsigned int)seed, k1 = (unsigned int)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        const unsigned long long p0 = (unsigned long long)0xd2511f53u * c0;
-        const unsigned long long p1 = (unsigned long long)0xcd9e8d57u * c2;
-        c0 = (unsigned int)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (unsigned int)p1;
-        c2 = (unsigned int)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (unsigned int)p0;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    word[0] = c0, word[1] = c1, word[2] = c2, word[3] = c3;
 }
 
 struct mpt__dropout {
@@ -4266,14 +4464,11 @@ struct mpt__update {
     int dtype;
     float *master, *first, *second, *third; /* NULL: absent */
     const float *gradient;
-    int aligned, adam, variant; /* Nesterov; decoupled decay */
-    int maximize;
-    int function; /* of MOMENTS */
+    int aligned, maximize;
+    mpt__law law;
     int stochastic; /* rounding of param, by this key */
     mpt__key key;
     long long before; /* words before that of the first element */
-    float keep2, add2, eps, decay;
-    double imm[4];
     mpt__segments segments;
     long long *steps;
     const double *rates; /* NULL: the rate is in slot[0] */
@@ -4285,118 +4480,161 @@ struct mpt__update {
     unsigned int *ticket;
 };
 
-/* What depends on the step count of a segment. */
-struct mpt__pace {
-    float lr;          /* of Adam: over c1 */
-    float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
-    float root_factor, shrink;
-    int fresh; /* no update before this one */
-    unsigned long long sequence;
-};
+/* ------------------------
+ * waist/updates.inl: what optimizers do to a weight, or to a vector of them, in vocabulary words:
+ * each a function that gets the weight p, its gradient g and its moments a, b, c, and gives the new
+ * weight. What the words of mpt__law and mpt__pace mean is said in waist/arithmetic.inl.
+ * ---------------------- */
+#ifdef MPT__V
 
-/* base^exponent by repeated squaring. */
-__device__ double mpt__power(double base, long long exponent) {
-    double result = 1;
-    for (; exponent > 0; exponent /= 2) {
-        if (exponent % 2 != 0) result *= base;
-        base *= base;
-    }
-    return result;
+/* An mpt__pace in the type of the words. */
+typedef struct MPT__V(rates) {
+    v_f lr, decay, shrink, keep1, add1, keep2, add2, eps, root;
+    bool fresh;
+} v_rates;
+
+/* The decay comes off the weight, or to the gradient, which is the result. */
+MPT__OP v_f v_decayed(const mpt__law *law, const v_rates *r, v_f *p, v_f g) {
+    if (law->decoupled)
+        *p = v_sub(*p, v_mul(r->shrink, *p));
+    else if (law->decays)
+        g = v_add(g, v_mul(r->decay, *p));
+    return g;
+}
+/* Means: of x, and of its squares. */
+MPT__OP v_f v_follow(v_f keep, v_f mean, v_f add, v_f x) {
+    return v_add(v_mul(keep, mean), v_mul(add, x));
+}
+MPT__OP v_f v_follow_squares(v_f keep, v_f mean, v_f add, v_f x) {
+    return v_add(v_mul(keep, mean), v_mul(v_mul(add, x), x));
 }
 
-__device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
+/* m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
+   p -= lr (g + momentum m). */
+MPT__OP v_f v_sgd(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+    g = v_decayed(law, r, &p, g);
+    (void)b, (void)c;
+    if (law->moment[0]) {
+        *a = r->fresh ? g : v_follow(r->keep1, *a, r->add1, g);
+        g = law->nesterov ? v_add(g, v_mul(r->keep1, *a)) : *a;
+    }
+    return v_sub(p, v_mul(r->lr, g));
+}
+
+/* PyTorch's fused form: p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but with 1 / sqrt(c2) as a
+   factor: divisions and roots are what an update waits for. */
+MPT__OP v_f v_adam(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+    g = v_decayed(law, r, &p, g);
+    (void)c;
+    *a = v_follow(r->keep1, *a, r->add1, g);
+    *b = v_follow_squares(r->keep2, *b, r->add2, g);
+    v_f below = v_add(v_mul(v_sqrt(*b), r->root), r->eps);
+    return v_sub(p, v_div(v_mul(r->lr, *a), below));
+}
+
+/* The functions of MOMENTS, whose decay is done already. Adam with the largest v so far, not
+   corrected for bias, in place of v. */
+MPT__OP v_f MPT__V(amsgrad)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                            v_f *c) {
+    (void)law;
+    *a = v_follow(r->keep1, *a, r->add1, g);
+    *b = v_follow_squares(r->keep2, *b, r->add2, g);
+    *c = v_max_nan(*c, *b);
+    v_f below = v_add(v_mul(v_sqrt(*c), r->root), r->eps);
+    return v_sub(p, v_div(v_mul(r->lr, *a), below));
+}
+
+/* v and, centred, the mean c follow; p -= lr b with b = momentum b + g / (sqrt(v - c^2) + eps).
+   Rounding may leave v - c^2 below 0, which counts as 0. */
+MPT__OP v_f MPT__V(rmsprop)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                            v_f *c) {
+    v_f square = *a = v_follow_squares(r->keep2, *a, r->add2, g);
+    if (law->moment[2]) {
+        *c = v_follow(r->keep2, *c, r->add2, g);
+        square = v_relu(v_sub(square, v_mul(*c, *c)));
+    }
+    v_f below = v_add(v_sqrt(square), r->eps);
+    if (!law->moment[1]) return v_sub(p, v_div(v_mul(r->lr, g), below));
+    *b = v_add(v_mul(r->keep1, *b), v_div(g, below));
+    return v_sub(p, v_mul(r->lr, *b));
+}
+
+/* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
+MPT__OP v_f MPT__V(adagrad)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                            v_f *c) {
+    (void)law, (void)b, (void)c;
+    *a = v_add(*a, v_mul(g, g));
+    return v_sub(p, v_div(v_mul(r->lr, g), v_add(v_sqrt(*a), r->eps)));
+}
+
+/* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
+MPT__OP v_f MPT__V(adadelta)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                             v_f *c) {
+    (void)law, (void)c;
+    *a = v_follow_squares(r->keep1, *a, r->add1, g);
+    g = v_mul(g, v_div(v_sqrt(v_add(*b, r->eps)), v_sqrt(v_add(*a, r->eps))));
+    *b = v_follow_squares(r->keep1, *b, r->add1, g);
+    return v_sub(p, v_mul(r->lr, g));
+}
+
+/* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. */
+MPT__OP v_f MPT__V(lion)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b,
+                         v_f *c) {
+    v_f way = v_follow(r->keep1, *a, r->add1, g);
+    (void)law, (void)b, (void)c;
+    way = v_select(v_greater(way, v_zero()), v_set(1), way);
+    way = v_select(v_greater(v_zero(), way), v_set(-1), way);
+    *a = v_follow(r->keep2, *a, r->add2, g);
+    return v_sub(p, v_mul(r->lr, way));
+}
+
+/* Any of them. */
+MPT__OP v_f v_updated(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a, v_f *b, v_f *c) {
+    switch (law->function) {
+    case MPT__FN_NONE:
+        return law->corrects ? v_adam(law, r, p, g, a, b, c) : v_sgd(law, r, p, g, a, b, c);
+#define MPT__ROW(id, name, ns, eps, decay, ways) \
+    case MPT__FN_##id: \
+        g = v_decayed(law, r, &p, g); \
+        return MPT__V(name)(law, r, p, g, a, b, c);
+        MPT__UPDATES(MPT__ROW)
+#undef MPT__ROW
+    default:
+        return p;
+    }
+}
+
+#endif
+
+/* What depends on the step count of a segment. */
+struct mpt__segment_pace {
+    v_rates rates;
+    unsigned long long sequence; /* of random words */
+};
+
+__device__ mpt__segment_pace mpt__segment_pace_of(const mpt__update &u, long long segment) {
     const long long step =
         u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
-    const unsigned long long stream = mpt__hash_u64(u.key.stream, (unsigned long long)step);
-    mpt__pace pace = {0, 0, 0, 0, 0, step == 0, mpt__hash_u64(stream, u.key.call)};
-    double lr = u.scalars[u.slot.at[0]].f, first = u.imm[0];
+    double lr = u.scalars[u.slot.at[0]].f, first = u.law.imm[0];
     if (u.rates != NULL) {
         const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
         const double *rate = u.rates + (at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1);
         lr = *rate;
         if (u.cycles) first = rate[u.rate_count];
     }
-    if (u.function == MPT__FN_ADAGRAD) lr /= 1 + (double)step * first;
-    pace.lr = (float)lr;
-    pace.keep1 = (float)first;
-    pace.add1 = (float)(1 - (u.adam || u.function != MPT__FN_NONE ? first : u.imm[1]));
-    if (u.function == MPT__FN_LION) pace.shrink = (float)(lr * u.imm[2]);
-    if (u.adam) {
-        pace.lr = (float)(lr / (1 - mpt__power(first, step + 1)));
-        pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
-        pace.shrink = (float)(lr * u.imm[3]);
-    }
-    return pace;
-}
-
-/* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
-   p -= lr (g + momentum m). */
-__device__ __forceinline__ void mpt__sgd_of(const mpt__update &u, const mpt__pace &pace, float &p,
-                                            float g, float &m) {
-    if (u.decay != 0) g += u.decay * p;
-    if (u.first != NULL) {
-        m = pace.fresh ? g : pace.keep1 * m + pace.add1 * g;
-        g = u.variant ? g + pace.keep1 * m : m;
-    }
-    p -= pace.lr * g;
-}
-
-/* PyTorch's fused form, but with 1 / sqrt(c2) as a factor. */
-__device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pace &pace, float &p,
-                                             float g, float &m, float &v) {
-    if (u.variant) {
-        p -= pace.shrink * p;
-    } else if (u.decay != 0) {
-        g += u.decay * p;
-    }
-    m = pace.keep1 * m + pace.add1 * g;
-    v = u.keep2 * v + u.add2 * g * g;
-    p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
-}
-
-/* The functions of MOMENTS, in the order of operations of torch.optim. */
-__device__ __forceinline__ void mpt__moments_of(const mpt__update &u, const mpt__pace &pace,
-                                                float &p, float g, float &m, float &v, float &w) {
-    if (u.variant) {
-        p -= pace.shrink * p;
-    } else if (u.decay != 0) {
-        g += u.decay * p;
-    }
-    if (u.function == MPT__FN_AMSGRAD) {
-        m = pace.keep1 * m + pace.add1 * g;
-        v = u.keep2 * v + u.add2 * g * g;
-        w = w > v || isnan(w) ? w : v;
-        p -= pace.lr * m / (sqrtf(w) * pace.root_factor + u.eps);
-    } else if (u.function == MPT__FN_RMSPROP) { /* m of squares, v momentum, w mean */
-        m = u.keep2 * m + u.add2 * g * g;
-        float square = m;
-        if (u.third != NULL) {
-            w = u.keep2 * w + u.add2 * g;
-            square = m - w * w;
-            if (square < 0) square = 0; /* by rounding */
-        }
-        g /= sqrtf(square) + u.eps;
-        if (u.second != NULL) g = v = pace.keep1 * v + g;
-        p -= pace.lr * g;
-    } else if (u.function == MPT__FN_ADAGRAD) {
-        m += g * g;
-        p -= pace.lr * g / (sqrtf(m) + u.eps);
-    } else if (u.function == MPT__FN_ADADELTA) {
-        m = pace.keep1 * m + pace.add1 * g * g;
-        g *= sqrtf(v + u.eps) / sqrtf(m + u.eps);
-        v = pace.keep1 * v + pace.add1 * g * g;
-        p -= pace.lr * g;
-    } else {
-        const float way = pace.keep1 * m + pace.add1 * g;
-        m = u.keep2 * m + u.add2 * g;
-        p -= pace.lr * (way > 0 ? 1.0f : way < 0 ? -1.0f : way);
-    }
+    const mpt__pace pace = mpt__pace_of(&u.law, lr, first, step);
+    mpt__segment_pace own;
+    own.rates = {(float)pace.lr,   (float)pace.decay, (float)pace.shrink, (float)pace.keep1,
+                 (float)pace.add1, (float)pace.keep2, (float)pace.add2,   (float)pace.eps,
+                 (float)pace.root, pace.fresh};
+    own.sequence = mpt__hash_u64(mpt__hash_u64(u.key.stream, (uint64_t)step), u.key.call);
+    return own;
 }
 
 /* To bf16 numbers, which the store then keeps: up where the random word carries. `element` is a
    multiple of N. */
 template <int N>
-__device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const mpt__pace &pace,
+__device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const mpt__segment_pace &pace,
                                                      long long element, float (&p)[N]) {
     unsigned int word[4] = {0, 0, 0, 0};
     for (int i = 0; i < N; i++) {
@@ -4410,7 +4648,7 @@ __device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const
 }
 
 template <int N, bool MOMENTS>
-__device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
+__device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__segment_pace &pace,
                                                float multiplier, long long at) {
     float p[N], g[N], m[N] = {0}, v[N] = {0}, w[N] = {0};
     mpt__read<N>(u.gradient, MPT_F32, at, g);
@@ -4423,13 +4661,9 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     }
     if (MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
     for (int i = 0; i < N; i++) {
-        if (MOMENTS) {
-            mpt__moments_of(u, pace, p[i], g[i] * multiplier, m[i], v[i], w[i]);
-        } else if (u.adam) {
-            mpt__adam_of(u, pace, p[i], g[i] * multiplier, m[i], v[i]);
-        } else {
-            mpt__sgd_of(u, pace, p[i], g[i] * multiplier, m[i]);
-        }
+        const float gradient = g[i] * multiplier;
+        auto update = MOMENTS ? v_updated : u.law.corrects ? v_adam : v_sgd;
+        p[i] = update(&u.law, &pace.rates, p[i], gradient, &m[i], &v[i], &w[i]);
     }
     if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
@@ -4451,7 +4685,8 @@ __device__ void mpt__commit(const mpt__update &u) {
 
 template <bool MOMENTS>
 __global__ void mpt__update_kernel(const mpt__update u) {
-    __shared__ mpt__pace pace;
+    __shared__ mpt__segment_pace shared;
+    mpt__segment_pace pace;
     const float multiplier = mpt__factor(u.scalars, u.slot.at[1]) * (u.maximize ? -1.0f : 1.0f);
     mpt__chunk chunk = {0, 0, 0, 0};
     long long segment = -1;
@@ -4459,9 +4694,10 @@ __global__ void mpt__update_kernel(const mpt__update u) {
     for (long long number = blockIdx.x; mpt__seek(u.segments, number, chunk); number += gridDim.x) {
         if (chunk.segment != segment) {
             segment = chunk.segment;
-            __syncthreads(); /* the pace may still be in use for an earlier segment */
-            if (threadIdx.x == 0) pace = mpt__pace_of(u, segment);
+            __syncthreads(); /* all have read that of an earlier segment */
+            if (threadIdx.x == 0) shared = mpt__segment_pace_of(u, segment);
             __syncthreads();
+            pace = shared;
         }
         const long long eights = mpt__chunk_eights(chunk, u.aligned);
         MPT__EACH_OF_BLOCK(i, eights) {
@@ -4474,7 +4710,6 @@ __global__ void mpt__update_kernel(const mpt__update u) {
     if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
 }
 
-/* What both optimizers have. */
 mpt__update mpt__update_of(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__update u;
@@ -4483,11 +4718,11 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     u.dtype = launch->operand[0].dtype;
     u.master = (float *)call->data[1];
     u.gradient = (const float *)call->data[2];
-    u.first = (float *)call->data[3];
-    u.variant = launch->index[0] == 1;
+    u.law = mpt__law_of(launch);
+    u.first = u.law.moment[0] ? (float *)call->data[3] : NULL;
+    u.second = u.law.moment[1] ? (float *)call->data[6] : NULL;
+    u.third = u.law.moment[2] ? (float *)call->data[8] : NULL;
     u.maximize = launch->index[2] != 0;
-    u.function = launch->function;
-    memcpy(u.imm, launch->imm, sizeof u.imm);
     u.segments = mpt__segments_of(launch, 4, call->data[4]);
     u.steps = (long long *)call->data[5];
     u.rates = launch->n_operands > 7 ? (const double *)call->data[7] : NULL;
@@ -4506,45 +4741,22 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     return u;
 }
 
-mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
-    const void *arrays[6] = {u->param, u->master, u->gradient, u->first, u->second, u->third};
-    const unsigned int blocks = mpt__segment_blocks(call, u->segments);
-    u->aligned = mpt__is_streamed(u->dtype) && u->before % 8 == 0;
-    for (int i = 0; i < 6; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
-    if (u->function != MPT__FN_NONE)
-        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+mpt_status mpt__run_update(const mpt__cuda_call *call) {
+    mpt__update u = mpt__update_of(call);
+    const void *arrays[6] = {u.param, u.master, u.gradient, u.first, u.second, u.third};
+    const unsigned int blocks = mpt__segment_blocks(call, u.segments);
+    u.aligned = mpt__is_streamed(u.dtype) && u.before % 8 == 0;
+    for (int i = 0; i < 6; i++) u.aligned = u.aligned && (uintptr_t)arrays[i] % 16 == 0;
+    if (u.law.function != MPT__FN_NONE)
+        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
     else
-        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
     return MPT_OK;
 }
 
-mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
-    mpt__update u = mpt__update_of(call);
-    u.decay = (float)u.imm[2];
-    return mpt__run_update(call, &u);
-}
-
-/* Of Adam, of what is like it, and of MOMENTS: eps and decay stand at these places in imm. */
-mpt_status mpt__run_moments(const mpt__cuda_call *call, int eps, int decay) {
-    mpt__update u = mpt__update_of(call);
-    u.adam = u.function == MPT__FN_NONE || u.function == MPT__FN_AMSGRAD;
-    u.second = (float *)call->data[6];
-    u.third = u.function != MPT__FN_NONE ? (float *)call->data[8] : NULL;
-    u.keep2 = (float)u.imm[1];
-    u.add2 = (float)(1 - u.imm[1]);
-    u.eps = (float)u.imm[eps];
-    u.decay = (float)u.imm[decay];
-    if (!u.adam) u.variant = u.function == MPT__FN_LION;
-    return mpt__run_update(call, &u);
-}
-
-mpt_status mpt__cuda_adam(const mpt__cuda_call *call) { return mpt__run_moments(call, 2, 3); }
-
-mpt_status mpt__cuda_moments(const mpt__cuda_call *call) {
-    const int function = call->launch->function;
-    const bool three = function == MPT__FN_AMSGRAD || function == MPT__FN_RMSPROP;
-    return mpt__run_moments(call, three ? 2 : 1, three ? 3 : 2);
-}
+mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) { return mpt__run_update(call); }
+mpt_status mpt__cuda_adam(const mpt__cuda_call *call) { return mpt__run_update(call); }
+mpt_status mpt__cuda_moments(const mpt__cuda_call *call) { return mpt__run_update(call); }
 
 /* ---- Averages ---- */
 
@@ -4575,9 +4787,7 @@ __global__ void mpt__average_kernel(const mpt__average a) {
     mpt__scalar *applied = &a.scalars[a.slot.at[0]], *seen = &a.scalars[a.slot.at[1]];
     mpt__scalar *updates = &a.scalars[a.slot.at[2]];
     if (!mpt__gate_open(a.scalars, 0) || applied->i == seen->i) return;
-    const double n = (double)updates->i, early = (1 + n) / (10 + n);
-    const double decay = a.form == 1 && early < a.decay ? early : a.decay;
-    const float weight = (float)(n == 0 ? 1.0 : a.form == 2 ? 1 / (n + 1) : 1 - decay);
+    const float weight = (float)mpt__average_weight(a.form, a.decay, (double)updates->i);
     MPT__EACH(i, a.eights) { mpt__average_at<8>(a, weight, 8 * i); }
     MPT__EACH(i, a.count - 8 * a.eights) { mpt__average_at<1>(a, weight, 8 * a.eights + i); }
     if (a.commits && mpt__last_block(a.ticket) && threadIdx.x == 0) {
@@ -4655,50 +4865,22 @@ mpt_status mpt__cuda_scalar_or(const mpt__cuda_call *call) {
 }
 
 struct mpt__scaler_settings {
-    double growth, backoff, floor_scale, ceiling;
+    double imm[4];
     long long interval;
     int fixed;
     mpt__slots slot;
 };
 
-/* Floor and ceiling stop the way down and up; neither moves a scale that a user has set beyond. */
 __global__ void mpt__scaler_update_kernel(const mpt__scaler_settings w, mpt__scalar *scalars) {
-    double &scale = scalars[w.slot.at[0]].f;
-    int64_t &tracker = scalars[w.slot.at[1]].i, &updates = scalars[w.slot.at[3]].i;
-    int64_t &in_a_row = scalars[w.slot.at[5]].i, &outcome = scalars[w.slot.at[7]].i;
     if (!mpt__gate_open(scalars, 0)) return;
-    updates++;
-    if (scalars[w.slot.at[2]].i != 0) {
-        double next = (double)(float)(scale * w.backoff);
-        if (next < w.floor_scale) next = w.floor_scale < scale ? w.floor_scale : scale;
-        if (!w.fixed) scale = next;
-        tracker = 0;
-        scalars[w.slot.at[4]].i++;
-        in_a_row++;
-        scalars[w.slot.at[6]].i = updates;
-        outcome = MPT_OUTCOME_SKIPPED;
-        return;
-    }
-    tracker++;
-    if (!w.fixed && tracker >= w.interval) {
-        double next = (double)(float)(scale * w.growth);
-        if (!(fabs(next) < INFINITY)) next = scale;
-        if (w.ceiling > 0 && next > w.ceiling) next = w.ceiling > scale ? w.ceiling : scale;
-        scale = next;
-        tracker = 0;
-    }
-    in_a_row = 0;
-    outcome = MPT_OUTCOME_APPLIED;
+    mpt__scaler_ends_update(scalars, w.slot.at, w.imm, w.interval, w.fixed != 0);
 }
 
 mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scaler_settings w;
     memset(&w, 0, sizeof w);
-    w.growth = launch->imm[0];
-    w.backoff = launch->imm[1];
-    w.floor_scale = launch->imm[2];
-    w.ceiling = launch->imm[3];
+    memcpy(w.imm, launch->imm, sizeof w.imm);
     w.interval = launch->index[0];
     w.fixed = launch->index[1] != 0;
     w.slot = mpt__slots_of(launch);
@@ -6331,20 +6513,8 @@ mpt_status mpt__cuda_fp8_scale(const mpt__cuda_call *call) {
 /* One thread for each row. */
 __global__ void mpt__fp8_update_kernel(float *states, long long width, int commit, int margin,
                                        const mpt__scalar *scalars) {
-    float *state = states + threadIdx.x * width, most = 0;
     if (!mpt__gate_open(scalars, 0)) return;
-    for (long long i = width - 1; i > MPT__FP8_HISTORY && commit; i--) state[i] = state[i - 1];
-    if (commit) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
-    state[MPT__FP8_AMAX] = 0;
-    for (long long i = MPT__FP8_HISTORY; i < width; i++)
-        if (state[i] > most) most = state[i];
-    if (!commit || !(most > 0)) return;
-    const unsigned int bits = __float_as_uint(most);
-    int power = (threadIdx.x < 2 ? 8 : 15) - ((int)(bits >> 23) - 127) - margin;
-    if ((bits & 0x7fffffu) > 0x600000u) power--; /* both limits are 7/4 of a power */
-    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
-    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
-    state[MPT__FP8_SCALE_NOW] = __uint_as_float((unsigned int)(power + 127) << 23);
+    mpt__fp8_ends_step(states + threadIdx.x * width, width, threadIdx.x, commit != 0, margin);
 }
 
 mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {

@@ -354,20 +354,30 @@ static int sees(int wing, int other) {
     return other == cuda || strcmp(wings[other], "face") == 0 || strcmp(wings[other], "waist") == 0;
 }
 
-/* What a name means in room r: of several definitions its own, or the last before it; where a
-   function has a body, declarations do not count. NULL: nothing that is known here. */
-static definition *meaning(int r, const char *name, size_t length) {
-    definition key, *best = NULL;
-    size_t low = 0, high = n_definitions, i;
+static size_t first_of(const char *name, size_t length) {
+    definition key;
+    size_t low = 0, high = n_definitions;
     key.name = name, key.length = length, key.room = -1;
     while (low < high) {
         size_t middle = (low + high) / 2;
         if (compare(&definitions[middle], &key) < 0) low = middle + 1;
         else high = middle;
     }
-    for (i = low; i < n_definitions; i++) {
+    return low;
+}
+
+static int is_of(size_t i, const char *name, size_t length) {
+    return i < n_definitions && definitions[i].length == length &&
+           memcmp(definitions[i].name, name, length) == 0;
+}
+
+/* What a name means in room r: of several definitions its own, or the last before it; where a
+   function has a body, declarations do not count. NULL: nothing that is known here. */
+static definition *meaning(int r, const char *name, size_t length) {
+    definition *best = NULL;
+    size_t i;
+    for (i = first_of(name, length); is_of(i, name, length); i++) {
         definition *d = &definitions[i];
-        if (d->length != length || memcmp(d->name, name, length) != 0) break;
         if (!sees(rooms[r].wing, rooms[d->room].wing)) continue;
         if (d->room == r) return d;
         if (!best || d->kind < best->kind || (d->kind == best->kind && d->room < r)) best = d;
@@ -391,6 +401,14 @@ static int is_read_in(int t, int r) {
     return 0;
 }
 
+/* Whether a room that reads template r gives it this name, as a level gives its words. */
+static int is_readers(int r, const char *name, size_t length) {
+    size_t i;
+    for (i = first_of(name, length); is_of(i, name, length); i++)
+        if (is_read_in(r, definitions[i].room)) return 1;
+    return 0;
+}
+
 /* A pointer to a struct of the own wing, of which nothing need be known. */
 static int is_opaque(int r, const definition *d, const char *p, size_t length) {
     const char *after = p + length + strspn(p + length, " ");
@@ -404,7 +422,7 @@ static void read_names(int r, const char *p, const char *end, int line, int dept
 static void use_name(int r, const char *p, size_t length, int line, int depth) {
     definition *d = meaning(r, p, length);
     if (!d || (depth == 0 && is_opaque(r, d, p, length))) return;
-    if (is_template(rooms[r].name) && is_read_in(r, d->room)) return; /* a level's own name */
+    if (is_template(rooms[r].name) && is_readers(r, p, length)) return;
     add_arrow(r, d->room, p, length, line);
     if (!d->body || d->expanded == r || depth == DEEPEST) return;
     d->expanded = r;

@@ -77,9 +77,10 @@ typedef void (*mpt__unary_fn)(mpt__real *out, const mpt__real *x, int64_t n, mpt
 typedef void (*mpt__binary_fn)(mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                                mpt__real c, mpt__real d);
 typedef struct mpt__cpu_update mpt__cpu_update;
-/* Parameters, gradients, moments (NULL: none): updates all but the gradients. */
+/* Parameters, gradients, moments (NULL: none): updates all but the gradients. Where `half` is
+   given, the weights go there as well, in w->param.dtype. */
 typedef void (*mpt__update_fn)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, void *half, int64_t n);
+                               mpt__real *const *m, void *half, int64_t n);
 
 /* Rows of a norm: y = (x - mean) rstd [weight] + bias, + residual, then relu; dx = [rstd] (g weight
    - shift - slope (x - mean) [rstd]) + other gradient, with g = dy where y is not <= 0 or there is
@@ -157,7 +158,7 @@ typedef struct mpt__routines {
     /* A function past the caches, to a line of memory; false: has it not. NULL: none. */
     bool (*stream)(int function, mpt__real *out, const mpt__real *x, const mpt__real *y, int64_t n,
                    mpt__real c);
-    mpt__update_fn sgd, adam;
+    mpt__update_fn sgd, adam, moments;
     /* ReLU's backward of halves: as integers, not 0 and > infinity's; NULL: as any function */
     void (*gate)(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n, int16_t infinity);
     mpt__cpu_run copy_halves;           /* to another layout, instead of COPY; NULL: none */

@@ -76,32 +76,13 @@ static void mpt__cpu_fp8_scale(const mpt__cpu_call *call) {
         if (w.most[i] > state[MPT__FP8_AMAX]) state[MPT__FP8_AMAX] = w.most[i];
 }
 
-/* The power of two that takes `most` to `limit` at the most: 7/4 of a power is each limit. */
-static float mpt__cpu_fp8_power(float most, int limit_exponent, int margin) {
-    uint32_t bits = mpt__f32_bits(most);
-    int power = limit_exponent - ((int)(bits >> 23) - 127) - margin;
-    if ((bits & 0x7fffffu) > 0x600000u) power--;
-    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
-    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
-    return mpt__f32_from_bits((uint32_t)(power + 127) << 23);
-}
-
 static void mpt__cpu_fp8_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     const int64_t width = launch->operand[0].shape[1];
     if (!mpt__gate_open(call, 0)) return;
-    for (int64_t row = 0; row < launch->operand[0].shape[0]; row++) {
-        float *state = (float *)call->data[0] + row * width, most = 0;
-        for (int64_t i = width - 1; i > MPT__FP8_HISTORY && launch->index[0]; i--)
-            state[i] = state[i - 1];
-        if (launch->index[0]) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
-        state[MPT__FP8_AMAX] = 0;
-        for (int64_t i = MPT__FP8_HISTORY; i < width; i++)
-            if (state[i] > most) most = state[i];
-        if (launch->index[0] && most > 0)
-            state[MPT__FP8_SCALE_NOW] =
-                mpt__cpu_fp8_power(most, row < 2 ? 8 : 15, (int)launch->index[1]);
-    }
+    for (int64_t row = 0; row < launch->operand[0].shape[0]; row++)
+        mpt__fp8_ends_step((float *)call->data[0] + row * width, width, row, launch->index[0] != 0,
+                           (int)launch->index[1]);
 }
 #endif
 

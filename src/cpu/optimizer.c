@@ -151,180 +151,44 @@ static void mpt__cpu_grad_scale(const mpt__cpu_call *call) {
 
 /* ==== Optimizers ==== */
 
-/* One segment of one update. What depends on the step count alone is computed once, in double. */
+/* One segment of one update. */
 struct mpt__cpu_update {
     mpt__cpu_view param, master, gradient;
     mpt__cpu_view moment[3]; /* absent where there are none */
     const int64_t *segment;
     int64_t step; /* updates before this one */
-    mpt__real multiplier, lr, decay;
-    mpt__real momentum, keep; /* SGD: momentum, 1 - dampening */
-    bool nesterov, decoupled;
-    bool stochastic;                           /* rounding of param, */
-    mpt__rng_key key;                          /* by this sequence, */
-    int64_t before;                            /* from this word on */
-    double first_setting;                      /* momentum or beta1 */
-    mpt__real beta1, rest1, beta2, rest2, eps; /* Adam; rest = 1 - beta */
-    mpt__real step_size, root_factor, shrink;  /* lr / c1, 1 / sqrt(c2), lr decay */
-    mpt__update_fn update;                     /* NULL: program */
-    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
-                    int64_t n);
+    mpt__real multiplier;
+    mpt__law law;
+    mpt__pace pace;
+    bool stochastic;  /* rounding of param, */
+    mpt__rng_key key; /* by this sequence, */
+    int64_t before;   /* from this word on */
+    mpt__update_fn update;
 };
 
-/* Updates of a block. Where `half` is given, the weights go there as well, in w->param.dtype.
-   g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
-   p -= lr (g + momentum m). */
-static void mpt__ref_sgd_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                               mpt__real *m, mpt__real *v, void *half, int64_t n) {
-    (void)v;
-    for (int64_t i = 0; i < n; i++) {
-        mpt__real direction = g[i] * w->multiplier;
-        if (w->decay != 0) direction += w->decay * p[i];
-        if (m != NULL) {
-            m[i] = w->step == 0 ? direction : w->momentum * m[i] + w->keep * direction;
-            direction = w->nesterov ? direction + w->momentum * m[i] : m[i];
-        }
-        p[i] -= w->lr * direction;
-    }
-    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
+/* The reference does one after the other; a half is rounded at once. */
+#define MPT__V(word) mpt__real_##word
+#define MPT__LEVEL(name) mpt__ref_##name
+#define MPT__WIDTH 1
+#define MPT__FN static
+#define MPT__OP static MPT__INLINE
+MPT__OP mpt__real mpt__real_load_as(const mpt__real *p, int64_t n, int dtype) {
+    (void)n, (void)dtype;
+    return *p;
 }
-
-/* PyTorch's fused form: m and v as written, p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps), but
-   with 1 / sqrt(c2) as a factor: divisions and roots are what an update waits for. */
-static void mpt__ref_adam_block(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
-                                mpt__real *m, mpt__real *v, void *half, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        mpt__real x = p[i], gradient = g[i] * w->multiplier;
-        if (w->decoupled) {
-            x -= w->shrink * x;
-        } else if (w->decay != 0) {
-            gradient += w->decay * x;
-        }
-        const mpt__real mean = w->beta1 * m[i] + w->rest1 * gradient;
-        const mpt__real square = w->beta2 * v[i] + w->rest2 * gradient * gradient;
-        m[i] = mean, v[i] = square;
-        p[i] = x - w->step_size * mean / (mpt__real_sqrt(square) * w->root_factor + w->eps);
-    }
-    if (half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
+MPT__OP void mpt__real_store_as(void *p, mpt__real x, int64_t n, int dtype) {
+    if (dtype == MPT_F32)
+        *(mpt__real *)p = x; /* a weight or a moment of the block */
+    else
+        mpt__store_real(p, (uint8_t)dtype, 0, 1, &x, n);
 }
-
-/* The other optimizers are written in the routines of the level: blocks are in the first cache, so
-   passes over them cost little, and square roots and divisions are those of the level. */
-#define MPT__EACH(word, out, x, c) w->param.routines->unary[MPT__UNARY_##word](out, x, n, c, 0)
-#define MPT__PAIR(word, out, x, y) w->param.routines->binary[MPT__BINARY_##word](out, x, y, n, 0, 0)
-
-/* m = keep m + rest x; or, of squares, keep m + (rest x) x */
-static void mpt__cpu_follow(const mpt__cpu_update *w, mpt__real *m, const mpt__real *x,
-                            mpt__real keep, mpt__real rest, bool squares, int64_t n) {
-    mpt__real part[MPT__BLOCK];
-    MPT__EACH(MUL_SCALAR, part, x, rest);
-    if (squares) MPT__PAIR(MUL, part, part, x);
-    MPT__EACH(MUL_SCALAR, m, m, keep);
-    MPT__PAIR(ADD, m, m, part);
-}
-
-/* p -= size x / below, which x and below do not survive */
-static void mpt__cpu_descend(const mpt__cpu_update *w, mpt__real *p, mpt__real *x,
-                             const mpt__real *below, mpt__real size, int64_t n) {
-    MPT__EACH(MUL_SCALAR, x, x, size);
-    if (below != NULL) MPT__PAIR(DIV, x, x, below);
-    MPT__PAIR(SUB, p, p, x);
-}
-
-/* Adam with the largest v so far, not corrected for bias, in place of v. */
-static void mpt__cpu_amsgrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                   mpt__real *const *m, int64_t n) {
-    mpt__real below[MPT__BLOCK];
-    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, false, n);
-    mpt__cpu_follow(w, m[1], g, w->beta2, w->rest2, true, n);
-    MPT__PAIR(MAXIMUM, m[2], m[2], m[1]);
-    MPT__EACH(SQRT, below, m[2], 0);
-    MPT__EACH(MUL_SCALAR, below, below, w->root_factor);
-    MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    memcpy(g, m[0], (size_t)n * sizeof *g);
-    mpt__cpu_descend(w, p, g, below, w->step_size, n);
-}
-
-/* v and, centred, the mean a follow; p -= lr b with b = momentum b + g / (sqrt(v - a^2) + eps).
-   Rounding may leave v - a^2 below 0, which counts as 0. */
-static void mpt__cpu_rmsprop_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                   mpt__real *const *m, int64_t n) {
-    mpt__real below[MPT__BLOCK], *b = m[1], *a = m[2];
-    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, true, n);
-    memcpy(below, m[0], (size_t)n * sizeof *below);
-    if (a != NULL) {
-        mpt__cpu_follow(w, a, g, w->beta2, w->rest2, false, n);
-        MPT__PAIR(MUL, below, a, a);
-        MPT__PAIR(SUB, below, m[0], below);
-        MPT__EACH(RELU, below, below, 0);
-    }
-    MPT__EACH(SQRT, below, below, 0);
-    MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    if (b == NULL) {
-        mpt__cpu_descend(w, p, g, below, w->lr, n);
-        return;
-    }
-    MPT__PAIR(DIV, g, g, below);
-    MPT__EACH(MUL_SCALAR, b, b, w->momentum);
-    MPT__PAIR(ADD, b, b, g);
-    memcpy(g, b, (size_t)n * sizeof *g);
-    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
-}
-
-/* s += g^2; p -= lr / (1 + steps lr_decay) g / (sqrt(s) + eps) */
-static void mpt__cpu_adagrad_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                   mpt__real *const *m, int64_t n) {
-    mpt__real below[MPT__BLOCK];
-    mpt__cpu_follow(w, m[0], g, 1, 1, true, n);
-    MPT__EACH(SQRT, below, m[0], 0);
-    MPT__EACH(ADD_SCALAR, below, below, w->eps);
-    mpt__cpu_descend(w, p, g, below, w->step_size, n);
-}
-
-/* d = sqrt(u + eps) / sqrt(v + eps) g with v the mean of g^2, u that of d^2; p -= lr d */
-static void mpt__cpu_adadelta_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                    mpt__real *const *m, int64_t n) {
-    mpt__real root[2][MPT__BLOCK];
-    mpt__cpu_follow(w, m[0], g, w->beta1, w->rest1, true, n);
-    for (int k = 0; k < 2; k++) {
-        MPT__EACH(ADD_SCALAR, root[k], m[k], w->eps);
-        MPT__EACH(SQRT, root[k], root[k], 0);
-    }
-    MPT__PAIR(DIV, root[1], root[1], root[0]);
-    MPT__PAIR(MUL, g, g, root[1]);
-    mpt__cpu_follow(w, m[1], g, w->beta1, w->rest1, true, n);
-    mpt__cpu_descend(w, p, g, NULL, w->lr, n);
-}
-
-/* p -= lr sign(beta1 m + (1 - beta1) g), then m = beta2 m + (1 - beta2) g. Twice enlarged, any
-   number but 0 and NaN is beyond 1. */
-static void mpt__cpu_lion_block(const mpt__cpu_update *w, mpt__real *p, mpt__real *g,
-                                mpt__real *const *m, int64_t n) {
-    mpt__real sign[MPT__BLOCK];
-    memcpy(sign, m[0], (size_t)n * sizeof *sign);
-    mpt__cpu_follow(w, sign, g, w->beta1, w->rest1, false, n);
-    for (int k = 0; k < 2; k++) {
-        MPT__EACH(MUL_SCALAR, sign, sign, (mpt__real)1e30);
-        w->param.routines->unary[MPT__UNARY_CLAMP](sign, sign, n, -1, 1);
-    }
-    mpt__cpu_follow(w, m[0], g, w->beta2, w->rest2, false, n);
-    mpt__cpu_descend(w, p, sign, NULL, w->lr, n);
-}
-
-/* What all of them begin with. */
-static void mpt__cpu_program(const mpt__cpu_update *w, mpt__real *p, const mpt__real *gradient,
-                             mpt__real *const *m, int64_t n) {
-    mpt__real g[MPT__BLOCK], part[MPT__BLOCK];
-    MPT__EACH(MUL_SCALAR, g, gradient, w->multiplier);
-    if (w->decoupled || w->decay != 0)
-        MPT__EACH(MUL_SCALAR, part, p, w->decoupled ? w->shrink : w->decay);
-    if (w->decoupled) {
-        MPT__PAIR(SUB, p, p, part);
-    } else if (w->decay != 0) {
-        MPT__PAIR(ADD, g, g, part);
-    }
-    w->program(w, p, g, m, n);
-}
+#include "cpu/template/update.c"
+#undef MPT__V
+#undef MPT__LEVEL
+#undef MPT__WIDTH
+#undef MPT__FN
+#undef MPT__OP
+#undef MPT__ANY_UPDATE
 
 static void mpt__cpu_put_stochastic(const mpt__cpu_update *w, int64_t offset, const mpt__real *x,
                                     int64_t n) {
@@ -341,7 +205,7 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
     int64_t begin = chunk * MPT__CHUNK;
     int64_t end = mpt__cpu_min(begin + MPT__CHUNK, w->segment[MPT__SEGMENT_COUNT]);
     const mpt__cpu_view *weights = w->master.data != NULL ? &w->master : &w->param;
-    bool along = w->update && weights != &w->param && mpt__cpu_is_half(w->param.dtype);
+    bool along = weights != &w->param && mpt__cpu_is_half(w->param.dtype);
     mpt__real block[5][MPT__BLOCK], *m[3] = {NULL, NULL, NULL};
     (void)thread;
     for (int64_t at = begin; at < end; at += MPT__BLOCK) {
@@ -352,10 +216,7 @@ static void mpt__cpu_update_chunk(void *work, int64_t chunk, int thread) {
         for (int k = 0; k < 3; k++)
             if (w->moment[k].data) m[k] = mpt__cpu_edit(&w->moment[k], offset, block[2 + k], n);
         void *half = along ? (uint16_t *)w->param.data + offset : NULL;
-        if (w->update)
-            w->update(w, p, g, m[0], m[1], half, n);
-        else
-            mpt__cpu_program(w, p, g, m, n);
+        w->update(w, p, g, m, half, n);
         if (weights != &w->param) mpt__cpu_put(weights, offset, 1, p, n);
         if (w->stochastic)
             mpt__cpu_put_stochastic(w, offset, p, n);
@@ -391,21 +252,23 @@ static void mpt__cpu_commit(const mpt__cpu_call *call) {
     if (launch->index[1] == 2) call->scalars[launch->slot[3]].i++;
 }
 
-/* Fills what both optimizers have and goes through the segments; `prepare` (or NULL) computes what
-   depends on the step count. */
-static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
-                                void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w,
-                                                double lr),
-                                double ns) {
+/* Goes through the segments. */
+static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__update_fn update, double ns) {
     const mpt__launch *launch = call->launch;
+    mpt__cpu_update update_of, *w = &update_of;
+    if (!mpt__gate_open(call, launch->slot[2])) return;
+    memset(w, 0, sizeof *w);
+    w->update = update;
+    w->law = mpt__law_of(launch);
     const int64_t *steps = (const int64_t *)call->data[5];
-    double lr = mpt__cpu_scheduled(call, 0, call->scalars[launch->slot[0]].f);
+    const double lr = mpt__cpu_scheduled(call, 0, call->scalars[launch->slot[0]].f);
+    const double first = mpt__cpu_scheduled(call, 1, launch->imm[0]);
     mpt__kernel_flushes(call->routines->flushes);
     w->param = mpt__cpu_view_of(call, 0);
     w->master = mpt__cpu_view_of(call, 1);
     w->gradient = mpt__cpu_view_of(call, 2);
-    w->moment[0] = mpt__cpu_view_of(call, 3);
-    w->lr = (mpt__real)lr;
+    for (int k = 0; k < 3; k++)
+        if (w->law.moment[k]) w->moment[k] = mpt__cpu_view_of(call, k == 0 ? 3 : 4 + 2 * k);
     w->multiplier = mpt__cpu_factor(call, launch->slot[1]);
     if (launch->index[2] != 0) w->multiplier = -w->multiplier;
     w->stochastic = launch->index[3] != 0;
@@ -417,7 +280,7 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
         bool known = s > 0 && step == w->step;
         w->step = step;
         w->key.stream = mpt__hash_u64(launch->rng.stream, (uint64_t)step);
-        if (prepare != NULL && !known) prepare(launch, w, lr);
+        if (!known) w->pace = mpt__pace_of(&w->law, lr, first, step);
         int64_t count = w->segment[MPT__SEGMENT_COUNT];
         mpt__parallel(call->pool, mpt__cpu_chunks(count, MPT__CHUNK),
                       mpt__cpu_cost(call, count, ns), mpt__cpu_update_chunk, w);
@@ -427,85 +290,17 @@ static void mpt__cpu_update_run(const mpt__cpu_call *call, mpt__cpu_update *w,
 }
 
 static void mpt__cpu_sgd(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    mpt__cpu_update w;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    memset(&w, 0, sizeof w);
-    w.update = call->routines->sgd;
-    w.momentum = (mpt__real)mpt__cpu_scheduled(call, 1, launch->imm[0]);
-    w.keep = (mpt__real)(1 - launch->imm[1]);
-    w.decay = (mpt__real)launch->imm[2];
-    w.nesterov = launch->index[0] != 0;
-    mpt__cpu_update_run(call, &w, NULL, 4.0);
+    mpt__cpu_update_run(call, call->routines->sgd, 4.0);
 }
-
-static void mpt__cpu_adam_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
-    double c1 = 1 - mpt__power(w->first_setting, w->step + 1);
-    double c2 = 1 - mpt__power(launch->imm[1], w->step + 1);
-    w->step_size = (mpt__real)(lr / c1);
-    w->root_factor = (mpt__real)(1 / sqrt(c2));
-    w->shrink = (mpt__real)(lr * launch->imm[3]);
-}
-
 static void mpt__cpu_adam(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    mpt__cpu_update w;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    memset(&w, 0, sizeof w);
-    w.update = call->routines->adam;
-    w.moment[1] = mpt__cpu_view_of(call, 6);
-    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
-    w.beta1 = (mpt__real)w.first_setting;
-    w.rest1 = (mpt__real)(1 - w.first_setting);
-    w.beta2 = (mpt__real)launch->imm[1];
-    w.rest2 = (mpt__real)(1 - launch->imm[1]);
-    w.eps = (mpt__real)launch->imm[2];
-    w.decay = (mpt__real)launch->imm[3];
-    w.decoupled = launch->index[0] == 1;
-    mpt__cpu_update_run(call, &w, mpt__cpu_adam_prepare, 12.0);
+    mpt__cpu_update_run(call, call->routines->adam, 12.0);
 }
-
-static void mpt__cpu_adagrad_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
-    w->step_size = (mpt__real)(lr / (1 + (double)w->step * launch->imm[0]));
-}
-
-static void mpt__cpu_lion_prepare(const mpt__launch *launch, mpt__cpu_update *w, double lr) {
-    w->shrink = (mpt__real)(lr * launch->imm[2]);
-}
-
-/* One row per function from AMSGRAD on; eps and decay: where they stand in imm, -1: none. */
-static const struct mpt__cpu_moments_row {
-    void (*program)(const mpt__cpu_update *w, mpt__real *p, mpt__real *g, mpt__real *const *m,
-                    int64_t n);
-    void (*prepare)(const mpt__launch *launch, mpt__cpu_update *w, double lr);
-    int eps, decay;
-    double ns;
-} mpt__cpu_moments_rows[] = {{mpt__cpu_amsgrad_block, mpt__cpu_adam_prepare, 2, 3, 30},
-                             {mpt__cpu_rmsprop_block, NULL, 2, 3, 25},
-                             {mpt__cpu_adagrad_block, mpt__cpu_adagrad_prepare, 1, 2, 18},
-                             {mpt__cpu_adadelta_block, NULL, 1, 2, 28},
-                             {mpt__cpu_lion_block, mpt__cpu_lion_prepare, -1, 2, 20}};
-
 static void mpt__cpu_moments(const mpt__cpu_call *call) {
-    const mpt__launch *launch = call->launch;
-    const struct mpt__cpu_moments_row *row =
-        &mpt__cpu_moments_rows[launch->function - MPT__FN_AMSGRAD];
-    mpt__cpu_update w;
-    if (!mpt__gate_open(call, launch->slot[2])) return;
-    memset(&w, 0, sizeof w);
-    w.program = row->program;
-    w.moment[1] = mpt__cpu_view_of(call, 6);
-    w.moment[2] = mpt__cpu_view_of(call, 8);
-    w.first_setting = mpt__cpu_scheduled(call, 1, launch->imm[0]);
-    w.momentum = w.beta1 = (mpt__real)w.first_setting;
-    w.rest1 = (mpt__real)(1 - w.first_setting);
-    w.beta2 = (mpt__real)launch->imm[1];
-    w.rest2 = (mpt__real)(1 - launch->imm[1]);
-    w.eps = row->eps < 0 ? 0 : (mpt__real)launch->imm[row->eps];
-    w.decay = (mpt__real)launch->imm[row->decay];
-    w.decoupled = launch->function == MPT__FN_LION ||
-                  (launch->function == MPT__FN_AMSGRAD && launch->index[0] == 1);
-    mpt__cpu_update_run(call, &w, row->prepare, row->ns);
+#define MPT__ROW(id, name, ns, eps, decay, ways) ns,
+    static const double ns[] = {MPT__UPDATES(MPT__ROW)};
+#undef MPT__ROW
+    const int row = call->launch->function - MPT__FN_AMSGRAD;
+    mpt__cpu_update_run(call, call->routines->moments, ns[row]);
 }
 
 /* ==== Averages ==== */
@@ -537,13 +332,6 @@ static void mpt__cpu_average_chunk(void *work, int64_t chunk, int thread) {
     }
 }
 
-static double mpt__cpu_average_weight(const mpt__launch *launch, double n) {
-    double early = (1 + n) / (10 + n), decay = launch->imm[0];
-    if (n == 0) return 1;
-    if (launch->index[0] == 2) return 1 / (n + 1);
-    return 1 - (launch->index[0] == 1 && early < decay ? early : decay);
-}
-
 static void mpt__cpu_average(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scalar *applied = &call->scalars[launch->slot[0]], *seen = &call->scalars[launch->slot[1]];
@@ -553,7 +341,7 @@ static void mpt__cpu_average(const mpt__cpu_call *call) {
     w.average = mpt__cpu_view_of(call, 0);
     w.value = mpt__cpu_view_of(call, 1);
     w.count = launch->operand[0].shape[0];
-    w.weight = (mpt__real)mpt__cpu_average_weight(launch, (double)updates->i);
+    w.weight = (mpt__real)mpt__average_weight(launch->index[0], launch->imm[0], (double)updates->i);
     mpt__parallel(call->pool, mpt__cpu_chunks(w.count, MPT__CHUNK),
                   mpt__cpu_cost(call, w.count, 5.0), mpt__cpu_average_chunk, &w);
     if (launch->index[1] == 0) return;
@@ -590,47 +378,11 @@ static void mpt__cpu_scalar_or(const mpt__cpu_call *call) {
     call->scalars[slot[0]].i = (call->scalars[slot[1]].i | call->scalars[slot[2]].i) != 0;
 }
 
-/* The scale after an overflow. The floor stops the way down; it never lifts a scale that a user has
-   set below it. */
-static double mpt__cpu_backed_off(double scale, double backoff, double floor_scale) {
-    double next = (double)(float)(scale * backoff);
-    if (next < floor_scale) next = floor_scale < scale ? floor_scale : scale;
-    return next;
-}
-
-/* The scale after an interval of clean steps; likewise with the ceiling. */
-static double mpt__cpu_grown(double scale, double growth, double ceiling) {
-    double next = (double)(float)(scale * growth);
-    if (!mpt__f64_is_finite(next)) return scale;
-    if (ceiling > 0 && next > ceiling) next = ceiling > scale ? ceiling : scale;
-    return next;
-}
-
 static void mpt__cpu_scaler_update(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
-    const uint16_t *slot = launch->slot;
-    mpt__scalar *s = call->scalars;
-    bool fixed = launch->index[1] != 0;
     if (!mpt__gate_open(call, 0)) return;
-    s[slot[3]].i++;
-    if (s[slot[2]].i != 0) {
-        if (!fixed) {
-            s[slot[0]].f = mpt__cpu_backed_off(s[slot[0]].f, launch->imm[1], launch->imm[2]);
-        }
-        s[slot[1]].i = 0;
-        s[slot[4]].i++;
-        s[slot[5]].i++;
-        s[slot[6]].i = s[slot[3]].i;
-        s[slot[7]].i = MPT_OUTCOME_SKIPPED;
-        return;
-    }
-    s[slot[1]].i++;
-    if (!fixed && s[slot[1]].i >= launch->index[0]) {
-        s[slot[0]].f = mpt__cpu_grown(s[slot[0]].f, launch->imm[0], launch->imm[3]);
-        s[slot[1]].i = 0;
-    }
-    s[slot[5]].i = 0;
-    s[slot[7]].i = MPT_OUTCOME_APPLIED;
+    mpt__scaler_ends_update(call->scalars, launch->slot, launch->imm, launch->index[0],
+                            launch->index[1] != 0);
 }
 
 static void mpt__cpu_metric_add(const mpt__cpu_call *call) {
@@ -811,8 +563,9 @@ static const mpt__routines mpt__ref_routines = {
     mpt__ref_transpose,
     NULL,
     NULL,
-    mpt__ref_sgd_block,
-    mpt__ref_adam_block,
+    mpt__ref_any_update,
+    mpt__ref_any_update,
+    mpt__ref_any_update,
     NULL,
     NULL,
     NULL,

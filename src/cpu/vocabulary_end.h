@@ -80,6 +80,13 @@
 #undef v_sigmoid
 #undef v_tanh
 #undef v_erf
+#undef v_rates
+#undef v_decayed
+#undef v_follow
+#undef v_follow_squares
+#undef v_sgd
+#undef v_adam
+#undef v_updated
 #undef v_relu
 #undef v_max_nan
 #undef v_at_least

@@ -541,40 +541,13 @@ mpt__key mpt__key_of(const mpt__cuda_call *call) {
     return key;
 }
 
-__device__ __forceinline__ unsigned long long mpt__hash_mix(unsigned long long x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
-__device__ __forceinline__ unsigned long long mpt__hash_u64(unsigned long long a,
-                                                            unsigned long long b) {
-    return mpt__hash_mix(mpt__hash_mix(a + 0x9e3779b97f4a7c15ull) + b);
-}
+#define MPT__COMMON static inline __host__ __device__
+#include "../waist/arithmetic.inl"
 
 __device__ __forceinline__ unsigned long long mpt__sequence_of(const mpt__key &key) {
     unsigned long long stream = key.stream;
     if (key.step != NULL) stream = mpt__hash_u64(stream, (unsigned long long)key.step->i);
     return mpt__hash_u64(stream, key.call);
-}
-
-/* Words 4 block .. 4 block + 3 of a sequence: Philox 4x32-10. */
-__device__ __forceinline__ void mpt__philox(unsigned long long seed, unsigned long long sequence,
-                                            long long block, unsigned int *word) {
-    unsigned int c0 = (unsigned int)block, c1 = (unsigned int)(block >> 32);
-    unsigned int c2 = (unsigned int)sequence, c3 = (unsigned int)(sequence >> 32);
-    unsigned int k0 = (unsigned int)seed, k1 = (unsigned int)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        const unsigned long long p0 = (unsigned long long)0xd2511f53u * c0;
-        const unsigned long long p1 = (unsigned long long)0xcd9e8d57u * c2;
-        c0 = (unsigned int)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (unsigned int)p1;
-        c2 = (unsigned int)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (unsigned int)p0;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    word[0] = c0, word[1] = c1, word[2] = c2, word[3] = c3;
 }
 
 struct mpt__dropout {

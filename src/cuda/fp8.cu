@@ -60,20 +60,8 @@ mpt_status mpt__cuda_fp8_scale(const mpt__cuda_call *call) {
 /* One thread for each row. */
 __global__ void mpt__fp8_update_kernel(float *states, long long width, int commit, int margin,
                                        const mpt__scalar *scalars) {
-    float *state = states + threadIdx.x * width, most = 0;
     if (!mpt__gate_open(scalars, 0)) return;
-    for (long long i = width - 1; i > MPT__FP8_HISTORY && commit; i--) state[i] = state[i - 1];
-    if (commit) state[MPT__FP8_HISTORY] = state[MPT__FP8_AMAX];
-    state[MPT__FP8_AMAX] = 0;
-    for (long long i = MPT__FP8_HISTORY; i < width; i++)
-        if (state[i] > most) most = state[i];
-    if (!commit || !(most > 0)) return;
-    const unsigned int bits = __float_as_uint(most);
-    int power = (threadIdx.x < 2 ? 8 : 15) - ((int)(bits >> 23) - 127) - margin;
-    if ((bits & 0x7fffffu) > 0x600000u) power--; /* both limits are 7/4 of a power */
-    if (power > MPT__FP8_POWERS) power = MPT__FP8_POWERS;
-    if (power < -MPT__FP8_POWERS) power = -MPT__FP8_POWERS;
-    state[MPT__FP8_SCALE_NOW] = __uint_as_float((unsigned int)(power + 127) << 23);
+    mpt__fp8_ends_step(states + threadIdx.x * width, width, threadIdx.x, commit != 0, margin);
 }
 
 mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {

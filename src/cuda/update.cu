@@ -247,14 +247,11 @@ struct mpt__update {
     int dtype;
     float *master, *first, *second, *third; /* NULL: absent */
     const float *gradient;
-    int aligned, adam, variant; /* Nesterov; decoupled decay */
-    int maximize;
-    int function; /* of MOMENTS */
+    int aligned, maximize;
+    mpt__law law;
     int stochastic; /* rounding of param, by this key */
     mpt__key key;
     long long before; /* words before that of the first element */
-    float keep2, add2, eps, decay;
-    double imm[4];
     mpt__segments segments;
     long long *steps;
     const double *rates; /* NULL: the rate is in slot[0] */
@@ -266,118 +263,37 @@ struct mpt__update {
     unsigned int *ticket;
 };
 
+#include "../waist/updates.inl"
+
 /* What depends on the step count of a segment. */
-struct mpt__pace {
-    float lr;          /* of Adam: over c1 */
-    float keep1, add1; /* momentum, 1 - dampening; beta1, 1 - beta1 */
-    float root_factor, shrink;
-    int fresh; /* no update before this one */
-    unsigned long long sequence;
+struct mpt__segment_pace {
+    v_rates rates;
+    unsigned long long sequence; /* of random words */
 };
 
-/* base^exponent by repeated squaring. */
-__device__ double mpt__power(double base, long long exponent) {
-    double result = 1;
-    for (; exponent > 0; exponent /= 2) {
-        if (exponent % 2 != 0) result *= base;
-        base *= base;
-    }
-    return result;
-}
-
-__device__ mpt__pace mpt__pace_of(const mpt__update &u, long long segment) {
+__device__ mpt__segment_pace mpt__segment_pace_of(const mpt__update &u, long long segment) {
     const long long step =
         u.steps[u.segments.rows[segment * MPT__SEGMENT_FIELDS + MPT__SEGMENT_STEP]];
-    const unsigned long long stream = mpt__hash_u64(u.key.stream, (unsigned long long)step);
-    mpt__pace pace = {0, 0, 0, 0, 0, step == 0, mpt__hash_u64(stream, u.key.call)};
-    double lr = u.scalars[u.slot.at[0]].f, first = u.imm[0];
+    double lr = u.scalars[u.slot.at[0]].f, first = u.law.imm[0];
     if (u.rates != NULL) {
         const long long at = u.scalars[u.slot.at[3]].i - u.scalars[u.slot.at[4]].i;
         const double *rate = u.rates + (at < 0 ? 0 : at < u.rate_count ? at : u.rate_count - 1);
         lr = *rate;
         if (u.cycles) first = rate[u.rate_count];
     }
-    if (u.function == MPT__FN_ADAGRAD) lr /= 1 + (double)step * first;
-    pace.lr = (float)lr;
-    pace.keep1 = (float)first;
-    pace.add1 = (float)(1 - (u.adam || u.function != MPT__FN_NONE ? first : u.imm[1]));
-    if (u.function == MPT__FN_LION) pace.shrink = (float)(lr * u.imm[2]);
-    if (u.adam) {
-        pace.lr = (float)(lr / (1 - mpt__power(first, step + 1)));
-        pace.root_factor = (float)(1 / sqrt(1 - mpt__power(u.imm[1], step + 1)));
-        pace.shrink = (float)(lr * u.imm[3]);
-    }
-    return pace;
-}
-
-/* g += decay p; m = momentum m + (1 - dampening) g, at first g; p -= lr m, or, with Nesterov,
-   p -= lr (g + momentum m). */
-__device__ __forceinline__ void mpt__sgd_of(const mpt__update &u, const mpt__pace &pace, float &p,
-                                            float g, float &m) {
-    if (u.decay != 0) g += u.decay * p;
-    if (u.first != NULL) {
-        m = pace.fresh ? g : pace.keep1 * m + pace.add1 * g;
-        g = u.variant ? g + pace.keep1 * m : m;
-    }
-    p -= pace.lr * g;
-}
-
-/* PyTorch's fused form, but with 1 / sqrt(c2) as a factor. */
-__device__ __forceinline__ void mpt__adam_of(const mpt__update &u, const mpt__pace &pace, float &p,
-                                             float g, float &m, float &v) {
-    if (u.variant) {
-        p -= pace.shrink * p;
-    } else if (u.decay != 0) {
-        g += u.decay * p;
-    }
-    m = pace.keep1 * m + pace.add1 * g;
-    v = u.keep2 * v + u.add2 * g * g;
-    p -= pace.lr * m / (sqrtf(v) * pace.root_factor + u.eps);
-}
-
-/* The functions of MOMENTS, in the order of operations of torch.optim. */
-__device__ __forceinline__ void mpt__moments_of(const mpt__update &u, const mpt__pace &pace,
-                                                float &p, float g, float &m, float &v, float &w) {
-    if (u.variant) {
-        p -= pace.shrink * p;
-    } else if (u.decay != 0) {
-        g += u.decay * p;
-    }
-    if (u.function == MPT__FN_AMSGRAD) {
-        m = pace.keep1 * m + pace.add1 * g;
-        v = u.keep2 * v + u.add2 * g * g;
-        w = w > v || isnan(w) ? w : v;
-        p -= pace.lr * m / (sqrtf(w) * pace.root_factor + u.eps);
-    } else if (u.function == MPT__FN_RMSPROP) { /* m of squares, v momentum, w mean */
-        m = u.keep2 * m + u.add2 * g * g;
-        float square = m;
-        if (u.third != NULL) {
-            w = u.keep2 * w + u.add2 * g;
-            square = m - w * w;
-            if (square < 0) square = 0; /* by rounding */
-        }
-        g /= sqrtf(square) + u.eps;
-        if (u.second != NULL) g = v = pace.keep1 * v + g;
-        p -= pace.lr * g;
-    } else if (u.function == MPT__FN_ADAGRAD) {
-        m += g * g;
-        p -= pace.lr * g / (sqrtf(m) + u.eps);
-    } else if (u.function == MPT__FN_ADADELTA) {
-        m = pace.keep1 * m + pace.add1 * g * g;
-        g *= sqrtf(v + u.eps) / sqrtf(m + u.eps);
-        v = pace.keep1 * v + pace.add1 * g * g;
-        p -= pace.lr * g;
-    } else {
-        const float way = pace.keep1 * m + pace.add1 * g;
-        m = u.keep2 * m + u.add2 * g;
-        p -= pace.lr * (way > 0 ? 1.0f : way < 0 ? -1.0f : way);
-    }
+    const mpt__pace pace = mpt__pace_of(&u.law, lr, first, step);
+    mpt__segment_pace own;
+    own.rates = {(float)pace.lr,   (float)pace.decay, (float)pace.shrink, (float)pace.keep1,
+                 (float)pace.add1, (float)pace.keep2, (float)pace.add2,   (float)pace.eps,
+                 (float)pace.root, pace.fresh};
+    own.sequence = mpt__hash_u64(mpt__hash_u64(u.key.stream, (uint64_t)step), u.key.call);
+    return own;
 }
 
 /* To bf16 numbers, which the store then keeps: up where the random word carries. `element` is a
    multiple of N. */
 template <int N>
-__device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const mpt__pace &pace,
+__device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const mpt__segment_pace &pace,
                                                      long long element, float (&p)[N]) {
     unsigned int word[4] = {0, 0, 0, 0};
     for (int i = 0; i < N; i++) {
@@ -391,7 +307,7 @@ __device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const
 }
 
 template <int N, bool MOMENTS>
-__device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__pace &pace,
+__device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__segment_pace &pace,
                                                float multiplier, long long at) {
     float p[N], g[N], m[N] = {0}, v[N] = {0}, w[N] = {0};
     mpt__read<N>(u.gradient, MPT_F32, at, g);
@@ -404,13 +320,9 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     }
     if (MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
     for (int i = 0; i < N; i++) {
-        if (MOMENTS) {
-            mpt__moments_of(u, pace, p[i], g[i] * multiplier, m[i], v[i], w[i]);
-        } else if (u.adam) {
-            mpt__adam_of(u, pace, p[i], g[i] * multiplier, m[i], v[i]);
-        } else {
-            mpt__sgd_of(u, pace, p[i], g[i] * multiplier, m[i]);
-        }
+        const float gradient = g[i] * multiplier;
+        auto update = MOMENTS ? v_updated : u.law.corrects ? v_adam : v_sgd;
+        p[i] = update(&u.law, &pace.rates, p[i], gradient, &m[i], &v[i], &w[i]);
     }
     if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
@@ -432,7 +344,8 @@ __device__ void mpt__commit(const mpt__update &u) {
 
 template <bool MOMENTS>
 __global__ void mpt__update_kernel(const mpt__update u) {
-    __shared__ mpt__pace pace;
+    __shared__ mpt__segment_pace shared;
+    mpt__segment_pace pace;
     const float multiplier = mpt__factor(u.scalars, u.slot.at[1]) * (u.maximize ? -1.0f : 1.0f);
     mpt__chunk chunk = {0, 0, 0, 0};
     long long segment = -1;
@@ -440,9 +353,10 @@ __global__ void mpt__update_kernel(const mpt__update u) {
     for (long long number = blockIdx.x; mpt__seek(u.segments, number, chunk); number += gridDim.x) {
         if (chunk.segment != segment) {
             segment = chunk.segment;
-            __syncthreads(); /* the pace may still be in use for an earlier segment */
-            if (threadIdx.x == 0) pace = mpt__pace_of(u, segment);
+            __syncthreads(); /* all have read that of an earlier segment */
+            if (threadIdx.x == 0) shared = mpt__segment_pace_of(u, segment);
             __syncthreads();
+            pace = shared;
         }
         const long long eights = mpt__chunk_eights(chunk, u.aligned);
         MPT__EACH_OF_BLOCK(i, eights) {
@@ -455,7 +369,6 @@ __global__ void mpt__update_kernel(const mpt__update u) {
     if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
 }
 
-/* What both optimizers have. */
 mpt__update mpt__update_of(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__update u;
@@ -464,11 +377,11 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     u.dtype = launch->operand[0].dtype;
     u.master = (float *)call->data[1];
     u.gradient = (const float *)call->data[2];
-    u.first = (float *)call->data[3];
-    u.variant = launch->index[0] == 1;
+    u.law = mpt__law_of(launch);
+    u.first = u.law.moment[0] ? (float *)call->data[3] : NULL;
+    u.second = u.law.moment[1] ? (float *)call->data[6] : NULL;
+    u.third = u.law.moment[2] ? (float *)call->data[8] : NULL;
     u.maximize = launch->index[2] != 0;
-    u.function = launch->function;
-    memcpy(u.imm, launch->imm, sizeof u.imm);
     u.segments = mpt__segments_of(launch, 4, call->data[4]);
     u.steps = (long long *)call->data[5];
     u.rates = launch->n_operands > 7 ? (const double *)call->data[7] : NULL;
@@ -487,45 +400,22 @@ mpt__update mpt__update_of(const mpt__cuda_call *call) {
     return u;
 }
 
-mpt_status mpt__run_update(const mpt__cuda_call *call, mpt__update *u) {
-    const void *arrays[6] = {u->param, u->master, u->gradient, u->first, u->second, u->third};
-    const unsigned int blocks = mpt__segment_blocks(call, u->segments);
-    u->aligned = mpt__is_streamed(u->dtype) && u->before % 8 == 0;
-    for (int i = 0; i < 6; i++) u->aligned = u->aligned && (uintptr_t)arrays[i] % 16 == 0;
-    if (u->function != MPT__FN_NONE)
-        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+mpt_status mpt__run_update(const mpt__cuda_call *call) {
+    mpt__update u = mpt__update_of(call);
+    const void *arrays[6] = {u.param, u.master, u.gradient, u.first, u.second, u.third};
+    const unsigned int blocks = mpt__segment_blocks(call, u.segments);
+    u.aligned = mpt__is_streamed(u.dtype) && u.before % 8 == 0;
+    for (int i = 0; i < 6; i++) u.aligned = u.aligned && (uintptr_t)arrays[i] % 16 == 0;
+    if (u.law.function != MPT__FN_NONE)
+        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
     else
-        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(*u);
+        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
     return MPT_OK;
 }
 
-mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) {
-    mpt__update u = mpt__update_of(call);
-    u.decay = (float)u.imm[2];
-    return mpt__run_update(call, &u);
-}
-
-/* Of Adam, of what is like it, and of MOMENTS: eps and decay stand at these places in imm. */
-mpt_status mpt__run_moments(const mpt__cuda_call *call, int eps, int decay) {
-    mpt__update u = mpt__update_of(call);
-    u.adam = u.function == MPT__FN_NONE || u.function == MPT__FN_AMSGRAD;
-    u.second = (float *)call->data[6];
-    u.third = u.function != MPT__FN_NONE ? (float *)call->data[8] : NULL;
-    u.keep2 = (float)u.imm[1];
-    u.add2 = (float)(1 - u.imm[1]);
-    u.eps = (float)u.imm[eps];
-    u.decay = (float)u.imm[decay];
-    if (!u.adam) u.variant = u.function == MPT__FN_LION;
-    return mpt__run_update(call, &u);
-}
-
-mpt_status mpt__cuda_adam(const mpt__cuda_call *call) { return mpt__run_moments(call, 2, 3); }
-
-mpt_status mpt__cuda_moments(const mpt__cuda_call *call) {
-    const int function = call->launch->function;
-    const bool three = function == MPT__FN_AMSGRAD || function == MPT__FN_RMSPROP;
-    return mpt__run_moments(call, three ? 2 : 1, three ? 3 : 2);
-}
+mpt_status mpt__cuda_sgd(const mpt__cuda_call *call) { return mpt__run_update(call); }
+mpt_status mpt__cuda_adam(const mpt__cuda_call *call) { return mpt__run_update(call); }
+mpt_status mpt__cuda_moments(const mpt__cuda_call *call) { return mpt__run_update(call); }
 
 /* ---- Averages ---- */
 
@@ -556,9 +446,7 @@ __global__ void mpt__average_kernel(const mpt__average a) {
     mpt__scalar *applied = &a.scalars[a.slot.at[0]], *seen = &a.scalars[a.slot.at[1]];
     mpt__scalar *updates = &a.scalars[a.slot.at[2]];
     if (!mpt__gate_open(a.scalars, 0) || applied->i == seen->i) return;
-    const double n = (double)updates->i, early = (1 + n) / (10 + n);
-    const double decay = a.form == 1 && early < a.decay ? early : a.decay;
-    const float weight = (float)(n == 0 ? 1.0 : a.form == 2 ? 1 / (n + 1) : 1 - decay);
+    const float weight = (float)mpt__average_weight(a.form, a.decay, (double)updates->i);
     MPT__EACH(i, a.eights) { mpt__average_at<8>(a, weight, 8 * i); }
     MPT__EACH(i, a.count - 8 * a.eights) { mpt__average_at<1>(a, weight, 8 * a.eights + i); }
     if (a.commits && mpt__last_block(a.ticket) && threadIdx.x == 0) {
@@ -636,50 +524,22 @@ mpt_status mpt__cuda_scalar_or(const mpt__cuda_call *call) {
 }
 
 struct mpt__scaler_settings {
-    double growth, backoff, floor_scale, ceiling;
+    double imm[4];
     long long interval;
     int fixed;
     mpt__slots slot;
 };
 
-/* Floor and ceiling stop the way down and up; neither moves a scale that a user has set beyond. */
 __global__ void mpt__scaler_update_kernel(const mpt__scaler_settings w, mpt__scalar *scalars) {
-    double &scale = scalars[w.slot.at[0]].f;
-    int64_t &tracker = scalars[w.slot.at[1]].i, &updates = scalars[w.slot.at[3]].i;
-    int64_t &in_a_row = scalars[w.slot.at[5]].i, &outcome = scalars[w.slot.at[7]].i;
     if (!mpt__gate_open(scalars, 0)) return;
-    updates++;
-    if (scalars[w.slot.at[2]].i != 0) {
-        double next = (double)(float)(scale * w.backoff);
-        if (next < w.floor_scale) next = w.floor_scale < scale ? w.floor_scale : scale;
-        if (!w.fixed) scale = next;
-        tracker = 0;
-        scalars[w.slot.at[4]].i++;
-        in_a_row++;
-        scalars[w.slot.at[6]].i = updates;
-        outcome = MPT_OUTCOME_SKIPPED;
-        return;
-    }
-    tracker++;
-    if (!w.fixed && tracker >= w.interval) {
-        double next = (double)(float)(scale * w.growth);
-        if (!(fabs(next) < INFINITY)) next = scale;
-        if (w.ceiling > 0 && next > w.ceiling) next = w.ceiling > scale ? w.ceiling : scale;
-        scale = next;
-        tracker = 0;
-    }
-    in_a_row = 0;
-    outcome = MPT_OUTCOME_APPLIED;
+    mpt__scaler_ends_update(scalars, w.slot.at, w.imm, w.interval, w.fixed != 0);
 }
 
 mpt_status mpt__cuda_scaler_update(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
     mpt__scaler_settings w;
     memset(&w, 0, sizeof w);
-    w.growth = launch->imm[0];
-    w.backoff = launch->imm[1];
-    w.floor_scale = launch->imm[2];
-    w.ceiling = launch->imm[3];
+    memcpy(w.imm, launch->imm, sizeof w.imm);
     w.interval = launch->index[0];
     w.fixed = launch->index[1] != 0;
     w.slot = mpt__slots_of(launch);

@@ -9,8 +9,6 @@
 #ifndef MPT__GROUND_MATH_INCLUDED
 #define MPT__GROUND_MATH_INCLUDED
 
-#include <math.h>
-
 #include "ground/random.c"
 #include "ground/dtype.c"
 
@@ -187,17 +185,6 @@ static double mpt__cos(double x) {
     double sine, cosine;
     mpt__sincos(x, &sine, &cosine);
     return cosine;
-}
-
-/* base^exponent by repeated squaring; 0^0 = 1. The relative error grows as |exponent| roundings. */
-static double mpt__power(double base, int64_t exponent) {
-    uint64_t left = exponent < 0 ? 0 - (uint64_t)exponent : (uint64_t)exponent;
-    double result = 1.0;
-    for (; left > 0; left >>= 1) {
-        if (left & 1) result *= base;
-        base *= base;
-    }
-    return exponent < 0 ? 1.0 / result : result;
 }
 
 /* a^b as the C library has it, the special cases of IEEE 754 included; error 1e-13 relative. */

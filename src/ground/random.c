@@ -8,23 +8,15 @@
 #ifndef MPT__GROUND_RANDOM_INCLUDED
 #define MPT__GROUND_RANDOM_INCLUDED
 
+#include <math.h>
+
 #include "ground/base.c"
+#include "waist/launch.h"
 
 /* ==== Hashes ==== */
 
-#define MPT__HASH_GOLDEN UINT64_C(0x9e3779b97f4a7c15) /* 2^64 / golden ratio */
-
-/* The finaliser of SplitMix64: a bijection in which every input bit reaches every output bit. */
-static MPT__INLINE uint64_t mpt__hash_mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-/* Hashes an ordered pair; with one of the two fixed it is a bijection of the other. */
-static MPT__INLINE uint64_t mpt__hash_u64(uint64_t a, uint64_t b) {
-    return mpt__hash_mix(mpt__hash_mix(a + MPT__HASH_GOLDEN) + b);
-}
+#define MPT__COMMON static MPT__INLINE
+#include "waist/arithmetic.inl"
 
 static MPT__INLINE uint64_t mpt__load_little_endian(const uint8_t *p, size_t bytes) {
     uint64_t value = 0;
@@ -42,33 +34,7 @@ static uint64_t mpt__hash_bytes(uint64_t seed, const void *data, size_t n) {
     return n > 0 ? mpt__hash_mix(hash + mpt__load_little_endian(p, n)) : hash;
 }
 
-/* ==== Philox 4x32-10 ==== */
-
-#define MPT__PHILOX_ROUNDS 10
-#define MPT__PHILOX_M0 0xd2511f53u
-#define MPT__PHILOX_M1 0xcd9e8d57u
-#define MPT__PHILOX_W0 0x9e3779b9u /* added to the key after each round */
-#define MPT__PHILOX_W1 0xbb67ae85u
-
-/* The bare generator, word by word as in the paper. */
-static void mpt__philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
-    uint32_t k0 = key[0], k1 = key[1];
-    for (int round = 0; round < MPT__PHILOX_ROUNDS; round++) {
-        uint64_t p0 = (uint64_t)MPT__PHILOX_M0 * c0;
-        uint64_t p1 = (uint64_t)MPT__PHILOX_M1 * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p0;
-        k0 += MPT__PHILOX_W0;
-        k1 += MPT__PHILOX_W1;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
-}
+/* ==== Random words ==== */
 
 /* Names one sequence of random words: the seed of the context, a stream (say, the hash of a
  * module's path) and the number of the call within it. Different keys give unrelated sequences;
@@ -78,21 +44,6 @@ typedef struct {
     uint64_t stream;
     uint64_t call;
 } mpt__rng_key;
-
-/* Block `block` of a sequence. The mapping gives seeds their meaning and may not change: the Philox
- * key is the seed; counter words 0 and 1 are the block index, 2 and 3 the sequence, which is
- * mpt__hash_u64(stream, call); low words first. */
-static MPT__INLINE void mpt__philox(uint64_t seed, uint64_t sequence, uint64_t block,
-                                    uint32_t out[4]) {
-    uint32_t counter[4], key[2];
-    counter[0] = (uint32_t)block;
-    counter[1] = (uint32_t)(block >> 32);
-    counter[2] = (uint32_t)sequence;
-    counter[3] = (uint32_t)(sequence >> 32);
-    key[0] = (uint32_t)seed;
-    key[1] = (uint32_t)(seed >> 32);
-    mpt__philox_block(counter, key, out);
-}
 
 /* Writes words first .. first+n-1 of the key's sequence; word i is word i % 4 of block i / 4. */
 static void mpt__random_bits(mpt__rng_key key, uint64_t first, size_t n, uint32_t *out) {

@@ -99,4 +99,14 @@
       v_select(v_equal(b, v_zero()), v_div(v_set(1), a), \
                v_select(v_equal(b, v_set(1)), MPT__TRUTH(v_equal(a, v_zero())), v_zero())))
 
+/* The updates of MOMENTS: U(ID, formula of waist/updates.inl, ns, where eps and decay stand in imm
+   (-1: none), ways). */
+enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 }; /* as mpt__law has them */
+#define MPT__UPDATES(U) \
+    U(AMSGRAD, amsgrad, 30, 2, 3, MPT__CORRECTS) \
+    U(RMSPROP, rmsprop, 25, 2, 3, 0) \
+    U(ADAGRAD, adagrad, 18, 1, 2, MPT__SLOWS) \
+    U(ADADELTA, adadelta, 28, 1, 2, 0) \
+    U(LION, lion, 20, -1, 2, MPT__DECOUPLES)
+
 #endif

@@ -395,11 +395,9 @@ typedef enum mpt__function {
     MPT__FN_UNIFORM,
     MPT__FN_NORMAL,
     /* updates */
-    MPT__FN_AMSGRAD,
-    MPT__FN_RMSPROP,
-    MPT__FN_ADAGRAD,
-    MPT__FN_ADADELTA,
-    MPT__FN_LION,
+#define MPT__ROW(id, name, ns, eps, decay, ways) MPT__FN_##id,
+    MPT__UPDATES(MPT__ROW)
+#undef MPT__ROW
 /* losses */
 #define MPT__ROW(id, word1, of1, word2, of2, value, da, db, dc) MPT__FN_##id,
     MPT__PAIRS(MPT__ROW)

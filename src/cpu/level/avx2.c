@@ -339,6 +339,7 @@ static bool mpt__avx2_stream(int function, float *out, const float *x, const flo
 #define MPT__RATE 32
 #define MPT__IN_PLACE false
 #include "cpu/template/functions.c"
+#include "cpu/template/update.c"
 #include "cpu/template/level.c"
 
 /* Past the caches. Wider vectors would gain nothing. */

@@ -348,6 +348,7 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #define MPT__IN_PLACE true
 #define MPT__OWN_ROWS
 #include "cpu/template/functions.c"
+#include "cpu/template/update.c"
 #include "cpu/template/level.c"
 
 #define MPT__AVX512_LEVEL true, &mpt__avx512_routines, &mpt__avx512_gemm_level

@@ -240,6 +240,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #define MPT__ROW_START const v_f q0 = v_load(a0), q1 = v_load(a0 + 4), q2 = v_load(a0 + 8);
 #define MPT__ROW_STEP(i, b, sum) vfmaq_laneq_f32(sum, b, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4)
 #include "cpu/template/functions.c"
+#include "cpu/template/update.c"
 #include "cpu/template/level.c"
 
 #define MPT__NEON_LEVEL true, &mpt__neon_routines, &mpt__neon_gemm_level

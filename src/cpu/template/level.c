@@ -1,6 +1,7 @@
 /* ------------------------
  * cpu/template/level.c: the kernels of an instruction set: what a level includes behind its words
- * (cpu/vocabulary.h) and cpu/template/functions.c. Besides what these ask for the level says:
+ * (cpu/vocabulary.h), cpu/template/functions.c and cpu/template/update.c. Besides what these ask
+ * for the level says:
  *
  *   MPT__BELOW(name)   kernels of the level below, which do what is too narrow for vectors
  *   MPT__SLOWNESS      nanoseconds of what takes the reference level one
@@ -8,7 +9,6 @@
  *                      another level; or NULL
  *   MPT__OWN_SCALE, MPT__OWN_ROWS   it has v_scale, or rows, already
  *   and those of cpu/template/gemm.c
- *
  * ---------------------- */
 #ifdef MPT__V
 #include "cpu/template/convert.c"
@@ -37,7 +37,6 @@
 
 #include "cpu/template/rows.c"
 #include "cpu/template/norm.c"
-#include "cpu/template/update.c"
 #include "cpu/template/gemm.c"
 #include "cpu/template/halves.c"
 
@@ -70,6 +69,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
     MPT__STREAM,
     MPT__LEVEL(sgd),
     MPT__LEVEL(adam),
+    MPT__ANY_UPDATE,
     MPT__GATE,
 #ifdef MPTRAIN_NO_CONV
     NULL,
@@ -107,6 +107,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
 #undef MPT__WIDTH
 #undef MPT__FN
 #undef MPT__OP
+#undef MPT__ANY_UPDATE
 #undef MPT__BELOW
 #undef MPT__SLOWNESS
 #undef MPT__STREAM

@@ -3,86 +3,93 @@
  * the loop, then the rest.
  * ---------------------- */
 #ifdef MPT__V
+#include "waist/updates.inl"
 
-MPT__OP void MPT__LEVEL(sgd_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                                  float *v, void *half, int64_t n, bool whole) {
-    const int dtype = w->param.dtype;
-    const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
-    const v_f momentum = v_set(w->momentum), keep = v_set(w->keep);
-    const v_f lr = v_set(w->lr);
-    const bool decays = w->decay != 0, first = w->step == 0, nesterov = w->nesterov;
-    (void)v;
-    for (int64_t i = 0; i < n; i += MPT__WIDTH) {
-        const int64_t left = whole ? MPT__WIDTH : n - i;
-        v_f weight = v_load_as(p + i, left, MPT_F32);
-        v_f step = v_mul(v_load_as(g + i, left, MPT_F32), multiplier);
-        if (decays) step = v_add(step, v_mul(decay, weight));
-        if (m != NULL) {
-            v_f moment = step;
-            if (!first) {
-                moment = v_mul(momentum, v_load_as(m + i, left, MPT_F32));
-                moment = v_add(moment, v_mul(keep, step));
-            }
-            v_store_as(m + i, moment, left, MPT_F32);
-            step = nesterov ? v_add(step, v_mul(momentum, moment)) : moment;
-        }
-        weight = v_sub(weight, v_mul(lr, step));
-        v_store_as(p + i, weight, left, MPT_F32);
-        if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
-    }
+MPT__OP v_rates MPT__LEVEL(rates)(const mpt__pace *pace) {
+    v_rates r;
+    r.lr = v_set((mpt__real)pace->lr), r.decay = v_set((mpt__real)pace->decay);
+    r.shrink = v_set((mpt__real)pace->shrink), r.eps = v_set((mpt__real)pace->eps);
+    r.keep1 = v_set((mpt__real)pace->keep1), r.add1 = v_set((mpt__real)pace->add1);
+    r.keep2 = v_set((mpt__real)pace->keep2), r.add2 = v_set((mpt__real)pace->add2);
+    r.root = v_set((mpt__real)pace->root), r.fresh = pace->fresh;
+    return r;
 }
-MPT__OP void MPT__LEVEL(adam_part)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                                   float *v, void *half, int64_t n, bool whole) {
+
+/* By `update`, a function of waist/updates.inl. `whole`: n is a multiple of the width; `first`,
+   `second`, `third`: which moments there are; `simple`: no decay is decoupled. */
+MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                                mpt__real *const *m, void *half, int64_t n, bool whole, bool first,
+                                bool second, bool third, bool simple,
+                                v_f update(const mpt__law *, const v_rates *, v_f, v_f, v_f *,
+                                           v_f *, v_f *)) {
     const int dtype = w->param.dtype;
-    const v_f multiplier = v_set(w->multiplier), decay = v_set(w->decay);
-    const v_f beta1 = v_set(w->beta1), rest1 = v_set(w->rest1);
-    const v_f beta2 = v_set(w->beta2), rest2 = v_set(w->rest2);
-    const v_f eps = v_set(w->eps), size = v_set(w->step_size);
-    const v_f root = v_set(w->root_factor), shrink = v_set(w->shrink);
-    const bool decoupled = w->decoupled, decays = !decoupled && w->decay != 0;
+    mpt__law law = w->law;
+    const v_rates r = MPT__LEVEL(rates)(&w->pace);
+    const v_f multiplier = v_set(w->multiplier);
+    mpt__real *const ma = m[0], *const mb = m[1], *const mc = m[2]; /* no store changes these */
+    v_f a = v_zero(), b = v_zero(), c = v_zero();
+    law.moment[0] = first, law.moment[1] = second, law.moment[2] = third;
+    law.decoupled = law.decoupled && !simple;
     for (int64_t i = 0; i < n; i += MPT__WIDTH) {
-        const int64_t left = whole ? MPT__WIDTH : n - i;
+        const int64_t left = whole || n - i > MPT__WIDTH ? MPT__WIDTH : n - i;
         v_f weight = v_load_as(p + i, left, MPT_F32);
         v_f gradient = v_mul(v_load_as(g + i, left, MPT_F32), multiplier);
-        if (decoupled) weight = v_sub(weight, v_mul(shrink, weight));
-        if (decays) gradient = v_add(gradient, v_mul(decay, weight));
-        v_f m1 = v_mul(beta1, v_load_as(m + i, left, MPT_F32));
-        v_f v1 = v_mul(beta2, v_load_as(v + i, left, MPT_F32));
-        m1 = v_add(m1, v_mul(rest1, gradient));
-        v1 = v_add(v1, v_mul(v_mul(rest2, gradient), gradient));
-        v_f below = v_add(v_mul(v_sqrt(v1), root), eps);
-        weight = v_sub(weight, v_div(v_mul(size, m1), below));
-        v_store_as(m + i, m1, left, MPT_F32);
-        v_store_as(v + i, v1, left, MPT_F32);
+        if (first) a = v_load_as(ma + i, left, MPT_F32);
+        if (second) b = v_load_as(mb + i, left, MPT_F32);
+        if (third) c = v_load_as(mc + i, left, MPT_F32);
+        weight = update(&law, &r, weight, gradient, &a, &b, &c);
+        if (first) v_store_as(ma + i, a, left, MPT_F32);
+        if (second) v_store_as(mb + i, b, left, MPT_F32);
+        if (third) v_store_as(mc + i, c, left, MPT_F32);
         v_store_as(p + i, weight, left, MPT_F32);
         if (half != NULL) v_store_as((uint16_t *)half + i, weight, left, dtype);
     }
 }
 
-/* The rest begins at `at`; halves are at `half`, or follow in a pass of their own. */
-MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                                float *v, void *half, int64_t n,
-                                void part(const mpt__cpu_update *, float *, const float *, float *,
-                                          float *, void *, int64_t, bool)) {
-    const int64_t rest = n % MPT__WIDTH, at = n - rest;
-    part(w, p, g, m, v, half, at, true);
-    if (rest > 0) {
-        void *last = half != NULL ? (uint16_t *)half + at : NULL;
-        part(w, p + at, g + at, m != NULL ? m + at : m, v != NULL ? v + at : v, last, rest, false);
-    }
+/* Those that are not worth a loop of their own, and what is less than a vector. The wide level
+   takes that of the level below, which has the same bits. */
+#if MPT__WIDTH < 16
+#define MPT__ANY_UPDATE MPT__LEVEL(any_update)
+MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                                    mpt__real *const *m, void *half, int64_t n) {
+    MPT__LEVEL(update)
+    (w, p, g, m, half, n, false, m[0] != NULL, m[1] != NULL, m[2] != NULL, false, v_updated);
 }
-MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, float *p, const float *g, float *m, float *v,
-                             void *half, int64_t n) {
-    MPT__LEVEL(update)(w, p, g, m, v, half, n, MPT__LEVEL(sgd_part));
+#else
+#define MPT__ANY_UPDATE MPT__BELOW(any_update)
+#endif
+
+#if MPT__WIDTH > 1
+/* The rest of a block, from `at` on, which is less than a vector. */
+MPT__FN void MPT__LEVEL(update_rest)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                                     mpt__real *const *m, void *half, int64_t at, int64_t n) {
+    mpt__real *rest[3];
+    if (at == n) return;
+    for (int k = 0; k < 3; k++) rest[k] = m[k] != NULL ? m[k] + at : NULL;
+    if (half != NULL) half = (uint16_t *)half + at;
+    MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
+}
+MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                             mpt__real *const *m, void *half, int64_t n) {
+    const int64_t at = n - n % MPT__WIDTH;
+    if (m[0] != NULL)
+        MPT__LEVEL(update)(w, p, g, m, half, at, true, true, false, false, true, v_sgd);
+    else
+        MPT__LEVEL(update)(w, p, g, m, half, at, true, false, false, false, true, v_sgd);
+    MPT__LEVEL(update_rest)(w, p, g, m, half, at, n);
 }
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
-MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, float *p, const float *g, float *m,
-                              float *v, void *half, int64_t n) {
-    const bool apart = MPT__WIDTH == 8 && w->param.dtype == MPT_BF16;
-    MPT__LEVEL(update)(w, p, g, m, v, apart ? NULL : half, n, MPT__LEVEL(adam_part));
-    if (apart && half != NULL)
-        w->param.routines->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
+MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                              mpt__real *const *m, void *half, int64_t n) {
+    const int64_t at = n - n % MPT__WIDTH;
+    const bool apart = MPT__WIDTH == 8 && half != NULL && w->param.dtype == MPT_BF16;
+    void *along = apart ? NULL : half;
+    MPT__LEVEL(update)(w, p, g, m, along, at, true, true, true, false, false, v_adam);
+    MPT__LEVEL(update_rest)(w, p, g, m, along, at, n);
+    if (apart)
+        w->param.routines->convert->f32_to_bf16((const float *)p, (uint16_t *)half, (size_t)n);
 }
+#endif
 
 #endif
