@@ -130,6 +130,8 @@ that differs between them.
     MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
+    MPTRAIN_NO_GRAPH     without captured steps
+    MPTRAIN_NO_WATCH     without statistics, histograms, mpt_gradcheck and mpt_determinism
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -7213,8 +7215,15 @@ MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
 MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
 MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
 
-/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. */
-static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqrt((double)x); }
+/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. sqrt may set errno, so a
+   loop around it keeps no number in a register, which an instruction does. */
+static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) {
+#ifdef MPT__SIMD_X86
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+#else
+    return (mpt__real)sqrt((double)x);
+#endif
+}
 
 typedef mpt__real mpt__real_f;
 typedef bool mpt__real_m;
@@ -10107,21 +10116,19 @@ struct mpt__cpu_update {
     mpt__update_fn update;
 };
 
-/* The reference does one after the other; a half is rounded at once. */
+/* The reference: one after the other. */
 #define MPT__V(word) mpt__real_##word
 #define MPT__LEVEL(name) mpt__ref_##name
 #define MPT__WIDTH 1
 #define MPT__FN static
-#define MPT__OP static MPT__INLINE
+#define MPT__OP static MPT__FORCE_INLINE
 MPT__OP mpt__real mpt__real_load_as(const mpt__real *p, int64_t n, int dtype) {
     (void)n, (void)dtype;
     return *p;
 }
 MPT__OP void mpt__real_store_as(void *p, mpt__real x, int64_t n, int dtype) {
-    if (dtype == MPT_F32)
-        *(mpt__real *)p = x; /* a weight or a moment of the block */
-    else
-        mpt__store_real(p, (uint8_t)dtype, 0, 1, &x, n);
+    (void)n, (void)dtype;
+    *(mpt__real *)p = x;
 }
 #define MPT__TEMPLATE 2 /* at the end of this file: cpu/template/update.c */
 #include MPTRAIN_FILE
@@ -10506,8 +10513,8 @@ static const mpt__routines mpt__ref_routines = {
     mpt__ref_transpose,
     NULL,
     NULL,
-    mpt__ref_any_update,
-    mpt__ref_any_update,
+    mpt__ref_sgd,
+    mpt__ref_adam,
     mpt__ref_any_update,
     NULL,
     NULL,
@@ -40535,6 +40542,49 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
  * rates, the scaler's watch) is done for every repetition, too.
  * ---------------------- */
 
+#ifdef MPTRAIN_NO_GRAPH
+
+static void mpt__captured_free(mpt_context *ctx, void *object) { (void)ctx, (void)object; }
+static void mpt__slice_end(mpt_context *ctx) { (void)ctx; }
+
+static mpt_status mpt__capture_missing(mpt_context *ctx, const char *call) {
+    if (!ctx) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED, "built without captured steps (MPTRAIN_NO_GRAPH)");
+}
+
+mpt_captured mpt_capture(mpt_context *ctx, mpt_step_fn fn, void *user) {
+    mpt_captured none;
+    (void)fn, (void)user;
+    mpt__capture_missing(ctx, "mpt_capture");
+    mpt__zero(none);
+    none.context = ctx;
+    return none;
+}
+
+int64_t mpt_captured_count(mpt_captured handle) {
+    mpt__capture_missing(handle.context, "mpt_captured_count");
+    return -1;
+}
+
+mpt_status mpt_captured_destroy(mpt_captured handle) {
+    return mpt__capture_missing(handle.context, "mpt_captured_destroy");
+}
+
+mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    (void)x, (void)y;
+    return mpt__capture_missing(handle.context, "mpt_captured_step");
+}
+
+mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
+                          bool *done) {
+    (void)x, (void)y, (void)seconds;
+    if (done) *done = false;
+    return mpt__capture_missing(handle.context, "mpt_step_slice");
+}
+
+#else
+
 enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
 #define MPT__CAPTURE_TRIES 3
 #define MPT__CAPTURE_CHECK 16 /* with config.debug, every so many steps are compared */
@@ -41137,9 +41187,62 @@ mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, doubl
     return status;
 }
 
+#endif /* MPTRAIN_NO_GRAPH */
+
 /* ------------------------
  * watch/check.c: what tensors hold, whether gradients are right, what could differ from run to run.
  * ---------------------- */
+
+mpt_gradcheck_config mpt_gradcheck_config_default(void) {
+    mpt_gradcheck_config config;
+    config.step = 1e-2;
+    config.rtol = 1e-2;
+    config.atol = 1e-3;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_WATCH
+
+static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
+    if (!ctx) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED,
+                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
+}
+
+mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
+    mpt_tensor_stats stats;
+    mpt__zero(stats);
+    stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
+    mpt__watch_missing(tensor.context, "mpt_statistics");
+    return stats;
+}
+
+mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts, int bins) {
+    (void)low, (void)high, (void)counts, (void)bins;
+    return mpt__watch_missing(tensor.context, "mpt_histogram");
+}
+
+size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
+    (void)gradients;
+    mpt__text_make(text, size);
+    mpt__watch_missing(module.context, "mpt_histograms");
+    return 0;
+}
+
+mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
+                         int n_in, const mpt_gradcheck_config *config) {
+    (void)fn, (void)user, (void)in, (void)n_in, (void)config;
+    return mpt__watch_missing(ctx, "mpt_gradcheck");
+}
+
+size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
+    mpt__text_make(text, size);
+    mpt__watch_missing(ctx, "mpt_determinism");
+    return 0;
+}
+
+#else
 
 /* ==== Statistics ==== */
 
@@ -41329,14 +41432,6 @@ typedef struct {
     int n_in;
 } mpt__gradcheck;
 
-mpt_gradcheck_config mpt_gradcheck_config_default(void) {
-    mpt_gradcheck_config config;
-    config.step = 1e-2;
-    config.rtol = 1e-2;
-    config.atol = 1e-3;
-    return config;
-}
-
 /* Weights in [-1, 1) for the outputs, so that one number depends on all of them. */
 static float mpt__check_weight(int64_t i) {
     return (float)((i * 7919 + 104729) % 2003) / 1001.5f - 1.0f;
@@ -41475,6 +41570,8 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
 #endif
     return out.length;
 }
+
+#endif /* MPTRAIN_NO_WATCH */
 
 /* ------------------------
  * context.c: contexts: made, destroyed, cleared of errors.
@@ -42160,45 +42257,50 @@ MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mp
 #define MPT__ANY_UPDATE MPT__LEVEL(any_update)
 MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                     mpt__real *const *m, void *half, int64_t n) {
-    MPT__LEVEL(update)
-    (w, p, g, m, half, n, false, m[0] != NULL, m[1] != NULL, m[2] != NULL, false, v_updated);
+    MPT__LEVEL(update)(w, p, g, m, MPT__WIDTH > 1 ? half : NULL, n, false, m[0] != NULL,
+                       m[1] != NULL, m[2] != NULL, false, v_updated);
+    if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 #else
 #define MPT__ANY_UPDATE MPT__BELOW(any_update)
 #endif
 
-#if MPT__WIDTH > 1
 /* The rest of a block, from `at` on, which is less than a vector. */
 MPT__FN void MPT__LEVEL(update_rest)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                      mpt__real *const *m, void *half, int64_t at, int64_t n) {
     mpt__real *rest[3];
-    if (at == n) return;
     for (int k = 0; k < 3; k++) rest[k] = m[k] != NULL ? m[k] + at : NULL;
     if (half != NULL) half = (uint16_t *)half + at;
-    MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
+    if (at < n) MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
 }
 MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                              mpt__real *const *m, void *half, int64_t n) {
     const int64_t at = n - n % MPT__WIDTH;
+    void *along = MPT__WIDTH > 1 ? half : NULL;
     if (m[0] != NULL)
-        MPT__LEVEL(update)(w, p, g, m, half, at, true, true, false, false, true, v_sgd);
+        MPT__LEVEL(update)(w, p, g, m, along, at, true, true, false, false, true, v_sgd);
     else
-        MPT__LEVEL(update)(w, p, g, m, half, at, true, false, false, false, true, v_sgd);
-    MPT__LEVEL(update_rest)(w, p, g, m, half, at, n);
+        MPT__LEVEL(update)(w, p, g, m, along, at, true, false, false, false, true, v_sgd);
+    MPT__LEVEL(update_rest)(w, p, g, m, along, at, n);
+    if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
 MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                               mpt__real *const *m, void *half, int64_t n) {
     const int64_t at = n - n % MPT__WIDTH;
-    const bool apart = MPT__WIDTH == 8 && half != NULL && w->param.dtype == MPT_BF16;
+    const bool apart = MPT__WIDTH == 1 || (MPT__WIDTH == 8 && w->param.dtype == MPT_BF16);
     void *along = apart ? NULL : half;
     MPT__LEVEL(update)(w, p, g, m, along, at, true, true, true, false, false, v_adam);
     MPT__LEVEL(update_rest)(w, p, g, m, along, at, n);
-    if (apart)
-        w->param.routines->convert->f32_to_bf16((const float *)p, (uint16_t *)half, (size_t)n);
-}
+    if (apart && half != NULL) {
+#if MPT__WIDTH == 8
+        w->param.routines->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
+#else
+        mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 #endif
+    }
+}
 
 #endif
 #elif MPT__TEMPLATE == 3

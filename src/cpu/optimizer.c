@@ -166,21 +166,19 @@ struct mpt__cpu_update {
     mpt__update_fn update;
 };
 
-/* The reference does one after the other; a half is rounded at once. */
+/* The reference: one after the other. */
 #define MPT__V(word) mpt__real_##word
 #define MPT__LEVEL(name) mpt__ref_##name
 #define MPT__WIDTH 1
 #define MPT__FN static
-#define MPT__OP static MPT__INLINE
+#define MPT__OP static MPT__FORCE_INLINE
 MPT__OP mpt__real mpt__real_load_as(const mpt__real *p, int64_t n, int dtype) {
     (void)n, (void)dtype;
     return *p;
 }
 MPT__OP void mpt__real_store_as(void *p, mpt__real x, int64_t n, int dtype) {
-    if (dtype == MPT_F32)
-        *(mpt__real *)p = x; /* a weight or a moment of the block */
-    else
-        mpt__store_real(p, (uint8_t)dtype, 0, 1, &x, n);
+    (void)n, (void)dtype;
+    *(mpt__real *)p = x;
 }
 #include "cpu/template/update.c"
 #undef MPT__V
@@ -563,8 +561,8 @@ static const mpt__routines mpt__ref_routines = {
     mpt__ref_transpose,
     NULL,
     NULL,
-    mpt__ref_any_update,
-    mpt__ref_any_update,
+    mpt__ref_sgd,
+    mpt__ref_adam,
     mpt__ref_any_update,
     NULL,
     NULL,

@@ -107,6 +107,8 @@ that differs between them.
     MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
+    MPTRAIN_NO_GRAPH     without captured steps
+    MPTRAIN_NO_WATCH     without statistics, histograms, mpt_gradcheck and mpt_determinism
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and

@@ -12,6 +12,49 @@
 #include "nn/norm.c"
 #include "train/fit.c"
 
+#ifdef MPTRAIN_NO_GRAPH
+
+static void mpt__captured_free(mpt_context *ctx, void *object) { (void)ctx, (void)object; }
+static void mpt__slice_end(mpt_context *ctx) { (void)ctx; }
+
+static mpt_status mpt__capture_missing(mpt_context *ctx, const char *call) {
+    if (!ctx) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED, "built without captured steps (MPTRAIN_NO_GRAPH)");
+}
+
+mpt_captured mpt_capture(mpt_context *ctx, mpt_step_fn fn, void *user) {
+    mpt_captured none;
+    (void)fn, (void)user;
+    mpt__capture_missing(ctx, "mpt_capture");
+    mpt__zero(none);
+    none.context = ctx;
+    return none;
+}
+
+int64_t mpt_captured_count(mpt_captured handle) {
+    mpt__capture_missing(handle.context, "mpt_captured_count");
+    return -1;
+}
+
+mpt_status mpt_captured_destroy(mpt_captured handle) {
+    return mpt__capture_missing(handle.context, "mpt_captured_destroy");
+}
+
+mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    (void)x, (void)y;
+    return mpt__capture_missing(handle.context, "mpt_captured_step");
+}
+
+mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
+                          bool *done) {
+    (void)x, (void)y, (void)seconds;
+    if (done) *done = false;
+    return mpt__capture_missing(handle.context, "mpt_step_slice");
+}
+
+#else
+
 enum { MPT__CAPTURE_X, MPT__CAPTURE_Y, MPT__CAPTURE_INPUTS };
 #define MPT__CAPTURE_TRIES 3
 #define MPT__CAPTURE_CHECK 16 /* with config.debug, every so many steps are compared */
@@ -613,5 +656,7 @@ mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, doubl
     if (done) *done = captured && status == MPT_OK && !ctx->sliced;
     return status;
 }
+
+#endif /* MPTRAIN_NO_GRAPH */
 
 #endif

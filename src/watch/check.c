@@ -6,6 +6,57 @@
 
 #include "nn/query.c"
 
+mpt_gradcheck_config mpt_gradcheck_config_default(void) {
+    mpt_gradcheck_config config;
+    config.step = 1e-2;
+    config.rtol = 1e-2;
+    config.atol = 1e-3;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_WATCH
+
+static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
+    if (!ctx) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED,
+                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
+}
+
+mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
+    mpt_tensor_stats stats;
+    mpt__zero(stats);
+    stats.min = stats.max = stats.mean = stats.deviation = MPT__NAN_F64;
+    mpt__watch_missing(tensor.context, "mpt_statistics");
+    return stats;
+}
+
+mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts, int bins) {
+    (void)low, (void)high, (void)counts, (void)bins;
+    return mpt__watch_missing(tensor.context, "mpt_histogram");
+}
+
+size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size) {
+    (void)gradients;
+    mpt__text_make(text, size);
+    mpt__watch_missing(module.context, "mpt_histograms");
+    return 0;
+}
+
+mpt_status mpt_gradcheck(mpt_context *ctx, mpt_check_fn fn, void *user, const mpt_tensor *in,
+                         int n_in, const mpt_gradcheck_config *config) {
+    (void)fn, (void)user, (void)in, (void)n_in, (void)config;
+    return mpt__watch_missing(ctx, "mpt_gradcheck");
+}
+
+size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
+    mpt__text_make(text, size);
+    mpt__watch_missing(ctx, "mpt_determinism");
+    return 0;
+}
+
+#else
+
 /* ==== Statistics ==== */
 
 /* The elements as fp32 in host memory, to be given back with mpt__host_free; NULL on error. */
@@ -194,14 +245,6 @@ typedef struct {
     int n_in;
 } mpt__gradcheck;
 
-mpt_gradcheck_config mpt_gradcheck_config_default(void) {
-    mpt_gradcheck_config config;
-    config.step = 1e-2;
-    config.rtol = 1e-2;
-    config.atol = 1e-3;
-    return config;
-}
-
 /* Weights in [-1, 1) for the outputs, so that one number depends on all of them. */
 static float mpt__check_weight(int64_t i) {
     return (float)((i * 7919 + 104729) % 2003) / 1001.5f - 1.0f;
@@ -340,5 +383,7 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
 #endif
     return out.length;
 }
+
+#endif /* MPTRAIN_NO_WATCH */
 
 #endif

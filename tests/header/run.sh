@@ -262,8 +262,8 @@ add_option_job none ''
 for option in $options; do add_option_job "$option" "-D$option"; done
 add_option_job all "$all_options"
 core_options=
-for option in MPTRAIN_NO_CONV MPTRAIN_NO_ATTENTION MPTRAIN_NO_FP8 MPTRAIN_NO_FIT; do
-    core_options="$core_options -D$option"
+for option in CONV ATTENTION FP8 FIT GRAPH WATCH; do
+    core_options="$core_options -DMPTRAIN_NO_$option"
 done
 job core-object "$cc -std=c11 -O2 $strict $include $core_options -c -o core.o implementation.c"
 job option-all-O2 "$cc -std=c11 -O2 $strict $include $all_options -c -o all.o implementation.c"
@@ -277,7 +277,7 @@ if have $arm; then
     job embedded-profile-with-all-layers "$tiny $strict -Wframe-larger-than=8192 $embedded \
         -c -o frames.o implementation.c"
     job embedded-profile "$tiny $strict $embedded -DMPTRAIN_NO_CONV -DMPTRAIN_NO_ATTENTION \
-        -c -o embedded.o implementation.c"
+        -DMPTRAIN_NO_GRAPH -DMPTRAIN_NO_WATCH -c -o embedded.o implementation.c"
     # What a device gets: a program that trains, without what it does not call.
     job embedded-program "$tiny -ffunction-sections -fdata-sections -Wl,--gc-sections -o embedded \
         $top/examples/embedded.c -lm"
@@ -417,10 +417,10 @@ allowed_ms() { # allowed_ms TIME: of compiling the implementation, where stb tak
 }
 least_ms() { for _ in 1 2 3 4 5 6 7; do user_ms "$@"; done | sort -n | head -n 1; }
 # What users feel is bounded below: time to compile, size of objects. Bytes stand here so that growth
-# is decided; without comments they have had room for a fifth more since the house was divided.
-at_most 'mptrain.h' "$(wc -c <"$header")" 2050000 bytes
+# is decided: without comments there were 1,692,568 when the house was divided, and may be 22 % more.
+at_most 'mptrain.h' "$(wc -c <"$header")" 2500000 bytes
 at_most 'mptrain.h without comments' \
-    "$($cc -fpreprocessed -dD -E -P -x c "$header" 2>/dev/null | wc -c)" 2126000 bytes
+    "$($cc -fpreprocessed -dD -E -P -x c "$header" 2>/dev/null | wc -c)" 2064900 bytes
 for c in $c_compilers; do
     printf 'int main(void) { return 0; }\n' >empty.c
     with=$(least_ms $c $include -fsyntax-only declarations.c)

@@ -103,8 +103,15 @@ MPT__REAL_FUNCTION(tanh, mpt__v1_tanh, mpt__tanh)
 MPT__REAL_FUNCTION(erf, mpt__v1_erf, mpt__erf)
 MPT__REAL_FUNCTION(sigmoid, mpt__v1_sigmoid, mpt__sigmoid)
 
-/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. */
-static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) { return (mpt__real)sqrt((double)x); }
+/* Correctly rounded also for float: 53 bits are more than twice 24 and 2. sqrt may set errno, so a
+   loop around it keeps no number in a register, which an instruction does. */
+static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) {
+#ifdef MPT__SIMD_X86
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+#else
+    return (mpt__real)sqrt((double)x);
+#endif
+}
 
 
 typedef mpt__real mpt__real_f;

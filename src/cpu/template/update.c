@@ -52,44 +52,49 @@ MPT__OP void MPT__LEVEL(update)(const mpt__cpu_update *w, mpt__real *p, const mp
 #define MPT__ANY_UPDATE MPT__LEVEL(any_update)
 MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                     mpt__real *const *m, void *half, int64_t n) {
-    MPT__LEVEL(update)
-    (w, p, g, m, half, n, false, m[0] != NULL, m[1] != NULL, m[2] != NULL, false, v_updated);
+    MPT__LEVEL(update)(w, p, g, m, MPT__WIDTH > 1 ? half : NULL, n, false, m[0] != NULL,
+                       m[1] != NULL, m[2] != NULL, false, v_updated);
+    if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 #else
 #define MPT__ANY_UPDATE MPT__BELOW(any_update)
 #endif
 
-#if MPT__WIDTH > 1
 /* The rest of a block, from `at` on, which is less than a vector. */
 MPT__FN void MPT__LEVEL(update_rest)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                                      mpt__real *const *m, void *half, int64_t at, int64_t n) {
     mpt__real *rest[3];
-    if (at == n) return;
     for (int k = 0; k < 3; k++) rest[k] = m[k] != NULL ? m[k] + at : NULL;
     if (half != NULL) half = (uint16_t *)half + at;
-    MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
+    if (at < n) MPT__ANY_UPDATE(w, p + at, g + at, rest, half, n - at);
 }
 MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                              mpt__real *const *m, void *half, int64_t n) {
     const int64_t at = n - n % MPT__WIDTH;
+    void *along = MPT__WIDTH > 1 ? half : NULL;
     if (m[0] != NULL)
-        MPT__LEVEL(update)(w, p, g, m, half, at, true, true, false, false, true, v_sgd);
+        MPT__LEVEL(update)(w, p, g, m, along, at, true, true, false, false, true, v_sgd);
     else
-        MPT__LEVEL(update)(w, p, g, m, half, at, true, false, false, false, true, v_sgd);
-    MPT__LEVEL(update_rest)(w, p, g, m, half, at, n);
+        MPT__LEVEL(update)(w, p, g, m, along, at, true, false, false, false, true, v_sgd);
+    MPT__LEVEL(update_rest)(w, p, g, m, along, at, n);
+    if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
 MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
                               mpt__real *const *m, void *half, int64_t n) {
     const int64_t at = n - n % MPT__WIDTH;
-    const bool apart = MPT__WIDTH == 8 && half != NULL && w->param.dtype == MPT_BF16;
+    const bool apart = MPT__WIDTH == 1 || (MPT__WIDTH == 8 && w->param.dtype == MPT_BF16);
     void *along = apart ? NULL : half;
     MPT__LEVEL(update)(w, p, g, m, along, at, true, true, true, false, false, v_adam);
     MPT__LEVEL(update_rest)(w, p, g, m, along, at, n);
-    if (apart)
-        w->param.routines->convert->f32_to_bf16((const float *)p, (uint16_t *)half, (size_t)n);
-}
+    if (apart && half != NULL) {
+#if MPT__WIDTH == 8
+        w->param.routines->convert->f32_to_bf16(p, (uint16_t *)half, (size_t)n);
+#else
+        mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 #endif
+    }
+}
 
 #endif
