@@ -8,6 +8,7 @@
 #define MPTRAIN_STB_IMAGE_IMPLEMENTATION
 #endif
 #endif
+#define MPTRAIN_NO_SIMD /* which files need not, and takes long to compile */
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER_FILE
 

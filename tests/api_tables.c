@@ -1,6 +1,7 @@
 /* api_tables.c: tables and arrays: numbers to the bit, categories, missing values, scaling, NumPy's
  * files against NumPy, raw files, odd ones; ranks and collate of loaders.
  * The implementation is in this file for the reading of doubles. */
+#define MPTRAIN_NO_SIMD /* which files need not, and takes long to compile */
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER_FILE
 #include <math.h>

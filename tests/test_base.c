@@ -1,4 +1,7 @@
 /* The machine underneath: text, errors, memory, files, clock, callbacks, flags of the build. */
+#define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
+#define MPTRAIN_NO_CONV
+#define MPTRAIN_NO_ATTENTION
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER
 #include "harness.h"

@@ -1,4 +1,7 @@
 /* idx headers: good ones of every rank, and everything a broken file can claim. */
+#define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
+#define MPTRAIN_NO_CONV
+#define MPTRAIN_NO_ATTENTION
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER
 #include "harness.h"

@@ -1,4 +1,7 @@
 /* Inflate: streams of zlib, streams written bit by bit here, and every way to damage them. */
+#define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
+#define MPTRAIN_NO_CONV
+#define MPTRAIN_NO_ATTENTION
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER
 #include "harness.h"

@@ -1,6 +1,9 @@
 /* test_launch.c: what the waist promises around a kernel: the program's float state stays its own
    and changes no bits; the debug mode names operands that leave their storage; recorded ids and the
    pool of memory do not meet; random words do not depend on the level or on how they are cut. */
+#define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
+#define MPTRAIN_NO_CONV
+#define MPTRAIN_NO_ATTENTION
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 

@@ -1,4 +1,7 @@
 /* The thread pool: every chunk once, the same bits for any number of threads, no races. */
+#define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
+#define MPTRAIN_NO_CONV
+#define MPTRAIN_NO_ATTENTION
 #define MPTRAIN_IMPLEMENTATION
 #include MPTRAIN_HEADER
 #include "harness.h"

@@ -1,6 +1,9 @@
 /* test_random.c: Philox against its published vectors, and the distributions. Pinned numbers hold
    on every platform: seeds keep their meaning. That chunks and SIMD change nothing is shown in
    test_launch.c. */
+#define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
+#define MPTRAIN_NO_CONV
+#define MPTRAIN_NO_ATTENTION
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
 
