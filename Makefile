@@ -10,6 +10,7 @@
 #   make lint          the rules of the house: wings, rooms, forbidden calls
 #   make house         its wings and rooms, with lines, bytes and arrows
 #   make header-test   what a user's compiler sees of mptrain.h (warnings, symbols, sizes)
+#   make benches       builds the benchmarks in tools/bench/
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
 #   make bench-pairs   mptrain.h against that of revision OLD, or of that file;  ROWS="mlp norms"
@@ -170,7 +171,10 @@ reference: $(BUILD)/reference
 header-test:
 	@CC='$(CC)' BUILD='$(BUILD)' bash tests/header/run.sh
 
-bench: $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/bench_*.c))
+BENCH_PROGRAMS := $(patsubst tools/bench/%.c,$(BUILD)/bench/%$(EXE),$(wildcard tools/bench/*_*.c))
+benches: $(BENCH_PROGRAMS)
+
+bench: $(filter $(BUILD)/bench/bench_%,$(BENCH_PROGRAMS))
 	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
 
 PYTHON ?= python3
@@ -300,7 +304,7 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 -include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d)
 
 FORCE:
-.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench bench-peers compare tables gpu-check \
+.PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs compare tables gpu-check \
     check-instructions coverage mutate install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -488,10 +488,10 @@ mpt_loader_config mpt_loader_config_default(void) {
     return config;
 }
 
-/* Ends and joins the workers (after a fork there are none); safe at any stage of creation. */
+/* Ends and joins the workers; safe at any stage of creation. */
 static void mpt__loader_stop(mpt__loader *loader) {
     const mpt_threads *thread = &loader->base->thread;
-    if (!MPT__HAS_WORKERS || loader->base->process != mpt__process_id()) return;
+    if (!MPT__HAS_WORKERS) return;
     mpt__loader_lock(loader);
     loader->stop = true;
     if (mpt__loader_works(loader)) thread->condition_broadcast(thread->user, loader->work);
