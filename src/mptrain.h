@@ -109,6 +109,9 @@ MPT__BEGIN_COLD
 #include "ops/user.c"
 MPT__END_REGION
 #include "ops/inplace.c"
+MPT__BEGIN_COLD
+#include "ops/einsum.c"
+MPT__END_REGION
 #include "ops/table.c"
 MPT__BEGIN_KERNELS
 #include "data/inflate.c"

@@ -627,6 +627,8 @@ TEST(ops) {
     CASE(mpt_one_hot, MPT_ERROR_INDEX, "element 2 of the indices", mpt_one_hot(f.labels, 2);
          mpt_synchronize(f.context));
     TENSOR(mpt_stack, mpt_stack(&t_, 1, 0));
+    TENSOR(mpt_einsum, mpt_einsum("ij->ji", &t_, 1));
+    CASE(mpt_einsum, ARGUMENT, "in no operand", mpt_einsum("ij->k", &f.x, 1));
     CASE(mpt_stack, SHAPE, "differ outside", mpt_stack(two, 2, 0));
     CASE(mpt_stack, ARGUMENT, "dimension 3", mpt_stack(two, 1, 3));
     HANDLE(mpt_split_tensor, "null handle", CHECK(mpt_split_tensor(t_, 1, 0, parts, 4) == -1));

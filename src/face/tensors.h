@@ -528,6 +528,13 @@ MPTRAIN_API mpt_tensor mpt_fill_(mpt_tensor x, double value);      /* any dtype 
    fp32 accumulation whatever the dtype. */
 MPTRAIN_API mpt_tensor mpt_matmul(mpt_tensor a, mpt_tensor b);
 
+/* Sums of products by labels, as torch.einsum: mpt_einsum("bqd,bkd->bqk", qk, 2). Each tensor has a
+   group of letters, one for each dimension; "..." stands for any more. Letters that are not behind
+   "->" are summed; without "->" those are that stand twice, and the rest is in the order of the
+   alphabet, capitals first. A letter twice at one tensor takes the diagonal; sizes of 1 stretch.
+   1 to 8 tensors, from left to right; nothing on the way may have more than 8 dimensions. */
+MPTRAIN_API mpt_tensor mpt_einsum(const char *equation, const mpt_tensor *tensors, int count);
+
 typedef enum mpt_activation {
     MPT_ACTIVATION_NONE = 0,
     MPT_ACTIVATION_RELU,
