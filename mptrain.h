@@ -139,7 +139,7 @@ that differs between them.
                          our checks of each file the fuzzer found nothing with 2.27 either
 
     environment
-    MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon, neonbf16: the default of
+    MPTRAIN_ISA          ref, avx2, avx512, ... (the names of mpt_isa): the default of
                          mpt_config.isa
     MPTRAIN_DEBUG        any value: mpt_config.debug is true
 
@@ -304,11 +304,11 @@ mpt_fuse makes one launch of each convolution and the batch norm, relu and sum b
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. Gradients of gradients are not available.
 
-SGD, Adam, AdamW, RMSprop, Adagrad and Adadelta follow torch.optim's order of operations; there is
-Lion, too. mpt_optimizer_add makes parameter groups. A parameter whose gradient is none is left
-alone by the step. Schedules per step are indexed by applied steps, so skipped steps do not advance
-them; those per epoch by mpt_schedule_step. They are made of curves: mpt_linear_lr(0.1, 1, 500),
-then mpt_cosine_lr(9500, 0), by mpt_sequential_lr. mpt_ema_create keeps averages of the weights.
+Optimizers follow torch.optim's order of operations. mpt_optimizer_add makes parameter groups. A
+parameter whose gradient is none is left alone by the step. Schedules per step are indexed by
+applied steps, so skipped steps do not advance them; those per epoch by mpt_schedule_step. They are
+made of curves: mpt_linear_lr(0.1, 1, 500), then mpt_cosine_lr(9500, 0), by mpt_sequential_lr.
+mpt_ema_create keeps averages of the weights.
 
 ==== MANUAL 9: data ============================================================================
 
@@ -2497,8 +2497,15 @@ MPTRAIN_API mpt_dataset mpt_raw_files(mpt_context *context, const mpt_raw_config
       v_select(v_equal(b, v_zero()), v_div(v_set(1), a), \
                v_select(v_equal(b, v_set(1)), MPT__TRUTH(v_equal(a, v_zero())), v_zero())))
 
-/* The updates of MOMENTS: U(ID, formula of waist/updates.inl, ns, where eps and decay stand in imm
-   (-1: none), ways). */
+/* The updates of MOMENTS: U(ID, formula of waist/updates.inl, ns, eps, decay, ways). imm has the
+   settings of the optimizer's rule in their order, three at most, and weight decay behind them: eps
+   and decay are places there, -1 if there is no eps. Ways are any of the three, added up. What the
+   settings and moments are:
+     AMSGRAD   those of ADAM; and its largest v
+     RMSPROP   momentum, alpha, eps, decay; v, momentum?, mean? (there where centred)
+     ADAGRAD   lr_decay, eps, decay; the sum
+     ADADELTA  rho, eps, decay; the means of g^2 and of steps^2
+     LION      beta1, beta2, decay (decoupled); m */
 enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 }; /* as mpt__law has them */
 #define MPT__UPDATES(U) \
     U(AMSGRAD, amsgrad, 30, 2, 3, MPT__CORRECTS) \
@@ -2632,11 +2639,8 @@ typedef struct mpt__operand {
  * TRIANGLE  o1 wa = o0 r where column - row, of the last two dimensions, is <= index[0] (index[1] =
  *           1: >=), else 0; equal shapes.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
- * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments. By function, imm and moments are
- *           AMSGRAD those of ADAM, and its largest v; RMSPROP momentum, alpha, eps, decay and
- *           v, momentum?, mean? (there where centred); ADAGRAD lr_decay, eps, decay and the sum;
- *           ADADELTA rho, eps, decay and the means of g^2 and of steps^2; LION beta1, beta2, decay
- *           (decoupled) and m. Gate.
+ * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments; imm and moments by function: see
+ *           MPT__UPDATES in waist/functions.h. Gate.
  * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
  *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
  *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
@@ -2902,6 +2906,7 @@ typedef enum mpt__function {
     MPT__FN_UNIFORM,
     MPT__FN_NORMAL,
     /* updates */
+    MPT__FN_NO_UPDATE,
 #define MPT__ROW(id, name, ns, eps, decay, ways) MPT__FN_##id,
     MPT__UPDATES(MPT__ROW)
 #undef MPT__ROW
@@ -5799,8 +5804,8 @@ MPT__COMMON double mpt__power(double base, int64_t exponent) {
 typedef struct mpt__law {
     int function;
     bool corrects;  /* means that began with 0 are divided by 1 - beta^t */
-    bool decays;    /* weights go towards 0, by part of the gradient, */
-    bool decoupled; /* or not */
+    bool decays;    /* the gradient has a part that takes weights towards 0; */
+    bool decoupled; /* or the weight itself is made smaller */
     bool slows;     /* the rate is divided by 1 + imm[0] t */
     bool dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
     bool nesterov;
@@ -5811,6 +5816,7 @@ typedef struct mpt__law {
 
 static inline mpt__law mpt__law_of(const mpt__launch *launch) {
     static const int rows[][3] = {
+        {-1, 0, 0},
 #define MPT__ROW(id, name, ns, eps, decay, ways) {eps, decay, ways},
         MPT__UPDATES(MPT__ROW)
 #undef MPT__ROW
@@ -5819,12 +5825,12 @@ static inline mpt__law mpt__law_of(const mpt__launch *launch) {
     };
     const bool sgd = launch->kernel == MPT__K_SGD, adam = launch->kernel == MPT__K_ADAM;
     const int count = (int)(sizeof rows / sizeof rows[0]), moment[3] = {3, 6, 8};
-    const int *row = rows[sgd ? count - 1 : adam ? count - 2 : launch->function - MPT__FN_AMSGRAD];
+    const int *row = rows[sgd ? count - 1 : adam ? count - 2 : launch->function - MPT__FN_NO_UPDATE];
     mpt__law law;
     law.function = launch->function;
     law.eps = row[0], law.decay = row[1];
-    law.corrects = row[2] == MPT__CORRECTS, law.slows = row[2] == MPT__SLOWS;
-    law.decoupled = row[2] == MPT__DECOUPLES || (law.corrects && launch->index[0] == 1);
+    law.corrects = (row[2] & MPT__CORRECTS) != 0, law.slows = (row[2] & MPT__SLOWS) != 0;
+    law.decoupled = (row[2] & MPT__DECOUPLES) != 0 || (law.corrects && launch->index[0] == 1);
     law.dampens = sgd, law.nesterov = sgd && launch->index[0] != 0;
     for (int k = 0; k < 3; k++)
         law.moment[k] = moment[k] < launch->n_operands && launch->operand[moment[k]].storage != 0;
@@ -6756,9 +6762,13 @@ struct mpt__cpu_kernel {
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
 
-/* Levels stand on each other, at most four on ref, and replace the rows of products: of matrices
-   and of three kinds of convolutions. One of them replaces COPY. */
-#define MPT__CPU_REPLACED (4 * 4 + 1)
+/* Levels stand on each other and replace the rows of products: of matrices and of three kinds of
+   convolutions. One of them replaces COPY. */
+#ifdef MPTRAIN_NO_SIMD
+#define MPT__CPU_REPLACED 1
+#else
+#define MPT__CPU_REPLACED (4 * (MPT_ISA_UNKNOWN - MPT_ISA_REF - 1) + 1)
+#endif
 
 /* ref fills every row with kernels that compute in the routines of a level; a level puts its
    routines in their place, and replaces the rows that take more than those. Such a kernel hands a
@@ -6948,8 +6958,12 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
  *
  * What a level says before it includes the templates:
  *   MPT__V(word), MPT__LEVEL(name)   names of its words and of its kernels
- *   MPT__WIDTH                       floats of a vector; 1, 4, 8 or 16
+ *   MPT__WIDTH                       floats of a vector: 4, 8 or 16; 1: one float; and 0, for
+ *                                    functions.c alone: one mpt__real
  *   MPT__FN, MPT__OP                 target and storage class of a function, and of one to inline
+ *
+ * cpu/level/neon.c has the words that a level gives; others are made of these, or for 16 floats. fma
+ * may round once or twice; all else has the bits of cpu/level/one.c.
  *
  * The words: words(p) loads 32-bit patterns from anywhere. larger(a, b) is a > b ? a : b and
  * smaller(a, b) is a < b ? a : b: both give b if either is NaN, as the x86 instructions do.
@@ -10253,10 +10267,10 @@ static void mpt__cpu_adam(const mpt__cpu_call *call) {
     mpt__cpu_update_run(call, call->routines->adam, 12.0);
 }
 static void mpt__cpu_moments(const mpt__cpu_call *call) {
-#define MPT__ROW(id, name, ns, eps, decay, ways) ns,
-    static const double ns[] = {MPT__UPDATES(MPT__ROW)};
+#define MPT__ROW(id, name, ns, eps, decay, ways) , ns
+    static const double ns[] = {0 MPT__UPDATES(MPT__ROW)};
 #undef MPT__ROW
-    const int row = call->launch->function - MPT__FN_AMSGRAD;
+    const int row = call->launch->function - MPT__FN_NO_UPDATE;
     mpt__cpu_update_run(call, call->routines->moments, ns[row]);
 }
 
@@ -10350,8 +10364,8 @@ static void mpt__cpu_metric_add(const mpt__cpu_call *call) {
     call->scalars[slot[1]].i++;
 }
 
-/* Looks for it only in blocks that are not finite as a whole. */
-/* The index of the first non-finite element of operand 0, or -1. */
+/* The index of the first non-finite element of operand 0, or -1. Only blocks that are not finite as
+   a whole are searched. */
 static int64_t mpt__cpu_first_nonfinite(const mpt__cpu_call *call) {
     const mpt__convert_table *convert = call->routines->convert;
     mpt__cpu_walk walk;
@@ -11818,7 +11832,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #define MPT__CHUNK_ROWS 168
 #define MPT__RATE 16
 #define MPT__IN_PLACE false
-/* A vector of a panel of A holds four rows, each a lane for the instruction. */
+/* A vector of a panel of A holds four rows; the instruction multiplies by one of its lanes. */
 #define MPT__ROW_START const v_f q0 = v_load(a0), q1 = v_load(a0 + 4), q2 = v_load(a0 + 8);
 #define MPT__ROW_STEP(i, b, sum) vfmaq_laneq_f32(sum, b, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4)
 #define MPT__TEMPLATE 1 /* at the end of this file: cpu/template/functions.c */
@@ -17631,40 +17645,29 @@ static uint32_t mpt__cpu_features(void) {
     return features;
 }
 
-/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
-static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
-    uint32_t needed = 0;
-    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
-    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
-    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
-    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
-    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
-    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
-    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
-}
-
 /* ==== Levels ==== */
 
-/* A level has all the kernels of those above it in this table up to REF, and puts its own routines
-   and its products of matrices in their place. */
+/* A level has all the kernels of the slower ones in this table from REF on that the CPU has, too,
+   and puts its own routines and its products of matrices in their place. */
 typedef struct mpt__cpu_level {
     mpt_isa isa;
     const char *name;
+    uint32_t needs; /* MPT__CPU_ bits */
     bool built;                  /* in this build */
-    const mpt__routines *routines;     /* NULL: those of the level above */
+    const mpt__routines *routines;     /* NULL: those of the slower one */
     const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of routines */
 } mpt__cpu_level;
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
-    {MPT_ISA_NULL, "null", true, NULL, NULL},
-    {MPT_ISA_REF, "ref", true, &mpt__ref_routines, NULL},
-    {MPT_ISA_AVX2, "avx2", MPT__AVX2_LEVEL},
-    {MPT_ISA_AVX512, "avx512", MPT__AVX512_LEVEL},
-    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__BF16X2_LEVEL},
-    {MPT_ISA_AMX, "amx", MPT__AMX_LEVEL},
-    {MPT_ISA_NEON, "neon", MPT__NEON_LEVEL},
-    {MPT_ISA_NEON_BF16, "neonbf16", MPT__BF16X4_LEVEL},
+    {MPT_ISA_NULL, "null", 0, true, NULL, NULL},
+    {MPT_ISA_REF, "ref", 0, true, &mpt__ref_routines, NULL},
+    {MPT_ISA_AVX2, "avx2", MPT__CPU_AVX2, MPT__AVX2_LEVEL},
+    {MPT_ISA_AVX512, "avx512", MPT__CPU_AVX512, MPT__AVX512_LEVEL},
+    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16, MPT__BF16X2_LEVEL},
+    {MPT_ISA_AMX, "amx", MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16, MPT__AMX_LEVEL},
+    {MPT_ISA_NEON, "neon", MPT__CPU_NEON, MPT__NEON_LEVEL},
+    {MPT_ISA_NEON_BF16, "neonbf16", MPT__CPU_NEON | MPT__CPU_NEON_BF16, MPT__BF16X4_LEVEL},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -17674,6 +17677,12 @@ static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
         if (mpt__cpu_levels[i].isa == isa) return &mpt__cpu_levels[i];
     }
     return NULL;
+}
+
+/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
+static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
+    const mpt__cpu_level *level = mpt__cpu_find_level(isa);
+    return level ? (features & level->needs) == level->needs : isa == MPT_ISA_AUTO;
 }
 
 MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa) {
@@ -17836,11 +17845,10 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
         row->workspace = mpt__cpu_workspaces[i].bytes;
         row->scratch = row->workspace != NULL;
     }
-    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
-        const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        const bool runs =
-            level->isa == cpu->isa || mpt__isa_supported(level->isa, mpt__cpu_features());
-        if (level->isa > cpu->isa || !level->built || !runs) continue;
+    const mpt__cpu_level *last = mpt__cpu_find_level(cpu->isa);
+    for (const mpt__cpu_level *level = mpt__cpu_levels; level <= last; level++) {
+        const bool runs = level == last || mpt__isa_supported(level->isa, mpt__cpu_features());
+        if (!level->built || !runs) continue;
         if (level->routines != NULL) cpu->routines = level->routines;
 #ifdef MPT__HAS_GEMM
         if (level->gemm == NULL) continue;
@@ -43595,10 +43603,15 @@ MPT__FN void MPT__LEVEL(norm_slope)(mpt__norm_block *b) {
  * cpu/template/gemm.c: micro-kernels of matrix products in fp32 with FMA (mpt__gemm_level).
  *
  * A level gives, besides its words: MPT__TILE_ROWS, the rows of its tile, and MPT__TILE_FEW and
- * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS;
- * MPT__IN_PLACE; MPT__CHUNK_ROWS and MPT__RATE.
+ * MPT__TILE_MIDDLE, those of two smaller ones, all by 2 MPT__WIDTH columns; MPT__DIRECT_ROWS, at
+ * most 8; MPT__IN_PLACE; MPT__CHUNK_ROWS, a multiple of the tile's, of which a chunk of A fits into
+ * the second cache; and MPT__RATE, products of numbers per nanosecond.
  * ---------------------- */
 #ifdef MPT__V
+#if (MPT__TILE_ROWS > MPT__WIDTH && MPT__TILE_ROWS % MPT__WIDTH != 0) || \
+    MPT__CHUNK_ROWS % MPT__TILE_ROWS != 0 || MPT__DIRECT_ROWS > 8
+#error "mptrain: panels of A are at most MPT__WIDTH or a multiple of it wide; see above"
+#endif
 
 /* ==== Edges, activations ==== */
 

@@ -41,9 +41,13 @@ struct mpt__cpu_kernel {
     bool scratch;                    /* this row or one that it falls back to asks for workspace */
 };
 
-/* Levels stand on each other, at most four on ref, and replace the rows of products: of matrices
-   and of three kinds of convolutions. One of them replaces COPY. */
-#define MPT__CPU_REPLACED (4 * 4 + 1)
+/* Levels stand on each other and replace the rows of products: of matrices and of three kinds of
+   convolutions. One of them replaces COPY. */
+#ifdef MPTRAIN_NO_SIMD
+#define MPT__CPU_REPLACED 1
+#else
+#define MPT__CPU_REPLACED (4 * (MPT_ISA_UNKNOWN - MPT_ISA_REF - 1) + 1)
+#endif
 
 /* ref fills every row with kernels that compute in the routines of a level; a level puts its
    routines in their place, and replaces the rows that take more than those. Such a kernel hands a

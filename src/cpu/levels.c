@@ -112,40 +112,29 @@ static uint32_t mpt__cpu_features(void) {
     return features;
 }
 
-/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
-static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
-    uint32_t needed = 0;
-    if (isa == MPT_ISA_AVX2) needed = MPT__CPU_AVX2;
-    if (isa == MPT_ISA_AVX512) needed = MPT__CPU_AVX512;
-    if (isa == MPT_ISA_AVX512_BF16) needed = MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16;
-    if (isa == MPT_ISA_AMX) needed = MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16;
-    if (isa == MPT_ISA_NEON) needed = MPT__CPU_NEON;
-    if (isa == MPT_ISA_NEON_BF16) needed = MPT__CPU_NEON | MPT__CPU_NEON_BF16;
-    return (unsigned)isa <= MPT_ISA_NEON_BF16 && (features & needed) == needed;
-}
-
 /* ==== Levels ==== */
 
-/* A level has all the kernels of those above it in this table up to REF, and puts its own routines
-   and its products of matrices in their place. */
+/* A level has all the kernels of the slower ones in this table from REF on that the CPU has, too,
+   and puts its own routines and its products of matrices in their place. */
 typedef struct mpt__cpu_level {
     mpt_isa isa;
     const char *name;
+    uint32_t needs; /* MPT__CPU_ bits */
     bool built;                  /* in this build */
-    const mpt__routines *routines;     /* NULL: those of the level above */
+    const mpt__routines *routines;     /* NULL: those of the slower one */
     const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of routines */
 } mpt__cpu_level;
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
-    {MPT_ISA_NULL, "null", true, NULL, NULL},
-    {MPT_ISA_REF, "ref", true, &mpt__ref_routines, NULL},
-    {MPT_ISA_AVX2, "avx2", MPT__AVX2_LEVEL},
-    {MPT_ISA_AVX512, "avx512", MPT__AVX512_LEVEL},
-    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__BF16X2_LEVEL},
-    {MPT_ISA_AMX, "amx", MPT__AMX_LEVEL},
-    {MPT_ISA_NEON, "neon", MPT__NEON_LEVEL},
-    {MPT_ISA_NEON_BF16, "neonbf16", MPT__BF16X4_LEVEL},
+    {MPT_ISA_NULL, "null", 0, true, NULL, NULL},
+    {MPT_ISA_REF, "ref", 0, true, &mpt__ref_routines, NULL},
+    {MPT_ISA_AVX2, "avx2", MPT__CPU_AVX2, MPT__AVX2_LEVEL},
+    {MPT_ISA_AVX512, "avx512", MPT__CPU_AVX512, MPT__AVX512_LEVEL},
+    {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16, MPT__BF16X2_LEVEL},
+    {MPT_ISA_AMX, "amx", MPT__CPU_AVX512 | MPT__CPU_AMX_TILE | MPT__CPU_AMX_BF16, MPT__AMX_LEVEL},
+    {MPT_ISA_NEON, "neon", MPT__CPU_NEON, MPT__NEON_LEVEL},
+    {MPT_ISA_NEON_BF16, "neonbf16", MPT__CPU_NEON | MPT__CPU_NEON_BF16, MPT__BF16X4_LEVEL},
 };
 #define MPT__CPU_LEVEL_COUNT ((int)(sizeof mpt__cpu_levels / sizeof *mpt__cpu_levels))
 
@@ -155,6 +144,12 @@ static const mpt__cpu_level *mpt__cpu_find_level(mpt_isa isa) {
         if (mpt__cpu_levels[i].isa == isa) return &mpt__cpu_levels[i];
     }
     return NULL;
+}
+
+/* Whether `isa` can run on a CPU with these features. AUTO, NULL and REF always can. */
+static bool mpt__isa_supported(mpt_isa isa, uint32_t features) {
+    const mpt__cpu_level *level = mpt__cpu_find_level(isa);
+    return level ? (features & level->needs) == level->needs : isa == MPT_ISA_AUTO;
 }
 
 MPT__SHARED const char *mpt__cpu_isa_name(mpt_isa isa) {
@@ -317,11 +312,10 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
         row->workspace = mpt__cpu_workspaces[i].bytes;
         row->scratch = row->workspace != NULL;
     }
-    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
-        const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        const bool runs =
-            level->isa == cpu->isa || mpt__isa_supported(level->isa, mpt__cpu_features());
-        if (level->isa > cpu->isa || !level->built || !runs) continue;
+    const mpt__cpu_level *last = mpt__cpu_find_level(cpu->isa);
+    for (const mpt__cpu_level *level = mpt__cpu_levels; level <= last; level++) {
+        const bool runs = level == last || mpt__isa_supported(level->isa, mpt__cpu_features());
+        if (!level->built || !runs) continue;
         if (level->routines != NULL) cpu->routines = level->routines;
 #ifdef MPT__HAS_GEMM
         if (level->gemm == NULL) continue;

@@ -294,10 +294,10 @@ static void mpt__cpu_adam(const mpt__cpu_call *call) {
     mpt__cpu_update_run(call, call->routines->adam, 12.0);
 }
 static void mpt__cpu_moments(const mpt__cpu_call *call) {
-#define MPT__ROW(id, name, ns, eps, decay, ways) ns,
-    static const double ns[] = {MPT__UPDATES(MPT__ROW)};
+#define MPT__ROW(id, name, ns, eps, decay, ways) , ns
+    static const double ns[] = {0 MPT__UPDATES(MPT__ROW)};
 #undef MPT__ROW
-    const int row = call->launch->function - MPT__FN_AMSGRAD;
+    const int row = call->launch->function - MPT__FN_NO_UPDATE;
     mpt__cpu_update_run(call, call->routines->moments, ns[row]);
 }
 
@@ -391,8 +391,8 @@ static void mpt__cpu_metric_add(const mpt__cpu_call *call) {
     call->scalars[slot[1]].i++;
 }
 
-/* Looks for it only in blocks that are not finite as a whole. */
-/* The index of the first non-finite element of operand 0, or -1. */
+/* The index of the first non-finite element of operand 0, or -1. Only blocks that are not finite as
+   a whole are searched. */
 static int64_t mpt__cpu_first_nonfinite(const mpt__cpu_call *call) {
     const mpt__convert_table *convert = call->routines->convert;
     mpt__cpu_walk walk;

@@ -10,8 +10,12 @@
  *
  * What a level says before it includes the templates:
  *   MPT__V(word), MPT__LEVEL(name)   names of its words and of its kernels
- *   MPT__WIDTH                       floats of a vector; 1, 4, 8 or 16
+ *   MPT__WIDTH                       floats of a vector: 4, 8 or 16; 1: one float; and 0, for
+ *                                    functions.c alone: one mpt__real
  *   MPT__FN, MPT__OP                 target and storage class of a function, and of one to inline
+ *
+ * cpu/level/neon.c has the words that a level gives; others are made of these, or for 16 floats. fma
+ * may round once or twice; all else has the bits of cpu/level/one.c.
  *
  * The words: words(p) loads 32-bit patterns from anywhere. larger(a, b) is a > b ? a : b and
  * smaller(a, b) is a < b ? a : b: both give b if either is NaN, as the x86 instructions do.

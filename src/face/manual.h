@@ -116,7 +116,7 @@ that differs between them.
                          our checks of each file the fuzzer found nothing with 2.27 either
 
     environment
-    MPTRAIN_ISA          ref, avx2, avx512, avx512bf16, amx, neon, neonbf16: the default of
+    MPTRAIN_ISA          ref, avx2, avx512, ... (the names of mpt_isa): the default of
                          mpt_config.isa
     MPTRAIN_DEBUG        any value: mpt_config.debug is true
 
@@ -281,11 +281,11 @@ mpt_fuse makes one launch of each convolution and the batch norm, relu and sum b
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. Gradients of gradients are not available.
 
-SGD, Adam, AdamW, RMSprop, Adagrad and Adadelta follow torch.optim's order of operations; there is
-Lion, too. mpt_optimizer_add makes parameter groups. A parameter whose gradient is none is left
-alone by the step. Schedules per step are indexed by applied steps, so skipped steps do not advance
-them; those per epoch by mpt_schedule_step. They are made of curves: mpt_linear_lr(0.1, 1, 500),
-then mpt_cosine_lr(9500, 0), by mpt_sequential_lr. mpt_ema_create keeps averages of the weights.
+Optimizers follow torch.optim's order of operations. mpt_optimizer_add makes parameter groups. A
+parameter whose gradient is none is left alone by the step. Schedules per step are indexed by
+applied steps, so skipped steps do not advance them; those per epoch by mpt_schedule_step. They are
+made of curves: mpt_linear_lr(0.1, 1, 500), then mpt_cosine_lr(9500, 0), by mpt_sequential_lr.
+mpt_ema_create keeps averages of the weights.
 
 ==== MANUAL 9: data ============================================================================
 

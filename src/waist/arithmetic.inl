@@ -81,8 +81,8 @@ MPT__COMMON double mpt__power(double base, int64_t exponent) {
 typedef struct mpt__law {
     int function;
     bool corrects;  /* means that began with 0 are divided by 1 - beta^t */
-    bool decays;    /* weights go towards 0, by part of the gradient, */
-    bool decoupled; /* or not */
+    bool decays;    /* the gradient has a part that takes weights towards 0; */
+    bool decoupled; /* or the weight itself is made smaller */
     bool slows;     /* the rate is divided by 1 + imm[0] t */
     bool dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
     bool nesterov;
@@ -93,6 +93,7 @@ typedef struct mpt__law {
 
 static inline mpt__law mpt__law_of(const mpt__launch *launch) {
     static const int rows[][3] = {
+        {-1, 0, 0},
 #define MPT__ROW(id, name, ns, eps, decay, ways) {eps, decay, ways},
         MPT__UPDATES(MPT__ROW)
 #undef MPT__ROW
@@ -101,12 +102,12 @@ static inline mpt__law mpt__law_of(const mpt__launch *launch) {
     };
     const bool sgd = launch->kernel == MPT__K_SGD, adam = launch->kernel == MPT__K_ADAM;
     const int count = (int)(sizeof rows / sizeof rows[0]), moment[3] = {3, 6, 8};
-    const int *row = rows[sgd ? count - 1 : adam ? count - 2 : launch->function - MPT__FN_AMSGRAD];
+    const int *row = rows[sgd ? count - 1 : adam ? count - 2 : launch->function - MPT__FN_NO_UPDATE];
     mpt__law law;
     law.function = launch->function;
     law.eps = row[0], law.decay = row[1];
-    law.corrects = row[2] == MPT__CORRECTS, law.slows = row[2] == MPT__SLOWS;
-    law.decoupled = row[2] == MPT__DECOUPLES || (law.corrects && launch->index[0] == 1);
+    law.corrects = (row[2] & MPT__CORRECTS) != 0, law.slows = (row[2] & MPT__SLOWS) != 0;
+    law.decoupled = (row[2] & MPT__DECOUPLES) != 0 || (law.corrects && launch->index[0] == 1);
     law.dampens = sgd, law.nesterov = sgd && launch->index[0] != 0;
     for (int k = 0; k < 3; k++)
         law.moment[k] = moment[k] < launch->n_operands && launch->operand[moment[k]].storage != 0;

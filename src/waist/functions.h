@@ -99,8 +99,15 @@
       v_select(v_equal(b, v_zero()), v_div(v_set(1), a), \
                v_select(v_equal(b, v_set(1)), MPT__TRUTH(v_equal(a, v_zero())), v_zero())))
 
-/* The updates of MOMENTS: U(ID, formula of waist/updates.inl, ns, where eps and decay stand in imm
-   (-1: none), ways). */
+/* The updates of MOMENTS: U(ID, formula of waist/updates.inl, ns, eps, decay, ways). imm has the
+   settings of the optimizer's rule in their order, three at most, and weight decay behind them: eps
+   and decay are places there, -1 if there is no eps. Ways are any of the three, added up. What the
+   settings and moments are:
+     AMSGRAD   those of ADAM; and its largest v
+     RMSPROP   momentum, alpha, eps, decay; v, momentum?, mean? (there where centred)
+     ADAGRAD   lr_decay, eps, decay; the sum
+     ADADELTA  rho, eps, decay; the means of g^2 and of steps^2
+     LION      beta1, beta2, decay (decoupled); m */
 enum { MPT__CORRECTS = 1, MPT__DECOUPLES = 2, MPT__SLOWS = 4 }; /* as mpt__law has them */
 #define MPT__UPDATES(U) \
     U(AMSGRAD, amsgrad, 30, 2, 3, MPT__CORRECTS) \

@@ -125,11 +125,8 @@ typedef struct mpt__operand {
  * TRIANGLE  o1 wa = o0 r where column - row, of the last two dimensions, is <= index[0] (index[1] =
  *           1: >=), else 0; equal shapes.
  * FIND_NONFINITE  slot[0] = index of the first non-finite element of o0 r, or -1.
- * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments. By function, imm and moments are
- *           AMSGRAD those of ADAM, and its largest v; RMSPROP momentum, alpha, eps, decay and
- *           v, momentum?, mean? (there where centred); ADAGRAD lr_decay, eps, decay and the sum;
- *           ADADELTA rho, eps, decay and the means of g^2 and of steps^2; LION beta1, beta2, decay
- *           (decoupled) and m. Gate.
+ * MOMENTS   o0..o7 as ADAM, o6? and o8? rw further moments; imm and moments by function: see
+ *           MPT__UPDATES in waist/functions.h. Gate.
  * AVERAGE   o0 rw averages f32, o1 r values (any float dtype), dense: o0 += (1 - d)(o1 - o0) with
  *           d = imm[0], or, with n = slot[2] updates so far, min(imm[0], (1 + n) / (10 + n)) where
  *           index[0] is 1, n / (n + 1) where it is 2; at first o0 = o1. With index[1] = 1, slot[1]
@@ -395,6 +392,7 @@ typedef enum mpt__function {
     MPT__FN_UNIFORM,
     MPT__FN_NORMAL,
     /* updates */
+    MPT__FN_NO_UPDATE,
 #define MPT__ROW(id, name, ns, eps, decay, ways) MPT__FN_##id,
     MPT__UPDATES(MPT__ROW)
 #undef MPT__ROW

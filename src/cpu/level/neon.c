@@ -236,7 +236,7 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #define MPT__CHUNK_ROWS 168
 #define MPT__RATE 16
 #define MPT__IN_PLACE false
-/* A vector of a panel of A holds four rows, each a lane for the instruction. */
+/* A vector of a panel of A holds four rows; the instruction multiplies by one of its lanes. */
 #define MPT__ROW_START const v_f q0 = v_load(a0), q1 = v_load(a0 + 4), q2 = v_load(a0 + 8);
 #define MPT__ROW_STEP(i, b, sum) vfmaq_laneq_f32(sum, b, i < 4 ? q0 : i < 8 ? q1 : q2, i % 4)
 #include "cpu/template/functions.c"
