@@ -6962,8 +6962,8 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
  *                                    functions.c alone: one mpt__real
  *   MPT__FN, MPT__OP                 target and storage class of a function, and of one to inline
  *
- * cpu/level/neon.c has the words that a level gives; others are made of these, or for 16 floats. fma
- * may round once or twice; all else has the bits of cpu/level/one.c.
+ * cpu/level/neon.c has the words that a level gives; others are made of these, or for 16 floats.
+ * fma may round once or twice; all else has the bits of cpu/level/one.c.
  *
  * The words: words(p) loads 32-bit patterns from anywhere. larger(a, b) is a > b ? a : b and
  * smaller(a, b) is a < b ? a : b: both give b if either is NaN, as the x86 instructions do.
