@@ -122,6 +122,12 @@ mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
     return stats;
 }
 
+/* Where a bin begins, as numpy has it for fp32: its values decide, as a rounded quotient would put
+   some of them beside their bin. */
+static float mpt__bin_edge(double low, double high, int bin, int bins) {
+    return (float)(low + bin * ((high - low) / bins));
+}
+
 mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts, int bins) {
     MPT__PLAIN_FLOATS;
     mpt_context *ctx = tensor.context;
@@ -137,10 +143,13 @@ mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *co
     if (!values) return ctx->base.status;
     memset(counts, 0, (size_t)bins * sizeof *counts);
     for (int64_t i = 0; i < mpt__tensor_numel(found); i++) {
-        double value = (double)values[i];
-        if (!(value >= low && value <= high)) continue;
-        int bin = (int)((value - low) / (high - low) * bins);
-        counts[bin < bins ? bin : bins - 1]++;
+        const float value = values[i];
+        if (!(value >= (float)low && value <= (float)high) || !mpt__f32_is_finite(value)) continue;
+        int bin = (int)(((double)value - low) / (high - low) * bins);
+        if (bin >= bins) bin = bins - 1;
+        if (bin > 0 && value < mpt__bin_edge(low, high, bin, bins)) bin--;
+        if (bin < bins - 1 && value >= mpt__bin_edge(low, high, bin + 1, bins)) bin++;
+        counts[bin]++;
     }
     mpt__host_free(ctx, values, bytes);
     return MPT_OK;
