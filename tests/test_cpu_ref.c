@@ -871,6 +871,7 @@ TEST(random) {
         launch.function = normal ? MPT__FN_NORMAL : MPT__FN_UNIFORM;
         launch.imm[0] = -1;
         launch.imm[1] = 3;
+        launch.imm[2] = 2.99999976; /* the float below */
         launch.rng.seed = 5;
         launch.rng.stream = 6;
         launch.rng.call = 7;
@@ -899,6 +900,7 @@ TEST(random) {
     launch.function = MPT__FN_UNIFORM;
     launch.imm[0] = -1;
     launch.imm[1] = 3;
+    launch.imm[2] = 2.99999976;
     launch.rng.seed = 5;
     launch.rng.stream = 6;
     launch.rng.call = 7;

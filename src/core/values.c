@@ -116,6 +116,7 @@ static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtyp
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_RANDOM);
     launch->function = (uint8_t)function;
     launch->imm[1] = 1.0; /* from 0 to 1; mean 0, deviation 1 */
+    launch->imm[2] = 1.0 - mpt__dtype_info[dtype].epsilon / 2;
     launch->rng.seed = ctx->config.seed;
     launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
     launch->rng.call = ctx->now.draws++;

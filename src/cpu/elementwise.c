@@ -868,7 +868,8 @@ static void mpt__cpu_random_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, i
     mpt__real x[MPT__BLOCK];
     (launch->function == MPT__FN_NORMAL ? mpt__random_normal : mpt__random_uniform)(
         map->key, (uint64_t)first, (size_t)n, a, b, drawn);
-    for (int64_t i = 0; i < n; i++) x[i] = (mpt__real)drawn[i];
+    const float most = launch->function == MPT__FN_NORMAL ? INFINITY : (float)launch->imm[2];
+    for (int64_t i = 0; i < n; i++) x[i] = (mpt__real)(drawn[i] > most ? most : drawn[i]);
     mpt__cpu_give(&map->walk[0], &at[0], x, n);
 }
 

@@ -347,8 +347,8 @@ MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape
 MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 double value);
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count);
-/* Uniform in [0, 1) and standard normal, of a float dtype, from the context's seed and a count of
-   such calls. */
+/* Uniform in [0, 1), never 1 in any dtype, and standard normal, of a float dtype, from the context's
+   seed and a count of such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 /* Copies `data`, row-major elements of `dtype`, in. */

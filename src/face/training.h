@@ -58,7 +58,7 @@ typedef enum mpt_init_kind {
     MPT_INIT_ZEROS,
     MPT_INIT_ONES,
     MPT_INIT_CONSTANT,        /* a */
-    MPT_INIT_UNIFORM,         /* [a, b) */
+    MPT_INIT_UNIFORM,         /* [a, b), in halves too */
     MPT_INIT_NORMAL,          /* mean a, deviation b */
     MPT_INIT_XAVIER_UNIFORM,  /* gain a */
     MPT_INIT_XAVIER_NORMAL,   /* gain a */
@@ -688,7 +688,8 @@ typedef struct mpt_tensor_stats {
     int64_t binade[MPT_BINADES];
 } mpt_tensor_stats;
 MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor);
-/* Counts the elements in `bins` equal parts of [low, high]; what lies outside is not counted. */
+/* Counts the elements in `bins` equal parts of [low, high], whose edges are fp32 as numpy has them;
+   the last one has both its edges; what lies outside is not counted. */
 MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
                                      int bins);
 /* The same as text, a line for each parameter or, if asked for, its gradient: statistics, how much

@@ -123,4 +123,28 @@ static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t st
     }
 }
 
+/* What is left of a number in storage of a dtype. */
+static mpt__real mpt__as_stored(uint8_t dtype, mpt__real value) {
+    uint64_t stored = 0;
+    mpt__store_real(&stored, dtype, 0, 1, &value, 1);
+    mpt__load_real(&value, &stored, dtype, 0, 1, 1);
+    return value;
+}
+
+/* The largest number of a float dtype below `bound`, or `at` it. It is looked for among all floats,
+   in their order: what counts is from which on the conversion itself reaches the bound. */
+static float mpt__number_below(uint8_t dtype, float bound, bool at) {
+    mpt__real found = 0;
+    int64_t below = -0x7f800000, above = 0x7f800000;
+    while (above - below > 1) {
+        const int64_t middle = (below + above) / 2;
+        const uint32_t bits = (uint32_t)(middle < 0 ? INT64_C(0x80000000) - middle : middle);
+        const mpt__real value = mpt__as_stored(dtype, (mpt__real)mpt__f32_from_bits(bits));
+        const bool is_below = value < (mpt__real)bound || (at && value == (mpt__real)bound);
+        below = is_below ? middle : below, above = is_below ? above : middle;
+        found = is_below ? value : found;
+    }
+    return (float)found;
+}
+
 #endif

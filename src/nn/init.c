@@ -64,14 +64,25 @@ static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double 
     return MPT__FN_UNIFORM;
 }
 
-static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *module, int64_t i) {
-    MPT__PLAIN_FLOATS;
+/* Of [low, high) what the parameter's dtype would round out of it becomes its number next to the
+   bound within; where it has none there, that below `high`. */
+static void mpt__draw_uniform(mpt__rng_key key, uint8_t dtype, size_t n, float low, float high,
+                              float *values) {
+    mpt__random_uniform(key, 0, n, low, high, values);
+    if (dtype == MPT_F32 || !(low < high)) return;
+    const float most = mpt__number_below(dtype, high, false);
+    const float least = -mpt__number_below(dtype, -low, true);
+    for (size_t i = 0; i < n; i++) {
+        if (values[i] < least) values[i] = least;
+        if (values[i] > most) values[i] = most;
+    }
+}
+
+/* A parameter's first values, for storage of `dtype`. */
+static void mpt__drawn_values(mpt_context *ctx, const mpt__module *module, int64_t i,
+                              uint8_t dtype, float *values) {
     const mpt__module_parameter *row = &module->parameters[i];
-    const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
-    size_t count = (size_t)parameter->numel;
-    if (count == 0) return MPT_OK;
-    float *values = (float *)mpt__host_new(ctx, count * sizeof(float));
-    if (!values) return ctx->base.status;
+    const size_t count = (size_t)ctx->parameters[row->parameter - 1].numel;
     double a, b;
     mpt__function function = mpt__resolve_init(row, &a, &b);
     mpt__rng_key key;
@@ -79,7 +90,7 @@ static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *modul
     key.stream = mpt__hash_bytes(module->path_hash, row->name, strlen(row->name));
     key.call = 0;
     if (function == MPT__FN_UNIFORM)
-        mpt__random_uniform(key, 0, count, (float)a, (float)b, values);
+        mpt__draw_uniform(key, dtype, count, (float)a, (float)b, values);
     else if (function == MPT__FN_NORMAL)
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
@@ -88,9 +99,38 @@ static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *modul
         int64_t width = row->shape.dim[1];
         memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
     }
-    mpt_status status = mpt__write_f32(ctx, parameter->tensor, values);
-    mpt__host_free(ctx, values, count * sizeof(float));
-    return status;
+}
+
+/* Whether a parameter holds what was drawn for it, which `values` has, and nothing since. */
+static bool mpt__is_as_drawn(mpt_context *ctx, mpt__tensor *tensor, const float *values,
+                             float *room, size_t count) {
+    if (mpt__read_as(ctx, tensor, MPT_F32, room) != MPT_OK) return false;
+    for (size_t k = 0; k < count; k++)
+        if ((mpt__real)room[k] != mpt__as_stored(tensor->dtype, (mpt__real)values[k])) return false;
+    return true;
+}
+
+/* First values for a parameter. One that moves to another dtype, MPT_DTYPE_NONE for none, gets what
+   stays within its range there, if it still holds its first ones. */
+static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *module, int64_t i,
+                                      uint8_t dtype) {
+    MPT__PLAIN_FLOATS;
+    const mpt__module_parameter *row = &module->parameters[i];
+    const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
+    const size_t count = (size_t)parameter->numel, bytes = 2 * count * sizeof(float);
+    mpt__tensor *tensor = parameter->tensor;
+    const bool moves = dtype != MPT_DTYPE_NONE;
+    double a, b;
+    if (count == 0 || (moves && mpt__resolve_init(row, &a, &b) != MPT__FN_UNIFORM)) return MPT_OK;
+    float *values = (float *)mpt__host_new(ctx, bytes);
+    if (!values) return ctx->base.status;
+    mpt__drawn_values(ctx, module, i, tensor->dtype, values);
+    if (!moves || mpt__is_as_drawn(ctx, tensor, values, values + count, count)) {
+        if (moves) mpt__drawn_values(ctx, module, i, dtype, values);
+        mpt__write_f32(ctx, tensor, values);
+    }
+    mpt__host_free(ctx, values, bytes);
+    return ctx->base.status;
 }
 
 #endif

@@ -649,7 +649,7 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     mpt__walk_begin(walk, ctx, root);
     while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL) {
         if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
-            mpt__draw_parameter(ctx, walk->module, walk->row - 1);
+            mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
     }
     return ctx->base.status;
 }

@@ -269,7 +269,10 @@ mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
         numel = mpt__aligned_up(numel + parameter->numel, grain);
         if (mpt__check_half(ctx, parameter, dtype) != MPT_OK) return ctx->base.status;
     }
-    uint32_t block = numel > 0 ? mpt__block_new(ctx, dtype) : UINT32_MAX;
+    mpt__walk_begin(&walk, ctx, found);
+    while (dtype != MPT_F32 && (parameter = mpt__walk_values(&walk)) != NULL)
+        mpt__draw_parameter(ctx, walk.module, walk.row - 1, (uint8_t)dtype);
+    uint32_t block = numel > 0 && mpt__ok(ctx) ? mpt__block_new(ctx, dtype) : UINT32_MAX;
     if (block == UINT32_MAX) return ctx->base.status;
     uint32_t values = mpt__storage_new(ctx, numel * mpt__dtype_info[dtype].bytes,
                                        MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
@@ -492,7 +495,7 @@ mpt_status mpt_module_destroy(mpt_module root) {
 /* Sets the recipe of one parameter, and draws again if the tree is in use. */
 static mpt_status mpt__apply_init(mpt_context *ctx, mpt__module *module, int64_t i, mpt_init init) {
     module->parameters[i].init = init;
-    return module->frozen ? mpt__draw_parameter(ctx, module, i) : MPT_OK;
+    return module->frozen ? mpt__draw_parameter(ctx, module, i, MPT_DTYPE_NONE) : MPT_OK;
 }
 
 mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {

@@ -69,7 +69,8 @@ typedef struct mpt__operand {
  * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx; fn, index as above.
  * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
  *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
- * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and
+ * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, but at most imm[2], the number of
+ *           o0's dtype below imm[1], which rounding would reach; or NORMAL with mean imm[0] and
  *           deviation imm[1]; the same bits on every backend and ISA. slot[1], if it is
  *           set, holds a number (i64) to be added to the key's call.
  * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss

@@ -1,0 +1,132 @@
+/* api_numbers.c: numbers at the ends of their ranges: uniform draws below their upper bound in every
+   dtype, values in the bins that hold them, deviations and norms of very large and very small
+   numbers, NaN that is masked out, gradients of reductions of nothing. On every level. */
+#include MPTRAIN_HEADER_FILE
+#include <math.h>
+#include "harness.h"
+#include "checks.h"
+
+static mpt_context *make_context(mpt_isa isa) {
+    mpt_config config = mpt_config_default();
+    config.threads = 1, config.isa = isa;
+    return mpt_create(&config);
+}
+
+/* A context of each level that this CPU has, of which NULL is the end. */
+static mpt_context *next_context(int *level) {
+    while (++*level <= (int)MPT_ISA_NEON_BF16) {
+        mpt_context *c = make_context((mpt_isa)*level);
+        if (c) return c;
+    }
+    return NULL;
+}
+#define EACH_LEVEL(c) \
+    for (int level_ = MPT_ISA_NULL; (c = next_context(&level_)) != NULL; mpt_destroy(c))
+
+/* ==== Uniform numbers ==== */
+
+enum { DRAWS = 60000 };
+static float drawn[DRAWS];
+
+TEST(uniform_numbers_stay_below_one) {
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16, MPT_F8E4M3, MPT_F8E5M2, MPT_F64};
+    static const float most[] = {1, 1 - 1.0f / 2048, 1 - 1.0f / 256, 1 - 1.0f / 16, 1 - 1.0f / 8, 1};
+    mpt_context *c;
+    EACH_LEVEL(c) {
+        for (int k = 0; k < 6; k++) {
+            float largest = 0;
+            mpt_tensor x = mpt_rand(c, dtypes[k], MPT_SHAPE(DRAWS));
+            CHECK_EQ_INT(mpt_read_f32(x, drawn, DRAWS), MPT_OK);
+            for (int i = 0; i < DRAWS; i++) largest = drawn[i] > largest ? drawn[i] : largest;
+            CHECK(most[k] == 1 ? largest < 1 && largest > 0.999f : largest == most[k]);
+            mpt_release(x);
+        }
+        check_ok(c);
+    }
+}
+
+/* Initial values of ranges that rounding would leave, drawn before and after mpt_half. */
+TEST(uniform_weights_stay_in_their_range) {
+    static const struct {
+        double low, high;
+    } ranges[] = {{0, 4},         {-1, 0},       {-0.001, 0},      {1, 1.05},
+                  {-1.37, -1.01}, {0.1, 0.7},    {0, 1e-7},        {-3e-8, 3e-8},
+                  {-4, -0.3},     {3000, 3100.}, {-65504, 65504.}, {0.3, 0.3}};
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    for (int after = 0; after < 2; after++)
+        for (int half = 0; half < 3; half++)
+            for (int i = 0; i < 12; i++) {
+                const float low = (float)ranges[i].low, high = (float)ranges[i].high;
+                const mpt_init init = mpt_init_make(MPT_INIT_UNIFORM, low, high);
+                mpt_module net = mpt_nn_linear_no_bias(c, 200, 300);
+                if (!after) mpt_set_init(net, "weight", init);
+                if (half) mpt_half(net, half == 1 ? MPT_F16 : MPT_BF16);
+                if (after) mpt_set_init(net, "weight", init);
+                mpt_read_f32(mpt_parameter(net, "weight"), drawn, DRAWS);
+                int outside = 0;
+                for (int k = 0; k < DRAWS; k++) outside += drawn[k] < low || drawn[k] >= high;
+                if (low == high)
+                    CHECK(fabsf(drawn[0] - 0.3f) < 1e-3f);
+                else if (outside > 0)
+                    TEST_FAIL_("[%g, %g) as %d: %d outside", ranges[i].low, ranges[i].high, half,
+                               outside);
+                mpt_module_destroy(net);
+            }
+    check_ok(c);
+    mpt_destroy(c);
+}
+
+/* What a program has put there itself is rounded to the nearest, whatever the recipe says. */
+TEST(written_weights_are_rounded) {
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    mpt_module net = mpt_nn_linear_no_bias(c, 2, 2);
+    float values[4] = {0.9999f, 0.5f, 0.25f, -0.9999f};
+    mpt_set_init(net, "weight", mpt_init_make(MPT_INIT_UNIFORM, -1, 1));
+    mpt_write(mpt_parameter(net, "weight"), values, sizeof values);
+    mpt_half(net, MPT_BF16);
+    mpt_read_f32(mpt_parameter(net, "weight"), values, 4);
+    CHECK(values[0] == 1 && values[1] == 0.5f && values[2] == 0.25f && values[3] == -1);
+    check_ok(c);
+    mpt_destroy(c);
+}
+
+/* ==== Bins ==== */
+
+/* `n` numbers, one in each bin that is named from `first` on, all others empty. */
+static void check_bins(double low, double high, int bins, int n, int first, float value(int)) {
+    static float x[512];
+    static int64_t counts[512];
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    for (int i = 0; i < n; i++) x[i] = value(i);
+    mpt_histogram(mpt_from(c, MPT_F32, MPT_SHAPE(n), x), low, high, counts, bins);
+    for (int i = 0; i < bins && test_failures < 9; i++)
+        if (counts[i] != (i >= first && i < first + n))
+            TEST_FAIL_("bin %d of %d from %g to %g has %d", i, bins, low, high, (int)counts[i]);
+    check_ok(c);
+    mpt_destroy(c);
+}
+static float from_116(int i) { return (float)(116 + i); }
+static float tenth(int i) { return (float)(i / 10.0); }
+static float signed_tenth(int i) { return (float)((i - 10) / 10.0); }
+static float seventh(int i) { return (float)(i / 7.0); }
+static float large(int i) { return (float)(i * 1e29 - 3e30); }
+static float whole(int i) { return (float)(i - 200); }
+
+TEST(values_are_in_their_bins) {
+    check_bins(0, 151, 151, 13, 116, from_116);
+    check_bins(0, 1, 10, 10, 0, tenth);
+    check_bins(-1, 1, 20, 20, 0, signed_tenth);
+    check_bins(0, 10, 70, 70, 0, seventh);
+    check_bins(-3e30, 3e30, 60, 60, 0, large);
+    check_bins(-200, 200, 400, 400, 0, whole);
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    const float ends[] = {0.1f, 0.7f, (float)INFINITY};
+    int64_t counts[3];
+    mpt_histogram(mpt_from(c, MPT_F32, MPT_SHAPE(3), ends), 0.1, 0.7, counts, 3);
+    CHECK(counts[0] == 1 && counts[1] == 0 && counts[2] == 1); /* the last one is closed */
+    mpt_destroy(c);
+}
+
+TEST_TABLE = {T(uniform_numbers_stay_below_one), T(uniform_weights_stay_in_their_range),
+              T(written_weights_are_rounded), T(values_are_in_their_bins)};
+TEST_MAIN
