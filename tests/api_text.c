@@ -141,6 +141,57 @@ TEST(bpe_of_a_few_merges) {
     mpt_destroy(context);
 }
 
+/* GPT-2's pattern: endings such as 's are pieces of their own only where no mark stands before
+   them, and a piece is all letters, all numbers, all marks or all white space. Merges, as of ' and s,
+   act in one piece only. */
+TEST(pieces_by_class) {
+    static const struct {
+        const char *text;
+        int tokens;
+    } rows[] = {{"'s", 1},
+                {"\xef\xa3\xbf's", 3 + 2},     /* U+F8FF, private use: one piece with ' */
+                {"\xc3\xa9's", 2 + 1},         /* a letter */
+                {"\xcd\xb8's", 2 + 2},         /* U+0378, not assigned */
+                {"\xf0\xb3\x91\xb9's", 4 + 1}, /* U+33479, a letter since Unicode 17 */
+                {"\xf0\xb3\x91\xba's", 4 + 2}, /* the one after it, not assigned */
+                {"\xf0\x90\x90\x80's", 4 + 1}, /* U+10400, a letter */
+                {"\xe2\x85\xab's", 3 + 1},     /* a Roman twelve */
+                {"\xd9\xa3's", 2 + 1},         /* an Arabic three */
+                {"\xcc\x81's", 2 + 2},         /* an accent to be combined */
+                {"\xf3\xa0\x84\x80's", 4 + 2}, /* U+E0100, a variation selector */
+                {"\xc2\x85's", 2 + 1},         /* U+0085, U+00A0, U+2028, U+3000: white space */
+                {"\xc2\xa0's", 2 + 1},
+                {"\xe2\x80\xa8's", 3 + 1},
+                {"\xe3\x80\x80's", 3 + 1},
+                {"\xe2\x80\x8b's", 3 + 2}, /* U+200B, which is none */
+                {"\x1c's", 1 + 2},         /* nor are separators of information */
+                {"!!\xc3\xa9!!", 1 + 2 + 1},
+                {"'s!!", 1 + 1},
+                {"11's", 1 + 1},
+                {" 's", 1 + 2}, /* a space goes with the mark */
+                {"\n's", 1 + 1}};
+    static char json[8192];
+    mpt_context *context = make_context();
+    char path[512];
+    NEEDS_FILES
+    strcpy(json, "{");
+    for (int i = 0; i < 256; i++) {
+        strcat(json, "\"");
+        put_byte(json, i);
+        sprintf(json + strlen(json), "\": %d,", i);
+    }
+    strcat(json, "\"'s\": 256, \"!!\": 257, \"11\": 258}");
+    snprintf(path, sizeof path, "%s", put_text("vocabulary", json));
+    mpt_tokenizer bpe = mpt_bpe_tokenizer(context, path, put_text("merges", "' s\n! !\n1 1\n"));
+    CHECK_EQ_STR(mpt_error(context), "");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (mpt_encode(bpe, rows[i].text, strlen(rows[i].text), NULL, 0) != rows[i].tokens)
+            TEST_FAIL_("row %d, %s: %d tokens expected", (int)i, rows[i].text, rows[i].tokens);
+    CHECK_EQ_STR(mpt_error(context), "");
+    drop_files();
+    mpt_destroy(context);
+}
+
 /* A word of 200,000 letters takes no square of that. */
 TEST(bpe_of_a_long_word) {
     enum { LONG = 200000 };
@@ -515,7 +566,8 @@ TEST(out_of_memory) {
     drop_files();
 }
 
-TEST_TABLE = {T(characters),   T(bpe_of_a_few_merges), T(bpe_of_a_long_word), T(bpe_files_damaged),
-              T(gpt2),         T(windows_in_order),    T(token_files),        T(text_files),
+TEST_TABLE = {T(characters),         T(bpe_of_a_few_merges), T(pieces_by_class),
+              T(bpe_of_a_long_word), T(bpe_files_damaged),   T(gpt2),
+              T(windows_in_order),   T(token_files),         T(text_files),
               T(files_beyond_4_gib), T(out_of_memory)};
 TEST_MAIN

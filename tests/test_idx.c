@@ -1,4 +1,5 @@
-/* idx headers: good ones of every rank, and everything a broken file can claim. */
+/* idx headers: good ones of every rank, and everything a broken file can claim; the classes of all
+ * characters, by which GPT-2's splitter cuts. */
 #define MPTRAIN_NO_SIMD /* nothing here needs the rest, which takes long to compile */
 #define MPTRAIN_NO_CONV
 #define MPTRAIN_NO_ATTENTION
@@ -123,5 +124,69 @@ TEST(random_headers) {
     CHECK(good > 1000);
 }
 
-TEST_TABLE = {T(headers), T(fields), T(random_headers)};
+static int class_of(const mpt__tokenizer *tokenizer, uint32_t code) {
+    uint8_t bytes[4];
+    size_t size, n = mpt__utf8_write(code, bytes);
+    return mpt__class_of(tokenizer, bytes, n, &size);
+}
+
+/* All 1,114,112 of them: the hash is that of Python's package unicodedata2 17.0.1, whose letters,
+   numbers and white space are those of \p{L}, \p{N} and \s in the package regex 2025.11.3. */
+TEST(classes_of_all_characters) {
+    static const struct {
+        uint32_t first, last;
+        int kind;
+    } known[] = {{'A', 'Z', MPT__LETTER},
+                 {0xaa, 0xaa, MPT__LETTER},
+                 {0x3400, 0x4dbf, MPT__LETTER},
+                 {0x4e00, 0xa48c, MPT__LETTER},
+                 {0xac00, 0xd7a3, MPT__LETTER},
+                 {0x20000, 0x2a6df, MPT__LETTER},
+                 {0x16ea0, 0x16eb8, MPT__LETTER},
+                 {0x2b73a, 0x2b73f, MPT__LETTER}, /* new in Unicode 17 */
+                 {0x323b0, 0x33479, MPT__LETTER},
+                 {'0', '9', MPT__NUMBER},
+                 {0xb2, 0xb3, MPT__NUMBER},
+                 {0x2160, 0x2182, MPT__NUMBER}, /* Roman ones */
+                 {0x660, 0x669, MPT__NUMBER},
+                 {0x966, 0x96f, MPT__NUMBER},
+                 {0x3007, 0x3007, MPT__NUMBER},
+                 {0x1d7ce, 0x1d7ff, MPT__NUMBER},
+                 {9, 13, MPT__SPACE},
+                 {' ', ' ', MPT__SPACE},
+                 {0x85, 0x85, MPT__SPACE},
+                 {0xa0, 0xa0, MPT__SPACE},
+                 {0x2000, 0x200a, MPT__SPACE},
+                 {0x2028, 0x2029, MPT__SPACE},
+                 {0x202f, 0x202f, MPT__SPACE},
+                 {0x3000, 0x3000, MPT__SPACE},
+                 {0x1c, 0x1f, MPT__MARK},
+                 {0x300, 0x36f, MPT__MARK}, /* accents to be combined */
+                 {0x378, 0x379, MPT__MARK},
+                 {0x200b, 0x200f, MPT__MARK}, /* not assigned; no width */
+                 {0xd7fc, 0xd7ff, MPT__MARK},
+                 {0xe000, 0xf8ff, MPT__MARK}, /* private use */
+                 {0x3347a, 0x3ffff, MPT__MARK},
+                 {0xe0100, 0x10ffff, MPT__MARK}};
+    static mpt__tokenizer tokenizer;
+    uint64_t hash = UINT64_C(14695981039346656037);
+    int64_t counts[4] = {0};
+    mpt__classes_read(tokenizer.runs);
+    for (uint32_t code = 0; code <= 0x10ffff; code++) {
+        const int kind = class_of(&tokenizer, code);
+        hash = (hash ^ (uint64_t)kind) * UINT64_C(1099511628211);
+        counts[kind]++;
+    }
+    CHECK_EQ_INT(counts[MPT__LETTER], 145672);
+    CHECK_EQ_INT(counts[MPT__NUMBER], 1924);
+    CHECK_EQ_INT(counts[MPT__SPACE], 25);
+    CHECK(hash == UINT64_C(0x8e2a00405ef14546));
+    for (size_t i = 0; i < COUNT(known); i++)
+        for (uint32_t code = known[i].first; code <= known[i].last; code++)
+            if (class_of(&tokenizer, code) != known[i].kind)
+                TEST_FAIL_("U+%x is of class %d, expected %d", (unsigned)code,
+                           class_of(&tokenizer, code), known[i].kind);
+}
+
+TEST_TABLE = {T(headers), T(fields), T(random_headers), T(classes_of_all_characters)};
 TEST_MAIN

@@ -14,32 +14,37 @@
 
 /* ==== Characters ==== */
 
-/* Letters, numbers, white space: made by tools/unicode_classes.py, which says how to read it. */
+/* Letters, numbers, white space of Unicode 17, all else a mark: made by tools/unicode_classes.py,
+   which says how to read it. */
 enum { MPT__MARK, MPT__LETTER, MPT__NUMBER, MPT__SPACE };
 static const char mpt__unicode_classes[] =
-    "J$7N%'a$K$@K&<K&N$'N&'H$'A+('1(')/"
-    "(_%(_&(K\\$4S$\\$7@'('H37(C$(7,'([0(O4D$C=<G(`+O'X(O(Y%K$4+(O/('`$+@-L$/"
-    ",'D%'([&X&G.P$a$L$G'H$+4/"
-    "0[%4'H$'0'`%G&@C((\?D%K(L*[)0'L%'@K$5K$(C%4_)('D%G$8;5L$+-;,'D$_)X&Y$K$,/"
-    "D%_)('L%K%5K$H$'P$_)('\\&;5K$()C%(O*L%\?a$W$L%_)('L&K$5G%)\?('4_)('`&75P$_$4_),'D%'8/)@/"
-    "5O%(\?4W+U&S$`$C)(+T$\?I$K$`'C)(+H$O$E$T$W'a&S%T$G)`%7P1O(T%)K$<;430'0+@/"
-    "4W$T$')K$<O.(GO%U$`%C%D%C/(SP%,J%(K&8O,10G'X$O%\\$K%\\$K%\\$S)P''4'1C'E%D%W/"
-    ",K'([1]'L$E3[$L'_%H$W)Q("
-    "C'@'X._(H%Q$K$H([&X$-L$S(L&S'U&X$1L$S',C+H(3(;(+0[;D+WZ$('0O$0W$0W$8O$2O$Z&+:'b('E%(1;8)K$<C%"
-    "L/'4',K$('07<'('('(3(O$,3874')P)-7]]%S*],[%]Q%[&TP'W\?<30\?5',C1D%C/`,'F]$'4-'I&G$@7-0+4C.4/("
-    "K.(S5-3L$C'D)C%E'K$]&C$)_$E'K$a'_$DK$C[<D+CUY%D+[(,WD$0E%L$W+D%_&,]+K$`'G$,_/,_1(/"
-    "(3(_%Y$;L$S)\\$K)U&C%L%;0'(+)L$S&L$_%H&C'4_(T&)[$,7(M$L$_(`%/(C$5S$4_%0'0K)('0+,7,'(S&,O$@/"
-    "T$K.([$<O1Y$D%[FR%(K$(C4H'OP$L%_2H'S$T1_4I%K$@K&<K&P$K2D'CC$AC)I$G*I%+TAC/"
-    ")`&E'X$U%(E$<['L$_&(C))`(E7D%_:("
-    "__%)D$_%-@a'H*Q&8]%G$(_&H+U*,-D+'`$C(E$C%D%Y&+(Y&P'C$(S&=7D%G*@E&D$E&D$G&E%`-MB<S'U$DM$O(8Y0L$"
-    "_&Q$3P&K%\\(Y%P&C'0W)M&[&(+,K$4W(D'E'C%0S'a$K$4',S(0K$0C)\\$3Q$L$'('5`&S(T-G(@_(I%C%8[),'L%\?<"
-    "7\\6W)L%39K$8G-T%+(I$D9_(H(3T'C)T%U$C%D'O(X$'AD+W&Q%S$4S@T1E+`&G)`$'(']$D-G)D%'('T&'L$C(@'X%'"
-    "P$[(P%'L%_R$H%'a$C',C'\\0G)X%'I$D%K(\\$E$DK$O%X:E%W%P(EC'C1D%GQ.`$CI'D]2EOI$[$,E-D%C'D%C)D%3U$"
-    "P%YF&_%H0_,('L+_,('T&SVO%UK9C'E/"
-    "D7G[%(G&(_&(G&(_&(G&(_&(G&(_&(G&(M$K)DC*CC$DC$C)@I$\\$'HK$[&L%S(5_$H_'a\?G$D)S+@9[$QE&O*)/"
-    ")W2)H=CAEE%W$Q_-DE'GCCC&";
+    "J7n$'a$K@]%<]%N'`%'H'A+('1(')/(Q%(q%(wJ4S$\\$7@'('\\.7(+,3('<'(/('(s$([*(U/De1(_&,'<k&Z)a%43|"
+    "&s&y$K4+(m+('`$+@-L/,'d$'(m%j%s*P']$Ly%H+4'8{$4'H'0'R%Y%@O8U%(\?d$o&T(q'0'l$'@K5K(c$4C,+,{$("
+    "\?('030'd$'X$+(/5L+-;,'D;4+,{$(\?(+(+(+r%3('AK,/d$G(/({$(\?(+(70'l$'`$+5KH'PC,+,{$(\?(+(70'n%"
+    "+(/5K();P'(;0/(30+('(+0+0/0S$|$'y$W$l$C(/(Q%(c$0'^%/(+,+5KE\?('4C(/(Q%(K(70'n%/(+5K(+h$G(/(k&"
+    ",'d$'8/)@/5o$(;8k$0U%(G(',\?s%Kh$Y'(+T$\?IKd&+('(7(U%('(K(+H',7('IK,3v%'s%s$T$C(W&b%7R-s&t$)K"
+    "<;430'0+@/4W$T$')K<_&('8',s&(}\?(3,\?('(3,k&(3,y%(3,\?('(3,_$(}'(3,w(]$s$0c$d$g*,;0{X$,j$(]%8"
+    "i)10C@k$X$o$\\$k$\\$W$(/`$i'T&'4'1K=K}$K<s*@7,}%('8U)Lq%e&Lm%,7Pw&4]%=O\\&Q%Hm'u&K=KX$'V+U'h$"
+    "C1Kl&m%X$-Lw&^%W&g%K01LW&,O8s&,/l&3(;(+0'8q3l(Y;,;,_&,;,C('('('(q%,m'(\?('0/(\?03,;4W$8/(\?2O"
+    "l%+:'X''e$('-;8)K<W$v+'4',K('07<'('('(3(O,3874')f'-7Yb$[(w){$wY$m%fW%{6<30+I',_&('8',y'@'d$Q%"
+    "H\?(\?(\?(\?(\?(\?(\?(\?~)'dK'4-'[%G@7-0+4g*</(w*(38s&(Y+13Lu%Z'c$w%Ko%C)_$w%Ke&_$x>[f/l(qyLx"
+    "(Q',c:0e$L+t$U'd$q%,W)Kd&G,}+,W*t$g$(/(3(Q%Y$;Li'\\$a'g%KV%;0'(+)Le%LQ%Z%i%@U'f%)K<7(ML7(k&R%"
+    "/(C5K<Q%0'0a'('0+,7,'('V%/,O@/T$;,;,;H\?(\?(s&([$<Q-Y$K<gV8T$Q%4]'~}2wB,[,`&\?T$78'(K(W$(7('("
+    "+(+(c,z%kBl$k(,q'h&S$V-7(s.q$K@]%<]%Ps*0;,;,;,/T&S$(]%(o$(+(_$,[$~%q-U${&U$}'i$+\\8i%0]'e$a%4"
+    "w%3Hu$(E'8_&Lm%,W&4C)7p&s0-K<W&4W&4g&Di'T$O(_$(\?(+(O(_$(\?(+0i'T$S>H{$LCV%;(o&(GR);,'(w&(+0'"
+    ",Q%-DQ%-@q%EGZ'o$(+98}$;4]%<]%`&y'5,-c$-R''`$3(/(i%MGR%k%+(k%/v%C(e%=7d$q'L{$-Do$9Dk$S%\?~)a)"
+    "v'e'X$e'A<W&U$K=Le%HQ%Q6q%(o&<+d$;z'k%L'D{$Q$3b%k$R'y$\?t$Q%T$m'_%m%(+,'X${&v%Y%AKHW&a$K4','D"
+    "S&0'T$Y'\\$3Q$L'('5s$Pk$(Y%p$+h(\?('(3(_$(K@U'i$KPC,+,{$(\?(+(70'l$'T$7n%K(','(_&('Z%'('x&m'l"
+    "$39K8/n%Y't$+('EKf1U'l&3X&Y't$'Q$K`&s&X$'AK=s$f%a%y$S$4\?V3w&V-m(o$T$C,',C(+(U%`$'(']$KV)C,c&"
+    "d$'('f%'Lg&@'x$'PQ'p$'l$a)`4y%a$K<G([&h$'a$i%8m%t,\?(+(_&x$'IK<;(+(u%\\$'AK<w&5Kd8o$`$'(W$(}%"
+    "g%Kh*'a$w$t&Ys${+o,h$S4\\~'e+`$[R%h$;Z%cj*8qU$z{/m%m$Kv]&gT$@q%)K<y))K<m%l$Y'd$3U$K)\?(w$8o$l"
+    "H{&1K\\4m(Q%HY%,Y%x&i)8't(W$l(+('\\$-/H{|0l&u%f+Q-ne33(\?(+(_<`$'j%/,'\\$3DeEra'_,8W$0G@Kqz*K"
+    "ku%s$U$s$e,Y%t.c*(Y)(+,',+,3(S$('(\?(o((3,C(\?(e%(3(7('0\?(k@,Y%(Y%(q%(Y%(q%(Y%(q%(Y%(q%(Y%(C"
+    "-a'xb&q%<;r9c(r/{&L\?-K4'|>m%l$w&5KzKe%5Kn5m%,)KX4q%(/(+(\?,7H+h6\?(3(+(_$(W4-GZ'{(@'5Kwg$W()"
+    "/)3o){&)_$z33(a%(+(','(K(3('('<'4'('('(/(+(','('('('('(+(',3(\?(3(3('(K(g$8/(7(g$gU$W$c](Kl|$"
+    "uss$v%S^+,U{-,wV1`$UY$fo'WR$~w%g`,8]S3";
 
-#define MPT__CLASS_RUNS 1024
+#define MPT__CLASS_RUNS 1627
 
 /* ==== Tokenizers ==== */
 
@@ -74,10 +79,8 @@ typedef struct {
     bool pairs;
     mpt__merge *merges; /* open addressing by the pair */
     size_t merge_mask;
-    int32_t of_byte[256]; /* -1: none */
-    uint32_t run_start[MPT__CLASS_RUNS];
-    uint8_t run_class[MPT__CLASS_RUNS];
-    int runs;
+    int32_t of_byte[256];           /* -1: none */
+    uint32_t runs[MPT__CLASS_RUNS]; /* 4 * first code point + class; from 0, a mark, on */
 } mpt__tokenizer;
 
 MPT__HANDLES(tokenizer, MPT__TOKENIZER)
@@ -351,20 +354,17 @@ static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const c
     return true;
 }
 
-static void mpt__classes_read(mpt__tokenizer *tokenizer) {
-    uint32_t start = 0;
-    tokenizer->runs = 1;
-    for (const char *p = mpt__unicode_classes; *p; tokenizer->runs++) {
-        uint32_t value = 0, digit;
-        int shift = 0;
+static void mpt__classes_read(uint32_t runs[MPT__CLASS_RUNS]) {
+    const char *p = mpt__unicode_classes;
+    for (int run = 1; run < MPT__CLASS_RUNS; run++) {
+        uint32_t value = 0, digit, unit = 1;
         do {
             digit = (uint32_t)(*p++ - 35);
-            value |= (digit & 31) << shift;
-            shift += 5;
-        } while (digit >= 32);
-        start += value / 4;
-        tokenizer->run_start[tokenizer->runs] = start;
-        tokenizer->run_class[tokenizer->runs] = (uint8_t)(value % 4);
+            value += digit % 46 * unit;
+            unit *= 46;
+        } while (digit >= 46);
+        /* The class goes where that of the run before was. */
+        runs[run] = (runs[run - 1] & ~3u) + value;
     }
 }
 
@@ -381,7 +381,7 @@ static bool mpt__bpe_load(mpt_context *ctx, mpt__tokenizer *tokenizer, const cha
     mpt__host_free(ctx, bytes, n_merges);
     mpt__host_free(ctx, text, n_merges);
     tokenizer->pairs = true;
-    mpt__classes_read(tokenizer);
+    mpt__classes_read(tokenizer->runs);
     return good;
 }
 
@@ -440,17 +440,17 @@ static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
 static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n,
                          size_t *size) {
     uint32_t code = 0;
-    int low = 0, high = tokenizer->runs;
+    int low = 0, high = MPT__CLASS_RUNS;
     *size = mpt__utf8_read(p, n, &code);
     if (*size == 0) return *size = 1, MPT__MARK;
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (tokenizer->run_start[middle] <= code)
+        if (tokenizer->runs[middle] / 4 <= code)
             low = middle;
         else
             high = middle;
     }
-    return tokenizer->run_class[low];
+    return (int)(tokenizer->runs[low] & 3);
 }
 
 /* The first piece of GPT-2's pattern
