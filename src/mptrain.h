@@ -119,6 +119,7 @@ MPT__END_REGION
 MPT__BEGIN_COLD
 #include "data/idx.c"
 #include "data/dataset.c"
+#include "data/writer.c"
 MPT__END_REGION
 MPT__BEGIN_DATA
 #include "data/transform.c"

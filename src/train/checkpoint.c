@@ -10,6 +10,7 @@
 
 #include "nn/query.c"
 #include "data/dataset.c"
+#include "data/writer.c"
 
 /* Dtypes of safetensors files that are none of ours: known by size only, so that files which hold
    them beside what is wanted can be read. */
@@ -386,81 +387,38 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 
 #define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
 
-/* The file being written. */
+/* What is saved, and room for a part of it on its way from the backend. */
 typedef struct {
-    mpt_context *context;
-    void *file;
-    const char *path; /* for messages: where it will be */
-    int64_t position;
+    const mpt__weights *weights;
+    const mpt__text *header;
     uint8_t *chunk;
-} mpt__writer;
+} mpt__saving;
 
-static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
-    const mpt_io *io = mpt__io(&writer->context->base);
-    size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
-    if (written != n)
-        return mpt__reject(writer->context, IO, "%s: writing %lld bytes at byte %lld took %lld: %s",
-                           writer->path, (int64_t)n, writer->position, (int64_t)written,
-                           mpt__io_reason(&writer->context->base));
-    writer->position += (int64_t)n;
-    return true;
-}
-
-static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight) {
+static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight, uint8_t *chunk) {
     const mpt__tensor *tensor = weight->tensor;
     int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(writer->context, writer->chunk, tensor->storage,
+        if (mpt__download(writer->context, chunk, tensor->storage,
                           tensor->offset * size + done, take) != MPT_OK)
             return false;
-        mpt__file_order(writer->chunk, (size_t)take, (size_t)size);
-        if (!mpt__write_bytes(writer, writer->chunk, (size_t)take)) return false;
+        mpt__file_order(chunk, (size_t)take, (size_t)size);
+        if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
     }
     return true;
 }
 
-/* Everything between open and close. */
-static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
-                              const mpt__text *header) {
+static bool mpt__save_content(mpt__writer *writer, const void *of) {
+    const mpt__saving *saving = (const mpt__saving *)of;
+    const mpt__text *header = saving->header;
     uint8_t size[8];
     for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
     if (!mpt__write_bytes(writer, size, sizeof size) ||
         !mpt__write_bytes(writer, header->out, header->length))
         return false;
-    for (int64_t i = 0; i < weights->count; i++)
-        if (!mpt__write_weight(writer, &weights->rows[i])) return false;
-    const mpt_io *io = mpt__io(&writer->context->base);
-    return (io->flush && io->flush(io->user, writer->file)) ||
-           mpt__reject(writer->context, IO, "%s: cannot be written to the medium: %s", writer->path,
-                       mpt__io_reason(&writer->context->base));
-}
-
-/* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
-static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
-                           const mpt__text *header) {
-    mpt_context *ctx = writer->context;
-    const mpt__base *base = &ctx->base;
-    const mpt_io *io = mpt__io(base);
-    const char *path = writer->path;
-    mpt__new_file t;
-    if (strlen(path) >= MPT__PATH_SIZE - 64)
-        return mpt__reject(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 64);
-    if (!mpt__new_file_begin(base, path, &t))
-        return mpt__reject(ctx, IO, "cannot write %s: %s", path, mpt__io_reason(base));
-    writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
-    if (!writer->file) {
-        mpt__error(ctx, IO, "cannot write %s by way of %s: %s", path, t.path, mpt__io_reason(base));
-        return mpt__new_file_end(&t, false);
-    }
-    bool good = mpt__save_content(writer, weights, header);
-    if (!(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
-        good = mpt__reject(ctx, IO, "%s: cannot be closed: %s", path, mpt__io_reason(base));
-    if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
-        good = mpt__reject(ctx, IO, "cannot move the finished file to %s: %s", path,
-                           mpt__io_reason(base));
-    if (!good && io->remove) io->remove(io->user, t.path);
-    return mpt__new_file_end(&t, good);
+    for (int64_t i = 0; i < saving->weights->count; i++)
+        if (!mpt__write_weight(writer, &saving->weights->rows[i], saving->chunk)) return false;
+    return true;
 }
 
 mpt_status mpt_save(mpt_module module, const char *path) {
@@ -468,7 +426,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
     mpt_context *ctx = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
-    mpt__writer writer = {ctx, NULL, path, 0, NULL};
+    mpt__saving saving = {&weights, &header, NULL};
     if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
         return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
@@ -478,13 +436,13 @@ mpt_status mpt_save(mpt_module module, const char *path) {
         header.size = header.length + 1;
         header.length = 0;
         header.out = (char *)mpt__host_new(ctx, header.size);
-        writer.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
-        if (header.out && writer.chunk) {
+        saving.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
+        if (header.out && saving.chunk) {
             mpt__save_header(&weights, &header);
-            mpt__save_file(&writer, &weights, &header);
+            mpt__write_file(ctx, path, mpt__save_content, &saving);
         }
         mpt__host_free(ctx, header.out, header.size);
-        mpt__host_free(ctx, writer.chunk, MPT__SAVE_CHUNK);
+        mpt__host_free(ctx, saving.chunk, MPT__SAVE_CHUNK);
     }
     mpt__weights_free(ctx, &weights);
     return ctx->base.status;
