@@ -123,9 +123,11 @@ MPT__BEGIN_COLD
 MPT__END_REGION
 MPT__BEGIN_DATA
 #include "data/transform.c"
+#include "data/numbers.c"
 #include "data/table.c"
 MPT__END_REGION
 MPT__BEGIN_COLD
+#include "data/table_file.c"
 #include "data/array.c"
 #include "data/decode.c"
 #include "data/image.c"

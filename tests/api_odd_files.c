@@ -352,14 +352,14 @@ TEST(tables_are_utf8) {
     static const struct {
         const char *text, *fault;
     } rows[] = {{"name,y\n\xc3\xa9t\xc3\xa9,1\nM\xfcnchen,2\n",
-                 "line 3, column 0: \"M\" is followed by a byte that is not UTF-8 (Latin-1 or"},
+                 "line 3, column 1: \"M\" is followed by a byte that is not UTF-8 (Latin-1 or"},
                 {"name,gr\xf6\xdf"
                  "e\nx,1\n",
-                 "line 1, column 1: \"gr\" is followed by"},
-                {"name,y\n\"a \xe9\",1\n", "line 2, column 0: \"a \" is followed by"},
-                {"name,y\nab\xc3", "line 2, column 0: \"ab\" is followed by"},
-                {"name,y\n\xed\xa0\x80,1\n", "line 2, column 0: \"\" is followed by"},
-                {"name,y\n\xc0\xaf,1\n", "line 2, column 0: \"\" is followed by"},
+                 "line 1, column 2: \"gr\" is followed by"},
+                {"name,y\n\"a \xe9\",1\n", "line 2, column 1: \"a \" is followed by"},
+                {"name,y\nab\xc3", "line 2, column 1: \"ab\" is followed by"},
+                {"name,y\n\xed\xa0\x80,1\n", "line 2, column 1: \"\" is followed by"},
+                {"name,y\n\xc0\xaf,1\n", "line 2, column 1: \"\" is followed by"},
                 {"name,y\ra,1\rb,2\r", "its lines end with CR alone"},
                 {"name,y\n\xc3\xa9,1\n\xf0\x9f\x98\x80,2\n\"\xe2\x82\xac\",3\n", NULL}};
     mpt_context *c = make_context();

@@ -139,7 +139,7 @@ TEST(codes_and_tables_alike) {
     CHECK_EQ_STR(mpt_class_name(other, 2), "x;\r\n1");
     CHECK_EQ_STR(mpt_error(context), "");
     csv(context, "1;d;x", &config);
-    EXPECT(MPT_ERROR_FORMAT, "text: line 1, column 1: \"d\" is not in the table");
+    EXPECT(MPT_ERROR_FORMAT, "text: line 1, column 2: \"d\" is not in the table");
     csv(context, "1;c", &config);
     EXPECT(MPT_ERROR_FORMAT, "its columns are not those of the table that it is like");
     mpt_destroy(context);
@@ -194,7 +194,8 @@ TEST(targets_that_are_one_hot) {
     int first = 0;
     for (int64_t row = 0; row < 4; row++)
         CHECK_EQ_INT(mpt_sample_into(data, row, &input, sizeof input, target[row],
-                                     sizeof target[row], &sizes), MPT_OK);
+                                     sizeof target[row], &sizes),
+                     MPT_OK);
     CHECK(sizes.target_dtype == MPT_F32 && sizes.target_bytes == sizeof target[0]);
     CHECK(input == 4.0f);
     for (int k = 0; k < 3; k++) { /* red, blue and green differ; both blues are the same */
@@ -211,15 +212,15 @@ TEST(odd_tables) {
     static const struct {
         const char *text, *fault;
     } odd[] = {
-        {"a,b\n1,2\n3,x", "text: line 3, column 1 (b): \"x\" is not a number"},
+        {"a,b\n1,2\n3,x", "text: line 3, column 2 (b): \"x\" is not a number"},
         {"a,b\n1,2\n\n3", "text: line 4 has 1 fields, expected 2; is ',' the delimiter?"},
         {"a,b\n1,2,3", "text: line 2 has 3 fields, expected 2"},
-        {"a,b\n,2", "text: line 2, column 0 (a): \"\" is no value; with"},
-        {"a,b\n1,?", "text: line 2, column 1 (b): \"?\" is no value for a target"},
-        {"a,b\n\"1\n2,3", "text: line 2, column 0: \"1?2,3\" begins with a quote that never ends"},
-        {"a,b\n\"1\n2\"z,3", "text: line 2, column 0: \"1?2\" has text behind its closing quote"},
-        {"a,b\n1e39,1", "text: line 2, column 0 (a): \"1e39\" is beyond what float32 holds"},
-        {"a,b\n1,-1e39", "column 1 (b): \"-1e39\" is beyond"},
+        {"a,b\n,2", "text: line 2, column 1 (a): \"\" is no value; with"},
+        {"a,b\n1,?", "text: line 2, column 2 (b): \"?\" is no value for a target"},
+        {"a,b\n\"1\n2,3", "text: line 2, column 1: \"1?2,3\" begins with a quote that never ends"},
+        {"a,b\n\"1\n2\"z,3", "text: line 2, column 1: \"1?2\" has text behind its closing quote"},
+        {"a,b\n1e39,1", "text: line 2, column 1 (a): \"1e39\" is beyond what float32 holds"},
+        {"a,b\n1,-1e39", "column 2 (b): \"-1e39\" is beyond"},
         {"a,b\n", "no samples: 1 lines with fields, of which 1 is the header"},
         {"\n\n \r\n", "no samples: 0 lines with fields"},
         {"a,b\n\"01234567890123456789012345678901234567890123456789\"x,1",
@@ -246,14 +247,14 @@ TEST(odd_tables) {
     free(commas);
     for (int i = 0; i < 1025; i++) snprintf(many + strlen(many), 16, "t%d,1\n", i);
     csv(context, many, NULL);
-    EXPECT(MPT_ERROR_FORMAT, "line 1026, column 0 (a): \"t1024\" is one text too many for one-hot");
+    EXPECT(MPT_ERROR_FORMAT, "line 1026, column 1 (a): \"t1024\" is one text too many for one-hot");
     strcpy(strrchr(many, 't'), "");
     mpt_dataset widest = csv(context, many, NULL);
     CHECK_EQ_INT(mpt_dataset_shape(widest).dim[0], 1024);
     mpt_table_config config = mpt_table_config_default();
     config.dtype = MPT_I64;
     csv(context, "a,b\n1.5,x", &config);
-    EXPECT(MPT_ERROR_FORMAT, "column 0 (a): \"1.5\" is not a whole number up to 2^53");
+    EXPECT(MPT_ERROR_FORMAT, "column 1 (a): \"1.5\" is not a whole number up to 2^53");
     config.missing = true;
     csv(context, "a,b\n,x", &config);
     EXPECT(MPT_ERROR_FORMAT, "whole numbers have no NaN");
@@ -275,6 +276,477 @@ TEST(a_header_of_numbers_is_noticed) {
     csv(context, "1,2\n3,4", NULL);
     CHECK_CONTAINS(said, "header = false makes it a sample");
     mpt_destroy(context);
+}
+
+/* ==== Texts that look like numbers ==== */
+
+typedef struct {
+    char said[2000];
+    int lines;
+} log_kept;
+
+static void keep_lines(void *user, mpt_log_level level, const char *message) {
+    log_kept *kept = (log_kept *)user;
+    const size_t n = strlen(kept->said);
+    if (level != MPT_LOG_WARNING && level != MPT_LOG_INFO) return;
+    snprintf(kept->said + n, sizeof kept->said - n, "%s\n", message);
+    kept->lines++;
+}
+
+static mpt_context *make_listener(log_kept *kept) {
+    mpt_config config = mpt_config_default();
+    memset(kept, 0, sizeof *kept);
+    config.threads = 1;
+    config.log.write = keep_lines, config.log.user = kept;
+    return mpt_create(&config);
+}
+
+/* The inputs of all samples of a table against those wanted. */
+static void check_inputs(mpt_dataset table, const float *want, int64_t rows, int64_t inputs) {
+    float x[16];
+    CHECK_EQ_STR(mpt_error(table.context), "");
+    REQUIRE(table.slot != 0 && inputs <= 16);
+    CHECK_EQ_INT(mpt_dataset_size(table), rows);
+    CHECK_EQ_INT(mpt_dataset_shape(table).dim[0], inputs);
+    for (int64_t i = 0; i < rows; i++) {
+        CHECK_EQ_INT(mpt_sample_into(table, i, x, sizeof x, NULL, 0, NULL), MPT_OK);
+        CHECK_EQ_BITS(x, want + i * inputs, (size_t)inputs * sizeof *x);
+    }
+}
+
+TEST(decimal_commas) {
+    static const char text[] = "a;b;price\n0,5;1,25;10,5\n0,25;2,5;20,5\n-1,5;2,5e0;30,5\n";
+    static const float want[6] = {0.5f, 1.25f, 0.25f, 2.5f, -1.5f, 2.5f};
+    static const float names[4] = {10.0f, 1.0f, 10.5f, 2.0f};
+    log_kept log;
+    mpt_context *context = make_listener(&log);
+    mpt_table_config config = mpt_table_config_default();
+    float x[2], y = 0.0f;
+    config.delimiter = ';';
+    mpt_dataset table = csv(context, text, &config);
+    check_inputs(table, want, 3, 2);
+    CHECK_EQ_INT(mpt_sample_into(table, 1, x, sizeof x, &y, sizeof y, NULL), MPT_OK);
+    CHECK(y == 20.5f && mpt_class_name(table, 0) == NULL);
+    CHECK_CONTAINS(log.said, "3 columns, first column 1 (a, line 2), have decimal commas;");
+    /* Whole numbers and missing values before them do not count. */
+    config.missing = true;
+    check_inputs(csv(context, "a;n;t\n10;1;1\n10,5;2;2\n", &config), names, 2, 2);
+    log.said[0] = 0, log.lines = 0;
+    config.decimal = ',';
+    check_inputs(csv(context, text, &config), want, 3, 2);
+    config.delimiter = ',';
+    check_inputs(csv(context, "a,b,t\n\"0,5\",\"1,25\",1", &config), want, 1, 2);
+    CHECK_EQ_STR(log.said, "");
+    csv(context, "a,t\n\"0,5\",1\n0.5,1", &config);
+    EXPECT(MPT_ERROR_FORMAT, "line 3, column 1 (a): \"0.5\" is not a number as it is written here");
+    /* Told not to guess: categories, and each column is told. */
+    config.delimiter = ';', config.decimal = '.';
+    table = csv(context, text, &config);
+    CHECK_EQ_INT(mpt_dataset_shape(table).dim[0], 6);
+    CHECK_EQ_INT(log.lines, 3);
+    CHECK_CONTAINS(log.said, "column 1 (a): 3 of its 3 texts look like numbers, first \"0,5\" in "
+                             "line 2, and all become categories");
+    CHECK_CONTAINS(log.said, "column 2 (b): 3 of its 3 texts");
+    CHECK_CONTAINS(log.said, "column 3 (price)");
+    CHECK_CONTAINS(log.said, "decimal = ',' reads decimal commas");
+    mpt_destroy(context);
+}
+
+/* What columns may be taken for columns of decimal commas. */
+TEST(decimal_commas_or_others) {
+    static const struct {
+        const char *text;
+        int64_t inputs;
+        const char *said; /* of the log or the error */
+    } rows[] = {
+        {"a;t\n1,234;1\n5;2", 1, "have decimal commas, if these are none of thousands"},
+        {"a;b;t\n1,234;0,5;1\n5;6;2", 2, "2 columns, first column 1 (a, line 2), have decimal"},
+        {"a;b;t\n1,234;0.5;1\n5;6;2", 3, "column 1 (a): 2 of its 2 texts look like numbers"},
+        {"a;t\n10,5;1\n7.5;2", 2, "2 of its 2 texts look like numbers, first \"10,5\" in line 2"},
+        {"a;t\n7.5;1\n10,5;2", 0, "line 3, column 1 (a): \"10,5\" is not a number as it is"},
+        {"a;t\n7,5;1\nx;2", 2, "1 of its 2 texts look like numbers, first \"7,5\" in line 2"},
+        {"a;t\nx;1\n7,5;2\n8,5;3", 3,
+         "2 of its 3 texts look like numbers, first \"7,5\" in line 3"},
+        {"a;t\nx,y;1\nz;2", 2, ""},
+        {"a;b;t\nx,y;1.5;1\nz;2;2", 3, ""}};
+    log_kept log;
+    mpt_context *context = make_listener(&log);
+    mpt_table_config config = mpt_table_config_default();
+    config.delimiter = ';';
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        log.said[0] = 0, log.lines = 0;
+        mpt_dataset table = csv(context, rows[i].text, &config);
+        if (rows[i].inputs == 0) {
+            EXPECT(MPT_ERROR_FORMAT, rows[i].said);
+        } else {
+            CHECK_EQ_INT(mpt_dataset_shape(table).dim[0], rows[i].inputs);
+        }
+        if (rows[i].inputs && rows[i].said[0]) CHECK_CONTAINS(log.said, rows[i].said);
+        CHECK_EQ_INT(log.lines, rows[i].inputs && rows[i].said[0]);
+    }
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+/* Whether it is the first field of its column or not, no number becomes a category in silence. */
+TEST(numbers_written_otherwise) {
+    static const struct {
+        const char *text;
+        char is; /* N a number, L like one, T a text, M missing, I infinite */
+        float value;
+    } rows[] = {{"1,234", 'L', 0},
+                {"$5", 'L', 0},
+                {"5 %", 'L', 0},
+                {"1_000", 'L', 0},
+                {"0x1F", 'L', 0},
+                {"1 000", 'L', 0},
+                {"EUR 5", 'L', 0},
+                {"5 kg", 'L', 0},
+                {"5\xe2\x82\xac", 'L', 0},
+                {"12.345.678", 'L', 0},
+                {"1.234,56", 'L', 0},
+                {"(5)", 'L', 0},
+                {"1'234.5", 'L', 0},
+                {"5\xc2\xa0%", 'L', 0},
+                {"1\xc2\xa0"
+                 "234",
+                 'L', 0},
+                {"\xe2\x88\x92"
+                 "5",
+                 'N', -5},
+                {"1e2", 'N', 100},
+                {"+3", 'N', 3},
+                {".5", 'N', 0.5f},
+                {"5.", 'N', 5},
+                {"2024-01-02", 'T', 0},
+                {"1.2.3", 'T', 0},
+                {"10-20", 'T', 0},
+                {"12:30", 'T', 0},
+                {"A4", 'T', 0},
+                {"4th", 'T', 0},
+                {"-", 'T', 0},
+                {"na", 'T', 0},
+                {"inf", 'I', 0},
+                {"-Infinity", 'I', 0},
+                {"+INF", 'I', 0},
+                {"1.#INF", 'I', 0},
+                {"\xe2\x88\x9e", 'I', 0},
+                {"NaN", 'M', 0},
+                {"nan", 'M', 0},
+                {"NAN", 'M', 0},
+                {"-nan", 'M', 0},
+                {"n/a", 'M', 0},
+                {"N/A", 'M', 0},
+                {"NA", 'M', 0},
+                {"#N/A", 'M', 0},
+                {"<NA>", 'M', 0},
+                {"null", 'M', 0},
+                {"NULL", 'M', 0},
+                {"None", 'M', 0},
+                {"-1.#IND", 'M', 0},
+                {"?", 'M', 0},
+                {"", 'M', 0}};
+    static const struct {
+        char is;
+        const char *fault;
+    } faults[] = {{'L', "is not a number as it is written here"},
+                  {'T', "is not a number, and its column is one of numbers"},
+                  {'I', "is infinite"},
+                  {'M', "is no value; with"}};
+    log_kept log;
+    mpt_context *context = make_listener(&log);
+    for (size_t i = 0; i < 2 * (sizeof rows / sizeof *rows); i++) {
+        const char is = rows[i / 2].is, *text = rows[i / 2].text;
+        const int line = i % 2 ? 3 : 2;
+        char table[128], place[64];
+        log.said[0] = 0, log.lines = 0;
+        snprintf(table, sizeof table, i % 2 ? "a,t\n2,1\n\"%s\",0\n3,1\n" : "a,t\n\"%s\",0\n2,1\n",
+                 text);
+        mpt_dataset data = csv(context, table, NULL);
+        snprintf(place, sizeof place, "line %d, column 1 (a): \"%s\" ", line, text);
+        if (is == 'N') {
+            float x[1];
+            CHECK_EQ_INT(mpt_sample_into(data, i % 2, x, sizeof x, NULL, 0, NULL), MPT_OK);
+            CHECK(x[0] == rows[i / 2].value);
+        } else if (line == 3 || is == 'I' || is == 'M') { /* told as an error of this field */
+            CHECK_CONTAINS(mpt_error(context), place);
+            for (size_t k = 0; k < 4; k++)
+                if (faults[k].is == is) CHECK_CONTAINS(mpt_error(context), faults[k].fault);
+            mpt_clear_error(context);
+        } else { /* categories, which the log tells */
+            snprintf(place, sizeof place, "first \"%s\" in line 2", text);
+            CHECK_EQ_INT(mpt_dataset_shape(data).dim[0], 2);
+            CHECK_EQ_INT(log.lines, is == 'L');
+            if (is == 'L') CHECK_CONTAINS(log.said, place);
+        }
+        CHECK_EQ_STR(mpt_error(context), "");
+    }
+    /* Who says that a column is one of texts is not told. */
+    static const mpt_column column = {"a", MPT_COLUMN_ONE_HOT};
+    mpt_table_config config = mpt_table_config_default();
+    config.columns = &column, config.column_count = 1;
+    log.lines = 0;
+    csv(context, "a,t\n\"1,234\",0\ninf,1\n", &config);
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(log.lines, 0);
+    mpt_destroy(context);
+}
+
+/* ==== Deployment ==== */
+
+static const char houses[] =
+    "rooms,town,kind,price\n1,Ulm,flat,10\n2,\"Bad \"\"X\"\"\",\"a,b\",20\n"
+    "NA,Ulm,flat,30\n4.1,Ulm,\"two\nlines\",30\n";
+
+static mpt_dataset fitted_houses(mpt_context *context, mpt_table_config *config) {
+    static const mpt_column kind = {"kind", MPT_COLUMN_CODE};
+    *config = mpt_table_config_default();
+    config->missing = true, config->target = "price";
+    config->columns = &kind, config->column_count = 1;
+    mpt_dataset table = csv(context, houses, config);
+    CHECK_EQ_INT(mpt_table_fit(table, true), MPT_OK);
+    config->columns = NULL, config->column_count = 0;
+    config->like = table;
+    return table;
+}
+
+/* Lines as they come when nobody knows the target: fewer columns, in another order. */
+TEST(lines_without_targets) {
+    mpt_table_config config;
+    mpt_context *context = make_context();
+    float want[16];
+    mpt_dataset table = fitted_houses(context, &config);
+    for (int64_t i = 0; i < 4; i++) mpt_sample_into(table, i, want + 4 * i, 16, NULL, 0, NULL);
+    config.target = "";
+    check_inputs(csv(context, "rooms,town,kind\n1,Ulm,flat\n2,\"Bad \"\"X\"\"\",\"a,b\"", &config),
+                 want, 2, 4);
+    check_inputs(csv(context, "kind,rooms,town\nflat,1,Ulm\n", &config), want, 1, 4);
+    check_inputs(csv(context, "price,kind,rooms,town\n?,flat,1,Ulm\n", &config), want, 1, 4);
+    config.header = false;
+    check_inputs(csv(context, "1,Ulm,flat\n", &config), want, 1, 4);
+    check_inputs(csv(context, "1,Ulm,flat,\n", &config), want, 1, 4);
+    csv(context, "1,Ulm\n", &config);
+    EXPECT(MPT_ERROR_FORMAT,
+           "its columns are not those of the table that it is like: 2, expected 4");
+    config.header = true;
+    csv(context, "rooms,town,sort\n1,Ulm,flat", &config);
+    EXPECT(MPT_ERROR_FORMAT, "not those of the table that it is like: there is no kind");
+    csv(context, "rooms,town,kind,sort\n1,Ulm,flat,2", &config);
+    EXPECT(MPT_ERROR_FORMAT, "not those of the table that it is like: that has no sort");
+    csv(context, "rooms,town,kind,kind\n1,Ulm,flat,2", &config);
+    EXPECT(MPT_ERROR_FORMAT, "not those of the table that it is like: that has no kind");
+    config.target = NULL;
+    csv(context, "rooms,town,kind\n1,Ulm,flat", &config);
+    EXPECT(MPT_ERROR_FORMAT,
+           "with target = \"\" lines without targets are read, but here is no price");
+    float x[4], y;
+    table = csv(context, "price,kind,rooms,town\n7,flat,1,Ulm\n", &config);
+    CHECK_EQ_INT(mpt_sample_into(table, 0, x, sizeof x, &y, sizeof y, NULL), MPT_OK);
+    CHECK(y == 7.0f);
+    CHECK_EQ_BITS(x, want, sizeof x);
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+TEST(texts_that_training_never_saw) {
+    static const char text[] = "a,town,code,t\n1,X,p,u\n2,Y,q,v\n";
+    static const char later[] = "a,town,code,t\n1,Y,p,u\n2,Z,q,v\n3,\"W\",p,u\n";
+    static const mpt_column column = {"code", MPT_COLUMN_CODE};
+    /* a; town: X, Y; code. Then with categories "" in front. */
+    static const float zeros[12] = {1, 0, 1, 0, 2, 0, 0, 1, 3, 0, 0, 0};
+    static const float own[15] = {1, 0, 0, 1, 1, 2, 1, 0, 0, 2, 3, 1, 0, 0, 1};
+    static const float codes[5] = {1, 0, 1, 0, 0};
+    log_kept log;
+    mpt_context *context = make_listener(&log);
+    mpt_table_config config = mpt_table_config_default(), like = mpt_table_config_default();
+    config.columns = &column, config.column_count = 1;
+    like.like = csv(context, text, &config);
+    check_inputs(csv(context, later, &like), zeros, 3, 4);
+    CHECK_EQ_INT(log.lines, 1);
+    CHECK_CONTAINS(log.said, "line 3, column 2 (town): a text that is not in the table that this");
+    CHECK_CONTAINS(log.said, "here all zeros");
+    csv(context, "a,town,code,t\n1,Y,r,u\n", &like);
+    EXPECT(MPT_ERROR_FORMAT,
+           "line 2, column 3 (code): \"r\" is not in the table that this one is "
+           "like, and no code stands for others; mpt_table_config.unknown = true");
+    csv(context, "a,town,code,t\n1,Y,p,w\n", &like);
+    EXPECT(MPT_ERROR_FORMAT,
+           "line 2, column 4 (t): \"w\" is not in the table that this one is like");
+    csv(context, "a,town,code,t\n1,,p,u\n", &like);
+    EXPECT(MPT_ERROR_FORMAT, "line 2, column 2 (town): \"\" is no value; with");
+    like.missing = true;
+    check_inputs(csv(context, "a,town,code,t\n2,,q,u\n", &like), zeros + 4, 1, 4);
+    csv(context, "a,town,code,t\n1,X,,u\n", &like);
+    EXPECT(MPT_ERROR_FORMAT, "column code lacks a value, which it never does in the table that");
+    like.missing = false, like.strict = true;
+    csv(context, later, &like);
+    EXPECT(MPT_ERROR_FORMAT, "line 3, column 2 (town): \"Z\" is not in the table that this one is");
+    like.strict = false;
+
+    /* With a category for what is to come. */
+    log.said[0] = 0, log.lines = 0;
+    config.unknown = true;
+    like.like = csv(context, text, &config);
+    CHECK_EQ_STR(mpt_category_name(like.like, 1, 0), "");
+    CHECK_EQ_STR(mpt_class_name(like.like, 0), "u"); /* targets have none */
+    check_inputs(csv(context, later, &like), own, 3, 5);
+    CHECK_CONTAINS(log.said, "line 3, column 2 (town): a text that is not in the table that this");
+    CHECK_CONTAINS(log.said, "here taken for the category of missing values");
+    check_inputs(csv(context, "a,town,code,t\n1,X,r,u\n", &like), codes, 1, 5);
+    like.strict = true;
+    csv(context, "a,town,code,t\n1,X,r,u\n", &like);
+    EXPECT(MPT_ERROR_FORMAT, "column 3 (code): \"r\" is not in the table");
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
+static char *read_text(const char *path, size_t *n) {
+    FILE *file = fopen(path, "rb");
+    char *text = (char *)calloc(1, 4096);
+    *n = file && text ? fread(text, 1, 4095, file) : 0;
+    if (file) fclose(file);
+    return text;
+}
+
+/* Trained and saved here, loaded in a context that never saw the data: the same bits. */
+TEST(tables_saved_and_loaded) {
+    static const char row[] =
+        "town,rooms,kind\nUlm,NA,\"two\nlines\"\n\"Bad \"\"X\"\"\",3.25,flat\n";
+    mpt_context *context = make_context();
+    mpt_table_config config;
+    float x[8];
+    char names[4][32];
+    NEEDS_FILES
+    mpt_dataset table = fitted_houses(context, &config);
+    config.target = "";
+    mpt_dataset rows = csv(context, row, &config);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ_INT(mpt_sample_into(rows, i, x + 4 * i, 16, NULL, 0, NULL), MPT_OK);
+    for (int i = 0; i < 4; i++) snprintf(names[i], 32, "%s", mpt_column_name(table, i));
+    char path[512];
+    snprintf(path, sizeof path, "%s", test_tmp_path("houses.table"));
+    CHECK_EQ_INT(mpt_table_save(mpt_subset(table, 1, 2), path), MPT_OK); /* a part is of it */
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+
+    context = make_context();
+    config.like = mpt_table_load(context, path);
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(mpt_dataset_size(config.like), 0);
+    CHECK_EQ_INT(mpt_dataset_shape(config.like).dim[0], 4);
+    for (int i = 0; i < 4; i++) CHECK_EQ_STR(mpt_column_name(config.like, i), names[i]);
+    CHECK_EQ_STR(mpt_category_name(config.like, 1, 0), "Bad \"X\"");
+    CHECK_EQ_STR(mpt_category_name(config.like, 3, 2), "two\nlines");
+    check_inputs(csv(context, row, &config), x, 2, 4);
+    /* What has no samples is for no loader, no statistics, no fit. */
+    CHECK(mpt_loader_create(context, config.like, NULL).slot == 0);
+    EXPECT(MPT_ERROR_STATE, "has no samples");
+    CHECK_EQ_INT(mpt_dataset_statistics(config.like, NULL, NULL), MPT_ERROR_STATE);
+    EXPECT(MPT_ERROR_STATE, "has no samples");
+    CHECK_EQ_INT(mpt_table_fit(config.like, true), MPT_ERROR_STATE);
+    EXPECT(MPT_ERROR_STATE, "has no samples");
+    CHECK_EQ_INT(mpt_sample(config.like, 0, x, NULL), MPT_ERROR_INDEX);
+    EXPECT(MPT_ERROR_INDEX, "of a dataset of 0");
+    mpt_subset(config.like, 0, 1);
+    EXPECT(MPT_ERROR_INDEX, "not in a dataset of 0");
+    static const double halves[2] = {0.5, 0.5};
+    mpt_dataset parts[2];
+    mpt_random_split(config.like, halves, 2, 1, parts);
+    EXPECT(MPT_ERROR_ARGUMENT, "is empty");
+    /* Saved again it is the same file. */
+    size_t n, m;
+    char again[512];
+    snprintf(again, sizeof again, "%s", test_tmp_path("again.table"));
+    CHECK_EQ_INT(mpt_table_save(config.like, again), MPT_OK);
+    char *first = read_text(path, &n), *second = read_text(again, &m);
+    REQUIRE(first && second && n == m);
+    CHECK_EQ_BITS(first, second, n);
+    CHECK_CONTAINS(first, "what,name,for,mean,deviation\ntable,1,float32,named,filled\n"
+                          "number,\"rooms\",input,2.3666");
+    free(first), free(second);
+    remove(path), remove(again);
+    mpt_destroy(context);
+}
+
+/* Codes alone, classes in the order that training gave them, columns without names, no fit. */
+TEST(tables_of_codes_saved) {
+    static const mpt_column columns[2] = {{"0", MPT_COLUMN_CODE}, {"2", MPT_COLUMN_CLASS}};
+    static const float want[2] = {1, 7};
+    mpt_context *context = make_context();
+    mpt_table_config config = plain();
+    int64_t x[2], y;
+    NEEDS_FILES
+    config.delimiter = ';', config.decimal = ',', config.dtype = MPT_I64;
+    config.columns = columns, config.column_count = 2;
+    mpt_dataset table = csv(context, "b;7;10,5\n\"a;\";8;9,5\n", &config);
+    CHECK_EQ_STR(mpt_class_name(table, 0), "9,5"); /* by value */
+    CHECK_EQ_INT(mpt_table_save(table, test_tmp_path("codes")), MPT_OK);
+    config.columns = NULL, config.column_count = 0, config.decimal = 0;
+    config.like = mpt_table_load(context, test_tmp_path("codes"));
+    CHECK_EQ_STR(mpt_class_name(config.like, 1), "10,5");
+    table = csv(context, "b;7;10,5\n", &config);
+    CHECK_EQ_INT(mpt_sample_into(table, 0, x, sizeof x, &y, sizeof y, NULL), MPT_OK);
+    CHECK(x[0] == (int64_t)want[0] && x[1] == (int64_t)want[1] && y == 1);
+    CHECK_EQ_STR(mpt_error(context), "");
+    remove(test_tmp_path("codes"));
+    mpt_destroy(context);
+}
+
+TEST(odd_files_of_tables) {
+#define HEAD "what,name,for,mean,deviation\n"
+#define WHOLE HEAD "table,1,float32,named,filled\n"
+    static const struct {
+        const char *text, *fault;
+    } odd[] = {
+        {"a,b\n1,2\n", "no file of mpt_table_save: line 1 is not what,name,for,mean,deviation"},
+        {HEAD, "it ends after line 1"},
+        {HEAD "table,2,float32,,\n", "line 2, column 2: \"2\" is not what mpt_table_save writes"},
+        {HEAD "table,1,float16,,\n", "line 2, column 3: \"float16\" is not what"},
+        {HEAD "table,1,int64,,filled\n", "line 2, column 5: \"filled\" is not what"},
+        {HEAD "number,a,input,,\n", "line 2, column 1: \"number\" is not what"},
+        {HEAD "table,1,float32,no,\n", "line 2, column 4: \"no\" is not what"},
+        {WHOLE, "0 inputs, 0 targets"},
+        {WHOLE "number,a,input,1\n", "line 3 has 4 fields, expected 5"},
+        {WHOLE "number,a,inputs,1,2\n", "line 3, column 3: \"inputs\" is not what"},
+        {WHOLE "number,a,input,1,-2\n", "line 3, column 5: \"-2\" is not what"},
+        {WHOLE "number,a,input,1,\n", "line 3, column 5: \"\" is not what"},
+        {WHOLE "number,a,input,nan,1\n", "line 3, column 4: \"nan\" is not what"},
+        {WHOLE "number,a,input,1e999,1\n", "line 3, column 4: \"1e999\" is not what"},
+        {WHOLE "number,a,target,1,1\n", "line 3, column 4: \"1\" is not what"},
+        {WHOLE "code,a,input,1,1\n", "line 3, column 4: \"1\" is not what"},
+        {WHOLE "class,a,input,,\n", "line 3, column 3: \"input\" is not what"},
+        {WHOLE "texts,a,input,,\n", "line 3, column 1: \"texts\" is not what"},
+        {WHOLE ",a,input,,\n", "line 3, column 1: \"\" is not what"},
+        {WHOLE "category,a,,,\n", "line 3, column 1: \"category\" is not what"},
+        {WHOLE "number,a,input,1,1\ncategory,a,,,\n", "line 4, column 1: \"category\" is not"},
+        {WHOLE "code,a,input,,\ncategory,b,,,\ncategory,b,,,\n", "line 5, column 2: \"b\" is not"},
+        {WHOLE "number,a,target,,\n", "0 inputs, 1 targets"},
+        {HEAD "table,1,int64,,\none-hot,a,input,,\n", "column a is one-hot, which dtype MPT_I64"},
+        {WHOLE "number,\"a", "begins with a quote that never ends"},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "this is a Git LFS pointer"},
+    };
+    mpt_context *context = make_context();
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        CHECK(mpt_table_load_memory(context, odd[i].text, strlen(odd[i].text)).slot == 0);
+        CHECK_CONTAINS(mpt_error(context), odd[i].fault);
+        CHECK(mpt_failed(context));
+        mpt_clear_error(context);
+    }
+    /* A byte-order mark and the line ends of Windows are none of that. */
+    static const char good[] = "\xef\xbb\xbf" HEAD "table,1,float32,named,\r\n\r\n"
+                               "number,a,input,,\r\nclass,b,target,,\r\ncategory,x,,,\r\n";
+    mpt_dataset table = mpt_table_load_memory(context, good, sizeof good - 1);
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_STR(mpt_class_name(table, 0), "x");
+    /* Torn at every place: an error, or a table of what is there. */
+    for (size_t n = 0; n + 1 < sizeof good; n++) {
+        mpt_dataset torn = mpt_table_load_memory(context, good, n);
+        CHECK(mpt_failed(context) == (torn.slot == 0));
+        mpt_clear_error(context);
+    }
+    mpt_destroy(context);
+#undef WHOLE
+#undef HEAD
 }
 
 /* The real ones: sizes, classes, missing values, as their papers say. */
@@ -754,6 +1226,14 @@ TEST_TABLE = {
     T(targets_that_are_one_hot),
     T(odd_tables),
     T(a_header_of_numbers_is_noticed),
+    T(decimal_commas),
+    T(decimal_commas_or_others),
+    T(numbers_written_otherwise),
+    T(lines_without_targets),
+    T(texts_that_training_never_saw),
+    T(tables_saved_and_loaded),
+    T(tables_of_codes_saved),
+    T(odd_files_of_tables),
     T(real_tables),
     T(npy_files_of_numpy),
     T(npz_files_of_numpy),

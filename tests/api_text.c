@@ -142,8 +142,8 @@ TEST(bpe_of_a_few_merges) {
 }
 
 /* GPT-2's pattern: endings such as 's are pieces of their own only where no mark stands before
-   them, and a piece is all letters, all numbers, all marks or all white space. Merges, as of ' and s,
-   act in one piece only. */
+   them, and a piece is all letters, all numbers, all marks or all white space. Merges, as of '
+   and s, act in one piece only. */
 TEST(pieces_by_class) {
     static const struct {
         const char *text;

@@ -132,6 +132,24 @@ TEST(tables) {
     CASE(mpt_csv_memory, BAD_HANDLE, "another context", mpt_csv_memory(c, text, 12, &t));
     DATASET(mpt_table_fit, mpt_table_fit(h_, true));
     CASE(mpt_table_fit, ARGUMENT, "not a table of mpt_csv", mpt_table_fit(f.t.data, true));
+    t.like = table, t.decimal = ';';
+    CASE(mpt_csv_memory, ARGUMENT, "decimal is byte 59", mpt_csv_memory(c, text, 12, &t));
+    DATASET(mpt_table_save, mpt_table_save(h_, "t"));
+    CASE(mpt_table_save, ARGUMENT, "not a table of mpt_csv", mpt_table_save(f.t.data, "t"));
+    CASE(mpt_table_save, ARGUMENT, "path is empty", mpt_table_save(table, NULL));
+    CASE(mpt_table_save, MPT_ERROR_IO, "cannot write no/such/file",
+         mpt_table_save(table, "no/such/file"));
+    QUIET(mpt_table_load, mpt_table_load(NULL, "a").slot == 0);
+    CASE(mpt_table_load, ARGUMENT, "path is NULL", mpt_table_load(c, NULL));
+    CASE(mpt_table_load, MPT_ERROR_IO, "cannot open no/such/file",
+         mpt_table_load(c, "no/such/file"));
+    QUIET(mpt_table_load_memory, mpt_table_load_memory(NULL, text, 4).slot == 0);
+    CASE(mpt_table_load_memory, ARGUMENT, "9 bytes of text at NULL",
+         mpt_table_load_memory(c, NULL, 9));
+    CASE(mpt_table_load_memory, ARGUMENT, "bytes of text",
+         mpt_table_load_memory(c, text, SIZE_MAX));
+    CASE(mpt_table_load_memory, MPT_ERROR_FORMAT, "no file of mpt_table_save",
+         mpt_table_load_memory(c, text, 0));
     DATASET(mpt_column_name, CHECK(mpt_column_name(h_, 0) == NULL));
     CASE(mpt_column_name, ARGUMENT, "not a table", mpt_column_name(f.t.data, 0));
     QUIET(mpt_column_name, mpt_column_name(table, INT64_MIN) == NULL);

@@ -417,10 +417,14 @@ static uint64_t stop_tables(mpt_context *c) {
     mpt_raw_config raw = mpt_raw_config_default();
     mpt_dataset table = mpt_csv_memory(c, csv, sizeof csv - 1, NULL);
     mpt_table_fit(table, true);
+    mpt_table_config later = mpt_table_config_default();
+    mpt_table_save(table, "learned");
     uint64_t hash = mix_text(1, mpt_category_name(table, 1, 1));
     hash = mix_dataset(hash, table);
     put_file("table", csv, sizeof csv - 1);
     hash = mix_dataset(hash, mpt_csv(c, "table", NULL));
+    later.like = mpt_table_load(c, "learned"), later.target = "";
+    hash = mix_dataset(hash, mpt_csv_memory(c, "b,a\nblue,7\nred,1\n", 17, &later));
     memcpy(array, npy, 72);
     memcpy(array + 72, values, 32);
     put_file("array", array, 72 + 32);

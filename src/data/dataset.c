@@ -259,8 +259,8 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
     else if (!target && scratch)
         target = scratch + mpt__scratch_target(dataset);
     if (dataset->make)
-        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset),
-                             input, target, error)
+        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset), input,
+                             target, error)
                    ? input
                    : NULL;
     if (!dataset->inputs) {
@@ -534,6 +534,13 @@ mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
 
 /* ==== Questions ==== */
 
+/* False with an error recorded for what mpt_table_load gives. */
+static bool mpt__dataset_filled(mpt_context *ctx, const mpt__dataset *dataset) {
+    return dataset->count > 0 ||
+           mpt__reject(ctx, STATE,
+                       "this table, of mpt_table_load, has no samples: it is what others are like");
+}
+
 int64_t mpt_dataset_size(mpt_dataset dataset) {
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_size");
     return found ? found->count : -1;
@@ -625,6 +632,7 @@ mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *dev
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
     if (!found) return mpt__status_of(ctx);
+    if (!mpt__dataset_filled(ctx, found)) return ctx->base.status;
     bool bytes = found->dtype == MPT_U8;
     double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(ctx, mpt__scratch_bytes(found));

@@ -627,6 +627,7 @@ static int64_t mpt__loader_share(const mpt_loader_config *config, int64_t total)
 /* What is wrong with a config; false with an error recorded. */
 static bool mpt__loader_check(mpt_context *ctx, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
+    if (!mpt__dataset_filled(ctx, dataset)) return false;
     if (config->batch < 1)
         return mpt__reject(ctx, ARGUMENT, "batch is %lld; at least 1", config->batch);
     if (config->workers < 0 || config->workers > MPT__MAX_WORKERS)

@@ -10,111 +10,11 @@
 
 #include "face/data.h"
 #include "data/dataset.c"
+#include "data/numbers.c"
 
 #define MPT__MAX_COLUMNS (INT64_C(1) << 20)
 #define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
 #define MPT__MAX_ONE_HOT 1024                  /* inputs of one column */
-
-/* ==== Numbers ==== */
-
-/* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
-   for whether they are zeros. */
-typedef struct {
-    char digits[800];
-    int count, point;
-    bool negative;
-} mpt__decimal;
-
-/* Reads [+-]digits[.digits][e[+-]digits]; false if the text is anything else. */
-static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n) {
-    const char *const end = p + n;
-    bool any = false, fraction = false;
-    int exponent = 0;
-    d->count = d->point = 0;
-    d->negative = p < end && *p == '-';
-    if (p < end && (*p == '-' || *p == '+')) p++;
-    for (; p < end && ((*p >= '0' && *p <= '9') || (*p == '.' && !fraction)); p++) {
-        if (*p == '.') {
-            fraction = true;
-            continue;
-        }
-        any = true;
-        if (*p == '0' && d->count == 0) {
-            if (d->point > -100000) d->point -= fraction;
-            continue;
-        }
-        if (d->count < 799)
-            d->digits[d->count++] = *p;
-        else if (*p != '0')
-            d->digits[798] = '1'; /* far behind all digits of what it is compared with */
-        if (d->point < 100000) d->point += !fraction;
-    }
-    if (!any) return false;
-    if (p < end && (*p == 'e' || *p == 'E')) {
-        bool below = ++p < end && *p == '-';
-        if (p < end && (*p == '-' || *p == '+')) p++;
-        if (p == end) return false;
-        for (; p < end && *p >= '0' && *p <= '9'; p++)
-            if (exponent < 1000000) exponent = exponent * 10 + (*p - '0');
-        d->point += below ? -exponent : exponent;
-    }
-    return p == end;
-}
-
-/* Whether the decimal is less than (-1), equal to or more than (1) mantissa * 2^exponent. */
-static int mpt__decimal_compare(const mpt__decimal *d, uint64_t mantissa, int exponent) {
-    char digits[800];
-    int point;
-    int count = mpt__exact_digits(mantissa, exponent, digits, &point);
-    if (d->point != point) return d->point < point ? -1 : 1;
-    for (int i = 0; i < d->count || i < count; i++) {
-        const char a = i < d->count ? d->digits[i] : '0', b = i < count ? digits[i] : '0';
-        if (a != b) return a < b ? -1 : 1;
-    }
-    return 0;
-}
-
-/* Whether the decimal, above the double of these bits, is nearer to the next one: half to even. */
-static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
-    int exponent;
-    uint64_t mantissa = mpt__mantissa_of(bits, &exponent);
-    int order = mpt__decimal_compare(d, 2 * mantissa + 1, exponent - 1);
-    return order > 0 || (order == 0 && (bits & 1));
-}
-
-/* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
-   floating-point state of MPT__PLAIN_FLOATS. */
-static bool mpt__parse_double(const char *p, size_t n, double *value) {
-    static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                    1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                    1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-    mpt__decimal d;
-    uint64_t whole = 0, bits;
-    if (!mpt__decimal_read(&d, p, n)) return false;
-    int taken = d.count < 19 ? d.count : 19;
-    int exponent = d.point - taken;
-    for (int i = 0; i < taken; i++) whole = whole * 10 + (uint64_t)(d.digits[i] - '0');
-    double guess = (double)whole;
-    if (d.count == 0 || d.point < -330) {
-        guess = 0.0;
-    } else if (d.point > 310) {
-        guess = mpt__f64_from_bits(UINT64_C(0x7ff) << 52);
-    } else {
-        /* One exact factor by another is rounded once. */
-        bool exact = d.count == taken && whole >> 53 == 0 && exponent >= -22 && exponent <= 22;
-        for (int step; exponent > 0; exponent -= step)
-            step = exponent < 22 ? exponent : 22, guess *= powers[step];
-        for (int step; exponent < 0; exponent += step)
-            step = exponent > -22 ? -exponent : 22, guess /= powers[step];
-        memcpy(&bits, &guess, sizeof bits);
-        if (bits >= UINT64_C(0x7ff) << 52) bits = (UINT64_C(0x7ff) << 52) - 1;
-        while (!exact && bits < UINT64_C(0x7ff) << 52 && mpt__decimal_passes(&d, bits)) bits++;
-        while (!exact && bits > 0 && !mpt__decimal_passes(&d, bits - 1)) bits--;
-        memcpy(&guess, &bits, sizeof guess);
-    }
-    *value = d.negative ? -guess : guess;
-    return true;
-}
 
 /* ==== Fields ==== */
 
@@ -136,6 +36,7 @@ static bool mpt__csv_blank(const mpt__csv *csv, char c) {
     return (c == ' ' || c == '\t' || c == '\r') && c != csv->delimiter;
 }
 
+/* A fault of a field; lines and columns are told from 1 on. */
 static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
                            const char *text, size_t length) {
     char shown[48];
@@ -144,7 +45,7 @@ static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name
     memcpy(shown + n, "...", 4);
     if (n == length) shown[n] = 0;
     return mpt__reject(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s",
-                       csv->path, csv->begun, column, name ? " (" : "", name ? name : "",
+                       csv->path, csv->begun, column + 1, name ? " (" : "", name ? name : "",
                        name ? ")" : "", shown, fault);
 }
 
@@ -230,6 +131,7 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
 typedef struct {
     mpt_column_use use; /* AUTO until a field says what it is, if it is ever said */
     bool is_target;
+    char point;                /* of its numbers, '.' or ',' */
     int64_t name;              /* where in the text */
     int64_t first, categories; /* of its texts among all */
     double mean, deviation;    /* what numbers become */
@@ -247,12 +149,26 @@ typedef struct {
     mpt__table_column *columns;
 } mpt__table;
 
+static const char mpt__no_number[] =
+    "is not a number as it is written here: no signs but + and -, no separators of thousands, no "
+    "units; mpt_table_config.decimal = ',' is for decimal commas";
+
 /* A text of a column, while a table is read. */
 typedef struct {
     int64_t column, text;
     size_t length;
     double number; /* NaN if it is none */
 } mpt__category;
+
+/* A column of the file. What is found out about its texts is for messages. */
+typedef struct {
+    int64_t to, name;    /* the column of the table, or -1; where the name is in the text */
+    int64_t line, text;  /* of the first text that looks like a number; the text is a category */
+    int64_t number_like; /* texts that do */
+    bool first_like;     /* the first one does */
+    bool guessed;        /* texts made it one of texts */
+    uint8_t seen;        /* MPT__COMMA and others */
+} mpt__file_column;
 
 typedef struct {
     mpt__csv csv;
@@ -264,7 +180,12 @@ typedef struct {
     int64_t found_count, found_room;
     uint32_t *rows; /* open addressing by column and text: number + 1, 0 = empty */
     int64_t row_count;
-    bool missing, fixed; /* fixed: no category is added */
+    mpt__file_column *file; /* the columns as they stand in the file */
+    int64_t file_count;
+    size_t table_bytes, field_bytes;
+    const mpt_table_config *config;
+    bool fixed;      /* no category is added */
+    int64_t unknown; /* fields whose text is none of the fixed ones */
 } mpt__table_reader;
 
 static bool mpt__column_texts(const mpt__table_column *column) {
@@ -324,7 +245,8 @@ static int64_t mpt__category_of(mpt__table_reader *r, int64_t column, const char
     if (at < 0) return -1;
     mpt__category *c = &r->found[r->found_count++];
     c->column = column, c->text = at, c->length = n;
-    if (!mpt__parse_double(text, n, &c->number)) c->number = MPT__NAN_F64;
+    if (!mpt__parse_number(text, n, r->table->columns[column].point, &c->number))
+        c->number = MPT__NAN_F64;
     r->table->columns[column].categories++;
     *row = (uint32_t)r->found_count;
     return r->found_count - 1;
@@ -341,56 +263,91 @@ static bool mpt__category_before(const void *of, int64_t a, int64_t b) {
     return strcmp(r->text + x->text, r->text + y->text) < 0;
 }
 
-static bool mpt__field_missing(const char *p, size_t n) {
-    static const char *const words[] = {"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
-    return false;
+/* The category of a field of a table that is like another one; NaN where that lacks its text, which
+   then counts as missing, -1 where it lacks that, too. False with an error recorded. */
+static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *name, double *out) {
+    const mpt__csv *csv = &r->csv;
+    const mpt__table_column *column = &r->table->columns[r->file[f].to];
+    int64_t category = mpt__category_of(r, r->file[f].to, "", 0);
+    if (!mpt__ok(csv->context)) return false;
+    *out = (double)category;
+    bool hidden = column->use == MPT_COLUMN_ONE_HOT && !column->is_target;
+    if (r->config->strict || column->is_target || (category < 0 && !hidden))
+        return mpt__csv_fault(csv, f, name,
+                              hidden || column->is_target
+                                  ? "is not in the table that this one is like"
+                                  : "is not in the table that this one is like, and no code stands "
+                                    "for others; mpt_table_config.unknown = true there makes one",
+                              csv->field, csv->length);
+    if (r->unknown++ == 0)
+        mpt__log(&csv->context->base, MPT_LOG_WARNING,
+                 "%s: line %lld, column %lld (%s): a text that is not in the table that this one "
+                 "is like (strict = true refuses such), here %s",
+                 csv->path, csv->begun, f + 1, name ? name : "",
+                 category < 0 ? "all zeros" : "taken for the category of missing values");
+    return true;
 }
 
-/* Stores a field, and what kind its column is if that was open. */
-static bool mpt__table_field(mpt__table_reader *r, int64_t c, double *out) {
+/* Stores the text of a field as its category. */
+static bool mpt__table_category(mpt__table_reader *r, int64_t f, const char *name, double *out) {
     const mpt__csv *csv = &r->csv;
-    mpt__table_column *column = &r->table->columns[c];
-    const char *name = r->table->named ? r->text + column->name : NULL, *fault;
+    mpt__file_column *of = &r->file[f];
+    const mpt__table_column *column = &r->table->columns[of->to];
+    int64_t before = column->categories;
+    int64_t category = mpt__category_of(r, of->to, csv->field, csv->length);
+    *out = (double)category;
+    if (category < 0) return mpt__ok(csv->context) && mpt__category_unknown(r, f, name, out);
+    if (column->categories == before) return true;
+    bool like_number = of->guessed && mpt__number_like(csv->field, csv->length);
+    of->first_like |= like_number && before == 0;
+    if (like_number && of->number_like++ == 0)
+        of->line = csv->begun, of->text = r->found[category].text;
+    return column->use != MPT_COLUMN_ONE_HOT || column->categories <= MPT__MAX_ONE_HOT ||
+           mpt__csv_fault(csv, f, name,
+                          like_number ? mpt__no_number
+                                      : "is one text too many for one-hot inputs, which are at "
+                                        "most 1024: MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
+                          csv->field, csv->length);
+}
+
+/* Stores a field of the file's column f, and what kind its column is if that was open. */
+static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
+    const mpt__csv *csv = &r->csv;
+    mpt__file_column *of = &r->file[f];
+    mpt__table_column *column = &r->table->columns[of->to];
+    const char *name = r->table->named ? r->text + of->name : NULL, *fault;
     bool whole = r->table->dtype == MPT_I64 && !column->is_target;
     double value = MPT__NAN_F64;
     if (column->use == MPT_COLUMN_IGNORE) return true;
     if (mpt__field_missing(csv->field, csv->length)) {
         *out = value;
-        if (r->missing && !column->is_target && !whole) return true;
+        if (r->config->missing && !column->is_target && !whole) return true;
         fault = column->is_target ? "is no value for a target; leave such lines out"
                 : whole           ? "is no value, and whole numbers have no NaN"
                         : "is no value; with mpt_table_config.missing = true it may lack, and "
                           "mpt_table_fit fills it in";
-        return mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+        return mpt__csv_fault(csv, f, name, fault, csv->field, csv->length);
     }
-    bool number = mpt__parse_double(csv->field, csv->length, &value);
+    bool infinite = mpt__word_infinite(csv->field, csv->length);
+    bool number = infinite || mpt__parse_number(csv->field, csv->length, column->point, &value);
+    of->guessed |= column->use == MPT_COLUMN_AUTO && !number;
     if (column->use == MPT_COLUMN_AUTO)
         column->use = number              ? MPT_COLUMN_NUMBER
                       : column->is_target ? MPT_COLUMN_CLASS
                       : whole             ? MPT_COLUMN_CODE
                                           : MPT_COLUMN_ONE_HOT;
-    if (mpt__column_texts(column)) {
-        int64_t category = mpt__category_of(r, c, csv->field, csv->length);
-        *out = (double)category;
-        if (category < 0)
-            return mpt__csv_fault(csv, c, name, "is not in the table that this one is like",
-                                  csv->field, csv->length);
-        return column->use != MPT_COLUMN_ONE_HOT || column->categories <= MPT__MAX_ONE_HOT ||
-               mpt__csv_fault(csv, c, name,
-                              "is one text too many for one-hot inputs, which are at most 1024: "
-                              "MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
-                              csv->field, csv->length);
-    }
+    if (mpt__column_texts(column)) return mpt__table_category(r, f, name, out);
     *out = value;
-    fault = !number ? "is not a number, and its column is one of numbers"
+    fault = infinite  ? "is infinite; a number here is finite, or lacks as NA does"
+            : !number ? mpt__number_like(csv->field, csv->length)
+                            ? mpt__no_number
+                            : "is not a number, and its column is one of numbers"
             : whole && !(value >= -9007199254740992.0 && value <= 9007199254740992.0 &&
                          (double)(int64_t)value == value)
                 ? "is not a whole number up to 2^53, as dtype MPT_I64 needs"
             : !mpt__f32_is_finite((float)value) ? "is beyond what float32 holds"
                                                 : NULL;
-    return !fault || mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+    return !fault || mpt__csv_fault(csv, f, name, fault, csv->field, csv->length);
 }
 
 /* The column of a name, else of a number; -1 with an error recorded. */
@@ -413,16 +370,17 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
     char number[24];
     bool numbers = header;
     double value;
-    for (int64_t c = 0; c < r->table->count; c++) {
+    for (int64_t f = 0; f < r->file_count; f++) {
         const char *name = number;
-        size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", c);
+        size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", f);
         if (header) {
-            if (!mpt__csv_field(&r->csv, c)) return false;
+            if (!mpt__csv_field(&r->csv, f)) return false;
             name = r->csv.field, n = r->csv.length;
             numbers = numbers && mpt__parse_double(name, n, &value);
         }
-        r->table->columns[c].name = mpt__table_text(r, name, n);
-        if (r->table->columns[c].name < 0) return false;
+        r->file[f].to = -1;
+        r->file[f].name = mpt__table_text(r, name, n);
+        if (r->file[f].name < 0) return false;
     }
     if (numbers)
         mpt__log(
@@ -432,10 +390,86 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
     return true;
 }
 
+/* ==== Decimal commas ==== */
+
+/* What a column of the file has been seen to hold besides whole numbers and missing values. */
+enum {
+    MPT__COMMA = 1,     /* a number with a decimal comma */
+    MPT__SURE = 2,      /* one that cannot have a comma of thousands: not 1,234 */
+    MPT__NO_COMMAS = 4, /* a number with a point, or a text */
+    MPT__POINT = 8,     /* the former */
+};
+
+static uint8_t mpt__decimal_kind(const char *p, size_t n) {
+    double value;
+    if (mpt__field_missing(p, n) || mpt__word_infinite(p, n)) return 0;
+    if (mpt__parse_double(p, n, &value)) return memchr(p, '.', n) ? MPT__POINT | MPT__NO_COMMAS : 0;
+    if (!mpt__parse_number(p, n, ',', &value)) return MPT__NO_COMMAS;
+    if (*p == '-' || *p == '+') p++, n--;
+    bool thousands = n >= 5 && n <= 7 && p[n - 4] == ',' && *p != '0';
+    return thousands ? MPT__COMMA : MPT__COMMA | MPT__SURE;
+}
+
+/* Tells which columns have decimal commas by all of their texts. Where some may be commas of
+   thousands and other columns have points, they are. */
+static void mpt__decimals_told(mpt__table_reader *r) {
+    mpt__base *base = &r->csv.context->base;
+    int64_t first = -1, count = 0;
+    bool sure = false, points = false;
+    for (int64_t f = r->file_count - 1; f >= 0; f--) {
+        points = points || (r->file[f].seen & MPT__POINT);
+        if (!(r->file[f].seen & MPT__COMMA) || (r->file[f].seen & MPT__NO_COMMAS)) continue;
+        sure = sure || (r->file[f].seen & MPT__SURE);
+        first = f, count++;
+    }
+    for (int64_t f = 0; points && !sure && f < r->file_count; f++)
+        r->file[f].seen |= MPT__NO_COMMAS;
+    if (first < 0 || (points && !sure)) return;
+    mpt__log(base, sure ? MPT_LOG_INFO : MPT_LOG_WARNING,
+             "%s: the numbers of %lld columns, first column %lld (%s, line %lld), have decimal "
+             "commas%s; decimal = ',' or '.' of mpt_table_config says so or not",
+             r->csv.path, count, first + 1, r->text + r->file[first].name, r->file[first].line,
+             sure ? "" : ", if these are none of thousands");
+}
+
+/* Finds out which columns have decimal commas: where the config does not say, those all of whose
+   texts can be numbers with some. The reader is where it was, afterwards. */
+static bool mpt__table_decimals(mpt__table_reader *r) {
+    mpt__csv kept = r->csv;
+    if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size))
+        return true;
+    r->csv.write = false;
+    for (int64_t i = 0; i < r->table->rows; i++) {
+        mpt__csv_record(&r->csv);
+        for (int64_t f = 0; f < r->file_count; f++) {
+            if (!mpt__csv_field(&r->csv, f)) return false;
+            uint8_t kind = mpt__decimal_kind(r->csv.field, r->csv.length);
+            if ((kind & MPT__COMMA) && !(r->file[f].seen & MPT__COMMA))
+                r->file[f].line = r->csv.begun;
+            r->file[f].seen |= kind;
+        }
+    }
+    r->csv = kept;
+    mpt__decimals_told(r);
+    return true;
+}
+
+static char mpt__decimal_point(const mpt__table_reader *r, int64_t f) {
+    if (r->config->decimal) return r->config->decimal;
+    return (r->file[f].seen & MPT__COMMA) && !(r->file[f].seen & MPT__NO_COMMAS) ? ',' : '.';
+}
+
+/* ==== What columns are for ==== */
+
 /* What the columns are for, by config. */
 static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config) {
     mpt__table *table = r->table;
     bool targets = config->target != NULL;
+    for (int64_t c = 0; c < table->count; c++) {
+        r->file[c].to = c;
+        table->columns[c].name = r->file[c].name;
+        table->columns[c].point = mpt__decimal_point(r, c);
+    }
     for (int i = 0; i < config->column_count; i++) {
         mpt_column_use use = config->columns[i].use;
         int64_t c = mpt__column_find(r, config->columns[i].name);
@@ -453,30 +487,82 @@ static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config
     return c >= 0;
 }
 
+/* The column of the file that is column c of the table that this one is like: by its name where
+   both have names, else by its place among `targets` of them or without. -1: there is none. */
+static int64_t mpt__like_find(const mpt__table_reader *r, const mpt__table *like, int64_t c,
+                              int64_t place) {
+    const char *name = like->text + like->columns[c].name;
+    if (!r->table->named || !like->named) return place;
+    /* Mostly it stands where it stood there. */
+    for (int64_t i = 0; i < r->file_count; i++) {
+        int64_t f = (place + i) % r->file_count;
+        if (r->file[f].to < 0 && strcmp(r->text + r->file[f].name, name) == 0) return f;
+    }
+    return -1;
+}
+
+static bool mpt__table_unlike(const mpt__table_reader *r, const char *what, const char *name) {
+    return mpt__reject(r->csv.context, FORMAT,
+                       "%s: its columns are not those of the table that it is like: %s %s",
+                       r->csv.path, what, name);
+}
+
+/* Gives each column of the table its column of the file. */
+static bool mpt__like_columns(mpt__table_reader *r, const mpt__table *like, bool targets) {
+    bool names = r->table->named && like->named;
+    int64_t place = 0, least = 0;
+    for (int64_t c = 0; c < like->count; c++) least += !like->columns[c].is_target;
+    bool short_rows = !targets && r->file_count == least;
+    if (!names && r->file_count != like->count && !short_rows)
+        return mpt__reject(r->csv.context, FORMAT,
+                           "%s: its columns are not those of the table that it is like: %lld, "
+                           "expected %lld%s",
+                           r->csv.path, r->file_count, like->count,
+                           targets ? "; target = \"\" reads lines without targets" : "");
+    for (int64_t c = 0; c < like->count; c++) {
+        mpt__table_column *column = &r->table->columns[c];
+        const char *name = like->text + like->columns[c].name;
+        bool skip = !targets && column->is_target;
+        int64_t f = skip && !names && short_rows ? -1 : mpt__like_find(r, like, c, place);
+        if (f < 0 && !skip && column->use != MPT_COLUMN_IGNORE)
+            return mpt__table_unlike(r,
+                                     column->is_target
+                                         ? "with target = \"\" lines without targets are read, but "
+                                           "here is no"
+                                         : "there is no",
+                                     name);
+        if (skip) column->use = MPT_COLUMN_IGNORE, column->is_target = false;
+        column->point = f < 0 ? '.' : mpt__decimal_point(r, f);
+        column->name = f < 0 ? mpt__table_text(r, name, strlen(name)) : r->file[f].name;
+        if (column->name < 0) return false;
+        if (f >= 0) r->file[f].to = c, place = (f + 1) % r->file_count;
+    }
+    for (int64_t f = 0; f < r->file_count; f++)
+        if (r->file[f].to < 0)
+            return mpt__table_unlike(r, "that has no", r->text + r->file[f].name);
+    return true;
+}
+
 /* What the columns are for, by another table. */
 static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
     mpt__table *table = r->table;
-    bool same = table->count == like->count;
-    for (int64_t c = 0; same && c < table->count; c++) {
-        mpt__table_column *column = &table->columns[c];
-        int64_t name = column->name;
-        const char *other = like->text + like->columns[c].name;
-        same = !table->named || !like->named || strcmp(r->text + name, other) == 0;
-        *column = like->columns[c];
-        column->name = name, column->categories = 0;
-        for (int64_t i = 0; i < like->columns[c].categories; i++) {
+    const char *target = r->config->target;
+    for (int64_t c = 0; c < table->count; c++)
+        table->columns[c] = like->columns[c], table->columns[c].categories = 0;
+    if (!mpt__like_columns(r, like, !target || *target)) return false;
+    for (int64_t c = 0; c < table->count; c++)
+        for (int64_t i = 0;
+             mpt__column_texts(&table->columns[c]) && i < like->columns[c].categories; i++) {
             const char *text = like->categories[like->columns[c].first + i];
             if (mpt__category_of(r, c, text, strlen(text)) < 0) return false;
         }
-    }
     table->filled = like->filled;
     r->fixed = true;
-    return same ||
-           mpt__reject(r->csv.context, FORMAT,
-                       "%s: its columns are not those of the table that it is like", r->csv.path);
+    return true;
 }
 
-/* Numbers categories in order, in the fields too; their list is `owned[2]` of the dataset. */
+/* Numbers categories in order, which is that of the table that this one is like, in the fields
+   too; their list is `owned[2]` of the dataset. */
 static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     mpt_context *ctx = r->csv.context;
     mpt__table *table = r->table;
@@ -488,7 +574,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
         (const char **)mpt__allocate(&ctx->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
     dataset->owned[2] = (void *)texts, dataset->owned_bytes[2] = (size_t)n * sizeof *texts;
     for (int64_t i = 0; order && i < n; i++) order[i] = i;
-    if (order) mpt__sort_by(order, n, mpt__category_before, r);
+    if (order && !r->fixed) mpt__sort_by(order, n, mpt__category_before, r);
     for (int64_t i = n; order && texts && i-- > 0;) {
         const mpt__category *c = &r->found[order[i]];
         codes[order[i]] = table->columns[c->column].first = i;
@@ -497,11 +583,51 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     for (int64_t c = 0; order && c < table->count; c++)
         for (int64_t i = 0; mpt__column_texts(&table->columns[c]) && i < table->rows; i++) {
             double *field = &r->fields[i * table->count + c];
-            *field = (double)(codes[(int64_t)*field] - table->columns[c].first);
+            if (*field >= 0.0) *field = (double)(codes[(int64_t)*field] - table->columns[c].first);
         }
     mpt__host_free(ctx, order, 2 * (size_t)n * sizeof *order);
     table->categories = texts;
     return mpt__ok(ctx);
+}
+
+/* Tells of columns whose texts became categories though they look like numbers. */
+static void mpt__numbers_told(mpt__table_reader *r) {
+    int told = 0;
+    for (int64_t f = 0; f < r->file_count && told < 8; f++) {
+        const mpt__file_column *of = &r->file[f];
+        int64_t categories = r->table->columns[of->to].categories;
+        if (2 * of->number_like <= categories && !of->first_like) continue;
+        told++;
+        mpt__log(&r->csv.context->base, MPT_LOG_WARNING,
+                 "%s: column %lld (%s): %lld of its %lld texts look like numbers, first \"%s\" in "
+                 "line %lld, and all become categories; numbers have digits and a point (decimal = "
+                 "',' reads decimal commas), and columns of mpt_table_config says that it is "
+                 "no mistake",
+                 r->csv.path, f + 1, r->text + of->name, of->number_like, categories,
+                 r->text + of->text, of->line);
+    }
+}
+
+/* Makes texts without a value the category "". */
+static bool mpt__table_fill_texts(mpt__table_reader *r, int64_t c) {
+    mpt__table_column *column = &r->table->columns[c];
+    int64_t category = -1;
+    if (!mpt__column_texts(column)) return true;
+    if (r->config->unknown && !r->fixed && !column->is_target)
+        category = mpt__category_of(r, c, "", 0);
+    for (int64_t i = 0; mpt__ok(r->csv.context) && i < r->table->rows; i++) {
+        double *field = &r->fields[i * r->table->count + c];
+        if (*field >= 0.0 || *field < 0.0) continue;
+        category = mpt__category_of(r, c, "", 0);
+        if (category < 0 && mpt__ok(r->csv.context) &&
+            (column->use != MPT_COLUMN_ONE_HOT || r->config->strict))
+            return mpt__reject(r->csv.context, FORMAT,
+                               "%s: column %s lacks a value, which it never does in the table that "
+                               "this one is like",
+                               r->csv.path, r->text + column->name);
+        *field = (double)category;
+    }
+    return mpt__ok(r->csv.context);
 }
 
 /* Reads all records into the fields; numbers categories as they come. */
@@ -509,24 +635,17 @@ static bool mpt__table_fill(mpt__table_reader *r) {
     mpt__table *table = r->table;
     for (int64_t i = 0; i < table->rows; i++) {
         mpt__csv_record(&r->csv);
-        for (int64_t c = 0; c < table->count; c++)
-            if (!mpt__csv_field(&r->csv, c) ||
-                !mpt__table_field(r, c, &r->fields[i * table->count + c]))
+        for (int64_t f = 0; f < r->file_count; f++)
+            if (!mpt__csv_field(&r->csv, f) ||
+                !mpt__table_field(r, f, &r->fields[i * table->count + r->file[f].to]))
                 return false;
     }
     for (int64_t c = 0; c < table->count; c++) {
         mpt__table_column *column = &table->columns[c];
         if (column->use == MPT_COLUMN_AUTO) column->use = MPT_COLUMN_NUMBER; /* without values */
-        for (int64_t i = 0; mpt__column_texts(column) && i < table->rows; i++) {
-            double *field = &r->fields[i * table->count + c];
-            if (*field >= 0.0) continue;
-            int64_t category = mpt__category_of(r, c, "", 0);
-            if (category < 0)
-                return mpt__csv_fault(&r->csv, c, NULL, "is not in the table that this one is like",
-                                      "", 0);
-            *field = (double)category;
-        }
+        if (!mpt__table_fill_texts(r, c)) return false;
     }
+    mpt__numbers_told(r);
     return true;
 }
 
@@ -587,7 +706,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
             "%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
             "and targets are all classes or all numbers",
             r->csv.path, inputs, targets, classes);
-    samples->count = r->table->rows;
+    samples->count = r->table->rows > 0 ? r->table->rows : 1; /* none: see mpt_table_load */
     samples->dtype = r->table->dtype;
     samples->shape = MPT_SHAPE(inputs);
     samples->target_dtype = targets == 0 ? MPT_DTYPE_NONE : classes ? MPT_I64 : MPT_F32;
@@ -606,15 +725,16 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     mpt__dataset *dataset =
         mpt__table_shape(r, &samples) ? mpt__dataset_new(r->csv.context, &samples, true) : NULL;
     if (!dataset) return NULL;
+    dataset->count = table->rows;
     if (!mpt__table_number(r, dataset)) {
         mpt__dataset_release(r->csv.context, dataset);
         return NULL;
     }
     table->fields = r->fields, table->text = r->text;
     dataset->owned[0] = table;
-    dataset->owned_bytes[0] = sizeof *table + (size_t)table->count * sizeof *table->columns;
+    dataset->owned_bytes[0] = r->table_bytes;
     dataset->owned[1] = r->fields;
-    dataset->owned_bytes[1] = (size_t)table->rows * (size_t)table->count * sizeof *r->fields;
+    dataset->owned_bytes[1] = r->field_bytes;
     dataset->owned[3] = r->text, dataset->owned_bytes[3] = (size_t)r->text_room;
     dataset->state = table;
     dataset->make = mpt__table_make;
@@ -629,16 +749,49 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     return dataset;
 }
 
-static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_config *config,
-                                     const mpt__table *like) {
+/* Room for a table of so many rows and columns, of a file with so many. Every field has a byte of
+   its own in the file, so that these products cannot overflow where the file fits. */
+static bool mpt__table_room(mpt__table_reader *r, int64_t rows, int64_t columns,
+                            int64_t file_columns) {
+    mpt__base *base = &r->csv.context->base;
+    r->table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
+    size_t fields = (size_t)rows * (size_t)columns;
+    if (rows > 0 && (fields / (size_t)rows != (size_t)columns ||
+                     fields > (size_t)PTRDIFF_MAX / sizeof *r->fields)) {
+        mpt__fail_memory(base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+        return false;
+    }
+    r->field_bytes = fields * sizeof *r->fields;
+    r->table = (mpt__table *)mpt__allocate(base, r->table_bytes, MPT_MEMORY_DATA);
+    r->fields = (double *)mpt__allocate(base, r->field_bytes, MPT_MEMORY_DATA);
+    r->file = (mpt__file_column *)mpt__host_array(r->csv.context, file_columns, sizeof *r->file);
+    if (r->file) r->file_count = file_columns;
+    if (!mpt__ok(r->csv.context)) return false;
+    r->table->rows = rows, r->table->count = columns;
+    r->table->columns = (mpt__table_column *)(void *)(r->table + 1);
+    return true;
+}
+
+/* What no dataset has taken over. */
+static void mpt__table_clear(mpt__table_reader *r) {
     mpt_context *ctx = r->csv.context;
     mpt__base *base = &ctx->base;
+    mpt__release(base, r->table, r->table_bytes, MPT_MEMORY_DATA);
+    mpt__release(base, r->fields, r->field_bytes, MPT_MEMORY_DATA);
+    mpt__release(base, r->text, (size_t)r->text_room, MPT_MEMORY_DATA);
+    mpt__host_free(ctx, r->file, (size_t)r->file_count * sizeof *r->file);
+    mpt__room_free(ctx, r->found, r->found_room);
+    mpt__room_free(ctx, r->rows, r->row_count);
+}
+
+static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *like) {
+    const mpt_table_config *config = r->config;
     mpt__dataset *dataset = NULL;
     int64_t rows, columns;
     if (!mpt__csv_count(&r->csv, &rows, &columns)) return NULL;
     rows -= config->header;
     if (rows < 1) {
-        mpt__error(ctx, FORMAT,
+        mpt__error(r->csv.context, FORMAT,
                    "%s: no samples: %lld lines with fields, of which %d is the header%s",
                    r->csv.path, rows + config->header, (int)config->header,
                    memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
@@ -646,33 +799,17 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
                        : "");
         return NULL;
     }
-    /* Every field has a byte of its own in the file, so that these products cannot overflow where
-       the file fits. */
-    size_t table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
-    size_t field_bytes = (size_t)rows * (size_t)columns;
-    if (field_bytes > (size_t)PTRDIFF_MAX / sizeof *r->fields) {
-        mpt__fail_memory(base, PTRDIFF_MAX, MPT_MEMORY_DATA);
-        return NULL;
-    }
-    r->table = (mpt__table *)mpt__allocate(base, table_bytes, MPT_MEMORY_DATA);
-    r->fields = (double *)mpt__allocate(base, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
-    if (r->table && r->fields) {
-        r->table->rows = rows, r->table->count = columns;
-        r->table->columns = (mpt__table_column *)(void *)(r->table + 1);
+    if (mpt__table_room(r, rows, like ? like->count : columns, columns)) {
         r->table->dtype = like ? like->dtype : config->dtype;
         r->table->named = config->header;
         r->csv.write = true;
         mpt__csv_rewind(&r->csv);
         mpt__csv_record(&r->csv);
-        if (mpt__table_names(r, config->header) &&
+        if (mpt__table_names(r, config->header) && mpt__table_decimals(r) &&
             (like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) && mpt__table_fill(r))
             dataset = mpt__table_finish(r);
     }
-    mpt__release(base, r->table, table_bytes, MPT_MEMORY_DATA);
-    mpt__release(base, r->fields, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
-    mpt__release(base, r->text, (size_t)r->text_room, MPT_MEMORY_DATA);
-    mpt__room_free(ctx, r->found, r->found_room);
-    mpt__room_free(ctx, r->rows, r->row_count);
+    mpt__table_clear(r);
     return dataset;
 }
 
@@ -699,19 +836,21 @@ static mpt_dataset mpt__table_open(mpt_context *ctx, const char *path, char *tex
     reader.csv.context = ctx, reader.csv.path = path;
     reader.csv.text = text, reader.csv.size = size;
     reader.csv.delimiter = config->delimiter;
-    reader.missing = config->missing;
+    reader.config = config;
     if (!text || !mpt__ok(ctx) ||
         !mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
         mpt__error(ctx, ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
+    } else if (config->decimal && config->decimal != '.' && config->decimal != ',') {
+        mpt__error(ctx, ARGUMENT, "decimal is byte %d; '.', ',' or 0", (int)config->decimal);
     } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
         mpt__error(ctx, DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64", config->dtype);
     } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
         mpt__error(ctx, ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");
     } else {
-        dataset = mpt__table_read(&reader, config, like);
+        dataset = mpt__table_read(&reader, like);
     }
     mpt__host_free(ctx, text, size);
     return mpt__dataset_publish(ctx, dataset);
@@ -790,6 +929,7 @@ mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
         return mpt__error(ctx, STATE,
                           "a loader already delivers from this table; call mpt_table_fit before "
                           "mpt_loader_create");
+    if (!mpt__dataset_filled(ctx, part)) return ctx->base.status;
     if (table->dtype == MPT_I64)
         return mpt__error(ctx, DTYPE, "the inputs are int64, which have no mean");
     for (int64_t c = 0; c < table->count; c++)

@@ -142,13 +142,25 @@ typedef struct mpt_table_config {
     const mpt_column *columns; /* what is not MPT_COLUMN_AUTO */
     int column_count;          /* 0 */
     mpt_dataset like; /* a table whose categories, means and deviations this one takes over, as that
-                         of the training data; it has the same columns */
+                         of the training data or one of mpt_table_load; see below */
+    char decimal;     /* 0: '.'; with another delimiter than ',' also ',' in columns all of whose
+                         texts can be numbers so, which the log tells. '.' or ',': that alone */
+    bool unknown;     /* false; true: inputs of texts get a category "" for those to come */
+    bool strict;      /* false; true: a text that `like` does not know is an error */
 } mpt_table_config;
 MPTRAIN_API mpt_table_config mpt_table_config_default(void);
 /* One sample per line of a CSV file, UTF-8: fields in "quotes" may hold delimiters, line ends and
    doubled quotes; blanks around fields and empty lines do not count. Without a value are those that
-   are empty or NA, N/A, NaN, nan, NULL, null, None, ?. Numbers are rounded correctly, to double and
-   then to the inputs' dtype. Targets always have a value. Errors name file, line and column. */
+   are empty or NA, N/A, n/a, #N/A, #NA, <NA>, NULL, null, None, ? or nan in any letters. Numbers
+   are rounded correctly, to double and then to the inputs' dtype; inf in its spellings is one that
+   is refused. Columns of texts that only look like numbers, as 1,234 or 5 %, are told to the log.
+   Targets always have a value. Errors name file, line and column, which count from 1.
+
+   A table that is `like` another has its columns, in any order where both have names; of target no
+   more than that it is "" counts: then lines need no targets. A text that the other table lacks is
+   told to the log: it is taken for the category "" where that has it, which stands for missing
+   values and, with unknown, for such texts; else its one-hot inputs are all 0, and as a code or a
+   target it is an error. */
 MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
                                 const mpt_table_config *config);
 /* The same from memory, which is copied. */
@@ -159,6 +171,14 @@ MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, s
    without a value are then that mean and, with `standardise`, become (value - mean) / deviation;
    a column without deviation is divided by 1. Targets, codes and one-hot inputs stay. */
 MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset part, bool standardise);
+/* What a table knows of its data, for programs that are without that: the names and uses of
+   columns, their categories in order and, from mpt_table_fit, means and deviations. The file is a
+   CSV that people can read. What is loaded has no samples: it is for mpt_table_config.like, after
+   which the same fields give the same bits, and for mpt_column_name, mpt_category_name,
+   mpt_class_name and mpt_dataset_shape. */
+MPTRAIN_API mpt_status mpt_table_save(mpt_dataset table, const char *path);
+MPTRAIN_API mpt_dataset mpt_table_load(mpt_context *context, const char *path);
+MPTRAIN_API mpt_dataset mpt_table_load_memory(mpt_context *context, const char *text, size_t bytes);
 /* The column that an input of a table comes from; NULL past the last. */
 MPTRAIN_API const char *mpt_column_name(mpt_dataset table, int64_t input);
 /* The text of a category: of number `code`, or the one that a one-hot input stands for. NULL if

@@ -74,6 +74,7 @@ static mpt_dataset read_tables(mpt_context *context, int flags) {
     mpt_table_config config = mpt_table_config_default();
     config.header = flags & 1, config.missing = flags & 2;
     config.delimiter = delimiters[flags / 4 % 4];
+    config.unknown = (flags & 48) == 16, config.decimal = (flags & 48) == 48 ? ',' : 0;
     if (flags & 64) config.dtype = MPT_I64;
     if (flags & 128) config.columns = columns, config.column_count = 2;
     mpt_dataset table = mpt_csv(context, "r/1", &config);
@@ -83,10 +84,19 @@ static mpt_dataset read_tables(mpt_context *context, int flags) {
     every_sample(context, table);
     mpt_table_fit(mpt_subset(table, 0, 1), flags & 32);
     mpt_clear_error(context);
-    config.like = table;
-    mpt_dataset other = mpt_csv(context, "r/2", &config);
-    if (other.slot) every_sample(context, other);
+    /* What was saved can be loaded; whatever else is loaded can be what a table is like. */
+    PROMISE(mpt_table_save(table, "r/3") == MPT_OK);
+    mpt_dataset likes[3] = {table, mpt_table_load(context, "r/3"), mpt_table_load(context, "r/2")};
+    PROMISE(likes[1].slot != 0);
+    PROMISE(shape_count(mpt_dataset_shape(likes[1])) == shape_count(mpt_dataset_shape(table)));
     mpt_clear_error(context);
+    if (flags & 32) config.target = "";
+    for (int i = 0; i < 3; i++) {
+        config.like = likes[i];
+        mpt_dataset other = mpt_csv(context, i < 2 ? "r/2" : "r/1", &config);
+        if (other.slot) every_sample(context, other);
+        mpt_clear_error(context);
+    }
     return table;
 }
 
@@ -230,6 +240,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     write_pair(folder, "manifest", MANIFEST, 0, records, "");
     write_pair(folder, "table", TABLE, 3,
                "a,b,\"c d\"\n1,x,u\n-2.5e3,\"y,\"\"\",v\nNA,x,\"u\"\r\n", "a,b,c d\n3,x,u\n");
+    write_pair(folder, "table-saved", TABLE, 35, "b,a,p\nx,\"1,5\",1\n,-2,2\n",
+               "what,name,for,mean,deviation\ntable,1,float32,named,filled\nnumber,a,input,1,2\n"
+               "one-hot,b,input,,\ncategory,x,,,\nnumber,p,target,,\n");
+    write_pair(folder, "table-commas", TABLE, 7, "a;b\n0,5;x\n1,25;y\n", "b;a\nz;1,234\n");
     write_pair(folder, "table-codes", TABLE, 128 + 64 + 4 + 48, "7;b;x\n8;a;y\n9;c;x", "1;b;y");
     write_arrays(folder);
     return 0;
