@@ -292,7 +292,99 @@ TEST(strict_and_subset) {
     mpt_destroy(context);
 }
 
+static void keep_lines(void *user, mpt_log_level level, const char *message) {
+    char *said = (char *)user;
+    const size_t n = strlen(said);
+    snprintf(said + n, 1000 - n, "%d %s\n", (int)level, message);
+}
+
+/* What a load that is not strict leaves out stands in the log, once. */
+TEST(loads_that_take_little) {
+    static const char *const all[] = {"*"};
+    char said[1000] = "", want[200];
+    mpt_config quiet = mpt_config_default();
+    quiet.threads = 1, quiet.log.write = keep_lines, quiet.log.user = said;
+    mpt_context *context = mpt_create(&quiet);
+    mpt_module net = mpt_nn_linear(context, 2, 1);
+    mpt_load_config config = mpt_load_config_default();
+    uint8_t file[512];
+    int loaded = -1;
+    config.strict = false;
+    size_t n = make_file(file, "{" LINEAR_WEIGHT "," LINEAR_BIAS "}", 12);
+    CHECK_EQ_INT(mpt_load_memory(net, file, n, &config, NULL), MPT_OK);
+    CHECK_EQ_STR(said, "");
+    n = make_file(file, "{" LINEAR_WEIGHT "}", 8);
+    CHECK_EQ_INT(mpt_load_memory(net, file, n, &config, NULL), MPT_OK);
+    snprintf(want, sizeof want,
+             "%d memory: 1 parameters are missing, first bias; 0 tensors have no "
+             "parameter\n",
+             (int)MPT_LOG_INFO);
+    CHECK_EQ_STR(said, want);
+    said[0] = 0;
+    n = make_file(file,
+                  "{\"net.weight\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}", 8);
+    CHECK_EQ_INT(mpt_load_memory(net, file, n, &config, &loaded), MPT_OK);
+    CHECK_EQ_INT(loaded, 0);
+    snprintf(want, sizeof want,
+             "%d memory: 2 parameters are missing, first weight; 1 tensors have no "
+             "parameter, first net.weight: nothing was loaded",
+             (int)MPT_LOG_WARNING);
+    CHECK_CONTAINS(said, want);
+    CHECK(strchr(said, '\n')[1] == 0);
+    said[0] = 0; /* as it was asked for */
+    config.ignore = all, config.ignore_count = 1;
+    CHECK_EQ_INT(mpt_load_memory(net, file, n, &config, &loaded), MPT_OK);
+    CHECK(strstr(said, "nothing was loaded") == NULL);
+    config.ignore_count = 0, config.prefix = "decoder", said[0] = 0;
+    CHECK_EQ_INT(mpt_load_memory(net, file, n, &config, &loaded), MPT_OK);
+    CHECK_CONTAINS(said, "nothing was loaded; prefix, renames");
+    CHECK_EQ_STR(mpt_error(context), "");
+    mpt_destroy(context);
+}
+
 /* ---- other names ---- */
+
+/* A part of a net from the file of the whole, and back. */
+TEST(a_part_of_a_whole) {
+    static const char *const prefixes[] = {"1", "1."}, *const none[] = {"2", "1.0.w", "x", "."};
+    static const mpt_rename rule = {"0.*", "*", false, 0, 0};
+    mpt_context *context = make_context();
+    const char *path = test_tmp_path("whole.safetensors");
+    mpt_module part = make_net(context, "part"), other = make_net(context, "other");
+    mpt_module inner = make_net(context, "inner"), first = mpt_nn_linear(context, 3, 4);
+    mpt_module whole = mpt_sequential(context, mpt_nn_linear(context, 3, 3), inner, MPT_END);
+    mpt_load_config config = mpt_load_config_default();
+    float want[NET_NUMEL], got[NET_NUMEL];
+    int loaded = 0;
+    CHECK_EQ_INT(mpt_save(whole, path), MPT_OK);
+    read_net(inner, want);
+    for (int i = 0; i < 2; i++) {
+        config.prefix = prefixes[i];
+        CHECK_EQ_INT(mpt_load(i ? other : part, path, &config, &loaded), MPT_OK);
+        CHECK_EQ_STR(mpt_error(context), "");
+        CHECK_EQ_INT(loaded, 4);
+        read_net(i ? other : part, got);
+        CHECK_EQ_BITS(got, want, sizeof got);
+    }
+    config.renames = &rule, config.rename_count = 1; /* of what is left */
+    CHECK_EQ_INT(mpt_load(first, path, &config, &loaded), MPT_ERROR_FORMAT);
+    CHECK_CONTAINS(mpt_error(context),
+                   "0 parameters are missing; 2 tensors have no parameter, first "
+                   "1.2.bias, renamed to 2.bias");
+    mpt_clear_error(context);
+    config.strict = false;
+    CHECK_EQ_INT(mpt_load(first, path, &config, &loaded), MPT_OK);
+    CHECK_EQ_INT(loaded, 2);
+    config = mpt_load_config_default();
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        config.prefix = none[i];
+        CHECK_EQ_INT(mpt_load(part, path, &config, &loaded), MPT_ERROR_FORMAT);
+        CHECK_CONTAINS(mpt_error(context), "parameters are missing");
+        mpt_clear_error(context);
+    }
+    remove(path);
+    mpt_destroy(context);
+}
 
 /* weight [2, 3] and bias [2] of a linear(3, 2) as others save them: bytes 0.. as u8, which convert
    exactly. */
@@ -952,6 +1044,8 @@ TEST_TABLE = {T(file_round_trip),
               T(forward_uses_loaded_weights),
               T(names_with_escapes),
               T(strict_and_subset),
+              T(loads_that_take_little),
+              T(a_part_of_a_whole),
               T(renamed_and_ignored),
               T(parts_of_a_parameter),
               T(transposed_and_converted),

@@ -355,6 +355,8 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
     config.ignore = masks, config.ignore_count = 1;
     mpt_load(net, "model.safetensors", &config, NULL);
 
+A part of a net takes its weights from the file of the whole with config.prefix = "encoder".
+
 A training goes on in another process with the weights, mpt_scaler_set_state, mpt_schedule_set_state
 and the lr of the groups, mpt_loader_seek, and for dropout as many empty steps (mpt_step_begin,
 mpt_step_end) as mpt_step_number had counted. There are no files of moments, masters and averages:

@@ -620,6 +620,8 @@ typedef struct mpt_load_config {
     int rename_count;
     const char *const *ignore; /* NULL; patterns of names of the file, as in `from`, to leave out */
     int ignore_count;
+    const char *prefix; /* NULL; "encoder": only what is encoder.x in the file, as x: a part of a
+                           net from the file of the whole. Renames act on what is left */
 } mpt_load_config;
 MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 /* All parameters as safetensors. The file appears whole or not at all; rights of one that is there,
@@ -627,7 +629,9 @@ MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
 /* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
    dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. Two tensors for one
-   place are an error; a parameter that lacks a part is missing. */
+   place are an error; a parameter that lacks a part is missing. What a load that is not strict
+   leaves out is told to the log: as a warning where nothing fits, unless all of the file is
+   ignored. */
 MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
                                 int *loaded);
 MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,

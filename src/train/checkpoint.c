@@ -399,8 +399,8 @@ static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight, ui
     int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(writer->context, chunk, tensor->storage,
-                          tensor->offset * size + done, take) != MPT_OK)
+        if (mpt__download(writer->context, chunk, tensor->storage, tensor->offset * size + done,
+                          take) != MPT_OK)
             return false;
         mpt__file_order(chunk, (size_t)take, (size_t)size);
         if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
@@ -488,6 +488,15 @@ static bool mpt__load_config_good(mpt_context *ctx, const mpt_load_config *confi
     return mpt__reject(ctx, ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
 }
 
+/* How much of a name is the config's prefix and the dot behind it; -1 where it begins otherwise. */
+static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name) {
+    size_t n = config->prefix ? strlen(config->prefix) : 0;
+    if (n == 0) return 0;
+    if (name.length <= n || memcmp(name.text, config->prefix, n) != 0) return -1;
+    if (config->prefix[n - 1] == '.') return (int64_t)n;
+    return name.text[n] == '.' ? (int64_t)n + 1 : -1;
+}
+
 /* Whether a name fits a pattern, and the text that its '*' stands for. */
 static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
     const char *at = strchr(pattern, '*');
@@ -504,7 +513,9 @@ static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *st
    one or the other half of `room`; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
                              uint8_t room[2][MPT__LOAD_NAME]) {
+    int64_t prefix = mpt__prefix_length(config, entry->name);
     *name = entry->name;
+    if (prefix > 0) name->text += prefix, name->length -= (size_t)prefix;
     entry->part = 0, entry->parts = 1, entry->transpose = false;
     for (int i = 0; i < config->rename_count; i++) {
         const mpt_rename *rule = &config->renames[i];
@@ -548,13 +559,22 @@ static void mpt__archive_free(mpt__archive *a) {
     mpt__host_free(a->context, a->own_data, (size_t)a->data_bytes);
 }
 
-/* Makes room for the header of a file of `total` bytes that begins with `first`. */
-static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t total) {
-    int64_t most =
-        total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
+static int64_t mpt__header_most(int64_t total) {
+    return total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
+}
+
+static bool mpt__header_sized(const uint8_t first[8], int64_t total) {
     uint64_t size = mpt__load_little_endian(first, 8);
-    if (size < 2 || size > (uint64_t)most)
-        return mpt__refuse_known(a->context, a->json.name, first, 8, MPT__KNOWN_ALL) &&
+    return size >= 2 && size <= (uint64_t)mpt__header_most(total);
+}
+
+/* Makes room for the header of a file of `total` bytes that begins with `first`, of which there are
+   n. */
+static bool mpt__archive_begin(mpt__archive *a, const uint8_t *first, size_t n, int64_t total) {
+    int64_t most = mpt__header_most(total);
+    uint64_t size = mpt__load_little_endian(first, 8);
+    if (!mpt__header_sized(first, total))
+        return mpt__refuse_known(a->context, a->json.name, first, n, MPT__KNOWN_ALL) &&
                mpt__reject(a->context, FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
@@ -581,9 +601,12 @@ static bool mpt__archive_open(mpt__archive *a) {
 
 /* All of a file, the data last: a file that cannot be read to its end changes nothing. */
 static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
-    uint8_t first[8];
-    if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, sizeof first) ||
-        !mpt__archive_begin(a, first, file->size) ||
+    uint8_t first[64];
+    size_t n = 8, more = file->size < 64 ? (size_t)file->size - n : sizeof first - n;
+    if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, n)) return false;
+    /* Of a file of another kind more tells which. */
+    if (!mpt__header_sized(first, file->size) && mpt__reader_read(file, first + n, more)) n += more;
+    if (!mpt__ok(a->context) || !mpt__archive_begin(a, first, n, file->size) ||
         !mpt__reader_read(file, a->json.text, a->json.size) || !mpt__archive_open(a))
         return false;
     if (a->data_bytes == 0) return true;
@@ -593,7 +616,8 @@ static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
 
 static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_t bytes) {
     int64_t total = bytes > PTRDIFF_MAX ? -1 : (int64_t)bytes;
-    if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, total)) return false;
+    size_t head = bytes < 64 ? bytes : 64;
+    if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, head, total)) return false;
     memcpy(a->json.text, data + 8, a->json.size);
     a->data = data + 8 + a->json.size;
     return mpt__archive_open(a);
@@ -757,6 +781,7 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
     mpt__entries_sort(paths, weights->count, true);
     for (int64_t i = 0; i < a->count; i++) {
         mpt__entry *entry = &a->entries[i], *found;
+        entry->ignored = mpt__prefix_length(config, entry->name) < 0;
         for (int k = 0; k < config->ignore_count && !entry->ignored; k++)
             entry->ignored = mpt__pattern_fits(config->ignore[k], entry->name, &name);
         if (entry->ignored) continue;
@@ -770,34 +795,47 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
     return true;
 }
 
-/* Names on one side only, counted and the first one given. */
-static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
-                             const mpt_load_config *config) {
-    const char *first_missing = "";
+/* Names on one side only, counted and the first one given: an error of a strict load, else told to
+   the log. That nothing at all fits is never meant, but of a file that is ignored as a whole. */
+static bool mpt__load_compare(const mpt__weights *weights, const mpt__archive *a,
+                              const mpt_load_config *config) {
+    const char *first_missing = "", *advice = "";
     mpt__entry *first = NULL;
-    char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "";
+    char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "", text[512];
     uint8_t room[2][MPT__LOAD_NAME];
-    int64_t missing = 0, extra = 0;
+    int64_t missing = 0, extra = 0, found = 0;
     for (int64_t i = weights->count - 1; i >= 0; i--) {
         const mpt__weight *weight = &weights->rows[i];
         if (weight->seen && weight->seen == (1u << weight->parts) - 1) continue;
         first_missing = weight->path, missing++;
     }
-    for (int64_t i = a->count - 1; i >= 0; i--)
+    for (int64_t i = a->count - 1; i >= 0; i--) {
+        found += a->entries[i].weight != 0;
         if (!a->entries[i].weight && !a->entries[i].ignored) first = &a->entries[i], extra++;
+    }
+    if (missing == 0 && extra == 0) return true;
     if (first) {
         mpt__span name;
         mpt__load_rename(config, first, &name, room);
         mpt__show_name(first->name, shown);
         if (name.text != first->name.text) mpt__show_name(name, made);
     }
-    return (missing == 0 && extra == 0) ||
-           mpt__reject(a->context, FORMAT,
-                       "%s: %lld parameters are missing%s%s; %lld tensors have no "
-                       "parameter%s%s%s%s; of mpt_load_config, strict = false takes what fits, and "
-                       "renames and ignore tell about names",
-                       a->json.name, missing, missing ? ", first " : "", first_missing, extra,
-                       extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
+    bool nothing = found == 0 && (extra > 0 || config->prefix);
+    if (config->strict)
+        advice =
+            "; of mpt_load_config, strict = false takes what fits, and renames and ignore tell "
+            "about names";
+    else if (nothing)
+        advice = ": nothing was loaded; prefix, renames and ignore of mpt_load_config tell about "
+                 "names";
+    mpt__format_text(text, sizeof text,
+                     "%lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s%s%s",
+                     missing, missing ? ", first " : "", first_missing, extra,
+                     extra ? ", first " : "", shown, *made ? ", renamed to " : "", made, advice);
+    if (config->strict) return mpt__reject(a->context, FORMAT, "%s: %s", a->json.name, text);
+    mpt__log(&a->context->base, nothing ? MPT_LOG_WARNING : MPT_LOG_INFO, "%s: %s", a->json.name,
+             text);
+    return true;
 }
 
 /* Checks all, then copies all. Returns how many, 0 with an error recorded. */
@@ -811,7 +849,7 @@ static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
     mpt__host_free(a->context, paths, bytes);
     for (int64_t i = 0; good && i < a->count; i++)
         if (mpt__copy_begin(&copy, a, weights, &a->entries[i])) good = mpt__load_check(&copy);
-    if (!good || (config->strict && !mpt__load_strict(weights, a, config))) return 0;
+    if (!good || !mpt__load_compare(weights, a, config)) return 0;
     for (int64_t i = 0; i < a->count; i++) {
         if (!mpt__copy_begin(&copy, a, weights, &a->entries[i])) continue;
         if (!mpt__copy_in(&copy)) return 0;
