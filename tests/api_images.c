@@ -489,6 +489,11 @@ TEST(cifar10) {
     mpt_cifar10(context, "c", MPT_TRAIN);
     CHECK_CONTAINS(mpt_error(context), "data_batch_4.bin: 9218 bytes are not");
     mpt_clear_error(context);
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:00\n";
+    s.files[5].data = (const uint8_t *)pointer, s.files[5].size = sizeof pointer - 1;
+    mpt_cifar10(context, "c", MPT_TEST);
+    CHECK_CONTAINS(mpt_error(context), "c/test_batch.bin: this is a Git LFS pointer; git lfs pull");
+    mpt_clear_error(context);
     mpt_cifar10(context, "d", MPT_TRAIN);
     CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_IO);
     mpt_destroy(context);
@@ -674,6 +679,28 @@ TEST(manifests) {
     data = folder_of(context, "r", NULL, 0, "sums");
     CHECK_EQ_STR(mpt_error(context), "");
     CHECK_EQ_INT(mpt_sample(data, 0, x, NULL), MPT_OK);
+    /* As Windows writes it: a byte-order mark, backslashes, CR and LF. */
+    s.files[3].size = (size_t)snprintf(
+        lines, sizeof lines, "\xef\xbb\xbf%s *b\\1.bmp\r\n%s *.\\a\\2.bmp\r\n%s  a\\1.bmp\r\n",
+        hex[2], hex[1], large);
+    data = folder_of(context, "r", NULL, 0, "sums");
+    CHECK_EQ_STR(mpt_error(context), "");
+    CHECK_EQ_INT(mpt_sample(data, 0, x, NULL), MPT_OK);
+    CHECK_EQ_INT(mpt_sample(data, 1, x, NULL), MPT_ERROR_IO); /* whose pixel was changed */
+    EXPECT(MPT_ERROR_IO, "a/2.bmp: its SHA-256 is not that of the manifest");
+    static const char *const others[][2] = {
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a Git LFS pointer"},
+        {"<!DOCTYPE html>\n<html>", "sums: this is a web page (HTML)"},
+        {"\xff\xfe"
+         "a",
+         "sums: this is text in UTF-16"}};
+    for (size_t i = 0; i < 3; i++) {
+        s.files[3].size = (size_t)snprintf(lines, sizeof lines, "%s", others[i][0]);
+        folder_of(context, "r", NULL, 0, "sums");
+        EXPECT(MPT_ERROR_FORMAT, others[i][1]);
+    }
+    s.files[3].size =
+        (size_t)snprintf(lines, sizeof lines, "%s  b/1.bmp\n%s  a/2.bmp\n", hex[2], hex[1]);
     memset(lines + 66, 'x', sizeof lines - 66);
     memcpy(lines + sizeof lines - 4, ".bmp", 4);
     for (int i = 0; i < 3; i++) {

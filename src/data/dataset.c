@@ -791,20 +791,28 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
 
 /* ==== What a file is instead ==== */
 
+/* The bytes of a byte-order mark that a text begins with: 3 or 0. */
+static size_t mpt__mark_bytes(const void *text, size_t n) {
+    return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 /* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
-enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };
+enum { MPT__KNOWN_TEXT = 6, MPT__KNOWN_ALL = 18 };
 
 #if defined(MPT__NO_FILES)
 #define mpt__refuse_known(ctx, path, bytes, n, rows) ((void)(bytes), (void)(n), true)
 #define mpt__reader_plain(file, rows) true
+#define mpt__what_is_wide(bytes, n) ((void)(bytes), (void)(n), (const char *)NULL)
 #else
 static const struct {
     uint8_t bytes;
     const char *begin, *what;
 } mpt__known_files[MPT__KNOWN_ALL] = {
     {23, "version https://git-lfs", "a Git LFS pointer; git lfs pull gets the file it stands for"},
-    {9, "<!doctype", "a web page, as a download gives that was refused"},
-    {5, "<html", "a web page, as a download gives that was refused"},
+    {9, "<!doctype", "a web page (HTML), as a download gives that was refused"},
+    {5, "<html", "a web page (HTML), as a download gives that was refused"},
+    {5, "<head", "a web page (HTML), as a download gives that was refused"},
+    {5, "<body", "a web page (HTML), as a download gives that was refused"},
     {5, "<?xml", "an XML document, as a download gives that was refused"},
     {2, "\xff\xfe", "text in UTF-16; convert it to UTF-8"},
     {2, "\xfe\xff", "text in UTF-16; convert it to UTF-8"},
@@ -819,10 +827,23 @@ static const struct {
     {4, "GGUF", "a GGUF file"},
     {2, "\x80\x02", "a Python pickle, as older .pt files are"}};
 
+/* Whether n bytes begin with eight characters of ASCII in UTF-16, which has no mark then. */
+static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
+    for (size_t low = 0; low < 2 && n >= 16; low++) {
+        size_t i = 0;
+        while (i < 16 &&
+               (i % 2 == low ? p[i] < 127 && (p[i] >= 32 || (p[i] >= 9 && p[i] <= 13)) : p[i] == 0))
+            i++;
+        if (i == 16) return "text in UTF-16; convert it to UTF-8";
+    }
+    return NULL;
+}
+
 /* What n bytes are the beginning of, by the first `rows` rows; NULL if it is none of them. Of a
    longer beginning eight bytes are enough. */
 static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
-    if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;
+    size_t mark = mpt__mark_bytes(p, n);
+    p += mark, n -= mark;
     for (int row = 0; row < rows; row++) {
         const char *begin = mpt__known_files[row].begin;
         size_t length = mpt__known_files[row].bytes;
@@ -837,7 +858,7 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
         }
         if (i == length || (i >= 8 && at == n)) return mpt__known_files[row].what;
     }
-    return NULL;
+    return rows == MPT__KNOWN_ALL ? mpt__what_is_wide(p, n) : NULL;
 }
 
 /* False with an error recorded if n bytes, with which a file begins, say that it is something else;

@@ -905,7 +905,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     if (file->end == 0) return mpt__fault(file, "an empty file");
     const char *what = mpt__what_this_is(p, file->end, MPT__KNOWN_ALL);
     if (what) return mpt__fault(file, "this is %s", what);
-    if (file->end >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) blank = 3;
+    blank = mpt__mark_bytes(p, file->end);
     while (blank < file->end && (p[blank] == ' ' || (p[blank] >= 9 && p[blank] <= 13))) blank++;
     while (blank + n < file->end && n < 40 && p[blank + n] >= ' ' && p[blank + n] < 127)
         text[n] = (char)p[blank + n], n++;
@@ -920,8 +920,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
 static bool mpt__picture_walk(mpt__image_file *file) {
     size_t kinds = sizeof mpt__picture_kinds / sizeof *mpt__picture_kinds;
     if (!file->base->io.seek) return mpt__fault(file, "cannot be read twice: no `seek`");
-    if (!mpt__image_refill(file) && file->torn)
-        return mpt__picture_unread(file);
+    if (!mpt__image_refill(file) && file->torn) return mpt__picture_unread(file);
     for (size_t i = 0; i < kinds; i++) {
         const mpt__picture_kind *kind = &mpt__picture_kinds[i];
         size_t at = (size_t)kind->at, n = (size_t)kind->length;

@@ -145,12 +145,23 @@ static const char *mpt__manifest_line(const char *line, size_t n, uint8_t digest
     return strlen(path) == n ? NULL : "has a path with a zero byte";
 }
 
+/* The file of a path, which may be one of Windows. */
+static int64_t mpt__manifest_find(const mpt__files *files, char path[MPT__PATH_SIZE]) {
+    int64_t index = mpt__files_find(files, path);
+    if (index >= 0) return index;
+    for (char *at = path; *at; at++)
+        if (*at == '\\') *at = '/';
+    return mpt__files_find(files, strncmp(path, "./", 2) == 0 ? path + 2 : path);
+}
+
 /* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
 static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
                                size_t n, uint8_t (*digests)[32], uint8_t *named) {
     char file[MPT__PATH_SIZE];
     int64_t number = 1;
-    for (size_t at = 0, end; at < n; at = end + 1, number++) {
+    if (!mpt__refuse_known(files->context, path, (const uint8_t *)text, n, MPT__KNOWN_ALL))
+        return false;
+    for (size_t at = mpt__mark_bytes(text, n), end; at < n; at = end + 1, number++) {
         uint8_t digest[32];
         for (end = at; end < n && text[end] != '\n';) end++;
         if (end == at || (end == at + 1 && text[at] == '\r')) continue;
@@ -158,7 +169,7 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
         if (fault)
             return mpt__reject(files->context, FORMAT, "%s: line %lld %s", path, number, fault);
         if (!mpt__image_name(file)) continue;
-        int64_t index = mpt__files_find(files, file);
+        int64_t index = mpt__manifest_find(files, file);
         if (index < 0 || named[index])
             return mpt__reject(files->context, FORMAT, "%s: line %lld names %s, which %s", path,
                                number, file,
@@ -472,11 +483,13 @@ static bool mpt__cifar_open(mpt_context *ctx, const char *directory, mpt_split s
         return mpt__reject(ctx, ARGUMENT, "the path of the directory is too long");
     if (!mpt__reader_open(file, ctx, path)) return false;
     if (file->size > 0 && file->size % MPT__CIFAR_RECORD == 0) return true;
+    bool plain = file->size == 0 || mpt__reader_plain(file, MPT__KNOWN_ALL);
     mpt__reader_close(file);
-    return mpt__reject(
-        ctx, FORMAT,
-        "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)", path,
-        file->size, (int)MPT__CIFAR_RECORD);
+    return plain &&
+           mpt__reject(
+               ctx, FORMAT,
+               "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)",
+               path, file->size, (int)MPT__CIFAR_RECORD);
 }
 
 /* Moves labels out of `records` records, so that their pixels lie one after the other. */

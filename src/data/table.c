@@ -104,7 +104,7 @@ static bool mpt__csv_record(mpt__csv *csv) {
 }
 
 static void mpt__csv_rewind(mpt__csv *csv) {
-    csv->at = csv->size >= 3 && memcmp(csv->text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    csv->at = mpt__mark_bytes(csv->text, csv->size);
     csv->line = csv->begun = 1;
 }
 

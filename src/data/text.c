@@ -169,8 +169,10 @@ static uint8_t *mpt__text_read(mpt_context *ctx, const char *path, int64_t most,
         bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&file);
     /* Text may be that of a web page; a vocabulary is none. */
-    if (!bytes ||
-        mpt__refuse_known(ctx, path, bytes, *size, most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1))
+    const char *wide = bytes ? mpt__what_is_wide(bytes, *size) : NULL;
+    if (wide) mpt__error(ctx, FORMAT, "%s: this is %s", path, wide);
+    if (!bytes || (!wide && mpt__refuse_known(ctx, path, bytes, *size,
+                                              most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1)))
         return bytes;
     mpt__host_free(ctx, bytes, *size);
     return NULL;
@@ -273,7 +275,8 @@ static bool mpt__bpe_object(mpt__json *json, mpt__tokenizer *tokenizer, int64_t 
 
 static bool mpt__bpe_vocabulary(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
                                 uint8_t *text, size_t n) {
-    mpt__json json = {&ctx->base, path, text, n, 0, 0};
+    size_t mark = mpt__mark_bytes(text, n);
+    mpt__json json = {&ctx->base, path, text + mark, n - mark, 0, mark};
     int64_t count, bytes;
     if (!mpt__bpe_object(&json, NULL, &count, &bytes) ||
         !mpt__tokenizer_room(ctx, tokenizer, count, bytes) ||
@@ -331,6 +334,8 @@ static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const c
                             const uint8_t *text, size_t n, uint8_t *bytes) {
     int64_t lines = 1, number = 1;
     int32_t rank = 0;
+    size_t mark = mpt__mark_bytes(text, n);
+    text += mark, n -= mark;
     for (size_t i = 0, start = 0; i < n; i++) {
         if (text[i] != '\n') continue;
         lines += i - start >= 3; /* shorter ones are no merges */
