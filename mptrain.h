@@ -378,6 +378,8 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
     config.ignore = masks, config.ignore_count = 1;
     mpt_load(net, "model.safetensors", &config, NULL);
 
+A part of a net takes its weights from the file of the whole with config.prefix = "encoder".
+
 A training goes on in another process with the weights, mpt_scaler_set_state, mpt_schedule_set_state
 and the lr of the groups, mpt_loader_seek, and for dropout as many empty steps (mpt_step_begin,
 mpt_step_end) as mpt_step_number had counted. There are no files of moments, masters and averages:
@@ -788,8 +790,8 @@ MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape
 MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 double value);
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count);
-/* Uniform in [0, 1) and standard normal, of a float dtype, from the context's seed and a count of
-   such calls. */
+/* Uniform in [0, 1), never 1 in any dtype, and standard normal, of a float dtype, from the context's
+   seed and a count of such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 /* Copies `data`, row-major elements of `dtype`, in. */
@@ -1204,7 +1206,7 @@ typedef enum mpt_init_kind {
     MPT_INIT_ZEROS,
     MPT_INIT_ONES,
     MPT_INIT_CONSTANT,        /* a */
-    MPT_INIT_UNIFORM,         /* [a, b) */
+    MPT_INIT_UNIFORM,         /* [a, b), in halves too */
     MPT_INIT_NORMAL,          /* mean a, deviation b */
     MPT_INIT_XAVIER_UNIFORM,  /* gain a */
     MPT_INIT_XAVIER_NORMAL,   /* gain a */
@@ -1766,6 +1768,8 @@ typedef struct mpt_load_config {
     int rename_count;
     const char *const *ignore; /* NULL; patterns of names of the file, as in `from`, to leave out */
     int ignore_count;
+    const char *prefix; /* NULL; "encoder": only what is encoder.x in the file, as x: a part of a
+                           net from the file of the whole. Renames act on what is left */
 } mpt_load_config;
 MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 /* All parameters as safetensors. The file appears whole or not at all; rights of one that is there,
@@ -1773,7 +1777,9 @@ MPTRAIN_API mpt_load_config mpt_load_config_default(void);
 MPTRAIN_API mpt_status mpt_save(mpt_module module, const char *path);
 /* Checks everything, then copies in; on error nothing changed. Values convert to the parameter's
    dtype. Returns the status; *loaded (may be NULL) counts the tensors taken. Two tensors for one
-   place are an error; a parameter that lacks a part is missing. */
+   place are an error; a parameter that lacks a part is missing. What a load that is not strict
+   leaves out is told to the log: as a warning where nothing fits, unless all of the file is
+   ignored. */
 MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_load_config *config,
                                 int *loaded);
 MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
@@ -1834,7 +1840,8 @@ typedef struct mpt_tensor_stats {
     int64_t binade[MPT_BINADES];
 } mpt_tensor_stats;
 MPTRAIN_API mpt_tensor_stats mpt_statistics(mpt_tensor tensor);
-/* Counts the elements in `bins` equal parts of [low, high]; what lies outside is not counted. */
+/* Counts the elements in `bins` equal parts of [low, high], whose edges are fp32 as numpy has them;
+   the last one has both its edges; what lies outside is not counted. */
 MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts,
                                      int bins);
 /* The same as text, a line for each parameter or, if asked for, its gradient: statistics, how much
@@ -2341,13 +2348,25 @@ typedef struct mpt_table_config {
     const mpt_column *columns; /* what is not MPT_COLUMN_AUTO */
     int column_count;          /* 0 */
     mpt_dataset like; /* a table whose categories, means and deviations this one takes over, as that
-                         of the training data; it has the same columns */
+                         of the training data or one of mpt_table_load; see below */
+    char decimal;     /* 0: '.'; with another delimiter than ',' also ',' in columns all of whose
+                         texts can be numbers so, which the log tells. '.' or ',': that alone */
+    bool unknown;     /* false; true: inputs of texts get a category "" for those to come */
+    bool strict;      /* false; true: a text that `like` does not know is an error */
 } mpt_table_config;
 MPTRAIN_API mpt_table_config mpt_table_config_default(void);
 /* One sample per line of a CSV file, UTF-8: fields in "quotes" may hold delimiters, line ends and
    doubled quotes; blanks around fields and empty lines do not count. Without a value are those that
-   are empty or NA, N/A, NaN, nan, NULL, null, None, ?. Numbers are rounded correctly, to double and
-   then to the inputs' dtype. Targets always have a value. Errors name file, line and column. */
+   are empty or NA, N/A, n/a, #N/A, #NA, <NA>, NULL, null, None, ? or nan in any letters. Numbers
+   are rounded correctly, to double and then to the inputs' dtype; inf in its spellings is one that
+   is refused. Columns of texts that only look like numbers, as 1,234 or 5 %, are told to the log.
+   Targets always have a value. Errors name file, line and column, which count from 1.
+
+   A table that is `like` another has its columns, in any order where both have names; of target no
+   more than that it is "" counts: then lines need no targets. A text that the other table lacks is
+   told to the log: it is taken for the category "" where that has it, which stands for missing
+   values and, with unknown, for such texts; else its one-hot inputs are all 0, and as a code or a
+   target it is an error. */
 MPTRAIN_API mpt_dataset mpt_csv(mpt_context *context, const char *path,
                                 const mpt_table_config *config);
 /* The same from memory, which is copied. */
@@ -2358,6 +2377,14 @@ MPTRAIN_API mpt_dataset mpt_csv_memory(mpt_context *context, const char *text, s
    without a value are then that mean and, with `standardise`, become (value - mean) / deviation;
    a column without deviation is divided by 1. Targets, codes and one-hot inputs stay. */
 MPTRAIN_API mpt_status mpt_table_fit(mpt_dataset part, bool standardise);
+/* What a table knows of its data, for programs that are without that: the names and uses of
+   columns, their categories in order and, from mpt_table_fit, means and deviations. The file is a
+   CSV that people can read. What is loaded has no samples: it is for mpt_table_config.like, after
+   which the same fields give the same bits, and for mpt_column_name, mpt_category_name,
+   mpt_class_name and mpt_dataset_shape. */
+MPTRAIN_API mpt_status mpt_table_save(mpt_dataset table, const char *path);
+MPTRAIN_API mpt_dataset mpt_table_load(mpt_context *context, const char *path);
+MPTRAIN_API mpt_dataset mpt_table_load_memory(mpt_context *context, const char *text, size_t bytes);
 /* The column that an input of a table comes from; NULL past the last. */
 MPTRAIN_API const char *mpt_column_name(mpt_dataset table, int64_t input);
 /* The text of a category: of number `code`, or the one that a one-hot input stands for. NULL if
@@ -2583,7 +2610,8 @@ typedef struct mpt__operand {
  * SOFTMAX_BACKWARD  o0 r = y, o1 r = dy -> o2 wa = dx; fn, index as above.
  * DROPOUT   o1 wa = kept ? o0 r * float(1 / (1 - p)) : 0 with p = imm[0]; element i is kept when
  *           its 32 random bits >= p 2^32 (p = 1: none is). rng, with slot[0] (step, i64) mixed in.
- * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, or NORMAL with mean imm[0] and
+ * RANDOM    o0 w from rng: UNIFORM imm[0] + (imm[1] - imm[0]) u, but at most imm[2], the number of
+ *           o0's dtype below imm[1], which rounding would reach; or NORMAL with mean imm[0] and
  *           deviation imm[1]; the same bits on every backend and ISA. slot[1], if it is
  *           set, holds a number (i64) to be added to the key's call.
  * NLL       o0 r log-probabilities [N, C], o1 r targets i64 [N], o2? r weights [C] f32 -> o3 w loss
@@ -6407,6 +6435,30 @@ static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t st
     }
 }
 
+/* What is left of a number in storage of a dtype. */
+static mpt__real mpt__as_stored(uint8_t dtype, mpt__real value) {
+    uint64_t stored = 0;
+    mpt__store_real(&stored, dtype, 0, 1, &value, 1);
+    mpt__load_real(&value, &stored, dtype, 0, 1, 1);
+    return value;
+}
+
+/* The largest number of a float dtype below `bound`, or `at` it. It is looked for among all floats,
+   in their order: what counts is from which on the conversion itself reaches the bound. */
+static float mpt__number_below(uint8_t dtype, float bound, bool at) {
+    mpt__real found = 0;
+    int64_t below = -0x7f800000, above = 0x7f800000;
+    while (above - below > 1) {
+        const int64_t middle = (below + above) / 2;
+        const uint32_t bits = (uint32_t)(middle < 0 ? INT64_C(0x80000000) - middle : middle);
+        const mpt__real value = mpt__as_stored(dtype, (mpt__real)mpt__f32_from_bits(bits));
+        const bool is_below = value < (mpt__real)bound || (at && value == (mpt__real)bound);
+        below = is_below ? middle : below, above = is_below ? above : middle;
+        found = is_below ? value : found;
+    }
+    return (float)found;
+}
+
 /* ------------------------
  * ground/math.c: exp, log, tanh, erf and their kin in double, without the C library, whose bits
  * differ from one platform to the next.
@@ -8171,7 +8223,8 @@ static void mpt__cpu_random_body(const mpt__cpu_map *map, mpt__cpu_cursor *at, i
     mpt__real x[MPT__BLOCK];
     (launch->function == MPT__FN_NORMAL ? mpt__random_normal : mpt__random_uniform)(
         map->key, (uint64_t)first, (size_t)n, a, b, drawn);
-    for (int64_t i = 0; i < n; i++) x[i] = (mpt__real)drawn[i];
+    const float most = launch->function == MPT__FN_NORMAL ? INFINITY : (float)launch->imm[2];
+    for (int64_t i = 0; i < n; i++) x[i] = (mpt__real)(drawn[i] > most ? most : drawn[i]);
     mpt__cpu_give(&map->walk[0], &at[0], x, n);
 }
 
@@ -21278,6 +21331,7 @@ static mpt_tensor mpt__random(mpt_context *ctx, const char *call, mpt_dtype dtyp
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_RANDOM);
     launch->function = (uint8_t)function;
     launch->imm[1] = 1.0; /* from 0 to 1; mean 0, deviation 1 */
+    launch->imm[2] = 1.0 - mpt__dtype_info[dtype].epsilon / 2;
     launch->rng.seed = ctx->config.seed;
     launch->rng.stream = 1; /* module paths hash elsewhere with all but certainty */
     launch->rng.call = ctx->now.draws++;
@@ -28271,8 +28325,8 @@ static const void *mpt__sample_read(const mpt__dataset *dataset, int64_t index, 
     else if (!target && scratch)
         target = scratch + mpt__scratch_target(dataset);
     if (dataset->make)
-        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset),
-                             input, target, error)
+        return dataset->make(dataset, own, seed, scratch + mpt__scratch_work(dataset), input,
+                             target, error)
                    ? input
                    : NULL;
     if (!dataset->inputs) {
@@ -28546,6 +28600,13 @@ mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
 
 /* ==== Questions ==== */
 
+/* False with an error recorded for what mpt_table_load gives. */
+static bool mpt__dataset_filled(mpt_context *ctx, const mpt__dataset *dataset) {
+    return dataset->count > 0 ||
+           mpt__reject(ctx, STATE,
+                       "this table, of mpt_table_load, has no samples: it is what others are like");
+}
+
 int64_t mpt_dataset_size(mpt_dataset dataset) {
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_size");
     return found ? found->count : -1;
@@ -28637,6 +28698,7 @@ mpt_status mpt_dataset_statistics(mpt_dataset dataset, double *mean, double *dev
     mpt__tally tally = {0.0, 0.0, 0.0};
     const mpt__dataset *found = mpt__dataset_enter(dataset, "mpt_dataset_statistics");
     if (!found) return mpt__status_of(ctx);
+    if (!mpt__dataset_filled(ctx, found)) return ctx->base.status;
     bool bytes = found->dtype == MPT_U8;
     double n = (double)found->count * (double)found->numel, unit = bytes ? 255.0 : 1.0;
     uint8_t *scratch = (uint8_t *)mpt__host_new(ctx, mpt__scratch_bytes(found));
@@ -28795,20 +28857,28 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
 
 /* ==== What a file is instead ==== */
 
+/* The bytes of a byte-order mark that a text begins with: 3 or 0. */
+static size_t mpt__mark_bytes(const void *text, size_t n) {
+    return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 /* How files of other kinds begin. Those of text come first: no numbers look so by chance. */
-enum { MPT__KNOWN_TEXT = 4, MPT__KNOWN_ALL = 16 };
+enum { MPT__KNOWN_TEXT = 6, MPT__KNOWN_ALL = 18 };
 
 #if defined(MPT__NO_FILES)
 #define mpt__refuse_known(ctx, path, bytes, n, rows) ((void)(bytes), (void)(n), true)
 #define mpt__reader_plain(file, rows) true
+#define mpt__what_is_wide(bytes, n) ((void)(bytes), (void)(n), (const char *)NULL)
 #else
 static const struct {
     uint8_t bytes;
     const char *begin, *what;
 } mpt__known_files[MPT__KNOWN_ALL] = {
     {23, "version https://git-lfs", "a Git LFS pointer; git lfs pull gets the file it stands for"},
-    {9, "<!doctype", "a web page, as a download gives that was refused"},
-    {5, "<html", "a web page, as a download gives that was refused"},
+    {9, "<!doctype", "a web page (HTML), as a download gives that was refused"},
+    {5, "<html", "a web page (HTML), as a download gives that was refused"},
+    {5, "<head", "a web page (HTML), as a download gives that was refused"},
+    {5, "<body", "a web page (HTML), as a download gives that was refused"},
     {5, "<?xml", "an XML document, as a download gives that was refused"},
     {2, "\xff\xfe", "text in UTF-16; convert it to UTF-8"},
     {2, "\xfe\xff", "text in UTF-16; convert it to UTF-8"},
@@ -28823,10 +28893,23 @@ static const struct {
     {4, "GGUF", "a GGUF file"},
     {2, "\x80\x02", "a Python pickle, as older .pt files are"}};
 
+/* Whether n bytes begin with eight characters of ASCII in UTF-16, which has no mark then. */
+static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
+    for (size_t low = 0; low < 2 && n >= 16; low++) {
+        size_t i = 0;
+        while (i < 16 &&
+               (i % 2 == low ? p[i] < 127 && (p[i] >= 32 || (p[i] >= 9 && p[i] <= 13)) : p[i] == 0))
+            i++;
+        if (i == 16) return "text in UTF-16; convert it to UTF-8";
+    }
+    return NULL;
+}
+
 /* What n bytes are the beginning of, by the first `rows` rows; NULL if it is none of them. Of a
    longer beginning eight bytes are enough. */
 static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
-    if (n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) p += 3, n -= 3;
+    size_t mark = mpt__mark_bytes(p, n);
+    p += mark, n -= mark;
     for (int row = 0; row < rows; row++) {
         const char *begin = mpt__known_files[row].begin;
         size_t length = mpt__known_files[row].bytes;
@@ -28841,7 +28924,7 @@ static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
         }
         if (i == length || (i >= 8 && at == n)) return mpt__known_files[row].what;
     }
-    return NULL;
+    return rows == MPT__KNOWN_ALL ? mpt__what_is_wide(p, n) : NULL;
 }
 
 /* False with an error recorded if n bytes, with which a file begins, say that it is something else;
@@ -29055,6 +29138,66 @@ mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) 
         return mpt__idx_dataset(ctx, paths, MPT__MNIST_SIDE);
     }
     return mpt__dataset_handle(ctx, NULL);
+}
+
+/* ------------------------
+ * data/writer.c: files written as a whole or not at all.
+ * ---------------------- */
+
+/* The file being written. */
+typedef struct {
+    mpt_context *context;
+    void *file;
+    const char *path; /* for messages: where it will be */
+    int64_t position;
+} mpt__writer;
+
+/* Writes everything between open and close; false with an error recorded. */
+typedef bool (*mpt__content_fn)(mpt__writer *writer, const void *of);
+
+static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
+    const mpt_io *io = mpt__io(&writer->context->base);
+    size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
+    if (written != n)
+        return mpt__reject(writer->context, IO, "%s: writing %lld bytes at byte %lld took %lld: %s",
+                           writer->path, (int64_t)n, writer->position, (int64_t)written,
+                           mpt__io_reason(&writer->context->base));
+    writer->position += (int64_t)n;
+    return true;
+}
+
+static bool mpt__write_content(mpt__writer *writer, mpt__content_fn content, const void *of) {
+    if (!content(writer, of)) return false;
+    const mpt_io *io = mpt__io(&writer->context->base);
+    return (io->flush && io->flush(io->user, writer->file)) ||
+           mpt__reject(writer->context, IO, "%s: cannot be written to the medium: %s", writer->path,
+                       mpt__io_reason(&writer->context->base));
+}
+
+/* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
+static bool mpt__write_file(mpt_context *ctx, const char *path, mpt__content_fn content,
+                            const void *of) {
+    const mpt__base *base = &ctx->base;
+    const mpt_io *io = mpt__io(base);
+    mpt__writer writer = {ctx, NULL, path, 0};
+    mpt__new_file t;
+    if (strlen(path) >= MPT__PATH_SIZE - 64)
+        return mpt__reject(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 64);
+    if (!mpt__new_file_begin(base, path, &t))
+        return mpt__reject(ctx, IO, "cannot write %s: %s", path, mpt__io_reason(base));
+    writer.file = io->open ? io->open(io->user, t.path, 'w') : NULL;
+    if (!writer.file) {
+        mpt__error(ctx, IO, "cannot write %s by way of %s: %s", path, t.path, mpt__io_reason(base));
+        return mpt__new_file_end(&t, false);
+    }
+    bool good = mpt__write_content(&writer, content, of);
+    if (!(mpt__io(base)->close && io->close(io->user, writer.file)) && good)
+        good = mpt__reject(ctx, IO, "%s: cannot be closed: %s", path, mpt__io_reason(base));
+    if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
+        good = mpt__reject(ctx, IO, "cannot move the finished file to %s: %s", path,
+                           mpt__io_reason(base));
+    if (!good && io->remove) io->remove(io->user, t.path);
+    return mpt__new_file_end(&t, good);
 }
 
 MPT__END_REGION
@@ -29657,16 +29800,9 @@ mpt_dataset mpt_transformed(mpt_dataset dataset, const mpt_transform *steps, int
 MPT__END_REGION
 
 /* ------------------------
- * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
- *
- * A table is held as one double per field, a number or that of its category, and a list of texts;
- * samples are made of that when they are asked for. So what is allocated is a few times the file,
- * however many inputs a one-hot column has.
+ * data/numbers.c: numbers as texts write them, what stands for no value, and what people read as
+ * numbers though it is none here.
  * ---------------------- */
-
-#define MPT__MAX_COLUMNS (INT64_C(1) << 20)
-#define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
-#define MPT__MAX_ONE_HOT 1024                  /* inputs of one column */
 
 /* ==== Numbers ==== */
 
@@ -29678,16 +29814,18 @@ typedef struct {
     bool negative;
 } mpt__decimal;
 
-/* Reads [+-]digits[.digits][e[+-]digits]; false if the text is anything else. */
-static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n) {
+/* Reads [+-]digits[.digits][e[+-]digits], with `mark` for the point; false if the text is anything
+   else. U+2212, the minus sign of typesetters, is one, too. */
+static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mark) {
     const char *const end = p + n;
     bool any = false, fraction = false;
     int exponent = 0;
     d->count = d->point = 0;
-    d->negative = p < end && *p == '-';
-    if (p < end && (*p == '-' || *p == '+')) p++;
-    for (; p < end && ((*p >= '0' && *p <= '9') || (*p == '.' && !fraction)); p++) {
-        if (*p == '.') {
+    bool minus = n > 3 && memcmp(p, "\xe2\x88\x92", 3) == 0;
+    d->negative = minus || (p < end && *p == '-');
+    if (p < end && (minus || *p == '-' || *p == '+')) p += minus ? 3 : 1;
+    for (; p < end && ((*p >= '0' && *p <= '9') || (*p == mark && !fraction)); p++) {
+        if (*p == mark) {
             fraction = true;
             continue;
         }
@@ -29737,13 +29875,13 @@ static bool mpt__decimal_passes(const mpt__decimal *d, uint64_t bits) {
 
 /* The nearest double, infinity beyond the largest; false if the text is no number. Needs the
    floating-point state of MPT__PLAIN_FLOATS. */
-static bool mpt__parse_double(const char *p, size_t n, double *value) {
+static bool mpt__parse_number(const char *p, size_t n, char mark, double *value) {
     static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                     1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
                                     1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
     mpt__decimal d;
     uint64_t whole = 0, bits;
-    if (!mpt__decimal_read(&d, p, n)) return false;
+    if (!mpt__decimal_read(&d, p, n, mark)) return false;
     int taken = d.count < 19 ? d.count : 19;
     int exponent = d.point - taken;
     for (int i = 0; i < taken; i++) whole = whole * 10 + (uint64_t)(d.digits[i] - '0');
@@ -29769,6 +29907,118 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
     return true;
 }
 
+static bool mpt__parse_double(const char *p, size_t n, double *value) {
+    return mpt__parse_number(p, n, '.', value);
+}
+
+/* ==== Words ==== */
+
+/* Where a text begins with one of the words, or ends with it, the length of that; else 0. */
+static size_t mpt__affix(const char *const *words, size_t count, const char *p, size_t n,
+                         bool at_end) {
+    for (size_t i = 0; i < count; i++) {
+        size_t length = strlen(words[i]);
+        if (length <= n && memcmp(at_end ? p + n - length : p, words[i], length) == 0)
+            return length;
+    }
+    return 0;
+}
+
+/* Whether a text is the word, which is in small letters, in whatever letters. */
+static bool mpt__word_is(const char *p, size_t n, const char *word) {
+    size_t i = 0;
+    for (; i < n && word[i]; i++)
+        if ((p[i] >= 'A' && p[i] <= 'Z' ? (char)(p[i] + 32) : p[i]) != word[i]) break;
+    return i == n && !word[i];
+}
+
+/* What stands for no value: what pandas takes for it, but for an upper-case NAN and a ? . */
+static bool mpt__field_missing(const char *p, size_t n) {
+    static const char *const words[] = {"",    "NA",   "N/A",  "n/a",  "<NA>", "#N/A",
+                                        "#NA", "NULL", "null", "None", "?"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
+    if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
+    return mpt__word_is(p, n, "nan") || mpt__word_is(p, n, "1.#ind") ||
+           mpt__word_is(p, n, "1.#qnan");
+}
+
+static bool mpt__word_infinite(const char *p, size_t n) {
+    if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
+    return mpt__word_is(p, n, "inf") || mpt__word_is(p, n, "infinity") ||
+           mpt__word_is(p, n, "1.#inf") || mpt__word_is(p, n, "\xe2\x88\x9e");
+}
+
+/* Whether digits stand in groups: 1,234,567.8, 1.234,5, 1'234, 1_000, 12 345. The last separator
+   may be a decimal point, behind all others stand two or three digits. */
+static bool mpt__digit_groups(const char *p, size_t n) {
+    static const char *const separators[] = {
+        ",", ".", "'", "_", " ", "\xc2\xa0", "\xe2\x80\xaf", "\xe2\x80\x89", "\xe2\x80\x99"};
+    size_t run = 0, skip;
+    char last = 0;
+    for (; n > 0; p += skip, n -= skip) {
+        skip = 1;
+        if (*p >= '0' && *p <= '9') {
+            run++;
+            continue;
+        }
+        skip = mpt__affix(separators, sizeof separators / sizeof *separators, p, n, false);
+        if (skip == 0 || run == 0 || (last && last != '_' && run != 2 && run != 3)) return false;
+        last = *p, run = 0;
+    }
+    return run > 0 && (run == 3 || last == 0 || strchr(",._", last));
+}
+
+/* Whether people read a text as a number: one, or one with what they put around it and between its
+   digits, as a currency, a percent sign, a unit of up to three letters, thousands separators. */
+static bool mpt__number_like(const char *p, size_t n) {
+    static const char *const around[] = {"$",
+                                         "%",
+                                         "(",
+                                         ")",
+                                         "+",
+                                         "-",
+                                         " ",
+                                         "\xc2\xa3",
+                                         "\xc2\xa5",
+                                         "\xc2\xa0",
+                                         "\xe2\x82\xac",
+                                         "\xe2\x88\x92"};
+    enum { AROUND = sizeof around / sizeof *around };
+    size_t cut, letters = 0;
+    double value;
+    if (mpt__word_infinite(p, n)) return true;
+    while ((cut = mpt__affix(around, AROUND, p, n, false)) > 0) p += cut, n -= cut;
+    while ((cut = mpt__affix(around, AROUND, p, n, true)) > 0) n -= cut;
+    if (n > 4 && p[3] == ' ' && p[0] >= 'A' && p[0] <= 'Z' && p[2] >= 'A' && p[2] <= 'Z')
+        p += 4, n -= 4; /* EUR 5 */
+    while (letters < n && letters < 4 && (p[n - 1 - letters] | 32) >= 'a' &&
+           (p[n - 1 - letters] | 32) <= 'z')
+        letters++;
+    if (letters > 0 && letters < 4 && n > letters + 1 && p[n - 1 - letters] == ' ')
+        n -= letters + 1; /* 5 kg */
+    if (n > 2 && p[0] == '0' && (p[1] | 32) == 'x') {
+        for (cut = 2; cut < n && ((p[cut] >= '0' && p[cut] <= '9') ||
+                                  ((p[cut] | 32) >= 'a' && (p[cut] | 32) <= 'f'));)
+            cut++;
+        return cut == n;
+    }
+    return mpt__parse_number(p, n, '.', &value) || mpt__parse_number(p, n, ',', &value) ||
+           mpt__digit_groups(p, n);
+}
+
+/* ------------------------
+ * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
+ *
+ * A table is held as one double per field, a number or that of its category, and a list of texts;
+ * samples are made of that when they are asked for. So what is allocated is a few times the file,
+ * however many inputs a one-hot column has.
+ * ---------------------- */
+
+#define MPT__MAX_COLUMNS (INT64_C(1) << 20)
+#define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
+#define MPT__MAX_ONE_HOT 1024                  /* inputs of one column */
+
 /* ==== Fields ==== */
 
 /* The text of a table, read from front to back. */
@@ -29789,6 +30039,7 @@ static bool mpt__csv_blank(const mpt__csv *csv, char c) {
     return (c == ' ' || c == '\t' || c == '\r') && c != csv->delimiter;
 }
 
+/* A fault of a field; lines and columns are told from 1 on. */
 static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name, const char *fault,
                            const char *text, size_t length) {
     char shown[48];
@@ -29797,7 +30048,7 @@ static bool mpt__csv_fault(const mpt__csv *csv, int64_t column, const char *name
     memcpy(shown + n, "...", 4);
     if (n == length) shown[n] = 0;
     return mpt__reject(csv->context, FORMAT, "%s: line %lld, column %lld%s%s%s: \"%s\" %s",
-                       csv->path, csv->begun, column, name ? " (" : "", name ? name : "",
+                       csv->path, csv->begun, column + 1, name ? " (" : "", name ? name : "",
                        name ? ")" : "", shown, fault);
 }
 
@@ -29856,7 +30107,7 @@ static bool mpt__csv_record(mpt__csv *csv) {
 }
 
 static void mpt__csv_rewind(mpt__csv *csv) {
-    csv->at = csv->size >= 3 && memcmp(csv->text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    csv->at = mpt__mark_bytes(csv->text, csv->size);
     csv->line = csv->begun = 1;
 }
 
@@ -29883,6 +30134,7 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
 typedef struct {
     mpt_column_use use; /* AUTO until a field says what it is, if it is ever said */
     bool is_target;
+    char point;                /* of its numbers, '.' or ',' */
     int64_t name;              /* where in the text */
     int64_t first, categories; /* of its texts among all */
     double mean, deviation;    /* what numbers become */
@@ -29900,12 +30152,26 @@ typedef struct {
     mpt__table_column *columns;
 } mpt__table;
 
+static const char mpt__no_number[] =
+    "is not a number as it is written here: no signs but + and -, no separators of thousands, no "
+    "units; mpt_table_config.decimal = ',' is for decimal commas";
+
 /* A text of a column, while a table is read. */
 typedef struct {
     int64_t column, text;
     size_t length;
     double number; /* NaN if it is none */
 } mpt__category;
+
+/* A column of the file. What is found out about its texts is for messages. */
+typedef struct {
+    int64_t to, name;    /* the column of the table, or -1; where the name is in the text */
+    int64_t line, text;  /* of the first text that looks like a number; the text is a category */
+    int64_t number_like; /* texts that do */
+    bool first_like;     /* the first one does */
+    bool guessed;        /* texts made it one of texts */
+    uint8_t seen;        /* MPT__COMMA and others */
+} mpt__file_column;
 
 typedef struct {
     mpt__csv csv;
@@ -29917,7 +30183,12 @@ typedef struct {
     int64_t found_count, found_room;
     uint32_t *rows; /* open addressing by column and text: number + 1, 0 = empty */
     int64_t row_count;
-    bool missing, fixed; /* fixed: no category is added */
+    mpt__file_column *file; /* the columns as they stand in the file */
+    int64_t file_count;
+    size_t table_bytes, field_bytes;
+    const mpt_table_config *config;
+    bool fixed;      /* no category is added */
+    int64_t unknown; /* fields whose text is none of the fixed ones */
 } mpt__table_reader;
 
 static bool mpt__column_texts(const mpt__table_column *column) {
@@ -29977,7 +30248,8 @@ static int64_t mpt__category_of(mpt__table_reader *r, int64_t column, const char
     if (at < 0) return -1;
     mpt__category *c = &r->found[r->found_count++];
     c->column = column, c->text = at, c->length = n;
-    if (!mpt__parse_double(text, n, &c->number)) c->number = MPT__NAN_F64;
+    if (!mpt__parse_number(text, n, r->table->columns[column].point, &c->number))
+        c->number = MPT__NAN_F64;
     r->table->columns[column].categories++;
     *row = (uint32_t)r->found_count;
     return r->found_count - 1;
@@ -29994,56 +30266,91 @@ static bool mpt__category_before(const void *of, int64_t a, int64_t b) {
     return strcmp(r->text + x->text, r->text + y->text) < 0;
 }
 
-static bool mpt__field_missing(const char *p, size_t n) {
-    static const char *const words[] = {"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
-    return false;
+/* The category of a field of a table that is like another one; NaN where that lacks its text, which
+   then counts as missing, -1 where it lacks that, too. False with an error recorded. */
+static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *name, double *out) {
+    const mpt__csv *csv = &r->csv;
+    const mpt__table_column *column = &r->table->columns[r->file[f].to];
+    int64_t category = mpt__category_of(r, r->file[f].to, "", 0);
+    if (!mpt__ok(csv->context)) return false;
+    *out = (double)category;
+    bool hidden = column->use == MPT_COLUMN_ONE_HOT && !column->is_target;
+    if (r->config->strict || column->is_target || (category < 0 && !hidden))
+        return mpt__csv_fault(csv, f, name,
+                              hidden || column->is_target
+                                  ? "is not in the table that this one is like"
+                                  : "is not in the table that this one is like, and no code stands "
+                                    "for others; mpt_table_config.unknown = true there makes one",
+                              csv->field, csv->length);
+    if (r->unknown++ == 0)
+        mpt__log(&csv->context->base, MPT_LOG_WARNING,
+                 "%s: line %lld, column %lld (%s): a text that is not in the table that this one "
+                 "is like (strict = true refuses such), here %s",
+                 csv->path, csv->begun, f + 1, name ? name : "",
+                 category < 0 ? "all zeros" : "taken for the category of missing values");
+    return true;
 }
 
-/* Stores a field, and what kind its column is if that was open. */
-static bool mpt__table_field(mpt__table_reader *r, int64_t c, double *out) {
+/* Stores the text of a field as its category. */
+static bool mpt__table_category(mpt__table_reader *r, int64_t f, const char *name, double *out) {
     const mpt__csv *csv = &r->csv;
-    mpt__table_column *column = &r->table->columns[c];
-    const char *name = r->table->named ? r->text + column->name : NULL, *fault;
+    mpt__file_column *of = &r->file[f];
+    const mpt__table_column *column = &r->table->columns[of->to];
+    int64_t before = column->categories;
+    int64_t category = mpt__category_of(r, of->to, csv->field, csv->length);
+    *out = (double)category;
+    if (category < 0) return mpt__ok(csv->context) && mpt__category_unknown(r, f, name, out);
+    if (column->categories == before) return true;
+    bool like_number = of->guessed && mpt__number_like(csv->field, csv->length);
+    of->first_like |= like_number && before == 0;
+    if (like_number && of->number_like++ == 0)
+        of->line = csv->begun, of->text = r->found[category].text;
+    return column->use != MPT_COLUMN_ONE_HOT || column->categories <= MPT__MAX_ONE_HOT ||
+           mpt__csv_fault(csv, f, name,
+                          like_number ? mpt__no_number
+                                      : "is one text too many for one-hot inputs, which are at "
+                                        "most 1024: MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
+                          csv->field, csv->length);
+}
+
+/* Stores a field of the file's column f, and what kind its column is if that was open. */
+static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
+    const mpt__csv *csv = &r->csv;
+    mpt__file_column *of = &r->file[f];
+    mpt__table_column *column = &r->table->columns[of->to];
+    const char *name = r->table->named ? r->text + of->name : NULL, *fault;
     bool whole = r->table->dtype == MPT_I64 && !column->is_target;
     double value = MPT__NAN_F64;
     if (column->use == MPT_COLUMN_IGNORE) return true;
     if (mpt__field_missing(csv->field, csv->length)) {
         *out = value;
-        if (r->missing && !column->is_target && !whole) return true;
+        if (r->config->missing && !column->is_target && !whole) return true;
         fault = column->is_target ? "is no value for a target; leave such lines out"
                 : whole           ? "is no value, and whole numbers have no NaN"
                         : "is no value; with mpt_table_config.missing = true it may lack, and "
                           "mpt_table_fit fills it in";
-        return mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+        return mpt__csv_fault(csv, f, name, fault, csv->field, csv->length);
     }
-    bool number = mpt__parse_double(csv->field, csv->length, &value);
+    bool infinite = mpt__word_infinite(csv->field, csv->length);
+    bool number = infinite || mpt__parse_number(csv->field, csv->length, column->point, &value);
+    of->guessed |= column->use == MPT_COLUMN_AUTO && !number;
     if (column->use == MPT_COLUMN_AUTO)
         column->use = number              ? MPT_COLUMN_NUMBER
                       : column->is_target ? MPT_COLUMN_CLASS
                       : whole             ? MPT_COLUMN_CODE
                                           : MPT_COLUMN_ONE_HOT;
-    if (mpt__column_texts(column)) {
-        int64_t category = mpt__category_of(r, c, csv->field, csv->length);
-        *out = (double)category;
-        if (category < 0)
-            return mpt__csv_fault(csv, c, name, "is not in the table that this one is like",
-                                  csv->field, csv->length);
-        return column->use != MPT_COLUMN_ONE_HOT || column->categories <= MPT__MAX_ONE_HOT ||
-               mpt__csv_fault(csv, c, name,
-                              "is one text too many for one-hot inputs, which are at most 1024: "
-                              "MPT_COLUMN_CODE or MPT_COLUMN_IGNORE",
-                              csv->field, csv->length);
-    }
+    if (mpt__column_texts(column)) return mpt__table_category(r, f, name, out);
     *out = value;
-    fault = !number ? "is not a number, and its column is one of numbers"
+    fault = infinite  ? "is infinite; a number here is finite, or lacks as NA does"
+            : !number ? mpt__number_like(csv->field, csv->length)
+                            ? mpt__no_number
+                            : "is not a number, and its column is one of numbers"
             : whole && !(value >= -9007199254740992.0 && value <= 9007199254740992.0 &&
                          (double)(int64_t)value == value)
                 ? "is not a whole number up to 2^53, as dtype MPT_I64 needs"
             : !mpt__f32_is_finite((float)value) ? "is beyond what float32 holds"
                                                 : NULL;
-    return !fault || mpt__csv_fault(csv, c, name, fault, csv->field, csv->length);
+    return !fault || mpt__csv_fault(csv, f, name, fault, csv->field, csv->length);
 }
 
 /* The column of a name, else of a number; -1 with an error recorded. */
@@ -30066,16 +30373,17 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
     char number[24];
     bool numbers = header;
     double value;
-    for (int64_t c = 0; c < r->table->count; c++) {
+    for (int64_t f = 0; f < r->file_count; f++) {
         const char *name = number;
-        size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", c);
+        size_t n = header ? 0 : mpt__format_text(number, sizeof number, "%lld", f);
         if (header) {
-            if (!mpt__csv_field(&r->csv, c)) return false;
+            if (!mpt__csv_field(&r->csv, f)) return false;
             name = r->csv.field, n = r->csv.length;
             numbers = numbers && mpt__parse_double(name, n, &value);
         }
-        r->table->columns[c].name = mpt__table_text(r, name, n);
-        if (r->table->columns[c].name < 0) return false;
+        r->file[f].to = -1;
+        r->file[f].name = mpt__table_text(r, name, n);
+        if (r->file[f].name < 0) return false;
     }
     if (numbers)
         mpt__log(
@@ -30085,10 +30393,86 @@ static bool mpt__table_names(mpt__table_reader *r, bool header) {
     return true;
 }
 
+/* ==== Decimal commas ==== */
+
+/* What a column of the file has been seen to hold besides whole numbers and missing values. */
+enum {
+    MPT__COMMA = 1,     /* a number with a decimal comma */
+    MPT__SURE = 2,      /* one that cannot have a comma of thousands: not 1,234 */
+    MPT__NO_COMMAS = 4, /* a number with a point, or a text */
+    MPT__POINT = 8,     /* the former */
+};
+
+static uint8_t mpt__decimal_kind(const char *p, size_t n) {
+    double value;
+    if (mpt__field_missing(p, n) || mpt__word_infinite(p, n)) return 0;
+    if (mpt__parse_double(p, n, &value)) return memchr(p, '.', n) ? MPT__POINT | MPT__NO_COMMAS : 0;
+    if (!mpt__parse_number(p, n, ',', &value)) return MPT__NO_COMMAS;
+    if (*p == '-' || *p == '+') p++, n--;
+    bool thousands = n >= 5 && n <= 7 && p[n - 4] == ',' && *p != '0';
+    return thousands ? MPT__COMMA : MPT__COMMA | MPT__SURE;
+}
+
+/* Tells which columns have decimal commas by all of their texts. Where some may be commas of
+   thousands and other columns have points, they are. */
+static void mpt__decimals_told(mpt__table_reader *r) {
+    mpt__base *base = &r->csv.context->base;
+    int64_t first = -1, count = 0;
+    bool sure = false, points = false;
+    for (int64_t f = r->file_count - 1; f >= 0; f--) {
+        points = points || (r->file[f].seen & MPT__POINT);
+        if (!(r->file[f].seen & MPT__COMMA) || (r->file[f].seen & MPT__NO_COMMAS)) continue;
+        sure = sure || (r->file[f].seen & MPT__SURE);
+        first = f, count++;
+    }
+    for (int64_t f = 0; points && !sure && f < r->file_count; f++)
+        r->file[f].seen |= MPT__NO_COMMAS;
+    if (first < 0 || (points && !sure)) return;
+    mpt__log(base, sure ? MPT_LOG_INFO : MPT_LOG_WARNING,
+             "%s: the numbers of %lld columns, first column %lld (%s, line %lld), have decimal "
+             "commas%s; decimal = ',' or '.' of mpt_table_config says so or not",
+             r->csv.path, count, first + 1, r->text + r->file[first].name, r->file[first].line,
+             sure ? "" : ", if these are none of thousands");
+}
+
+/* Finds out which columns have decimal commas: where the config does not say, those all of whose
+   texts can be numbers with some. The reader is where it was, afterwards. */
+static bool mpt__table_decimals(mpt__table_reader *r) {
+    mpt__csv kept = r->csv;
+    if (r->config->decimal || kept.delimiter == ',' || !memchr(kept.text, ',', kept.size))
+        return true;
+    r->csv.write = false;
+    for (int64_t i = 0; i < r->table->rows; i++) {
+        mpt__csv_record(&r->csv);
+        for (int64_t f = 0; f < r->file_count; f++) {
+            if (!mpt__csv_field(&r->csv, f)) return false;
+            uint8_t kind = mpt__decimal_kind(r->csv.field, r->csv.length);
+            if ((kind & MPT__COMMA) && !(r->file[f].seen & MPT__COMMA))
+                r->file[f].line = r->csv.begun;
+            r->file[f].seen |= kind;
+        }
+    }
+    r->csv = kept;
+    mpt__decimals_told(r);
+    return true;
+}
+
+static char mpt__decimal_point(const mpt__table_reader *r, int64_t f) {
+    if (r->config->decimal) return r->config->decimal;
+    return (r->file[f].seen & MPT__COMMA) && !(r->file[f].seen & MPT__NO_COMMAS) ? ',' : '.';
+}
+
+/* ==== What columns are for ==== */
+
 /* What the columns are for, by config. */
 static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config) {
     mpt__table *table = r->table;
     bool targets = config->target != NULL;
+    for (int64_t c = 0; c < table->count; c++) {
+        r->file[c].to = c;
+        table->columns[c].name = r->file[c].name;
+        table->columns[c].point = mpt__decimal_point(r, c);
+    }
     for (int i = 0; i < config->column_count; i++) {
         mpt_column_use use = config->columns[i].use;
         int64_t c = mpt__column_find(r, config->columns[i].name);
@@ -30106,30 +30490,82 @@ static bool mpt__table_uses(mpt__table_reader *r, const mpt_table_config *config
     return c >= 0;
 }
 
+/* The column of the file that is column c of the table that this one is like: by its name where
+   both have names, else by its place among `targets` of them or without. -1: there is none. */
+static int64_t mpt__like_find(const mpt__table_reader *r, const mpt__table *like, int64_t c,
+                              int64_t place) {
+    const char *name = like->text + like->columns[c].name;
+    if (!r->table->named || !like->named) return place;
+    /* Mostly it stands where it stood there. */
+    for (int64_t i = 0; i < r->file_count; i++) {
+        int64_t f = (place + i) % r->file_count;
+        if (r->file[f].to < 0 && strcmp(r->text + r->file[f].name, name) == 0) return f;
+    }
+    return -1;
+}
+
+static bool mpt__table_unlike(const mpt__table_reader *r, const char *what, const char *name) {
+    return mpt__reject(r->csv.context, FORMAT,
+                       "%s: its columns are not those of the table that it is like: %s %s",
+                       r->csv.path, what, name);
+}
+
+/* Gives each column of the table its column of the file. */
+static bool mpt__like_columns(mpt__table_reader *r, const mpt__table *like, bool targets) {
+    bool names = r->table->named && like->named;
+    int64_t place = 0, least = 0;
+    for (int64_t c = 0; c < like->count; c++) least += !like->columns[c].is_target;
+    bool short_rows = !targets && r->file_count == least;
+    if (!names && r->file_count != like->count && !short_rows)
+        return mpt__reject(r->csv.context, FORMAT,
+                           "%s: its columns are not those of the table that it is like: %lld, "
+                           "expected %lld%s",
+                           r->csv.path, r->file_count, like->count,
+                           targets ? "; target = \"\" reads lines without targets" : "");
+    for (int64_t c = 0; c < like->count; c++) {
+        mpt__table_column *column = &r->table->columns[c];
+        const char *name = like->text + like->columns[c].name;
+        bool skip = !targets && column->is_target;
+        int64_t f = skip && !names && short_rows ? -1 : mpt__like_find(r, like, c, place);
+        if (f < 0 && !skip && column->use != MPT_COLUMN_IGNORE)
+            return mpt__table_unlike(r,
+                                     column->is_target
+                                         ? "with target = \"\" lines without targets are read, but "
+                                           "here is no"
+                                         : "there is no",
+                                     name);
+        if (skip) column->use = MPT_COLUMN_IGNORE, column->is_target = false;
+        column->point = f < 0 ? '.' : mpt__decimal_point(r, f);
+        column->name = f < 0 ? mpt__table_text(r, name, strlen(name)) : r->file[f].name;
+        if (column->name < 0) return false;
+        if (f >= 0) r->file[f].to = c, place = (f + 1) % r->file_count;
+    }
+    for (int64_t f = 0; f < r->file_count; f++)
+        if (r->file[f].to < 0)
+            return mpt__table_unlike(r, "that has no", r->text + r->file[f].name);
+    return true;
+}
+
 /* What the columns are for, by another table. */
 static bool mpt__table_like(mpt__table_reader *r, const mpt__table *like) {
     mpt__table *table = r->table;
-    bool same = table->count == like->count;
-    for (int64_t c = 0; same && c < table->count; c++) {
-        mpt__table_column *column = &table->columns[c];
-        int64_t name = column->name;
-        const char *other = like->text + like->columns[c].name;
-        same = !table->named || !like->named || strcmp(r->text + name, other) == 0;
-        *column = like->columns[c];
-        column->name = name, column->categories = 0;
-        for (int64_t i = 0; i < like->columns[c].categories; i++) {
+    const char *target = r->config->target;
+    for (int64_t c = 0; c < table->count; c++)
+        table->columns[c] = like->columns[c], table->columns[c].categories = 0;
+    if (!mpt__like_columns(r, like, !target || *target)) return false;
+    for (int64_t c = 0; c < table->count; c++)
+        for (int64_t i = 0;
+             mpt__column_texts(&table->columns[c]) && i < like->columns[c].categories; i++) {
             const char *text = like->categories[like->columns[c].first + i];
             if (mpt__category_of(r, c, text, strlen(text)) < 0) return false;
         }
-    }
     table->filled = like->filled;
     r->fixed = true;
-    return same ||
-           mpt__reject(r->csv.context, FORMAT,
-                       "%s: its columns are not those of the table that it is like", r->csv.path);
+    return true;
 }
 
-/* Numbers categories in order, in the fields too; their list is `owned[2]` of the dataset. */
+/* Numbers categories in order, which is that of the table that this one is like, in the fields
+   too; their list is `owned[2]` of the dataset. */
 static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     mpt_context *ctx = r->csv.context;
     mpt__table *table = r->table;
@@ -30141,7 +30577,7 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
         (const char **)mpt__allocate(&ctx->base, (size_t)n * sizeof *texts, MPT_MEMORY_DATA);
     dataset->owned[2] = (void *)texts, dataset->owned_bytes[2] = (size_t)n * sizeof *texts;
     for (int64_t i = 0; order && i < n; i++) order[i] = i;
-    if (order) mpt__sort_by(order, n, mpt__category_before, r);
+    if (order && !r->fixed) mpt__sort_by(order, n, mpt__category_before, r);
     for (int64_t i = n; order && texts && i-- > 0;) {
         const mpt__category *c = &r->found[order[i]];
         codes[order[i]] = table->columns[c->column].first = i;
@@ -30150,11 +30586,51 @@ static bool mpt__table_number(mpt__table_reader *r, mpt__dataset *dataset) {
     for (int64_t c = 0; order && c < table->count; c++)
         for (int64_t i = 0; mpt__column_texts(&table->columns[c]) && i < table->rows; i++) {
             double *field = &r->fields[i * table->count + c];
-            *field = (double)(codes[(int64_t)*field] - table->columns[c].first);
+            if (*field >= 0.0) *field = (double)(codes[(int64_t)*field] - table->columns[c].first);
         }
     mpt__host_free(ctx, order, 2 * (size_t)n * sizeof *order);
     table->categories = texts;
     return mpt__ok(ctx);
+}
+
+/* Tells of columns whose texts became categories though they look like numbers. */
+static void mpt__numbers_told(mpt__table_reader *r) {
+    int told = 0;
+    for (int64_t f = 0; f < r->file_count && told < 8; f++) {
+        const mpt__file_column *of = &r->file[f];
+        int64_t categories = r->table->columns[of->to].categories;
+        if (2 * of->number_like <= categories && !of->first_like) continue;
+        told++;
+        mpt__log(&r->csv.context->base, MPT_LOG_WARNING,
+                 "%s: column %lld (%s): %lld of its %lld texts look like numbers, first \"%s\" in "
+                 "line %lld, and all become categories; numbers have digits and a point (decimal = "
+                 "',' reads decimal commas), and columns of mpt_table_config says that it is "
+                 "no mistake",
+                 r->csv.path, f + 1, r->text + of->name, of->number_like, categories,
+                 r->text + of->text, of->line);
+    }
+}
+
+/* Makes texts without a value the category "". */
+static bool mpt__table_fill_texts(mpt__table_reader *r, int64_t c) {
+    mpt__table_column *column = &r->table->columns[c];
+    int64_t category = -1;
+    if (!mpt__column_texts(column)) return true;
+    if (r->config->unknown && !r->fixed && !column->is_target)
+        category = mpt__category_of(r, c, "", 0);
+    for (int64_t i = 0; mpt__ok(r->csv.context) && i < r->table->rows; i++) {
+        double *field = &r->fields[i * r->table->count + c];
+        if (*field >= 0.0 || *field < 0.0) continue;
+        category = mpt__category_of(r, c, "", 0);
+        if (category < 0 && mpt__ok(r->csv.context) &&
+            (column->use != MPT_COLUMN_ONE_HOT || r->config->strict))
+            return mpt__reject(r->csv.context, FORMAT,
+                               "%s: column %s lacks a value, which it never does in the table that "
+                               "this one is like",
+                               r->csv.path, r->text + column->name);
+        *field = (double)category;
+    }
+    return mpt__ok(r->csv.context);
 }
 
 /* Reads all records into the fields; numbers categories as they come. */
@@ -30162,24 +30638,17 @@ static bool mpt__table_fill(mpt__table_reader *r) {
     mpt__table *table = r->table;
     for (int64_t i = 0; i < table->rows; i++) {
         mpt__csv_record(&r->csv);
-        for (int64_t c = 0; c < table->count; c++)
-            if (!mpt__csv_field(&r->csv, c) ||
-                !mpt__table_field(r, c, &r->fields[i * table->count + c]))
+        for (int64_t f = 0; f < r->file_count; f++)
+            if (!mpt__csv_field(&r->csv, f) ||
+                !mpt__table_field(r, f, &r->fields[i * table->count + r->file[f].to]))
                 return false;
     }
     for (int64_t c = 0; c < table->count; c++) {
         mpt__table_column *column = &table->columns[c];
         if (column->use == MPT_COLUMN_AUTO) column->use = MPT_COLUMN_NUMBER; /* without values */
-        for (int64_t i = 0; mpt__column_texts(column) && i < table->rows; i++) {
-            double *field = &r->fields[i * table->count + c];
-            if (*field >= 0.0) continue;
-            int64_t category = mpt__category_of(r, c, "", 0);
-            if (category < 0)
-                return mpt__csv_fault(&r->csv, c, NULL, "is not in the table that this one is like",
-                                      "", 0);
-            *field = (double)category;
-        }
+        if (!mpt__table_fill_texts(r, c)) return false;
     }
+    mpt__numbers_told(r);
     return true;
 }
 
@@ -30240,7 +30709,7 @@ static bool mpt__table_shape(const mpt__table_reader *r, mpt_user_dataset_config
             "%s: %lld inputs, %lld targets, %lld of them classes: there is an input, "
             "and targets are all classes or all numbers",
             r->csv.path, inputs, targets, classes);
-    samples->count = r->table->rows;
+    samples->count = r->table->rows > 0 ? r->table->rows : 1; /* none: see mpt_table_load */
     samples->dtype = r->table->dtype;
     samples->shape = MPT_SHAPE(inputs);
     samples->target_dtype = targets == 0 ? MPT_DTYPE_NONE : classes ? MPT_I64 : MPT_F32;
@@ -30259,15 +30728,16 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     mpt__dataset *dataset =
         mpt__table_shape(r, &samples) ? mpt__dataset_new(r->csv.context, &samples, true) : NULL;
     if (!dataset) return NULL;
+    dataset->count = table->rows;
     if (!mpt__table_number(r, dataset)) {
         mpt__dataset_release(r->csv.context, dataset);
         return NULL;
     }
     table->fields = r->fields, table->text = r->text;
     dataset->owned[0] = table;
-    dataset->owned_bytes[0] = sizeof *table + (size_t)table->count * sizeof *table->columns;
+    dataset->owned_bytes[0] = r->table_bytes;
     dataset->owned[1] = r->fields;
-    dataset->owned_bytes[1] = (size_t)table->rows * (size_t)table->count * sizeof *r->fields;
+    dataset->owned_bytes[1] = r->field_bytes;
     dataset->owned[3] = r->text, dataset->owned_bytes[3] = (size_t)r->text_room;
     dataset->state = table;
     dataset->make = mpt__table_make;
@@ -30282,16 +30752,49 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     return dataset;
 }
 
-static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_config *config,
-                                     const mpt__table *like) {
+/* Room for a table of so many rows and columns, of a file with so many. Every field has a byte of
+   its own in the file, so that these products cannot overflow where the file fits. */
+static bool mpt__table_room(mpt__table_reader *r, int64_t rows, int64_t columns,
+                            int64_t file_columns) {
+    mpt__base *base = &r->csv.context->base;
+    r->table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
+    size_t fields = (size_t)rows * (size_t)columns;
+    if (rows > 0 && (fields / (size_t)rows != (size_t)columns ||
+                     fields > (size_t)PTRDIFF_MAX / sizeof *r->fields)) {
+        mpt__fail_memory(base, PTRDIFF_MAX, MPT_MEMORY_DATA);
+        return false;
+    }
+    r->field_bytes = fields * sizeof *r->fields;
+    r->table = (mpt__table *)mpt__allocate(base, r->table_bytes, MPT_MEMORY_DATA);
+    r->fields = (double *)mpt__allocate(base, r->field_bytes, MPT_MEMORY_DATA);
+    r->file = (mpt__file_column *)mpt__host_array(r->csv.context, file_columns, sizeof *r->file);
+    if (r->file) r->file_count = file_columns;
+    if (!mpt__ok(r->csv.context)) return false;
+    r->table->rows = rows, r->table->count = columns;
+    r->table->columns = (mpt__table_column *)(void *)(r->table + 1);
+    return true;
+}
+
+/* What no dataset has taken over. */
+static void mpt__table_clear(mpt__table_reader *r) {
     mpt_context *ctx = r->csv.context;
     mpt__base *base = &ctx->base;
+    mpt__release(base, r->table, r->table_bytes, MPT_MEMORY_DATA);
+    mpt__release(base, r->fields, r->field_bytes, MPT_MEMORY_DATA);
+    mpt__release(base, r->text, (size_t)r->text_room, MPT_MEMORY_DATA);
+    mpt__host_free(ctx, r->file, (size_t)r->file_count * sizeof *r->file);
+    mpt__room_free(ctx, r->found, r->found_room);
+    mpt__room_free(ctx, r->rows, r->row_count);
+}
+
+static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *like) {
+    const mpt_table_config *config = r->config;
     mpt__dataset *dataset = NULL;
     int64_t rows, columns;
     if (!mpt__csv_count(&r->csv, &rows, &columns)) return NULL;
     rows -= config->header;
     if (rows < 1) {
-        mpt__error(ctx, FORMAT,
+        mpt__error(r->csv.context, FORMAT,
                    "%s: no samples: %lld lines with fields, of which %d is the header%s",
                    r->csv.path, rows + config->header, (int)config->header,
                    memchr(r->csv.text, '\r', r->csv.size) && !memchr(r->csv.text, '\n', r->csv.size)
@@ -30299,33 +30802,17 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt_table_confi
                        : "");
         return NULL;
     }
-    /* Every field has a byte of its own in the file, so that these products cannot overflow where
-       the file fits. */
-    size_t table_bytes = sizeof *r->table + (size_t)columns * sizeof *r->table->columns;
-    size_t field_bytes = (size_t)rows * (size_t)columns;
-    if (field_bytes > (size_t)PTRDIFF_MAX / sizeof *r->fields) {
-        mpt__fail_memory(base, PTRDIFF_MAX, MPT_MEMORY_DATA);
-        return NULL;
-    }
-    r->table = (mpt__table *)mpt__allocate(base, table_bytes, MPT_MEMORY_DATA);
-    r->fields = (double *)mpt__allocate(base, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
-    if (r->table && r->fields) {
-        r->table->rows = rows, r->table->count = columns;
-        r->table->columns = (mpt__table_column *)(void *)(r->table + 1);
+    if (mpt__table_room(r, rows, like ? like->count : columns, columns)) {
         r->table->dtype = like ? like->dtype : config->dtype;
         r->table->named = config->header;
         r->csv.write = true;
         mpt__csv_rewind(&r->csv);
         mpt__csv_record(&r->csv);
-        if (mpt__table_names(r, config->header) &&
+        if (mpt__table_names(r, config->header) && mpt__table_decimals(r) &&
             (like ? mpt__table_like(r, like) : mpt__table_uses(r, config)) && mpt__table_fill(r))
             dataset = mpt__table_finish(r);
     }
-    mpt__release(base, r->table, table_bytes, MPT_MEMORY_DATA);
-    mpt__release(base, r->fields, field_bytes * sizeof *r->fields, MPT_MEMORY_DATA);
-    mpt__release(base, r->text, (size_t)r->text_room, MPT_MEMORY_DATA);
-    mpt__room_free(ctx, r->found, r->found_room);
-    mpt__room_free(ctx, r->rows, r->row_count);
+    mpt__table_clear(r);
     return dataset;
 }
 
@@ -30352,19 +30839,21 @@ static mpt_dataset mpt__table_open(mpt_context *ctx, const char *path, char *tex
     reader.csv.context = ctx, reader.csv.path = path;
     reader.csv.text = text, reader.csv.size = size;
     reader.csv.delimiter = config->delimiter;
-    reader.missing = config->missing;
+    reader.config = config;
     if (!text || !mpt__ok(ctx) ||
         !mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL)) {
         /* recorded */
     } else if (config->delimiter == '"' || config->delimiter == '\n' || config->delimiter == 0) {
         mpt__error(ctx, ARGUMENT, "delimiter is byte %d", (int)config->delimiter);
+    } else if (config->decimal && config->decimal != '.' && config->decimal != ',') {
+        mpt__error(ctx, ARGUMENT, "decimal is byte %d; '.', ',' or 0", (int)config->decimal);
     } else if (config->dtype != MPT_F32 && config->dtype != MPT_I64) {
         mpt__error(ctx, DTYPE, "dtype %D: inputs are MPT_F32 or MPT_I64", config->dtype);
     } else if (config->column_count < 0 || (config->column_count > 0 && !config->columns)) {
         mpt__error(ctx, ARGUMENT, "%d columns%s", config->column_count,
                    config->columns ? "" : " at NULL");
     } else {
-        dataset = mpt__table_read(&reader, config, like);
+        dataset = mpt__table_read(&reader, like);
     }
     mpt__host_free(ctx, text, size);
     return mpt__dataset_publish(ctx, dataset);
@@ -30443,6 +30932,7 @@ mpt_status mpt_table_fit(mpt_dataset handle, bool standardise) {
         return mpt__error(ctx, STATE,
                           "a loader already delivers from this table; call mpt_table_fit before "
                           "mpt_loader_create");
+    if (!mpt__dataset_filled(ctx, part)) return ctx->base.status;
     if (table->dtype == MPT_I64)
         return mpt__error(ctx, DTYPE, "the inputs are int64, which have no mean");
     for (int64_t c = 0; c < table->count; c++)
@@ -30485,6 +30975,253 @@ MPT__END_REGION
 
 MPT__END_REGION
 MPT__BEGIN_COLD
+/* ------------------------
+ * data/table_file.c: what a table has learned of its data, as a file: a CSV itself, which people
+ * can read.
+ *
+ *     what,name,for,mean,deviation
+ *     table,1,float32,named,filled
+ *     number,rooms,input,5.5,1.25
+ *     one-hot,town,input,,
+ *     category,Ulm,,,
+ *     number,price,target,,
+ *
+ * Categories stand in the order of their numbers. A file is data: nothing it claims is believed
+ * before it is checked.
+ * ---------------------- */
+
+static const char mpt__table_head[] = "what,name,for,mean,deviation";
+
+/* By mpt_column_use; a target's number is a number. */
+static const char *const mpt__use_names[MPT_COLUMN_IGNORE + 1] = {"", "number", "one-hot", "code",
+                                                                  "", "class",  "ignored"};
+
+/* ==== Save ==== */
+
+static void mpt__table_quote(mpt__text *out, const char *text) {
+    mpt__text_char(out, '"');
+    for (; *text; text++) {
+        if (*text == '"') mpt__text_char(out, '"');
+        mpt__text_char(out, *text);
+    }
+    mpt__text_char(out, '"');
+}
+
+/* The file, counted at least: what does not fit is not written. Doubles have 17 digits, which tell
+   each from all others. */
+static void mpt__table_text_of(const mpt__table *table, mpt__text *out) {
+    mpt__write_text(out, "%s\ntable,1,%s,%s,%s\n", mpt__table_head,
+                    mpt__dtype_info[table->dtype].name, table->named ? "named" : "",
+                    table->filled ? "filled" : "");
+    for (int64_t c = 0; c < table->count; c++) {
+        const mpt__table_column *column = &table->columns[c];
+        mpt__write_text(out, "%s,", mpt__use_names[column->use]);
+        mpt__table_quote(out, table->text + column->name);
+        mpt__write_text(out, ",%s,", column->is_target ? "target" : "input");
+        if (column->use == MPT_COLUMN_NUMBER && !column->is_target && table->filled)
+            mpt__write_text(out, "%.17g,%.17g\n", column->mean, column->deviation);
+        else
+            mpt__write_text(out, ",\n");
+        for (int64_t i = 0; i < column->categories; i++) {
+            mpt__write_text(out, "category,");
+            mpt__table_quote(out, table->categories[column->first + i]);
+            mpt__write_text(out, ",,,\n");
+        }
+    }
+}
+
+static bool mpt__table_content(mpt__writer *writer, const void *of) {
+    const mpt__text *text = (const mpt__text *)of;
+    return mpt__write_bytes(writer, text->out, text->length);
+}
+
+mpt_status mpt_table_save(mpt_dataset handle, const char *path) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *ctx = handle.context;
+    const mpt__dataset *found = mpt__dataset_enter(handle, "mpt_table_save");
+    const mpt__table *table = found ? mpt__table_at(ctx, found) : NULL;
+    mpt__text text = {NULL, 0, 0};
+    if (!table) return mpt__status_of(ctx);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
+    mpt__table_text_of(table, &text);
+    text.size = text.length + 1, text.length = 0;
+    text.out = (char *)mpt__host_new(ctx, text.size);
+    if (text.out) {
+        mpt__table_text_of(table, &text);
+        mpt__write_file(ctx, path, mpt__table_content, &text);
+    }
+    mpt__host_free(ctx, text.out, text.size);
+    return ctx->base.status;
+}
+
+/* ==== Load ==== */
+
+/* A field of a record, with a 0 behind it. */
+typedef struct {
+    char *text;
+    size_t length;
+} mpt__table_word;
+
+static bool mpt__table_odd(const mpt__csv *csv, int64_t k, const mpt__table_word *word) {
+    return mpt__csv_fault(csv, k, NULL, "is not what mpt_table_save writes there", word->text,
+                          word->length);
+}
+
+/* Reads the five fields of a record; their places are overwritten where they end. */
+static bool mpt__table_words(mpt__csv *csv, mpt__table_word words[5]) {
+    for (int k = 0; k < 5; k++) {
+        if (!mpt__csv_field(csv, k)) return false;
+        words[k].text = csv->field, words[k].length = csv->length;
+        if (csv->write) csv->field[csv->length] = 0;
+    }
+    return true;
+}
+
+/* Mean and deviation of a column that has them, else nothing. */
+static bool mpt__table_scale(mpt__table_reader *r, mpt__table_column *column,
+                             const mpt__table_word words[5]) {
+    double *to[2] = {&column->mean, &column->deviation};
+    bool has = column->use == MPT_COLUMN_NUMBER && !column->is_target && r->table->filled;
+    for (int k = 0; k < 2; k++) {
+        const mpt__table_word *word = &words[3 + k];
+        bool good =
+            has ? mpt__parse_double(word->text, word->length, to[k]) && mpt__f64_is_finite(*to[k])
+                : word->length == 0;
+        if (!good || column->deviation < 0.0) return mpt__table_odd(&r->csv, 3 + k, word);
+    }
+    return true;
+}
+
+/* A record that begins a column. */
+static bool mpt__table_begin(mpt__table_reader *r, mpt__table_column *column,
+                             const mpt__table_word words[5]) {
+    int use = MPT_COLUMN_IGNORE;
+    while (use > 0 && strcmp(words[0].text, mpt__use_names[use]) != 0) use--;
+    if (!mpt__use_names[use][0]) return mpt__table_odd(&r->csv, 0, &words[0]);
+    column->use = (mpt_column_use)use;
+    column->point = '.';
+    column->is_target = strcmp(words[2].text, "target") == 0;
+    column->name = mpt__table_text(r, words[1].text, words[1].length);
+    if ((!column->is_target && strcmp(words[2].text, "input") != 0) ||
+        (use == MPT_COLUMN_CLASS && !column->is_target))
+        return mpt__table_odd(&r->csv, 2, &words[2]);
+    return column->name >= 0 && mpt__table_scale(r, column, words);
+}
+
+/* The second record, about the table as a whole. */
+static bool mpt__table_whole(mpt__table_reader *r, const mpt__table_word words[5]) {
+    mpt__table *table = r->table;
+    const char *const wanted[5] = {"table", "1", mpt__dtype_info[table->dtype].name, "named",
+                                   "filled"};
+    table->named = words[3].length > 0, table->filled = words[4].length > 0;
+    for (int k = 0; k < 5; k++)
+        if ((k < 3 || words[k].length > 0) && strcmp(words[k].text, wanted[k]) != 0)
+            return mpt__table_odd(&r->csv, k, &words[k]);
+    return !(table->filled && table->dtype == MPT_I64) || mpt__table_odd(&r->csv, 4, &words[4]);
+}
+
+/* All records behind the head, of which `columns` begin a column. */
+static bool mpt__table_records(mpt__table_reader *r) {
+    mpt__table_column *column = NULL;
+    mpt__table_word words[5];
+    int64_t line = 0, begun = 0;
+    for (; mpt__csv_record(&r->csv); line++) {
+        int64_t before = r->found_count;
+        if (!mpt__table_words(&r->csv, words)) return false;
+        if (line == 0) {
+            if (strcmp(words[2].text, mpt__dtype_info[MPT_I64].name) == 0)
+                r->table->dtype = MPT_I64;
+            if (!mpt__table_whole(r, words)) return false;
+        } else if (strcmp(words[0].text, "category") != 0) {
+            column = &r->table->columns[begun++];
+            if (!mpt__table_begin(r, column, words)) return false;
+        } else if (!column || !mpt__column_texts(column)) {
+            return mpt__table_odd(&r->csv, 0, &words[0]);
+        } else if (mpt__category_of(r, begun - 1, words[1].text, words[1].length) < 0) {
+            return false;
+        } else if (r->found_count == before) {
+            return mpt__table_odd(&r->csv, 1, &words[1]);
+        }
+    }
+    return line > 0 || mpt__reject(r->csv.context, FORMAT, "%s: it ends after line 1", r->csv.path);
+}
+
+/* How many records begin a column; -1 with an error recorded if it is no file of a table. */
+static int64_t mpt__table_columns(mpt__csv *csv) {
+    mpt__table_word words[5];
+    int64_t records, fields, columns = -2; /* the first two records do not */
+    if (!mpt__csv_count(csv, &records, &fields)) return -1;
+    size_t n = sizeof mpt__table_head - 1;
+    mpt__csv_rewind(csv);
+    if (csv->size - csv->at < n || memcmp(csv->text + csv->at, mpt__table_head, n) != 0 ||
+        fields != 5) {
+        mpt__error(csv->context, FORMAT, "%s: no file of mpt_table_save: line 1 is not %s",
+                   csv->path, mpt__table_head);
+        return -1;
+    }
+    for (; mpt__csv_record(csv); columns++) {
+        if (!mpt__table_words(csv, words)) return -1;
+        columns -= words[0].length == 8 && memcmp(words[0].text, "category", 8) == 0;
+    }
+    return columns < 0 ? 0 : columns;
+}
+
+/* Takes over `text`, which has room for one byte more than its size. */
+static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *text, size_t size) {
+    MPT__PLAIN_FLOATS;
+    mpt_table_config usual = mpt_table_config_default();
+    mpt__table_reader r;
+    mpt__dataset *dataset = NULL;
+    mpt__table_word words[5];
+    mpt__zero(r);
+    r.csv.context = ctx, r.csv.path = path, r.csv.text = text, r.csv.size = size;
+    r.csv.delimiter = ',';
+    r.config = &usual;
+    int64_t columns = -1;
+    if (text && mpt__ok(ctx) &&
+        mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL))
+        columns = mpt__table_columns(&r.csv);
+    if (columns >= 0 && mpt__table_room(&r, 0, columns, 0)) {
+        r.table->dtype = MPT_F32;
+        r.csv.write = true;
+        mpt__csv_rewind(&r.csv);
+        mpt__csv_record(&r.csv);
+        r.fixed = mpt__table_words(&r.csv, words) && mpt__table_records(&r);
+        if (r.fixed) dataset = mpt__table_finish(&r);
+    }
+    mpt__table_clear(&r);
+    mpt__host_free(ctx, text, size + 1);
+    return mpt__dataset_publish(ctx, dataset);
+}
+
+mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
+    mpt__reader file;
+    char *text = NULL;
+    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
+    file.size = 0;
+    if (!path) {
+        mpt__error(ctx, ARGUMENT, "path is NULL");
+    } else if (mpt__reader_open_up_to(&file, ctx, path, PTRDIFF_MAX - 1)) {
+        text = (char *)mpt__host_new(ctx, (size_t)file.size + 1);
+        if (text) mpt__reader_read(&file, text, (size_t)file.size);
+        mpt__reader_close(&file);
+    }
+    return mpt__table_opened(ctx, path, text, (size_t)file.size);
+}
+
+mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
+    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_data_files(ctx))
+        return mpt__dataset_handle(ctx, NULL);
+    if (!text || bytes >= PTRDIFF_MAX) {
+        mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
+        return mpt__dataset_handle(ctx, NULL);
+    }
+    char *copy = (char *)mpt__host_new(ctx, bytes + 1);
+    if (copy) memcpy(copy, text, bytes);
+    return mpt__table_opened(ctx, "text", copy, bytes);
+}
+
 /* ------------------------
  * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
  *
@@ -31867,7 +32604,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
     if (file->end == 0) return mpt__fault(file, "an empty file");
     const char *what = mpt__what_this_is(p, file->end, MPT__KNOWN_ALL);
     if (what) return mpt__fault(file, "this is %s", what);
-    if (file->end >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) blank = 3;
+    blank = mpt__mark_bytes(p, file->end);
     while (blank < file->end && (p[blank] == ' ' || (p[blank] >= 9 && p[blank] <= 13))) blank++;
     while (blank + n < file->end && n < 40 && p[blank + n] >= ' ' && p[blank + n] < 127)
         text[n] = (char)p[blank + n], n++;
@@ -31882,8 +32619,7 @@ static bool mpt__picture_unknown(mpt__image_file *file) {
 static bool mpt__picture_walk(mpt__image_file *file) {
     size_t kinds = sizeof mpt__picture_kinds / sizeof *mpt__picture_kinds;
     if (!file->base->io.seek) return mpt__fault(file, "cannot be read twice: no `seek`");
-    if (!mpt__image_refill(file) && file->torn)
-        return mpt__picture_unread(file);
+    if (!mpt__image_refill(file) && file->torn) return mpt__picture_unread(file);
     for (size_t i = 0; i < kinds; i++) {
         const mpt__picture_kind *kind = &mpt__picture_kinds[i];
         size_t at = (size_t)kind->at, n = (size_t)kind->length;
@@ -32043,12 +32779,23 @@ static const char *mpt__manifest_line(const char *line, size_t n, uint8_t digest
     return strlen(path) == n ? NULL : "has a path with a zero byte";
 }
 
+/* The file of a path, which may be one of Windows. */
+static int64_t mpt__manifest_find(const mpt__files *files, char path[MPT__PATH_SIZE]) {
+    int64_t index = mpt__files_find(files, path);
+    if (index >= 0) return index;
+    for (char *at = path; *at; at++)
+        if (*at == '\\') *at = '/';
+    return mpt__files_find(files, strncmp(path, "./", 2) == 0 ? path + 2 : path);
+}
+
 /* Gives every file its digest of the manifest in `text`, which has a line for each of them. */
 static bool mpt__manifest_read(const mpt__files *files, const char *path, const char *text,
                                size_t n, uint8_t (*digests)[32], uint8_t *named) {
     char file[MPT__PATH_SIZE];
     int64_t number = 1;
-    for (size_t at = 0, end; at < n; at = end + 1, number++) {
+    if (!mpt__refuse_known(files->context, path, (const uint8_t *)text, n, MPT__KNOWN_ALL))
+        return false;
+    for (size_t at = mpt__mark_bytes(text, n), end; at < n; at = end + 1, number++) {
         uint8_t digest[32];
         for (end = at; end < n && text[end] != '\n';) end++;
         if (end == at || (end == at + 1 && text[at] == '\r')) continue;
@@ -32056,7 +32803,7 @@ static bool mpt__manifest_read(const mpt__files *files, const char *path, const 
         if (fault)
             return mpt__reject(files->context, FORMAT, "%s: line %lld %s", path, number, fault);
         if (!mpt__image_name(file)) continue;
-        int64_t index = mpt__files_find(files, file);
+        int64_t index = mpt__manifest_find(files, file);
         if (index < 0 || named[index])
             return mpt__reject(files->context, FORMAT, "%s: line %lld names %s, which %s", path,
                                number, file,
@@ -32370,11 +33117,13 @@ static bool mpt__cifar_open(mpt_context *ctx, const char *directory, mpt_split s
         return mpt__reject(ctx, ARGUMENT, "the path of the directory is too long");
     if (!mpt__reader_open(file, ctx, path)) return false;
     if (file->size > 0 && file->size % MPT__CIFAR_RECORD == 0) return true;
+    bool plain = file->size == 0 || mpt__reader_plain(file, MPT__KNOWN_ALL);
     mpt__reader_close(file);
-    return mpt__reject(
-        ctx, FORMAT,
-        "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)", path,
-        file->size, (int)MPT__CIFAR_RECORD);
+    return plain &&
+           mpt__reject(
+               ctx, FORMAT,
+               "%s: %lld bytes are not a number of records of %d (a label, 3 x 32 x 32 pixels)",
+               path, file->size, (int)MPT__CIFAR_RECORD);
 }
 
 /* Moves labels out of `records` records, so that their pixels lie one after the other. */
@@ -32474,32 +33223,37 @@ MPT__BEGIN_DATA
 
 /* ==== Characters ==== */
 
-/* Letters, numbers, white space: made by tools/unicode_classes.py, which says how to read it. */
+/* Letters, numbers, white space of Unicode 17, all else a mark: made by tools/unicode_classes.py,
+   which says how to read it. */
 enum { MPT__MARK, MPT__LETTER, MPT__NUMBER, MPT__SPACE };
 static const char mpt__unicode_classes[] =
-    "J$7N%'a$K$@K&<K&N$'N&'H$'A+('1(')/"
-    "(_%(_&(K\\$4S$\\$7@'('H37(C$(7,'([0(O4D$C=<G(`+O'X(O(Y%K$4+(O/('`$+@-L$/"
-    ",'D%'([&X&G.P$a$L$G'H$+4/"
-    "0[%4'H$'0'`%G&@C((\?D%K(L*[)0'L%'@K$5K$(C%4_)('D%G$8;5L$+-;,'D$_)X&Y$K$,/"
-    "D%_)('L%K%5K$H$'P$_)('\\&;5K$()C%(O*L%\?a$W$L%_)('L&K$5G%)\?('4_)('`&75P$_$4_),'D%'8/)@/"
-    "5O%(\?4W+U&S$`$C)(+T$\?I$K$`'C)(+H$O$E$T$W'a&S%T$G)`%7P1O(T%)K$<;430'0+@/"
-    "4W$T$')K$<O.(GO%U$`%C%D%C/(SP%,J%(K&8O,10G'X$O%\\$K%\\$K%\\$S)P''4'1C'E%D%W/"
-    ",K'([1]'L$E3[$L'_%H$W)Q("
-    "C'@'X._(H%Q$K$H([&X$-L$S(L&S'U&X$1L$S',C+H(3(;(+0[;D+WZ$('0O$0W$0W$8O$2O$Z&+:'b('E%(1;8)K$<C%"
-    "L/'4',K$('07<'('('(3(O$,3874')P)-7]]%S*],[%]Q%[&TP'W\?<30\?5',C1D%C/`,'F]$'4-'I&G$@7-0+4C.4/("
-    "K.(S5-3L$C'D)C%E'K$]&C$)_$E'K$a'_$DK$C[<D+CUY%D+[(,WD$0E%L$W+D%_&,]+K$`'G$,_/,_1(/"
-    "(3(_%Y$;L$S)\\$K)U&C%L%;0'(+)L$S&L$_%H&C'4_(T&)[$,7(M$L$_(`%/(C$5S$4_%0'0K)('0+,7,'(S&,O$@/"
-    "T$K.([$<O1Y$D%[FR%(K$(C4H'OP$L%_2H'S$T1_4I%K$@K&<K&P$K2D'CC$AC)I$G*I%+TAC/"
-    ")`&E'X$U%(E$<['L$_&(C))`(E7D%_:("
-    "__%)D$_%-@a'H*Q&8]%G$(_&H+U*,-D+'`$C(E$C%D%Y&+(Y&P'C$(S&=7D%G*@E&D$E&D$G&E%`-MB<S'U$DM$O(8Y0L$"
-    "_&Q$3P&K%\\(Y%P&C'0W)M&[&(+,K$4W(D'E'C%0S'a$K$4',S(0K$0C)\\$3Q$L$'('5`&S(T-G(@_(I%C%8[),'L%\?<"
-    "7\\6W)L%39K$8G-T%+(I$D9_(H(3T'C)T%U$C%D'O(X$'AD+W&Q%S$4S@T1E+`&G)`$'(']$D-G)D%'('T&'L$C(@'X%'"
-    "P$[(P%'L%_R$H%'a$C',C'\\0G)X%'I$D%K(\\$E$DK$O%X:E%W%P(EC'C1D%GQ.`$CI'D]2EOI$[$,E-D%C'D%C)D%3U$"
-    "P%YF&_%H0_,('L+_,('T&SVO%UK9C'E/"
-    "D7G[%(G&(_&(G&(_&(G&(_&(G&(_&(G&(M$K)DC*CC$DC$C)@I$\\$'HK$[&L%S(5_$H_'a\?G$D)S+@9[$QE&O*)/"
-    ")W2)H=CAEE%W$Q_-DE'GCCC&";
+    "J7n$'a$K@]%<]%N'`%'H'A+('1(')/(Q%(q%(wJ4S$\\$7@'('\\.7(+,3('<'(/('(s$([*(U/De1(_&,'<k&Z)a%43|"
+    "&s&y$K4+(m+('`$+@-L/,'d$'(m%j%s*P']$Ly%H+4'8{$4'H'0'R%Y%@O8U%(\?d$o&T(q'0'l$'@K5K(c$4C,+,{$("
+    "\?('030'd$'X$+(/5L+-;,'D;4+,{$(\?(+(+(+r%3('AK,/d$G(/({$(\?(+(70'l$'`$+5KH'PC,+,{$(\?(+(70'n%"
+    "+(/5K();P'(;0/(30+('(+0+0/0S$|$'y$W$l$C(/(Q%(c$0'^%/(+,+5KE\?('4C(/(Q%(K(70'n%/(+5K(+h$G(/(k&"
+    ",'d$'8/)@/5o$(;8k$0U%(G(',\?s%Kh$Y'(+T$\?IKd&+('(7(U%('(K(+H',7('IK,3v%'s%s$T$C(W&b%7R-s&t$)K"
+    "<;430'0+@/4W$T$')K<_&('8',s&(}\?(3,\?('(3,k&(3,y%(3,\?('(3,_$(}'(3,w(]$s$0c$d$g*,;0{X$,j$(]%8"
+    "i)10C@k$X$o$\\$k$\\$W$(/`$i'T&'4'1K=K}$K<s*@7,}%('8U)Lq%e&Lm%,7Pw&4]%=O\\&Q%Hm'u&K=KX$'V+U'h$"
+    "C1Kl&m%X$-Lw&^%W&g%K01LW&,O8s&,/l&3(;(+0'8q3l(Y;,;,_&,;,C('('('(q%,m'(\?('0/(\?03,;4W$8/(\?2O"
+    "l%+:'X''e$('-;8)K<W$v+'4',K('07<'('('(3(O,3874')f'-7Yb$[(w){$wY$m%fW%{6<30+I',_&('8',y'@'d$Q%"
+    "H\?(\?(\?(\?(\?(\?(\?(\?~)'dK'4-'[%G@7-0+4g*</(w*(38s&(Y+13Lu%Z'c$w%Ko%C)_$w%Ke&_$x>[f/l(qyLx"
+    "(Q',c:0e$L+t$U'd$q%,W)Kd&G,}+,W*t$g$(/(3(Q%Y$;Li'\\$a'g%KV%;0'(+)Le%LQ%Z%i%@U'f%)K<7(ML7(k&R%"
+    "/(C5K<Q%0'0a'('0+,7,'('V%/,O@/T$;,;,;H\?(\?(s&([$<Q-Y$K<gV8T$Q%4]'~}2wB,[,`&\?T$78'(K(W$(7('("
+    "+(+(c,z%kBl$k(,q'h&S$V-7(s.q$K@]%<]%Ps*0;,;,;,/T&S$(]%(o$(+(_$,[$~%q-U${&U$}'i$+\\8i%0]'e$a%4"
+    "w%3Hu$(E'8_&Lm%,W&4C)7p&s0-K<W&4W&4g&Di'T$O(_$(\?(+(O(_$(\?(+0i'T$S>H{$LCV%;(o&(GR);,'(w&(+0'"
+    ",Q%-DQ%-@q%EGZ'o$(+98}$;4]%<]%`&y'5,-c$-R''`$3(/(i%MGR%k%+(k%/v%C(e%=7d$q'L{$-Do$9Dk$S%\?~)a)"
+    "v'e'X$e'A<W&U$K=Le%HQ%Q6q%(o&<+d$;z'k%L'D{$Q$3b%k$R'y$\?t$Q%T$m'_%m%(+,'X${&v%Y%AKHW&a$K4','D"
+    "S&0'T$Y'\\$3Q$L'('5s$Pk$(Y%p$+h(\?('(3(_$(K@U'i$KPC,+,{$(\?(+(70'l$'T$7n%K(','(_&('Z%'('x&m'l"
+    "$39K8/n%Y't$+('EKf1U'l&3X&Y't$'Q$K`&s&X$'AK=s$f%a%y$S$4\?V3w&V-m(o$T$C,',C(+(U%`$'(']$KV)C,c&"
+    "d$'('f%'Lg&@'x$'PQ'p$'l$a)`4y%a$K<G([&h$'a$i%8m%t,\?(+(_&x$'IK<;(+(u%\\$'AK<w&5Kd8o$`$'(W$(}%"
+    "g%Kh*'a$w$t&Ys${+o,h$S4\\~'e+`$[R%h$;Z%cj*8qU$z{/m%m$Kv]&gT$@q%)K<y))K<m%l$Y'd$3U$K)\?(w$8o$l"
+    "H{&1K\\4m(Q%HY%,Y%x&i)8't(W$l(+('\\$-/H{|0l&u%f+Q-ne33(\?(+(_<`$'j%/,'\\$3DeEra'_,8W$0G@Kqz*K"
+    "ku%s$U$s$e,Y%t.c*(Y)(+,',+,3(S$('(\?(o((3,C(\?(e%(3(7('0\?(k@,Y%(Y%(q%(Y%(q%(Y%(q%(Y%(q%(Y%(C"
+    "-a'xb&q%<;r9c(r/{&L\?-K4'|>m%l$w&5KzKe%5Kn5m%,)KX4q%(/(+(\?,7H+h6\?(3(+(_$(W4-GZ'{(@'5Kwg$W()"
+    "/)3o){&)_$z33(a%(+(','(K(3('('<'4'('('(/(+(','('('('('(+(',3(\?(3(3('(K(g$8/(7(g$gU$W$c](Kl|$"
+    "uss$v%S^+,U{-,wV1`$UY$fo'WR$~w%g`,8]S3";
 
-#define MPT__CLASS_RUNS 1024
+#define MPT__CLASS_RUNS 1627
 
 /* ==== Tokenizers ==== */
 
@@ -32534,10 +33288,8 @@ typedef struct {
     bool pairs;
     mpt__merge *merges; /* open addressing by the pair */
     size_t merge_mask;
-    int32_t of_byte[256]; /* -1: none */
-    uint32_t run_start[MPT__CLASS_RUNS];
-    uint8_t run_class[MPT__CLASS_RUNS];
-    int runs;
+    int32_t of_byte[256];           /* -1: none */
+    uint32_t runs[MPT__CLASS_RUNS]; /* 4 * first code point + class; from 0, a mark, on */
 } mpt__tokenizer;
 
 MPT__HANDLES(tokenizer, MPT__TOKENIZER)
@@ -32626,8 +33378,10 @@ static uint8_t *mpt__text_read(mpt_context *ctx, const char *path, int64_t most,
         bytes = mpt__reader_rest(&file, (const uint8_t *)"", 0, MPT_MEMORY_HOST);
     mpt__reader_close(&file);
     /* Text may be that of a web page; a vocabulary is none. */
-    if (!bytes ||
-        mpt__refuse_known(ctx, path, bytes, *size, most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1))
+    const char *wide = bytes ? mpt__what_is_wide(bytes, *size) : NULL;
+    if (wide) mpt__error(ctx, FORMAT, "%s: this is %s", path, wide);
+    if (!bytes || (!wide && mpt__refuse_known(ctx, path, bytes, *size,
+                                              most == MPT__MAX_BPE_FILE ? MPT__KNOWN_ALL : 1)))
         return bytes;
     mpt__host_free(ctx, bytes, *size);
     return NULL;
@@ -32730,7 +33484,8 @@ static bool mpt__bpe_object(mpt__json *json, mpt__tokenizer *tokenizer, int64_t 
 
 static bool mpt__bpe_vocabulary(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
                                 uint8_t *text, size_t n) {
-    mpt__json json = {&ctx->base, path, text, n, 0, 0};
+    size_t mark = mpt__mark_bytes(text, n);
+    mpt__json json = {&ctx->base, path, text + mark, n - mark, 0, mark};
     int64_t count, bytes;
     if (!mpt__bpe_object(&json, NULL, &count, &bytes) ||
         !mpt__tokenizer_room(ctx, tokenizer, count, bytes) ||
@@ -32788,6 +33543,8 @@ static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const c
                             const uint8_t *text, size_t n, uint8_t *bytes) {
     int64_t lines = 1, number = 1;
     int32_t rank = 0;
+    size_t mark = mpt__mark_bytes(text, n);
+    text += mark, n -= mark;
     for (size_t i = 0, start = 0; i < n; i++) {
         if (text[i] != '\n') continue;
         lines += i - start >= 3; /* shorter ones are no merges */
@@ -32811,20 +33568,17 @@ static bool mpt__bpe_merges(mpt_context *ctx, mpt__tokenizer *tokenizer, const c
     return true;
 }
 
-static void mpt__classes_read(mpt__tokenizer *tokenizer) {
-    uint32_t start = 0;
-    tokenizer->runs = 1;
-    for (const char *p = mpt__unicode_classes; *p; tokenizer->runs++) {
-        uint32_t value = 0, digit;
-        int shift = 0;
+static void mpt__classes_read(uint32_t runs[MPT__CLASS_RUNS]) {
+    const char *p = mpt__unicode_classes;
+    for (int run = 1; run < MPT__CLASS_RUNS; run++) {
+        uint32_t value = 0, digit, unit = 1;
         do {
             digit = (uint32_t)(*p++ - 35);
-            value |= (digit & 31) << shift;
-            shift += 5;
-        } while (digit >= 32);
-        start += value / 4;
-        tokenizer->run_start[tokenizer->runs] = start;
-        tokenizer->run_class[tokenizer->runs] = (uint8_t)(value % 4);
+            value += digit % 46 * unit;
+            unit *= 46;
+        } while (digit >= 46);
+        /* The class goes where that of the run before was. */
+        runs[run] = (runs[run - 1] & ~3u) + value;
     }
 }
 
@@ -32841,7 +33595,7 @@ static bool mpt__bpe_load(mpt_context *ctx, mpt__tokenizer *tokenizer, const cha
     mpt__host_free(ctx, bytes, n_merges);
     mpt__host_free(ctx, text, n_merges);
     tokenizer->pairs = true;
-    mpt__classes_read(tokenizer);
+    mpt__classes_read(tokenizer->runs);
     return good;
 }
 
@@ -32900,17 +33654,17 @@ static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
 static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n,
                          size_t *size) {
     uint32_t code = 0;
-    int low = 0, high = tokenizer->runs;
+    int low = 0, high = MPT__CLASS_RUNS;
     *size = mpt__utf8_read(p, n, &code);
     if (*size == 0) return *size = 1, MPT__MARK;
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (tokenizer->run_start[middle] <= code)
+        if (tokenizer->runs[middle] / 4 <= code)
             low = middle;
         else
             high = middle;
     }
-    return tokenizer->run_class[low];
+    return (int)(tokenizer->runs[low] & 3);
 }
 
 /* The first piece of GPT-2's pattern
@@ -33904,6 +34658,7 @@ static int64_t mpt__loader_share(const mpt_loader_config *config, int64_t total)
 /* What is wrong with a config; false with an error recorded. */
 static bool mpt__loader_check(mpt_context *ctx, const mpt__dataset *dataset,
                               const mpt_loader_config *config) {
+    if (!mpt__dataset_filled(ctx, dataset)) return false;
     if (config->batch < 1)
         return mpt__reject(ctx, ARGUMENT, "batch is %lld; at least 1", config->batch);
     if (config->workers < 0 || config->workers > MPT__MAX_WORKERS)
@@ -34269,14 +35024,25 @@ static mpt__function mpt__resolve_init(const mpt__module_parameter *row, double 
     return MPT__FN_UNIFORM;
 }
 
-static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *module, int64_t i) {
-    MPT__PLAIN_FLOATS;
+/* Of [low, high) what the parameter's dtype would round out of it becomes its number next to the
+   bound within; where it has none there, that below `high`. */
+static void mpt__draw_uniform(mpt__rng_key key, uint8_t dtype, size_t n, float low, float high,
+                              float *values) {
+    mpt__random_uniform(key, 0, n, low, high, values);
+    if (dtype == MPT_F32 || !(low < high)) return;
+    const float most = mpt__number_below(dtype, high, false);
+    const float least = -mpt__number_below(dtype, -low, true);
+    for (size_t i = 0; i < n; i++) {
+        if (values[i] < least) values[i] = least;
+        if (values[i] > most) values[i] = most;
+    }
+}
+
+/* A parameter's first values, for storage of `dtype`. */
+static void mpt__drawn_values(mpt_context *ctx, const mpt__module *module, int64_t i,
+                              uint8_t dtype, float *values) {
     const mpt__module_parameter *row = &module->parameters[i];
-    const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
-    size_t count = (size_t)parameter->numel;
-    if (count == 0) return MPT_OK;
-    float *values = (float *)mpt__host_new(ctx, count * sizeof(float));
-    if (!values) return ctx->base.status;
+    const size_t count = (size_t)ctx->parameters[row->parameter - 1].numel;
     double a, b;
     mpt__function function = mpt__resolve_init(row, &a, &b);
     mpt__rng_key key;
@@ -34284,7 +35050,7 @@ static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *modul
     key.stream = mpt__hash_bytes(module->path_hash, row->name, strlen(row->name));
     key.call = 0;
     if (function == MPT__FN_UNIFORM)
-        mpt__random_uniform(key, 0, count, (float)a, (float)b, values);
+        mpt__draw_uniform(key, dtype, count, (float)a, (float)b, values);
     else if (function == MPT__FN_NORMAL)
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
@@ -34293,9 +35059,38 @@ static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *modul
         int64_t width = row->shape.dim[1];
         memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
     }
-    mpt_status status = mpt__write_f32(ctx, parameter->tensor, values);
-    mpt__host_free(ctx, values, count * sizeof(float));
-    return status;
+}
+
+/* Whether a parameter holds what was drawn for it, which `values` has, and nothing since. */
+static bool mpt__is_as_drawn(mpt_context *ctx, mpt__tensor *tensor, const float *values,
+                             float *room, size_t count) {
+    if (mpt__read_as(ctx, tensor, MPT_F32, room) != MPT_OK) return false;
+    for (size_t k = 0; k < count; k++)
+        if ((mpt__real)room[k] != mpt__as_stored(tensor->dtype, (mpt__real)values[k])) return false;
+    return true;
+}
+
+/* First values for a parameter. One that moves to another dtype, MPT_DTYPE_NONE for none, gets what
+   stays within its range there, if it still holds its first ones. */
+static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *module, int64_t i,
+                                      uint8_t dtype) {
+    MPT__PLAIN_FLOATS;
+    const mpt__module_parameter *row = &module->parameters[i];
+    const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
+    const size_t count = (size_t)parameter->numel, bytes = 2 * count * sizeof(float);
+    mpt__tensor *tensor = parameter->tensor;
+    const bool moves = dtype != MPT_DTYPE_NONE;
+    double a, b;
+    if (count == 0 || (moves && mpt__resolve_init(row, &a, &b) != MPT__FN_UNIFORM)) return MPT_OK;
+    float *values = (float *)mpt__host_new(ctx, bytes);
+    if (!values) return ctx->base.status;
+    mpt__drawn_values(ctx, module, i, tensor->dtype, values);
+    if (!moves || mpt__is_as_drawn(ctx, tensor, values, values + count, count)) {
+        if (moves) mpt__drawn_values(ctx, module, i, dtype, values);
+        mpt__write_f32(ctx, tensor, values);
+    }
+    mpt__host_free(ctx, values, bytes);
+    return ctx->base.status;
 }
 
 MPT__END_REGION
@@ -34946,7 +35741,7 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
     mpt__walk_begin(walk, ctx, root);
     while (mpt__ok(ctx) && (row = mpt__walk_parameter(walk)) != NULL) {
         if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
-            mpt__draw_parameter(ctx, walk->module, walk->row - 1);
+            mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
     }
     return ctx->base.status;
 }
@@ -35457,7 +36252,10 @@ mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
         numel = mpt__aligned_up(numel + parameter->numel, grain);
         if (mpt__check_half(ctx, parameter, dtype) != MPT_OK) return ctx->base.status;
     }
-    uint32_t block = numel > 0 ? mpt__block_new(ctx, dtype) : UINT32_MAX;
+    mpt__walk_begin(&walk, ctx, found);
+    while (dtype != MPT_F32 && (parameter = mpt__walk_values(&walk)) != NULL)
+        mpt__draw_parameter(ctx, walk.module, walk.row - 1, (uint8_t)dtype);
+    uint32_t block = numel > 0 && mpt__ok(ctx) ? mpt__block_new(ctx, dtype) : UINT32_MAX;
     if (block == UINT32_MAX) return ctx->base.status;
     uint32_t values = mpt__storage_new(ctx, numel * mpt__dtype_info[dtype].bytes,
                                        MPT_MEMORY_PARAMETER, MPT__FROM_DEVICE, true);
@@ -35680,7 +36478,7 @@ mpt_status mpt_module_destroy(mpt_module root) {
 /* Sets the recipe of one parameter, and draws again if the tree is in use. */
 static mpt_status mpt__apply_init(mpt_context *ctx, mpt__module *module, int64_t i, mpt_init init) {
     module->parameters[i].init = init;
-    return module->frozen ? mpt__draw_parameter(ctx, module, i) : MPT_OK;
+    return module->frozen ? mpt__draw_parameter(ctx, module, i, MPT_DTYPE_NONE) : MPT_OK;
 }
 
 mpt_status mpt_set_init(mpt_module module, const char *name, mpt_init init) {
@@ -39951,81 +40749,38 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 
 #define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
 
-/* The file being written. */
+/* What is saved, and room for a part of it on its way from the backend. */
 typedef struct {
-    mpt_context *context;
-    void *file;
-    const char *path; /* for messages: where it will be */
-    int64_t position;
+    const mpt__weights *weights;
+    const mpt__text *header;
     uint8_t *chunk;
-} mpt__writer;
+} mpt__saving;
 
-static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
-    const mpt_io *io = mpt__io(&writer->context->base);
-    size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
-    if (written != n)
-        return mpt__reject(writer->context, IO, "%s: writing %lld bytes at byte %lld took %lld: %s",
-                           writer->path, (int64_t)n, writer->position, (int64_t)written,
-                           mpt__io_reason(&writer->context->base));
-    writer->position += (int64_t)n;
-    return true;
-}
-
-static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight) {
+static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight, uint8_t *chunk) {
     const mpt__tensor *tensor = weight->tensor;
     int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(writer->context, writer->chunk, tensor->storage,
-                          tensor->offset * size + done, take) != MPT_OK)
+        if (mpt__download(writer->context, chunk, tensor->storage, tensor->offset * size + done,
+                          take) != MPT_OK)
             return false;
-        mpt__file_order(writer->chunk, (size_t)take, (size_t)size);
-        if (!mpt__write_bytes(writer, writer->chunk, (size_t)take)) return false;
+        mpt__file_order(chunk, (size_t)take, (size_t)size);
+        if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
     }
     return true;
 }
 
-/* Everything between open and close. */
-static bool mpt__save_content(mpt__writer *writer, const mpt__weights *weights,
-                              const mpt__text *header) {
+static bool mpt__save_content(mpt__writer *writer, const void *of) {
+    const mpt__saving *saving = (const mpt__saving *)of;
+    const mpt__text *header = saving->header;
     uint8_t size[8];
     for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
     if (!mpt__write_bytes(writer, size, sizeof size) ||
         !mpt__write_bytes(writer, header->out, header->length))
         return false;
-    for (int64_t i = 0; i < weights->count; i++)
-        if (!mpt__write_weight(writer, &weights->rows[i])) return false;
-    const mpt_io *io = mpt__io(&writer->context->base);
-    return (io->flush && io->flush(io->user, writer->file)) ||
-           mpt__reject(writer->context, IO, "%s: cannot be written to the medium: %s", writer->path,
-                       mpt__io_reason(&writer->context->base));
-}
-
-/* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
-static bool mpt__save_file(mpt__writer *writer, const mpt__weights *weights,
-                           const mpt__text *header) {
-    mpt_context *ctx = writer->context;
-    const mpt__base *base = &ctx->base;
-    const mpt_io *io = mpt__io(base);
-    const char *path = writer->path;
-    mpt__new_file t;
-    if (strlen(path) >= MPT__PATH_SIZE - 64)
-        return mpt__reject(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 64);
-    if (!mpt__new_file_begin(base, path, &t))
-        return mpt__reject(ctx, IO, "cannot write %s: %s", path, mpt__io_reason(base));
-    writer->file = io->open ? io->open(io->user, t.path, 'w') : NULL;
-    if (!writer->file) {
-        mpt__error(ctx, IO, "cannot write %s by way of %s: %s", path, t.path, mpt__io_reason(base));
-        return mpt__new_file_end(&t, false);
-    }
-    bool good = mpt__save_content(writer, weights, header);
-    if (!(mpt__io(base)->close && io->close(io->user, writer->file)) && good)
-        good = mpt__reject(ctx, IO, "%s: cannot be closed: %s", path, mpt__io_reason(base));
-    if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
-        good = mpt__reject(ctx, IO, "cannot move the finished file to %s: %s", path,
-                           mpt__io_reason(base));
-    if (!good && io->remove) io->remove(io->user, t.path);
-    return mpt__new_file_end(&t, good);
+    for (int64_t i = 0; i < saving->weights->count; i++)
+        if (!mpt__write_weight(writer, &saving->weights->rows[i], saving->chunk)) return false;
+    return true;
 }
 
 mpt_status mpt_save(mpt_module module, const char *path) {
@@ -40033,7 +40788,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
     mpt_context *ctx = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
-    mpt__writer writer = {ctx, NULL, path, 0, NULL};
+    mpt__saving saving = {&weights, &header, NULL};
     if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
         return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
@@ -40043,13 +40798,13 @@ mpt_status mpt_save(mpt_module module, const char *path) {
         header.size = header.length + 1;
         header.length = 0;
         header.out = (char *)mpt__host_new(ctx, header.size);
-        writer.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
-        if (header.out && writer.chunk) {
+        saving.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
+        if (header.out && saving.chunk) {
             mpt__save_header(&weights, &header);
-            mpt__save_file(&writer, &weights, &header);
+            mpt__write_file(ctx, path, mpt__save_content, &saving);
         }
         mpt__host_free(ctx, header.out, header.size);
-        mpt__host_free(ctx, writer.chunk, MPT__SAVE_CHUNK);
+        mpt__host_free(ctx, saving.chunk, MPT__SAVE_CHUNK);
     }
     mpt__weights_free(ctx, &weights);
     return ctx->base.status;
@@ -40095,6 +40850,15 @@ static bool mpt__load_config_good(mpt_context *ctx, const mpt_load_config *confi
     return mpt__reject(ctx, ARGUMENT, "%s[%d]: expected %s", table, i, wanted);
 }
 
+/* How much of a name is the config's prefix and the dot behind it; -1 where it begins otherwise. */
+static int64_t mpt__prefix_length(const mpt_load_config *config, mpt__span name) {
+    size_t n = config->prefix ? strlen(config->prefix) : 0;
+    if (n == 0) return 0;
+    if (name.length <= n || memcmp(name.text, config->prefix, n) != 0) return -1;
+    if (config->prefix[n - 1] == '.') return (int64_t)n;
+    return name.text[n] == '.' ? (int64_t)n + 1 : -1;
+}
+
 /* Whether a name fits a pattern, and the text that its '*' stands for. */
 static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *star) {
     const char *at = strchr(pattern, '*');
@@ -40111,7 +40875,9 @@ static bool mpt__pattern_fits(const char *pattern, mpt__span name, mpt__span *st
    one or the other half of `room`; false where that is too long. */
 static bool mpt__load_rename(const mpt_load_config *config, mpt__entry *entry, mpt__span *name,
                              uint8_t room[2][MPT__LOAD_NAME]) {
+    int64_t prefix = mpt__prefix_length(config, entry->name);
     *name = entry->name;
+    if (prefix > 0) name->text += prefix, name->length -= (size_t)prefix;
     entry->part = 0, entry->parts = 1, entry->transpose = false;
     for (int i = 0; i < config->rename_count; i++) {
         const mpt_rename *rule = &config->renames[i];
@@ -40155,13 +40921,22 @@ static void mpt__archive_free(mpt__archive *a) {
     mpt__host_free(a->context, a->own_data, (size_t)a->data_bytes);
 }
 
-/* Makes room for the header of a file of `total` bytes that begins with `first`. */
-static bool mpt__archive_begin(mpt__archive *a, const uint8_t first[8], int64_t total) {
-    int64_t most =
-        total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
+static int64_t mpt__header_most(int64_t total) {
+    return total - 8 < MPT__SAFETENSORS_MAX_HEADER ? total - 8 : MPT__SAFETENSORS_MAX_HEADER;
+}
+
+static bool mpt__header_sized(const uint8_t first[8], int64_t total) {
     uint64_t size = mpt__load_little_endian(first, 8);
-    if (size < 2 || size > (uint64_t)most)
-        return mpt__refuse_known(a->context, a->json.name, first, 8, MPT__KNOWN_ALL) &&
+    return size >= 2 && size <= (uint64_t)mpt__header_most(total);
+}
+
+/* Makes room for the header of a file of `total` bytes that begins with `first`, of which there are
+   n. */
+static bool mpt__archive_begin(mpt__archive *a, const uint8_t *first, size_t n, int64_t total) {
+    int64_t most = mpt__header_most(total);
+    uint64_t size = mpt__load_little_endian(first, 8);
+    if (!mpt__header_sized(first, total))
+        return mpt__refuse_known(a->context, a->json.name, first, n, MPT__KNOWN_ALL) &&
                mpt__reject(a->context, FORMAT,
                            "%s: no safetensors file: at byte 0 a header size from 2 to %lld "
                            "expected, got %llu",
@@ -40188,9 +40963,12 @@ static bool mpt__archive_open(mpt__archive *a) {
 
 /* All of a file, the data last: a file that cannot be read to its end changes nothing. */
 static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
-    uint8_t first[8];
-    if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, sizeof first) ||
-        !mpt__archive_begin(a, first, file->size) ||
+    uint8_t first[64];
+    size_t n = 8, more = file->size < 64 ? (size_t)file->size - n : sizeof first - n;
+    if (mpt__archive_too_short(a, file->size) || !mpt__reader_read(file, first, n)) return false;
+    /* Of a file of another kind more tells which. */
+    if (!mpt__header_sized(first, file->size) && mpt__reader_read(file, first + n, more)) n += more;
+    if (!mpt__ok(a->context) || !mpt__archive_begin(a, first, n, file->size) ||
         !mpt__reader_read(file, a->json.text, a->json.size) || !mpt__archive_open(a))
         return false;
     if (a->data_bytes == 0) return true;
@@ -40200,7 +40978,8 @@ static bool mpt__archive_read_file(mpt__archive *a, mpt__reader *file) {
 
 static bool mpt__archive_read_memory(mpt__archive *a, const uint8_t *data, size_t bytes) {
     int64_t total = bytes > PTRDIFF_MAX ? -1 : (int64_t)bytes;
-    if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, total)) return false;
+    size_t head = bytes < 64 ? bytes : 64;
+    if (mpt__archive_too_short(a, total) || !mpt__archive_begin(a, data, head, total)) return false;
     memcpy(a->json.text, data + 8, a->json.size);
     a->data = data + 8 + a->json.size;
     return mpt__archive_open(a);
@@ -40364,6 +41143,7 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
     mpt__entries_sort(paths, weights->count, true);
     for (int64_t i = 0; i < a->count; i++) {
         mpt__entry *entry = &a->entries[i], *found;
+        entry->ignored = mpt__prefix_length(config, entry->name) < 0;
         for (int k = 0; k < config->ignore_count && !entry->ignored; k++)
             entry->ignored = mpt__pattern_fits(config->ignore[k], entry->name, &name);
         if (entry->ignored) continue;
@@ -40377,34 +41157,47 @@ static bool mpt__load_map(const mpt__weights *weights, mpt__archive *a,
     return true;
 }
 
-/* Names on one side only, counted and the first one given. */
-static bool mpt__load_strict(const mpt__weights *weights, const mpt__archive *a,
-                             const mpt_load_config *config) {
-    const char *first_missing = "";
+/* Names on one side only, counted and the first one given: an error of a strict load, else told to
+   the log. That nothing at all fits is never meant, but of a file that is ignored as a whole. */
+static bool mpt__load_compare(const mpt__weights *weights, const mpt__archive *a,
+                              const mpt_load_config *config) {
+    const char *first_missing = "", *advice = "";
     mpt__entry *first = NULL;
-    char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "";
+    char shown[MPT__SHOWN_NAME] = "", made[MPT__SHOWN_NAME] = "", text[512];
     uint8_t room[2][MPT__LOAD_NAME];
-    int64_t missing = 0, extra = 0;
+    int64_t missing = 0, extra = 0, found = 0;
     for (int64_t i = weights->count - 1; i >= 0; i--) {
         const mpt__weight *weight = &weights->rows[i];
         if (weight->seen && weight->seen == (1u << weight->parts) - 1) continue;
         first_missing = weight->path, missing++;
     }
-    for (int64_t i = a->count - 1; i >= 0; i--)
+    for (int64_t i = a->count - 1; i >= 0; i--) {
+        found += a->entries[i].weight != 0;
         if (!a->entries[i].weight && !a->entries[i].ignored) first = &a->entries[i], extra++;
+    }
+    if (missing == 0 && extra == 0) return true;
     if (first) {
         mpt__span name;
         mpt__load_rename(config, first, &name, room);
         mpt__show_name(first->name, shown);
         if (name.text != first->name.text) mpt__show_name(name, made);
     }
-    return (missing == 0 && extra == 0) ||
-           mpt__reject(a->context, FORMAT,
-                       "%s: %lld parameters are missing%s%s; %lld tensors have no "
-                       "parameter%s%s%s%s; of mpt_load_config, strict = false takes what fits, and "
-                       "renames and ignore tell about names",
-                       a->json.name, missing, missing ? ", first " : "", first_missing, extra,
-                       extra ? ", first " : "", shown, *made ? ", renamed to " : "", made);
+    bool nothing = found == 0 && (extra > 0 || config->prefix);
+    if (config->strict)
+        advice =
+            "; of mpt_load_config, strict = false takes what fits, and renames and ignore tell "
+            "about names";
+    else if (nothing)
+        advice = ": nothing was loaded; prefix, renames and ignore of mpt_load_config tell about "
+                 "names";
+    mpt__format_text(text, sizeof text,
+                     "%lld parameters are missing%s%s; %lld tensors have no parameter%s%s%s%s%s",
+                     missing, missing ? ", first " : "", first_missing, extra,
+                     extra ? ", first " : "", shown, *made ? ", renamed to " : "", made, advice);
+    if (config->strict) return mpt__reject(a->context, FORMAT, "%s: %s", a->json.name, text);
+    mpt__log(&a->context->base, nothing ? MPT_LOG_WARNING : MPT_LOG_INFO, "%s: %s", a->json.name,
+             text);
+    return true;
 }
 
 /* Checks all, then copies all. Returns how many, 0 with an error recorded. */
@@ -40418,7 +41211,7 @@ static int mpt__load_weights(const mpt__weights *weights, mpt__archive *a,
     mpt__host_free(a->context, paths, bytes);
     for (int64_t i = 0; good && i < a->count; i++)
         if (mpt__copy_begin(&copy, a, weights, &a->entries[i])) good = mpt__load_check(&copy);
-    if (!good || (config->strict && !mpt__load_strict(weights, a, config))) return 0;
+    if (!good || !mpt__load_compare(weights, a, config)) return 0;
     for (int64_t i = 0; i < a->count; i++) {
         if (!mpt__copy_begin(&copy, a, weights, &a->entries[i])) continue;
         if (!mpt__copy_in(&copy)) return 0;
@@ -41678,6 +42471,12 @@ mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
     return stats;
 }
 
+/* Where a bin begins, as numpy has it for fp32: its values decide, as a rounded quotient would put
+   some of them beside their bin. */
+static float mpt__bin_edge(double low, double high, int bin, int bins) {
+    return (float)(low + bin * ((high - low) / bins));
+}
+
 mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *counts, int bins) {
     MPT__PLAIN_FLOATS;
     mpt_context *ctx = tensor.context;
@@ -41693,10 +42492,13 @@ mpt_status mpt_histogram(mpt_tensor tensor, double low, double high, int64_t *co
     if (!values) return ctx->base.status;
     memset(counts, 0, (size_t)bins * sizeof *counts);
     for (int64_t i = 0; i < mpt__tensor_numel(found); i++) {
-        double value = (double)values[i];
-        if (!(value >= low && value <= high)) continue;
-        int bin = (int)((value - low) / (high - low) * bins);
-        counts[bin < bins ? bin : bins - 1]++;
+        const float value = values[i];
+        if (!(value >= (float)low && value <= (float)high) || !mpt__f32_is_finite(value)) continue;
+        int bin = (int)(((double)value - low) / (high - low) * bins);
+        if (bin >= bins) bin = bins - 1;
+        if (bin > 0 && value < mpt__bin_edge(low, high, bin, bins)) bin--;
+        if (bin < bins - 1 && value >= mpt__bin_edge(low, high, bin + 1, bins)) bin++;
+        counts[bin]++;
     }
     mpt__host_free(ctx, values, bytes);
     return MPT_OK;
@@ -42219,9 +43021,10 @@ MPT__END_FLOAT_CONTROL
 
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
-    modules, optimizers, schedules, averages of weights, data loading, safetensors, CPU kernels for
-    x86-64 up to AMX, for AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu,
-    which no real GPU has run yet; captured steps; on request the CPU kernels in a second file.
+    modules, optimizers, schedules, averages of weights, data loading, tables that programs without
+    the training data read as it was read, safetensors, CPU kernels for x86-64 up to AMX, for
+    AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
+    yet; captured steps; on request the CPU kernels in a second file.
 */
 
 /* ==== Licence ================================================================================

@@ -1329,6 +1329,7 @@ struct mpt__distribution {
     const mpt__scalar *draws; /* NULL, or to be added to the call */
     int normal;
     float a, b; /* lowest and beyond the highest; or mean and deviation */
+    float most; /* of the dtype, below b */
 };
 
 /* Box and Muller: two words to two elements. */
@@ -1360,7 +1361,7 @@ __device__ __forceinline__ void mpt__draw(const mpt__distribution &d, unsigned l
     for (int k = 0; k < 4; k++) {
         const float u = (float)(word[k] >> 8) * (1.0f / 16777216.0f);
         const float value = __fadd_rn(d.a, __fmul_rn(range, u));
-        x[k] = value < d.b ? value : d.a; /* the sum may round up to b */
+        x[k] = value < d.b ? fminf(value, d.most) : d.a; /* the sum may round up to b */
     }
 }
 
@@ -1401,6 +1402,7 @@ mpt_status mpt__cuda_random(const mpt__cuda_call *call) {
     d.normal = call->launch->function == MPT__FN_NORMAL;
     d.a = (float)call->launch->imm[0];
     d.b = (float)call->launch->imm[1];
+    d.most = (float)call->launch->imm[2];
     mpt__random_kernel<<<mpt__walk_blocks(call, walk), MPT__THREADS, 0, call->stream>>>(walk, d);
     return MPT_OK;
 }
