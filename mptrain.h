@@ -22723,6 +22723,7 @@ MPT__DEFINE_COMPARISON(eq, equal)
 MPT__DEFINE_COMPARISON(ne, ne)
 #undef MPT__DEFINE_COMPARISON
 
+MPT__BEGIN_COLD
 /* ==== Choice ==== */
 
 /* A condition, and two tensors that share a dtype or meet in fp32. */
@@ -22770,6 +22771,7 @@ mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
     attributes.required = 3;
     return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
 }
+MPT__END_REGION
 
 /* ==== Dropout ==== */
 
@@ -23476,6 +23478,7 @@ mpt_tensor mpt_log_softmax(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_log_softmax", MPT__OP_log_softmax, x, dim, false);
 }
 
+MPT__BEGIN_COLD
 /* ==== Running sums ==== */
 
 static mpt_status mpt__launch_cumsum(mpt__frame *frame, const mpt__tensor *in,
@@ -23499,6 +23502,7 @@ static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
 mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
 }
+MPT__END_REGION
 
 /* ------------------------
  * ops/shape.c: views, copies, casts, concatenation.
@@ -23730,6 +23734,7 @@ mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
     return mpt_permute(x, order);
 }
 
+MPT__BEGIN_COLD
 /* ==== Slice ==== */
 
 /* index: dimension, start, stop, step. Bounds clamp as in Python. */
@@ -23974,7 +23979,9 @@ mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
     part[1] = mpt_slice(x, at, 0, first, 1);
     return mpt__join("mpt_roll", part, 2, at, false);
 }
+MPT__END_REGION
 
+MPT__BEGIN_COLD
 /* ------------------------
  * ops/index.c: ops by index and by place: gather, sort, one_hot, flip, triangles, padding.
  * ---------------------- */
@@ -24348,6 +24355,7 @@ mpt_tensor mpt_pad(mpt_tensor x, mpt_shape padding, double value) {
     return mpt__apply1("mpt_pad", MPT__OP_pad, &x, 1, &attributes);
 }
 
+MPT__END_REGION
 /* ------------------------
  * ops/loss.c: losses. Results are fp32 whatever goes in.
  * ---------------------- */
@@ -24647,6 +24655,7 @@ mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets, const mpt_nl
     return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
 }
 
+MPT__BEGIN_COLD
 /* ==== Pair losses ====
  *
  * fn(input, target, more, more) of each element in one launch, with its sum. index[0]: distance
@@ -25000,7 +25009,9 @@ mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor targ
     return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
                                                     &attributes, reduction));
 }
+MPT__END_REGION
 
+MPT__BEGIN_COLD
 /* ------------------------
  * ops/conv.c: convolutions as ops.
  *
@@ -26643,7 +26654,6 @@ mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale, mpt_inter
 
 MPT__END_REGION
 
-MPT__BEGIN_COLD
 /* ------------------------
  * ops/user.c: ops that users define as compositions of ops.
  *
@@ -26905,7 +26915,6 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     return ctx->base.status;
 }
 
-MPT__END_REGION
 /* ------------------------
  * ops/inplace.c: ops that write their result over their first argument.
  *
@@ -27144,7 +27153,6 @@ mpt_tensor mpt_arange(mpt_context *ctx, mpt_dtype dtype, int64_t count) {
 }
 MPT__END_REGION
 
-MPT__BEGIN_COLD
 /* ------------------------
  * ops/einsum.c: sums of products by labels, made of products of matrices.
  * ---------------------- */

@@ -99,17 +99,17 @@ MPT__END_REGION
 #include "ops/matmul.c"
 #include "ops/reduce.c"
 #include "ops/shape.c"
+MPT__BEGIN_COLD
 #include "ops/index.c"
+MPT__END_REGION
 #include "ops/loss.c"
+MPT__BEGIN_COLD
 #include "ops/conv.c"
 #include "ops/norm.c"
 #include "ops/attention.c"
 #include "ops/resize.c"
-MPT__BEGIN_COLD
 #include "ops/user.c"
-MPT__END_REGION
 #include "ops/inplace.c"
-MPT__BEGIN_COLD
 #include "ops/einsum.c"
 MPT__END_REGION
 #include "ops/table.c"

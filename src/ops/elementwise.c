@@ -388,6 +388,7 @@ MPT__DEFINE_COMPARISON(eq, equal)
 MPT__DEFINE_COMPARISON(ne, ne)
 #undef MPT__DEFINE_COMPARISON
 
+MPT__BEGIN_COLD
 /* ==== Choice ==== */
 
 /* A condition, and two tensors that share a dtype or meet in fp32. */
@@ -435,6 +436,7 @@ mpt_tensor mpt_where(mpt_tensor condition, mpt_tensor a, mpt_tensor b) {
     attributes.required = 3;
     return mpt__apply1("mpt_where", MPT__OP_where, in, 3, &attributes);
 }
+MPT__END_REGION
 
 /* ==== Dropout ==== */
 

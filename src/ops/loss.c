@@ -301,6 +301,7 @@ mpt_tensor mpt_cross_entropy(mpt_tensor logits, mpt_tensor targets, const mpt_nl
     return mpt__apply_nll("mpt_cross_entropy", MPT__OP_cross_entropy, logits, targets, config);
 }
 
+MPT__BEGIN_COLD
 /* ==== Pair losses ====
  *
  * fn(input, target, more, more) of each element in one launch, with its sum. index[0]: distance
@@ -654,5 +655,6 @@ mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor targ
     return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_cosine_embedding_loss, of, 4,
                                                     &attributes, reduction));
 }
+MPT__END_REGION
 
 #endif

@@ -357,6 +357,7 @@ mpt_tensor mpt_log_softmax(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_log_softmax", MPT__OP_log_softmax, x, dim, false);
 }
 
+MPT__BEGIN_COLD
 /* ==== Running sums ==== */
 
 static mpt_status mpt__launch_cumsum(mpt__frame *frame, const mpt__tensor *in,
@@ -380,5 +381,6 @@ static mpt_status mpt__cumsum_backward(mpt__frame *frame) {
 mpt_tensor mpt_cumsum(mpt_tensor x, int dim) {
     return mpt__apply_dim("mpt_cumsum", MPT__OP_cumsum, x, dim, false);
 }
+MPT__END_REGION
 
 #endif

@@ -232,6 +232,7 @@ mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b) {
     return mpt_permute(x, order);
 }
 
+MPT__BEGIN_COLD
 /* ==== Slice ==== */
 
 /* index: dimension, start, stop, step. Bounds clamp as in Python. */
@@ -476,5 +477,6 @@ mpt_tensor mpt_roll(mpt_tensor x, int64_t shift, int dim) {
     part[1] = mpt_slice(x, at, 0, first, 1);
     return mpt__join("mpt_roll", part, 2, at, false);
 }
+MPT__END_REGION
 
 #endif
