@@ -537,8 +537,7 @@ TEST(lines_without_targets) {
     EXPECT(MPT_ERROR_FORMAT, "not those of the table that it is like: that has no kind");
     config.target = NULL;
     csv(context, "rooms,town,kind\n1,Ulm,flat", &config);
-    EXPECT(MPT_ERROR_FORMAT,
-           "with target = \"\" lines without targets are read, but here is no price");
+    EXPECT(MPT_ERROR_FORMAT, "there is no price; target = \"\" reads lines without targets");
     float x[4], y;
     table = csv(context, "price,kind,rooms,town\n7,flat,1,Ulm\n", &config);
     CHECK_EQ_INT(mpt_sample_into(table, 0, x, sizeof x, &y, sizeof y, NULL), MPT_OK);
@@ -563,12 +562,12 @@ TEST(texts_that_training_never_saw) {
     like.like = csv(context, text, &config);
     check_inputs(csv(context, later, &like), zeros, 3, 4);
     CHECK_EQ_INT(log.lines, 1);
-    CHECK_CONTAINS(log.said, "line 3, column 2 (town): a text that is not in the table that this");
+    CHECK_CONTAINS(log.said, "line 3, column 2 (town): a text that the table this one is like");
     CHECK_CONTAINS(log.said, "here all zeros");
     csv(context, "a,town,code,t\n1,Y,r,u\n", &like);
     EXPECT(MPT_ERROR_FORMAT,
            "line 2, column 3 (code): \"r\" is not in the table that this one is "
-           "like, and no code stands for others; mpt_table_config.unknown = true");
+           "like; for inputs unknown = true there keeps a category");
     csv(context, "a,town,code,t\n1,Y,p,w\n", &like);
     EXPECT(MPT_ERROR_FORMAT,
            "line 2, column 4 (t): \"w\" is not in the table that this one is like");
@@ -590,8 +589,8 @@ TEST(texts_that_training_never_saw) {
     CHECK_EQ_STR(mpt_category_name(like.like, 1, 0), "");
     CHECK_EQ_STR(mpt_class_name(like.like, 0), "u"); /* targets have none */
     check_inputs(csv(context, later, &like), own, 3, 5);
-    CHECK_CONTAINS(log.said, "line 3, column 2 (town): a text that is not in the table that this");
-    CHECK_CONTAINS(log.said, "here taken for the category of missing values");
+    CHECK_CONTAINS(log.said, "line 3, column 2 (town): a text that the table this one is like");
+    CHECK_CONTAINS(log.said, "here taken for a missing value");
     check_inputs(csv(context, "a,town,code,t\n1,X,r,u\n", &like), codes, 1, 5);
     like.strict = true;
     csv(context, "a,town,code,t\n1,X,r,u\n", &like);
@@ -714,7 +713,7 @@ TEST(odd_files_of_tables) {
         {WHOLE "number,a,input,1e999,1\n", "line 3, column 4: \"1e999\" is not what"},
         {WHOLE "number,a,target,1,1\n", "line 3, column 4: \"1\" is not what"},
         {WHOLE "code,a,input,1,1\n", "line 3, column 4: \"1\" is not what"},
-        {WHOLE "class,a,input,,\n", "line 3, column 3: \"input\" is not what"},
+        {WHOLE "class,a,input,,\n", "line 3, column 1: \"class\" is not what"},
         {WHOLE "texts,a,input,,\n", "line 3, column 1: \"texts\" is not what"},
         {WHOLE ",a,input,,\n", "line 3, column 1: \"\" is not what"},
         {WHOLE "category,a,,,\n", "line 3, column 1: \"category\" is not what"},

@@ -114,6 +114,7 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
     return mpt__parse_number(p, n, '.', value);
 }
 
+MPT__BEGIN_COLD
 /* ==== Words ==== */
 
 /* Where a text begins with one of the words, or ends with it, the length of that; else 0. */
@@ -139,6 +140,7 @@ static bool mpt__word_is(const char *p, size_t n, const char *word) {
 static bool mpt__field_missing(const char *p, size_t n) {
     static const char *const words[] = {"",    "NA",   "N/A",  "n/a",  "<NA>", "#N/A",
                                         "#NA", "NULL", "null", "None", "?"};
+    if (n > 0 && p[n - 1] >= '0' && p[n - 1] <= '9') return false; /* as most fields end */
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
     if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
@@ -209,5 +211,6 @@ static bool mpt__number_like(const char *p, size_t n) {
     return mpt__parse_number(p, n, '.', &value) || mpt__parse_number(p, n, ',', &value) ||
            mpt__digit_groups(p, n);
 }
+MPT__END_REGION
 
 #endif

@@ -126,6 +126,7 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
     return true;
 }
 
+MPT__BEGIN_COLD
 /* ==== Tables ==== */
 
 typedef struct {
@@ -150,8 +151,8 @@ typedef struct {
 } mpt__table;
 
 static const char mpt__no_number[] =
-    "is not a number as it is written here: no signs but + and -, no separators of thousands, no "
-    "units; mpt_table_config.decimal = ',' is for decimal commas";
+    "is not a number as it is written here; write digits and a point, without separators and units "
+    "(mpt_table_config.decimal = ',' reads decimal commas)";
 
 /* A text of a column, while a table is read. */
 typedef struct {
@@ -273,18 +274,17 @@ static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *n
     *out = (double)category;
     bool hidden = column->use == MPT_COLUMN_ONE_HOT && !column->is_target;
     if (r->config->strict || column->is_target || (category < 0 && !hidden))
-        return mpt__csv_fault(csv, f, name,
-                              hidden || column->is_target
-                                  ? "is not in the table that this one is like"
-                                  : "is not in the table that this one is like, and no code stands "
-                                    "for others; mpt_table_config.unknown = true there makes one",
-                              csv->field, csv->length);
+        return mpt__csv_fault(
+            csv, f, name,
+            "is not in the table that this one is like; for inputs unknown = true "
+            "there keeps a category",
+            csv->field, csv->length);
     if (r->unknown++ == 0)
         mpt__log(&csv->context->base, MPT_LOG_WARNING,
-                 "%s: line %lld, column %lld (%s): a text that is not in the table that this one "
-                 "is like (strict = true refuses such), here %s",
+                 "%s: line %lld, column %lld (%s): a text that the table this one is like lacks, "
+                 "here %s; strict = true refuses such",
                  csv->path, csv->begun, f + 1, name ? name : "",
-                 category < 0 ? "all zeros" : "taken for the category of missing values");
+                 category < 0 ? "all zeros" : "taken for a missing value");
     return true;
 }
 
@@ -328,8 +328,9 @@ static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
                           "mpt_table_fit fills it in";
         return mpt__csv_fault(csv, f, name, fault, csv->field, csv->length);
     }
-    bool infinite = mpt__word_infinite(csv->field, csv->length);
-    bool number = infinite || mpt__parse_number(csv->field, csv->length, column->point, &value);
+    bool number = mpt__parse_number(csv->field, csv->length, column->point, &value);
+    bool infinite = !number && mpt__word_infinite(csv->field, csv->length);
+    number = number || infinite;
     of->guessed |= column->use == MPT_COLUMN_AUTO && !number;
     if (column->use == MPT_COLUMN_AUTO)
         column->use = number              ? MPT_COLUMN_NUMBER
@@ -427,7 +428,7 @@ static void mpt__decimals_told(mpt__table_reader *r) {
     if (first < 0 || (points && !sure)) return;
     mpt__log(base, sure ? MPT_LOG_INFO : MPT_LOG_WARNING,
              "%s: the numbers of %lld columns, first column %lld (%s, line %lld), have decimal "
-             "commas%s; decimal = ',' or '.' of mpt_table_config says so or not",
+             "commas%s; decimal = ',' or '.' says so or not",
              r->csv.path, count, first + 1, r->text + r->file[first].name, r->file[first].line,
              sure ? "" : ", if these are none of thousands");
 }
@@ -502,9 +503,11 @@ static int64_t mpt__like_find(const mpt__table_reader *r, const mpt__table *like
 }
 
 static bool mpt__table_unlike(const mpt__table_reader *r, const char *what, const char *name) {
-    return mpt__reject(r->csv.context, FORMAT,
-                       "%s: its columns are not those of the table that it is like: %s %s",
-                       r->csv.path, what, name);
+    return mpt__reject(
+        r->csv.context, FORMAT,
+        "%s: its columns are not those of the table that it is like: %s %s; target = "
+        "\"\" reads lines without targets",
+        r->csv.path, what, name);
 }
 
 /* Gives each column of the table its column of the file. */
@@ -514,23 +517,17 @@ static bool mpt__like_columns(mpt__table_reader *r, const mpt__table *like, bool
     for (int64_t c = 0; c < like->count; c++) least += !like->columns[c].is_target;
     bool short_rows = !targets && r->file_count == least;
     if (!names && r->file_count != like->count && !short_rows)
-        return mpt__reject(r->csv.context, FORMAT,
-                           "%s: its columns are not those of the table that it is like: %lld, "
-                           "expected %lld%s",
-                           r->csv.path, r->file_count, like->count,
-                           targets ? "; target = \"\" reads lines without targets" : "");
+        return mpt__reject(
+            r->csv.context, FORMAT,
+            "%s: its columns are not those of the table that it is like: %lld, expected %lld",
+            r->csv.path, r->file_count, like->count);
     for (int64_t c = 0; c < like->count; c++) {
         mpt__table_column *column = &r->table->columns[c];
         const char *name = like->text + like->columns[c].name;
         bool skip = !targets && column->is_target;
         int64_t f = skip && !names && short_rows ? -1 : mpt__like_find(r, like, c, place);
         if (f < 0 && !skip && column->use != MPT_COLUMN_IGNORE)
-            return mpt__table_unlike(r,
-                                     column->is_target
-                                         ? "with target = \"\" lines without targets are read, but "
-                                           "here is no"
-                                         : "there is no",
-                                     name);
+            return mpt__table_unlike(r, "there is no", name);
         if (skip) column->use = MPT_COLUMN_IGNORE, column->is_target = false;
         column->point = f < 0 ? '.' : mpt__decimal_point(r, f);
         column->name = f < 0 ? mpt__table_text(r, name, strlen(name)) : r->file[f].name;
@@ -600,9 +597,8 @@ static void mpt__numbers_told(mpt__table_reader *r) {
         told++;
         mpt__log(&r->csv.context->base, MPT_LOG_WARNING,
                  "%s: column %lld (%s): %lld of its %lld texts look like numbers, first \"%s\" in "
-                 "line %lld, and all become categories; numbers have digits and a point (decimal = "
-                 "',' reads decimal commas), and columns of mpt_table_config says that it is "
-                 "no mistake",
+                 "line %lld, and all become categories; decimal = ',' reads decimal commas, else "
+                 "write digits and a point, or give the column a use",
                  r->csv.path, f + 1, r->text + of->name, of->number_like, categories,
                  r->text + of->text, of->line);
     }
@@ -648,6 +644,8 @@ static bool mpt__table_fill(mpt__table_reader *r) {
     mpt__numbers_told(r);
     return true;
 }
+
+MPT__END_REGION
 
 /* ==== Samples ==== */
 

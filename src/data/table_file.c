@@ -84,138 +84,132 @@ mpt_status mpt_table_save(mpt_dataset handle, const char *path) {
 
 /* ==== Load ==== */
 
-/* A field of a record, with a 0 behind it. */
+/* A file under way, with the five fields of its record and a 0 behind each. */
 typedef struct {
-    char *text;
-    size_t length;
-} mpt__table_word;
+    mpt__table_reader *reader;
+    char *words[5];
+    size_t lengths[5];
+} mpt__table_record;
 
-static bool mpt__table_odd(const mpt__csv *csv, int64_t k, const mpt__table_word *word) {
-    return mpt__csv_fault(csv, k, NULL, "is not what mpt_table_save writes there", word->text,
-                          word->length);
+/* Refuses a field of the record. */
+static bool mpt__table_odd(const mpt__table_record *record, int k) {
+    return mpt__csv_fault(&record->reader->csv, k, NULL, "is not what mpt_table_save writes there",
+                          record->words[k], record->lengths[k]);
 }
 
-/* Reads the five fields of a record; their places are overwritten where they end. */
-static bool mpt__table_words(mpt__csv *csv, mpt__table_word words[5]) {
+/* Goes to the next record and reads it; what ends its fields is overwritten. False at the end, and
+   with an error recorded. */
+static bool mpt__table_next(mpt__table_record *record) {
+    mpt__csv *csv = &record->reader->csv;
+    if (!mpt__csv_record(csv)) return false;
     for (int k = 0; k < 5; k++) {
         if (!mpt__csv_field(csv, k)) return false;
-        words[k].text = csv->field, words[k].length = csv->length;
-        if (csv->write) csv->field[csv->length] = 0;
+        record->words[k] = csv->field, record->lengths[k] = csv->length;
+        csv->field[csv->length] = 0;
     }
     return true;
 }
 
-/* Mean and deviation of a column that has them, else nothing. */
-static bool mpt__table_scale(mpt__table_reader *r, mpt__table_column *column,
-                             const mpt__table_word words[5]) {
-    double *to[2] = {&column->mean, &column->deviation};
-    bool has = column->use == MPT_COLUMN_NUMBER && !column->is_target && r->table->filled;
-    for (int k = 0; k < 2; k++) {
-        const mpt__table_word *word = &words[3 + k];
-        bool good =
-            has ? mpt__parse_double(word->text, word->length, to[k]) && mpt__f64_is_finite(*to[k])
-                : word->length == 0;
-        if (!good || column->deviation < 0.0) return mpt__table_odd(&r->csv, 3 + k, word);
-    }
-    return true;
+/* Whether field k is one of two words: the number of it, else -1 with an error recorded. */
+static int mpt__table_word(const mpt__table_record *record, int k, const char *first,
+                           const char *second) {
+    int found = strcmp(record->words[k], first) == 0 ? 0 : 1;
+    return found == 0 || strcmp(record->words[k], second) == 0 ? found
+           : mpt__table_odd(record, k)                         ? 0
+                                                               : -1;
+}
+
+/* The record about the table as a whole. */
+static bool mpt__table_whole(const mpt__table_record *record) {
+    if (mpt__table_word(record, 0, "table", "table") < 0 ||
+        mpt__table_word(record, 1, "1", "1") < 0)
+        return false;
+    int whole = mpt__table_word(record, 2, mpt__dtype_info[MPT_F32].name,
+                                mpt__dtype_info[MPT_I64].name);
+    int named = mpt__table_word(record, 3, "", "named");
+    /* Codes have no means. */
+    int filled = mpt__table_word(record, 4, "", whole ? "" : "filled");
+    mpt__table *table = record->reader->table;
+    table->dtype = whole ? MPT_I64 : MPT_F32;
+    table->named = named > 0, table->filled = filled > 0;
+    return mpt__ok(record->reader->csv.context);
 }
 
 /* A record that begins a column. */
-static bool mpt__table_begin(mpt__table_reader *r, mpt__table_column *column,
-                             const mpt__table_word words[5]) {
-    int use = MPT_COLUMN_IGNORE;
-    while (use > 0 && strcmp(words[0].text, mpt__use_names[use]) != 0) use--;
-    if (!mpt__use_names[use][0]) return mpt__table_odd(&r->csv, 0, &words[0]);
+static bool mpt__table_begin(const mpt__table_record *record, mpt__table_column *column) {
+    mpt__table_reader *r = record->reader;
+    int use = MPT_COLUMN_IGNORE, target = mpt__table_word(record, 2, "input", "target");
+    double *to[2] = {&column->mean, &column->deviation};
+    while (use > 0 && strcmp(record->words[0], mpt__use_names[use]) != 0) use--;
+    column->name = mpt__table_text(r, record->words[1], record->lengths[1]);
+    if (target < 0 || column->name < 0) return false;
+    if (!mpt__use_names[use][0] || (use == MPT_COLUMN_CLASS && !target))
+        return mpt__table_odd(record, 0);
     column->use = (mpt_column_use)use;
+    column->is_target = target > 0;
     column->point = '.';
-    column->is_target = strcmp(words[2].text, "target") == 0;
-    column->name = mpt__table_text(r, words[1].text, words[1].length);
-    if ((!column->is_target && strcmp(words[2].text, "input") != 0) ||
-        (use == MPT_COLUMN_CLASS && !column->is_target))
-        return mpt__table_odd(&r->csv, 2, &words[2]);
-    return column->name >= 0 && mpt__table_scale(r, column, words);
+    bool scaled = use == MPT_COLUMN_NUMBER && !target && r->table->filled;
+    for (int k = 0; k < 2; k++) {
+        const char *word = record->words[3 + k];
+        if (scaled ? !mpt__parse_double(word, record->lengths[3 + k], to[k]) ||
+                         !mpt__f64_is_finite(*to[k]) || column->deviation < 0.0
+                   : *word)
+            return mpt__table_odd(record, 3 + k);
+    }
+    return true;
 }
 
-/* The second record, about the table as a whole. */
-static bool mpt__table_whole(mpt__table_reader *r, const mpt__table_word words[5]) {
-    mpt__table *table = r->table;
-    const char *const wanted[5] = {"table", "1", mpt__dtype_info[table->dtype].name, "named",
-                                   "filled"};
-    table->named = words[3].length > 0, table->filled = words[4].length > 0;
-    for (int k = 0; k < 5; k++)
-        if ((k < 3 || words[k].length > 0) && strcmp(words[k].text, wanted[k]) != 0)
-            return mpt__table_odd(&r->csv, k, &words[k]);
-    return !(table->filled && table->dtype == MPT_I64) || mpt__table_odd(&r->csv, 4, &words[4]);
-}
-
-/* All records behind the head, of which `columns` begin a column. */
+/* All records behind the first. */
 static bool mpt__table_records(mpt__table_reader *r) {
+    mpt__table_record record;
     mpt__table_column *column = NULL;
-    mpt__table_word words[5];
-    int64_t line = 0, begun = 0;
-    for (; mpt__csv_record(&r->csv); line++) {
+    record.reader = r;
+    if (!mpt__table_next(&record))
+        return mpt__ok(r->csv.context) &&
+               mpt__reject(r->csv.context, FORMAT, "%s: it ends after line 1", r->csv.path);
+    if (!mpt__table_whole(&record)) return false;
+    while (mpt__table_next(&record)) {
         int64_t before = r->found_count;
-        if (!mpt__table_words(&r->csv, words)) return false;
-        if (line == 0) {
-            if (strcmp(words[2].text, mpt__dtype_info[MPT_I64].name) == 0)
-                r->table->dtype = MPT_I64;
-            if (!mpt__table_whole(r, words)) return false;
-        } else if (strcmp(words[0].text, "category") != 0) {
-            column = &r->table->columns[begun++];
-            if (!mpt__table_begin(r, column, words)) return false;
+        if (strcmp(record.words[0], "category") != 0) {
+            column = &r->table->columns[r->table->count++];
+            if (!mpt__table_begin(&record, column)) return false;
         } else if (!column || !mpt__column_texts(column)) {
-            return mpt__table_odd(&r->csv, 0, &words[0]);
-        } else if (mpt__category_of(r, begun - 1, words[1].text, words[1].length) < 0) {
+            return mpt__table_odd(&record, 0);
+        } else if (mpt__category_of(r, r->table->count - 1, record.words[1], record.lengths[1]) <
+                   0) {
             return false;
-        } else if (r->found_count == before) {
-            return mpt__table_odd(&r->csv, 1, &words[1]);
+        } else if (r->found_count == before) { /* it comes twice */
+            return mpt__table_odd(&record, 1);
         }
     }
-    return line > 0 || mpt__reject(r->csv.context, FORMAT, "%s: it ends after line 1", r->csv.path);
-}
-
-/* How many records begin a column; -1 with an error recorded if it is no file of a table. */
-static int64_t mpt__table_columns(mpt__csv *csv) {
-    mpt__table_word words[5];
-    int64_t records, fields, columns = -2; /* the first two records do not */
-    if (!mpt__csv_count(csv, &records, &fields)) return -1;
-    size_t n = sizeof mpt__table_head - 1;
-    mpt__csv_rewind(csv);
-    if (csv->size - csv->at < n || memcmp(csv->text + csv->at, mpt__table_head, n) != 0 ||
-        fields != 5) {
-        mpt__error(csv->context, FORMAT, "%s: no file of mpt_table_save: line 1 is not %s",
-                   csv->path, mpt__table_head);
-        return -1;
-    }
-    for (; mpt__csv_record(csv); columns++) {
-        if (!mpt__table_words(csv, words)) return -1;
-        columns -= words[0].length == 8 && memcmp(words[0].text, "category", 8) == 0;
-    }
-    return columns < 0 ? 0 : columns;
+    return mpt__ok(r->csv.context);
 }
 
 /* Takes over `text`, which has room for one byte more than its size. */
 static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
-    mpt_table_config usual = mpt_table_config_default();
-    mpt__table_reader r;
     mpt__dataset *dataset = NULL;
-    mpt__table_word words[5];
+    mpt__table_reader r;
+    int64_t records, fields;
+    size_t head = sizeof mpt__table_head - 1;
     mpt__zero(r);
     r.csv.context = ctx, r.csv.path = path, r.csv.text = text, r.csv.size = size;
     r.csv.delimiter = ',';
-    r.config = &usual;
-    int64_t columns = -1;
     if (text && mpt__ok(ctx) &&
-        mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL))
-        columns = mpt__table_columns(&r.csv);
-    if (columns >= 0 && mpt__table_room(&r, 0, columns, 0)) {
-        r.table->dtype = MPT_F32;
-        r.csv.write = true;
+        mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL) &&
+        mpt__csv_count(&r.csv, &records, &fields)) {
         mpt__csv_rewind(&r.csv);
-        mpt__csv_record(&r.csv);
-        r.fixed = mpt__table_words(&r.csv, words) && mpt__table_records(&r);
-        if (r.fixed) dataset = mpt__table_finish(&r);
+        if (fields != 5 || size - r.csv.at < head ||
+            memcmp(text + r.csv.at, mpt__table_head, head) != 0) {
+            mpt__error(ctx, FORMAT, "%s: no file of mpt_table_save: line 1 is not %s", path,
+                       mpt__table_head);
+        } else if (mpt__table_room(&r, 0, records, 0)) { /* no more columns than records */
+            r.table->count = 0;
+            r.csv.write = true;
+            r.csv.at += head;
+            r.fixed = mpt__table_records(&r);
+            if (r.fixed) dataset = mpt__table_finish(&r);
+        }
     }
     mpt__table_clear(&r);
     mpt__host_free(ctx, text, size + 1);
