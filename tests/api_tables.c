@@ -339,6 +339,10 @@ TEST(decimal_commas) {
     CHECK_EQ_STR(log.said, "");
     csv(context, "a,t\n\"0,5\",1\n0.5,1", &config);
     EXPECT(MPT_ERROR_FORMAT, "line 3, column 1 (a): \"0.5\" is not a number as it is written here");
+    config.delimiter = ';', config.decimal = 0, config.header = false;
+    check_inputs(csv(context, text + 10, &config), want, 3, 2);
+    CHECK_CONTAINS(log.said, "3 columns, first column 1 (without a name, line 1), have decimal");
+    config.header = true, log.said[0] = 0, log.lines = 0;
     /* Told not to guess: categories, and each column is told. */
     config.delimiter = ';', config.decimal = '.';
     table = csv(context, text, &config);

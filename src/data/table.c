@@ -264,6 +264,11 @@ static bool mpt__category_before(const void *of, int64_t a, int64_t b) {
     return strcmp(r->text + x->text, r->text + y->text) < 0;
 }
 
+/* For what the log tells; without a header columns have none. */
+static const char *mpt__told_name(const mpt__table_reader *r, int64_t f) {
+    return r->table->named ? r->text + r->file[f].name : "without a name";
+}
+
 /* The category of a field of a table that is like another one; NaN where that lacks its text, which
    then counts as missing, -1 where it lacks that, too. False with an error recorded. */
 static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *name, double *out) {
@@ -283,7 +288,7 @@ static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *n
         mpt__log(&csv->context->base, MPT_LOG_WARNING,
                  "%s: line %lld, column %lld (%s): a text that the table this one is like lacks, "
                  "here %s; strict = true refuses such",
-                 csv->path, csv->begun, f + 1, name ? name : "",
+                 csv->path, csv->begun, f + 1, mpt__told_name(r, f),
                  category < 0 ? "all zeros" : "taken for a missing value");
     return true;
 }
@@ -429,7 +434,7 @@ static void mpt__decimals_told(mpt__table_reader *r) {
     mpt__log(base, sure ? MPT_LOG_INFO : MPT_LOG_WARNING,
              "%s: the numbers of %lld columns, first column %lld (%s, line %lld), have decimal "
              "commas%s; decimal = ',' or '.' says so or not",
-             r->csv.path, count, first + 1, r->text + r->file[first].name, r->file[first].line,
+             r->csv.path, count, first + 1, mpt__told_name(r, first), r->file[first].line,
              sure ? "" : ", if these are none of thousands");
 }
 
@@ -599,7 +604,7 @@ static void mpt__numbers_told(mpt__table_reader *r) {
                  "%s: column %lld (%s): %lld of its %lld texts look like numbers, first \"%s\" in "
                  "line %lld, and all become categories; decimal = ',' reads decimal commas, else "
                  "write digits and a point, or give the column a use",
-                 r->csv.path, f + 1, r->text + of->name, of->number_like, categories,
+                 r->csv.path, f + 1, mpt__told_name(r, f), of->number_like, categories,
                  r->text + of->text, of->line);
     }
 }
