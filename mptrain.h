@@ -29919,6 +29919,7 @@ static bool mpt__parse_double(const char *p, size_t n, double *value) {
     return mpt__parse_number(p, n, '.', value);
 }
 
+MPT__BEGIN_COLD
 /* ==== Words ==== */
 
 /* Where a text begins with one of the words, or ends with it, the length of that; else 0. */
@@ -29944,6 +29945,7 @@ static bool mpt__word_is(const char *p, size_t n, const char *word) {
 static bool mpt__field_missing(const char *p, size_t n) {
     static const char *const words[] = {"",    "NA",   "N/A",  "n/a",  "<NA>", "#N/A",
                                         "#NA", "NULL", "null", "None", "?"};
+    if (n > 0 && p[n - 1] >= '0' && p[n - 1] <= '9') return false; /* as most fields end */
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strlen(words[i]) == n && memcmp(words[i], p, n) == 0) return true;
     if (n > 0 && (*p == '-' || *p == '+')) p++, n--;
@@ -30014,6 +30016,7 @@ static bool mpt__number_like(const char *p, size_t n) {
     return mpt__parse_number(p, n, '.', &value) || mpt__parse_number(p, n, ',', &value) ||
            mpt__digit_groups(p, n);
 }
+MPT__END_REGION
 
 /* ------------------------
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
@@ -30137,6 +30140,7 @@ static bool mpt__csv_count(mpt__csv *csv, int64_t *records, int64_t *columns) {
     return true;
 }
 
+MPT__BEGIN_COLD
 /* ==== Tables ==== */
 
 typedef struct {
@@ -30161,8 +30165,8 @@ typedef struct {
 } mpt__table;
 
 static const char mpt__no_number[] =
-    "is not a number as it is written here: no signs but + and -, no separators of thousands, no "
-    "units; mpt_table_config.decimal = ',' is for decimal commas";
+    "is not a number as it is written here; write digits and a point, without separators and units "
+    "(mpt_table_config.decimal = ',' reads decimal commas)";
 
 /* A text of a column, while a table is read. */
 typedef struct {
@@ -30274,6 +30278,11 @@ static bool mpt__category_before(const void *of, int64_t a, int64_t b) {
     return strcmp(r->text + x->text, r->text + y->text) < 0;
 }
 
+/* For what the log tells; without a header columns have none. */
+static const char *mpt__told_name(const mpt__table_reader *r, int64_t f) {
+    return r->table->named ? r->text + r->file[f].name : "without a name";
+}
+
 /* The category of a field of a table that is like another one; NaN where that lacks its text, which
    then counts as missing, -1 where it lacks that, too. False with an error recorded. */
 static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *name, double *out) {
@@ -30284,18 +30293,17 @@ static bool mpt__category_unknown(mpt__table_reader *r, int64_t f, const char *n
     *out = (double)category;
     bool hidden = column->use == MPT_COLUMN_ONE_HOT && !column->is_target;
     if (r->config->strict || column->is_target || (category < 0 && !hidden))
-        return mpt__csv_fault(csv, f, name,
-                              hidden || column->is_target
-                                  ? "is not in the table that this one is like"
-                                  : "is not in the table that this one is like, and no code stands "
-                                    "for others; mpt_table_config.unknown = true there makes one",
-                              csv->field, csv->length);
+        return mpt__csv_fault(
+            csv, f, name,
+            "is not in the table that this one is like; for inputs unknown = true "
+            "there keeps a category",
+            csv->field, csv->length);
     if (r->unknown++ == 0)
         mpt__log(&csv->context->base, MPT_LOG_WARNING,
-                 "%s: line %lld, column %lld (%s): a text that is not in the table that this one "
-                 "is like (strict = true refuses such), here %s",
-                 csv->path, csv->begun, f + 1, name ? name : "",
-                 category < 0 ? "all zeros" : "taken for the category of missing values");
+                 "%s: line %lld, column %lld (%s): a text that the table this one is like lacks, "
+                 "here %s; strict = true refuses such",
+                 csv->path, csv->begun, f + 1, mpt__told_name(r, f),
+                 category < 0 ? "all zeros" : "taken for a missing value");
     return true;
 }
 
@@ -30339,8 +30347,9 @@ static bool mpt__table_field(mpt__table_reader *r, int64_t f, double *out) {
                           "mpt_table_fit fills it in";
         return mpt__csv_fault(csv, f, name, fault, csv->field, csv->length);
     }
-    bool infinite = mpt__word_infinite(csv->field, csv->length);
-    bool number = infinite || mpt__parse_number(csv->field, csv->length, column->point, &value);
+    bool number = mpt__parse_number(csv->field, csv->length, column->point, &value);
+    bool infinite = !number && mpt__word_infinite(csv->field, csv->length);
+    number = number || infinite;
     of->guessed |= column->use == MPT_COLUMN_AUTO && !number;
     if (column->use == MPT_COLUMN_AUTO)
         column->use = number              ? MPT_COLUMN_NUMBER
@@ -30438,8 +30447,8 @@ static void mpt__decimals_told(mpt__table_reader *r) {
     if (first < 0 || (points && !sure)) return;
     mpt__log(base, sure ? MPT_LOG_INFO : MPT_LOG_WARNING,
              "%s: the numbers of %lld columns, first column %lld (%s, line %lld), have decimal "
-             "commas%s; decimal = ',' or '.' of mpt_table_config says so or not",
-             r->csv.path, count, first + 1, r->text + r->file[first].name, r->file[first].line,
+             "commas%s; decimal = ',' or '.' says so or not",
+             r->csv.path, count, first + 1, mpt__told_name(r, first), r->file[first].line,
              sure ? "" : ", if these are none of thousands");
 }
 
@@ -30513,9 +30522,11 @@ static int64_t mpt__like_find(const mpt__table_reader *r, const mpt__table *like
 }
 
 static bool mpt__table_unlike(const mpt__table_reader *r, const char *what, const char *name) {
-    return mpt__reject(r->csv.context, FORMAT,
-                       "%s: its columns are not those of the table that it is like: %s %s",
-                       r->csv.path, what, name);
+    return mpt__reject(
+        r->csv.context, FORMAT,
+        "%s: its columns are not those of the table that it is like: %s %s; target = "
+        "\"\" reads lines without targets",
+        r->csv.path, what, name);
 }
 
 /* Gives each column of the table its column of the file. */
@@ -30525,23 +30536,17 @@ static bool mpt__like_columns(mpt__table_reader *r, const mpt__table *like, bool
     for (int64_t c = 0; c < like->count; c++) least += !like->columns[c].is_target;
     bool short_rows = !targets && r->file_count == least;
     if (!names && r->file_count != like->count && !short_rows)
-        return mpt__reject(r->csv.context, FORMAT,
-                           "%s: its columns are not those of the table that it is like: %lld, "
-                           "expected %lld%s",
-                           r->csv.path, r->file_count, like->count,
-                           targets ? "; target = \"\" reads lines without targets" : "");
+        return mpt__reject(
+            r->csv.context, FORMAT,
+            "%s: its columns are not those of the table that it is like: %lld, expected %lld",
+            r->csv.path, r->file_count, like->count);
     for (int64_t c = 0; c < like->count; c++) {
         mpt__table_column *column = &r->table->columns[c];
         const char *name = like->text + like->columns[c].name;
         bool skip = !targets && column->is_target;
         int64_t f = skip && !names && short_rows ? -1 : mpt__like_find(r, like, c, place);
         if (f < 0 && !skip && column->use != MPT_COLUMN_IGNORE)
-            return mpt__table_unlike(r,
-                                     column->is_target
-                                         ? "with target = \"\" lines without targets are read, but "
-                                           "here is no"
-                                         : "there is no",
-                                     name);
+            return mpt__table_unlike(r, "there is no", name);
         if (skip) column->use = MPT_COLUMN_IGNORE, column->is_target = false;
         column->point = f < 0 ? '.' : mpt__decimal_point(r, f);
         column->name = f < 0 ? mpt__table_text(r, name, strlen(name)) : r->file[f].name;
@@ -30611,10 +30616,9 @@ static void mpt__numbers_told(mpt__table_reader *r) {
         told++;
         mpt__log(&r->csv.context->base, MPT_LOG_WARNING,
                  "%s: column %lld (%s): %lld of its %lld texts look like numbers, first \"%s\" in "
-                 "line %lld, and all become categories; numbers have digits and a point (decimal = "
-                 "',' reads decimal commas), and columns of mpt_table_config says that it is "
-                 "no mistake",
-                 r->csv.path, f + 1, r->text + of->name, of->number_like, categories,
+                 "line %lld, and all become categories; decimal = ',' reads decimal commas, else "
+                 "write digits and a point, or give the column a use",
+                 r->csv.path, f + 1, mpt__told_name(r, f), of->number_like, categories,
                  r->text + of->text, of->line);
     }
 }
@@ -30659,6 +30663,8 @@ static bool mpt__table_fill(mpt__table_reader *r) {
     mpt__numbers_told(r);
     return true;
 }
+
+MPT__END_REGION
 
 /* ==== Samples ==== */
 
@@ -31064,138 +31070,132 @@ mpt_status mpt_table_save(mpt_dataset handle, const char *path) {
 
 /* ==== Load ==== */
 
-/* A field of a record, with a 0 behind it. */
+/* A file under way, with the five fields of its record and a 0 behind each. */
 typedef struct {
-    char *text;
-    size_t length;
-} mpt__table_word;
+    mpt__table_reader *reader;
+    char *words[5];
+    size_t lengths[5];
+} mpt__table_record;
 
-static bool mpt__table_odd(const mpt__csv *csv, int64_t k, const mpt__table_word *word) {
-    return mpt__csv_fault(csv, k, NULL, "is not what mpt_table_save writes there", word->text,
-                          word->length);
+/* Refuses a field of the record. */
+static bool mpt__table_odd(const mpt__table_record *record, int k) {
+    return mpt__csv_fault(&record->reader->csv, k, NULL, "is not what mpt_table_save writes there",
+                          record->words[k], record->lengths[k]);
 }
 
-/* Reads the five fields of a record; their places are overwritten where they end. */
-static bool mpt__table_words(mpt__csv *csv, mpt__table_word words[5]) {
+/* Goes to the next record and reads it; what ends its fields is overwritten. False at the end, and
+   with an error recorded. */
+static bool mpt__table_next(mpt__table_record *record) {
+    mpt__csv *csv = &record->reader->csv;
+    if (!mpt__csv_record(csv)) return false;
     for (int k = 0; k < 5; k++) {
         if (!mpt__csv_field(csv, k)) return false;
-        words[k].text = csv->field, words[k].length = csv->length;
-        if (csv->write) csv->field[csv->length] = 0;
+        record->words[k] = csv->field, record->lengths[k] = csv->length;
+        csv->field[csv->length] = 0;
     }
     return true;
 }
 
-/* Mean and deviation of a column that has them, else nothing. */
-static bool mpt__table_scale(mpt__table_reader *r, mpt__table_column *column,
-                             const mpt__table_word words[5]) {
-    double *to[2] = {&column->mean, &column->deviation};
-    bool has = column->use == MPT_COLUMN_NUMBER && !column->is_target && r->table->filled;
-    for (int k = 0; k < 2; k++) {
-        const mpt__table_word *word = &words[3 + k];
-        bool good =
-            has ? mpt__parse_double(word->text, word->length, to[k]) && mpt__f64_is_finite(*to[k])
-                : word->length == 0;
-        if (!good || column->deviation < 0.0) return mpt__table_odd(&r->csv, 3 + k, word);
-    }
-    return true;
+/* Whether field k is one of two words: the number of it, else -1 with an error recorded. */
+static int mpt__table_word(const mpt__table_record *record, int k, const char *first,
+                           const char *second) {
+    int found = strcmp(record->words[k], first) == 0 ? 0 : 1;
+    return found == 0 || strcmp(record->words[k], second) == 0 ? found
+           : mpt__table_odd(record, k)                         ? 0
+                                                               : -1;
+}
+
+/* The record about the table as a whole. */
+static bool mpt__table_whole(const mpt__table_record *record) {
+    if (mpt__table_word(record, 0, "table", "table") < 0 ||
+        mpt__table_word(record, 1, "1", "1") < 0)
+        return false;
+    int whole = mpt__table_word(record, 2, mpt__dtype_info[MPT_F32].name,
+                                mpt__dtype_info[MPT_I64].name);
+    int named = mpt__table_word(record, 3, "", "named");
+    /* Codes have no means. */
+    int filled = mpt__table_word(record, 4, "", whole ? "" : "filled");
+    mpt__table *table = record->reader->table;
+    table->dtype = whole ? MPT_I64 : MPT_F32;
+    table->named = named > 0, table->filled = filled > 0;
+    return mpt__ok(record->reader->csv.context);
 }
 
 /* A record that begins a column. */
-static bool mpt__table_begin(mpt__table_reader *r, mpt__table_column *column,
-                             const mpt__table_word words[5]) {
-    int use = MPT_COLUMN_IGNORE;
-    while (use > 0 && strcmp(words[0].text, mpt__use_names[use]) != 0) use--;
-    if (!mpt__use_names[use][0]) return mpt__table_odd(&r->csv, 0, &words[0]);
+static bool mpt__table_begin(const mpt__table_record *record, mpt__table_column *column) {
+    mpt__table_reader *r = record->reader;
+    int use = MPT_COLUMN_IGNORE, target = mpt__table_word(record, 2, "input", "target");
+    double *to[2] = {&column->mean, &column->deviation};
+    while (use > 0 && strcmp(record->words[0], mpt__use_names[use]) != 0) use--;
+    column->name = mpt__table_text(r, record->words[1], record->lengths[1]);
+    if (target < 0 || column->name < 0) return false;
+    if (!mpt__use_names[use][0] || (use == MPT_COLUMN_CLASS && !target))
+        return mpt__table_odd(record, 0);
     column->use = (mpt_column_use)use;
+    column->is_target = target > 0;
     column->point = '.';
-    column->is_target = strcmp(words[2].text, "target") == 0;
-    column->name = mpt__table_text(r, words[1].text, words[1].length);
-    if ((!column->is_target && strcmp(words[2].text, "input") != 0) ||
-        (use == MPT_COLUMN_CLASS && !column->is_target))
-        return mpt__table_odd(&r->csv, 2, &words[2]);
-    return column->name >= 0 && mpt__table_scale(r, column, words);
+    bool scaled = use == MPT_COLUMN_NUMBER && !target && r->table->filled;
+    for (int k = 0; k < 2; k++) {
+        const char *word = record->words[3 + k];
+        if (scaled ? !mpt__parse_double(word, record->lengths[3 + k], to[k]) ||
+                         !mpt__f64_is_finite(*to[k]) || column->deviation < 0.0
+                   : *word)
+            return mpt__table_odd(record, 3 + k);
+    }
+    return true;
 }
 
-/* The second record, about the table as a whole. */
-static bool mpt__table_whole(mpt__table_reader *r, const mpt__table_word words[5]) {
-    mpt__table *table = r->table;
-    const char *const wanted[5] = {"table", "1", mpt__dtype_info[table->dtype].name, "named",
-                                   "filled"};
-    table->named = words[3].length > 0, table->filled = words[4].length > 0;
-    for (int k = 0; k < 5; k++)
-        if ((k < 3 || words[k].length > 0) && strcmp(words[k].text, wanted[k]) != 0)
-            return mpt__table_odd(&r->csv, k, &words[k]);
-    return !(table->filled && table->dtype == MPT_I64) || mpt__table_odd(&r->csv, 4, &words[4]);
-}
-
-/* All records behind the head, of which `columns` begin a column. */
+/* All records behind the first. */
 static bool mpt__table_records(mpt__table_reader *r) {
+    mpt__table_record record;
     mpt__table_column *column = NULL;
-    mpt__table_word words[5];
-    int64_t line = 0, begun = 0;
-    for (; mpt__csv_record(&r->csv); line++) {
+    record.reader = r;
+    if (!mpt__table_next(&record))
+        return mpt__ok(r->csv.context) &&
+               mpt__reject(r->csv.context, FORMAT, "%s: it ends after line 1", r->csv.path);
+    if (!mpt__table_whole(&record)) return false;
+    while (mpt__table_next(&record)) {
         int64_t before = r->found_count;
-        if (!mpt__table_words(&r->csv, words)) return false;
-        if (line == 0) {
-            if (strcmp(words[2].text, mpt__dtype_info[MPT_I64].name) == 0)
-                r->table->dtype = MPT_I64;
-            if (!mpt__table_whole(r, words)) return false;
-        } else if (strcmp(words[0].text, "category") != 0) {
-            column = &r->table->columns[begun++];
-            if (!mpt__table_begin(r, column, words)) return false;
+        if (strcmp(record.words[0], "category") != 0) {
+            column = &r->table->columns[r->table->count++];
+            if (!mpt__table_begin(&record, column)) return false;
         } else if (!column || !mpt__column_texts(column)) {
-            return mpt__table_odd(&r->csv, 0, &words[0]);
-        } else if (mpt__category_of(r, begun - 1, words[1].text, words[1].length) < 0) {
+            return mpt__table_odd(&record, 0);
+        } else if (mpt__category_of(r, r->table->count - 1, record.words[1], record.lengths[1]) <
+                   0) {
             return false;
-        } else if (r->found_count == before) {
-            return mpt__table_odd(&r->csv, 1, &words[1]);
+        } else if (r->found_count == before) { /* it comes twice */
+            return mpt__table_odd(&record, 1);
         }
     }
-    return line > 0 || mpt__reject(r->csv.context, FORMAT, "%s: it ends after line 1", r->csv.path);
-}
-
-/* How many records begin a column; -1 with an error recorded if it is no file of a table. */
-static int64_t mpt__table_columns(mpt__csv *csv) {
-    mpt__table_word words[5];
-    int64_t records, fields, columns = -2; /* the first two records do not */
-    if (!mpt__csv_count(csv, &records, &fields)) return -1;
-    size_t n = sizeof mpt__table_head - 1;
-    mpt__csv_rewind(csv);
-    if (csv->size - csv->at < n || memcmp(csv->text + csv->at, mpt__table_head, n) != 0 ||
-        fields != 5) {
-        mpt__error(csv->context, FORMAT, "%s: no file of mpt_table_save: line 1 is not %s",
-                   csv->path, mpt__table_head);
-        return -1;
-    }
-    for (; mpt__csv_record(csv); columns++) {
-        if (!mpt__table_words(csv, words)) return -1;
-        columns -= words[0].length == 8 && memcmp(words[0].text, "category", 8) == 0;
-    }
-    return columns < 0 ? 0 : columns;
+    return mpt__ok(r->csv.context);
 }
 
 /* Takes over `text`, which has room for one byte more than its size. */
 static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *text, size_t size) {
     MPT__PLAIN_FLOATS;
-    mpt_table_config usual = mpt_table_config_default();
-    mpt__table_reader r;
     mpt__dataset *dataset = NULL;
-    mpt__table_word words[5];
+    mpt__table_reader r;
+    int64_t records, fields;
+    size_t head = sizeof mpt__table_head - 1;
     mpt__zero(r);
     r.csv.context = ctx, r.csv.path = path, r.csv.text = text, r.csv.size = size;
     r.csv.delimiter = ',';
-    r.config = &usual;
-    int64_t columns = -1;
     if (text && mpt__ok(ctx) &&
-        mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL))
-        columns = mpt__table_columns(&r.csv);
-    if (columns >= 0 && mpt__table_room(&r, 0, columns, 0)) {
-        r.table->dtype = MPT_F32;
-        r.csv.write = true;
+        mpt__refuse_known(ctx, path, (const uint8_t *)text, size, MPT__KNOWN_ALL) &&
+        mpt__csv_count(&r.csv, &records, &fields)) {
         mpt__csv_rewind(&r.csv);
-        mpt__csv_record(&r.csv);
-        r.fixed = mpt__table_words(&r.csv, words) && mpt__table_records(&r);
-        if (r.fixed) dataset = mpt__table_finish(&r);
+        if (fields != 5 || size - r.csv.at < head ||
+            memcmp(text + r.csv.at, mpt__table_head, head) != 0) {
+            mpt__error(ctx, FORMAT, "%s: no file of mpt_table_save: line 1 is not %s", path,
+                       mpt__table_head);
+        } else if (mpt__table_room(&r, 0, records, 0)) { /* no more columns than records */
+            r.table->count = 0;
+            r.csv.write = true;
+            r.csv.at += head;
+            r.fixed = mpt__table_records(&r);
+            if (r.fixed) dataset = mpt__table_finish(&r);
+        }
     }
     mpt__table_clear(&r);
     mpt__host_free(ctx, text, size + 1);
