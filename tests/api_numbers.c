@@ -127,6 +127,95 @@ TEST(values_are_in_their_bins) {
     mpt_destroy(c);
 }
 
+/* ==== What is masked out ==== */
+
+enum { T = 200, D = 16 };
+static float rows_of[3][T * D], gradients[2][4][T * D]; /* of q, k, v and the output */
+
+static bool finite_row(const float *x, int row) {
+    for (int i = 0; i < D; i++)
+        if (!isfinite(x[row * D + i])) return false;
+    return true;
+}
+
+/* Attention and its gradients, under a mask of this dtype for the keys from `keys` on, or causal. */
+static void attend(mpt_context *c, mpt_dtype dtype, mpt_dtype mask_dtype, int keys, double dropout,
+                   float got[4][T * D]) {
+    static float mask[T];
+    mpt_tensor x[3];
+    mpt_attention_config config = mpt_attention_config_default();
+    config.causal = keys == 0, config.dropout = dropout;
+    for (int i = 0; i < T; i++)
+        mask[i] = mask_dtype == MPT_BOOL ? i < keys : i < keys ? 0 : -(float)INFINITY;
+    mpt_step_begin(c);
+    if (keys)
+        config.mask = mpt_cast(mpt_from(c, MPT_F32, MPT_SHAPE(1, T), mask), mask_dtype);
+    for (int i = 0; i < 3; i++) {
+        x[i] = mpt_cast(mpt_from(c, MPT_F32, MPT_SHAPE(1, T, D), rows_of[i]), dtype);
+        mpt_requires_grad(x[i] = mpt_detach(x[i]), true);
+    }
+    mpt_tensor y = mpt_scaled_dot_product_attention(x[0], x[1], x[2], &config);
+    mpt_read_f32(y, got[3], T * D);
+    mpt_backward_from(y, mpt_ones(c, dtype, MPT_SHAPE(1, T, D)), false);
+    for (int i = 0; i < 3; i++) mpt_read_f32(mpt_grad(x[i]), got[i], T * D);
+    mpt_step_end(c);
+    check_ok(c);
+}
+
+static void fill_rows(void) {
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < T * D; i++) rows_of[k][i] = sinf((float)(i * (1.3 + 0.7 * k)));
+}
+
+/* NaN and infinity in keys that no query sees change nothing. */
+TEST(attention_does_not_see_what_is_masked) {
+    static const mpt_dtype masks[] = {MPT_BOOL, MPT_F32, MPT_BF16};
+    mpt_context *c;
+    EACH_LEVEL(c) {
+        for (int k = 0; k < 12; k++) {
+            const mpt_dtype dtype = k % 2 ? MPT_BF16 : MPT_F32;
+            const int seen = T - 5 - 64 * (k / 6);
+            for (int nan = 0; nan < 2; nan++) {
+                fill_rows();
+                for (int i = seen * D; i < T * D; i++)
+                    rows_of[1][i] = rows_of[2][i] = !nan ? 0 : i % 3 ? NAN : (float)INFINITY;
+                mpt_context *again = make_context((mpt_isa)level_); /* of equal draws */
+                attend(again, dtype, masks[k / 2 % 3], seen, k / 6 * 0.3, gradients[nan]);
+                mpt_destroy(again);
+            }
+            for (int i = 0; i < 4; i++) {
+                int wrong = 0;
+                for (int e = 0; e < T * D; e++)
+                    wrong += !(fabsf(gradients[0][i][e] - gradients[1][i][e]) <= 1e-5f);
+                if (wrong) TEST_FAIL_("level %d, case %d: %d of %d differ", level_, k, wrong, i);
+            }
+        }
+    }
+}
+
+/* The last value, key or query of causal attention is for the last row alone; the first query and
+   what comes back to it are for the first key alone. */
+TEST(causal_attention_does_not_see_what_comes_later) {
+    mpt_context *c;
+    EACH_LEVEL(c) {
+        for (int k = 0; k < 8; k++) {
+            const int what = k / 2, at = what < 3 ? T - 1 : 0;
+            fill_rows();
+            for (int i = 0; i < D; i++) rows_of[what % 3][at * D + i] = i % 2 ? NAN : 1e38f * 10;
+            attend(c, k % 2 ? MPT_BF16 : MPT_F32, MPT_F32, 0, 0, gradients[0]);
+            int finite[4] = {0, 0, 0, 0};
+            for (int i = 0; i < 4; i++)
+                for (int row = 0; row < T; row++) finite[i] += finite_row(gradients[0][i], row);
+            /* The last query sees all keys; the first one has but one. */
+            CHECK_EQ_INT(finite[3], T - 1);
+            CHECK_EQ_INT(finite[0], T - 1);
+            CHECK_EQ_INT(finite[1], at ? 0 : T - 1);
+            CHECK_EQ_INT(finite[2], at ? what == 2 ? T : 0 : T - 1);
+        }
+    }
+}
+
 TEST_TABLE = {T(uniform_numbers_stay_below_one), T(uniform_weights_stay_in_their_range),
-              T(written_weights_are_rounded), T(values_are_in_their_bins)};
+              T(written_weights_are_rounded), T(values_are_in_their_bins),
+              T(attention_does_not_see_what_is_masked), T(causal_attention_does_not_see_what_comes_later)};
 TEST_MAIN

@@ -420,6 +420,82 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
         to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
 }
 
+/* ---- What is masked out ----
+ *
+ * Its weight is 0, but 0 times NaN is NaN. Where something is not finite, a tile is computed with
+ * care: what a query does not see has no part in it, whatever it is. */
+
+static bool mpt__attention_hides(const mpt__attention *w, const mpt__attention_tile *at, int64_t b,
+                                 int64_t query, int64_t key) {
+    const mpt__operand *o = &w->o[MPT__AT_MASK];
+    if (w->causal && key > query) return true;
+    if (!w->view[MPT__AT_MASK].data) return false;
+    const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
+    const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK], from + key * o->stride[3]);
+    return mask == (o->dtype == MPT_BOOL ? 0 : -mpt__real_infinity());
+}
+
+static void mpt__attention_hide(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                mpt__real *tile, mpt__real value) {
+    for (int64_t r = 0; r < at->m; r++)
+        for (int64_t i = 0; i < t->n; i++)
+            if (mpt__attention_hides(t->w, at, t->batch, at->query + (t->by_keys ? r : i),
+                                     at->key + (t->by_keys ? i : r)))
+                tile[r * t->n + i] = value;
+}
+
+/* Reals, or halves of rows of pairs. Doubles, of tests, always get the care. */
+static bool mpt__attention_finite(const mpt__attention *w, const mpt__real *x, bool pairs,
+                                  int64_t n) {
+    const mpt__convert_table *convert = w->routines->convert;
+    if (pairs) return convert->all_finite_bf16((const uint16_t *)(const void *)x, (size_t)n);
+    return sizeof *x == sizeof(float) &&
+           convert->all_finite_f32((const float *)(const void *)x, (size_t)n);
+}
+
+/* Whether what is masked out may be in sums. */
+static bool mpt__attention_leaks(const mpt__attention *w, const mpt__real *sums, int64_t n) {
+    return (w->causal || w->view[MPT__AT_MASK].data) && !mpt__attention_finite(w, sums, false, n);
+}
+
+static const mpt__real *mpt__attention_row_at(const mpt__attention *w, mpt__attention_rows rows,
+                                              int64_t i) {
+    const int64_t size = w->pairs ? 2 : (int64_t)sizeof(mpt__real);
+    return (const mpt__real *)(const void *)((const char *)rows.x + i * rows.step * size);
+}
+
+/* mpt__attention_add, with care or not: rows of b, which are keys or queries, that are not finite
+   then meet one by one those that see them or are seen. */
+static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attention_tile *at,
+                               bool careful, const mpt__real *a, int64_t outer, int64_t inner,
+                               mpt__attention_rows b, bool keys, mpt__real *c, int64_t m,
+                               int64_t n, int64_t depth) {
+    const mpt__attention *w = t->w;
+    if (!careful) {
+        mpt__attention_add(t, a, outer, inner, b, c, m, n, depth);
+        return;
+    }
+    mpt__attention_rows copy = {t->spare[1], n};
+    const size_t bytes = (size_t)n * (w->pairs ? 2 : sizeof(mpt__real));
+    for (int64_t p = 0; p < depth; p++) {
+        const mpt__real *row = mpt__attention_row_at(w, b, p);
+        char *to = (char *)t->spare[1] + (size_t)p * bytes;
+        memcpy(to, row, bytes);
+        if (mpt__attention_finite(w, row, w->pairs, n)) continue;
+        memset(to, 0, bytes);
+        const uint16_t *half = (const uint16_t *)(const void *)row;
+        for (int64_t i = 0; i < m; i++) {
+            if (mpt__attention_hides(w, at, t->batch, at->query + (keys ? i : p),
+                                     at->key + (keys ? p : i)))
+                continue;
+            const mpt__real factor = a[i * outer + p * inner];
+            for (int64_t j = 0; j < n; j++)
+                c[i * n + j] += factor * (w->pairs ? (mpt__real)mpt__bf16_to_f32(half[j]) : row[j]);
+        }
+    }
+    mpt__attention_add(t, a, outer, inner, copy, c, m, n, depth);
+}
+
 /* The factors of dropout. Rows of random words begin at multiples of 4. */
 static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attention_tile *at,
                                     int64_t b, int64_t query, int64_t n, mpt__real *to) {
@@ -516,24 +592,34 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
     }
 }
 
+/* Over all keys that are seen, with or without care. */
+static void mpt__attention_forward_sum(const mpt__attention_item *t, mpt__real *most,
+                                       mpt__real *total, bool careful) {
+    const mpt__attention *w = t->w;
+    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t->first + t->n) : w->keys;
+    for (int64_t i = 0; i < t->n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
+    memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
+    for (int64_t key = 0, m; key < seen; key += m) {
+        m = mpt__attention_room(seen, key);
+        mpt__attention_tile at = {t->head, t->first, key, m};
+        mpt__attention_scores(t, &at);
+        if (careful) mpt__attention_hide(t, &at, t->score, -mpt__real_infinity());
+        mpt__attention_add_tile(t, &at, most, total);
+        const mpt__attention_rows v =
+            mpt__attention_take(w, MPT__AT_V, t->batch, t->head / w->group, key, m, t->rows[1]);
+        mpt__attention_sum(t, &at, careful, t->score, 1, t->n, v, true, t->sum[1], t->n, w->width,
+                           m);
+    }
+}
+
 static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
-    const int64_t key_head = t.head / w->group;
-    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t.first + t.n) : w->keys;
     mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
     mpt__attention_turn(&t, MPT__AT_Q, 0);
-    for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
-    memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
-    for (int64_t key = 0, m; key < seen; key += m) {
-        m = mpt__attention_room(seen, key);
-        mpt__attention_tile at = {t.head, t.first, key, m};
-        mpt__attention_scores(&t, &at);
-        mpt__attention_add_tile(&t, &at, most, total);
-        const mpt__attention_rows v =
-            mpt__attention_take(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
-        mpt__attention_add(&t, t.score, 1, t.n, v, t.sum[1], t.n, w->width, at.m);
-    }
+    mpt__attention_forward_sum(&t, most, total, false);
+    if (mpt__attention_leaks(w, t.sum[1], t.n * w->width))
+        mpt__attention_forward_sum(&t, most, total, true);
     w->routines->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
     w->routines->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
     for (int64_t i = 0; i < t.n; i++) {
@@ -577,9 +663,30 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
                  mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
 }
 
+/* Which sums of the own keys a pass takes, and with care or not. */
+typedef struct mpt__attention_pass {
+    bool dkv, dq, careful;
+} mpt__attention_pass;
+
+/* The sums of a tile's products: with weights in t->score, with slopes in t->slope. */
+static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                     mpt__attention_pass pass, mpt__attention_rows q,
+                                     mpt__attention_rows own, mpt__attention_rows dout,
+                                     mpt__real *dq) {
+    const mpt__attention *w = t->w;
+    const int64_t n = t->n, m = at->m;
+    const bool care = pass.careful;
+    if (pass.dkv && w->view[MPT__AT_DV].data)
+        mpt__attention_sum(t, at, care, t->score, 1, n, dout, false, t->sum[1], n, w->width, m);
+    if (pass.dkv && w->view[MPT__AT_DK].data)
+        mpt__attention_sum(t, at, care, t->slope, 1, n, q, false, t->sum[0], n, w->depth, m);
+    if (pass.dq) mpt__attention_sum(t, at, care, t->slope, n, 1, own, true, dq, m, w->depth, n);
+}
+
 /* The queries of one head from `query` on, over the own keys, whose rows these are; dq: sums. */
-static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head, int64_t query,
-                                     mpt__attention_rows own, mpt__real *dq) {
+static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attention_pass pass,
+                                     int64_t head, int64_t query, mpt__attention_rows own,
+                                     mpt__real *dq) {
     const mpt__attention *w = t->w;
     const mpt__routines *routines = w->routines;
     mpt__attention_tile at = {head, query, t->first, mpt__attention_room(w->queries, query)};
@@ -601,12 +708,29 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head,
     routines->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
     routines->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
     mpt__attention_drop(t, &at, t->score, factors);
-    if (w->dkv && w->view[MPT__AT_DV].data)
-        mpt__attention_add(t, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m);
-    if (w->dkv && w->view[MPT__AT_DK].data)
-        mpt__attention_add(t, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m);
-    if (w->dq)
-        mpt__attention_add(t, t->slope, t->n, 1, own, dq, at.m, w->depth, t->n);
+    if (pass.careful) {
+        mpt__attention_hide(t, &at, t->score, 0);
+        mpt__attention_hide(t, &at, t->slope, 0);
+    }
+    mpt__attention_back_sums(t, &at, pass, q, own, dout, dq);
+}
+
+/* The block of keys from `key` on as the own ones, for some queries of some heads from `head` on. */
+static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pass pass, int64_t key,
+                                      int64_t head, int64_t heads, int64_t query, int64_t queries) {
+    const mpt__attention *w = t->w;
+    t->head = head / w->group, t->first = key, t->n = mpt__attention_room(w->keys, key);
+    mpt__attention_turn(t, MPT__AT_K, 0);
+    mpt__attention_turn(t, MPT__AT_V, 1);
+    const mpt__attention_rows own =
+        mpt__attention_take(w, MPT__AT_K, t->batch, t->head, key, t->n, t->own);
+    memset(t->sum[0], 0, (size_t)(t->n * w->depth) * sizeof *t->sum[0]);
+    memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
+             q += mpt__attention_room(w->queries, query + q))
+            mpt__attention_back_tile(t, pass, head + h, query + q, own,
+                                     t->dq + (h * queries + q) * w->depth);
 }
 
 /* One block of keys, or one of queries for dq alone, or all of both for a key head. */
@@ -614,28 +738,30 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     const int64_t heads = w->dkv ? w->group : 1;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
-    const int64_t head = t.head * heads, key_head = head / w->group;
+    const int64_t head = t.head * heads;
     const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
-    int64_t key = w->dq ? 0 : t.first, end = w->dq ? w->keys : key + t.n;
+    const int64_t begin = w->dq ? 0 : t.first, sums = heads * queries * w->depth;
+    int64_t end = w->dq ? w->keys : begin + t.n;
+    mpt__attention_pass pass = {w->dkv, w->dq != 0, false};
     if (!w->dkv && w->causal) end = mpt__cpu_min(end, query + t.n);
-    if (w->dq) memset(t.dq, 0, (size_t)(heads * queries * w->depth) * sizeof *t.dq);
+    if (w->dq) memset(t.dq, 0, (size_t)sums * sizeof *t.dq);
     t.by_keys = true;
-    for (; key < end; key += t.n) {
-        t.head = key_head, t.first = key, t.n = mpt__attention_room(w->keys, key);
-        mpt__attention_turn(&t, MPT__AT_K, 0);
-        mpt__attention_turn(&t, MPT__AT_V, 1);
-        const mpt__attention_rows own =
-            mpt__attention_take(w, MPT__AT_K, t.batch, t.head, key, t.n, t.own);
-        memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
-        memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
-        for (int64_t h = 0; h < heads; h++)
-            for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
-                 q += mpt__attention_room(w->queries, query + q))
-                mpt__attention_back_tile(&t, head + h, query + q, own,
-                                         t.dq + (h * queries + q) * w->depth);
+    for (int64_t key = begin; key < end; key += t.n) {
+        mpt__attention_back_block(&t, pass, key, head, heads, query, queries);
         if (!w->dkv) continue;
+        if (mpt__attention_leaks(w, t.sum[0], t.n * w->depth) ||
+            mpt__attention_leaks(w, t.sum[1], t.n * w->width)) {
+            const mpt__attention_pass again = {true, false, true};
+            mpt__attention_back_block(&t, again, key, head, heads, query, queries);
+        }
         if (w->view[MPT__AT_DK].data) mpt__attention_put(&t, MPT__AT_DK, t.sum[0], w->scale);
         if (w->view[MPT__AT_DV].data) mpt__attention_put(&t, MPT__AT_DV, t.sum[1], 1);
+    }
+    if (w->dq && mpt__attention_leaks(w, t.dq, sums)) {
+        pass.dkv = false, pass.careful = true;
+        memset(t.dq, 0, (size_t)sums * sizeof *t.dq);
+        for (int64_t key = begin; key < end; key += t.n)
+            mpt__attention_back_block(&t, pass, key, head, heads, query, queries);
     }
     t.first = query, t.n = queries;
     for (int64_t h = 0; w->dq && h < heads; h++) {

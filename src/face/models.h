@@ -194,7 +194,8 @@ MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
    memory is linear in T and S, also in backward, which computes the scores again. Of bf16, CPUs
    with AVX512_BF16 but no AMX round weights and their slopes to bf16, too, for the products with v,
    dout, q and k, as PyTorch does on CPUs. Matmul-like for autocast. A query that sees no key gives
-   0 and passes no gradient (PyTorch before 2.5: NaN). */
+   0 and passes no gradient (PyTorch before 2.5: NaN). What false, -infinity or causality hides has
+   no part in anything, even if it is NaN (PyTorch: 0 times NaN may come through). */
 MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                                         const mpt_attention_config *config);
 
