@@ -24,6 +24,8 @@ typedef struct mpt__cpu_reduce_work {
     void (*lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     mpt__real (*fold)(const mpt__real lane[MPT__SUM_LANES]);
     mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
+    const mpt__launch *launch; /* of SQUARES, which has means or not */
+    mpt__cpu_view mean;
 } mpt__cpu_reduce_work;
 
 /* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
@@ -187,6 +189,79 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
         mpt__parallel(call->pool, tiles, mpt__cpu_cost(call, outputs * w.chunks, 15.0),
                       mpt__cpu_reduce_finish, &w);
     }
+}
+
+/* ---- Sums of squares beyond fp32 ---- */
+
+/* The sum, in double, of the elements of one output, or of the squares of what differs from mean. */
+static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
+    mpt__real x[MPT__BLOCK];
+    mpt__cpu_cursor from, at;
+    const int64_t inner = mpt__cpu_inner(&w->reduced);
+    double total = 0;
+    mpt__cpu_start(&from, &w->in.loop, output);
+    mpt__cpu_start(&at, &w->reduced, 0);
+    for (int64_t left = w->reduced.count, m; left > 0; left -= m) {
+        m = mpt__cpu_min(mpt__cpu_min(left, MPT__BLOCK), mpt__cpu_room(&at, &w->reduced));
+        const mpt__real *some =
+            mpt__cpu_in(&w->in.view, from.offset + at.offset, inner, x, m);
+        for (int64_t i = 0; i < m; i++) {
+            const double value = (double)some[i] - (mean ? *mean : 0);
+            total += mean ? value * value : value;
+        }
+        mpt__cpu_advance(&at, &w->reduced, m);
+    }
+    return total;
+}
+
+static mpt__real mpt__cpu_wide_squares(const mpt__cpu_reduce_work *w, const mpt__launch *launch,
+                                       int64_t output) {
+    mpt__cpu_cursor at;
+    double mean = 0;
+    if (w->mean.data != NULL) {
+        mpt__cpu_loop means;
+        mpt__cpu_loop_over(&means, &launch->operand[2]);
+        mpt__cpu_start(&at, &means, output);
+        mean = (double)mpt__cpu_get_one(&w->mean, at.offset);
+        if (!mpt__f64_is_finite(mean)) {
+            mean = mpt__cpu_wide_sum(w, output, NULL) / (double)w->reduced.count;
+            mpt__cpu_put_one(&w->mean, at.offset, (mpt__real)mean);
+        }
+    }
+    const double sum = mpt__cpu_wide_sum(w, output, &mean) * launch->imm[0];
+    return (mpt__real)(launch->index[0] ? sqrt(sum) : sum);
+}
+
+static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+    const mpt__launch *launch = w->launch;
+    const mpt__routines *routines = w->in.view.routines;
+    const int64_t begin = chunk * w->tile, n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
+    mpt__real sum[MPT__BLOCK], out[MPT__BLOCK];
+    mpt__cpu_cursor at;
+    (void)thread;
+    mpt__cpu_start(&at, &w->out.loop, begin);
+    const mpt__real *sums = mpt__cpu_take(&w->out, &at, sum, n);
+    routines->unary[MPT__UNARY_MUL_SCALAR](out, sums, n, (mpt__real)launch->imm[0], 0);
+    if (launch->index[0]) routines->unary[MPT__UNARY_SQRT](out, out, n, 0, 0);
+    for (int64_t i = 0; i < n; i++)
+        if (!(sums[i] >= MPT__LEAST_SQUARES && sums[i] < mpt__real_infinity()))
+            out[i] = mpt__cpu_wide_squares(w, launch, begin + i);
+    mpt__cpu_start(&at, &w->out.loop, begin);
+    mpt__cpu_give(&w->out, &at, out, n);
+}
+
+static void mpt__cpu_squares(const mpt__cpu_call *call) {
+    mpt__cpu_reduce_work w;
+    w.launch = call->launch;
+    w.in.view = mpt__cpu_view_of(call, 0);
+    w.out.view = mpt__cpu_view_of(call, 1);
+    w.mean = mpt__cpu_view_of(call, 2);
+    mpt__cpu_reduce_loops(call->launch, &w);
+    mpt__cpu_loop_over(&w.out.loop, &call->launch->operand[1]);
+    w.tile = MPT__BLOCK;
+    mpt__parallel(call->pool, mpt__cpu_chunks(w.in.loop.count, w.tile),
+                  mpt__cpu_cost(call, w.in.loop.count, 2.0), mpt__cpu_squares_chunk, &w);
 }
 
 /* ==== Along one dimension ==== */

@@ -166,7 +166,12 @@ static mpt_status mpt__logsumexp_forward(mpt__frame *frame) {
     mpt__launch_reduce(ctx, MPT__FN_SUM, each, total, MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_LOG, total, total, MPT__WRITE);
     mpt__launch_binary(ctx, MPT__FN_ADD, total, most, total, MPT__WRITE);
-    return mpt__launch_copy(ctx, total, &out, MPT__WRITE);
+    mpt__launch_copy(ctx, total, &out, MPT__WRITE);
+    if (!frame->records) return ctx->base.status;
+    /* Of nothing but -infinity no element has a share: exp(-infinity - a finite number) is 0. */
+    frame->attributes->imm[0] = -mpt__dtype_info[MPT_F32].max_finite;
+    frame->attributes->imm[1] = (double)INFINITY;
+    return mpt__launch_unary(frame, MPT__FN_CLAMP, total, total, MPT__WRITE);
 }
 
 /* dx = dy softmax(x) */
@@ -188,6 +193,17 @@ static mpt_status mpt__var_shape(mpt__frame *frame) {
     return status;
 }
 
+/* What becomes of sums of squares, which are formed anew where fp32 does not hold them. */
+static void mpt__launch_squares(mpt__frame *frame, const mpt__tensor *mean, const mpt__tensor *sum,
+                                double factor, bool root) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SQUARES);
+    launch->imm[0] = factor, launch->index[0] = root;
+    mpt__reads(launch, 0, frame->in[0]);
+    mpt__operand_of(launch, 1, sum, MPT__READ_WRITE);
+    if (mean) mpt__operand_of(launch, 2, mean, MPT__READ_WRITE);
+    mpt__submit(frame->context, launch);
+}
+
 static mpt_status mpt__var_forward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
@@ -202,8 +218,7 @@ static mpt_status mpt__var_forward(mpt__frame *frame) {
     mpt__launch_reduce(ctx, MPT__FN_MEAN, x, mean, MPT__WRITE);
     mpt__launch_binary(ctx, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
     mpt__launch_reduce(ctx, MPT__FN_SUM, each, sum, MPT__WRITE);
-    mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, sum, sum, MPT__WRITE);
-    if (root) mpt__launch_unary(frame, MPT__FN_SQRT, sum, sum, MPT__WRITE);
+    mpt__launch_squares(frame, mean, sum, frame->attributes->imm[0], root);
     return mpt__launch_copy(ctx, sum, &out, MPT__WRITE);
 }
 
@@ -247,7 +262,7 @@ static mpt_status mpt__norm_forward(mpt__frame *frame) {
     else
         mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
     mpt__launch_reduce(ctx, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
-    if (square) mpt__launch_unary(frame, MPT__FN_SQRT, y, y, MPT__WRITE);
+    if (square) mpt__launch_squares(frame, NULL, y, 1.0, true);
     return mpt__launch_copy(ctx, y, &out, MPT__WRITE);
 }
 

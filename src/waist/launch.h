@@ -57,6 +57,10 @@ typedef struct mpt__operand {
  * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
  * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
  *           MAX (NaN wins), PROD.
+ * SQUARES   o1 rw, the sums of the squares of o0 r, or of what differs from o2? rw, the means, over
+ *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums that
+ *           fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in double,
+ *           and so are means that are not finite. o1 and o2 are f32, dense, of equal shapes.
  * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
  *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
@@ -155,6 +159,7 @@ typedef struct mpt__operand {
     K(UNARY, unary, 0) \
     K(BINARY, binary, 0) \
     K(REDUCE, reduce, 0) \
+    K(SQUARES, squares, 0) \
     K(ARGMAX, argmax, 0) \
     K(SCATTER_AXIS, scatter_axis, 0) \
     K(GEMM, gemm, 0) \
@@ -406,6 +411,9 @@ typedef enum mpt__function {
 
 /* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
 typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
+
+/* Sums of squares below this may have lost what squares below fp32's range had. */
+#define MPT__LEAST_SQUARES 1e-30f
 
 /* Where INTERPOLATE finds element i, given the step s: at floor(i s); between the two elements
    around s (i + 1/2) - 1/2, or around s i, by their distance. */
