@@ -215,7 +215,187 @@ TEST(causal_attention_does_not_see_what_comes_later) {
     }
 }
 
+/* ==== Reductions of nothing ==== */
+
+typedef mpt_tensor (*function)(mpt_tensor x);
+static mpt_tensor logsumexp_of(mpt_tensor x) { return mpt_logsumexp(x, -1, false); }
+static mpt_tensor twice_logsumexp(mpt_tensor x) {
+    return mpt_logsumexp(mpt_logsumexp(mpt_reshape(x, MPT_SHAPE(2, -1)), 1, false), 0, false);
+}
+static mpt_tensor norm_of(mpt_tensor x) { return mpt_norm(x, 2, -1, false); }
+static mpt_tensor norm_1(mpt_tensor x) { return mpt_norm(x, 1, -1, false); }
+static mpt_tensor norm_most(mpt_tensor x) { return mpt_norm(x, INFINITY, -1, false); }
+static mpt_tensor std_of(mpt_tensor x) { return mpt_std(x, -1, false, 1); }
+static mpt_tensor var_of(mpt_tensor x) { return mpt_var(x, -1, false, 1); }
+static mpt_tensor prod_of(mpt_tensor x) { return mpt_prod(x, -1, false); }
+static mpt_tensor max_of(mpt_tensor x) { return mpt_max(x, -1, false); }
+static mpt_tensor none(mpt_tensor x) { return mpt_slice(x, 0, 0, 0, 1); }
+static mpt_tensor logsumexp_none(mpt_tensor x) { return logsumexp_of(none(x)); }
+static mpt_tensor mean_none(mpt_tensor x) { return mpt_mean(none(x), -1, false); }
+static mpt_tensor norm_none(mpt_tensor x) { return norm_of(none(x)); }
+static mpt_tensor power_0(mpt_tensor x) { return mpt_sum(mpt_pow_scalar(x, 0), -1, false); }
+
+typedef struct known {
+    const char *name;
+    function of;
+    float x[4], y, dx[4]; /* as PyTorch 2 has it, or as it is right */
+} known;
+
+static bool close_to(float got, float want) {
+    if (isnan(want)) return isnan(got);
+    return got == want || fabsf(got - want) <= 2e-6f * fabsf(want);
+}
+
+static void check_known(const known *rows, int count) {
+    mpt_context *c;
+    EACH_LEVEL(c) {
+        for (int i = 0; i < count; i++) {
+            float dx[4];
+            mpt_tensor x = mpt_from(c, MPT_F32, MPT_SHAPE(4), rows[i].x);
+            mpt_requires_grad(x, true);
+            mpt_tensor y = rows[i].of(x);
+            const float value = (float)mpt_item(y);
+            mpt_backward(y);
+            mpt_read_f32(mpt_grad(x), dx, 4);
+            bool good = close_to(value, rows[i].y);
+            for (int k = 0; k < 4; k++) good = good && close_to(dx[k], rows[i].dx[k]);
+            if (!good)
+                TEST_FAIL_("level %d, %s of %g %g ..: %g, gradient %g %g %g %g", level_,
+                           rows[i].name, (double)rows[i].x[0], (double)rows[i].x[1], (double)value,
+                           (double)dx[0], (double)dx[1], (double)dx[2], (double)dx[3]);
+        }
+        check_ok(c);
+    }
+}
+
+#define I ((float)INFINITY)
+TEST(gradients_of_nothing) {
+    static const known rows[] = {
+        {"logsumexp", logsumexp_of, {-I, -I, -I, -I}, -I, {0, 0, 0, 0}},
+        {"logsumexp", logsumexp_of, {-I, 2, -I, -I}, 2, {0, 1, 0, 0}},
+        {"logsumexp", logsumexp_of, {1e30f, -1e30f, -I, 0}, 1e30f, {1, 0, 0, 0}},
+        {"logsumexp", logsumexp_of, {1, I, 0, -I}, I, {0, NAN, 0, 0}},
+        {"two logsumexp", twice_logsumexp, {-I, -I, 0.5f, 1.5f}, 1.8132616f,
+         {0, 0, 0.26894142f, 0.73105858f}},
+        {"logsumexp of none", logsumexp_none, {1, 2, 3, 4}, -I, {0, 0, 0, 0}},
+        {"mean of none", mean_none, {1, 2, 3, 4}, NAN, {0, 0, 0, 0}},
+        {"norm of none", norm_none, {1, 2, 3, 4}, 0, {0, 0, 0, 0}},
+        {"norm", norm_of, {0, 0, 0, 0}, 0, {0, 0, 0, 0}},
+        {"norm 1", norm_1, {0, 0, -2, 0}, 2, {0, 0, -1, 0}},
+        {"largest", norm_most, {0, 0, 0, 0}, 0, {0, 0, 0, 0}},
+        {"largest", norm_most, {-3, 1, 3, 0}, 3, {-0.5f, 0, 0.5f, 0}},
+        {"std", std_of, {7, 7, 7, 7}, 0, {0, 0, 0, 0}},
+        {"prod", prod_of, {0, 2, 3, 4}, 0, {24, 0, 0, 0}},
+        {"prod", prod_of, {0, 2, 0, 4}, 0, {0, 0, 0, 0}},
+        {"max", max_of, {1, 2, 2, 1}, 2, {0, 1, 0, 0}},
+        {"x^0", power_0, {0, 1, -2, NAN}, 4, {0, 0, 0, 0}},
+    };
+    check_known(rows, (int)(sizeof rows / sizeof *rows));
+}
+
+/* ==== Very large and very small numbers ==== */
+
+TEST(squares_beyond_fp32) {
+    static const known rows[] = {
+        {"norm", norm_of, {3e20f, 4e20f, 0, 0}, 5e20f, {0.6f, 0.8f, 0, 0}},
+        {"norm", norm_of, {3e-25f, 4e-25f, 0, 0}, 5e-25f, {0.6f, 0.8f, 0, 0}},
+        {"norm", norm_of, {1e38f, -1e38f, 1e38f, -1e38f}, 2e38f, {0.5f, -0.5f, 0.5f, -0.5f}},
+        {"norm", norm_of, {1, -I, 0, 0}, I, {0, NAN, 0, 0}},
+        {"norm", norm_of, {1, NAN, 0, 0}, NAN, {NAN, NAN, NAN, NAN}},
+        {"std", std_of, {1e20f, 2e20f, 3e20f, 2e20f}, 8.1649658e19f,
+         {-0.40824829f, 0, 0.40824829f, 0}},
+        {"std", std_of, {1e-25f, 2e-25f, 3e-25f, 2e-25f}, 8.1649658e-26f,
+         {-0.40824829f, 0, 0.40824829f, 0}},
+        {"std", std_of, {3e38f, 3e38f, 2e38f, 2e38f}, 5.7735027e37f,
+         {0.28867513f, 0.28867513f, -0.28867513f, -0.28867513f}},
+        {"var", var_of, {1e-18f, 2e-18f, 3e-18f, 2e-18f}, 6.6666667e-37f,
+         {-6.6666667e-19f, 0, 6.6666667e-19f, 0}},
+        {"var", var_of, {1e20f, 2e20f, 3e20f, 2e20f}, I,
+         {-6.6666667e19f, 0, 6.6666667e19f, 0}},
+        {"std", std_of, {1, -I, 0, 0}, NAN, {NAN, NAN, NAN, NAN}},
+    };
+    check_known(rows, (int)(sizeof rows / sizeof *rows));
+}
+
+/* Deviations of long lines, in chunks, and down columns. */
+TEST(squares_beyond_fp32_of_many) {
+    enum { LINES = 7, LONG = 5000 };
+    static float x[LINES * LONG], got[LONG], want[LONG];
+    mpt_context *c;
+    EACH_LEVEL(c) {
+        for (int k = 0; k < 8; k++) {
+            const float by = k % 2 ? 1e-25f : 1e25f;
+            for (int half = 0; half < 2; half++) {
+                for (int i = 0; i < LINES * LONG; i++)
+                    x[i] = (half ? by : 1) * (float)((i * 37 % 101) + 1);
+                mpt_tensor t = mpt_from(c, MPT_F32, MPT_SHAPE(LINES, LONG), x);
+                mpt_tensor y = k / 2 % 2 ? mpt_std(t, k / 4, false, 1) : mpt_norm(t, 2, k / 4, false);
+                mpt_read_f32(y, half ? got : want, k / 4 ? LINES : LONG);
+            }
+            for (int i = 0; i < (k / 4 ? LINES : LONG) && test_failures < 9; i++)
+                CHECK_CLOSE(got[i], want[i] * by, 1e-5, 0);
+        }
+        check_ok(c);
+    }
+}
+
+/* What a norm makes of k x is what it makes of x, and the gradient is 1 / k of that. */
+static mpt_tensor normalised(mpt_tensor x, int kind, double eps) {
+    const mpt_tensor null = {NULL, 0, 0};
+    if (kind == 0) return mpt_layer_norm(x, 1, null, null, eps);
+    if (kind == 1) return mpt_rms_norm(x, 1, null, eps);
+    if (kind == 2) return mpt_group_norm(x, 2, null, null, eps);
+    return mpt_batch_norm(x, null, null, null, null, eps);
+}
+
+TEST(norms_beyond_fp32) {
+    enum { MOST = 2 * 4 * 64 };
+    static const struct {
+        int kind;
+        mpt_shape shape;
+    } cases[] = {{0, {2, {8, 64}}},      {0, {2, {3, 37}}},      {1, {2, {8, 64}}},
+                 {1, {2, {3, 37}}},      {2, {4, {2, 4, 8, 8}}}, {2, {4, {2, 4, 3, 5}}},
+                 {3, {4, {2, 4, 8, 8}}}, {3, {2, {16, 7}}},      {3, {4, {5, 3, 3, 3}}}};
+    static const double scales[] = {1e20, 1e30, 1e-18, 1e-25};
+    static float x[MOST], dy[MOST], y[2][MOST], dx[2][MOST];
+    mpt_context *c;
+    for (int i = 0; i < MOST; i++) x[i] = sinf((float)i * 1.7f) + 0.2f, dy[i] = cosf((float)i * 2.3f);
+    EACH_LEVEL(c) {
+        for (int k = 0; k < 9 * 4 * 2; k++) {
+            const int at = k % 9, half = k / 36;
+            const double scale = scales[k / 9 % 4];
+            int64_t count = 1;
+            for (int d = 0; d < cases[at].shape.rank; d++) count *= cases[at].shape.dim[d];
+            for (int scaled = 0; scaled < 2; scaled++) {
+                mpt_tensor t = mpt_from(c, MPT_F32, cases[at].shape, x);
+                if (half) t = mpt_cast(mpt_cast(t, MPT_BF16), MPT_F32);
+                if (scaled) t = mpt_mul_scalar(t, scale);
+                t = mpt_detach(half ? mpt_cast(t, MPT_BF16) : t);
+                mpt_requires_grad(t, true);
+                mpt_tensor out = normalised(t, cases[at].kind, 0);
+                mpt_tensor g = mpt_cast(mpt_from(c, MPT_F32, cases[at].shape, dy),
+                                        half ? MPT_BF16 : MPT_F32);
+                mpt_read_f32(out, y[scaled], count);
+                mpt_backward_from(out, g, false);
+                mpt_read_f32(mpt_grad(t), dx[scaled], count);
+            }
+            int wrong[2] = {0, 0};
+            for (int i = 0; i < count; i++) {
+                const double near = half ? 0.02 : 1e-4;
+                wrong[0] += !(fabs((double)(y[0][i] - y[1][i])) <= near);
+                wrong[1] += !(fabs((double)dx[0][i] - scale * (double)dx[1][i]) <= near);
+            }
+            if (wrong[0] || wrong[1])
+                TEST_FAIL_("level %d, case %d, half %d by %g: %d of y, %d of dx", level_, at, half,
+                           scale, wrong[0], wrong[1]);
+        }
+        check_ok(c);
+    }
+}
+
 TEST_TABLE = {T(uniform_numbers_stay_below_one), T(uniform_weights_stay_in_their_range),
               T(written_weights_are_rounded), T(values_are_in_their_bins),
-              T(attention_does_not_see_what_is_masked), T(causal_attention_does_not_see_what_comes_later)};
+              T(attention_does_not_see_what_is_masked), T(causal_attention_does_not_see_what_comes_later),
+              T(gradients_of_nothing),
+              T(squares_beyond_fp32), T(squares_beyond_fp32_of_many), T(norms_beyond_fp32)};
 TEST_MAIN

@@ -243,9 +243,43 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
     b->weight = weight;
 }
 
+/* Of a variance as fp32 has it, unless that has none such. */
 static mpt__real mpt__norm_rstd(double variance, double eps) {
-    double root = sqrt(variance + eps);
-    return root == 0 ? 0 : (mpt__real)(1 / root);
+    const double rounded = (double)(mpt__real)variance;
+    const bool held = rounded >= MPT__LEAST_SQUARES && rounded < (double)mpt__real_infinity();
+    double root = sqrt((held ? rounded : variance) + eps);
+    return root < 3e-39 ? 0 : (mpt__real)(1 / root);
+}
+
+/* Whether a sum of squares is beyond fp32: too large, or so small that eps does not make up. */
+static bool mpt__norm_is_lost(double squares, double eps) {
+    return !mpt__f64_is_finite(squares) || (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
+}
+
+/* Mean, unless it is NULL, and sum of squares of `rows` lines of n elements, in double. */
+static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int64_t rows, int64_t n,
+                             mpt__real *mean) {
+    const mpt__cpu_view *view = &w->view[w->part[MPT__PART_X]];
+    const int64_t *stride = w->launch->operand[w->part[MPT__PART_X]].stride;
+    mpt__real x[MPT__BLOCK];
+    int64_t at = 0;
+    double total = 0, middle = 0;
+    for (int d = 0; d < 4; d++) at += from[d] * stride[d];
+    for (int pass = mean == NULL; pass < 2; pass++) {
+        if (pass == 1 && mean != NULL) middle = total / (double)(rows * n), total = 0;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0, m; i < n; i += m) {
+                m = mpt__cpu_min(MPT__BLOCK, n - i);
+                mpt__cpu_get(view, at + r * stride[w->line] + i * stride[w->step], stride[w->step],
+                             x, m);
+                for (int64_t k = 0; k < m; k++) {
+                    const double d = (double)x[k] - middle;
+                    total += pass == 0 ? d : d * d;
+                }
+            }
+    }
+    if (mean != NULL) *mean = (mpt__real)middle;
+    return total;
 }
 
 /* From n elements' sums of what differs from *mean, and of its squares: the mean, and the sum of
@@ -270,9 +304,8 @@ static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], 
         some = (mpt__real)(total[0] / (double)(lines * length));
     }
     mpt__norm_total(w, &b, from, rows, n, MPT__PART_BIT(X), total);
-    if (mean == NULL) return total[1];
-    *mean = some;
-    return mpt__norm_squares(total, (double)(rows * n), mean);
+    if (mean != NULL) *mean = some, total[1] = mpt__norm_squares(total, (double)(rows * n), mean);
+    return mpt__norm_is_lost(total[1], w->eps) ? mpt__norm_wide(w, from, rows, n, mean) : total[1];
 }
 
 /* The sum with the residual, rounded as it is stored. */
@@ -312,7 +345,7 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
     double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
     const mpt__real rstd =
-        mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
+        mpt__norm_rstd(squares / (double)(w->lines * w->length), w->eps);
     if (w->view[6].data != NULL) mpt__cpu_put_one(&w->view[6], at, mean);
     mpt__cpu_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
@@ -381,6 +414,29 @@ static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
     }
 }
 
+/* Whether the slopes of numbers this large or small are beyond fp32: their gradients are formed
+   without rstd, which comes last. */
+static bool mpt__norm_is_far(const mpt__norm_work *w, mpt__real rstd) {
+    return rstd != 0 && !(rstd > 1e-12f && rstd < 1e12f) && !w->adds &&
+           (w->relu || w->part[MPT__PART_MORE] < 0);
+}
+
+static void mpt__norm_times(const mpt__norm_work *w, const int64_t from[4], int line, int step,
+                            mpt__real factor) {
+    const mpt__cpu_view *view = &w->view[w->part[MPT__PART_OUT]];
+    const int64_t *stride = w->launch->operand[w->part[MPT__PART_OUT]].stride;
+    mpt__real x[MPT__BLOCK];
+    int64_t at = 0;
+    for (int d = 0; d < 4; d++) at += from[d] * stride[d];
+    for (int64_t r = 0; r < w->size[line]; r++, at += stride[line])
+        for (int64_t i = 0, m; i < w->size[step]; i += m) {
+            m = mpt__cpu_min(MPT__BLOCK, w->size[step] - i);
+            mpt__cpu_get(view, at + i * stride[step], stride[step], x, m);
+            w->routines->unary[MPT__UNARY_MUL_SCALAR](x, x, m, factor, 0);
+            mpt__cpu_put(view, at + i * stride[step], stride[step], x, m);
+        }
+}
+
 /* The numbers of each channel, from c on, for a routine. */
 static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_COUNT], int64_t c) {
     memset(b, 0, sizeof *b);
@@ -392,13 +448,13 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
 /* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
    come from sums over n elements, NULL: there are none. */
 static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
-                             double n) {
-    const double rstd = (double)of[MPT__OF_RSTD][c];
-    of[MPT__OF_WEIGHT][c] *= of[MPT__OF_RSTD][c];
+                             double n, bool far) {
+    const double root = (double)of[MPT__OF_RSTD][c], rstd = far ? 1 : root;
+    of[MPT__OF_WEIGHT][c] *= (mpt__real)rstd;
     of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
     if (sum == NULL) return;
     of[MPT__OF_SHIFT][c] = (mpt__real)(sum[0] * rstd / n);
-    of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * rstd * rstd * rstd / n);
+    of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * root * root * rstd / n);
 }
 
 /* Groups [begin, end) of sample n, and numbers of their channels one behind the other. Each is
@@ -434,8 +490,12 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
         double total[2] = {0, 0};
         for (int64_t r = g * each; r < (g + 1) * each; r++)
             total[0] += (double)sums[r], total[1] += (double)squares[r];
-        const double variance = mpt__norm_squares(total, count, &mean) / count;
-        const mpt__real rstd = mpt__norm_rstd((double)(mpt__real)variance, w->eps);
+        total[1] = mpt__norm_squares(total, count, &mean);
+        if (mpt__norm_is_lost(total[1], w->eps)) {
+            const int64_t from[4] = {n, begin + g, 0, 0};
+            total[1] = mpt__norm_wide(w, from, w->lines, w->length, &mean);
+        }
+        const mpt__real rstd = mpt__norm_rstd(total[1] / count, w->eps);
         sums[g] = mean, squares[g] = rstd;
         for (const int64_t stop = c + channels; c < stop; c++)
             means[c] = mean, rstds[c] = weight[c] * rstd;
@@ -470,24 +530,29 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
     mpt__norm_planes(w, w->routines->norm_sums, b, n, MPT__NORM_C, first, all, w->length, reads);
     for (int64_t c = 0, g = 0; c < all; g++) {
         const int64_t stop = c + channels;
-        const mpt__real rstd = rstds[g];
+        const mpt__real rstd = rstds[g], last = mpt__norm_is_far(w, rstd) ? 1 : rstd;
         double total[2] = {0, 0};
         for (int64_t i = c; i < stop; i++) {
             total[0] += (double)sums[i] * (double)weight[i];
             total[1] += (double)more[i] * (double)weight[i];
         }
         const double of = (double)rstd;
-        const mpt__real shift = (mpt__real)(total[0] * of / count);
-        const mpt__real slope = (mpt__real)(total[1] * of * of * of / count);
+        const mpt__real shift = (mpt__real)(total[0] * (double)last / count);
+        const mpt__real slope = (mpt__real)(total[1] * of * of * (double)last / count);
         for (; c < stop; c++) {
             of_weight[c] += more[c] * rstd, of_bias[c] += sums[c];
-            weights[c] = weight[c] * rstd, shifts[c] = shift, slopes[c] = slope;
+            weights[c] = weight[c] * last, shifts[c] = shift, slopes[c] = slope;
         }
     }
     if (w->part[MPT__PART_OUT] < 0) return;
     b->weight = weights, b->shift = shifts, b->slope = slopes;
     mpt__norm_planes(w, w->routines->norm_slope, b, n, MPT__NORM_C, first, all, w->length,
                      reads | MPT__PART_BIT(OUT));
+    for (int64_t g = begin; g < end; g++) {
+        const int64_t from[4] = {n, g, 0, 0};
+        if (mpt__norm_is_far(w, rstds[g - begin]))
+            mpt__norm_times(w, from, MPT__NORM_C, MPT__NORM_S, rstds[g - begin]);
+    }
 }
 #endif
 
@@ -556,12 +621,13 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
             number[3] = (mpt__real)(total[1] * (double)number[1] / count);
             continue;
         }
-        if (means != NULL) {
-            total[1] = mpt__norm_squares(total, count, &number[0]);
-            means[next] = number[0];
+        if (means != NULL) total[1] = mpt__norm_squares(total, count, &number[0]);
+        if (mpt__norm_is_lost(total[1], w->eps)) {
+            const int64_t from[4] = {next, 0, 0, 0};
+            total[1] = mpt__norm_wide(w, from, 1, w->length, means != NULL ? &number[0] : NULL);
         }
-        rstds[next] = number[1] =
-            mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
+        if (means != NULL) means[next] = number[0];
+        rstds[next] = number[1] = mpt__norm_rstd(total[1] / count, w->eps);
     }
 }
 
@@ -813,6 +879,14 @@ static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_
     }
 }
 
+/* Mean and sum of squares of channel c in double. */
+static double mpt__batches_wide(const mpt__norm_work *w, int64_t c, mpt__real *mean) {
+    mpt__norm_work one = *w;
+    const int64_t from[4] = {0, 0, c, 0};
+    one.line = MPT__NORM_N, one.step = MPT__NORM_S;
+    return mpt__norm_wide(&one, from, w->size[MPT__NORM_N], w->size[MPT__NORM_S], mean);
+}
+
 /* What follows from the chunks of a pass for some channels: of statistics they hold means, and
    squares of what differs from them. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
@@ -841,9 +915,11 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
     for (int64_t c = first; c < first + n; c++) {
         double sum[2] = {total[0][c - first], total[1][c - first]};
         if (statistics) {
-            const mpt__real variance = (mpt__real)(sum[1] / count);
             b->of[MPT__OF_MEAN][c] = (mpt__real)(sum[0] / count);
-            b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
+            if (mpt__norm_is_lost(sum[1], w->eps))
+                sum[1] = mpt__batches_wide(w, c, &b->of[MPT__OF_MEAN][c]);
+            const mpt__real variance = (mpt__real)(sum[1] / count);
+            b->of[MPT__OF_RSTD][c] = mpt__norm_rstd(sum[1] / count, w->eps);
             mpt__cpu_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
             mpt__cpu_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
             if (w->view[8].data != NULL) mpt__cpu_put_one(&w->view[8], c, variance);
@@ -855,7 +931,8 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
                 sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
             }
         }
-        mpt__norm_number(b->of, c, statistics ? NULL : sum, count);
+        const bool far = w->back && mpt__norm_is_far(w, b->of[MPT__OF_RSTD][c]);
+        mpt__norm_number(b->of, c, statistics ? NULL : sum, count, far);
     }
 }
 
@@ -899,12 +976,18 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     for (int64_t i = 0; i < n && !statistics; i++) {
         b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
         mpt__cpu_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
-        mpt__norm_number(b.of, i, NULL, 1);
+        mpt__norm_number(b.of, i, NULL, 1, false);
     }
     if (statistics)
         mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS, 6.0, true);
     if (!w->back || w->part[MPT__PART_OUT] >= 0 || w->part[MPT__PART_REST] >= 0)
         mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPE : MPT__BATCH_NORM, 8.0, false);
+    for (int64_t c = 0; c < n && w->back && w->part[MPT__PART_OUT] >= 0; c++) {
+        const int64_t from[4] = {0, 0, c, 0};
+        const mpt__real rstd = mpt__cpu_get_one(&w->view[4], c);
+        if (mpt__norm_is_far(w, rstd))
+            mpt__norm_times(w, from, MPT__NORM_N, MPT__NORM_S, rstd);
+    }
 }
 #endif
 
