@@ -2161,7 +2161,8 @@ MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
    memory is linear in T and S, also in backward, which computes the scores again. Of bf16, CPUs
    with AVX512_BF16 but no AMX round weights and their slopes to bf16, too, for the products with v,
    dout, q and k, as PyTorch does on CPUs. Matmul-like for autocast. A query that sees no key gives
-   0 and passes no gradient (PyTorch before 2.5: NaN). */
+   0 and passes no gradient (PyTorch before 2.5: NaN). What false, -infinity or causality hides has
+   no part in anything, even if it is NaN (PyTorch: 0 times NaN may come through). */
 MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                                         const mpt_attention_config *config);
 
@@ -2598,6 +2599,10 @@ typedef struct mpt__operand {
  * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
  * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
  *           MAX (NaN wins), PROD.
+ * SQUARES   o1 rw, the sums of the squares of o0 r, or of what differs from o2? rw, the means, over
+ *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums that
+ *           fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in double,
+ *           and so are means that are not finite. o1 and o2 are f32, dense, of equal shapes.
  * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
  *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
@@ -2696,6 +2701,7 @@ typedef struct mpt__operand {
     K(UNARY, unary, 0) \
     K(BINARY, binary, 0) \
     K(REDUCE, reduce, 0) \
+    K(SQUARES, squares, 0) \
     K(ARGMAX, argmax, 0) \
     K(SCATTER_AXIS, scatter_axis, 0) \
     K(GEMM, gemm, 0) \
@@ -2947,6 +2953,9 @@ typedef enum mpt__function {
 
 /* The norms of GRAD_NORM: root of the sum of squares, sum of magnitudes, largest magnitude. */
 typedef enum mpt__norm { MPT__NORM_2, MPT__NORM_1, MPT__NORM_MAX } mpt__norm;
+
+/* Sums of squares below this may have lost what squares below fp32's range had. */
+#define MPT__LEAST_SQUARES 1e-30f
 
 /* Where INTERPOLATE finds element i, given the step s: at floor(i s); between the two elements
    around s (i + 1/2) - 1/2, or around s i, by their distance. */
@@ -8481,6 +8490,8 @@ typedef struct mpt__cpu_reduce_work {
     void (*lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     mpt__real (*fold)(const mpt__real lane[MPT__SUM_LANES]);
     mpt__real *partial; /* [outputs, chunks]; unused when there is but one chunk */
+    const mpt__launch *launch; /* of SQUARES, which has means or not */
+    mpt__cpu_view mean;
 } mpt__cpu_reduce_work;
 
 /* Reduces one chunk for n neighbouring outputs whose elements begin at `offset`. By columns, the
@@ -8644,6 +8655,79 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
         mpt__parallel(call->pool, tiles, mpt__cpu_cost(call, outputs * w.chunks, 15.0),
                       mpt__cpu_reduce_finish, &w);
     }
+}
+
+/* ---- Sums of squares beyond fp32 ---- */
+
+/* The sum, in double, of the elements of one output, or of the squares of what differs from mean. */
+static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
+    mpt__real x[MPT__BLOCK];
+    mpt__cpu_cursor from, at;
+    const int64_t inner = mpt__cpu_inner(&w->reduced);
+    double total = 0;
+    mpt__cpu_start(&from, &w->in.loop, output);
+    mpt__cpu_start(&at, &w->reduced, 0);
+    for (int64_t left = w->reduced.count, m; left > 0; left -= m) {
+        m = mpt__cpu_min(mpt__cpu_min(left, MPT__BLOCK), mpt__cpu_room(&at, &w->reduced));
+        const mpt__real *some =
+            mpt__cpu_in(&w->in.view, from.offset + at.offset, inner, x, m);
+        for (int64_t i = 0; i < m; i++) {
+            const double value = (double)some[i] - (mean ? *mean : 0);
+            total += mean ? value * value : value;
+        }
+        mpt__cpu_advance(&at, &w->reduced, m);
+    }
+    return total;
+}
+
+static mpt__real mpt__cpu_wide_squares(const mpt__cpu_reduce_work *w, const mpt__launch *launch,
+                                       int64_t output) {
+    mpt__cpu_cursor at;
+    double mean = 0;
+    if (w->mean.data != NULL) {
+        mpt__cpu_loop means;
+        mpt__cpu_loop_over(&means, &launch->operand[2]);
+        mpt__cpu_start(&at, &means, output);
+        mean = (double)mpt__cpu_get_one(&w->mean, at.offset);
+        if (!mpt__f64_is_finite(mean)) {
+            mean = mpt__cpu_wide_sum(w, output, NULL) / (double)w->reduced.count;
+            mpt__cpu_put_one(&w->mean, at.offset, (mpt__real)mean);
+        }
+    }
+    const double sum = mpt__cpu_wide_sum(w, output, &mean) * launch->imm[0];
+    return (mpt__real)(launch->index[0] ? sqrt(sum) : sum);
+}
+
+static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
+    const mpt__launch *launch = w->launch;
+    const mpt__routines *routines = w->in.view.routines;
+    const int64_t begin = chunk * w->tile, n = mpt__cpu_min(w->tile, w->in.loop.count - begin);
+    mpt__real sum[MPT__BLOCK], out[MPT__BLOCK];
+    mpt__cpu_cursor at;
+    (void)thread;
+    mpt__cpu_start(&at, &w->out.loop, begin);
+    const mpt__real *sums = mpt__cpu_take(&w->out, &at, sum, n);
+    routines->unary[MPT__UNARY_MUL_SCALAR](out, sums, n, (mpt__real)launch->imm[0], 0);
+    if (launch->index[0]) routines->unary[MPT__UNARY_SQRT](out, out, n, 0, 0);
+    for (int64_t i = 0; i < n; i++)
+        if (!(sums[i] >= MPT__LEAST_SQUARES && sums[i] < mpt__real_infinity()))
+            out[i] = mpt__cpu_wide_squares(w, launch, begin + i);
+    mpt__cpu_start(&at, &w->out.loop, begin);
+    mpt__cpu_give(&w->out, &at, out, n);
+}
+
+static void mpt__cpu_squares(const mpt__cpu_call *call) {
+    mpt__cpu_reduce_work w;
+    w.launch = call->launch;
+    w.in.view = mpt__cpu_view_of(call, 0);
+    w.out.view = mpt__cpu_view_of(call, 1);
+    w.mean = mpt__cpu_view_of(call, 2);
+    mpt__cpu_reduce_loops(call->launch, &w);
+    mpt__cpu_loop_over(&w.out.loop, &call->launch->operand[1]);
+    w.tile = MPT__BLOCK;
+    mpt__parallel(call->pool, mpt__cpu_chunks(w.in.loop.count, w.tile),
+                  mpt__cpu_cost(call, w.in.loop.count, 2.0), mpt__cpu_squares_chunk, &w);
 }
 
 /* ==== Along one dimension ==== */
@@ -15548,9 +15632,43 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
     b->weight = weight;
 }
 
+/* Of a variance as fp32 has it, unless that has none such. */
 static mpt__real mpt__norm_rstd(double variance, double eps) {
-    double root = sqrt(variance + eps);
-    return root == 0 ? 0 : (mpt__real)(1 / root);
+    const double rounded = (double)(mpt__real)variance;
+    const bool held = rounded >= MPT__LEAST_SQUARES && rounded < (double)mpt__real_infinity();
+    double root = sqrt((held ? rounded : variance) + eps);
+    return root < 3e-39 ? 0 : (mpt__real)(1 / root);
+}
+
+/* Whether a sum of squares is beyond fp32: too large, or so small that eps does not make up. */
+static bool mpt__norm_is_lost(double squares, double eps) {
+    return !mpt__f64_is_finite(squares) || (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
+}
+
+/* Mean, unless it is NULL, and sum of squares of `rows` lines of n elements, in double. */
+static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int64_t rows, int64_t n,
+                             mpt__real *mean) {
+    const mpt__cpu_view *view = &w->view[w->part[MPT__PART_X]];
+    const int64_t *stride = w->launch->operand[w->part[MPT__PART_X]].stride;
+    mpt__real x[MPT__BLOCK];
+    int64_t at = 0;
+    double total = 0, middle = 0;
+    for (int d = 0; d < 4; d++) at += from[d] * stride[d];
+    for (int pass = mean == NULL; pass < 2; pass++) {
+        if (pass == 1 && mean != NULL) middle = total / (double)(rows * n), total = 0;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0, m; i < n; i += m) {
+                m = mpt__cpu_min(MPT__BLOCK, n - i);
+                mpt__cpu_get(view, at + r * stride[w->line] + i * stride[w->step], stride[w->step],
+                             x, m);
+                for (int64_t k = 0; k < m; k++) {
+                    const double d = (double)x[k] - middle;
+                    total += pass == 0 ? d : d * d;
+                }
+            }
+    }
+    if (mean != NULL) *mean = (mpt__real)middle;
+    return total;
 }
 
 /* From n elements' sums of what differs from *mean, and of its squares: the mean, and the sum of
@@ -15575,9 +15693,8 @@ static double mpt__norm_moments(const mpt__norm_work *w, const int64_t from[4], 
         some = (mpt__real)(total[0] / (double)(lines * length));
     }
     mpt__norm_total(w, &b, from, rows, n, MPT__PART_BIT(X), total);
-    if (mean == NULL) return total[1];
-    *mean = some;
-    return mpt__norm_squares(total, (double)(rows * n), mean);
+    if (mean != NULL) *mean = some, total[1] = mpt__norm_squares(total, (double)(rows * n), mean);
+    return mpt__norm_is_lost(total[1], w->eps) ? mpt__norm_wide(w, from, rows, n, mean) : total[1];
 }
 
 /* The sum with the residual, rounded as it is stored. */
@@ -15617,7 +15734,7 @@ static void mpt__norm_whole(const mpt__norm_work *w, int64_t n, int64_t g) {
     if (w->view[1].data != NULL) mpt__norm_add(w, n, g);
     double squares = mpt__norm_moments(w, from, w->view[6].data != NULL ? &mean : NULL);
     const mpt__real rstd =
-        mpt__norm_rstd((double)(mpt__real)(squares / (double)(w->lines * w->length)), w->eps);
+        mpt__norm_rstd(squares / (double)(w->lines * w->length), w->eps);
     if (w->view[6].data != NULL) mpt__cpu_put_one(&w->view[6], at, mean);
     mpt__cpu_put_one(&w->view[7], at, rstd);
     memset(&b, 0, sizeof b);
@@ -15686,6 +15803,29 @@ static void mpt__norm_planes(const mpt__norm_work *w, mpt__norm_fn word, mpt__no
     }
 }
 
+/* Whether the slopes of numbers this large or small are beyond fp32: their gradients are formed
+   without rstd, which comes last. */
+static bool mpt__norm_is_far(const mpt__norm_work *w, mpt__real rstd) {
+    return rstd != 0 && !(rstd > 1e-12f && rstd < 1e12f) && !w->adds &&
+           (w->relu || w->part[MPT__PART_MORE] < 0);
+}
+
+static void mpt__norm_times(const mpt__norm_work *w, const int64_t from[4], int line, int step,
+                            mpt__real factor) {
+    const mpt__cpu_view *view = &w->view[w->part[MPT__PART_OUT]];
+    const int64_t *stride = w->launch->operand[w->part[MPT__PART_OUT]].stride;
+    mpt__real x[MPT__BLOCK];
+    int64_t at = 0;
+    for (int d = 0; d < 4; d++) at += from[d] * stride[d];
+    for (int64_t r = 0; r < w->size[line]; r++, at += stride[line])
+        for (int64_t i = 0, m; i < w->size[step]; i += m) {
+            m = mpt__cpu_min(MPT__BLOCK, w->size[step] - i);
+            mpt__cpu_get(view, at + i * stride[step], stride[step], x, m);
+            w->routines->unary[MPT__UNARY_MUL_SCALAR](x, x, m, factor, 0);
+            mpt__cpu_put(view, at + i * stride[step], stride[step], x, m);
+        }
+}
+
 /* The numbers of each channel, from c on, for a routine. */
 static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_COUNT], int64_t c) {
     memset(b, 0, sizeof *b);
@@ -15697,13 +15837,13 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
 /* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
    come from sums over n elements, NULL: there are none. */
 static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
-                             double n) {
-    const double rstd = (double)of[MPT__OF_RSTD][c];
-    of[MPT__OF_WEIGHT][c] *= of[MPT__OF_RSTD][c];
+                             double n, bool far) {
+    const double root = (double)of[MPT__OF_RSTD][c], rstd = far ? 1 : root;
+    of[MPT__OF_WEIGHT][c] *= (mpt__real)rstd;
     of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
     if (sum == NULL) return;
     of[MPT__OF_SHIFT][c] = (mpt__real)(sum[0] * rstd / n);
-    of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * rstd * rstd * rstd / n);
+    of[MPT__OF_SLOPE][c] = (mpt__real)(sum[1] * root * root * rstd / n);
 }
 
 /* Groups [begin, end) of sample n, and numbers of their channels one behind the other. Each is
@@ -15739,8 +15879,12 @@ static void mpt__norm_groups(const mpt__norm_work *w, mpt__norm_block *b, int64_
         double total[2] = {0, 0};
         for (int64_t r = g * each; r < (g + 1) * each; r++)
             total[0] += (double)sums[r], total[1] += (double)squares[r];
-        const double variance = mpt__norm_squares(total, count, &mean) / count;
-        const mpt__real rstd = mpt__norm_rstd((double)(mpt__real)variance, w->eps);
+        total[1] = mpt__norm_squares(total, count, &mean);
+        if (mpt__norm_is_lost(total[1], w->eps)) {
+            const int64_t from[4] = {n, begin + g, 0, 0};
+            total[1] = mpt__norm_wide(w, from, w->lines, w->length, &mean);
+        }
+        const mpt__real rstd = mpt__norm_rstd(total[1] / count, w->eps);
         sums[g] = mean, squares[g] = rstd;
         for (const int64_t stop = c + channels; c < stop; c++)
             means[c] = mean, rstds[c] = weight[c] * rstd;
@@ -15775,24 +15919,29 @@ static void mpt__norm_groups_back(const mpt__norm_work *w, mpt__norm_block *b, i
     mpt__norm_planes(w, w->routines->norm_sums, b, n, MPT__NORM_C, first, all, w->length, reads);
     for (int64_t c = 0, g = 0; c < all; g++) {
         const int64_t stop = c + channels;
-        const mpt__real rstd = rstds[g];
+        const mpt__real rstd = rstds[g], last = mpt__norm_is_far(w, rstd) ? 1 : rstd;
         double total[2] = {0, 0};
         for (int64_t i = c; i < stop; i++) {
             total[0] += (double)sums[i] * (double)weight[i];
             total[1] += (double)more[i] * (double)weight[i];
         }
         const double of = (double)rstd;
-        const mpt__real shift = (mpt__real)(total[0] * of / count);
-        const mpt__real slope = (mpt__real)(total[1] * of * of * of / count);
+        const mpt__real shift = (mpt__real)(total[0] * (double)last / count);
+        const mpt__real slope = (mpt__real)(total[1] * of * of * (double)last / count);
         for (; c < stop; c++) {
             of_weight[c] += more[c] * rstd, of_bias[c] += sums[c];
-            weights[c] = weight[c] * rstd, shifts[c] = shift, slopes[c] = slope;
+            weights[c] = weight[c] * last, shifts[c] = shift, slopes[c] = slope;
         }
     }
     if (w->part[MPT__PART_OUT] < 0) return;
     b->weight = weights, b->shift = shifts, b->slope = slopes;
     mpt__norm_planes(w, w->routines->norm_slope, b, n, MPT__NORM_C, first, all, w->length,
                      reads | MPT__PART_BIT(OUT));
+    for (int64_t g = begin; g < end; g++) {
+        const int64_t from[4] = {n, g, 0, 0};
+        if (mpt__norm_is_far(w, rstds[g - begin]))
+            mpt__norm_times(w, from, MPT__NORM_C, MPT__NORM_S, rstds[g - begin]);
+    }
 }
 #endif
 
@@ -15861,12 +16010,13 @@ static void mpt__norm_passes(const mpt__norm_work *w, int64_t begin, int64_t end
             number[3] = (mpt__real)(total[1] * (double)number[1] / count);
             continue;
         }
-        if (means != NULL) {
-            total[1] = mpt__norm_squares(total, count, &number[0]);
-            means[next] = number[0];
+        if (means != NULL) total[1] = mpt__norm_squares(total, count, &number[0]);
+        if (mpt__norm_is_lost(total[1], w->eps)) {
+            const int64_t from[4] = {next, 0, 0, 0};
+            total[1] = mpt__norm_wide(w, from, 1, w->length, means != NULL ? &number[0] : NULL);
         }
-        rstds[next] = number[1] =
-            mpt__norm_rstd((double)(mpt__real)(total[1] / count), w->eps);
+        if (means != NULL) means[next] = number[0];
+        rstds[next] = number[1] = mpt__norm_rstd(total[1] / count, w->eps);
     }
 }
 
@@ -16118,6 +16268,14 @@ static void mpt__batches_chunk(const mpt__batches_work *b, int64_t chunk, int64_
     }
 }
 
+/* Mean and sum of squares of channel c in double. */
+static double mpt__batches_wide(const mpt__norm_work *w, int64_t c, mpt__real *mean) {
+    mpt__norm_work one = *w;
+    const int64_t from[4] = {0, 0, c, 0};
+    one.line = MPT__NORM_N, one.step = MPT__NORM_S;
+    return mpt__norm_wide(&one, from, w->size[MPT__NORM_N], w->size[MPT__NORM_S], mean);
+}
+
 /* What follows from the chunks of a pass for some channels: of statistics they hold means, and
    squares of what differs from them. */
 static void mpt__batches_end(void *work, int64_t tile, int thread) {
@@ -16146,9 +16304,11 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
     for (int64_t c = first; c < first + n; c++) {
         double sum[2] = {total[0][c - first], total[1][c - first]};
         if (statistics) {
-            const mpt__real variance = (mpt__real)(sum[1] / count);
             b->of[MPT__OF_MEAN][c] = (mpt__real)(sum[0] / count);
-            b->of[MPT__OF_RSTD][c] = mpt__norm_rstd((double)variance, w->eps);
+            if (mpt__norm_is_lost(sum[1], w->eps))
+                sum[1] = mpt__batches_wide(w, c, &b->of[MPT__OF_MEAN][c]);
+            const mpt__real variance = (mpt__real)(sum[1] / count);
+            b->of[MPT__OF_RSTD][c] = mpt__norm_rstd(sum[1] / count, w->eps);
             mpt__cpu_put_one(&w->view[6], c, b->of[MPT__OF_MEAN][c]);
             mpt__cpu_put_one(&w->view[7], c, b->of[MPT__OF_RSTD][c]);
             if (w->view[8].data != NULL) mpt__cpu_put_one(&w->view[8], c, variance);
@@ -16160,7 +16320,8 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
                 sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
             }
         }
-        mpt__norm_number(b->of, c, statistics ? NULL : sum, count);
+        const bool far = w->back && mpt__norm_is_far(w, b->of[MPT__OF_RSTD][c]);
+        mpt__norm_number(b->of, c, statistics ? NULL : sum, count, far);
     }
 }
 
@@ -16204,12 +16365,18 @@ static void mpt__norm_batch(const mpt__cpu_call *call, const mpt__norm_work *w) 
     for (int64_t i = 0; i < n && !statistics; i++) {
         b.of[MPT__OF_RSTD][i] = mpt__norm_rstd((double)b.of[MPT__OF_RSTD][i], w->eps);
         mpt__cpu_put_one(&w->view[7], i, b.of[MPT__OF_RSTD][i]);
-        mpt__norm_number(b.of, i, NULL, 1);
+        mpt__norm_number(b.of, i, NULL, 1, false);
     }
     if (statistics)
         mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPES : MPT__BATCH_STATISTICS, 6.0, true);
     if (!w->back || w->part[MPT__PART_OUT] >= 0 || w->part[MPT__PART_REST] >= 0)
         mpt__batches_pass(call, &b, w->back ? MPT__BATCH_SLOPE : MPT__BATCH_NORM, 8.0, false);
+    for (int64_t c = 0; c < n && w->back && w->part[MPT__PART_OUT] >= 0; c++) {
+        const int64_t from[4] = {0, 0, c, 0};
+        const mpt__real rstd = mpt__cpu_get_one(&w->view[4], c);
+        if (mpt__norm_is_far(w, rstd))
+            mpt__norm_times(w, from, MPT__NORM_N, MPT__NORM_S, rstd);
+    }
 }
 #endif
 
@@ -16963,6 +17130,82 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
         to[i] = to[i] != 0 ? 0 : -mpt__real_infinity();
 }
 
+/* ---- What is masked out ----
+ *
+ * Its weight is 0, but 0 times NaN is NaN. Where something is not finite, a tile is computed with
+ * care: what a query does not see has no part in it, whatever it is. */
+
+static bool mpt__attention_hides(const mpt__attention *w, const mpt__attention_tile *at, int64_t b,
+                                 int64_t query, int64_t key) {
+    const mpt__operand *o = &w->o[MPT__AT_MASK];
+    if (w->causal && key > query) return true;
+    if (!w->view[MPT__AT_MASK].data) return false;
+    const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
+    const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK], from + key * o->stride[3]);
+    return mask == (o->dtype == MPT_BOOL ? 0 : -mpt__real_infinity());
+}
+
+static void mpt__attention_hide(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                mpt__real *tile, mpt__real value) {
+    for (int64_t r = 0; r < at->m; r++)
+        for (int64_t i = 0; i < t->n; i++)
+            if (mpt__attention_hides(t->w, at, t->batch, at->query + (t->by_keys ? r : i),
+                                     at->key + (t->by_keys ? i : r)))
+                tile[r * t->n + i] = value;
+}
+
+/* Reals, or halves of rows of pairs. Doubles, of tests, always get the care. */
+static bool mpt__attention_finite(const mpt__attention *w, const mpt__real *x, bool pairs,
+                                  int64_t n) {
+    const mpt__convert_table *convert = w->routines->convert;
+    if (pairs) return convert->all_finite_bf16((const uint16_t *)(const void *)x, (size_t)n);
+    return sizeof *x == sizeof(float) &&
+           convert->all_finite_f32((const float *)(const void *)x, (size_t)n);
+}
+
+/* Whether what is masked out may be in sums. */
+static bool mpt__attention_leaks(const mpt__attention *w, const mpt__real *sums, int64_t n) {
+    return (w->causal || w->view[MPT__AT_MASK].data) && !mpt__attention_finite(w, sums, false, n);
+}
+
+static const mpt__real *mpt__attention_row_at(const mpt__attention *w, mpt__attention_rows rows,
+                                              int64_t i) {
+    const int64_t size = w->pairs ? 2 : (int64_t)sizeof(mpt__real);
+    return (const mpt__real *)(const void *)((const char *)rows.x + i * rows.step * size);
+}
+
+/* mpt__attention_add, with care or not: rows of b, which are keys or queries, that are not finite
+   then meet one by one those that see them or are seen. */
+static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attention_tile *at,
+                               bool careful, const mpt__real *a, int64_t outer, int64_t inner,
+                               mpt__attention_rows b, bool keys, mpt__real *c, int64_t m,
+                               int64_t n, int64_t depth) {
+    const mpt__attention *w = t->w;
+    if (!careful) {
+        mpt__attention_add(t, a, outer, inner, b, c, m, n, depth);
+        return;
+    }
+    mpt__attention_rows copy = {t->spare[1], n};
+    const size_t bytes = (size_t)n * (w->pairs ? 2 : sizeof(mpt__real));
+    for (int64_t p = 0; p < depth; p++) {
+        const mpt__real *row = mpt__attention_row_at(w, b, p);
+        char *to = (char *)t->spare[1] + (size_t)p * bytes;
+        memcpy(to, row, bytes);
+        if (mpt__attention_finite(w, row, w->pairs, n)) continue;
+        memset(to, 0, bytes);
+        const uint16_t *half = (const uint16_t *)(const void *)row;
+        for (int64_t i = 0; i < m; i++) {
+            if (mpt__attention_hides(w, at, t->batch, at->query + (keys ? i : p),
+                                     at->key + (keys ? p : i)))
+                continue;
+            const mpt__real factor = a[i * outer + p * inner];
+            for (int64_t j = 0; j < n; j++)
+                c[i * n + j] += factor * (w->pairs ? (mpt__real)mpt__bf16_to_f32(half[j]) : row[j]);
+        }
+    }
+    mpt__attention_add(t, a, outer, inner, copy, c, m, n, depth);
+}
+
 /* The factors of dropout. Rows of random words begin at multiples of 4. */
 static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attention_tile *at,
                                     int64_t b, int64_t query, int64_t n, mpt__real *to) {
@@ -17059,24 +17302,34 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
     }
 }
 
+/* Over all keys that are seen, with or without care. */
+static void mpt__attention_forward_sum(const mpt__attention_item *t, mpt__real *most,
+                                       mpt__real *total, bool careful) {
+    const mpt__attention *w = t->w;
+    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t->first + t->n) : w->keys;
+    for (int64_t i = 0; i < t->n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
+    memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
+    for (int64_t key = 0, m; key < seen; key += m) {
+        m = mpt__attention_room(seen, key);
+        mpt__attention_tile at = {t->head, t->first, key, m};
+        mpt__attention_scores(t, &at);
+        if (careful) mpt__attention_hide(t, &at, t->score, -mpt__real_infinity());
+        mpt__attention_add_tile(t, &at, most, total);
+        const mpt__attention_rows v =
+            mpt__attention_take(w, MPT__AT_V, t->batch, t->head / w->group, key, m, t->rows[1]);
+        mpt__attention_sum(t, &at, careful, t->score, 1, t->n, v, true, t->sum[1], t->n, w->width,
+                           m);
+    }
+}
+
 static void mpt__attention_forward_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, false);
-    const int64_t key_head = t.head / w->group;
-    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t.first + t.n) : w->keys;
     mpt__real most[MPT__ATTENTION_MOST], total[MPT__ATTENTION_MOST], log[MPT__ATTENTION_MOST];
     mpt__attention_turn(&t, MPT__AT_Q, 0);
-    for (int64_t i = 0; i < t.n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
-    memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
-    for (int64_t key = 0, m; key < seen; key += m) {
-        m = mpt__attention_room(seen, key);
-        mpt__attention_tile at = {t.head, t.first, key, m};
-        mpt__attention_scores(&t, &at);
-        mpt__attention_add_tile(&t, &at, most, total);
-        const mpt__attention_rows v =
-            mpt__attention_take(w, MPT__AT_V, t.batch, key_head, key, at.m, t.rows[1]);
-        mpt__attention_add(&t, t.score, 1, t.n, v, t.sum[1], t.n, w->width, at.m);
-    }
+    mpt__attention_forward_sum(&t, most, total, false);
+    if (mpt__attention_leaks(w, t.sum[1], t.n * w->width))
+        mpt__attention_forward_sum(&t, most, total, true);
     w->routines->unary[MPT__UNARY_FINITE](most, most, t.n, 0, 0);
     w->routines->unary[MPT__UNARY_LOG](log, total, t.n, 0, 0);
     for (int64_t i = 0; i < t.n; i++) {
@@ -17120,9 +17373,30 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
                  mpt__attention_at(w, MPT__AT_DELTA, t.batch, t.head, t.first), 1, delta, t.n);
 }
 
+/* Which sums of the own keys a pass takes, and with care or not. */
+typedef struct mpt__attention_pass {
+    bool dkv, dq, careful;
+} mpt__attention_pass;
+
+/* The sums of a tile's products: with weights in t->score, with slopes in t->slope. */
+static void mpt__attention_back_sums(const mpt__attention_item *t, const mpt__attention_tile *at,
+                                     mpt__attention_pass pass, mpt__attention_rows q,
+                                     mpt__attention_rows own, mpt__attention_rows dout,
+                                     mpt__real *dq) {
+    const mpt__attention *w = t->w;
+    const int64_t n = t->n, m = at->m;
+    const bool care = pass.careful;
+    if (pass.dkv && w->view[MPT__AT_DV].data)
+        mpt__attention_sum(t, at, care, t->score, 1, n, dout, false, t->sum[1], n, w->width, m);
+    if (pass.dkv && w->view[MPT__AT_DK].data)
+        mpt__attention_sum(t, at, care, t->slope, 1, n, q, false, t->sum[0], n, w->depth, m);
+    if (pass.dq) mpt__attention_sum(t, at, care, t->slope, n, 1, own, true, dq, m, w->depth, n);
+}
+
 /* The queries of one head from `query` on, over the own keys, whose rows these are; dq: sums. */
-static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head, int64_t query,
-                                     mpt__attention_rows own, mpt__real *dq) {
+static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attention_pass pass,
+                                     int64_t head, int64_t query, mpt__attention_rows own,
+                                     mpt__real *dq) {
     const mpt__attention *w = t->w;
     const mpt__routines *routines = w->routines;
     mpt__attention_tile at = {head, query, t->first, mpt__attention_room(w->queries, query)};
@@ -17144,12 +17418,29 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, int64_t head,
     routines->unary[MPT__UNARY_EXP](t->score, t->score, at.m * t->n, 0, 0);
     routines->binary[MPT__BINARY_MUL](t->slope, t->slope, t->score, at.m * t->n, 0, 0);
     mpt__attention_drop(t, &at, t->score, factors);
-    if (w->dkv && w->view[MPT__AT_DV].data)
-        mpt__attention_add(t, t->score, 1, t->n, dout, t->sum[1], t->n, w->width, at.m);
-    if (w->dkv && w->view[MPT__AT_DK].data)
-        mpt__attention_add(t, t->slope, 1, t->n, q, t->sum[0], t->n, w->depth, at.m);
-    if (w->dq)
-        mpt__attention_add(t, t->slope, t->n, 1, own, dq, at.m, w->depth, t->n);
+    if (pass.careful) {
+        mpt__attention_hide(t, &at, t->score, 0);
+        mpt__attention_hide(t, &at, t->slope, 0);
+    }
+    mpt__attention_back_sums(t, &at, pass, q, own, dout, dq);
+}
+
+/* The block of keys from `key` on as the own ones, for some queries of some heads from `head` on. */
+static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pass pass, int64_t key,
+                                      int64_t head, int64_t heads, int64_t query, int64_t queries) {
+    const mpt__attention *w = t->w;
+    t->head = head / w->group, t->first = key, t->n = mpt__attention_room(w->keys, key);
+    mpt__attention_turn(t, MPT__AT_K, 0);
+    mpt__attention_turn(t, MPT__AT_V, 1);
+    const mpt__attention_rows own =
+        mpt__attention_take(w, MPT__AT_K, t->batch, t->head, key, t->n, t->own);
+    memset(t->sum[0], 0, (size_t)(t->n * w->depth) * sizeof *t->sum[0]);
+    memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
+             q += mpt__attention_room(w->queries, query + q))
+            mpt__attention_back_tile(t, pass, head + h, query + q, own,
+                                     t->dq + (h * queries + q) * w->depth);
 }
 
 /* One block of keys, or one of queries for dq alone, or all of both for a key head. */
@@ -17157,28 +17448,30 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     const mpt__attention *w = (const mpt__attention *)work;
     const int64_t heads = w->dkv ? w->group : 1;
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
-    const int64_t head = t.head * heads, key_head = head / w->group;
+    const int64_t head = t.head * heads;
     const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
-    int64_t key = w->dq ? 0 : t.first, end = w->dq ? w->keys : key + t.n;
+    const int64_t begin = w->dq ? 0 : t.first, sums = heads * queries * w->depth;
+    int64_t end = w->dq ? w->keys : begin + t.n;
+    mpt__attention_pass pass = {w->dkv, w->dq != 0, false};
     if (!w->dkv && w->causal) end = mpt__cpu_min(end, query + t.n);
-    if (w->dq) memset(t.dq, 0, (size_t)(heads * queries * w->depth) * sizeof *t.dq);
+    if (w->dq) memset(t.dq, 0, (size_t)sums * sizeof *t.dq);
     t.by_keys = true;
-    for (; key < end; key += t.n) {
-        t.head = key_head, t.first = key, t.n = mpt__attention_room(w->keys, key);
-        mpt__attention_turn(&t, MPT__AT_K, 0);
-        mpt__attention_turn(&t, MPT__AT_V, 1);
-        const mpt__attention_rows own =
-            mpt__attention_take(w, MPT__AT_K, t.batch, t.head, key, t.n, t.own);
-        memset(t.sum[0], 0, (size_t)(t.n * w->depth) * sizeof *t.sum[0]);
-        memset(t.sum[1], 0, (size_t)(t.n * w->width) * sizeof *t.sum[1]);
-        for (int64_t h = 0; h < heads; h++)
-            for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
-                 q += mpt__attention_room(w->queries, query + q))
-                mpt__attention_back_tile(&t, head + h, query + q, own,
-                                         t.dq + (h * queries + q) * w->depth);
+    for (int64_t key = begin; key < end; key += t.n) {
+        mpt__attention_back_block(&t, pass, key, head, heads, query, queries);
         if (!w->dkv) continue;
+        if (mpt__attention_leaks(w, t.sum[0], t.n * w->depth) ||
+            mpt__attention_leaks(w, t.sum[1], t.n * w->width)) {
+            const mpt__attention_pass again = {true, false, true};
+            mpt__attention_back_block(&t, again, key, head, heads, query, queries);
+        }
         if (w->view[MPT__AT_DK].data) mpt__attention_put(&t, MPT__AT_DK, t.sum[0], w->scale);
         if (w->view[MPT__AT_DV].data) mpt__attention_put(&t, MPT__AT_DV, t.sum[1], 1);
+    }
+    if (w->dq && mpt__attention_leaks(w, t.dq, sums)) {
+        pass.dkv = false, pass.careful = true;
+        memset(t.dq, 0, (size_t)sums * sizeof *t.dq);
+        for (int64_t key = begin; key < end; key += t.n)
+            mpt__attention_back_block(&t, pass, key, head, heads, query, queries);
     }
     t.first = query, t.n = queries;
     for (int64_t h = 0; w->dq && h < heads; h++) {
@@ -23287,7 +23580,12 @@ static mpt_status mpt__logsumexp_forward(mpt__frame *frame) {
     mpt__launch_reduce(ctx, MPT__FN_SUM, each, total, MPT__WRITE);
     mpt__launch_unary(frame, MPT__FN_LOG, total, total, MPT__WRITE);
     mpt__launch_binary(ctx, MPT__FN_ADD, total, most, total, MPT__WRITE);
-    return mpt__launch_copy(ctx, total, &out, MPT__WRITE);
+    mpt__launch_copy(ctx, total, &out, MPT__WRITE);
+    if (!frame->records) return ctx->base.status;
+    /* Of nothing but -infinity no element has a share: exp(-infinity - a finite number) is 0. */
+    frame->attributes->imm[0] = -mpt__dtype_info[MPT_F32].max_finite;
+    frame->attributes->imm[1] = (double)INFINITY;
+    return mpt__launch_unary(frame, MPT__FN_CLAMP, total, total, MPT__WRITE);
 }
 
 /* dx = dy softmax(x) */
@@ -23309,6 +23607,17 @@ static mpt_status mpt__var_shape(mpt__frame *frame) {
     return status;
 }
 
+/* What becomes of sums of squares, which are formed anew where fp32 does not hold them. */
+static void mpt__launch_squares(mpt__frame *frame, const mpt__tensor *mean, const mpt__tensor *sum,
+                                double factor, bool root) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SQUARES);
+    launch->imm[0] = factor, launch->index[0] = root;
+    mpt__reads(launch, 0, frame->in[0]);
+    mpt__operand_of(launch, 1, sum, MPT__READ_WRITE);
+    if (mean) mpt__operand_of(launch, 2, mean, MPT__READ_WRITE);
+    mpt__submit(frame->context, launch);
+}
+
 static mpt_status mpt__var_forward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     const mpt__tensor *x = frame->in[0];
@@ -23323,8 +23632,7 @@ static mpt_status mpt__var_forward(mpt__frame *frame) {
     mpt__launch_reduce(ctx, MPT__FN_MEAN, x, mean, MPT__WRITE);
     mpt__launch_binary(ctx, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
     mpt__launch_reduce(ctx, MPT__FN_SUM, each, sum, MPT__WRITE);
-    mpt__launch_unary(frame, MPT__FN_MUL_SCALAR, sum, sum, MPT__WRITE);
-    if (root) mpt__launch_unary(frame, MPT__FN_SQRT, sum, sum, MPT__WRITE);
+    mpt__launch_squares(frame, mean, sum, frame->attributes->imm[0], root);
     return mpt__launch_copy(ctx, sum, &out, MPT__WRITE);
 }
 
@@ -23368,7 +23676,7 @@ static mpt_status mpt__norm_forward(mpt__frame *frame) {
     else
         mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
     mpt__launch_reduce(ctx, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
-    if (square) mpt__launch_unary(frame, MPT__FN_SQRT, y, y, MPT__WRITE);
+    if (square) mpt__launch_squares(frame, NULL, y, 1.0, true);
     return mpt__launch_copy(ctx, y, &out, MPT__WRITE);
 }
 
@@ -35085,9 +35393,9 @@ static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *modul
     MPT__PLAIN_FLOATS;
     const mpt__module_parameter *row = &module->parameters[i];
     const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
-    const size_t count = (size_t)parameter->numel, bytes = 2 * count * sizeof(float);
+    const bool moves = dtype != MPT_DTYPE_NONE; /* room for what it holds, too */
+    const size_t count = (size_t)parameter->numel, bytes = (moves + 1u) * count * sizeof(float);
     mpt__tensor *tensor = parameter->tensor;
-    const bool moves = dtype != MPT_DTYPE_NONE;
     double a, b;
     if (count == 0 || (moves && mpt__resolve_init(row, &a, &b) != MPT__FN_UNIFORM)) return MPT_OK;
     float *values = (float *)mpt__host_new(ctx, bytes);

@@ -2357,6 +2357,61 @@ mpt_status mpt__cuda_reduce(const mpt__cuda_call *call) {
     return MPT_OK;
 }
 
+/* ---- Sums of squares beyond fp32 ---- */
+
+/* The sum, by a block, of the elements of an output, or of the squares of what differs from *mean. */
+__device__ double mpt__wide_sum(const mpt__reduction &r, long long output, const double *mean) {
+    const long long base = mpt__locate(r.kept, r.in.stride, output);
+    double sum = 0.0;
+    for (long long i = threadIdx.x; i < r.reduced.count; i += MPT__THREADS) {
+        const long long at = base + mpt__locate(r.reduced, r.along, i);
+        const double x = (double)mpt__load(r.in.data, r.in.dtype, at);
+        sum += mean != NULL ? (x - *mean) * (x - *mean) : x;
+    }
+    return mpt__block_sum(sum);
+}
+
+/* A thread for each output; those that fp32 does not hold are then for the whole block. */
+__global__ void mpt__squares_kernel(const mpt__reduction r, const mpt__array means, double factor,
+                                    int root) {
+    __shared__ int lost[MPT__THREADS];
+    for (long long first = (long long)blockIdx.x * MPT__THREADS; first < r.kept.count;
+         first += (long long)gridDim.x * MPT__THREADS) {
+        const long long own = first + threadIdx.x;
+        lost[threadIdx.x] = 0;
+        if (own < r.kept.count) {
+            const long long at = mpt__locate(r.kept, r.out.stride, own);
+            const float sum = mpt__load(r.out.data, r.out.dtype, at);
+            lost[threadIdx.x] = !(sum >= MPT__LEAST_SQUARES && sum < INFINITY);
+            const float y = __fmul_rn(sum, (float)factor);
+            if (!lost[threadIdx.x]) mpt__put(r.out, at, root ? sqrtf(y) : y);
+        }
+        __syncthreads();
+        for (int k = 0; k < MPT__THREADS; k++) {
+            if (!lost[k]) continue;
+            double mean = means.data != NULL ? (double)((float *)means.data)[first + k] : 0.0;
+            if (isinf(mean) || isnan(mean)) {
+                mean = mpt__wide_sum(r, first + k, NULL) / (double)r.reduced.count;
+                if (threadIdx.x == 0) ((float *)means.data)[first + k] = (float)mean;
+            }
+            const double y = mpt__wide_sum(r, first + k, &mean) * factor;
+            if (threadIdx.x == 0)
+                mpt__put(r.out, mpt__locate(r.kept, r.out.stride, first + k),
+                         (float)(root ? sqrt(y) : y));
+        }
+        __syncthreads();
+    }
+}
+
+mpt_status mpt__cuda_squares(const mpt__cuda_call *call) {
+    mpt__reduction r;
+    mpt__reduce_plan(call, &r);
+    if (r.kept.count == 0) return MPT_OK;
+    mpt__squares_kernel<<<mpt__blocks(call, r.kept.count), MPT__THREADS, 0, call->stream>>>(
+        r, mpt__array_of(call, 2), call->launch->imm[0], call->launch->index[0] != 0);
+    return MPT_OK;
+}
+
 /* The lines of [outer, n, inner]: their space, which the arrays' strides are over, and the strides
    of the arrays along a line. */
 struct mpt__lines {

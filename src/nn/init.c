@@ -117,9 +117,9 @@ static mpt_status mpt__draw_parameter(mpt_context *ctx, const mpt__module *modul
     MPT__PLAIN_FLOATS;
     const mpt__module_parameter *row = &module->parameters[i];
     const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
-    const size_t count = (size_t)parameter->numel, bytes = 2 * count * sizeof(float);
+    const bool moves = dtype != MPT_DTYPE_NONE; /* room for what it holds, too */
+    const size_t count = (size_t)parameter->numel, bytes = (moves + 1u) * count * sizeof(float);
     mpt__tensor *tensor = parameter->tensor;
-    const bool moves = dtype != MPT_DTYPE_NONE;
     double a, b;
     if (count == 0 || (moves && mpt__resolve_init(row, &a, &b) != MPT__FN_UNIFORM)) return MPT_OK;
     float *values = (float *)mpt__host_new(ctx, bytes);
