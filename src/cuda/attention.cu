@@ -135,17 +135,22 @@ __device__ __forceinline__ float mpt__attention_dot(const float *a, const float 
     return sum;
 }
 
-/* What a mask and the diagonal make of a score. */
+/* What a mask adds to a score: -infinity where the query does not see the key. */
+__device__ __forceinline__ float mpt__attention_mask(const mpt__attention &w, long long b,
+                                                     long long h, long long query, long long key) {
+    if (w.causal && key > query) return -INFINITY;
+    if (w.mask.data == NULL) return 0.0f;
+    const float mask = mpt__load(w.mask.data, w.mask.dtype,
+                                 mpt__attention_row(w.mask, b, h, query) + key * w.mask.stride[3]);
+    return w.mask.dtype != MPT_BOOL ? mask : mask != 0.0f ? 0.0f : -INFINITY;
+}
+
+/* What a mask and the diagonal make of a score, which may be NaN where it is not seen. */
 __device__ __forceinline__ float mpt__attention_score(const mpt__attention &w, float score,
                                                       long long b, long long h, long long query,
                                                       long long key) {
-    if (w.mask.data != NULL) {
-        const float mask =
-            mpt__load(w.mask.data, w.mask.dtype,
-                      mpt__attention_row(w.mask, b, h, query) + key * w.mask.stride[3]);
-        score += w.mask.dtype != MPT_BOOL ? mask : mask != 0.0f ? 0.0f : -INFINITY;
-    }
-    return w.causal && key > query ? -INFINITY : score;
+    const float mask = mpt__attention_mask(w, b, h, query, key);
+    return mask == -INFINITY ? mask : score + mask;
 }
 
 /* The factor that dropout gives a weight. */
@@ -159,15 +164,47 @@ __device__ __forceinline__ float mpt__attention_kept(const mpt__attention &w,
     return mpt__kept(w.dropout, at % 2 ? word[1] : word[0], 1.0f);
 }
 
-/* sum[n, columns] += tile^T rows, of m rows on the other side. */
-__device__ void mpt__attention_add(const mpt__attention &w, const float *tile, const float *rows,
-                                   int m, int n, int columns, float *sum) {
+/* Where a tile stands: its first element on the own side and on the other one. */
+struct mpt__attention_tile {
+    long long batch, head, own, other;
+    bool by_keys, careful;
+};
+
+__device__ __forceinline__ bool mpt__attention_hides(const mpt__attention &w,
+                                                     const mpt__attention_tile &t, int own,
+                                                     int other) {
+    const long long a = t.own + own, b = t.other + other;
+    return mpt__attention_mask(w, t.batch, t.head, t.by_keys ? b : a, t.by_keys ? a : b) ==
+           -INFINITY;
+}
+
+/* sum[n, columns] += tile^T rows, of m rows on the other side. With care, what is not seen has no
+   part in it: 0 times NaN is NaN. */
+__device__ void mpt__attention_add(const mpt__attention &w, const mpt__attention_tile &t,
+                                   const float *tile, const float *rows, int m, int n, int columns,
+                                   float *sum) {
     for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x) {
         const int r = i / columns, c = i % columns;
         float x = sum[r * (columns + 1) + c];
-        for (int k = 0; k < m; k++) x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        if (!t.careful) {
+            for (int k = 0; k < m; k++) x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        } else {
+            for (int k = 0; k < m; k++)
+                if (!mpt__attention_hides(w, t, r, k))
+                    x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        }
         sum[r * (columns + 1) + c] = x;
     }
+}
+
+/* Whether what is masked out may be in the block's sums: then they are formed again with care. */
+__device__ bool mpt__attention_leaks(const mpt__attention &w, const float *sum, int n,
+                                     int columns) {
+    int bad = 0;
+    if (!w.causal && w.mask.data == NULL) return false;
+    for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x)
+        bad |= !(fabsf(sum[i / columns * (columns + 1) + i % columns]) < INFINITY);
+    return __syncthreads_or(bad) != 0;
 }
 
 __device__ __forceinline__ void mpt__attention_clear(float *x, int count) {
@@ -214,12 +251,15 @@ __global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const m
     for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
         const mpt__attention_item t = mpt__attention_at(w, item, false);
         const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+        bool careful = false;
         mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+    again:
         mpt__attention_clear(sum, w.n * out);
         mpt__attention_clear(total, w.n);
         for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
         for (long long key = 0; key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
             mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
             __syncthreads();
@@ -240,10 +280,14 @@ __global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const m
                     mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
             }
             __syncthreads();
-            mpt__attention_add(w, tile, v, m, t.n, w.width, sum);
+            mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
             __syncthreads();
         }
         __syncthreads();
+        if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
+            careful = true;
+            goto again;
+        }
         for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
             const int r = i / w.width, c = i % w.width;
             const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
@@ -280,16 +324,19 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
         mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
         mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
         mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
-        mpt__attention_clear(sum, w.n * wide);
         __syncthreads();
         for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
             delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
             lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
             mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
         }
+        bool careful = false;
+    again:
+        mpt__attention_clear(sum, w.n * wide);
         __syncthreads();
         for (long long key = 0; w.dq.data != NULL && key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
             mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
             __syncthreads();
@@ -300,11 +347,16 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
                 score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
                 float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
                 if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
-                slope[c * w.n + r] = expf(score - lse[r]) * (g - delta[r]);
+                slope[c * w.n + r] =
+                    score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
             }
             __syncthreads();
-            mpt__attention_add(w, slope, k, m, t.n, w.depth, sum);
+            mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
             __syncthreads();
+        }
+        if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
+            careful = true;
+            goto again;
         }
         if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
         __syncthreads();
@@ -324,10 +376,13 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
         const long long begin = w.causal ? t.first : 0;
         mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
         mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+        bool careful = false;
+    again:
         mpt__attention_clear(dk, w.n * (wide + out));
         for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
             for (long long query = begin; query < w.queries; query += w.n) {
                 const int m = (int)(w.queries - query < w.n ? w.queries - query : w.n);
+                const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
                 mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
                 mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
                 __syncthreads();
@@ -339,18 +394,26 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
                     float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
                     if (w.drops)
                         kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
-                    const float p = expf(score - mpt__attention_number(w.lse, t.batch, h, at));
+                    const float p =
+                        score == -INFINITY
+                            ? 0.0f
+                            : expf(score - mpt__attention_number(w.lse, t.batch, h, at));
                     const float delta = mpt__attention_number(w.delta, t.batch, h, at);
                     weight[c * w.n + r] = p * kept;
-                    slope[c * w.n + r] = p * (g * kept - delta);
+                    slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
                 }
                 __syncthreads();
-                mpt__attention_add(w, slope, q, m, t.n, w.depth, dk);
-                mpt__attention_add(w, weight, dout, m, t.n, w.width, dv);
+                mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
+                mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
                 __syncthreads();
             }
         }
         __syncthreads();
+        if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
+                         mpt__attention_leaks(w, dv, t.n, w.width))) {
+            careful = true;
+            goto again;
+        }
         if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
         if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
         __syncthreads();

@@ -16,8 +16,16 @@ struct mpt__norm_call {
     float *partial, *column; /* [chunks, 2, channels]; MPT__COLUMNS times [channels] */
 };
 
-/* y or dx of an element is dy a + (x - mean) b + c of its channel's numbers. */
-enum { MPT__COLUMN_MEAN, MPT__COLUMN_A, MPT__COLUMN_B, MPT__COLUMN_C, MPT__COLUMNS };
+/* y or dx of an element is dy a + (x - mean) rstd b + c of its channel's numbers; of y rstd, which
+   is in b, counts as 1. */
+enum {
+    MPT__COLUMN_MEAN,
+    MPT__COLUMN_A,
+    MPT__COLUMN_B,
+    MPT__COLUMN_C,
+    MPT__COLUMN_RSTD,
+    MPT__COLUMNS
+};
 
 #define MPT__CHANNELS 32 /* side by side in a block */
 #define MPT__NORM_BLOCKS 264 /* most that keep sums of columns for their rows: two for each of many
@@ -61,9 +69,18 @@ __device__ __forceinline__ void mpt__norm_weights(const mpt__norm_call &w, const
     }
 }
 
-__device__ __forceinline__ float mpt__norm_rstd(float variance, float eps) {
-    const float root = sqrtf(variance + eps);
-    return root == 0.0f ? 0.0f : 1.0f / root;
+__device__ __forceinline__ float mpt__norm_rstd(double variance, float eps) {
+    if (variance >= 1e-30 && variance < 1e38) {
+        const float root = sqrtf((float)variance + eps);
+        return 1.0f / root;
+    }
+    const double root = sqrt(variance + (double)eps);
+    return root < 3e-39 ? 0.0f : (float)(1.0 / root);
+}
+
+/* Whether a sum of squares is beyond fp32: too large, or so small that eps does not make up. */
+__device__ __forceinline__ bool mpt__norm_is_lost(float squares, float eps) {
+    return !(squares < INFINITY) || (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
 }
 
 /* x, or the sum with the residual, which it stores, as rounded there. */
@@ -83,6 +100,36 @@ __device__ __forceinline__ void mpt__norm_load(const mpt__norm_call &w, long lon
     }
 }
 
+template <int GROUP> __device__ __forceinline__ double mpt__group_sum_wide(double x) {
+    if (GROUP > MPT__WARP) return mpt__block_sum(x);
+    for (int step = GROUP / 2; step > 0; step /= 2) x += __shfl_xor_sync(MPT__ALL, x, step);
+    return x;
+}
+
+/* Mean, if there is one, and variance of statistic [n, g] in double. */
+template <int GROUP>
+__device__ double mpt__norm_wide(const mpt__norm_call &w, long long n, long long g, float *mean) {
+    const mpt__array &from = w.residual.data != NULL ? w.sum : w.x;
+    double middle = 0.0, total = 0.0;
+    if (GROUP > MPT__WARP) {
+        __syncthreads(); /* others have stored sums with the residual */
+    } else {
+        __syncwarp();
+    }
+    for (int pass = w.mean.data == NULL; pass < 2; pass++) {
+        total = 0.0;
+        for (long long i = threadIdx.x % GROUP; i < w.count; i += GROUP) {
+            const long long at = mpt__norm_place(w, from, n, g, i);
+            const double d = (double)mpt__load(from.data, from.dtype, at) - middle;
+            total += pass == 0 ? d : d * d;
+        }
+        total = mpt__group_sum_wide<GROUP>(total) / (double)w.count;
+        if (pass == 0) middle = total;
+    }
+    *mean = (float)middle;
+    return total;
+}
+
 template <int GROUP, int V> __global__ void mpt__norm_rows_kernel(const mpt__norm_call w) {
     const long long first = threadIdx.x % GROUP * V, step = GROUP * V;
     MPT__EACH_LINE(row, GROUP, w.size[MPT__N] * w.size[MPT__G]) {
@@ -99,7 +146,9 @@ template <int GROUP, int V> __global__ void mpt__norm_rows_kernel(const mpt__nor
             mpt__load_some<V>(from, mpt__norm_place(w, from, n, g, i), x);
             for (int k = 0; k < V; k++) total += (x[k] - mean) * (x[k] - mean);
         }
-        const float variance = mpt__group_sum<GROUP>(total) / (float)w.count;
+        total = mpt__group_sum<GROUP>(total);
+        double variance = (double)(total / (float)w.count);
+        if (mpt__norm_is_lost(total, w.eps)) variance = mpt__norm_wide<GROUP>(w, n, g, &mean);
         const float rstd = mpt__norm_rstd(variance, w.eps);
         for (long long i = first; i < w.count; i += step) {
             mpt__load_some<V>(from, mpt__norm_place(w, from, n, g, i), x);
@@ -111,7 +160,7 @@ template <int GROUP, int V> __global__ void mpt__norm_rows_kernel(const mpt__nor
         if (first != 0) continue;
         w.rstd[row] = rstd;
         if (w.mean.data != NULL) mpt__put(w.mean, row, mean);
-        if (w.variance.data != NULL) mpt__put(w.variance, row, variance);
+        if (w.variance.data != NULL) mpt__put(w.variance, row, (float)variance);
     }
 }
 
@@ -137,7 +186,10 @@ __global__ void mpt__norm_held_kernel(const mpt__norm_call w) {
                 total += d * d;
             }
         }
-        const float variance = mpt__group_sum<MPT__WARP>(total) / (float)w.count;
+        total = mpt__group_sum<MPT__WARP>(total);
+        double variance = (double)(total / (float)w.count);
+        if (mpt__norm_is_lost(total, w.eps))
+            variance = mpt__norm_wide<MPT__WARP>(w, row, 0, &mean);
         const float rstd = mpt__norm_rstd(variance, w.eps);
 #pragma unroll
         for (int j = 0; j < MPT__HELD; j += 8) {
@@ -368,8 +420,31 @@ template <int WIDTH> __global__ void mpt__channel_sums_kernel(const mpt__norm_ca
     }
 }
 
+/* The moments of a channel in double, by a block; *variance is of its elements. */
+__device__ mpt__moments mpt__channel_wide(const mpt__norm_call &w, long long channel,
+                                          double *variance) {
+    double middle = 0.0, total = 0.0;
+    for (int pass = 0; pass < 2; pass++) {
+        total = 0.0;
+        for (long long i = threadIdx.x; i < w.of; i += MPT__THREADS) {
+            long long s;
+            const long long n = mpt__divide(i, w.size[MPT__S], &s);
+            const long long at = n * w.x.stride[MPT__N] + channel * w.x.stride[MPT__C] +
+                                 s * w.x.stride[MPT__S];
+            const double d = (double)mpt__load(w.x.data, w.x.dtype, at) - middle;
+            total += pass == 0 ? d : d * d;
+        }
+        total = mpt__block_sum(total) / (double)w.of;
+        if (pass == 0) middle = total;
+    }
+    *variance = total;
+    const mpt__moments m = {(float)w.of, (float)middle, (float)(total * (double)w.of)};
+    return m;
+}
+
 /* What the chunks of a channel come to, and what follows from it. */
 __global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
+    __shared__ int lost[MPT__CHANNELS];
     const long long tiles = (w.channels + MPT__CHANNELS - 1) / MPT__CHANNELS;
     for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const long long channel = tile * MPT__CHANNELS + threadIdx.x % MPT__CHANNELS;
@@ -384,6 +459,17 @@ __global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
             m = mpt__moments_join(m, more, slopes != 0);
         }
         m = mpt__moments_fold(m, MPT__CHANNELS, slopes != 0);
+        double wide = (double)(m.b / (float)w.of);
+        if (threadIdx.x < MPT__CHANNELS)
+            lost[threadIdx.x] = there && !slopes && !w.given && mpt__norm_is_lost(m.b, w.eps);
+        __syncthreads();
+        for (int k = 0; k < MPT__CHANNELS; k++) {
+            double variance;
+            if (!lost[k]) continue;
+            const mpt__moments all = mpt__channel_wide(w, tile * MPT__CHANNELS + k, &variance);
+            if ((int)threadIdx.x == k) m = all, wide = variance;
+        }
+        __syncthreads(); /* `lost` is read */
         if (!there || threadIdx.x >= MPT__CHANNELS) continue;
         const float weight =
             w.weight.data != NULL ? mpt__load(w.weight.data, w.weight.dtype, channel) : 1.0f;
@@ -395,19 +481,21 @@ __global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
             const float rstd = w.rstd[channel], n = w.given ? INFINITY : (float)w.of;
             column[MPT__COLUMN_MEAN * w.channels] = mpt__norm_mean(w, channel);
             column[MPT__COLUMN_A * w.channels] = weight * rstd;
-            column[MPT__COLUMN_B * w.channels] = w.given ? 0.0f : -m.b * weight / n * rstd * rstd;
+            column[MPT__COLUMN_B * w.channels] = w.given ? 0.0f : -m.b * weight / n * rstd;
+            column[MPT__COLUMN_RSTD * w.channels] = rstd;
             column[MPT__COLUMN_C * w.channels] = w.given ? 0.0f : -m.a * weight / n * rstd;
             continue;
         }
         const float mean = w.given ? mpt__norm_mean(w, channel) : m.a;
-        const float variance =
-            w.given ? mpt__load(w.variance.data, w.variance.dtype, channel) : m.b / (float)w.of;
+        const double variance =
+            w.given ? (double)mpt__load(w.variance.data, w.variance.dtype, channel) : wide;
         const float rstd = mpt__norm_rstd(variance, w.eps);
         w.rstd[channel] = rstd;
         if (!w.given) mpt__put(w.mean, channel, mean);
-        if (!w.given && w.variance.data != NULL) mpt__put(w.variance, channel, variance);
+        if (!w.given && w.variance.data != NULL) mpt__put(w.variance, channel, (float)variance);
         column[MPT__COLUMN_MEAN * w.channels] = mean;
         column[MPT__COLUMN_B * w.channels] = rstd * weight;
+        column[MPT__COLUMN_RSTD * w.channels] = 1.0f;
         column[MPT__COLUMN_C * w.channels] =
             w.bias.data != NULL ? mpt__load(w.bias.data, w.bias.dtype, channel) : 0.0f;
     }
@@ -437,6 +525,7 @@ __global__ void mpt__channel_apply_kernel(const mpt__norm_call w, const mpt__arr
                 const float a = back ? column[MPT__COLUMN_A * w.channels] : 0.0f;
                 x[k] = dy[k] * a +
                        (x[k] - column[MPT__COLUMN_MEAN * w.channels]) *
+                           column[MPT__COLUMN_RSTD * w.channels] *
                            column[MPT__COLUMN_B * w.channels] +
                        column[MPT__COLUMN_C * w.channels];
                 if (!back) x[k] += more[k];
