@@ -647,7 +647,9 @@ TEST(scalers) {
     CASE(mpt_unscale, BAD_HANDLE, "another context", mpt_unscale(s, f.foreign_optimizer));
     CASE(mpt_unscale, BAD_HANDLE, "was destroyed", mpt_unscale(s, f.stale_optimizer));
     CASE(mpt_unscale, STATE, "no loss was scaled yet", mpt_unscale(fresh, mine));
-    CASE(mpt_unscale, STATE, "called", mpt_unscale(s, mine); mpt_unscale(s, mine));
+    CASE(mpt_unscale, STATE, "not scaled", mpt_unscale(s, mine)); /* what a step has left */
+    CASE(mpt_unscale, STATE, "called", mpt_zero_grad(mine);
+         mpt_unscale(s, mine); mpt_unscale(s, mine));
     CASE(mpt_unscale, STATE, "mpt_scaler_skip", mpt_scaler_skip(s, mine); mpt_unscale(s, mine));
     SCALER(mpt_scaler_step, mpt_scaler_step(h_, mine));
     CASE(mpt_scaler_step, BAD_HANDLE, "null handle", mpt_scaler_step(s, f.no_optimizer));

@@ -191,7 +191,7 @@ static void mpt__anomaly_report(mpt_context *ctx, const mpt__finding *finding,
     anomaly->kind = kind;
     mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %D tensor %S ",
                     ctx->now.step, mpt__phase_names[launch->phase],
-                    launch->op ? ctx->ops[launch->op].name : "no op", *path ? ", module " : "",
+                    mpt__launch_name(ctx, launch), *path ? ", module " : "",
                     path, mpt__kernel_names[launch->kernel], finding->index, operand->dtype,
                     &shape);
     if (kind == MPT_ANOMALY_PRECISION)

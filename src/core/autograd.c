@@ -297,6 +297,15 @@ static MPT__INLINE void mpt__clear_grad(mpt__parameter *parameter) {
     parameter->cleared = true;
 }
 
+/* Notes that a storage is changed in place. How a gradient is scaled only the user knows then. */
+static void mpt__touched(mpt_context *ctx, uint32_t storage) {
+    ctx->storages[storage].version++;
+    if (ctx->storages[storage].kind != MPT_MEMORY_GRADIENT) return;
+    for (int64_t i = 0; i < ctx->parameter_count; i++)
+        if (ctx->blocks[ctx->parameters[i].block].gradients == storage)
+            ctx->parameters[i].scaler = MPT__UNKNOWN;
+}
+
 static void mpt__materialise_gradients(mpt_context *ctx, mpt__block *block) {
     if (!block->multiplier_slot) return;
     uint16_t slot = (uint16_t)block->multiplier_slot;
@@ -382,6 +391,18 @@ static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, 
     return own;
 }
 
+/* Notes by what the gradient that a parameter is about to get is multiplied. A sum of both kinds is
+   wrong only where somebody uses it: a generator's loss leaves some in its discriminator. */
+static MPT__FORCE_INLINE void mpt__note_scale(const mpt_context *ctx, mpt__parameter *parameter,
+                                              bool adds) {
+    uint32_t scaler = ctx->loss_scaler;
+    if (!adds)
+        parameter->scaler = scaler, parameter->since = (uint32_t)ctx->now.updates;
+    else if (MPT__UNLIKELY(parameter->scaler != scaler))
+        parameter->scaler =
+            scaler == MPT__UNKNOWN || parameter->scaler == MPT__UNKNOWN ? MPT__UNKNOWN : MPT__MIXED;
+}
+
 /* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
    with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
    their fp32 block, others in a tensor of their own dtype. */
@@ -390,7 +411,9 @@ static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__acce
     mpt__tensor *input = frame->in[i];
     if (!input->parameter) return mpt__activation_into(frame, input, access);
     mpt__parameter *parameter = &frame->context->parameters[input->parameter - 1];
-    *access = mpt__has_grad(frame->context, parameter) ? MPT__ACCUMULATE : MPT__WRITE;
+    bool adds = mpt__has_grad(frame->context, parameter);
+    *access = adds ? MPT__ACCUMULATE : MPT__WRITE;
+    mpt__note_scale(frame->context, parameter, adds);
     parameter->has_grad = true; /* after an error nobody asks */
     return mpt__parameter_gradient(frame->context, input);
 }
@@ -504,8 +527,7 @@ static mpt_status mpt__compute_again(mpt_context *ctx, mpt__tensor *tensor) {
     mpt__frame frame;
     mpt__record *record = tensor->record;
     if (mpt__check_saved(ctx, record) != MPT_OK) return ctx->base.status;
-    int64_t bytes =
-        mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
+    int64_t bytes = mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
     tensor->storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
     if (!tensor->storage) return ctx->base.status;
     mpt__frame_of(&frame, ctx, record);
@@ -608,6 +630,17 @@ static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_
     return mpt__gradient_pass(&frame, 0, seed);
 }
 
+/* What the gradients of a pass are multiplied by, unless it meets a scaled loss: nothing that is
+   known where the user gives the gradient to begin with, or a loss times a number of the user's. */
+static uint32_t mpt__root_scale(const mpt_context *ctx, const mpt__tensor *root,
+                                mpt_tensor gradient) {
+    const mpt__record *record = root->record;
+    mpt__function function = record ? ctx->ops[record->op].function : MPT__FN_NONE;
+    bool times = function == MPT__FN_MUL ||
+                 (function == MPT__FN_MUL_SCALAR && record->attributes.imm[0] > 1.0);
+    return gradient.slot || times ? MPT__UNKNOWN : MPT__PLAIN;
+}
+
 mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
     mpt_context *ctx = tensor.context;
     if (!mpt__enter_checked(ctx, "mpt_backward") || !mpt__no_slice(ctx)) return mpt__status_of(ctx);
@@ -624,8 +657,9 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
                           "cannot start another one");
     mpt__tell(ctx, MPT__LOSS_KNOWN, root);
     ctx->in_backward = true;
-    ctx->launch.phase = MPT__BACKWARD;
+    ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
     mpt__materialise_all(ctx);
+    ctx->launch.phase = MPT__BACKWARD;
     mpt__tensor one; /* in no table, and without a handle that could end */
     mpt__storage_retain(ctx, ctx->scalar_storage); /* or it would seem to be its owner */
     mpt_status status = mpt__seed_gradient(ctx, root, gradient, &one);

@@ -82,16 +82,23 @@ typedef struct {
                             optimizers that share nothing */
 } mpt__block;
 
+/* What gradients are multiplied by, beside the slots of scalers. */
+#define MPT__PLAIN 0u               /* nothing */
+#define MPT__MIXED (UINT32_MAX - 1) /* a sum of such and of others */
+#define MPT__UNKNOWN UINT32_MAX     /* the user has a hand in it: nothing is wrong */
+
 typedef struct {
     char *path; /* "0.weight", owned by the tree */
     mpt__tensor *tensor;
     uint32_t block;        /* index in ctx->blocks */
     uint32_t module;       /* slot of the module that holds it */
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
+    uint32_t scaler;       /* whose factor its gradient has, or one of those above */
     int64_t offset, numel; /* in the block */
     bool has_grad;         /* None or not */
     bool cleared;          /* since ctx->found_gradients was reset */
     bool live;
+    uint32_t since;        /* updates that were completed when its gradient began */
 } mpt__parameter;
 
 /* ==== Tape ==== */
@@ -356,6 +363,7 @@ struct mpt_context {
 
     int no_grad_depth, inference_depth, recompute_depth;
     bool in_backward;
+    uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;
 

@@ -22,6 +22,12 @@ static const char *const mpt__kernel_names[] = {
 #undef MPT__ROW
 };
 
+/* What a launch is of, for reports. */
+static const char *mpt__launch_name(const mpt_context *ctx, const mpt__launch *launch) {
+    if (launch->op) return ctx->ops[launch->op].name;
+    return launch->phase == MPT__UPDATE ? "an optimizer" : "the gradient that was passed in";
+}
+
 /* ==== Printer ==== */
 
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
@@ -102,7 +108,7 @@ static void mpt__trace_operand(mpt_context *ctx, mpt__tracer *tracer, const mpt_
                      "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element "
                      "%lld of a %D tensor %S%s",
                      ctx->now.step, mpt__phase_names[traced->phase],
-                     traced->op ? ctx->ops[traced->op].name : "no op", *path ? ", module " : "",
+                     mpt__launch_name(ctx, traced), *path ? ", module " : "",
                      path, mpt__kernel_names[traced->kernel], index, operand->dtype, &shape,
                      read ? "; what it read was not finite already" : "");
     mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", tracer->report);

@@ -336,6 +336,7 @@ mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     if (!found || !mpt__check_room(ctx, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(ctx);
     if (mpt__is_expanded(ctx, found)) return ctx->base.status;
+    mpt__touched(ctx, found->storage);
     return mpt__write_as(ctx, found, (mpt_dtype)found->dtype, source);
 }
 

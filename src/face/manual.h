@@ -265,6 +265,9 @@ As torch.amp.GradScaler, with these differences:
   - Gradients are checked before and after the division.
   - mpt_scaler_skip leaves an optimizer out of an update; a step without gradients does nothing.
   - fixed = true keeps the scale; overflow still skips.
+Gradients know whether they are scaled. mpt_step, clipping and norms on scaled ones are an error, so
+is the step of a scaler on those of another loss or scaler, or on a sum of both kinds (a forgotten
+mpt_zero_grad). Loss times a number of yours, a gradient that you give or change: your business.
 Several losses: scale each. Several optimizers: mpt_scaler_step for each, one mpt_scaler_update.
 Accumulation: backward several times, then step and update once. bf16 needs no scaler.
 

@@ -279,7 +279,8 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
-   0-d fp32, without a wait. After mpt_unscale if there is a scaler. */
+   0-d fp32, without a wait. After mpt_unscale if there is a scaler: scaled gradients are refused, as
+   by the three that follow. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
 /* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);
@@ -287,7 +288,8 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_
 MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p);
 /* Cuts every gradient to [-limit, limit]. */
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit);
-/* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead. */
+/* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead: of
+   scaled gradients it takes none. The log hears of gradients that nobody clears. */
 MPTRAIN_API mpt_status mpt_step(mpt_optimizer optimizer);
 /* Steps that were really applied so far (skipped ones do not count); -1 on error. Waits. */
 MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer optimizer);

@@ -192,7 +192,7 @@ static uint64_t mpt__gradients_now(const mpt_context *ctx) {
         hash = mpt__hash_u64(hash, ctx->blocks[i].multiplier_slot);
     for (int64_t i = 0; i < ctx->parameter_count; i++)
         if (ctx->parameters[i].live && ctx->parameters[i].has_grad)
-            hash = mpt__hash_u64(hash, (uint64_t)i);
+            hash = mpt__hash_u64(hash, (uint64_t)i << 32 | ctx->parameters[i].scaler);
     return hash;
 }
 
@@ -241,24 +241,26 @@ static bool mpt__leaves_repeat(const mpt_context *ctx, const mpt__ids *before,
 }
 
 /* What parameters have at the end of a recorded step, as far as it is the step's doing: a number
-   whose last bit is has_grad, and the multiplier. */
+   whose last bit is has_grad, the multiplier, and by what the gradient is scaled. */
 static bool mpt__gradients_note(mpt_context *ctx, mpt__captured *captured) {
     for (int64_t i = 0; i < ctx->parameter_count; i++) {
         const mpt__parameter *p = &ctx->parameters[i];
         if (p->live && (p->cleared || captured->finds) &&
             (!mpt__ids_add(ctx, &captured->ends, (uint32_t)i << 1 | p->has_grad) ||
-             !mpt__ids_add(ctx, &captured->ends, ctx->blocks[p->block].multiplier_slot)))
+             !mpt__ids_add(ctx, &captured->ends, ctx->blocks[p->block].multiplier_slot) ||
+             !mpt__ids_add(ctx, &captured->ends, p->scaler)))
             return false;
     }
     return mpt__leaves_note(ctx, &captured->leaves);
 }
 
 static void mpt__gradients_set(mpt_context *ctx, const mpt__ids *ends) {
-    for (int64_t i = 0; i < ends->count; i += 2) {
+    for (int64_t i = 0; i < ends->count; i += 3) {
         mpt__parameter *parameter = &ctx->parameters[ends->id[i] >> 1];
         if (!parameter->live) continue;
         parameter->has_grad = ends->id[i] & 1;
         ctx->blocks[parameter->block].multiplier_slot = ends->id[i + 1];
+        parameter->scaler = ends->id[i + 2];
     }
 }
 

@@ -93,6 +93,7 @@ static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
 static mpt_status mpt__scale_loss_backward(mpt__frame *frame) {
     mpt__tensor scale;
     const mpt__tensor *dy = frame->dy[0];
+    frame->context->loss_scaler = (uint32_t)frame->attributes->index[3];
     if (dy->storage != frame->context->scalar_storage || dy->offset != 2 * MPT__SLOT_ONE_F32)
         return mpt__linear_unary_backward(frame);
     scale.storage = dy->storage;

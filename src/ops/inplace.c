@@ -94,7 +94,7 @@ static bool mpt__history_ends(const mpt_context *ctx, const mpt__tensor *x) {
 
 /* Runs the op's forward with x as its output. */
 static mpt_status mpt__forward_into(mpt__frame *frame, mpt__tensor *x) {
-    frame->context->storages[x->storage].version++;
+    mpt__touched(frame->context, x->storage);
     frame->out[0] = x;
     return mpt__call_forward(frame);
 }
@@ -209,7 +209,7 @@ mpt_tensor mpt_fill_(mpt_tensor x, double value) {
         to->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
         mpt__tensor_drop(x.context, old);
     }
-    x.context->storages[to->storage].version++;
+    mpt__touched(x.context, to->storage);
     return mpt__launch_fill(x.context, to, value) == MPT_OK ? x : mpt__null(x.context);
 }
 

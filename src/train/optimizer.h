@@ -88,6 +88,8 @@ typedef struct {
     int64_t *rows;             /* host copy of the segments, behind it the group of each */
     uint32_t segments, counts; /* storages */
     int64_t with_grad;         /* parameters with a gradient in the pattern */
+    uint32_t stepped;          /* the context's updates after its last step */
+    int uncleared;             /* steps in a row that found the gradients of the one before */
     uint64_t patterns;         /* so far; other groups and options count, too */
     uint16_t slot[MPT__OPTIM_SLOTS];
     uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */

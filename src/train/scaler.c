@@ -180,6 +180,7 @@ mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
     frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
     frame.attributes->index[2] = scaler->slots[MPT__SCALER_SEED];
+    frame.attributes->index[3] = scaler->id.slot;
     return mpt__handle(ctx, mpt__call_run(&frame));
 }
 
@@ -227,8 +228,8 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
    something. */
 static mpt_status mpt__scaler_unscale(mpt_context *ctx, const mpt__scaler *scaler,
                                       mpt__optimizer *optimizer, bool with_norm) {
-    mpt_status status =
-        mpt__optimizer_unscale(ctx, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
+    mpt_status status = mpt__optimizer_unscale(ctx, optimizer, scaler->id.slot,
+                                               scaler->slots[MPT__SCALER_SCALE], with_norm);
     optimizer->checked = optimizer->with_grad > 0;
     return status;
 }
@@ -252,7 +253,7 @@ mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
     if (enabled && !optimizer->checked)
         mpt__scaler_unscale(ctx, scaler, optimizer, false);
     else
-        mpt__pattern(ctx, optimizer);
+        mpt__pattern(ctx, optimizer, MPT__PLAIN);
     if (!enabled) scaler->stepped = true;
     return mpt__optimizer_update(ctx, optimizer, enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
 }
@@ -303,11 +304,15 @@ static void mpt__find_culprit(mpt_context *ctx, mpt__scaler *scaler) {
 }
 
 /* The layer of the culprit: its path without the parameter's name. */
-static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
-    memcpy(layer, scaler->culprit, 128);
-    char *dot = strrchr(layer, '.');
-    if (dot) *dot = '\0';
-    if (!layer[0]) mpt__format_text(layer, 128, "%s", "that overflows");
+static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[144]) {
+    const char *dot = strrchr(scaler->culprit, '.');
+    int length = dot ? (int)(dot - scaler->culprit) : 0;
+    mpt__format_text(layer, 144, "layer ");
+    if (dot)
+        memcpy(layer + 6, scaler->culprit, (size_t)length), layer[6 + length] = '\0';
+    else
+        mpt__format_text(layer, 144, "the layer that %s",
+                         *scaler->culprit ? "has it" : "overflows");
 }
 
 /* The NaN tracer looks at the step after an overflow, and at those after it until one is clean. */
@@ -326,9 +331,18 @@ static void mpt__scaler_trace(mpt_context *ctx, mpt__scaler *scaler, bool on) {
 static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
     const mpt_scaler_stats *now = &scaler->seen;
     const char *report = mpt_nan_report(ctx);
-    char layer[128], cause[420];
+    char layer[144], cause[420];
     mpt__culprit_layer(scaler, layer);
-    if (scaler->lost_losses > 0)
+    int uncleared = 0;
+    const mpt__optimizer *optimizer;
+    for (int64_t i = 0; (optimizer = mpt__next_member(ctx, scaler->id.slot, &i)) != NULL;)
+        if (optimizer->uncleared > uncleared) uncleared = optimizer->uncleared;
+    if (uncleared > 0)
+        mpt__format_text(cause, sizeof cause,
+                         "gradients were never cleared for %d steps, so one that overflowed stays; "
+                         "call mpt_zero_grad before mpt_backward",
+                         uncleared);
+    else if (scaler->lost_losses > 0)
         mpt__format_text(cause, sizeof cause,
                          "the loss itself was NaN or infinite in the last %lld of them, which no "
                          "loss scale can cure; check the learning rate, the data, and logarithms, "
@@ -338,7 +352,7 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
         mpt__format_text(
             cause, sizeof cause,
             "the loss was finite but gradients overflowed in backward (%s); check the learning "
-            "rate and the size of targets, or keep layer %s in fp32 with mpt_set_dtype_policy",
+            "rate and the size of targets, or keep %s in fp32 with mpt_set_dtype_policy",
             scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
     return mpt__error(
         ctx, NUMERIC,
@@ -365,11 +379,11 @@ static void mpt__compare_windows(mpt_context *ctx, mpt__scaler *scaler) {
     if (before < 0 || skipped < MPT__RISE_LEAST || skipped < MPT__RISE * before ||
         skipped * 100 < steps * MPT__RISE_PER_CENT)
         return;
-    char layer[128];
+    char layer[144];
     mpt__culprit_layer(scaler, layer);
     mpt__log(&ctx->base, MPT_LOG_WARNING,
              "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): "
-             "check learning rate or keep layer %s in fp32",
+             "check learning rate or keep %s in fp32",
              before, skipped, steps, now->scale, layer);
 }
 

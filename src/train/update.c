@@ -53,9 +53,38 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
     optimizer->row_count = rows;
 }
 
-/* Brings the segments up to date with which parameters have a gradient now. */
-static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer) {
-    bool changed = !optimizer->pattern_valid;
+/* Names the first gradient that is not scaled as a call needs it, and what would help. */
+static MPT__COLD mpt_status mpt__check_scales(mpt_context *ctx, const mpt__optimizer *optimizer,
+                                              uint32_t scaler) {
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
+        uint32_t has = parameter->scaler, steps = (uint32_t)ctx->now.updates - parameter->since;
+        if (!parameter->has_grad || has == scaler || has == MPT__UNKNOWN) continue;
+        return has == MPT__MIXED && steps > 0
+                   ? mpt__error(ctx, STATE,
+                                "the gradient of %s was never cleared for %lld step%s: scaled ones "
+                                "were added to what was left; call mpt_zero_grad before "
+                                "mpt_backward",
+                                parameter->path, (int64_t)steps, steps > 1 ? "s" : "")
+                   : mpt__error(ctx, STATE, "the gradient of %s is %s", parameter->path,
+                                has == MPT__MIXED
+                                    ? "a sum of scaled and unscaled ones; pass every loss through "
+                                      "mpt_scale_loss of one scaler, or clear with mpt_zero_grad"
+                                : has == MPT__PLAIN
+                                    ? "not scaled, or was unscaled already; call "
+                                      "mpt_backward(mpt_scale_loss(scaler, loss)), else mpt_step"
+                                : scaler == MPT__PLAIN
+                                    ? "that of a scaled loss; call mpt_unscale before, or "
+                                      "mpt_scaler_step for mpt_step"
+                                    : "scaled by another scaler; take one for all its losses");
+    }
+    return MPT_OK;
+}
+
+/* Brings the segments up to date with which parameters have a gradient now. Those have to be scaled
+   by the scaler of that slot, or by none. */
+static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t scaler) {
+    bool changed = !optimizer->pattern_valid, odd = false;
     int64_t with_grad = 0;
     mpt__optim_item *const end = optimizer->items + optimizer->item_count;
     for (mpt__optim_item *item = optimizer->items; item < end; item++) {
@@ -69,7 +98,9 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer) {
             changed = true;
         }
         with_grad += parameter->has_grad;
+        odd |= parameter->has_grad && parameter->scaler != scaler;
     }
+    if (odd && mpt__check_scales(ctx, optimizer, scaler) != MPT_OK) return ctx->base.status;
     optimizer->with_grad = with_grad;
     /* The rows depend on all of them, which the step being captured has to know. */
     for (int64_t i = 0; i < optimizer->item_count && ctx->capturing; i++)
@@ -204,9 +235,11 @@ static void mpt__norm_launch(mpt_context *ctx, mpt__optimizer *optimizer, mpt__n
 /* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
    computes the norm where clipping may follow. Without any gradient nothing happens. */
 static mpt_status mpt__optimizer_unscale(mpt_context *ctx, mpt__optimizer *optimizer,
-                                         uint16_t scale_slot, bool with_norm) {
-    mpt_status status = mpt__pattern(ctx, optimizer);
+                                         uint32_t scaler, uint16_t scale_slot, bool with_norm) {
+    mpt_status status = mpt__pattern(ctx, optimizer, scaler);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        ctx->parameters[optimizer->items[i].parameter].scaler = MPT__PLAIN;
     mpt__materialise(ctx, optimizer);
     mpt__norm_launch(ctx, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
                      with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
@@ -226,7 +259,7 @@ static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double 
     mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
-    if (mpt__pattern(ctx, optimizer) == MPT_OK)
+    if (mpt__pattern(ctx, optimizer, MPT__PLAIN) == MPT_OK)
         norm = mpt__tensor_new(ctx, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
     if (!norm) return mpt__null(ctx);
     bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
@@ -267,7 +300,7 @@ mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
     if (!optimizer) return mpt__status_of(ctx);
     if (!(limit >= 0)) return mpt__error(ctx, ARGUMENT, "limit = %g; expected 0 or more", limit);
-    if (mpt__pattern(ctx, optimizer) != MPT_OK || optimizer->with_grad == 0)
+    if (mpt__pattern(ctx, optimizer, MPT__PLAIN) != MPT_OK || optimizer->with_grad == 0)
         return ctx->base.status;
     uint16_t pending = mpt__pending(ctx, optimizer);
     uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
@@ -368,6 +401,23 @@ static void mpt__warn_no_grad(mpt_context *ctx, mpt__optimizer *optimizer) {
              ctx->base.op, optimizer->item_count, names, list.length >= sizeof names ? " .." : "");
 }
 
+enum { MPT__UNCLEARED = 3 }; /* steps on the sum of all gradients so far that may be meant */
+
+/* Counts steps whose gradients, of which the first one stands for all, begin before the last step:
+   mpt_zero_grad was forgotten, or it is meant so. Warns once in a row. */
+static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
+    const mpt__optim_item *item = optimizer->items;
+    while (!item->had_grad) item++;
+    int32_t age = (int32_t)(optimizer->stepped - ctx->parameters[item->parameter].since);
+    optimizer->uncleared = age > 0 ? optimizer->uncleared + 1 : 0;
+    optimizer->stepped = (uint32_t)ctx->now.updates;
+    if (optimizer->uncleared != MPT__UNCLEARED) return;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "%s: gradients were never cleared for %d steps, so each step takes the sum of all; "
+             "call mpt_zero_grad before mpt_backward",
+             ctx->base.op, optimizer->uncleared);
+}
+
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
@@ -392,6 +442,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
     if (status != MPT_OK) return status;
     ctx->committed = ctx->now;
     ctx->committed.updates = ++ctx->now.updates;
+    mpt__count_uncleared(ctx, optimizer);
     return MPT_OK;
 }
 
@@ -411,7 +462,7 @@ mpt_status mpt_step(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
     if (!optimizer) return mpt__status_of(ctx);
     mpt__warn_unscaled(ctx, optimizer);
-    mpt__pattern(ctx, optimizer);
+    mpt__pattern(ctx, optimizer, MPT__PLAIN);
     return mpt__optimizer_update(ctx, optimizer, 0);
 }
 

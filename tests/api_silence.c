@@ -1,0 +1,277 @@
+/* What has an effect that nobody wants is no longer silent: an error where it is surely wrong, one
+   line in the log where it may be meant. And what looks like it, but is right, stays legal. */
+#include MPTRAIN_HEADER_FILE
+#include "harness.h"
+#include "checks.h"
+
+#include <math.h>
+
+/* ==== A small net, and what the log hears ==== */
+
+static char log_text[4096];
+static int log_lines;
+
+static void hear(void *user, mpt_log_level level, const char *message) {
+    (void)user;
+    if (level < MPT_LOG_WARNING) return;
+    size_t n = strlen(log_text);
+    snprintf(log_text + n, sizeof log_text - n, "%s\n", message);
+    log_lines++;
+}
+
+typedef struct small {
+    mpt_context *context;
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_scaler scaler;
+    mpt_tensor x, y;
+} small;
+
+static mpt_context *new_context(void) {
+    mpt_config config = mpt_config_default();
+    config.log.write = hear;
+    log_text[0] = '\0', log_lines = 0;
+    return mpt_create(&config);
+}
+
+static small new_small(void) {
+    small s;
+    mpt_context *c = s.context = new_context();
+    s.net =
+        mpt_sequential(c, mpt_nn_linear(c, 2, 3), mpt_nn_tanh(c), mpt_nn_linear(c, 3, 2), MPT_END);
+    s.optimizer = mpt_sgd(s.net, NULL);
+    s.scaler = mpt_grad_scaler(c, NULL);
+    s.x = mpt_ones(c, MPT_F32, MPT_SHAPE(4, 2));
+    s.y = mpt_zeros(c, MPT_I64, MPT_SHAPE(4));
+    return s;
+}
+
+static mpt_tensor loss_of(const small *s) {
+    return mpt_cross_entropy(mpt_forward(s->net, s->x), s->y, NULL);
+}
+
+/* The error names all of that, and is over. */
+static void check_named(mpt_context *c, mpt_status status, const char *a, const char *b) {
+    mpt_synchronize(c);
+    CHECK_EQ_INT(mpt_error_code(c), status);
+    CHECK_CONTAINS(mpt_error(c), a);
+    CHECK_CONTAINS(mpt_error(c), b);
+    mpt_clear_error(c);
+}
+
+/* ==== Gradients know whether they are scaled ==== */
+
+TEST(scaled_gradients_need_their_scaler) {
+    small s = new_small();
+    uint64_t before = mpt_module_hash(s.net);
+    mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+    mpt_step(s.optimizer);
+    check_named(s.context, MPT_ERROR_STATE, "gradient of 0.weight", "mpt_scaler_step");
+    mpt_scaler off;
+    mpt_scaler_config config = mpt_scaler_config_default();
+    config.enabled = false;
+    off = mpt_grad_scaler(s.context, &config);
+    mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+    mpt_scaler_step(off, s.optimizer);
+    check_named(s.context, MPT_ERROR_STATE, "scaled loss", "mpt_scaler_step");
+    for (int k = 0; k < 3; k++) {
+        mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+        if (k == 0) mpt_clip_grad_norm(s.optimizer, 1);
+        if (k == 1) mpt_grad_norm(s.optimizer, 2);
+        if (k == 2) mpt_clip_grad_value(s.optimizer, 1);
+        check_named(s.context, MPT_ERROR_STATE, "scaled loss", "mpt_unscale");
+    }
+    CHECK(mpt_module_hash(s.net) == before);
+    mpt_destroy(s.context);
+}
+
+TEST(a_scaler_needs_scaled_gradients) {
+    small s = new_small();
+    uint64_t before = mpt_module_hash(s.net);
+    mpt_scaler other = mpt_grad_scaler(s.context, NULL);
+    mpt_scale_loss(other, loss_of(&s));
+    for (int k = 0; k < 4; k++) {
+        mpt_backward(k == 3 ? mpt_scale_loss(s.scaler, loss_of(&s)) : loss_of(&s));
+        if (k == 0) mpt_scale_loss(s.scaler, loss_of(&s));
+        if (k == 1)
+            mpt_unscale(s.scaler, s.optimizer);
+        else
+            mpt_scaler_step(k == 3 ? other : s.scaler, s.optimizer);
+        check_named(s.context, MPT_ERROR_STATE, "gradient of 0.weight",
+                    k == 3 ? "another scaler" : "not scaled");
+    }
+    mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s))); /* twice, in two updates */
+    mpt_unscale(s.scaler, s.optimizer);
+    mpt_scaler_update(s.scaler);
+    mpt_unscale(s.scaler, s.optimizer);
+    check_named(s.context, MPT_ERROR_STATE, "unscaled already", "mpt_step");
+    CHECK(mpt_module_hash(s.net) == before);
+    mpt_destroy(s.context);
+}
+
+TEST(sums_of_scaled_and_unscaled_gradients) {
+    small s = new_small();
+    for (int k = 0; k < 2; k++) {
+        mpt_backward(k ? loss_of(&s) : mpt_scale_loss(s.scaler, loss_of(&s)));
+        mpt_backward(k ? mpt_scale_loss(s.scaler, loss_of(&s)) : loss_of(&s));
+        mpt_scaler_step(s.scaler, s.optimizer);
+        check_named(s.context, MPT_ERROR_STATE, "sum of scaled and unscaled", "mpt_zero_grad");
+    }
+    mpt_destroy(s.context);
+}
+
+/* The generator's loss leaves gradients in the discriminator, whose own are cleared later: both
+   loops of the tutorials, with a scaler. */
+TEST(what_others_leave_is_no_fault) {
+    small s = new_small();
+    mpt_module first = mpt_child(s.net, "0"), last = mpt_child(s.net, "2");
+    mpt_optimizer_destroy(s.optimizer);
+    mpt_optimizer generator = mpt_adam(first, NULL), judge = mpt_adam(last, NULL);
+    for (int i = 0; i < 5; i++) {
+        mpt_step_begin(s.context);
+        mpt_zero_grad(judge);
+        mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+        mpt_scaler_step(s.scaler, judge);
+        mpt_zero_grad(generator);
+        mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+        mpt_scaler_step(s.scaler, generator);
+        mpt_scaler_update(s.scaler);
+        mpt_step_end(s.context);
+    }
+    check_ok(s.context);
+    CHECK_EQ_INT(mpt_applied_steps(judge), 5);
+    CHECK_EQ_INT(log_lines, 0);
+    mpt_destroy(s.context);
+}
+
+/* Accumulation, steps after mpt_unscale, gradients that the user scaled or gave or wrote. */
+TEST(what_pytorch_allows) {
+    small s = new_small();
+    for (int i = 0; i < 3; i++) mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+    mpt_scaler_step(s.scaler, s.optimizer);
+    mpt_scaler_update(s.scaler);
+    mpt_zero_grad(s.optimizer);
+    mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+    mpt_unscale(s.scaler, s.optimizer);
+    mpt_grad_norm(s.optimizer, 2);
+    mpt_step(s.optimizer);
+    mpt_scaler_update(s.scaler);
+    check_ok(s.context);
+    mpt_zero_grad(s.optimizer);
+    mpt_backward(mpt_mul_scalar(loss_of(&s), 1024)); /* by hand */
+    mpt_scaler_step(s.scaler, s.optimizer);
+    mpt_scaler_update(s.scaler);
+    mpt_zero_grad(s.optimizer);
+    mpt_backward_from(loss_of(&s), mpt_full(s.context, MPT_F32, MPT_SCALAR, 65536), false);
+    mpt_scaler_step(s.scaler, s.optimizer);
+    mpt_scaler_update(s.scaler);
+    check_ok(s.context);
+    mpt_zero_grad(s.optimizer);
+    mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+    for (int i = 0; i < mpt_parameter_count(s.net); i++) {
+        mpt_tensor g = mpt_grad(mpt_parameter_at(s.net, i, NULL, 0));
+        mpt_mul_(g, mpt_full(s.context, MPT_F32, MPT_SCALAR, 1.0 / mpt_get_scale(s.scaler)));
+    }
+    mpt_step(s.optimizer);
+    check_ok(s.context);
+    mpt_destroy(s.context);
+}
+
+static mpt_status scaled_backward(mpt_context *c, void *user, mpt_tensor x, mpt_tensor y) {
+    const small *s = (const small *)user;
+    mpt_step_begin(c);
+    mpt_zero_grad(s->optimizer);
+    mpt_backward(mpt_scale_loss(s->scaler, mpt_cross_entropy(mpt_forward(s->net, x), y, NULL)));
+    return mpt_step_end(c);
+}
+
+TEST(captured_steps_know_it_too) {
+    small s = new_small();
+    mpt_captured captured = mpt_capture(s.context, scaled_backward, &s);
+    for (int i = 0; i < 5; i++) {
+        mpt_captured_step(captured, s.x, s.y);
+        mpt_scaler_step(s.scaler, s.optimizer);
+        mpt_scaler_update(s.scaler);
+        check_ok(s.context);
+    }
+    CHECK_EQ_INT(mpt_captured_count(captured), 3);
+    mpt_captured_step(captured, s.x, s.y);
+    CHECK_EQ_INT(mpt_captured_count(captured), 4);
+    mpt_step(s.optimizer);
+    check_named(s.context, MPT_ERROR_STATE, "scaled loss", "mpt_scaler_step");
+    mpt_destroy(s.context);
+}
+
+/* ==== Gradients that nobody clears ==== */
+
+TEST(a_forgotten_zero_grad_is_named) {
+    small s = new_small();
+    int i = 0;
+    for (; i < 20 && !mpt_failed(s.context); i++) {
+        mpt_backward(mpt_scale_loss(s.scaler, loss_of(&s)));
+        mpt_scaler_step(s.scaler, s.optimizer);
+        mpt_scaler_update(s.scaler);
+    }
+    CHECK_EQ_INT(i, 2);
+    check_named(s.context, MPT_ERROR_STATE, "never cleared for 1 step:", "mpt_zero_grad");
+    CHECK_EQ_INT(log_lines, 1); /* the error */
+    for (i = 0; i < 9; i++) {
+        mpt_backward(loss_of(&s));
+        mpt_step(s.optimizer);
+    }
+    check_ok(s.context);
+    CHECK_EQ_INT(log_lines, 2);
+    CHECK_CONTAINS(log_text, "never cleared for 3 steps");
+    mpt_destroy(s.context);
+}
+
+/* Where only the diagnosis of skipped steps can tell: the user gives the gradient. */
+TEST(a_diagnosis_names_what_was_not_cleared) {
+    small s = new_small();
+    mpt_scale_loss(s.scaler, loss_of(&s));
+    for (int i = 0; i < 200 && !mpt_failed(s.context); i++) {
+        double seed = i ? 1.0 : INFINITY;
+        mpt_backward_from(loss_of(&s), mpt_full(s.context, MPT_F32, MPT_SCALAR, seed), false);
+        mpt_scaler_step(s.scaler, s.optimizer);
+        mpt_scaler_update(s.scaler);
+    }
+    CHECK(strstr(mpt_error(s.context), "no op") == NULL);
+    CHECK(strstr(mpt_error(s.context), "learning rate") == NULL);
+    check_named(s.context, MPT_ERROR_NUMERIC, "never cleared for 99 steps", "mpt_zero_grad");
+    mpt_destroy(s.context);
+}
+
+/* The last parameter's layer is the net itself: it has no path. */
+TEST(a_net_of_one_layer_has_no_layer_bias) {
+    mpt_context *c = new_context();
+    mpt_module net = mpt_nn_linear(c, 2, 1);
+    mpt_optimizer optimizer = mpt_sgd(net, NULL);
+    mpt_scaler_config config = mpt_scaler_config_default();
+    config.fixed = true, config.init_scale = 3e38, config.max_scale = 0;
+    mpt_scaler scaler = mpt_grad_scaler(c, &config);
+    mpt_set_init(net, "weight", mpt_init_make(MPT_INIT_CONSTANT, 1e-3, 0));
+    mpt_tensor x = mpt_full(c, MPT_F32, MPT_SHAPE(1, 2), 1e8);
+    for (int i = 0; i < 200 && !mpt_failed(c); i++) {
+        mpt_zero_grad(optimizer);
+        mpt_tensor y = mpt_forward(net, x);
+        mpt_backward(mpt_scale_loss(scaler, mpt_sum(mpt_mul_scalar(y, 1e-7), -1, false)));
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+    }
+    CHECK(strstr(mpt_error(c), "layer bias") == NULL);
+    check_named(c, MPT_ERROR_NUMERIC, "(weight)", "keep the layer that has it in fp32");
+    mpt_destroy(c);
+}
+
+TEST_TABLE = {
+    T(scaled_gradients_need_their_scaler),
+    T(a_scaler_needs_scaled_gradients),
+    T(sums_of_scaled_and_unscaled_gradients),
+    T(what_others_leave_is_no_fault),
+    T(what_pytorch_allows),
+    T(captured_steps_know_it_too),
+    T(a_forgotten_zero_grad_is_named),
+    T(a_diagnosis_names_what_was_not_cleared),
+    T(a_net_of_one_layer_has_no_layer_bias),
+};
+TEST_MAIN
