@@ -21,9 +21,7 @@ mpt_config mpt_config_default(void) {
     return config;
 }
 
-const char *mpt_isa_name(mpt_isa isa) {
-    return mpt__cpu_isa_name(isa);
-}
+const char *mpt_isa_name(mpt_isa isa) { return mpt__cpu_isa_name(isa); }
 
 int mpt_device_count(mpt_device device) {
 #if defined(MPTRAIN_CUDA)
@@ -170,7 +168,10 @@ mpt_context *mpt_create(const mpt_config *config) {
     ctx->base.op = "mpt_create";
     ctx->base.process = mpt__process_id();
     ctx->config = *config;
-    if (mpt__backend_create(ctx) && mpt__context_start(ctx)) return ctx;
+    if (mpt__backend_create(ctx) && mpt__context_start(ctx)) {
+        mpt__context_lives(ctx);
+        return ctx;
+    }
     mpt__set_create_error(ctx->base.message);
     mpt_destroy(ctx);
     return NULL;
@@ -222,7 +223,9 @@ static void mpt__destroy_tables(mpt_context *ctx) {
 }
 
 void mpt_destroy(mpt_context *ctx) {
-    if (!ctx || mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
+    if (!ctx) return;
+    mpt__context_ends(ctx);
+    if (mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
     mpt__anomaly_free(ctx);
     mpt__recorder_stop(ctx);
     for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */

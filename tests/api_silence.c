@@ -263,6 +263,64 @@ TEST(a_net_of_one_layer_has_no_layer_bias) {
     mpt_destroy(c);
 }
 
+/* ==== Null handles ==== */
+
+/* What a program forgot to make, {0}, is an error that one look at mpt_failed finds. */
+TEST(null_handles_stick) {
+    small s = new_small();
+    mpt_module no_module;
+    mpt_optimizer no_optimizer;
+    mpt_scaler no_scaler;
+    mpt_loader no_loader;
+    mpt_dataset no_data;
+    mpt_schedule no_schedule;
+    mpt_captured no_captured;
+    mpt_batch batch;
+    memset(&no_module, 0, sizeof no_module), memset(&no_optimizer, 0, sizeof no_optimizer);
+    memset(&no_scaler, 0, sizeof no_scaler), memset(&no_loader, 0, sizeof no_loader);
+    memset(&no_data, 0, sizeof no_data), memset(&no_schedule, 0, sizeof no_schedule);
+    memset(&no_captured, 0, sizeof no_captured);
+#define NULL_HANDLE(call, name) (call, check_named(s.context, MPT_ERROR_HANDLE, name, "null"))
+    NULL_HANDLE(mpt_step(no_optimizer), "mpt_step");
+    NULL_HANDLE(mpt_zero_grad(no_optimizer), "mpt_zero_grad");
+    NULL_HANDLE(mpt_forward(no_module, s.x), "the module is");
+    NULL_HANDLE(mpt_forward(s.net, mpt_null_tensor()), "input is");
+    NULL_HANDLE(mpt_scale_loss(no_scaler, s.x), "the scaler is");
+    NULL_HANDLE(mpt_unscale(no_scaler, s.optimizer), "the scaler is");
+    NULL_HANDLE(mpt_scaler_update(no_scaler), "mpt_scaler_update");
+    NULL_HANDLE(mpt_add_child(no_module, "a", s.net), "the module is");
+    NULL_HANDLE(mpt_optimizer_add(no_optimizer, s.net, NULL, NULL), "the optimizer is");
+    NULL_HANDLE(mpt_captured_step(no_captured, s.x, s.y), "the captured step is");
+    NULL_HANDLE(mpt_loader_next(no_loader, &batch), "mpt_loader_next");
+    NULL_HANDLE(mpt_dataset_size(no_data), "mpt_dataset_size");
+    NULL_HANDLE(mpt_schedule_step(no_schedule), "mpt_schedule_step");
+    NULL_HANDLE(mpt_adam(no_module, NULL), "mpt_adam");
+    NULL_HANDLE(mpt_backward(mpt_null_tensor()), "mpt_backward");
+    NULL_HANDLE(mpt_add(mpt_null_tensor(), mpt_null_tensor()), "mpt_add");
+    NULL_HANDLE(mpt_item(mpt_null_tensor()), "mpt_item");
+    NULL_HANDLE(mpt_fit(no_module, s.optimizer, no_loader, NULL), "the module is");
+    NULL_HANDLE(mpt_fit(no_module, no_optimizer, no_loader, NULL), "mpt_fit");
+    NULL_HANDLE(mpt_conv2d(mpt_null_tensor(), mpt_null_tensor(), mpt_null_tensor(), NULL),
+                "mpt_conv2d");
+    mpt_release(mpt_null_tensor());
+    CHECK(!mpt_valid(mpt_null_tensor()));
+    check_ok(s.context);
+    mpt_destroy(s.context);
+}
+
+/* The last context that the thread made and that lives has the error; of none nobody hears. */
+TEST(null_handles_find_the_last_context) {
+    mpt_context *first = new_context(), *second = new_context();
+    CHECK(mpt_item(mpt_null_tensor()) != 0);
+    CHECK(!mpt_failed(first));
+    check_named(second, MPT_ERROR_HANDLE, "mpt_item", "null");
+    mpt_destroy(second);
+    mpt_item(mpt_null_tensor());
+    check_named(first, MPT_ERROR_HANDLE, "mpt_item", "null");
+    mpt_destroy(first);
+    CHECK(mpt_item(mpt_null_tensor()) != 0);
+}
+
 TEST_TABLE = {
     T(scaled_gradients_need_their_scaler),
     T(a_scaler_needs_scaled_gradients),
@@ -273,5 +331,7 @@ TEST_TABLE = {
     T(a_forgotten_zero_grad_is_named),
     T(a_diagnosis_names_what_was_not_cleared),
     T(a_net_of_one_layer_has_no_layer_bias),
+    T(null_handles_stick),
+    T(null_handles_find_the_last_context),
 };
 TEST_MAIN

@@ -642,6 +642,7 @@ static uint32_t mpt__root_scale(const mpt_context *ctx, const mpt__tensor *root,
 }
 
 mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
+    mpt__lend(tensor, gradient.context);
     mpt_context *ctx = tensor.context;
     if (!mpt__enter_checked(ctx, "mpt_backward") || !mpt__no_slice(ctx)) return mpt__status_of(ctx);
     mpt__tensor *root = mpt__at(ctx, tensor, "loss");

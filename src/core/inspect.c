@@ -377,8 +377,6 @@ static mpt_status mpt__status_now(mpt_context *ctx) {
 
 bool mpt_failed(mpt_context *ctx) { return !ctx || mpt__status_now(ctx) != MPT_OK; }
 
-static MPT__THREAD_LOCAL char mpt__create_message[1024];
-
 /* The error of failed mpt_create calls, kept per thread where the compiler can. */
 static void mpt__set_create_error(const char *message) {
     mpt__format_text(mpt__create_message, sizeof mpt__create_message, "%s", message);

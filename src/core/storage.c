@@ -16,10 +16,59 @@ static MPT__COLD bool mpt__not_forked(mpt_context *ctx) {
         "this context was made before fork; make a new one in the child with mpt_create");
 }
 
+/* The contexts that live, and by which thread they were made: a null handle has none that could
+   take its error. Entries are whole or empty, so that no lock is left behind by a fork. */
+#ifdef MPTRAIN_NO_THREADS
+enum { MPT__LIVING = 4 };
+#else
+enum { MPT__LIVING = 64 }; /* those beyond are not found */
+#endif
+static struct {
+    int64_t context, maker; /* addresses; 0: free, 1: being filled in */
+    int64_t number;         /* in the order of making */
+} mpt__living[MPT__LIVING];
+
+static MPT__THREAD_LOCAL char mpt__create_message[1024]; /* its address also stands for a thread */
+
+static int64_t mpt__this_thread(void) { return (int64_t)(intptr_t)mpt__create_message; }
+
+static void mpt__context_lives(mpt_context *ctx) {
+    static int64_t count;
+    int i = 0;
+    while (i < MPT__LIVING && !mpt__atomic_cas64(&mpt__living[i].context, 0, 1)) i++;
+    if (i == MPT__LIVING) return;
+    mpt__living[i].maker = mpt__this_thread();
+    mpt__living[i].number = mpt__atomic_add64(&count, 1);
+    mpt__atomic_store64(&mpt__living[i].context, (int64_t)(intptr_t)ctx);
+}
+
+static void mpt__context_ends(const mpt_context *ctx) {
+    for (int i = 0; i < MPT__LIVING; i++)
+        mpt__atomic_cas64(&mpt__living[i].context, (int64_t)(intptr_t)ctx, 0);
+}
+
+static bool mpt__enter(mpt_context *ctx, const char *op);
+
+/* A call whose handles are all null: an error of the context that this thread made last, so that
+   one look at mpt_failed tells. */
+static MPT__COLD bool mpt__enter_null(const char *op) {
+    mpt_context *ctx = NULL;
+    int64_t latest = -1;
+    for (int i = 0; i < MPT__LIVING; i++) {
+        int64_t at = mpt__atomic_load64(&mpt__living[i].context);
+        if (at <= 1 || mpt__living[i].maker != mpt__this_thread() || mpt__living[i].number < latest)
+            continue;
+        ctx = (mpt_context *)(intptr_t)at;
+        latest = mpt__living[i].number;
+    }
+    if (!ctx || !mpt__enter(ctx, op)) return false;
+    return mpt__reject(ctx, HANDLE, "what it is called on is a null handle: {0}, never set");
+}
+
 /* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
    error). */
 static MPT__INLINE bool mpt__enter(mpt_context *ctx, const char *op) {
-    if (!ctx) return false;
+    if (!ctx) return mpt__enter_null(op);
     ctx->base.call++;
     if (!mpt__ok(ctx)) return false;
     ctx->base.op = op;
@@ -36,6 +85,9 @@ static bool mpt__enter_anyway(mpt_context *ctx, const char *op) {
 static bool mpt__enter_checked(mpt_context *ctx, const char *op) {
     return mpt__enter(ctx, op) && mpt__not_forked(ctx);
 }
+
+/* A null handle that no context made takes that of another argument, for the error. */
+#define mpt__lend(handle, lender) ((handle).context ? (void)0 : (void)((handle).context = (lender)))
 
 /* Whether no step stands between two of its launches, else an error. */
 static bool mpt__no_slice(mpt_context *ctx) {
@@ -362,9 +414,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(mpt__launch *launch, 
     return operand;
 }
 
-static MPT__NOINLINE mpt__operand *mpt__operand_show(mpt__operand *operand,
-                                                     const mpt__tensor *tensor,
-                                                     mpt__access access) {
+static MPT__NOINLINE mpt__operand *
+mpt__operand_show(mpt__operand *operand, const mpt__tensor *tensor, mpt__access access) {
     mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
     operand->rank = (uint8_t)tensor->shape.rank;
     operand->offset = tensor->offset;
@@ -512,16 +563,15 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launc
         mpt__launch_order(launch);
     if (ctx->config.debug && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
     mpt__execution execution = {ctx->data, mpt__device_scalars(ctx), NULL};
-    launch->workspace = !backend->workspace     ? 0
+    launch->workspace = !backend->workspace    ? 0
                         : backend->synchronous ? backend->workspace(backend->self, launch)
                                                : mpt__workspace_plainly(backend, launch);
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(ctx, launch->workspace);
         if (!execution.workspace) return ctx->base.status;
     }
-    mpt_status status = backend->synchronous
-                            ? backend->launch(backend->self, &execution, launch)
-                            : mpt__launch_plainly(backend, &execution, launch);
+    mpt_status status = backend->synchronous ? backend->launch(backend->self, &execution, launch)
+                                             : mpt__launch_plainly(backend, &execution, launch);
     if (status != MPT_OK) return mpt__backend_error(ctx, status);
     mpt__tell(ctx, MPT__LAUNCHED, launch);
     bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;

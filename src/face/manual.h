@@ -150,7 +150,8 @@ mpt_config.allocator, which is only called by the thread that uses the context.
 
 ==== MANUAL 4: errors ==========================================================================
 
-The first error sticks in its context: mpt_error(ctx) says what was wrong, where (function, number
+The first error sticks in its context (that of a null handle, which has none, in the one that the
+thread made last): mpt_error(ctx) says what was wrong, where (function, number
 of the call, step), and which call would help. From then on every call does nothing and returns an
 error or a null handle, so a loop needs one check. An error never changes weights: a step is applied
 whole or not at all. Targets and indices out of range are found on the device and reported at the

@@ -40,7 +40,9 @@ extern "C" {
 typedef struct mpt_context mpt_context;
 
 /* Handles are values. A stale one (its object is gone) or a foreign one (another context's) is an
-   error in every build. Two misuses cannot be caught: a handle that was never initialised, and a
+   error in every build. So is a null one ({0}, as a field that was never set), also where no
+   context made it: an error of the context of another argument, else of that which this thread made
+   last, if it lives; mpt_failed tells. Only mpt_release takes it for nothing. Two misuses cannot be caught: a handle that was never initialised, and a
    handle used after mpt_destroy of its context. */
 #define MPT__HANDLE(name) \
     typedef struct name { \
@@ -338,6 +340,12 @@ MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor);
 MPTRAIN_API void mpt_release(mpt_tensor tensor);
 /* Whether the handle is live; never records an error. */
 MPTRAIN_API bool mpt_valid(mpt_tensor tensor);
+/* For an argument that may be left out, such as the bias of mpt_linear, and for one to come. */
+static inline mpt_tensor mpt_null_tensor(void) {
+    mpt_tensor null;
+    null.context = NULL, null.slot = 0, null.generation = 0;
+    return null;
+}
 
 /* ==== Tensors ================================================================================ */
 

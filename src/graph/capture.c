@@ -632,6 +632,7 @@ static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *ctx,
 }
 
 mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    mpt__lend(handle, x.context ? x.context : y.context);
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
     mpt_tensor given[MPT__CAPTURE_INPUTS];
     given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
@@ -642,6 +643,7 @@ mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
 mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
                           bool *done) {
     MPT__PLAIN_FLOATS;
+    mpt__lend(handle, x.context ? x.context : y.context);
     mpt_context *ctx = handle.context;
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");
     mpt_tensor given[MPT__CAPTURE_INPUTS];

@@ -502,6 +502,7 @@ static bool mpt__check_name(mpt_context *ctx, const char *name) {
 }
 
 mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
+    mpt__lend(module, child.context);
     mpt_context *ctx = module.context;
     mpt__module *above = mpt__module_enter(module, "mpt_add_child");
     mpt__module *below = above ? mpt__module_at(ctx, child) : NULL;
@@ -842,6 +843,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
 /* What both calls below do. What is made by layers alone comes as *made, not in out. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
                                int n_out, mpt__tensor **made) {
+    if (in) mpt__lend(module, mpt__context_of(in, n_in));
     mpt_context *ctx = module.context;
     if (out) mpt__outputs_null(ctx, out, n_out);
     mpt__module *found = mpt__module_enter(module, "mpt_forward");

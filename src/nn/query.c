@@ -396,6 +396,7 @@ static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *tar
 }
 
 mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
+    mpt__lend(destination, source.context);
     mpt_context *to = destination.context, *from = source.context;
     mpt__module *target = mpt__module_frozen(destination, "mpt_copy_module");
     if (!target) return mpt__status_of(to);

@@ -366,8 +366,9 @@ static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_ten
     mpt__attributes attributes;
     in[0] = x, in[1] = weight, in[2] = bias;
     mpt_context *ctx = mpt__context_of(in, 3);
-    if (ctx && !mpt__conv_attributes(ctx, call, op, config, &attributes)) return mpt__null(ctx);
-    return ctx ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+    if (!ctx) mpt__enter(ctx, call);
+    if (!ctx || !mpt__conv_attributes(ctx, call, op, config, &attributes)) return mpt__null(ctx);
+    return mpt__apply1(call, op, in, 3, &attributes);
 }
 
 mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,

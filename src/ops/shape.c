@@ -456,7 +456,9 @@ static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int cou
         group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
         in_group = 1;
     }
-    return ctx ? group[0] : mpt__null(NULL);
+    if (ctx) return group[0];
+    mpt__enter(ctx, name);
+    return mpt__null(ctx);
 }
 
 mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {

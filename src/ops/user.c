@@ -230,6 +230,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
 }
 
 mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+    mpt__lend(op, in ? mpt__context_of(in, n_in) : NULL);
     mpt_context *ctx = op.context;
     if (out) mpt__outputs_null(ctx, out, n_out);
     mpt__op *found = mpt__op_enter(op, "mpt_op_apply");

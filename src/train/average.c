@@ -109,6 +109,7 @@ mpt_ema_config mpt_ema_config_default(void) {
 }
 
 mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer, const mpt_ema_config *config) {
+    mpt__lend(module, optimizer.context);
     mpt_context *ctx = module.context;
     mpt_ema_config c = config ? *config : mpt_ema_config_default();
     mpt__ema *ema = NULL;

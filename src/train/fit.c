@@ -27,8 +27,7 @@ static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context
 #ifdef MPTRAIN_NO_FIT
 
 static mpt_status mpt__fit_missing(mpt_context *ctx, const char *call) {
-    if (!ctx) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(ctx, call)) return ctx->base.status;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
     return mpt__error(ctx, UNSUPPORTED,
                       "built without fit (MPTRAIN_NO_FIT): write the loop by hand");
 }
@@ -142,7 +141,7 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
     mpt_fit_config config = mpt_fit_config_default();
     config.precision = precision;
     mpt__fit_choose(ctx, "mpt_evaluate", &config.precision);
-    if (ctx && mpt__enter(ctx, "mpt_evaluate") && mpt__module_at(ctx, net) &&
+    if (mpt__enter(ctx, "mpt_evaluate") && mpt__module_at(ctx, net) &&
         mpt__loader_at(ctx, loader) && mpt__fit_check_precision(ctx, config.precision) == MPT_OK)
         return mpt__evaluate(net, loader, &config);
     mpt_evaluation none = {MPT_ERROR_HANDLE, MPT__NAN_F64, MPT__NAN_F64, 0};
@@ -423,7 +422,7 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
     fit.result.train_loss = fit.result.validation_loss = MPT__NAN_F64;
     fit.result.validation_accuracy = MPT__NAN_F64;
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;
-    if (fit.context && mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
+    if (mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
     fit.result.status = fit.context ? fit.context->base.status : MPT_ERROR_HANDLE;
     return fit.result;
 }

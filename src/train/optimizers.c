@@ -517,6 +517,7 @@ mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
 
 int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
                       const mpt_group_config *config) {
+    mpt__lend(handle, module.context);
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
     if (!optimizer) return -1;

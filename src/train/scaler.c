@@ -166,6 +166,7 @@ static void mpt__note_bf16(mpt_context *ctx, mpt__scaler *scaler) {
 }
 
 mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
+    mpt__lend(handle, loss.context);
     mpt_context *ctx = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
     mpt__tensor *found = scaler ? mpt__at(ctx, loss, "loss") : NULL;
@@ -207,6 +208,7 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
         {NULL, NULL, "mpt_scaler_step has already been called on this optimizer", MPT__LEFT_OUT},
         {NULL, NULL, "mpt_scaler_step has been called on this optimizer; skip it before", NULL}};
 #undef MPT__LEFT_OUT
+    mpt__lend(handle, optimizer_handle.context);
     mpt__scaler *scaler = mpt__scaler_enter(handle, name);
     mpt__optimizer *found = scaler ? mpt__optimizer_at(handle.context, optimizer_handle) : NULL;
     *optimizer = found;
