@@ -94,6 +94,7 @@ TEST(defaults) {
     CHECK_EQ_INT(config.precision, MPT_F32);
     CHECK(config.scaler.context == NULL && config.validation.context == NULL);
     CHECK(config.schedule.context == NULL && config.loss == NULL && config.progress == NULL);
+    CHECK(config.stop_on_nan && config.restore_weights);
     CHECK(config.checkpoint == NULL && config.patience == 0 && config.clip_norm == 0.0);
 }
 
@@ -418,6 +419,7 @@ TEST(no_checkpoint_of_nan) {
     mpt_fit(twin.net, twin.optimizer, twin.train, &config);
     config.epochs = 2;
     config.checkpoint = path;
+    config.stop_on_nan = false;
     config.loss = fatal_after_an_epoch, config.user = &calls;
     mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
     CHECK_EQ_INT(result.status, MPT_OK);
@@ -430,6 +432,198 @@ TEST(no_checkpoint_of_nan) {
     mpt_destroy(twin.ctx);
     mpt_destroy(loaded.ctx);
     remove(path);
+}
+
+/* NaN from step *user on. */
+static mpt_tensor fatal_later(mpt_tensor output, mpt_tensor target, void *user) {
+    mpt_tensor loss = mpt_nll_loss(output, target, NULL);
+    return (*(int *)user)-- > 0 ? loss : mpt_mul_scalar(loss, (double)NAN);
+}
+
+/* A training that cannot recover ends where it is known, with the weights of the epoch before, or
+   those from before the fit. */
+TEST(stops_where_the_loss_is_not_finite) {
+    for (int good = 0; good < 3; good++) {
+        int left = good * STEPS + 2;
+        char told[64];
+        world w = make_world(0.01), twin = make_world(0.01);
+        mpt_fit_config config = mpt_fit_config_default();
+        config.epochs = good;
+        if (good) mpt_fit(twin.net, twin.optimizer, twin.train, &config);
+        config.epochs = 9;
+        config.loss = fatal_later, config.user = &left;
+        mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+        CHECK_EQ_INT(result.status, MPT_ERROR_NUMERIC);
+        CHECK_EQ_INT(result.epochs, good + 1);
+        CHECK_EQ_INT(result.steps, (good + 1) * STEPS);
+        CHECK(result.train_loss != result.train_loss && !result.stopped_early);
+        CHECK(result.seconds > 0 && result.steps_per_second > 0);
+        snprintf(told, sizeof told, "since step %d of the fit; weights are again those of %s",
+                 good * STEPS + 3,
+                 good == 0   ? "before"
+                 : good == 1 ? "epoch 1"
+                             : "epoch 2");
+        CHECK_CONTAINS(mpt_error(w.ctx), told);
+        CHECK_CONTAINS(mpt_error(w.ctx), "smaller learning rate");
+        mpt_clear_error(w.ctx);
+        CHECK(mpt_module_hash(w.net) == mpt_module_hash(twin.net));
+        CHECK_EQ_STR(mpt_error(w.ctx), "");
+        mpt_destroy(w.ctx);
+        mpt_destroy(twin.ctx);
+    }
+}
+
+static mpt_tensor hundredfold(mpt_tensor output, mpt_tensor target, void *user) {
+    (void)user;
+    return mpt_mul_scalar(mpt_nll_loss(output, target, NULL), 100);
+}
+
+/* Weights go bad in the very last step: its loss was good. */
+TEST(weights_of_the_last_step_are_looked_at) {
+    world w = make_world(0.01), loaded = make_world(0.01);
+    const char *path = test_tmp_path("lost.safetensors");
+    mpt_sgd_config sgd = mpt_sgd_config_default();
+    mpt_fit_config config = mpt_fit_config_default();
+    mpt_loader_config whole = mpt_loader_config_default();
+    whole.batch = SAMPLES;
+    sgd.lr = 3e38;
+    config.epochs = 1;
+    config.checkpoint = path;
+    mpt_module net = mpt_sequential(w.ctx, mpt_nn_linear(w.ctx, INPUTS, CLASSES),
+                                    mpt_nn_log_softmax(w.ctx, -1), MPT_END);
+    mpt_optimizer huge = mpt_sgd(net, &sgd);
+    config.loss = hundredfold;
+    uint64_t before = mpt_module_hash(net);
+    CHECK_EQ_STR(mpt_error(w.ctx), "");
+    mpt_fit_result result =
+        mpt_fit(net, huge, mpt_loader_create(w.ctx, make_dataset(w.ctx), &whole), &config);
+    CHECK_EQ_INT(result.status, MPT_ERROR_NUMERIC);
+    CHECK_CONTAINS(mpt_error(w.ctx), "and weights are not finite");
+    mpt_clear_error(w.ctx);
+    CHECK(mpt_module_hash(net) == before);
+    CHECK(mpt_load(loaded.net, path, NULL, NULL) != MPT_OK); /* nothing was finite: no file */
+    mpt_destroy(w.ctx);
+    mpt_destroy(loaded.ctx);
+}
+
+static bool note(void *user, const mpt_progress *progress) { return user && progress->text; }
+
+/* All of a result, with and without a progress function. */
+TEST(results_of_fits_that_fail) {
+    for (int way = 0; way < 2; way++) {
+        int left = 0;
+        world w = make_world(0.01);
+        mpt_fit_config config = mpt_fit_config_default();
+        config.precision = MPT_F16;
+        config.epochs = 40;
+        config.loss = fatal_later, config.user = &left;
+        if (way) config.progress = note;
+        mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+        CHECK_EQ_INT(result.status, MPT_ERROR_NUMERIC);
+        CHECK_EQ_INT(result.steps, 99);
+        CHECK_EQ_INT(result.skipped_steps, 99);
+        CHECK_EQ_INT(result.epochs, 99 / STEPS);
+        CHECK(result.train_loss != result.train_loss);
+        CHECK(result.validation_loss != result.validation_loss);
+        CHECK(result.validation_accuracy != result.validation_accuracy);
+        CHECK(result.seconds > 0 && result.steps_per_second > 0 && result.seconds_waited >= 0);
+        CHECK(!result.stopped_early);
+        mpt_destroy(w.ctx);
+    }
+}
+
+/* One NaN among the inputs of validation: the file has the last epoch, the log says where. */
+TEST(validation_that_is_never_finite) {
+    char warning[256] = "";
+    float inputs[SAMPLES * INPUTS];
+    const char *path = test_tmp_path("unvalidated.safetensors");
+    mpt_config heard = mpt_config_default();
+    heard.log.write = keep_warning, heard.log.user = warning;
+    world w = make_world_with(&heard, 0.01), loaded = make_world(0.01);
+    memcpy(inputs, sample_inputs, sizeof inputs);
+    inputs[19 * INPUTS + 3] = (float)NAN;
+    mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
+    data.count = SAMPLES, data.dtype = MPT_F32, data.shape = MPT_SHAPE(INPUTS);
+    data.inputs = inputs, data.targets = sample_classes;
+    mpt_loader_config lc = mpt_loader_config_default();
+    lc.batch = BATCH;
+    mpt_fit_config config = mpt_fit_config_default();
+    config.epochs = 2;
+    config.validation = mpt_loader_create(w.ctx, mpt_memory_dataset(w.ctx, &data), &lc);
+    config.checkpoint = path;
+    mpt_fit_result result = mpt_fit(w.net, w.optimizer, w.train, &config);
+    CHECK_EQ_INT(result.status, MPT_OK);
+    CHECK_CONTAINS(warning, "validation loss is nan, first in batch 1: inputs of sample 19");
+    mpt_load(loaded.net, path, NULL, NULL);
+    CHECK_EQ_STR(mpt_error(loaded.ctx), "");
+    CHECK(mpt_module_hash(loaded.net) == mpt_module_hash(w.net));
+    mpt_destroy(w.ctx);
+    mpt_destroy(loaded.ctx);
+    remove(path);
+}
+
+/* A child in mpt_eval or mpt_freeze stays so; a net in mpt_eval is trained and comes back in it. */
+TEST(modes_come_back) {
+    for (int way = 0; way < 4; way++) {
+        float mean[INPUTS];
+        world w = make_world(0.01);
+        mpt_module net = mpt_sequential(w.ctx, mpt_nn_batch_norm1d(w.ctx, INPUTS, NULL),
+                                        mpt_nn_linear(w.ctx, INPUTS, CLASSES),
+                                        mpt_nn_log_softmax(w.ctx, -1), MPT_END);
+        mpt_module norm = mpt_child(net, "0"), linear = mpt_child(net, "1");
+        if (way == 0) mpt_eval(norm);
+        if (way == 1) mpt_eval(net), mpt_train(linear);
+        if (way == 2) mpt_eval(net);
+        if (way == 3) mpt_freeze(norm, true), mpt_train(net);
+        mpt_fit_config config = mpt_fit_config_default();
+        config.epochs = 2;
+        config.validation = w.validation;
+        CHECK_EQ_INT(mpt_fit(net, mpt_adamw(net, NULL), w.train, &config).status, MPT_OK);
+        mpt_read_f32(mpt_buffer(net, "0.running_mean"), mean, INPUTS);
+        CHECK((mean[0] != 0) == (way == 2));
+        CHECK(mpt_is_training(net) == (way == 0 || way == 3));
+        CHECK(!mpt_is_training(norm));
+        CHECK(mpt_is_training(linear) == (way != 2));
+        CHECK_EQ_STR(mpt_error(w.ctx), "");
+        mpt_destroy(w.ctx);
+    }
+}
+
+/* Frozen before or after the first use, with dropout and a norm in it, until it is unfrozen. */
+TEST(frozen_modules_do_not_change) {
+    for (int used = 0; used < 2; used++) {
+        world w = make_world(0.01);
+        mpt_module body = mpt_sequential(w.ctx, mpt_nn_linear(w.ctx, INPUTS, 8),
+                                         mpt_nn_batch_norm1d(w.ctx, 8, NULL),
+                                         mpt_nn_dropout(w.ctx, 0.5), MPT_END);
+        if (!used) mpt_freeze(body, true);
+        mpt_module net = mpt_sequential(w.ctx, body, mpt_nn_linear(w.ctx, 8, CLASSES),
+                                        mpt_nn_log_softmax(w.ctx, -1), MPT_END);
+        mpt_optimizer optimizer = mpt_adamw(net, NULL);
+        mpt_fit_config config = mpt_fit_config_default();
+        config.epochs = 1;
+        if (used) {
+            mpt_fit(net, optimizer, w.train, &config); /* there are gradients now */
+            mpt_freeze(body, true);
+        }
+        uint64_t before = mpt_module_hash(body);
+        uint64_t head = mpt_module_hash(mpt_child(net, "1"));
+        mpt_train(net);
+        CHECK_EQ_INT(mpt_fit(net, optimizer, w.train, &config).status, MPT_OK);
+        CHECK(mpt_module_hash(body) == before);
+        CHECK(mpt_module_hash(mpt_child(net, "1")) != head);
+        CHECK(!mpt_has_grad(mpt_parameter(net, "0.0.weight")));
+        CHECK(mpt_is_training(net) && !mpt_is_training(body));
+        mpt_tensor x = mpt_ones(w.ctx, MPT_F32, MPT_SHAPE(2, INPUTS));
+        mpt_tensor same = mpt_equal(mpt_forward(body, x), mpt_forward(body, x));
+        CHECK(mpt_item(mpt_sum(mpt_cast(same, MPT_F32), MPT_ALL_DIMS, false)) == 16);
+        mpt_freeze(body, false);
+        CHECK(mpt_is_training(mpt_child(body, "2")));
+        mpt_fit(net, optimizer, w.train, &config);
+        CHECK(mpt_module_hash(body) != before);
+        CHECK_EQ_STR(mpt_error(w.ctx), "");
+        mpt_destroy(w.ctx);
+    }
 }
 
 static int squared_calls;
@@ -683,6 +877,12 @@ TEST_TABLE = {T(defaults),
               T(patience_and_the_best_checkpoint),
               T(last_checkpoint_without_validation),
               T(no_checkpoint_of_nan),
+              T(stops_where_the_loss_is_not_finite),
+              T(weights_of_the_last_step_are_looked_at),
+              T(results_of_fits_that_fail),
+              T(validation_that_is_never_finite),
+              T(modes_come_back),
+              T(frozen_modules_do_not_change),
               T(own_loss_and_schedule_per_epoch),
               T(plateau_is_told_the_loss),
               T(loss_is_the_mean_of_the_epoch),
@@ -690,6 +890,7 @@ TEST_TABLE = {T(defaults),
               T(counts_skipped_steps),
               T(refuses_what_makes_no_sense),
               T(null_and_stale_handles),
-              T(targets_that_are_no_classes_need_a_loss), T(loaders_that_others_have_used),
+              T(targets_that_are_no_classes_need_a_loss),
+              T(loaders_that_others_have_used),
               T(an_error_in_the_middle_leaves_weights_alone)};
 TEST_MAIN

@@ -209,6 +209,7 @@ TEST(module_trees) {
     CASE(mpt_forward, STATE, "forward of mine did not set output 0", mpt_forward(lazy, f.x));
     MODULE(mpt_train, mpt_train(h_));
     MODULE(mpt_eval, mpt_eval(h_));
+    MODULE(mpt_freeze, mpt_freeze(h_, true));
     MODULE(mpt_is_training, CHECK(!mpt_is_training(h_)));
     MODULE(mpt_set_label, mpt_set_label(h_, "l"));
     CASE(mpt_set_label, ARGUMENT, "label is NULL", mpt_set_label(list, NULL));

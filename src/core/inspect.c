@@ -246,6 +246,12 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
     return mpt__submit(ctx, launch);
 }
 
+/* The mean by the host's view of the device. */
+static double mpt__metric_seen(const mpt_context *ctx, const mpt__metric *metric) {
+    int64_t count = metric ? ctx->scalars[metric->count_slot].i : 0;
+    return count > 0 ? ctx->scalars[metric->sum_slot].f / (double)count : MPT__NAN_F64;
+}
+
 double mpt_metric_mean(mpt_context *ctx, const char *name, bool wait) {
     MPT__PLAIN_FLOATS;
     double none = MPT__NAN_F64;
@@ -257,8 +263,7 @@ double mpt_metric_mean(mpt_context *ctx, const char *name, bool wait) {
     } else {
         mpt__scalars_look(ctx);
     }
-    int64_t count = ctx->scalars[metric->count_slot].i;
-    return count > 0 ? ctx->scalars[metric->sum_slot].f / (double)count : none;
+    return mpt__metric_seen(ctx, metric);
 }
 
 mpt_status mpt_metric_reset(mpt_context *ctx, const char *name) {

@@ -113,6 +113,11 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
 MPTRAIN_API mpt_status mpt_train(mpt_module module);
 MPTRAIN_API mpt_status mpt_eval(mpt_module module);
 MPTRAIN_API bool mpt_is_training(mpt_module module);
+/* Freezes a module and all below it, or (false) unfreezes them: their parameters have and get no
+   gradients (mpt_requires_grad), tied ones wherever they stand, so no optimizer changes them, and
+   they are as in mpt_eval, whatever mpt_train says, which counts again once they are unfrozen.
+   Before or after the tree is first used, and for optimizers made before or after. */
+MPTRAIN_API mpt_status mpt_freeze(mpt_module module, bool on);
 /* A name, copied, that replaces the number of the tree in the key of its initial values. */
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
@@ -748,9 +753,10 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
    add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a scaler's
-   factors the step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log
-   says why. With config.debug every 16th call does and names the first launch that differs. */
+   mpt_train, mpt_eval, mpt_freeze, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a
+   scaler's factors the step is recorded anew. Where it cannot be captured, every call runs `fn`,
+   and the log says why. With config.debug every 16th call does and names the first launch that
+   differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
@@ -795,17 +801,29 @@ typedef struct mpt_fit_config {
     void *user;
     int patience;           /* 0; epochs without a better validation loss before stopping */
     const char *checkpoint; /* NULL; weights of the best epoch go to this path: by validation loss,
-                               else the last one whose mean loss is finite */
+                               or, as long as there was no finite one, the last epoch whose mean
+                               loss and weights are finite, or, where none is, the last one */
+    bool stop_on_nan;       /* true: an epoch that leaves a mean loss or weights that are not finite
+                             is the last, with MPT_ERROR_NUMERIC. Where a scaler with patience skips
+                             such steps, it is the one to give up */
+    bool restore_weights;   /* true: then the weights and buffers are again those behind the last
+                             finite epoch, or those before the fit; it takes a copy of them. States
+                             of the optimizer stay: make a new one to go on */
 } mpt_fit_config;
+/* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
+   of the epoch under way, or NaN where there is none. */
 typedef struct mpt_fit_result {
     mpt_status status;
     int epochs;
     double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
     double seconds_waited; /* for batches to train on; more workers make it less */
     int64_t steps, skipped_steps;
-    bool stopped_early;
+    bool stopped_early; /* by progress or patience */
 } mpt_fit_result;
 MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
+/* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in
+   training mode; a net that is in mpt_eval as a whole is in training meanwhile, but for what was
+   frozen. */
 MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                                    const mpt_fit_config *config);
 /* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval, over

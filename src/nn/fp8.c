@@ -126,7 +126,7 @@ static bool mpt__fp8_watched(mpt_op_call *call) {
     mpt_context *ctx = call->frame->context;
     mpt__running *running = mpt__fp8_running(call);
     const mpt__module *module = mpt__module_slot(ctx, (uint32_t)(uintptr_t)call->op->user);
-    if (!running || !module->training || ctx->inference_depth) return false;
+    if (!running || !mpt__in_training(module) || ctx->inference_depth) return false;
     mpt__running_wait(ctx, running);
     return true;
 }

@@ -60,8 +60,10 @@ static void mpt__trace_modes(mpt_context *ctx, mpt__module *root, bool begin) {
     mpt__walk walk;
     const mpt__module_parameter *row;
     for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
-        if (begin) m->resumes = m->training;
-        m->training = !begin && m->resumes;
+        if (begin)
+            mpt__mode_put_by(m, false);
+        else
+            mpt__mode_back(m);
     }
     mpt__walk_begin(&walk, ctx, root);
     while ((row = mpt__walk_parameter(&walk)) != NULL) {

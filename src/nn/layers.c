@@ -91,7 +91,7 @@ typedef struct mpt__running {
     mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
     char *path[MPT__BUFFERS];                          /* once the tree is frozen */
     double momentum;
-    int margin; /* of fp8 scales */
+    int margin;       /* of fp8 scales */
     uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
     uint64_t made_of; /* .. and a hash of what they come from */
     uint32_t op_slot, op_generation;
@@ -125,11 +125,12 @@ struct mpt__module {
     int64_t child_count, child_capacity;
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
-    bool training, frozen;
-    bool resumes; /* it was in training before mpt_fuse's trace */
-    bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
-    uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
-    uint32_t path;  /* index in ctx->paths, once frozen */
+    bool training, frozen; /* asked for, see mpt__in_training; `frozen`: the tree is in use */
+    bool fixed;            /* mpt_freeze */
+    uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
+    bool watched;          /* of a root, once frozen: a user's forward runs somewhere in the tree */
+    uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
+    uint32_t path;         /* index in ctx->paths, once frozen */
     uint64_t path_hash;
     mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
     int64_t updates;
@@ -147,6 +148,10 @@ MPT__HANDLE_AT(module, MPT__MODULE)
 
 static mpt__module *mpt__module_slot(mpt_context *ctx, uint32_t slot) {
     return (mpt__module *)mpt__object_slot(ctx, MPT__MODULE, slot);
+}
+
+static MPT__INLINE bool mpt__in_training(const mpt__module *module) {
+    return module->training && !module->fixed;
 }
 
 static mpt__module *mpt__module_root(mpt_context *ctx, mpt__module *module) {

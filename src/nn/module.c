@@ -638,6 +638,17 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
     return mpt__freeze_ties(walk, root);
 }
 
+/* Gives all parameters of a module that is in use, tied ones too, gradients or none. */
+static void mpt__parameters_collect(mpt_context *ctx, const mpt__module *module, bool on) {
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        mpt__parameter *parameter = &ctx->parameters[module->parameters[i].parameter - 1];
+        const uint8_t flags = MPT__REQUIRES_GRAD | MPT__LEAF;
+        mpt__tensor *tensor = parameter->tensor;
+        tensor->flags = (uint8_t)(on ? tensor->flags | flags : tensor->flags & ~flags);
+        if (!on) mpt__clear_grad(parameter); /* an update would use what is left */
+    }
+}
+
 /* Memory and first values for parameters that have their places. */
 static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
     mpt_context *ctx = walk->context;
@@ -652,6 +663,9 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
         if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
             mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
     }
+    const mpt__module *module = mpt__ok(ctx) ? mpt__walk_begin(walk, ctx, root) : NULL;
+    for (; module; module = mpt__walk_next(walk))
+        if (module->fixed) mpt__parameters_collect(ctx, module, false);
     return ctx->base.status;
 }
 
@@ -789,7 +803,7 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__mod
     ctx->path = module->path;
     ctx->module = module->id.slot;
     ctx->path_hash = module->path_hash;
-    ctx->module_training = module->training;
+    ctx->module_training = mpt__in_training(module);
     if (module->policy && mpt__autocast_dtype(ctx) != MPT_F32)
         mpt_autocast_begin(ctx, (mpt_dtype)module->policy);
 }
@@ -826,8 +840,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
         bool linear = child->layer == MPT__LAYER_linear;
         bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
                                 child->layer <= MPT__LAYER_conv_transpose2d);
-        if (((takes && !child->run) || mpt__is_batch_norm(child)) &&
-            i + 1 < module->child_count) {
+        if (((takes && !child->run) || mpt__is_batch_norm(child)) && i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
             if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
                 activation = mpt__layer_rows[next->layer].activation;

@@ -211,7 +211,7 @@ static void mpt__notice_bias(mpt_context *ctx, mpt__module *module, const mpt__t
 static mpt_tensor mpt__batch_norm_forward(mpt_context *ctx, mpt__module *module, mpt_tensor x,
                                           mpt_tensor residual, bool relu) {
     const mpt__running *running = module->running;
-    bool training = module->training && !ctx->inference_depth;
+    bool training = mpt__in_training(module) && !ctx->inference_depth;
     const mpt__tensor *tensor = mpt__live(ctx, x);
     mpt_tensor in[6];
     bool flat = module->layer == MPT__LAYER_batch_norm1d;

@@ -158,6 +158,38 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 
 /* ==== Modes and policies ==== */
 
+/* Another mode for a while, within each other as validation in a fit is. */
+static void mpt__mode_put_by(mpt__module *module, bool training) {
+    module->before = module->before << 1 | (uint32_t)module->training;
+    module->training = training;
+}
+
+static void mpt__mode_back(mpt__module *module) {
+    module->training = module->before & 1;
+    module->before >>= 1;
+}
+
+/* The same for a module and all below it, also after an error. */
+static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
+        mpt__mode_put_by(module, training);
+}
+
+static void mpt__modes_end(mpt_context *ctx, mpt__module *module) {
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
+        mpt__mode_back(module);
+}
+
+/* Whether mpt_train was asked of the module or of any below it. */
+static bool mpt__any_in_training(mpt_context *ctx, mpt__module *module) {
+    mpt__walk walk;
+    module = mpt__walk_begin(&walk, ctx, module);
+    while (module && !mpt__in_training(module)) module = mpt__walk_next(&walk);
+    return module != NULL;
+}
+
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
     mpt__module *found = mpt__module_enter(module, call);
     if (!found) return mpt__status_of(module.context);
@@ -172,7 +204,19 @@ mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", f
 
 bool mpt_is_training(mpt_module module) {
     const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
-    return found && found->training;
+    return found && mpt__in_training(found);
+}
+
+mpt_status mpt_freeze(mpt_module module, bool on) {
+    mpt_context *ctx = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_freeze");
+    if (!found) return mpt__status_of(ctx);
+    mpt__walk walk;
+    for (found = mpt__walk_begin(&walk, ctx, found); found; found = mpt__walk_next(&walk)) {
+        found->fixed = on;
+        if (found->frozen) mpt__parameters_collect(ctx, found, !on);
+    }
+    return ctx->base.status;
 }
 
 mpt_status mpt_set_label(mpt_module root, const char *label) {

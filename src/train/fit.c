@@ -16,12 +16,21 @@ mpt_fit_config mpt_fit_config_default(void) {
     mpt__zero(config);
     config.epochs = 5;
     config.precision = MPT_F32;
+    config.stop_on_nan = config.restore_weights = true;
     return config;
 }
 
 /* The context of the first handle that has one. */
 static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context *c) {
     return a ? a : b ? b : c;
+}
+
+/* What a fit that has not begun says. */
+static mpt_fit_result mpt__fit_nothing(void) {
+    mpt_fit_result result;
+    mpt__zero(result);
+    result.train_loss = result.validation_loss = result.validation_accuracy = MPT__NAN_F64;
+    return result;
 }
 
 #ifdef MPTRAIN_NO_FIT
@@ -34,9 +43,8 @@ static mpt_status mpt__fit_missing(mpt_context *ctx, const char *call) {
 
 mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                        const mpt_fit_config *config) {
-    mpt_fit_result result;
+    mpt_fit_result result = mpt__fit_nothing();
     (void)config;
-    mpt__zero(result);
     result.status = mpt__fit_missing(
         mpt__fit_context(net.context, optimizer.context, train.context), "mpt_fit");
     return result;
@@ -46,6 +54,7 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
     mpt_evaluation evaluation;
     (void)precision;
     mpt__zero(evaluation);
+    evaluation.loss = evaluation.accuracy = MPT__NAN_F64;
     evaluation.status =
         mpt__fit_missing(mpt__fit_context(net.context, loader.context, NULL), "mpt_evaluate");
     return evaluation;
@@ -84,6 +93,37 @@ static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
            mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
 }
 
+/* The first sample of a batch with a value in `handle` that is not finite; -1 if there is none. */
+static int64_t mpt__nonfinite_sample(mpt_context *ctx, mpt_tensor handle, int64_t size) {
+    const mpt__tensor *t = mpt__live(ctx, handle);
+    int64_t numel = t ? mpt__tensor_numel(t) : 0;
+    if (numel < size || !mpt__dtype_info[t->dtype].is_float || !mpt_is_contiguous(handle))
+        return -1;
+    int64_t at = mpt__first_nonfinite(ctx, t->storage, (mpt_dtype)t->dtype, t->offset, numel);
+    return at < 0 ? -1 : at / (numel / size);
+}
+
+/* Says where an evaluation met its first loss that is not finite: runs the batch once more. */
+static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *batch,
+                                             const mpt_fit_config *config, double loss,
+                                             int64_t before) {
+    mpt_context *ctx = net.context;
+    int64_t inputs = mpt__nonfinite_sample(ctx, batch->x, batch->size), sample = inputs;
+    if (sample < 0) {
+        mpt_scope_begin(ctx);
+        mpt_autocast_begin(ctx, config->precision);
+        sample = mpt__nonfinite_sample(ctx, mpt_forward(net, batch->x), batch->size);
+        mpt_autocast_end(ctx);
+        mpt_scope_end(ctx);
+    }
+    const char *what = inputs >= 0 ? "inputs" : sample >= 0 ? "outputs" : "samples";
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "mpt_fit: the validation loss is %g, first in batch %lld: %s of sample %lld%s", loss,
+             batch->index, what, before + (sample < 0 ? 0 : sample),
+             sample < 0 ? " and those behind it"
+                        : ", counted in the loader's order, are not finite");
+}
+
 /* The loss of a batch times its samples; its correct answers are added up where it has labels. */
 static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
                                   const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
@@ -109,25 +149,31 @@ static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, i
     if (at && at->next >= batches) mpt_loader_reset(loader);
 }
 
-/* Evaluates a whole epoch; precision and loss are the config's. */
-static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
-                                    const mpt_fit_config *config) {
+/* Evaluates a whole epoch; precision and loss are the config's. The log hears where a loss is not
+   finite, once: *told (may be NULL) remembers. */
+static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader, const mpt_fit_config *config,
+                                    bool *told) {
     mpt_context *ctx = net.context;
     mpt_evaluation evaluation;
     mpt_batch batch;
     int64_t correct = 0, labels = 0;
     double loss = 0;
     evaluation.samples = 0;
-    bool training = mpt_is_training(net);
     mpt__fit_rewind(ctx, loader, 1);
-    mpt_eval(net);
+    mpt__modes_begin(ctx, mpt__module_slot(ctx, net.slot), false);
     mpt_inference_begin(ctx);
     while (mpt_loader_next(loader, &batch) && !mpt_failed(ctx)) {
-        loss += mpt__evaluate_batch(net, &batch, config, &correct, &labels);
+        double sum = mpt__evaluate_batch(net, &batch, config, &correct, &labels);
+        if (told && !*told && !mpt__f64_is_finite(sum) && mpt__ok(ctx)) {
+            mpt__evaluate_tell(net, &batch, config, sum / (double)batch.size, evaluation.samples);
+            *told = true;
+        }
+        loss += sum;
         evaluation.samples += batch.size;
     }
     mpt_inference_end(ctx);
-    if (training) mpt_train(net);
+    mpt__module *found = mpt__module_at(ctx, net);
+    if (found) mpt__modes_end(ctx, found);
     bool any = !mpt_failed(ctx) && evaluation.samples > 0;
     evaluation.status = ctx->base.status;
     evaluation.loss = any ? loss / (double)evaluation.samples : MPT__NAN_F64;
@@ -143,7 +189,7 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
     mpt__fit_choose(ctx, "mpt_evaluate", &config.precision);
     if (mpt__enter(ctx, "mpt_evaluate") && mpt__module_at(ctx, net) &&
         mpt__loader_at(ctx, loader) && mpt__fit_check_precision(ctx, config.precision) == MPT_OK)
-        return mpt__evaluate(net, loader, &config);
+        return mpt__evaluate(net, loader, &config, NULL);
     mpt_evaluation none = {MPT_ERROR_HANDLE, MPT__NAN_F64, MPT__NAN_F64, 0};
     if (ctx) none.status = ctx->base.status;
     return none;
@@ -232,7 +278,13 @@ typedef struct {
     double trained;         /* seconds, without validation and callbacks */
     double best;            /* validation loss, infinite before the first */
     int epochs_without_better;
-    bool stop; /* asked for by the callback or by patience */
+    bool stop;        /* asked for by the callback or by patience */
+    bool guards;      /* stop_on_nan, and no scaler has the say */
+    bool saved, told; /* a checkpoint; where validation was not finite */
+    int64_t lost;     /* step whose loss was the first not to be finite; 0: none */
+    double others;    /* seconds that the loader of `train` waited for others than the fit */
+    uint32_t kept;    /* storage of weights and buffers; 0: none */
+    int kept_epoch;   /* behind which they are from */
     mpt_progress progress;
     mpt_fit_result result;
 } mpt__fit;
@@ -241,17 +293,36 @@ static double mpt__fit_now(const mpt__fit *fit) {
     return fit->context->base.clock.now(fit->context->base.clock.user);
 }
 
-/* Fills what progress and result say about speed, loss and scale. Waits for nothing. */
+/* The mean loss of the epoch so far, as the host knows it. */
+static double mpt__fit_mean(const mpt__fit *fit) {
+    mpt__scalars_look(fit->context);
+    return mpt__metric_seen(fit->context, mpt__metric_find(fit->context, MPT__FIT_METRIC));
+}
+
+static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
+    mpt_scaler_stats stats;
+    const mpt__object *row = &fit->context->objects[MPT__SCALER].rows[fit->scaler.slot];
+    const mpt__scaler *scaler = (const mpt__scaler *)row->object;
+    mpt__zero(stats);
+    stats.scale = 1;
+    if (scaler && row->generation == fit->scaler.generation && scaler->config.enabled)
+        mpt__scaler_read(fit->context, scaler, &stats);
+    return stats;
+}
+
+/* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
+   after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
     mpt_progress *progress = &fit->progress;
     int64_t steps = fit->result.steps;
     int64_t left = (int64_t)progress->epochs * progress->batches - steps;
-    progress->loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, false);
+    progress->loss = mpt__fit_mean(fit);
     progress->scale = 1.0;
     if (fit->scaler.slot) {
-        mpt_scaler_stats stats = mpt_scaler_statistics(fit->scaler);
+        mpt_scaler_stats stats = mpt__fit_scaling(fit);
+        int64_t skipped = stats.skipped - fit->skipped_before;
         progress->scale = stats.scale;
-        progress->skipped_steps = stats.skipped - fit->skipped_before;
+        progress->skipped_steps = skipped < steps ? skipped : steps; /* of complete steps */
     }
     progress->seconds = mpt__fit_now(fit) - fit->started;
     progress->steps_per_second = fit->trained > 0.0 ? (double)steps / fit->trained : 0.0;
@@ -306,15 +377,16 @@ static void mpt__fit_batches(mpt__fit *fit) {
     mpt_batch batch;
     double before = mpt__fit_now(fit);
     const mpt__loader *loader = mpt__loader_at(fit->context, fit->train);
-    double others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
+    fit->others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
     mpt_metric_reset(fit->context, MPT__FIT_METRIC);
     fit->progress.batch = 0;
     while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
-        fit->progress.seconds_waited = loader->seconds_waited - others;
+        fit->progress.seconds_waited = loader->seconds_waited - fit->others;
         mpt__fit_step(fit, &batch);
         if (mpt_failed(fit->context)) return;
         fit->result.steps++;
         fit->progress.batch++;
+        if (!fit->lost && !mpt__f64_is_finite(mpt__fit_mean(fit))) fit->lost = fit->result.steps;
         fit->trained += mpt__fit_now(fit) - before;
         mpt__fit_tell(fit, false);
         before = mpt__fit_now(fit);
@@ -322,41 +394,148 @@ static void mpt__fit_batches(mpt__fit *fit) {
     if (fit->stop) mpt_loader_reset(fit->train);
 }
 
-/* Validates, keeps the best weights on file and counts epochs without progress. */
-static void mpt__fit_validate(mpt__fit *fit) {
+/* ==== What is kept ==== */
+
+/* Copies a tensor to its place in the storage of what is kept, or back; returns where the next one
+   begins. Only that where there is no storage yet. */
+static int64_t mpt__fit_move_tensor(mpt__fit *fit, const mpt__tensor *tensor, int64_t at,
+                                    bool back) {
+    mpt_context *ctx = fit->context;
+    mpt_dtype dtype = (mpt_dtype)tensor->dtype;
+    int64_t size = (int64_t)mpt__dtype_info[dtype].bytes, count = mpt__tensor_numel(tensor);
+    int64_t there = at / size;
+    if (fit->kept && back) {
+        mpt__copy_elements(ctx, fit->kept, dtype, there, tensor->storage, dtype, tensor->offset,
+                           count);
+        ctx->storages[tensor->storage].version++;
+    } else if (fit->kept) {
+        mpt__copy_elements(ctx, tensor->storage, dtype, tensor->offset, fit->kept, dtype, there,
+                           count);
+    }
+    return at + mpt__aligned_up(count * size, 256);
+}
+
+/* Copies all parameters and buffers of the net to or from the storage of them; returns its bytes.
+   Each begins where one of the widest dtype may. */
+static int64_t mpt__fit_move(mpt__fit *fit, bool back) {
+    mpt_context *ctx = fit->context;
+    mpt__module *root = mpt__module_slot(ctx, fit->net.slot);
+    const mpt__module_parameter *row;
+    int64_t bytes = 0;
+    mpt__buffer buffer;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, ctx, root);
+    while ((row = mpt__walk_parameter(&walk)) != NULL)
+        bytes = mpt__fit_move_tensor(fit, ctx->parameters[row->parameter - 1].tensor, bytes, back);
+    mpt__walk_begin(&walk, ctx, root);
+    while (mpt__walk_buffer(&walk, &buffer))
+        bytes = mpt__fit_move_tensor(fit, buffer.tensor, bytes, back);
+    return bytes;
+}
+
+/* Whether all that the optimizer has changed is finite. */
+static bool mpt__fit_is_finite(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    const mpt__optimizer *optimizer = mpt__optimizer_at(ctx, fit->optimizer);
+    for (int64_t i = 0; optimizer && i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
+        const mpt__block *block = &ctx->blocks[parameter->block];
+        if (parameter->live && parameter->has_grad &&
+            mpt__first_nonfinite(ctx, block->values, (mpt_dtype)block->dtype, parameter->offset,
+                                 parameter->numel) >= 0)
+            return false;
+    }
+    return true;
+}
+
+/* Keeps the weights of now. */
+static void mpt__fit_keep(mpt__fit *fit, int epoch) {
+    mpt_context *ctx = fit->context;
+    if (!fit->guards || !fit->config->restore_weights) return;
+    if (mpt__freeze(ctx, mpt__module_slot(ctx, fit->net.slot)) != MPT_OK) return;
+    if (!fit->kept)
+        fit->kept = mpt__storage_new(ctx, mpt__fit_move(fit, false), MPT_MEMORY_WORKSPACE,
+                                     MPT__FROM_DEVICE, false);
+    if (fit->kept) mpt__fit_move(fit, false);
+    fit->kept_epoch = epoch;
+}
+
+/* Ends a fit that cannot recover, with the weights of before. */
+static void mpt__fit_give_up(mpt__fit *fit, int epoch) {
+    mpt_context *ctx = fit->context;
+    char step[64] = "", weights[64] = "";
+    if (fit->kept) {
+        mpt__fit_move(fit, true);
+        mpt__format_text(weights, sizeof weights,
+                         fit->kept_epoch ? "; weights are again those of epoch %d"
+                                         : "; weights are again those of before",
+                         fit->kept_epoch);
+    }
+    if (fit->lost) mpt__format_text(step, sizeof step, ", since step %lld of the fit", fit->lost);
+    ctx->base.op = "mpt_fit";
+    mpt__error(ctx, NUMERIC,
+               "the mean loss of epoch %d is %g%s%s%s; try a smaller learning rate, clip_norm or "
+               "other data; mpt_anomaly_mode finds out why, stop_on_nan = false goes on",
+               epoch, fit->result.train_loss, fit->lost ? "" : " and weights are not finite", step,
+               weights);
+}
+
+static void mpt__fit_save(mpt__fit *fit) {
+    fit->saved = true;
+    mpt_save(fit->net, fit->config->checkpoint);
+}
+
+/* Validates, keeps the best weights on file and counts epochs without progress. `finite`: loss and
+   weights are. */
+static void mpt__fit_validate(mpt__fit *fit, bool finite) {
     const mpt_fit_config *config = fit->config;
-    /* without validation every epoch is the best so far, but one that ends in NaN */
-    bool better = mpt__f64_is_finite(fit->result.train_loss);
+    bool better = finite; /* without validation every epoch is the best so far */
+    bool save = finite;
     if (config->validation.context) {
-        mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config);
+        mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config, &fit->told);
         fit->progress.validation_loss = fit->result.validation_loss = evaluation.loss;
         fit->progress.validation_accuracy = fit->result.validation_accuracy = evaluation.accuracy;
         better = evaluation.loss < fit->best;
+        save = better || (finite && !(fit->best < MPT__INF_F64)); /* or there is nothing better */
         if (better) fit->best = evaluation.loss;
     }
-    if (better && config->checkpoint) mpt_save(fit->net, config->checkpoint);
+    if (save && config->checkpoint && mpt__ok(fit->context)) mpt__fit_save(fit);
     fit->epochs_without_better = better ? 0 : fit->epochs_without_better + 1;
     if (config->patience > 0 && fit->epochs_without_better >= config->patience)
         fit->stop = fit->result.stopped_early = true;
 }
 
+/* Looks at what an epoch has left; false: it was the last one. */
+static bool mpt__fit_judge(mpt__fit *fit, int epoch, bool *finite) {
+    mpt_context *ctx = fit->context;
+    double loss = fit->result.train_loss = mpt_metric_mean(ctx, MPT__FIT_METRIC, true);
+    bool known = mpt__f64_is_finite(loss);
+    if (!known && !fit->lost) fit->lost = fit->result.steps;
+    *finite = known && (!(fit->guards || fit->config->checkpoint) || mpt__fit_is_finite(fit));
+    if (*finite) mpt__fit_keep(fit, epoch);
+    if (!known && !fit->guards)
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
+                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
+                 loss);
+    if (*finite || !fit->guards || fit->stop) return mpt__ok(ctx);
+    fit->result.epochs = epoch;
+    mpt__fit_tell(fit, true);
+    if (mpt__ok(ctx)) mpt__fit_give_up(fit, epoch);
+    return false;
+}
+
 static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
+    bool finite;
     fit->progress.epoch = epoch;
     mpt__fit_batches(fit);
-    if (mpt_failed(fit->context)) return;
-    fit->result.train_loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, true);
-    bool finite = mpt__f64_is_finite(fit->result.train_loss);
-    if (!finite)
-        mpt__log(&fit->context->base, MPT_LOG_WARNING,
-                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
-                 fit->result.train_loss);
+    if (mpt_failed(fit->context) || !mpt__fit_judge(fit, epoch, &finite)) return;
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
         if (fit->config->checkpoint && !fit->config->validation.context && finite)
-            mpt_save(fit->net, fit->config->checkpoint);
+            mpt__fit_save(fit);
         return;
     }
     fit->result.epochs = epoch;
-    mpt__fit_validate(fit);
+    mpt__fit_validate(fit, finite);
     if (fit->config->schedule.context)
         mpt__schedule_epoch(fit->config->schedule, fit->config->validation.context
                                                        ? fit->result.validation_loss
@@ -384,28 +563,64 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
     return mpt__ok(ctx);
 }
 
+/* What the result says, however the fit ended. */
+static void mpt__fit_report(mpt__fit *fit) {
+    const mpt__object *row = &fit->context->objects[MPT__LOADER].rows[fit->train.slot];
+    mpt_fit_result *result = &fit->result;
+    mpt__fit_measure(fit);
+    if (!mpt__ok(fit->context) && row->object && row->generation == fit->train.generation) {
+        fit->progress.seconds_waited =
+            ((const mpt__loader *)row->object)->seconds_waited - fit->others;
+    }
+    if (!mpt__ok(fit->context) && fit->progress.batch > 0) result->train_loss = fit->progress.loss;
+    result->skipped_steps = fit->progress.skipped_steps;
+    result->seconds_waited = fit->progress.seconds_waited;
+    result->seconds = fit->progress.seconds;
+    result->steps_per_second = fit->progress.steps_per_second;
+}
+
+/* Whether a scaler with patience skips steps whose gradients are not finite, and gives up. */
+static bool mpt__fit_is_scaled(const mpt__fit *fit) {
+    if (!fit->scaler.slot) return false;
+    mpt_scaler_config config = mpt_scaler_get_config(fit->scaler);
+    return config.enabled && config.patience > 0;
+}
+
+/* All epochs. */
+static void mpt__fit_train(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    const mpt_fit_config *config = fit->config;
+    mpt__fit_keep(fit, 0);
+    mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
+    for (int epoch = 1; epoch <= config->epochs && !fit->stop && !mpt_failed(ctx); epoch++)
+        mpt__fit_epoch(fit, epoch);
+    if (config->checkpoint && !fit->saved && fit->result.epochs > 0 && mpt__ok(ctx)) {
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
+                 "mpt_fit: no epoch was finite, so %s has the weights of the last one",
+                 config->checkpoint);
+        mpt__fit_save(fit);
+    }
+    if (mpt__ok(ctx)) mpt_synchronize(ctx);
+}
+
 static void mpt__fit_run(mpt__fit *fit) {
     mpt_context *ctx = fit->context;
     bool own_scaler = !fit->config->scaler.context && fit->config->precision == MPT_F16;
     fit->scaler = own_scaler ? mpt_grad_scaler(ctx, NULL) : fit->config->scaler;
     fit->skipped_before = fit->scaler.slot ? mpt_scaler_statistics(fit->scaler).skipped : 0;
+    fit->guards = fit->config->stop_on_nan && !mpt__fit_is_scaled(fit);
     fit->started = mpt__fit_now(fit);
-    fit->best = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000));
+    fit->best = MPT__INF_F64;
     fit->progress.epochs = fit->config->epochs;
     fit->progress.batches = mpt_loader_batches(fit->train);
-    mpt_train(fit->net);
-    mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
-    for (int epoch = 1; epoch <= fit->config->epochs && !fit->stop && !mpt_failed(ctx); epoch++)
-        mpt__fit_epoch(fit, epoch);
-    if (!mpt_failed(ctx)) {
-        mpt_synchronize(ctx);
-        mpt__fit_measure(fit);
-    }
-    fit->result.skipped_steps = fit->progress.skipped_steps;
-    fit->result.seconds_waited = fit->progress.seconds_waited;
-    fit->result.seconds = mpt__fit_now(fit) - fit->started;
-    fit->result.steps_per_second =
-        fit->trained > 0.0 ? (double)fit->result.steps / fit->trained : 0.0;
+    mpt__module *net = mpt__module_slot(ctx, fit->net.slot);
+    bool switched = !mpt__any_in_training(ctx, net);
+    if (switched) mpt__modes_begin(ctx, net, true);
+    mpt__fit_train(fit);
+    net = switched ? mpt__module_at(ctx, fit->net) : NULL;
+    if (net) mpt__modes_end(ctx, net);
+    mpt__fit_report(fit);
+    if (fit->kept) mpt__storage_forget(ctx, &fit->kept);
     if (own_scaler) mpt_scaler_destroy(fit->scaler);
 }
 
@@ -419,8 +634,7 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
     fit.net = net, fit.optimizer = optimizer, fit.train = train;
     mpt__fit_choose(fit.context, "mpt_fit", &chosen.precision);
     fit.config = &chosen;
-    fit.result.train_loss = fit.result.validation_loss = MPT__NAN_F64;
-    fit.result.validation_accuracy = MPT__NAN_F64;
+    fit.result = mpt__fit_nothing();
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;
     if (mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
     fit.result.status = fit.context ? fit.context->base.status : MPT_ERROR_HANDLE;

@@ -279,16 +279,22 @@ static void mpt__scaler_read(const mpt_context *ctx, const mpt__scaler *scaler,
     stats->last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
 }
 
+/* Index of the first of some elements that is not finite, -1 if there is none. Waits. */
+static int64_t mpt__first_nonfinite(mpt_context *ctx, uint32_t storage, mpt_dtype dtype,
+                                    int64_t offset, int64_t count) {
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
+    mpt__operand_on(launch, 0, storage, dtype, offset, count, MPT__READ);
+    launch->slot[0] = MPT__SLOT_NONFINITE;
+    mpt__submit(ctx, launch);
+    return mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE);
+}
+
 /* Whether the gradient of a parameter holds a non-finite value. */
 static bool mpt__gradient_overflowed(mpt_context *ctx, const mpt__parameter *parameter) {
     const mpt__block *block = &ctx->blocks[parameter->block];
     if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
-    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
-    mpt__operand_on(launch, 0, block->gradients, MPT_F32, parameter->offset, parameter->numel,
-                    MPT__READ);
-    launch->slot[0] = MPT__SLOT_NONFINITE;
-    mpt__submit(ctx, launch);
-    return mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE) >= 0;
+    return mpt__first_nonfinite(ctx, block->gradients, MPT_F32, parameter->offset,
+                                parameter->numel) >= 0;
 }
 
 /* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
