@@ -130,6 +130,7 @@ static bool mpt__scalars_start(mpt_context *ctx) {
 static bool mpt__context_start(mpt_context *ctx) {
     ctx->pool_reach = MPT__POOL_REACH;
     ctx->ops = mpt__op_rows;
+    ctx->base.module = mpt__path_now;
     ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
     if (!mpt__scalars_start(ctx)) return false;
     ctx->module_training = true;

@@ -355,6 +355,64 @@ TEST(misuse_inside_user_ops) {
 
 /* ==== Recordings ==== */
 
+/* ==== Where in a net ==== */
+
+static mpt_status calls_what_fails(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                   mpt_tensor *out, int n_out) {
+    (void)user, (void)n_in, (void)n_out;
+    out[0] = mpt_matmul(in[0], mpt_zeros(self.context, MPT_F32, MPT_SHAPE(9, 9)));
+    return MPT_OK;
+}
+
+static mpt_status double_forward(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_op_set_output(call, 0, mpt_mul_scalar(mpt_op_input(call, 0), 2));
+    return MPT_OK;
+}
+static mpt_status bad_backward(mpt_op_call *call, void *user) {
+    (void)call, (void)user;
+    return MPT_ERROR_NUMERIC;
+}
+static mpt_status runs_the_op(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                              mpt_tensor *out, int n_out) {
+    (void)self, (void)n_in, (void)n_out;
+    return mpt_op_apply(*(mpt_op *)user, in, 1, out, 1);
+}
+
+/* Errors name the module that runs, those of backward the one that ran; others none. */
+TEST(errors_name_the_module) {
+    mpt_context *c = make_context(NULL);
+    mpt_module_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "mine", cls.forward = calls_what_fails, cls.n_inputs = cls.n_outputs = 1;
+    mpt_op_class op_class;
+    memset(&op_class, 0, sizeof op_class);
+    op_class.name = "bad", op_class.n_inputs = op_class.n_outputs = 1;
+    op_class.forward = double_forward, op_class.backward = bad_backward;
+    mpt_op op = mpt_op_register(c, &op_class, NULL);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 3));
+    for (int way = 0; way < 4; way++) {
+        mpt_module inner = mpt_nn_linear(c, 4, 1);
+        if (way == 1) inner = mpt_module_create(c, &cls, NULL);
+        if (way == 2) inner = mpt_nn_batch_norm2d(c, 3, NULL);
+        if (way == 3) cls.forward = runs_the_op, inner = mpt_module_create(c, &cls, &op);
+        mpt_module net = mpt_sequential(c, mpt_nn_linear(c, 3, 3), mpt_nn_relu(c),
+                                        mpt_sequential(c, mpt_nn_tanh(c), inner, MPT_END),
+                                        mpt_nn_relu(c), MPT_END);
+        mpt_tensor out = mpt_forward(net, x);
+        if (way == 3) {
+            CHECK_EQ_STR(mpt_error(c), "");
+            mpt_backward(mpt_sum(out, MPT_ALL_DIMS, false));
+        }
+        CHECK_CONTAINS(mpt_error(c), ", module 2.1): ");
+        mpt_clear_error(c);
+        mpt_matmul(x, x);
+        CHECK(mpt_failed(c) && !strstr(mpt_error(c), "module"));
+        mpt_clear_error(c);
+    }
+    mpt_destroy(c);
+}
+
 TEST(recordings_do_not_nest) {
     arena a;
     mpt_context *c = make_context(&a);
@@ -409,6 +467,7 @@ TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(a_forward_that_runs_in_itself_is_refused),
               T(parameters_of_no_elements_and_of_too_many),
               T(misuse_inside_user_ops),
+              T(errors_name_the_module),
               T(recordings_do_not_nest),
               T(a_recording_ends_with_mpt_half)};
 TEST_MAIN

@@ -190,10 +190,9 @@ static void mpt__anomaly_report(mpt_context *ctx, const mpt__finding *finding,
     mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
     anomaly->kind = kind;
     mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %D tensor %S ",
-                    ctx->now.step, mpt__phase_names[launch->phase],
-                    mpt__launch_name(ctx, launch), *path ? ", module " : "",
-                    path, mpt__kernel_names[launch->kernel], finding->index, operand->dtype,
-                    &shape);
+                    ctx->now.step, mpt__phase_names[launch->phase], mpt__origin_text(ctx, launch),
+                    *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
+                    finding->index, operand->dtype, &shape);
     if (kind == MPT_ANOMALY_PRECISION)
         mpt__write_text(&text,
                         "is %g; in float32 it is %g. Keep that module in fp32 with "

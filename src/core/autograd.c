@@ -414,6 +414,7 @@ static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__acce
     bool adds = mpt__has_grad(frame->context, parameter);
     *access = adds ? MPT__ACCUMULATE : MPT__WRITE;
     mpt__note_scale(frame->context, parameter, adds);
+    if (!adds) parameter->steps = 0;
     parameter->has_grad = true; /* after an error nobody asks */
     return mpt__parameter_gradient(frame->context, input);
 }
@@ -480,6 +481,20 @@ static mpt__record *mpt__walk_order(mpt_context *ctx, mpt__record *root) {
 
 static const char *mpt__path_text(const mpt_context *ctx, uint32_t path) {
     return path ? ctx->paths[path] : "";
+}
+
+/* The path of the module whose forward runs, or whose op's backward does: for errors. */
+static const char *mpt__path_now(const mpt__base *base) {
+    const mpt_context *ctx = (const mpt_context *)base; /* its first member */
+    uint32_t record = ctx->in_backward ? ctx->launch.op_record : 0;
+    return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
+}
+
+/* What a launch belongs to, for reports. */
+static const char *mpt__origin_text(const mpt_context *ctx, const mpt__launch *launch) {
+    return launch->op                       ? ctx->ops[launch->op].name
+           : launch->phase == MPT__BACKWARD ? "gradients that were there before"
+                                            : "what is no op";
 }
 
 /* Saved tensors must still hold what forward saw. */

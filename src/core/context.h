@@ -95,6 +95,7 @@ typedef struct {
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
     uint32_t scaler;       /* whose factor its gradient has, or one of those above */
     int64_t offset, numel; /* in the block */
+    uint32_t steps;        /* of scalers' optimizers with the gradient since it was begun */
     bool has_grad;         /* None or not */
     bool cleared;          /* since ctx->found_gradients was reset */
     bool live;

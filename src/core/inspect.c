@@ -22,12 +22,6 @@ static const char *const mpt__kernel_names[] = {
 #undef MPT__ROW
 };
 
-/* What a launch is of, for reports. */
-static const char *mpt__launch_name(const mpt_context *ctx, const mpt__launch *launch) {
-    if (launch->op) return ctx->ops[launch->op].name;
-    return launch->phase == MPT__UPDATE ? "an optimizer" : "the gradient that was passed in";
-}
-
 /* ==== Printer ==== */
 
 static const char *const mpt__phase_names[] = {"forward", "backward", "update", "other"};
@@ -107,10 +101,9 @@ static void mpt__trace_operand(mpt_context *ctx, mpt__tracer *tracer, const mpt_
     mpt__format_text(tracer->report, sizeof tracer->report,
                      "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element "
                      "%lld of a %D tensor %S%s",
-                     ctx->now.step, mpt__phase_names[traced->phase],
-                     mpt__launch_name(ctx, traced), *path ? ", module " : "",
-                     path, mpt__kernel_names[traced->kernel], index, operand->dtype, &shape,
-                     read ? "; what it read was not finite already" : "");
+                     ctx->now.step, mpt__phase_names[traced->phase], mpt__origin_text(ctx, traced),
+                     *path ? ", module " : "", path, mpt__kernel_names[traced->kernel], index,
+                     operand->dtype, &shape, read ? "; what it read was not finite already" : "");
     mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
@@ -296,8 +289,7 @@ mpt_device_info mpt_get_device_info(mpt_context *ctx) {
     info.device = ctx->config.device;
     info.index = ctx->config.device == MPT_DEVICE_CPU ? 0 : ctx->config.device_index;
     mpt_isa isa = ctx->config.isa;
-    info.fast_half =
-        isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
+    info.fast_half = isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
     mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(ctx));
     if (ctx->backend.describe) ctx->backend.describe(ctx->backend.self, &info);
     return info;

@@ -11,7 +11,8 @@
 #define mpt__zero(object) memset(&(object), 0, sizeof(object))
 
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
-typedef struct {
+typedef struct mpt__base mpt__base;
+struct mpt__base {
     mpt_allocator allocator;
     mpt_logger log;
     mpt_clock clock;
@@ -26,9 +27,11 @@ typedef struct {
     char message[1024];
     int64_t call;
     const char *op;  /* the public function under way, for messages */
+    /* Where in a net it is, "" elsewhere; NULL: there are no nets. */
+    const char *(*module)(const mpt__base *base);
     int64_t step;    /* the current or last step */
     int64_t process; /* id of the process that made the context: fork is an error */
-} mpt__base;
+};
 
 /* Cores that this process may run on, at least 1. */
 static int mpt__core_count(void);
@@ -86,21 +89,22 @@ const char *mpt_status_name(mpt_status status) {
 }
 #endif
 
-/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
-   `status`, also when an earlier error stays. The log hears the first one. */
+/* Records an error unless there is one already: "linear (call 812, step 41, module 0.conv1):
+   <message>". Returns `status`, also when an earlier error stays. The log hears the first one. */
 static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
     size_t size = sizeof base->message;
     size_t length = 0;
     va_list arguments;
     if (base->status != MPT_OK) return status;
     base->status = status;
-    if (base->op && base->step > 0) {
-        length = mpt__format_text(base->message, size, "%s (call %lld, step %lld): ", base->op,
-                                  base->call, base->step);
-    } else if (base->op) {
-        length = mpt__format_text(base->message, size, "%s (call %lld): ", base->op, base->call);
+    if (base->op) {
+        const char *module = base->module ? base->module(base) : "";
+        mpt__text start = mpt__text_make(base->message, size / 2); /* a path may be long */
+        mpt__write_text(&start, "%s (call %lld", base->op, base->call);
+        if (base->step > 0) mpt__write_text(&start, ", step %lld", base->step);
+        mpt__write_text(&start, "%s%s): ", *module ? ", module " : "", module);
+        length = start.length < size / 2 ? start.length : size / 2 - 1;
     }
-    if (length > size - 1) length = size - 1;
     va_start(arguments, format);
     mpt__format_text_v(base->message + length, size - length, format, arguments);
     va_end(arguments);
