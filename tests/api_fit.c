@@ -626,6 +626,34 @@ TEST(frozen_modules_do_not_change) {
     }
 }
 
+static int warnings;
+static void count_warning(void *user, mpt_log_level level, const char *message) {
+    warnings += level == MPT_LOG_WARNING;
+    snprintf((char *)user, 256, "%s", message);
+}
+
+/* Logits into the default loss: told once, and not where outputs are log-probabilities. */
+TEST(outputs_that_are_no_log_probabilities) {
+    for (int way = 0; way < 4; way++) {
+        char warning[256] = "";
+        mpt_config heard = mpt_config_default();
+        heard.log.write = count_warning, heard.log.user = warning;
+        world w = make_world_with(&heard, 0.01);
+        mpt_module logits = mpt_nn_linear(w.ctx, INPUTS, CLASSES);
+        mpt_module net = way % 2 == 0 ? logits : w.net;
+        mpt_fit_config config = mpt_fit_config_default();
+        config.epochs = 2;
+        config.precision = way == 1 ? MPT_BF16 : MPT_F32;
+        if (way == 2) config.loss = hundredfold;
+        warnings = 0;
+        mpt_fit(net, way % 2 == 0 ? mpt_sgd(net, NULL) : w.optimizer, w.train, &config);
+        CHECK_EQ_STR(mpt_error(w.ctx), "");
+        CHECK_EQ_INT(warnings, way == 0);
+        if (way == 0) CHECK_CONTAINS(warning, "mpt_nn_log_softmax");
+        mpt_destroy(w.ctx);
+    }
+}
+
 static int squared_calls;
 static mpt_tensor squared(mpt_tensor output, mpt_tensor target, void *user) {
     (void)user, (void)target;
@@ -882,6 +910,7 @@ TEST_TABLE = {T(defaults),
               T(results_of_fits_that_fail),
               T(validation_that_is_never_finite),
               T(modes_come_back),
+              T(outputs_that_are_no_log_probabilities),
               T(frozen_modules_do_not_change),
               T(own_loss_and_schedule_per_epoch),
               T(plateau_is_told_the_loss),

@@ -350,6 +350,22 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
     fit->result.stopped_early = true;
 }
 
+/* nll_loss takes any numbers; of log-probabilities logsumexp is 0. Half rounds them. */
+static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor output) {
+    if (ctx->recorder || ctx->base.log.write == mpt__log_nowhere) return; /* waits */
+    mpt_no_grad_begin(ctx);
+    mpt_tensor sums =
+        mpt_logsumexp(mpt_cast(output, MPT_F32), mpt_get_shape(output).rank > 1, false);
+    double worst = mpt_item(mpt_max(mpt_flatten(mpt_abs(sums), 0, -1), 0, false));
+    mpt_no_grad_end(ctx);
+    if (worst > 0.1)
+        mpt__log(
+            &ctx->base, MPT_LOG_WARNING,
+            "mpt_fit: the net's outputs are no log-probabilities (the exponentials of a sample "
+            "do not add up to 1), as the default loss expects: end it with "
+            "mpt_nn_log_softmax, or set mpt_fit_config.loss to mpt_cross_entropy");
+}
+
 static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_context *ctx = fit->context;
     bool scaled = fit->scaler.slot != 0;
@@ -358,6 +374,8 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_tensor output = mpt_forward(fit->net, batch->x);
     mpt_tensor loss = mpt__fit_loss(fit->config, output, batch->y);
     mpt_autocast_end(ctx);
+    if (fit->result.steps == 0 && !fit->config->loss && mpt__ok(ctx))
+        mpt__fit_check_output(ctx, output);
     mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
     mpt_zero_grad(fit->optimizer);
     mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
