@@ -215,6 +215,45 @@ TEST(trim_gives_back) {
     end_classifier(&c);
 }
 
-TEST_TABLE = {T(half_saves_memory), T(half_is_sixteen_bits), T(steady_state_allocates_nothing),
-              T(trim_gives_back)};
+/* ==== Loops without steps ==== */
+
+static void hear_leftovers(void *user, mpt_log_level level, const char *message) {
+    if (level == MPT_LOG_WARNING && strstr(message, "mpt_step_begin and mpt_step_end"))
+        ++*(int *)user;
+}
+
+/* Training and prediction with and without a step or scope; many tensors that are kept. */
+TEST(loops_without_steps_are_told) {
+    static const int rounds[6] = {1700, 1700, 9000, 9000, 17000, 400}, told[6] = {1, 0, 1, 0, 0, 0};
+    for (int way = 0; way < 6; way++) {
+        int warnings = 0;
+        mpt_config config = mpt_config_default();
+        config.log.write = hear_leftovers, config.log.user = &warnings;
+        config.threads = 1;
+        mpt_context *c = mpt_create(&config);
+        mpt_module net = mpt_nn_linear(c, 2, 1);
+        mpt_optimizer sgd = mpt_sgd(net, NULL);
+        const float x[2] = {1, 2};
+        for (int i = 0; i < rounds[way]; i++) {
+            if (way == 1) mpt_step_begin(c);
+            if (way == 3) mpt_scope_begin(c);
+            mpt_tensor in = mpt_from(c, MPT_F32, MPT_SHAPE(1, 2), x);
+            if (way == 4) mpt_keep(in), mpt_release(in);
+            if (way < 4 || way == 5) in = mpt_forward(net, in);
+            if (way < 2 || way == 5) {
+                mpt_zero_grad(sgd);
+                mpt_backward(mpt_sum(in, MPT_ALL_DIMS, false));
+                mpt_step(sgd);
+            }
+            if (way == 1) mpt_step_end(c);
+            if (way == 3) mpt_scope_end(c);
+        }
+        CHECK_EQ_STR(mpt_error(c), "");
+        CHECK_EQ_INT(warnings, told[way]);
+        mpt_destroy(c);
+    }
+}
+
+TEST_TABLE = {T(loops_without_steps_are_told), T(half_saves_memory), T(half_is_sixteen_bits),
+              T(steady_state_allocates_nothing), T(trim_gives_back)};
 TEST_MAIN

@@ -672,6 +672,7 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
     mpt__tell(ctx, MPT__LOSS_KNOWN, root);
+    ctx->loose_passes += ctx->scope_depth == 0;
     ctx->in_backward = true;
     ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
     mpt__materialise_all(ctx);

@@ -409,6 +409,8 @@ struct mpt_context {
     uint32_t module_mark; /* of the last walk over modules */
     mpt__waiting waiting;
     bool warned_decoder;  /* that stb_image is an old one */
+    int64_t loose_passes;  /* of backward, outside scopes */
+    bool warned_leftovers; /* that tensors outside steps and scopes become many */
 };
 
 /* ==== Errors, and what waits ==== */

@@ -20,9 +20,36 @@ static mpt_tensor mpt__handle(mpt_context *ctx, const mpt__tensor *tensor) {
     return handle;
 }
 
+/* So many may be alive outside steps and scopes before the log hears of it: results of as many
+   backward passes, of which a loop leaves at least its loss each time; all that mpt_keep did not
+   make. Programs that hold so many on purpose are few, and can mpt_keep them. */
+enum { MPT__LEFT_RESULTS = 500, MPT__LEFT_TENSORS = 16384 };
+
+/* A loop without steps grows for ever, and nothing else would tell. Looks where there are no free
+   slots, outside all scopes: then what lives is to stay. */
+static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
+    int64_t results = 0, all = 0;
+    for (int64_t i = 1; i < ctx->tensor_count; i++) {
+        const mpt__tensor *tensor = ctx->tensors[i];
+        if (!tensor->handle || (tensor->flags & (MPT__KEPT | MPT__GRADIENT))) continue;
+        results += tensor->record && tensor->record->done;
+        all++;
+    }
+    bool loop = results >= MPT__LEFT_RESULTS && ctx->loose_passes >= MPT__LEFT_RESULTS;
+    if (!loop && all < MPT__LEFT_TENSORS) return;
+    ctx->warned_leftovers = true;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "%lld tensors that were made outside steps and scopes are alive, and take more and "
+             "more memory: put what a loop does between mpt_step_begin and mpt_step_end (without "
+             "training: mpt_scope_begin and mpt_scope_end), or mpt_release them; mpt_keep what is "
+             "to stay",
+             all);
+}
+
 /* Makes more slots. They never move, so pointers to tensors stay good. */
 static MPT__COLD bool mpt__slots_grow(mpt_context *ctx) {
     int64_t first = ctx->tensor_count, need = first + MPT__TENSOR_CHUNK;
+    if (ctx->scope_depth == 0 && !ctx->warned_leftovers) mpt__notice_leftovers(ctx);
     if (!mpt__room(ctx, ctx->tensors, ctx->tensor_capacity, need)) return false;
     mpt__tensor *chunk = (mpt__tensor *)mpt__host_new(ctx, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
     if (!chunk) return false;
