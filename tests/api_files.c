@@ -634,6 +634,30 @@ TEST(callbacks_may_set_errno) {
     mpt_destroy(context);
 }
 
+/* The ready-made log: whole lines, the level in front, however long. The last test, since stderr
+   stays where it is. */
+TEST(log_on_stderr) {
+    const char *path = test_tmp_path("log.txt");
+    char text[4096] = "", large[3000];
+    memset(large, 'x', sizeof large - 1);
+    large[sizeof large - 1] = '\0';
+    CHECK(freopen(path, "wb", stderr) != NULL);
+    mpt_config config = mpt_config_default();
+    config.log.write = mpt_log_stderr;
+    mpt_context *c = mpt_create(&config);
+    mpt_ones(c, MPT_F32, MPT_SHAPE(-1));
+    config.log.write(NULL, MPT_LOG_WARNING, "careful");
+    config.log.write(NULL, MPT_LOG_INFO, large);
+    fflush(stderr);
+    FILE *file = fopen(path, "rb");
+    if (file) text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    CHECK_CONTAINS(text, "mptrain: error: mpt_ones (call ");
+    CHECK_CONTAINS(text, "\nmptrain: warning: careful\nmptrain: info: xxx");
+    CHECK(strlen(text) > 1100 && strlen(text) < 1400 && text[strlen(text) - 1] == '\n');
+    if (file) fclose(file);
+    mpt_destroy(c);
+}
+
 TEST_TABLE = {
 #ifdef HAVE_UNIX
     T(saving_keeps_the_mode),
@@ -650,5 +674,6 @@ TEST_TABLE = {
 #endif
 #endif
 #endif
-    T(callbacks_may_set_errno)};
+    T(callbacks_may_set_errno),
+    T(log_on_stderr)};
 TEST_MAIN

@@ -81,6 +81,7 @@ static bool is_exempt(const char *function) {
                                         "mpt_dtype_name",
                                         "mpt_dtype_size",
                                         "mpt_status_name",
+                                        "mpt_log_stderr",
                                         "mpt_memory_kind_name",
                                         "mpt_failed",
                                         "mpt_error",

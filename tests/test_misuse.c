@@ -349,6 +349,7 @@ TEST(contexts) {
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name((mpt_dtype)-1), "none") == 0);
     QUIET(mpt_dtype_name, strcmp(mpt_dtype_name(MPT_DTYPE_COUNT), "none") == 0);
     QUIET(mpt_dtype_size, mpt_dtype_size((mpt_dtype)1000) == 0);
+    QUIET(mpt_log_stderr, (mpt_log_stderr(NULL, MPT_LOG_DEBUG, "a line of test_misuse"), true));
     QUIET(mpt_status_name, strcmp(mpt_status_name((mpt_status)99), "unknown") == 0);
     QUIET(mpt_memory_kind_name, strcmp(mpt_memory_kind_name((mpt_memory_kind)-1), "unknown") == 0);
     NOWHERE(mpt_synchronize, mpt_synchronize(NULL) == MPT_ERROR_HANDLE);

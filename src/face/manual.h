@@ -159,8 +159,9 @@ next call that waits.
 
 mpt_clear_error ends the error and goes back to the last completed optimizer step: tape, open step
 and gradients are dropped, the random counters restored. mpt_create returns NULL on failure and
-mpt_error(NULL) says why. mpt_config.log hears errors and warnings. The library never exits, aborts,
-prints, installs signal handlers, touches the locale or calls qsort.
+mpt_error(NULL) says why. mpt_config.log hears errors and warnings: config.log.write =
+mpt_log_stderr shows them. The library never exits, aborts, prints of its own accord, installs
+signal handlers, touches the locale or calls qsort.
 
 Overflow in fp16 is no error; see MANUAL 7. Not detected: handles that were never initialised, and
 handles used after mpt_destroy of their context.

@@ -154,6 +154,10 @@ typedef struct mpt_logger {
     void (*write)(void *user, mpt_log_level level, const char *message);
     void *user;
 } mpt_logger;
+#ifndef MPTRAIN_NO_STDIO
+/* A ready-made `write`: a line to stderr, "mptrain: warning: ..", for every message. */
+MPTRAIN_API void mpt_log_stderr(void *user, mpt_log_level level, const char *message);
+#endif
 
 /* Seconds from any fixed start, monotonic. */
 typedef struct mpt_clock {

@@ -26,7 +26,7 @@ struct mpt__base {
     bool in_log; /* the user's log is being called */
     char message[1024];
     int64_t call;
-    const char *op;  /* the public function under way, for messages */
+    const char *op; /* the public function under way, for messages */
     /* Where in a net it is, "" elsewhere; NULL: there are no nets. */
     const char *(*module)(const mpt__base *base);
     int64_t step;    /* the current or last step */
@@ -49,6 +49,20 @@ static bool mpt__forked(const mpt__base *base);
 static void mpt__log_nowhere(void *user, mpt_log_level level, const char *message) {
     (void)user, (void)level, (void)message;
 }
+
+#ifdef MPT__HAS_STDERR
+void mpt_log_stderr(void *user, mpt_log_level level, const char *message) {
+    static const char *const names[] = {"debug", "info", "warning", "error"};
+    char line[1100];
+    size_t length, room = sizeof line - 1;
+    (void)user;
+    length = mpt__format_text(line, room, "mptrain: %s: %s",
+                              (unsigned)level < 4 ? names[level] : "?", message);
+    if (length > room - 1) length = room - 1;
+    line[length] = '\n';
+    fwrite(line, 1, length + 1, stderr); /* in one, so that lines of threads stay whole */
+}
+#endif
 
 /* Calls the user's log, from which mpt_clear_error does nothing: who called it has not returned. */
 static void mpt__log_write(mpt__base *base, mpt_log_level level, const char *message) {

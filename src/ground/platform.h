@@ -34,6 +34,11 @@
 #define MPT__NO_FILES 1
 #endif
 
+#if !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_CPU_IMPLEMENTATION)
+#define MPT__HAS_STDERR 1
+#include <stdio.h>
+#endif
+
 #if defined(_WIN32)
 #ifndef WIN32_LEAN_AND_MEAN
 #define WIN32_LEAN_AND_MEAN
@@ -49,7 +54,6 @@
 #ifndef MPT__NO_FILES
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
