@@ -173,7 +173,8 @@ mpt_config.allocator, which is only called by the thread that uses the context.
 
 ==== MANUAL 4: errors ==========================================================================
 
-The first error sticks in its context: mpt_error(ctx) says what was wrong, where (function, number
+The first error sticks in its context (that of a null handle, which has none, in the one that the
+thread made last): mpt_error(ctx) says what was wrong, where (function, number
 of the call, step), and which call would help. From then on every call does nothing and returns an
 error or a null handle, so a loop needs one check. An error never changes weights: a step is applied
 whole or not at all. Targets and indices out of range are found on the device and reported at the
@@ -181,8 +182,9 @@ next call that waits.
 
 mpt_clear_error ends the error and goes back to the last completed optimizer step: tape, open step
 and gradients are dropped, the random counters restored. mpt_create returns NULL on failure and
-mpt_error(NULL) says why. mpt_config.log hears errors and warnings. The library never exits, aborts,
-prints, installs signal handlers, touches the locale or calls qsort.
+mpt_error(NULL) says why. mpt_config.log hears errors and warnings: config.log.write =
+mpt_log_stderr shows them. The library never exits, aborts, prints of its own accord, installs
+signal handlers, touches the locale or calls qsort.
 
 Overflow in fp16 is no error; see MANUAL 7. Not detected: handles that were never initialised, and
 handles used after mpt_destroy of their context.
@@ -288,6 +290,9 @@ As torch.amp.GradScaler, with these differences:
   - Gradients are checked before and after the division.
   - mpt_scaler_skip leaves an optimizer out of an update; a step without gradients does nothing.
   - fixed = true keeps the scale; overflow still skips.
+Gradients know whether they are scaled. mpt_step, clipping and norms on scaled ones are an error, so
+is the step of a scaler on those of another loss or scaler, or on a sum of both kinds (a forgotten
+mpt_zero_grad). Loss times a number of yours, a gradient that you give or change: your business.
 Several losses: scale each. Several optimizers: mpt_scaler_step for each, one mpt_scaler_update.
 Accumulation: backward several times, then step and update once. bf16 needs no scaler.
 
@@ -483,8 +488,10 @@ extern "C" {
 typedef struct mpt_context mpt_context;
 
 /* Handles are values. A stale one (its object is gone) or a foreign one (another context's) is an
-   error in every build. Two misuses cannot be caught: a handle that was never initialised, and a
-   handle used after mpt_destroy of its context. */
+   error in every build. So is a null one ({0}, as a field that was never set), also where no
+   context made it: an error of the context of another argument, else of that which this thread made
+   last, if it lives; mpt_failed tells. Only mpt_release takes it for nothing. Two misuses cannot be
+   caught: a handle that was never initialised, and one used after mpt_destroy of its context. */
 #define MPT__HANDLE(name) \
     typedef struct name { \
         mpt_context *context; \
@@ -595,6 +602,10 @@ typedef struct mpt_logger {
     void (*write)(void *user, mpt_log_level level, const char *message);
     void *user;
 } mpt_logger;
+#ifndef MPTRAIN_NO_STDIO
+/* A ready-made `write`: a line to stderr, "mptrain: warning: ..", for every message. */
+MPTRAIN_API void mpt_log_stderr(void *user, mpt_log_level level, const char *message);
+#endif
 
 /* Seconds from any fixed start, monotonic. */
 typedef struct mpt_clock {
@@ -781,6 +792,12 @@ MPTRAIN_API mpt_tensor mpt_keep(mpt_tensor tensor);
 MPTRAIN_API void mpt_release(mpt_tensor tensor);
 /* Whether the handle is live; never records an error. */
 MPTRAIN_API bool mpt_valid(mpt_tensor tensor);
+/* For an argument that may be left out, such as the bias of mpt_linear, and for one to come. */
+static inline mpt_tensor mpt_null_tensor(void) {
+    mpt_tensor null;
+    null.context = NULL, null.slot = 0, null.generation = 0;
+    return null;
+}
 
 /* ==== Tensors ================================================================================ */
 
@@ -790,8 +807,8 @@ MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape
 MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 double value);
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count);
-/* Uniform in [0, 1), never 1 in any dtype, and standard normal, of a float dtype, from the context's
-   seed and a count of such calls. */
+/* Uniform in [0, 1), never 1 in any dtype, and standard normal, of a float dtype, from the seed of
+   the context and a count of such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 /* Copies `data`, row-major elements of `dtype`, in. */
@@ -1261,6 +1278,11 @@ MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, in
 MPTRAIN_API mpt_status mpt_train(mpt_module module);
 MPTRAIN_API mpt_status mpt_eval(mpt_module module);
 MPTRAIN_API bool mpt_is_training(mpt_module module);
+/* Freezes a module and all below it, or (false) unfreezes them: their parameters have and get no
+   gradients (mpt_requires_grad), tied ones wherever they stand, so no optimizer changes them, and
+   they are as in mpt_eval, whatever mpt_train says, which counts again once they are unfrozen.
+   Before or after the tree is first used, and for optimizers made before or after. */
+MPTRAIN_API mpt_status mpt_freeze(mpt_module module, bool on);
 /* A name, copied, that replaces the number of the tree in the key of its initial values. */
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
@@ -1427,7 +1449,8 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
-   0-d fp32, without a wait. After mpt_unscale if there is a scaler. */
+   0-d fp32, without a wait. After mpt_unscale if there is a scaler: scaled gradients are refused,
+   as by the three that follow. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
 /* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);
@@ -1435,7 +1458,8 @@ MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_
 MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p);
 /* Cuts every gradient to [-limit, limit]. */
 MPTRAIN_API mpt_status mpt_clip_grad_value(mpt_optimizer optimizer, double limit);
-/* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead. */
+/* Updates the parameters that have a gradient. With a scaler call mpt_scaler_step instead: of
+   scaled gradients it takes none. The log hears of gradients that nobody clears. */
 MPTRAIN_API mpt_status mpt_step(mpt_optimizer optimizer);
 /* Steps that were really applied so far (skipped ones do not count); -1 on error. Waits. */
 MPTRAIN_API int64_t mpt_applied_steps(mpt_optimizer optimizer);
@@ -1894,9 +1918,10 @@ MPTRAIN_API mpt_captured mpt_capture(mpt_context *context, mpt_step_fn fn, void 
 /* One step. Inputs of another shape or dtype than at the second call, such as a last batch that is
    short, go through `fn`, and so do steps that find other gradients than there were then, if they
    add to them, such as the first one after they were cleared. After a change of mpt_requires_grad,
-   mpt_train, mpt_eval, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a scaler's
-   factors the step is recorded anew. Where it cannot be captured, every call runs `fn`, and the log
-   says why. With config.debug every 16th call does and names the first launch that differs. */
+   mpt_train, mpt_eval, mpt_freeze, mpt_half, mpt_set_dtype_policy, groups, options, schedules or a
+   scaler's factors the step is recorded anew. Where it cannot be captured, every call runs `fn`,
+   and the log says why. With config.debug every 16th call does and names the first launch that
+   differs. */
 MPTRAIN_API mpt_status mpt_captured_step(mpt_captured captured, mpt_tensor x, mpt_tensor y);
 /* A part of such a step, between two frames of a game: begins a step on x and y where none is under
    way, else goes on with it, and returns after the launch in which `seconds` of the config's clock
@@ -1941,17 +1966,29 @@ typedef struct mpt_fit_config {
     void *user;
     int patience;           /* 0; epochs without a better validation loss before stopping */
     const char *checkpoint; /* NULL; weights of the best epoch go to this path: by validation loss,
-                               else the last one whose mean loss is finite */
+                               or, as long as there was no finite one, the last epoch whose mean
+                               loss and weights are finite, or, where none is, the last one */
+    bool stop_on_nan;       /* true: an epoch that leaves a mean loss or weights that are not finite
+                             is the last, with MPT_ERROR_NUMERIC. Where a scaler with patience skips
+                             such steps, it is the one to give up */
+    bool restore_weights;   /* true: then the weights and buffers are again those behind the last
+                             finite epoch, or those before the fit; it takes a copy of them. States
+                             of the optimizer stay: make a new one to go on */
 } mpt_fit_config;
+/* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
+   of the epoch under way, or NaN where there is none. */
 typedef struct mpt_fit_result {
     mpt_status status;
     int epochs;
     double train_loss, validation_loss, validation_accuracy, seconds, steps_per_second;
     double seconds_waited; /* for batches to train on; more workers make it less */
     int64_t steps, skipped_steps;
-    bool stopped_early;
+    bool stopped_early; /* by progress or patience */
 } mpt_fit_result;
 MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
+/* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in
+   training mode; a net that is in mpt_eval as a whole is in training meanwhile, but for what was
+   frozen. */
 MPTRAIN_API mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                                    const mpt_fit_config *config);
 /* Mean nll loss and accuracy (argmax over the last dimension) in inference mode and eval, over
@@ -2599,9 +2636,9 @@ typedef struct mpt__operand {
  * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
  * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
  *           MAX (NaN wins), PROD.
- * SQUARES   o1 rw, the sums of the squares of o0 r, or of what differs from o2? rw, the means, over
- *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums that
- *           fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in double,
+ * SQUARES   o1 rw, the sums of squares of o0 r, or of what differs from o2? rw, the means, over
+ *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums
+ *           that fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in double,
  *           and so are means that are not finite. o1 and o2 are f32, dense, of equal shapes.
  * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
  *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
@@ -3192,6 +3229,11 @@ MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dt
 #define MPT__NO_FILES 1
 #endif
 
+#if !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_CPU_IMPLEMENTATION)
+#define MPT__HAS_STDERR 1
+#include <stdio.h>
+#endif
+
 #if defined(_WIN32)
 #ifndef WIN32_LEAN_AND_MEAN
 #define WIN32_LEAN_AND_MEAN
@@ -3207,7 +3249,6 @@ MPTRAIN_API size_t mpt_dtype_size(mpt_dtype dtype) { return mpt__dtype_row_of(dt
 #ifndef MPT__NO_FILES
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
@@ -4275,7 +4316,8 @@ static void mpt__io_init(mpt_io *io) {
 #define mpt__zero(object) memset(&(object), 0, sizeof(object))
 
 /* One block of accounting per memory kind; `held` counts what the allocator gave, with pools. */
-typedef struct {
+typedef struct mpt__base mpt__base;
+struct mpt__base {
     mpt_allocator allocator;
     mpt_logger log;
     mpt_clock clock;
@@ -4289,10 +4331,12 @@ typedef struct {
     bool in_log; /* the user's log is being called */
     char message[1024];
     int64_t call;
-    const char *op;  /* the public function under way, for messages */
+    const char *op; /* the public function under way, for messages */
+    /* Where in a net it is, "" elsewhere; NULL: there are no nets. */
+    const char *(*module)(const mpt__base *base);
     int64_t step;    /* the current or last step */
     int64_t process; /* id of the process that made the context: fork is an error */
-} mpt__base;
+};
 
 /* Cores that this process may run on, at least 1. */
 static int mpt__core_count(void);
@@ -4310,6 +4354,20 @@ static bool mpt__forked(const mpt__base *base);
 static void mpt__log_nowhere(void *user, mpt_log_level level, const char *message) {
     (void)user, (void)level, (void)message;
 }
+
+#ifdef MPT__HAS_STDERR
+void mpt_log_stderr(void *user, mpt_log_level level, const char *message) {
+    static const char *const names[] = {"debug", "info", "warning", "error"};
+    char line[1100];
+    size_t length, room = sizeof line - 1;
+    (void)user;
+    length = mpt__format_text(line, room, "mptrain: %s: %s",
+                              (unsigned)level < 4 ? names[level] : "?", message);
+    if (length > room - 1) length = room - 1;
+    line[length] = '\n';
+    fwrite(line, 1, length + 1, stderr); /* in one, so that lines of threads stay whole */
+}
+#endif
 
 /* Calls the user's log, from which mpt_clear_error does nothing: who called it has not returned. */
 static void mpt__log_write(mpt__base *base, mpt_log_level level, const char *message) {
@@ -4350,21 +4408,22 @@ const char *mpt_status_name(mpt_status status) {
 }
 #endif
 
-/* Records an error unless there is one already: "linear (call 812, step 41): <message>". Returns
-   `status`, also when an earlier error stays. The log hears the first one. */
+/* Records an error unless there is one already: "linear (call 812, step 41, module 0.conv1):
+   <message>". Returns `status`, also when an earlier error stays. The log hears the first one. */
 static MPT__COLD mpt_status mpt__fail(mpt__base *base, mpt_status status, const char *format, ...) {
     size_t size = sizeof base->message;
     size_t length = 0;
     va_list arguments;
     if (base->status != MPT_OK) return status;
     base->status = status;
-    if (base->op && base->step > 0) {
-        length = mpt__format_text(base->message, size, "%s (call %lld, step %lld): ", base->op,
-                                  base->call, base->step);
-    } else if (base->op) {
-        length = mpt__format_text(base->message, size, "%s (call %lld): ", base->op, base->call);
+    if (base->op) {
+        const char *module = base->module ? base->module(base) : "";
+        mpt__text start = mpt__text_make(base->message, size / 2); /* a path may be long */
+        mpt__write_text(&start, "%s (call %lld", base->op, base->call);
+        if (base->step > 0) mpt__write_text(&start, ", step %lld", base->step);
+        mpt__write_text(&start, "%s%s): ", *module ? ", module " : "", module);
+        length = start.length < size / 2 ? start.length : size / 2 - 1;
     }
-    if (length > size - 1) length = size - 1;
     va_start(arguments, format);
     mpt__format_text_v(base->message + length, size - length, format, arguments);
     va_end(arguments);
@@ -8659,7 +8718,7 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
 
 /* ---- Sums of squares beyond fp32 ---- */
 
-/* The sum, in double, of the elements of one output, or of the squares of what differs from mean. */
+/* The sum, in double, of the elements of one output, or of squares of what differs from mean. */
 static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
     mpt__real x[MPT__BLOCK];
     mpt__cpu_cursor from, at;
@@ -15642,12 +15701,13 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
 
 /* Whether a sum of squares is beyond fp32: too large, or so small that eps does not make up. */
 static bool mpt__norm_is_lost(double squares, double eps) {
-    return !mpt__f64_is_finite(squares) || (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
+    return !mpt__f64_is_finite(squares) ||
+           (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
 }
 
 /* Mean, unless it is NULL, and sum of squares of `rows` lines of n elements, in double. */
-static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int64_t rows, int64_t n,
-                             mpt__real *mean) {
+static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int64_t rows,
+                             int64_t n, mpt__real *mean) {
     const mpt__cpu_view *view = &w->view[w->part[MPT__PART_X]];
     const int64_t *stride = w->launch->operand[w->part[MPT__PART_X]].stride;
     mpt__real x[MPT__BLOCK];
@@ -17425,7 +17485,7 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attentio
     mpt__attention_back_sums(t, &at, pass, q, own, dout, dq);
 }
 
-/* The block of keys from `key` on as the own ones, for some queries of some heads from `head` on. */
+/* The block of keys from `key` on as the own ones, for queries of some heads from `head` on. */
 static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pass pass, int64_t key,
                                       int64_t head, int64_t heads, int64_t query, int64_t queries) {
     const mpt__attention *w = t->w;
@@ -18316,16 +18376,24 @@ typedef struct {
                             optimizers that share nothing */
 } mpt__block;
 
+/* What gradients are multiplied by, beside the slots of scalers. */
+#define MPT__PLAIN 0u               /* nothing */
+#define MPT__MIXED (UINT32_MAX - 1) /* a sum of such and of others */
+#define MPT__UNKNOWN UINT32_MAX     /* the user has a hand in it: nothing is wrong */
+
 typedef struct {
     char *path; /* "0.weight", owned by the tree */
     mpt__tensor *tensor;
     uint32_t block;        /* index in ctx->blocks */
     uint32_t module;       /* slot of the module that holds it */
     uint32_t optimizer;    /* slot of the optimizer that owns it, 0 = none */
+    uint32_t scaler;       /* whose factor its gradient has, or one of those above */
     int64_t offset, numel; /* in the block */
+    uint32_t steps;        /* of scalers' optimizers with the gradient since it was begun */
     bool has_grad;         /* None or not */
     bool cleared;          /* since ctx->found_gradients was reset */
     bool live;
+    uint32_t since;        /* updates that were completed when its gradient began */
 } mpt__parameter;
 
 /* ==== Tape ==== */
@@ -18590,6 +18658,7 @@ struct mpt_context {
 
     int no_grad_depth, inference_depth, recompute_depth;
     bool in_backward;
+    uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;
 
@@ -18634,6 +18703,8 @@ struct mpt_context {
     uint32_t module_mark; /* of the last walk over modules */
     mpt__waiting waiting;
     bool warned_decoder;  /* that stb_image is an old one */
+    int64_t loose_passes;  /* of backward, outside scopes */
+    bool warned_leftovers; /* that tensors outside steps and scopes become many */
 };
 
 /* ==== Errors, and what waits ==== */
@@ -18730,10 +18801,59 @@ static MPT__COLD bool mpt__not_forked(mpt_context *ctx) {
         "this context was made before fork; make a new one in the child with mpt_create");
 }
 
+/* The contexts that live, and by which thread they were made: a null handle has none that could
+   take its error. Entries are whole or empty, so that no lock is left behind by a fork. */
+#ifdef MPTRAIN_NO_THREADS
+enum { MPT__LIVING = 4 };
+#else
+enum { MPT__LIVING = 64 }; /* those beyond are not found */
+#endif
+static struct {
+    int64_t context, maker; /* addresses; 0: free, 1: being filled in */
+    int64_t number;         /* in the order of making */
+} mpt__living[MPT__LIVING];
+
+static MPT__THREAD_LOCAL char mpt__create_message[1024]; /* its address also stands for a thread */
+
+static int64_t mpt__this_thread(void) { return (int64_t)(intptr_t)mpt__create_message; }
+
+static void mpt__context_lives(mpt_context *ctx) {
+    static int64_t count;
+    int i = 0;
+    while (i < MPT__LIVING && !mpt__atomic_cas64(&mpt__living[i].context, 0, 1)) i++;
+    if (i == MPT__LIVING) return;
+    mpt__living[i].maker = mpt__this_thread();
+    mpt__living[i].number = mpt__atomic_add64(&count, 1);
+    mpt__atomic_store64(&mpt__living[i].context, (int64_t)(intptr_t)ctx);
+}
+
+static void mpt__context_ends(const mpt_context *ctx) {
+    for (int i = 0; i < MPT__LIVING; i++)
+        mpt__atomic_cas64(&mpt__living[i].context, (int64_t)(intptr_t)ctx, 0);
+}
+
+static bool mpt__enter(mpt_context *ctx, const char *op);
+
+/* A call whose handles are all null: an error of the context that this thread made last, so that
+   one look at mpt_failed tells. */
+static MPT__COLD bool mpt__enter_null(const char *op) {
+    mpt_context *ctx = NULL;
+    int64_t latest = -1;
+    for (int i = 0; i < MPT__LIVING; i++) {
+        int64_t at = mpt__atomic_load64(&mpt__living[i].context);
+        if (at <= 1 || mpt__living[i].maker != mpt__this_thread() || mpt__living[i].number < latest)
+            continue;
+        ctx = (mpt_context *)(intptr_t)at;
+        latest = mpt__living[i].number;
+    }
+    if (!ctx || !mpt__enter(ctx, op)) return false;
+    return mpt__reject(ctx, HANDLE, "what it is called on is a null handle: {0}, never set");
+}
+
 /* Begins a public call: counts it, notes its name, and says whether it may go on (no sticky
    error). */
 static MPT__INLINE bool mpt__enter(mpt_context *ctx, const char *op) {
-    if (!ctx) return false;
+    if (!ctx) return mpt__enter_null(op);
     ctx->base.call++;
     if (!mpt__ok(ctx)) return false;
     ctx->base.op = op;
@@ -18750,6 +18870,9 @@ static bool mpt__enter_anyway(mpt_context *ctx, const char *op) {
 static bool mpt__enter_checked(mpt_context *ctx, const char *op) {
     return mpt__enter(ctx, op) && mpt__not_forked(ctx);
 }
+
+/* A null handle that no context made takes that of another argument, for the error. */
+#define mpt__lend(handle, lender) ((handle).context ? (void)0 : (void)((handle).context = (lender)))
 
 /* Whether no step stands between two of its launches, else an error. */
 static bool mpt__no_slice(mpt_context *ctx) {
@@ -19076,9 +19199,8 @@ static MPT__FORCE_INLINE mpt__operand *mpt__operand_inline(mpt__launch *launch, 
     return operand;
 }
 
-static MPT__NOINLINE mpt__operand *mpt__operand_show(mpt__operand *operand,
-                                                     const mpt__tensor *tensor,
-                                                     mpt__access access) {
+static MPT__NOINLINE mpt__operand *
+mpt__operand_show(mpt__operand *operand, const mpt__tensor *tensor, mpt__access access) {
     mpt__operand_set(operand, tensor->storage, tensor->dtype, access);
     operand->rank = (uint8_t)tensor->shape.rank;
     operand->offset = tensor->offset;
@@ -19226,16 +19348,15 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launc
         mpt__launch_order(launch);
     if (ctx->config.debug && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
     mpt__execution execution = {ctx->data, mpt__device_scalars(ctx), NULL};
-    launch->workspace = !backend->workspace     ? 0
+    launch->workspace = !backend->workspace    ? 0
                         : backend->synchronous ? backend->workspace(backend->self, launch)
                                                : mpt__workspace_plainly(backend, launch);
     if (launch->workspace > 0) {
         execution.workspace = mpt__launch_workspace(ctx, launch->workspace);
         if (!execution.workspace) return ctx->base.status;
     }
-    mpt_status status = backend->synchronous
-                            ? backend->launch(backend->self, &execution, launch)
-                            : mpt__launch_plainly(backend, &execution, launch);
+    mpt_status status = backend->synchronous ? backend->launch(backend->self, &execution, launch)
+                                             : mpt__launch_plainly(backend, &execution, launch);
     if (status != MPT_OK) return mpt__backend_error(ctx, status);
     mpt__tell(ctx, MPT__LAUNCHED, launch);
     bool well = !backend->synchronous || execution.scalars[MPT__SLOT_ERROR].i == 0;
@@ -19417,9 +19538,36 @@ static mpt_tensor mpt__handle(mpt_context *ctx, const mpt__tensor *tensor) {
     return handle;
 }
 
+/* So many may be alive outside steps and scopes before the log hears of it: results of as many
+   backward passes, of which a loop leaves at least its loss each time; all that mpt_keep did not
+   make. Programs that hold so many on purpose are few, and can mpt_keep them. */
+enum { MPT__LEFT_RESULTS = 500, MPT__LEFT_TENSORS = 16384 };
+
+/* A loop without steps grows for ever, and nothing else would tell. Looks where there are no free
+   slots, outside all scopes: then what lives is to stay. */
+static MPT__COLD void mpt__notice_leftovers(mpt_context *ctx) {
+    int64_t results = 0, all = 0;
+    for (int64_t i = 1; i < ctx->tensor_count; i++) {
+        const mpt__tensor *tensor = ctx->tensors[i];
+        if (!tensor->handle || (tensor->flags & (MPT__KEPT | MPT__GRADIENT))) continue;
+        results += tensor->record && tensor->record->done;
+        all++;
+    }
+    bool loop = results >= MPT__LEFT_RESULTS && ctx->loose_passes >= MPT__LEFT_RESULTS;
+    if (!loop && all < MPT__LEFT_TENSORS) return;
+    ctx->warned_leftovers = true;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "%lld tensors that were made outside steps and scopes are alive, and take more and "
+             "more memory: put what a loop does between mpt_step_begin and mpt_step_end (without "
+             "training: mpt_scope_begin and mpt_scope_end), or mpt_release them; mpt_keep what is "
+             "to stay",
+             all);
+}
+
 /* Makes more slots. They never move, so pointers to tensors stay good. */
 static MPT__COLD bool mpt__slots_grow(mpt_context *ctx) {
     int64_t first = ctx->tensor_count, need = first + MPT__TENSOR_CHUNK;
+    if (ctx->scope_depth == 0 && !ctx->warned_leftovers) mpt__notice_leftovers(ctx);
     if (!mpt__room(ctx, ctx->tensors, ctx->tensor_capacity, need)) return false;
     mpt__tensor *chunk = (mpt__tensor *)mpt__host_new(ctx, MPT__TENSOR_CHUNK * sizeof(mpt__tensor));
     if (!chunk) return false;
@@ -20449,6 +20597,15 @@ static MPT__INLINE void mpt__clear_grad(mpt__parameter *parameter) {
     parameter->cleared = true;
 }
 
+/* Notes that a storage is changed in place. How a gradient is scaled only the user knows then. */
+static void mpt__touched(mpt_context *ctx, uint32_t storage) {
+    ctx->storages[storage].version++;
+    if (ctx->storages[storage].kind != MPT_MEMORY_GRADIENT) return;
+    for (int64_t i = 0; i < ctx->parameter_count; i++)
+        if (ctx->blocks[ctx->parameters[i].block].gradients == storage)
+            ctx->parameters[i].scaler = MPT__UNKNOWN;
+}
+
 static void mpt__materialise_gradients(mpt_context *ctx, mpt__block *block) {
     if (!block->multiplier_slot) return;
     uint16_t slot = (uint16_t)block->multiplier_slot;
@@ -20534,6 +20691,18 @@ static MPT__NOINLINE mpt__tensor *mpt__activation_into(const mpt__frame *frame, 
     return own;
 }
 
+/* Notes by what the gradient that a parameter is about to get is multiplied. A sum of both kinds is
+   wrong only where somebody uses it: a generator's loss leaves some in its discriminator. */
+static MPT__FORCE_INLINE void mpt__note_scale(const mpt_context *ctx, mpt__parameter *parameter,
+                                              bool adds) {
+    uint32_t scaler = ctx->loss_scaler;
+    if (!adds)
+        parameter->scaler = scaler, parameter->since = (uint32_t)ctx->now.updates;
+    else if (MPT__UNLIKELY(parameter->scaler != scaler))
+        parameter->scaler =
+            scaler == MPT__UNKNOWN || parameter->scaler == MPT__UNKNOWN ? MPT__UNKNOWN : MPT__MIXED;
+}
+
 /* Gradient number i's destination: NULL if it is not wanted or on error, else a tensor to write to
    with *access: the first contribution overwrites, later ones accumulate. Parameters collect in
    their fp32 block, others in a tensor of their own dtype. */
@@ -20542,7 +20711,9 @@ static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__acce
     mpt__tensor *input = frame->in[i];
     if (!input->parameter) return mpt__activation_into(frame, input, access);
     mpt__parameter *parameter = &frame->context->parameters[input->parameter - 1];
-    *access = mpt__has_grad(frame->context, parameter) ? MPT__ACCUMULATE : MPT__WRITE;
+    bool adds = mpt__has_grad(frame->context, parameter);
+    *access = adds ? MPT__ACCUMULATE : MPT__WRITE;
+    mpt__note_scale(frame->context, parameter, adds);
     parameter->has_grad = true; /* after an error nobody asks */
     return mpt__parameter_gradient(frame->context, input);
 }
@@ -20611,6 +20782,20 @@ static const char *mpt__path_text(const mpt_context *ctx, uint32_t path) {
     return path ? ctx->paths[path] : "";
 }
 
+/* The path of the module whose forward runs, or whose op's backward does: for errors. */
+static const char *mpt__path_now(const mpt__base *base) {
+    const mpt_context *ctx = (const mpt_context *)base; /* its first member */
+    uint32_t record = ctx->in_backward ? ctx->launch.op_record : 0;
+    return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
+}
+
+/* What a launch belongs to, for reports. */
+static const char *mpt__origin_text(const mpt_context *ctx, const mpt__launch *launch) {
+    return launch->op                       ? ctx->ops[launch->op].name
+           : launch->phase == MPT__BACKWARD ? "gradients that were there before"
+                                            : "what is no op";
+}
+
 /* Saved tensors must still hold what forward saw. */
 static mpt_status mpt__check_saved(mpt_context *ctx, const mpt__record *record) {
     if (record->done)
@@ -20656,8 +20841,7 @@ static mpt_status mpt__compute_again(mpt_context *ctx, mpt__tensor *tensor) {
     mpt__frame frame;
     mpt__record *record = tensor->record;
     if (mpt__check_saved(ctx, record) != MPT_OK) return ctx->base.status;
-    int64_t bytes =
-        mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
+    int64_t bytes = mpt__tensor_numel(tensor) * (int64_t)mpt_dtype_size((mpt_dtype)tensor->dtype);
     tensor->storage = mpt__storage_new(ctx, bytes, MPT_MEMORY_ACTIVATION, MPT__FROM_POOL, false);
     if (!tensor->storage) return ctx->base.status;
     mpt__frame_of(&frame, ctx, record);
@@ -20760,7 +20944,19 @@ static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_
     return mpt__gradient_pass(&frame, 0, seed);
 }
 
+/* What the gradients of a pass are multiplied by, unless it meets a scaled loss: nothing that is
+   known where the user gives the gradient to begin with, or a loss times a number of the user's. */
+static uint32_t mpt__root_scale(const mpt_context *ctx, const mpt__tensor *root,
+                                mpt_tensor gradient) {
+    const mpt__record *record = root->record;
+    mpt__function function = record ? ctx->ops[record->op].function : MPT__FN_NONE;
+    bool times = function == MPT__FN_MUL ||
+                 (function == MPT__FN_MUL_SCALAR && record->attributes.imm[0] > 1.0);
+    return gradient.slot || times ? MPT__UNKNOWN : MPT__PLAIN;
+}
+
 mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain) {
+    mpt__lend(tensor, gradient.context);
     mpt_context *ctx = tensor.context;
     if (!mpt__enter_checked(ctx, "mpt_backward") || !mpt__no_slice(ctx)) return mpt__status_of(ctx);
     mpt__tensor *root = mpt__at(ctx, tensor, "loss");
@@ -20775,9 +20971,11 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
                           "a backward pass is under way; a user op's backward is made of ops and "
                           "cannot start another one");
     mpt__tell(ctx, MPT__LOSS_KNOWN, root);
+    ctx->loose_passes += ctx->scope_depth == 0;
     ctx->in_backward = true;
-    ctx->launch.phase = MPT__BACKWARD;
+    ctx->loss_scaler = mpt__root_scale(ctx, root, gradient);
     mpt__materialise_all(ctx);
+    ctx->launch.phase = MPT__BACKWARD;
     mpt__tensor one; /* in no table, and without a handle that could end */
     mpt__storage_retain(ctx, ctx->scalar_storage); /* or it would seem to be its owner */
     mpt_status status = mpt__seed_gradient(ctx, root, gradient, &one);
@@ -21222,10 +21420,9 @@ static void mpt__trace_operand(mpt_context *ctx, mpt__tracer *tracer, const mpt_
     mpt__format_text(tracer->report, sizeof tracer->report,
                      "step %lld: first non-finite value in the %s of %s%s%s (kernel %s): element "
                      "%lld of a %D tensor %S%s",
-                     ctx->now.step, mpt__phase_names[traced->phase],
-                     traced->op ? ctx->ops[traced->op].name : "no op", *path ? ", module " : "",
-                     path, mpt__kernel_names[traced->kernel], index, operand->dtype, &shape,
-                     read ? "; what it read was not finite already" : "");
+                     ctx->now.step, mpt__phase_names[traced->phase], mpt__origin_text(ctx, traced),
+                     *path ? ", module " : "", path, mpt__kernel_names[traced->kernel], index,
+                     operand->dtype, &shape, read ? "; what it read was not finite already" : "");
     mpt__log(&ctx->base, MPT_LOG_WARNING, "%s", tracer->report);
 }
 
@@ -21361,6 +21558,12 @@ mpt_status mpt_metric_push(mpt_context *ctx, const char *name, mpt_tensor value)
     return mpt__submit(ctx, launch);
 }
 
+/* The mean by the host's view of the device. */
+static double mpt__metric_seen(const mpt_context *ctx, const mpt__metric *metric) {
+    int64_t count = metric ? ctx->scalars[metric->count_slot].i : 0;
+    return count > 0 ? ctx->scalars[metric->sum_slot].f / (double)count : MPT__NAN_F64;
+}
+
 double mpt_metric_mean(mpt_context *ctx, const char *name, bool wait) {
     MPT__PLAIN_FLOATS;
     double none = MPT__NAN_F64;
@@ -21372,8 +21575,7 @@ double mpt_metric_mean(mpt_context *ctx, const char *name, bool wait) {
     } else {
         mpt__scalars_look(ctx);
     }
-    int64_t count = ctx->scalars[metric->count_slot].i;
-    return count > 0 ? ctx->scalars[metric->sum_slot].f / (double)count : none;
+    return mpt__metric_seen(ctx, metric);
 }
 
 mpt_status mpt_metric_reset(mpt_context *ctx, const char *name) {
@@ -21406,8 +21608,7 @@ mpt_device_info mpt_get_device_info(mpt_context *ctx) {
     info.device = ctx->config.device;
     info.index = ctx->config.device == MPT_DEVICE_CPU ? 0 : ctx->config.device_index;
     mpt_isa isa = ctx->config.isa;
-    info.fast_half =
-        isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
+    info.fast_half = isa == MPT_ISA_AMX || isa == MPT_ISA_AVX512_BF16 || isa == MPT_ISA_NEON_BF16;
     mpt__format_text(info.name, sizeof info.name, "%s", mpt_device_name(ctx));
     if (ctx->backend.describe) ctx->backend.describe(ctx->backend.self, &info);
     return info;
@@ -21491,8 +21692,6 @@ static mpt_status mpt__status_now(mpt_context *ctx) {
 }
 
 bool mpt_failed(mpt_context *ctx) { return !ctx || mpt__status_now(ctx) != MPT_OK; }
-
-static MPT__THREAD_LOCAL char mpt__create_message[1024];
 
 /* The error of failed mpt_create calls, kept per thread where the compiler can. */
 static void mpt__set_create_error(const char *message) {
@@ -21844,6 +22043,7 @@ mpt_status mpt_write(mpt_tensor tensor, const void *source, size_t bytes) {
     if (!found || !mpt__check_room(ctx, mpt__tensor_bytes(found), source, bytes, "bytes", ""))
         return mpt__status_of(ctx);
     if (mpt__is_expanded(ctx, found)) return ctx->base.status;
+    mpt__touched(ctx, found->storage);
     return mpt__write_as(ctx, found, (mpt_dtype)found->dtype, source);
 }
 
@@ -22136,10 +22336,9 @@ static void mpt__anomaly_report(mpt_context *ctx, const mpt__finding *finding,
     mpt__text text = mpt__text_make(anomaly->report, sizeof anomaly->report);
     anomaly->kind = kind;
     mpt__write_text(&text, "step %lld: %s of %s%s%s (kernel %s): element %lld of a %D tensor %S ",
-                    ctx->now.step, mpt__phase_names[launch->phase],
-                    launch->op ? ctx->ops[launch->op].name : "no op", *path ? ", module " : "",
-                    path, mpt__kernel_names[launch->kernel], finding->index, operand->dtype,
-                    &shape);
+                    ctx->now.step, mpt__phase_names[launch->phase], mpt__origin_text(ctx, launch),
+                    *path ? ", module " : "", path, mpt__kernel_names[launch->kernel],
+                    finding->index, operand->dtype, &shape);
     if (kind == MPT_ANOMALY_PRECISION)
         mpt__write_text(&text,
                         "is %g; in float32 it is %g. Keep that module in fp32 with "
@@ -22721,6 +22920,7 @@ static mpt_status mpt__linear_unary_backward(mpt__frame *frame) {
 static mpt_status mpt__scale_loss_backward(mpt__frame *frame) {
     mpt__tensor scale;
     const mpt__tensor *dy = frame->dy[0];
+    frame->context->loss_scaler = (uint32_t)frame->attributes->index[3];
     if (dy->storage != frame->context->scalar_storage || dy->offset != 2 * MPT__SLOT_ONE_F32)
         return mpt__linear_unary_backward(frame);
     scale.storage = dy->storage;
@@ -24266,7 +24466,9 @@ static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int cou
         group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
         in_group = 1;
     }
-    return ctx ? group[0] : mpt__null(NULL);
+    if (ctx) return group[0];
+    mpt__enter(ctx, name);
+    return mpt__null(ctx);
 }
 
 mpt_tensor mpt_cat(const mpt_tensor *tensors, int count, int dim) {
@@ -25684,8 +25886,9 @@ static mpt_tensor mpt__conv_call(const char *call, int op, mpt_tensor x, mpt_ten
     mpt__attributes attributes;
     in[0] = x, in[1] = weight, in[2] = bias;
     mpt_context *ctx = mpt__context_of(in, 3);
-    if (ctx && !mpt__conv_attributes(ctx, call, op, config, &attributes)) return mpt__null(ctx);
-    return ctx ? mpt__apply1(call, op, in, 3, &attributes) : mpt__null(NULL);
+    if (!ctx) mpt__enter(ctx, call);
+    if (!ctx || !mpt__conv_attributes(ctx, call, op, config, &attributes)) return mpt__null(ctx);
+    return mpt__apply1(call, op, in, 3, &attributes);
 }
 
 mpt_tensor mpt_conv2d(mpt_tensor x, mpt_tensor weight, mpt_tensor bias,
@@ -27190,6 +27393,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
 }
 
 mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *out, int n_out) {
+    mpt__lend(op, in ? mpt__context_of(in, n_in) : NULL);
     mpt_context *ctx = op.context;
     if (out) mpt__outputs_null(ctx, out, n_out);
     mpt__op *found = mpt__op_enter(op, "mpt_op_apply");
@@ -27315,7 +27519,7 @@ static bool mpt__history_ends(const mpt_context *ctx, const mpt__tensor *x) {
 
 /* Runs the op's forward with x as its output. */
 static mpt_status mpt__forward_into(mpt__frame *frame, mpt__tensor *x) {
-    frame->context->storages[x->storage].version++;
+    mpt__touched(frame->context, x->storage);
     frame->out[0] = x;
     return mpt__call_forward(frame);
 }
@@ -27430,7 +27634,7 @@ mpt_tensor mpt_fill_(mpt_tensor x, double value) {
         to->flags &= (uint8_t)~MPT__REQUIRES_GRAD;
         mpt__tensor_drop(x.context, old);
     }
-    x.context->storages[to->storage].version++;
+    mpt__touched(x.context, to->storage);
     return mpt__launch_fill(x.context, to, value) == MPT_OK ? x : mpt__null(x.context);
 }
 
@@ -27800,11 +28004,11 @@ mpt_tensor mpt_einsum(const char *equation, const mpt_tensor *tensors, int count
     mpt__einsum e;
     mpt__factor out;
     const char *rest = NULL;
-    mpt_context *ctx = tensors && count > 0 ? tensors[0].context : NULL;
+    mpt_context *ctx = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
     memset(&e, 0, sizeof e);
     for (int i = 0; i < MPT__LABELS; i++) e.size[i] = -1;
     e.context = ctx, e.equation = equation;
-    if (!ctx || !mpt__enter(ctx, "mpt_einsum")) return mpt__null(ctx);
+    if (!mpt__enter(ctx, "mpt_einsum")) return mpt__null(ctx);
     if (!equation || count < 1 || count > MPT_MAX_RANK)
         return mpt__refuse(ctx, ARGUMENT, "expected an equation and 1 to 8 tensors, got %d", count);
     if (!mpt__einsum_inputs(&e, tensors, count, &rest) || !mpt__einsum_output(&e, rest, &out))
@@ -35215,7 +35419,7 @@ typedef struct mpt__running {
     mpt__tensor *buffer[MPT__BUFFERS];                 /* views of the first two; NULL: not made */
     char *path[MPT__BUFFERS];                          /* once the tree is frozen */
     double momentum;
-    int margin; /* of fp8 scales */
+    int margin;       /* of fp8 scales */
     uint32_t norm;    /* of a fused convolution, whose `values` are folded: slot of its norm .. */
     uint64_t made_of; /* .. and a hash of what they come from */
     uint32_t op_slot, op_generation;
@@ -35249,11 +35453,12 @@ struct mpt__module {
     int64_t child_count, child_capacity;
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
-    bool training, frozen;
-    bool resumes; /* it was in training before mpt_fuse's trace */
-    bool watched;   /* of a root, once frozen: a user's forward runs somewhere in the tree */
-    uint8_t policy; /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
-    uint32_t path;  /* index in ctx->paths, once frozen */
+    bool training, frozen; /* asked for, see mpt__in_training; `frozen`: the tree is in use */
+    bool fixed;            /* mpt_freeze */
+    uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
+    bool watched;          /* of a root, once frozen: a user's forward runs somewhere in the tree */
+    uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
+    uint32_t path;         /* index in ctx->paths, once frozen */
     uint64_t path_hash;
     mpt__draws draws, committed; /* now; after `updates` completed optimizer steps */
     int64_t updates;
@@ -35271,6 +35476,10 @@ MPT__HANDLE_AT(module, MPT__MODULE)
 
 static mpt__module *mpt__module_slot(mpt_context *ctx, uint32_t slot) {
     return (mpt__module *)mpt__object_slot(ctx, MPT__MODULE, slot);
+}
+
+static MPT__INLINE bool mpt__in_training(const mpt__module *module) {
+    return module->training && !module->fixed;
 }
 
 static mpt__module *mpt__module_root(mpt_context *ctx, mpt__module *module) {
@@ -35910,6 +36119,7 @@ static bool mpt__check_name(mpt_context *ctx, const char *name) {
 }
 
 mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child) {
+    mpt__lend(module, child.context);
     mpt_context *ctx = module.context;
     mpt__module *above = mpt__module_enter(module, "mpt_add_child");
     mpt__module *below = above ? mpt__module_at(ctx, child) : NULL;
@@ -36045,6 +36255,17 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
     return mpt__freeze_ties(walk, root);
 }
 
+/* Gives all parameters of a module that is in use, tied ones too, gradients or none. */
+static void mpt__parameters_collect(mpt_context *ctx, const mpt__module *module, bool on) {
+    for (int64_t i = 0; i < module->parameter_count; i++) {
+        mpt__parameter *parameter = &ctx->parameters[module->parameters[i].parameter - 1];
+        const uint8_t flags = MPT__REQUIRES_GRAD | MPT__LEAF;
+        mpt__tensor *tensor = parameter->tensor;
+        tensor->flags = (uint8_t)(on ? tensor->flags | flags : tensor->flags & ~flags);
+        if (!on) mpt__clear_grad(parameter); /* an update would use what is left */
+    }
+}
+
 /* Memory and first values for parameters that have their places. */
 static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_t block) {
     mpt_context *ctx = walk->context;
@@ -36059,6 +36280,9 @@ static mpt_status mpt__freeze_values(mpt__walk *walk, mpt__module *root, uint32_
         if (mpt__parameter_tensor(ctx, row->parameter - 1, &row->shape) == MPT_OK)
             mpt__draw_parameter(ctx, walk->module, walk->row - 1, MPT_DTYPE_NONE);
     }
+    const mpt__module *module = mpt__ok(ctx) ? mpt__walk_begin(walk, ctx, root) : NULL;
+    for (; module; module = mpt__walk_next(walk))
+        if (module->fixed) mpt__parameters_collect(ctx, module, false);
     return ctx->base.status;
 }
 
@@ -36196,7 +36420,7 @@ static MPT__FORCE_INLINE void mpt__module_begin(mpt_context *ctx, const mpt__mod
     ctx->path = module->path;
     ctx->module = module->id.slot;
     ctx->path_hash = module->path_hash;
-    ctx->module_training = module->training;
+    ctx->module_training = mpt__in_training(module);
     if (module->policy && mpt__autocast_dtype(ctx) != MPT_F32)
         mpt_autocast_begin(ctx, (mpt_dtype)module->policy);
 }
@@ -36233,8 +36457,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
         bool linear = child->layer == MPT__LAYER_linear;
         bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
                                 child->layer <= MPT__LAYER_conv_transpose2d);
-        if (((takes && !child->run) || mpt__is_batch_norm(child)) &&
-            i + 1 < module->child_count) {
+        if (((takes && !child->run) || mpt__is_batch_norm(child)) && i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
             if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
                 activation = mpt__layer_rows[next->layer].activation;
@@ -36250,6 +36473,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
 /* What both calls below do. What is made by layers alone comes as *made, not in out. */
 static mpt_status mpt__forward(mpt_module module, const mpt_tensor *in, int n_in, mpt_tensor *out,
                                int n_out, mpt__tensor **made) {
+    if (in) mpt__lend(module, mpt__context_of(in, n_in));
     mpt_context *ctx = module.context;
     if (out) mpt__outputs_null(ctx, out, n_out);
     mpt__module *found = mpt__module_enter(module, "mpt_forward");
@@ -36457,6 +36681,38 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 
 /* ==== Modes and policies ==== */
 
+/* Another mode for a while, within each other as validation in a fit is. */
+static void mpt__mode_put_by(mpt__module *module, bool training) {
+    module->before = module->before << 1 | (uint32_t)module->training;
+    module->training = training;
+}
+
+static void mpt__mode_back(mpt__module *module) {
+    module->training = module->before & 1;
+    module->before >>= 1;
+}
+
+/* The same for a module and all below it, also after an error. */
+static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
+        mpt__mode_put_by(module, training);
+}
+
+static void mpt__modes_end(mpt_context *ctx, mpt__module *module) {
+    mpt__walk walk;
+    for (module = mpt__walk_begin(&walk, ctx, module); module; module = mpt__walk_next(&walk))
+        mpt__mode_back(module);
+}
+
+/* Whether mpt_train was asked of the module or of any below it. */
+static bool mpt__any_in_training(mpt_context *ctx, mpt__module *module) {
+    mpt__walk walk;
+    module = mpt__walk_begin(&walk, ctx, module);
+    while (module && !mpt__in_training(module)) module = mpt__walk_next(&walk);
+    return module != NULL;
+}
+
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
     mpt__module *found = mpt__module_enter(module, call);
     if (!found) return mpt__status_of(module.context);
@@ -36471,7 +36727,19 @@ mpt_status mpt_eval(mpt_module module) { return mpt__train(module, "mpt_eval", f
 
 bool mpt_is_training(mpt_module module) {
     const mpt__module *found = mpt__module_enter(module, "mpt_is_training");
-    return found && found->training;
+    return found && mpt__in_training(found);
+}
+
+mpt_status mpt_freeze(mpt_module module, bool on) {
+    mpt_context *ctx = module.context;
+    mpt__module *found = mpt__module_enter(module, "mpt_freeze");
+    if (!found) return mpt__status_of(ctx);
+    mpt__walk walk;
+    for (found = mpt__walk_begin(&walk, ctx, found); found; found = mpt__walk_next(&walk)) {
+        found->fixed = on;
+        if (found->frozen) mpt__parameters_collect(ctx, found, !on);
+    }
+    return ctx->base.status;
 }
 
 mpt_status mpt_set_label(mpt_module root, const char *label) {
@@ -36695,6 +36963,7 @@ static mpt_status mpt__copy_parameter(mpt_context *to, const mpt__parameter *tar
 }
 
 mpt_status mpt_copy_module(mpt_module destination, mpt_module source) {
+    mpt__lend(destination, source.context);
     mpt_context *to = destination.context, *from = source.context;
     mpt__module *target = mpt__module_frozen(destination, "mpt_copy_module");
     if (!target) return mpt__status_of(to);
@@ -37241,7 +37510,7 @@ static void mpt__notice_bias(mpt_context *ctx, mpt__module *module, const mpt__t
 static mpt_tensor mpt__batch_norm_forward(mpt_context *ctx, mpt__module *module, mpt_tensor x,
                                           mpt_tensor residual, bool relu) {
     const mpt__running *running = module->running;
-    bool training = module->training && !ctx->inference_depth;
+    bool training = mpt__in_training(module) && !ctx->inference_depth;
     const mpt__tensor *tensor = mpt__live(ctx, x);
     mpt_tensor in[6];
     bool flat = module->layer == MPT__LAYER_batch_norm1d;
@@ -37583,7 +37852,7 @@ static bool mpt__fp8_watched(mpt_op_call *call) {
     mpt_context *ctx = call->frame->context;
     mpt__running *running = mpt__fp8_running(call);
     const mpt__module *module = mpt__module_slot(ctx, (uint32_t)(uintptr_t)call->op->user);
-    if (!running || !module->training || ctx->inference_depth) return false;
+    if (!running || !mpt__in_training(module) || ctx->inference_depth) return false;
     mpt__running_wait(ctx, running);
     return true;
 }
@@ -37808,8 +38077,10 @@ static void mpt__trace_modes(mpt_context *ctx, mpt__module *root, bool begin) {
     mpt__walk walk;
     const mpt__module_parameter *row;
     for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
-        if (begin) m->resumes = m->training;
-        m->training = !begin && m->resumes;
+        if (begin)
+            mpt__mode_put_by(m, false);
+        else
+            mpt__mode_back(m);
     }
     mpt__walk_begin(&walk, ctx, root);
     while ((row = mpt__walk_parameter(&walk)) != NULL) {
@@ -38085,6 +38356,8 @@ typedef struct {
     int64_t *rows;             /* host copy of the segments, behind it the group of each */
     uint32_t segments, counts; /* storages */
     int64_t with_grad;         /* parameters with a gradient in the pattern */
+    uint32_t stepped;          /* the context's updates after its last step */
+    int uncleared;             /* steps in a row that found the gradients of the one before */
     uint64_t patterns;         /* so far; other groups and options count, too */
     uint16_t slot[MPT__OPTIM_SLOTS];
     uint32_t scaler; /* slot of the scaler in whose current update it takes part; 0 = none */
@@ -38980,6 +39253,7 @@ mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config) {
 
 int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *parameter,
                       const mpt_group_config *config) {
+    mpt__lend(handle, module.context);
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
     if (!optimizer) return -1;
@@ -39182,6 +39456,7 @@ mpt_ema_config mpt_ema_config_default(void) {
 }
 
 mpt_ema mpt_ema_create(mpt_module module, mpt_optimizer optimizer, const mpt_ema_config *config) {
+    mpt__lend(module, optimizer.context);
     mpt_context *ctx = module.context;
     mpt_ema_config c = config ? *config : mpt_ema_config_default();
     mpt__ema *ema = NULL;
@@ -39384,9 +39659,38 @@ static void mpt__build_rows(const mpt_context *ctx, mpt__optimizer *optimizer) {
     optimizer->row_count = rows;
 }
 
-/* Brings the segments up to date with which parameters have a gradient now. */
-static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer) {
-    bool changed = !optimizer->pattern_valid;
+/* Names the first gradient that is not scaled as a call needs it, and what would help. */
+static MPT__COLD mpt_status mpt__check_scales(mpt_context *ctx, const mpt__optimizer *optimizer,
+                                              uint32_t scaler) {
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
+        uint32_t has = parameter->scaler, steps = (uint32_t)ctx->now.updates - parameter->since;
+        if (!parameter->has_grad || has == scaler || has == MPT__UNKNOWN) continue;
+        return has == MPT__MIXED && steps > 0
+                   ? mpt__error(ctx, STATE,
+                                "the gradient of %s was never cleared for %lld step%s: scaled ones "
+                                "were added to what was left; call mpt_zero_grad before "
+                                "mpt_backward",
+                                parameter->path, (int64_t)steps, steps > 1 ? "s" : "")
+                   : mpt__error(ctx, STATE, "the gradient of %s is %s", parameter->path,
+                                has == MPT__MIXED
+                                    ? "a sum of scaled and unscaled ones; pass every loss through "
+                                      "mpt_scale_loss of one scaler, or clear with mpt_zero_grad"
+                                : has == MPT__PLAIN
+                                    ? "not scaled, or was unscaled already; call "
+                                      "mpt_backward(mpt_scale_loss(scaler, loss)), else mpt_step"
+                                : scaler == MPT__PLAIN
+                                    ? "that of a scaled loss; call mpt_unscale before, or "
+                                      "mpt_scaler_step for mpt_step"
+                                    : "scaled by another scaler; take one for all its losses");
+    }
+    return MPT_OK;
+}
+
+/* Brings the segments up to date with which parameters have a gradient now. Those have to be scaled
+   by the scaler of that slot, or by none. */
+static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer, uint32_t scaler) {
+    bool changed = !optimizer->pattern_valid, odd = false;
     int64_t with_grad = 0;
     mpt__optim_item *const end = optimizer->items + optimizer->item_count;
     for (mpt__optim_item *item = optimizer->items; item < end; item++) {
@@ -39400,7 +39704,9 @@ static mpt_status mpt__pattern(mpt_context *ctx, mpt__optimizer *optimizer) {
             changed = true;
         }
         with_grad += parameter->has_grad;
+        odd |= parameter->has_grad && parameter->scaler != scaler;
     }
+    if (odd && mpt__check_scales(ctx, optimizer, scaler) != MPT_OK) return ctx->base.status;
     optimizer->with_grad = with_grad;
     /* The rows depend on all of them, which the step being captured has to know. */
     for (int64_t i = 0; i < optimizer->item_count && ctx->capturing; i++)
@@ -39535,9 +39841,11 @@ static void mpt__norm_launch(mpt_context *ctx, mpt__optimizer *optimizer, mpt__n
 /* Divides by the scale and looks for non-finite values: sets the optimizer's found_inf; and
    computes the norm where clipping may follow. Without any gradient nothing happens. */
 static mpt_status mpt__optimizer_unscale(mpt_context *ctx, mpt__optimizer *optimizer,
-                                         uint16_t scale_slot, bool with_norm) {
-    mpt_status status = mpt__pattern(ctx, optimizer);
+                                         uint32_t scaler, uint16_t scale_slot, bool with_norm) {
+    mpt_status status = mpt__pattern(ctx, optimizer, scaler);
     if (status != MPT_OK || optimizer->with_grad == 0) return status;
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        ctx->parameters[optimizer->items[i].parameter].scaler = MPT__PLAIN;
     mpt__materialise(ctx, optimizer);
     mpt__norm_launch(ctx, optimizer, MPT__NORM_2, scale_slot, optimizer->slot[MPT__OPTIM_FOUND],
                      with_norm ? optimizer->slot[MPT__OPTIM_NORM] : (uint16_t)MPT__SLOT_NONE);
@@ -39557,7 +39865,7 @@ static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double 
     mpt__norm kind = p == 2 ? MPT__NORM_2 : p == 1 ? MPT__NORM_1 : MPT__NORM_MAX;
     mpt_shape shape = MPT_SCALAR;
     mpt__tensor *norm = NULL;
-    if (mpt__pattern(ctx, optimizer) == MPT_OK)
+    if (mpt__pattern(ctx, optimizer, MPT__PLAIN) == MPT_OK)
         norm = mpt__tensor_new(ctx, MPT_F32, &shape, MPT_MEMORY_ACTIVATION);
     if (!norm) return mpt__null(ctx);
     bool any = optimizer->with_grad > 0; /* the norm of nothing is 0 */
@@ -39598,7 +39906,7 @@ mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_clip_grad_value");
     if (!optimizer) return mpt__status_of(ctx);
     if (!(limit >= 0)) return mpt__error(ctx, ARGUMENT, "limit = %g; expected 0 or more", limit);
-    if (mpt__pattern(ctx, optimizer) != MPT_OK || optimizer->with_grad == 0)
+    if (mpt__pattern(ctx, optimizer, MPT__PLAIN) != MPT_OK || optimizer->with_grad == 0)
         return ctx->base.status;
     uint16_t pending = mpt__pending(ctx, optimizer);
     uint16_t slot = pending ? pending : (uint16_t)MPT__SLOT_ONE;
@@ -39699,6 +40007,23 @@ static void mpt__warn_no_grad(mpt_context *ctx, mpt__optimizer *optimizer) {
              ctx->base.op, optimizer->item_count, names, list.length >= sizeof names ? " .." : "");
 }
 
+enum { MPT__UNCLEARED = 3 }; /* steps on the sum of all gradients so far that may be meant */
+
+/* Counts steps whose gradients, of which the first one stands for all, begin before the last step:
+   mpt_zero_grad was forgotten, or it is meant so. Warns once in a row. */
+static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
+    const mpt__optim_item *item = optimizer->items;
+    while (!item->had_grad) item++;
+    int32_t age = (int32_t)(optimizer->stepped - ctx->parameters[item->parameter].since);
+    optimizer->uncleared = age > 0 ? optimizer->uncleared + 1 : 0;
+    optimizer->stepped = (uint32_t)ctx->now.updates;
+    if (optimizer->uncleared != MPT__UNCLEARED) return;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "%s: gradients were never cleared for %d steps, so each step takes the sum of all; "
+             "call mpt_zero_grad before mpt_backward",
+             ctx->base.op, optimizer->uncleared);
+}
+
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
@@ -39723,6 +40048,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
     if (status != MPT_OK) return status;
     ctx->committed = ctx->now;
     ctx->committed.updates = ++ctx->now.updates;
+    mpt__count_uncleared(ctx, optimizer);
     return MPT_OK;
 }
 
@@ -39742,7 +40068,7 @@ mpt_status mpt_step(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_step");
     if (!optimizer) return mpt__status_of(ctx);
     mpt__warn_unscaled(ctx, optimizer);
-    mpt__pattern(ctx, optimizer);
+    mpt__pattern(ctx, optimizer, MPT__PLAIN);
     return mpt__optimizer_update(ctx, optimizer, 0);
 }
 
@@ -39967,6 +40293,7 @@ static void mpt__note_bf16(mpt_context *ctx, mpt__scaler *scaler) {
 }
 
 mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
+    mpt__lend(handle, loss.context);
     mpt_context *ctx = handle.context;
     mpt__scaler *scaler = mpt__scaler_enter(handle, "mpt_scale_loss");
     mpt__tensor *found = scaler ? mpt__at(ctx, loss, "loss") : NULL;
@@ -39981,6 +40308,7 @@ mpt_tensor mpt_scale_loss(mpt_scaler handle, mpt_tensor loss) {
     frame.attributes->index[0] = scaler->slots[MPT__SCALER_SCALE];
     frame.attributes->index[1] = scaler->slots[MPT__SCALER_LOSS];
     frame.attributes->index[2] = scaler->slots[MPT__SCALER_SEED];
+    frame.attributes->index[3] = scaler->id.slot;
     return mpt__handle(ctx, mpt__call_run(&frame));
 }
 
@@ -40007,6 +40335,7 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
         {NULL, NULL, "mpt_scaler_step has already been called on this optimizer", MPT__LEFT_OUT},
         {NULL, NULL, "mpt_scaler_step has been called on this optimizer; skip it before", NULL}};
 #undef MPT__LEFT_OUT
+    mpt__lend(handle, optimizer_handle.context);
     mpt__scaler *scaler = mpt__scaler_enter(handle, name);
     mpt__optimizer *found = scaler ? mpt__optimizer_at(handle.context, optimizer_handle) : NULL;
     *optimizer = found;
@@ -40028,8 +40357,8 @@ static mpt__scaler *mpt__scaler_take(mpt_scaler handle, mpt_optimizer optimizer_
    something. */
 static mpt_status mpt__scaler_unscale(mpt_context *ctx, const mpt__scaler *scaler,
                                       mpt__optimizer *optimizer, bool with_norm) {
-    mpt_status status =
-        mpt__optimizer_unscale(ctx, optimizer, scaler->slots[MPT__SCALER_SCALE], with_norm);
+    mpt_status status = mpt__optimizer_unscale(ctx, optimizer, scaler->id.slot,
+                                               scaler->slots[MPT__SCALER_SCALE], with_norm);
     optimizer->checked = optimizer->with_grad > 0;
     return status;
 }
@@ -40053,7 +40382,7 @@ mpt_status mpt_scaler_step(mpt_scaler handle, mpt_optimizer optimizer_handle) {
     if (enabled && !optimizer->checked)
         mpt__scaler_unscale(ctx, scaler, optimizer, false);
     else
-        mpt__pattern(ctx, optimizer);
+        mpt__pattern(ctx, optimizer, MPT__PLAIN);
     if (!enabled) scaler->stepped = true;
     return mpt__optimizer_update(ctx, optimizer, enabled ? optimizer->slot[MPT__OPTIM_FOUND] : 0);
 }
@@ -40077,16 +40406,22 @@ static void mpt__scaler_read(const mpt_context *ctx, const mpt__scaler *scaler,
     stats->last_skipped_step = scalars[scaler->slots[MPT__SCALER_LAST]].i;
 }
 
+/* Index of the first of some elements that is not finite, -1 if there is none. Waits. */
+static int64_t mpt__first_nonfinite(mpt_context *ctx, uint32_t storage, mpt_dtype dtype,
+                                    int64_t offset, int64_t count) {
+    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
+    mpt__operand_on(launch, 0, storage, dtype, offset, count, MPT__READ);
+    launch->slot[0] = MPT__SLOT_NONFINITE;
+    mpt__submit(ctx, launch);
+    return mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE);
+}
+
 /* Whether the gradient of a parameter holds a non-finite value. */
 static bool mpt__gradient_overflowed(mpt_context *ctx, const mpt__parameter *parameter) {
     const mpt__block *block = &ctx->blocks[parameter->block];
     if (!parameter->live || !parameter->has_grad || !block->gradients) return false;
-    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_FIND_NONFINITE);
-    mpt__operand_on(launch, 0, block->gradients, MPT_F32, parameter->offset, parameter->numel,
-                    MPT__READ);
-    launch->slot[0] = MPT__SLOT_NONFINITE;
-    mpt__submit(ctx, launch);
-    return mpt__scalar_get_i(ctx, MPT__SLOT_NONFINITE) >= 0;
+    return mpt__first_nonfinite(ctx, block->gradients, MPT_F32, parameter->offset,
+                                parameter->numel) >= 0;
 }
 
 /* Remembers the parameter nearest to the loss whose gradient overflowed: backward runs from there,
@@ -40104,11 +40439,15 @@ static void mpt__find_culprit(mpt_context *ctx, mpt__scaler *scaler) {
 }
 
 /* The layer of the culprit: its path without the parameter's name. */
-static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[128]) {
-    memcpy(layer, scaler->culprit, 128);
-    char *dot = strrchr(layer, '.');
-    if (dot) *dot = '\0';
-    if (!layer[0]) mpt__format_text(layer, 128, "%s", "that overflows");
+static void mpt__culprit_layer(const mpt__scaler *scaler, char layer[144]) {
+    const char *dot = strrchr(scaler->culprit, '.');
+    int length = dot ? (int)(dot - scaler->culprit) : 0;
+    mpt__format_text(layer, 144, "layer ");
+    if (dot)
+        memcpy(layer + 6, scaler->culprit, (size_t)length), layer[6 + length] = '\0';
+    else
+        mpt__format_text(layer, 144, "the layer that %s",
+                         *scaler->culprit ? "has it" : "overflows");
 }
 
 /* The NaN tracer looks at the step after an overflow, and at those after it until one is clean. */
@@ -40127,9 +40466,18 @@ static void mpt__scaler_trace(mpt_context *ctx, mpt__scaler *scaler, bool on) {
 static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
     const mpt_scaler_stats *now = &scaler->seen;
     const char *report = mpt_nan_report(ctx);
-    char layer[128], cause[420];
+    char layer[144], cause[420];
     mpt__culprit_layer(scaler, layer);
-    if (scaler->lost_losses > 0)
+    int uncleared = 0;
+    const mpt__optimizer *optimizer;
+    for (int64_t i = 0; (optimizer = mpt__next_member(ctx, scaler->id.slot, &i)) != NULL;)
+        if (optimizer->uncleared > uncleared) uncleared = optimizer->uncleared;
+    if (uncleared > 0)
+        mpt__format_text(cause, sizeof cause,
+                         "gradients were never cleared for %d steps, so one that overflowed stays; "
+                         "call mpt_zero_grad before mpt_backward",
+                         uncleared);
+    else if (scaler->lost_losses > 0)
         mpt__format_text(cause, sizeof cause,
                          "the loss itself was NaN or infinite in the last %lld of them, which no "
                          "loss scale can cure; check the learning rate, the data, and logarithms, "
@@ -40139,7 +40487,7 @@ static mpt_status mpt__give_up(mpt_context *ctx, const mpt__scaler *scaler) {
         mpt__format_text(
             cause, sizeof cause,
             "the loss was finite but gradients overflowed in backward (%s); check the learning "
-            "rate and the size of targets, or keep layer %s in fp32 with mpt_set_dtype_policy",
+            "rate and the size of targets, or keep %s in fp32 with mpt_set_dtype_policy",
             scaler->culprit[0] ? scaler->culprit : "parameter unknown", layer);
     return mpt__error(
         ctx, NUMERIC,
@@ -40166,11 +40514,11 @@ static void mpt__compare_windows(mpt_context *ctx, mpt__scaler *scaler) {
     if (before < 0 || skipped < MPT__RISE_LEAST || skipped < MPT__RISE * before ||
         skipped * 100 < steps * MPT__RISE_PER_CENT)
         return;
-    char layer[128];
+    char layer[144];
     mpt__culprit_layer(scaler, layer);
     mpt__log(&ctx->base, MPT_LOG_WARNING,
              "mpt_scaler_update: skipped steps rose from %lld to %lld per %lld (loss scale %g): "
-             "check learning rate or keep layer %s in fp32",
+             "check learning rate or keep %s in fp32",
              before, skipped, steps, now->scale, layer);
 }
 
@@ -41597,6 +41945,7 @@ mpt_fit_config mpt_fit_config_default(void) {
     mpt__zero(config);
     config.epochs = 5;
     config.precision = MPT_F32;
+    config.stop_on_nan = config.restore_weights = true;
     return config;
 }
 
@@ -41605,20 +41954,26 @@ static mpt_context *mpt__fit_context(mpt_context *a, mpt_context *b, mpt_context
     return a ? a : b ? b : c;
 }
 
+/* What a fit that has not begun says. */
+static mpt_fit_result mpt__fit_nothing(void) {
+    mpt_fit_result result;
+    mpt__zero(result);
+    result.train_loss = result.validation_loss = result.validation_accuracy = MPT__NAN_F64;
+    return result;
+}
+
 #ifdef MPTRAIN_NO_FIT
 
 static mpt_status mpt__fit_missing(mpt_context *ctx, const char *call) {
-    if (!ctx) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(ctx, call)) return ctx->base.status;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
     return mpt__error(ctx, UNSUPPORTED,
                       "built without fit (MPTRAIN_NO_FIT): write the loop by hand");
 }
 
 mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train,
                        const mpt_fit_config *config) {
-    mpt_fit_result result;
+    mpt_fit_result result = mpt__fit_nothing();
     (void)config;
-    mpt__zero(result);
     result.status = mpt__fit_missing(
         mpt__fit_context(net.context, optimizer.context, train.context), "mpt_fit");
     return result;
@@ -41628,6 +41983,7 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
     mpt_evaluation evaluation;
     (void)precision;
     mpt__zero(evaluation);
+    evaluation.loss = evaluation.accuracy = MPT__NAN_F64;
     evaluation.status =
         mpt__fit_missing(mpt__fit_context(net.context, loader.context, NULL), "mpt_evaluate");
     return evaluation;
@@ -41666,6 +42022,37 @@ static bool mpt__fit_classifies(mpt_tensor output, mpt_tensor target) {
            mpt_get_shape(output).rank == mpt_get_shape(target).rank + 1;
 }
 
+/* The first sample of a batch with a value in `handle` that is not finite; -1 if there is none. */
+static int64_t mpt__nonfinite_sample(mpt_context *ctx, mpt_tensor handle, int64_t size) {
+    const mpt__tensor *t = mpt__live(ctx, handle);
+    int64_t numel = t ? mpt__tensor_numel(t) : 0;
+    if (numel < size || !mpt__dtype_info[t->dtype].is_float || !mpt_is_contiguous(handle))
+        return -1;
+    int64_t at = mpt__first_nonfinite(ctx, t->storage, (mpt_dtype)t->dtype, t->offset, numel);
+    return at < 0 ? -1 : at / (numel / size);
+}
+
+/* Says where an evaluation met its first loss that is not finite: runs the batch once more. */
+static MPT__NOINLINE void mpt__evaluate_tell(mpt_module net, const mpt_batch *batch,
+                                             const mpt_fit_config *config, double loss,
+                                             int64_t before) {
+    mpt_context *ctx = net.context;
+    int64_t inputs = mpt__nonfinite_sample(ctx, batch->x, batch->size), sample = inputs;
+    if (sample < 0) {
+        mpt_scope_begin(ctx);
+        mpt_autocast_begin(ctx, config->precision);
+        sample = mpt__nonfinite_sample(ctx, mpt_forward(net, batch->x), batch->size);
+        mpt_autocast_end(ctx);
+        mpt_scope_end(ctx);
+    }
+    const char *what = inputs >= 0 ? "inputs" : sample >= 0 ? "outputs" : "samples";
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "mpt_fit: the validation loss is %g, first in batch %lld: %s of sample %lld%s", loss,
+             batch->index, what, before + (sample < 0 ? 0 : sample),
+             sample < 0 ? " and those behind it"
+                        : ", counted in the loader's order, are not finite");
+}
+
 /* The loss of a batch times its samples; its correct answers are added up where it has labels. */
 static double mpt__evaluate_batch(mpt_module net, const mpt_batch *batch,
                                   const mpt_fit_config *config, int64_t *correct, int64_t *labels) {
@@ -41691,25 +42078,31 @@ static MPT__NOINLINE void mpt__fit_rewind(mpt_context *ctx, mpt_loader loader, i
     if (at && at->next >= batches) mpt_loader_reset(loader);
 }
 
-/* Evaluates a whole epoch; precision and loss are the config's. */
-static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader,
-                                    const mpt_fit_config *config) {
+/* Evaluates a whole epoch; precision and loss are the config's. The log hears where a loss is not
+   finite, once: *told (may be NULL) remembers. */
+static mpt_evaluation mpt__evaluate(mpt_module net, mpt_loader loader, const mpt_fit_config *config,
+                                    bool *told) {
     mpt_context *ctx = net.context;
     mpt_evaluation evaluation;
     mpt_batch batch;
     int64_t correct = 0, labels = 0;
     double loss = 0;
     evaluation.samples = 0;
-    bool training = mpt_is_training(net);
     mpt__fit_rewind(ctx, loader, 1);
-    mpt_eval(net);
+    mpt__modes_begin(ctx, mpt__module_slot(ctx, net.slot), false);
     mpt_inference_begin(ctx);
     while (mpt_loader_next(loader, &batch) && !mpt_failed(ctx)) {
-        loss += mpt__evaluate_batch(net, &batch, config, &correct, &labels);
+        double sum = mpt__evaluate_batch(net, &batch, config, &correct, &labels);
+        if (told && !*told && !mpt__f64_is_finite(sum) && mpt__ok(ctx)) {
+            mpt__evaluate_tell(net, &batch, config, sum / (double)batch.size, evaluation.samples);
+            *told = true;
+        }
+        loss += sum;
         evaluation.samples += batch.size;
     }
     mpt_inference_end(ctx);
-    if (training) mpt_train(net);
+    mpt__module *found = mpt__module_at(ctx, net);
+    if (found) mpt__modes_end(ctx, found);
     bool any = !mpt_failed(ctx) && evaluation.samples > 0;
     evaluation.status = ctx->base.status;
     evaluation.loss = any ? loss / (double)evaluation.samples : MPT__NAN_F64;
@@ -41723,9 +42116,9 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
     mpt_fit_config config = mpt_fit_config_default();
     config.precision = precision;
     mpt__fit_choose(ctx, "mpt_evaluate", &config.precision);
-    if (ctx && mpt__enter(ctx, "mpt_evaluate") && mpt__module_at(ctx, net) &&
+    if (mpt__enter(ctx, "mpt_evaluate") && mpt__module_at(ctx, net) &&
         mpt__loader_at(ctx, loader) && mpt__fit_check_precision(ctx, config.precision) == MPT_OK)
-        return mpt__evaluate(net, loader, &config);
+        return mpt__evaluate(net, loader, &config, NULL);
     mpt_evaluation none = {MPT_ERROR_HANDLE, MPT__NAN_F64, MPT__NAN_F64, 0};
     if (ctx) none.status = ctx->base.status;
     return none;
@@ -41814,7 +42207,13 @@ typedef struct {
     double trained;         /* seconds, without validation and callbacks */
     double best;            /* validation loss, infinite before the first */
     int epochs_without_better;
-    bool stop; /* asked for by the callback or by patience */
+    bool stop;        /* asked for by the callback or by patience */
+    bool guards;      /* stop_on_nan, and no scaler has the say */
+    bool saved, told; /* a checkpoint; where validation was not finite */
+    int64_t lost;     /* step whose loss was the first not to be finite; 0: none */
+    double others;    /* seconds that the loader of `train` waited for others than the fit */
+    uint32_t kept;    /* storage of weights and buffers; 0: none */
+    int kept_epoch;   /* behind which they are from */
     mpt_progress progress;
     mpt_fit_result result;
 } mpt__fit;
@@ -41823,17 +42222,36 @@ static double mpt__fit_now(const mpt__fit *fit) {
     return fit->context->base.clock.now(fit->context->base.clock.user);
 }
 
-/* Fills what progress and result say about speed, loss and scale. Waits for nothing. */
+/* The mean loss of the epoch so far, as the host knows it. */
+static double mpt__fit_mean(const mpt__fit *fit) {
+    mpt__scalars_look(fit->context);
+    return mpt__metric_seen(fit->context, mpt__metric_find(fit->context, MPT__FIT_METRIC));
+}
+
+static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
+    mpt_scaler_stats stats;
+    const mpt__object *row = &fit->context->objects[MPT__SCALER].rows[fit->scaler.slot];
+    const mpt__scaler *scaler = (const mpt__scaler *)row->object;
+    mpt__zero(stats);
+    stats.scale = 1;
+    if (scaler && row->generation == fit->scaler.generation && scaler->config.enabled)
+        mpt__scaler_read(fit->context, scaler, &stats);
+    return stats;
+}
+
+/* Fills what progress and result say about speed, loss and scale. Waits for nothing, and works
+   after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
     mpt_progress *progress = &fit->progress;
     int64_t steps = fit->result.steps;
     int64_t left = (int64_t)progress->epochs * progress->batches - steps;
-    progress->loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, false);
+    progress->loss = mpt__fit_mean(fit);
     progress->scale = 1.0;
     if (fit->scaler.slot) {
-        mpt_scaler_stats stats = mpt_scaler_statistics(fit->scaler);
+        mpt_scaler_stats stats = mpt__fit_scaling(fit);
+        int64_t skipped = stats.skipped - fit->skipped_before;
         progress->scale = stats.scale;
-        progress->skipped_steps = stats.skipped - fit->skipped_before;
+        progress->skipped_steps = skipped < steps ? skipped : steps; /* of complete steps */
     }
     progress->seconds = mpt__fit_now(fit) - fit->started;
     progress->steps_per_second = fit->trained > 0.0 ? (double)steps / fit->trained : 0.0;
@@ -41861,6 +42279,22 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
     fit->result.stopped_early = true;
 }
 
+/* nll_loss takes any numbers; of log-probabilities logsumexp is 0. Half rounds them. */
+static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor output) {
+    if (ctx->recorder || ctx->base.log.write == mpt__log_nowhere) return; /* waits */
+    mpt_no_grad_begin(ctx);
+    mpt_tensor sums =
+        mpt_logsumexp(mpt_cast(output, MPT_F32), mpt_get_shape(output).rank > 1, false);
+    double worst = mpt_item(mpt_max(mpt_flatten(mpt_abs(sums), 0, -1), 0, false));
+    mpt_no_grad_end(ctx);
+    if (worst > 0.1)
+        mpt__log(
+            &ctx->base, MPT_LOG_WARNING,
+            "mpt_fit: the net's outputs are no log-probabilities (the exponentials of a sample "
+            "do not add up to 1), as the default loss expects: end it with "
+            "mpt_nn_log_softmax, or set mpt_fit_config.loss to mpt_cross_entropy");
+}
+
 static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_context *ctx = fit->context;
     bool scaled = fit->scaler.slot != 0;
@@ -41869,6 +42303,8 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_tensor output = mpt_forward(fit->net, batch->x);
     mpt_tensor loss = mpt__fit_loss(fit->config, output, batch->y);
     mpt_autocast_end(ctx);
+    if (fit->result.steps == 0 && !fit->config->loss && mpt__ok(ctx))
+        mpt__fit_check_output(ctx, output);
     mpt_metric_push(ctx, MPT__FIT_METRIC, loss);
     mpt_zero_grad(fit->optimizer);
     mpt_backward(scaled ? mpt_scale_loss(fit->scaler, loss) : loss);
@@ -41888,15 +42324,16 @@ static void mpt__fit_batches(mpt__fit *fit) {
     mpt_batch batch;
     double before = mpt__fit_now(fit);
     const mpt__loader *loader = mpt__loader_at(fit->context, fit->train);
-    double others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
+    fit->others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
     mpt_metric_reset(fit->context, MPT__FIT_METRIC);
     fit->progress.batch = 0;
     while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
-        fit->progress.seconds_waited = loader->seconds_waited - others;
+        fit->progress.seconds_waited = loader->seconds_waited - fit->others;
         mpt__fit_step(fit, &batch);
         if (mpt_failed(fit->context)) return;
         fit->result.steps++;
         fit->progress.batch++;
+        if (!fit->lost && !mpt__f64_is_finite(mpt__fit_mean(fit))) fit->lost = fit->result.steps;
         fit->trained += mpt__fit_now(fit) - before;
         mpt__fit_tell(fit, false);
         before = mpt__fit_now(fit);
@@ -41904,41 +42341,148 @@ static void mpt__fit_batches(mpt__fit *fit) {
     if (fit->stop) mpt_loader_reset(fit->train);
 }
 
-/* Validates, keeps the best weights on file and counts epochs without progress. */
-static void mpt__fit_validate(mpt__fit *fit) {
+/* ==== What is kept ==== */
+
+/* Copies a tensor to its place in the storage of what is kept, or back; returns where the next one
+   begins. Only that where there is no storage yet. */
+static int64_t mpt__fit_move_tensor(mpt__fit *fit, const mpt__tensor *tensor, int64_t at,
+                                    bool back) {
+    mpt_context *ctx = fit->context;
+    mpt_dtype dtype = (mpt_dtype)tensor->dtype;
+    int64_t size = (int64_t)mpt__dtype_info[dtype].bytes, count = mpt__tensor_numel(tensor);
+    int64_t there = at / size;
+    if (fit->kept && back) {
+        mpt__copy_elements(ctx, fit->kept, dtype, there, tensor->storage, dtype, tensor->offset,
+                           count);
+        ctx->storages[tensor->storage].version++;
+    } else if (fit->kept) {
+        mpt__copy_elements(ctx, tensor->storage, dtype, tensor->offset, fit->kept, dtype, there,
+                           count);
+    }
+    return at + mpt__aligned_up(count * size, 256);
+}
+
+/* Copies all parameters and buffers of the net to or from the storage of them; returns its bytes.
+   Each begins where one of the widest dtype may. */
+static int64_t mpt__fit_move(mpt__fit *fit, bool back) {
+    mpt_context *ctx = fit->context;
+    mpt__module *root = mpt__module_slot(ctx, fit->net.slot);
+    const mpt__module_parameter *row;
+    int64_t bytes = 0;
+    mpt__buffer buffer;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, ctx, root);
+    while ((row = mpt__walk_parameter(&walk)) != NULL)
+        bytes = mpt__fit_move_tensor(fit, ctx->parameters[row->parameter - 1].tensor, bytes, back);
+    mpt__walk_begin(&walk, ctx, root);
+    while (mpt__walk_buffer(&walk, &buffer))
+        bytes = mpt__fit_move_tensor(fit, buffer.tensor, bytes, back);
+    return bytes;
+}
+
+/* Whether all that the optimizer has changed is finite. */
+static bool mpt__fit_is_finite(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    const mpt__optimizer *optimizer = mpt__optimizer_at(ctx, fit->optimizer);
+    for (int64_t i = 0; optimizer && i < optimizer->item_count; i++) {
+        const mpt__parameter *parameter = &ctx->parameters[optimizer->items[i].parameter];
+        const mpt__block *block = &ctx->blocks[parameter->block];
+        if (parameter->live && parameter->has_grad &&
+            mpt__first_nonfinite(ctx, block->values, (mpt_dtype)block->dtype, parameter->offset,
+                                 parameter->numel) >= 0)
+            return false;
+    }
+    return true;
+}
+
+/* Keeps the weights of now. */
+static void mpt__fit_keep(mpt__fit *fit, int epoch) {
+    mpt_context *ctx = fit->context;
+    if (!fit->guards || !fit->config->restore_weights) return;
+    if (mpt__freeze(ctx, mpt__module_slot(ctx, fit->net.slot)) != MPT_OK) return;
+    if (!fit->kept)
+        fit->kept = mpt__storage_new(ctx, mpt__fit_move(fit, false), MPT_MEMORY_WORKSPACE,
+                                     MPT__FROM_DEVICE, false);
+    if (fit->kept) mpt__fit_move(fit, false);
+    fit->kept_epoch = epoch;
+}
+
+/* Ends a fit that cannot recover, with the weights of before. */
+static void mpt__fit_give_up(mpt__fit *fit, int epoch) {
+    mpt_context *ctx = fit->context;
+    char step[64] = "", weights[64] = "";
+    if (fit->kept) {
+        mpt__fit_move(fit, true);
+        mpt__format_text(weights, sizeof weights,
+                         fit->kept_epoch ? "; weights are again those of epoch %d"
+                                         : "; weights are again those of before",
+                         fit->kept_epoch);
+    }
+    if (fit->lost) mpt__format_text(step, sizeof step, ", since step %lld of the fit", fit->lost);
+    ctx->base.op = "mpt_fit";
+    mpt__error(ctx, NUMERIC,
+               "the mean loss of epoch %d is %g%s%s%s; try a smaller learning rate, clip_norm or "
+               "other data; mpt_anomaly_mode finds out why, stop_on_nan = false goes on",
+               epoch, fit->result.train_loss, fit->lost ? "" : " and weights are not finite", step,
+               weights);
+}
+
+static void mpt__fit_save(mpt__fit *fit) {
+    fit->saved = true;
+    mpt_save(fit->net, fit->config->checkpoint);
+}
+
+/* Validates, keeps the best weights on file and counts epochs without progress. `finite`: loss and
+   weights are. */
+static void mpt__fit_validate(mpt__fit *fit, bool finite) {
     const mpt_fit_config *config = fit->config;
-    /* without validation every epoch is the best so far, but one that ends in NaN */
-    bool better = mpt__f64_is_finite(fit->result.train_loss);
+    bool better = finite; /* without validation every epoch is the best so far */
+    bool save = finite;
     if (config->validation.context) {
-        mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config);
+        mpt_evaluation evaluation = mpt__evaluate(fit->net, config->validation, config, &fit->told);
         fit->progress.validation_loss = fit->result.validation_loss = evaluation.loss;
         fit->progress.validation_accuracy = fit->result.validation_accuracy = evaluation.accuracy;
         better = evaluation.loss < fit->best;
+        save = better || (finite && !(fit->best < MPT__INF_F64)); /* or there is nothing better */
         if (better) fit->best = evaluation.loss;
     }
-    if (better && config->checkpoint) mpt_save(fit->net, config->checkpoint);
+    if (save && config->checkpoint && mpt__ok(fit->context)) mpt__fit_save(fit);
     fit->epochs_without_better = better ? 0 : fit->epochs_without_better + 1;
     if (config->patience > 0 && fit->epochs_without_better >= config->patience)
         fit->stop = fit->result.stopped_early = true;
 }
 
+/* Looks at what an epoch has left; false: it was the last one. */
+static bool mpt__fit_judge(mpt__fit *fit, int epoch, bool *finite) {
+    mpt_context *ctx = fit->context;
+    double loss = fit->result.train_loss = mpt_metric_mean(ctx, MPT__FIT_METRIC, true);
+    bool known = mpt__f64_is_finite(loss);
+    if (!known && !fit->lost) fit->lost = fit->result.steps;
+    *finite = known && (!(fit->guards || fit->config->checkpoint) || mpt__fit_is_finite(fit));
+    if (*finite) mpt__fit_keep(fit, epoch);
+    if (!known && !fit->guards)
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
+                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
+                 loss);
+    if (*finite || !fit->guards || fit->stop) return mpt__ok(ctx);
+    fit->result.epochs = epoch;
+    mpt__fit_tell(fit, true);
+    if (mpt__ok(ctx)) mpt__fit_give_up(fit, epoch);
+    return false;
+}
+
 static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
+    bool finite;
     fit->progress.epoch = epoch;
     mpt__fit_batches(fit);
-    if (mpt_failed(fit->context)) return;
-    fit->result.train_loss = mpt_metric_mean(fit->context, MPT__FIT_METRIC, true);
-    bool finite = mpt__f64_is_finite(fit->result.train_loss);
-    if (!finite)
-        mpt__log(&fit->context->base, MPT_LOG_WARNING,
-                 "mpt_fit: the mean loss of epoch %d is %g; mpt_anomaly_mode finds out why", epoch,
-                 fit->result.train_loss);
+    if (mpt_failed(fit->context) || !mpt__fit_judge(fit, epoch, &finite)) return;
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
         if (fit->config->checkpoint && !fit->config->validation.context && finite)
-            mpt_save(fit->net, fit->config->checkpoint);
+            mpt__fit_save(fit);
         return;
     }
     fit->result.epochs = epoch;
-    mpt__fit_validate(fit);
+    mpt__fit_validate(fit, finite);
     if (fit->config->schedule.context)
         mpt__schedule_epoch(fit->config->schedule, fit->config->validation.context
                                                        ? fit->result.validation_loss
@@ -41966,28 +42510,64 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
     return mpt__ok(ctx);
 }
 
+/* What the result says, however the fit ended. */
+static void mpt__fit_report(mpt__fit *fit) {
+    const mpt__object *row = &fit->context->objects[MPT__LOADER].rows[fit->train.slot];
+    mpt_fit_result *result = &fit->result;
+    mpt__fit_measure(fit);
+    if (!mpt__ok(fit->context) && row->object && row->generation == fit->train.generation) {
+        fit->progress.seconds_waited =
+            ((const mpt__loader *)row->object)->seconds_waited - fit->others;
+    }
+    if (!mpt__ok(fit->context) && fit->progress.batch > 0) result->train_loss = fit->progress.loss;
+    result->skipped_steps = fit->progress.skipped_steps;
+    result->seconds_waited = fit->progress.seconds_waited;
+    result->seconds = fit->progress.seconds;
+    result->steps_per_second = fit->progress.steps_per_second;
+}
+
+/* Whether a scaler with patience skips steps whose gradients are not finite, and gives up. */
+static bool mpt__fit_is_scaled(const mpt__fit *fit) {
+    if (!fit->scaler.slot) return false;
+    mpt_scaler_config config = mpt_scaler_get_config(fit->scaler);
+    return config.enabled && config.patience > 0;
+}
+
+/* All epochs. */
+static void mpt__fit_train(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    const mpt_fit_config *config = fit->config;
+    mpt__fit_keep(fit, 0);
+    mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
+    for (int epoch = 1; epoch <= config->epochs && !fit->stop && !mpt_failed(ctx); epoch++)
+        mpt__fit_epoch(fit, epoch);
+    if (config->checkpoint && !fit->saved && fit->result.epochs > 0 && mpt__ok(ctx)) {
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
+                 "mpt_fit: no epoch was finite, so %s has the weights of the last one",
+                 config->checkpoint);
+        mpt__fit_save(fit);
+    }
+    if (mpt__ok(ctx)) mpt_synchronize(ctx);
+}
+
 static void mpt__fit_run(mpt__fit *fit) {
     mpt_context *ctx = fit->context;
     bool own_scaler = !fit->config->scaler.context && fit->config->precision == MPT_F16;
     fit->scaler = own_scaler ? mpt_grad_scaler(ctx, NULL) : fit->config->scaler;
     fit->skipped_before = fit->scaler.slot ? mpt_scaler_statistics(fit->scaler).skipped : 0;
+    fit->guards = fit->config->stop_on_nan && !mpt__fit_is_scaled(fit);
     fit->started = mpt__fit_now(fit);
-    fit->best = mpt__f64_from_bits(UINT64_C(0x7ff0000000000000));
+    fit->best = MPT__INF_F64;
     fit->progress.epochs = fit->config->epochs;
     fit->progress.batches = mpt_loader_batches(fit->train);
-    mpt_train(fit->net);
-    mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
-    for (int epoch = 1; epoch <= fit->config->epochs && !fit->stop && !mpt_failed(ctx); epoch++)
-        mpt__fit_epoch(fit, epoch);
-    if (!mpt_failed(ctx)) {
-        mpt_synchronize(ctx);
-        mpt__fit_measure(fit);
-    }
-    fit->result.skipped_steps = fit->progress.skipped_steps;
-    fit->result.seconds_waited = fit->progress.seconds_waited;
-    fit->result.seconds = mpt__fit_now(fit) - fit->started;
-    fit->result.steps_per_second =
-        fit->trained > 0.0 ? (double)fit->result.steps / fit->trained : 0.0;
+    mpt__module *net = mpt__module_slot(ctx, fit->net.slot);
+    bool switched = !mpt__any_in_training(ctx, net);
+    if (switched) mpt__modes_begin(ctx, net, true);
+    mpt__fit_train(fit);
+    net = switched ? mpt__module_at(ctx, fit->net) : NULL;
+    if (net) mpt__modes_end(ctx, net);
+    mpt__fit_report(fit);
+    if (fit->kept) mpt__storage_forget(ctx, &fit->kept);
     if (own_scaler) mpt_scaler_destroy(fit->scaler);
 }
 
@@ -42001,10 +42581,9 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
     fit.net = net, fit.optimizer = optimizer, fit.train = train;
     mpt__fit_choose(fit.context, "mpt_fit", &chosen.precision);
     fit.config = &chosen;
-    fit.result.train_loss = fit.result.validation_loss = MPT__NAN_F64;
-    fit.result.validation_accuracy = MPT__NAN_F64;
+    fit.result = mpt__fit_nothing();
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;
-    if (fit.context && mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
+    if (mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
     fit.result.status = fit.context ? fit.context->base.status : MPT_ERROR_HANDLE;
     return fit.result;
 }
@@ -42200,7 +42779,7 @@ static uint64_t mpt__gradients_now(const mpt_context *ctx) {
         hash = mpt__hash_u64(hash, ctx->blocks[i].multiplier_slot);
     for (int64_t i = 0; i < ctx->parameter_count; i++)
         if (ctx->parameters[i].live && ctx->parameters[i].has_grad)
-            hash = mpt__hash_u64(hash, (uint64_t)i);
+            hash = mpt__hash_u64(hash, (uint64_t)i << 32 | ctx->parameters[i].scaler);
     return hash;
 }
 
@@ -42249,24 +42828,26 @@ static bool mpt__leaves_repeat(const mpt_context *ctx, const mpt__ids *before,
 }
 
 /* What parameters have at the end of a recorded step, as far as it is the step's doing: a number
-   whose last bit is has_grad, and the multiplier. */
+   whose last bit is has_grad, the multiplier, and by what the gradient is scaled. */
 static bool mpt__gradients_note(mpt_context *ctx, mpt__captured *captured) {
     for (int64_t i = 0; i < ctx->parameter_count; i++) {
         const mpt__parameter *p = &ctx->parameters[i];
         if (p->live && (p->cleared || captured->finds) &&
             (!mpt__ids_add(ctx, &captured->ends, (uint32_t)i << 1 | p->has_grad) ||
-             !mpt__ids_add(ctx, &captured->ends, ctx->blocks[p->block].multiplier_slot)))
+             !mpt__ids_add(ctx, &captured->ends, ctx->blocks[p->block].multiplier_slot) ||
+             !mpt__ids_add(ctx, &captured->ends, p->scaler)))
             return false;
     }
     return mpt__leaves_note(ctx, &captured->leaves);
 }
 
 static void mpt__gradients_set(mpt_context *ctx, const mpt__ids *ends) {
-    for (int64_t i = 0; i < ends->count; i += 2) {
+    for (int64_t i = 0; i < ends->count; i += 3) {
         mpt__parameter *parameter = &ctx->parameters[ends->id[i] >> 1];
         if (!parameter->live) continue;
         parameter->has_grad = ends->id[i] & 1;
         ctx->blocks[parameter->block].multiplier_slot = ends->id[i + 1];
+        parameter->scaler = ends->id[i + 2];
     }
 }
 
@@ -42283,9 +42864,9 @@ static uint64_t mpt__modes_now(const mpt_context *ctx) {
     uint64_t hash = 0;
     for (int64_t i = 1; i < modules->count; i++) {
         const mpt__module *module = (const mpt__module *)modules->rows[i].object;
-        if (module && (!module->training || module->policy))
+        if (module && (!mpt__in_training(module) || module->policy))
             hash = mpt__hash_u64(hash, (uint64_t)i << 9 | (uint64_t)module->policy << 1 |
-                                           (module->training ? 0 : 1));
+                                           (mpt__in_training(module) ? 0 : 1));
     }
     for (int64_t i = 0; i < ctx->parameter_count; i++) {
         const mpt__parameter *p = &ctx->parameters[i];
@@ -42638,6 +43219,7 @@ static mpt_status mpt__captured_begin(mpt__captured *captured, mpt_context *ctx,
 }
 
 mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
+    mpt__lend(handle, x.context ? x.context : y.context);
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_captured_step");
     mpt_tensor given[MPT__CAPTURE_INPUTS];
     given[MPT__CAPTURE_X] = x, given[MPT__CAPTURE_Y] = y;
@@ -42648,6 +43230,7 @@ mpt_status mpt_captured_step(mpt_captured handle, mpt_tensor x, mpt_tensor y) {
 mpt_status mpt_step_slice(mpt_captured handle, mpt_tensor x, mpt_tensor y, double seconds,
                           bool *done) {
     MPT__PLAIN_FLOATS;
+    mpt__lend(handle, x.context ? x.context : y.context);
     mpt_context *ctx = handle.context;
     mpt__captured *captured = mpt__captured_enter(handle, "mpt_step_slice");
     mpt_tensor given[MPT__CAPTURE_INPUTS];
@@ -43076,9 +43659,7 @@ mpt_config mpt_config_default(void) {
     return config;
 }
 
-const char *mpt_isa_name(mpt_isa isa) {
-    return mpt__cpu_isa_name(isa);
-}
+const char *mpt_isa_name(mpt_isa isa) { return mpt__cpu_isa_name(isa); }
 
 int mpt_device_count(mpt_device device) {
 #if defined(MPTRAIN_CUDA)
@@ -43187,6 +43768,7 @@ static bool mpt__scalars_start(mpt_context *ctx) {
 static bool mpt__context_start(mpt_context *ctx) {
     ctx->pool_reach = MPT__POOL_REACH;
     ctx->ops = mpt__op_rows;
+    ctx->base.module = mpt__path_now;
     ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
     if (!mpt__scalars_start(ctx)) return false;
     ctx->module_training = true;
@@ -43225,7 +43807,10 @@ mpt_context *mpt_create(const mpt_config *config) {
     ctx->base.op = "mpt_create";
     ctx->base.process = mpt__process_id();
     ctx->config = *config;
-    if (mpt__backend_create(ctx) && mpt__context_start(ctx)) return ctx;
+    if (mpt__backend_create(ctx) && mpt__context_start(ctx)) {
+        mpt__context_lives(ctx);
+        return ctx;
+    }
     mpt__set_create_error(ctx->base.message);
     mpt_destroy(ctx);
     return NULL;
@@ -43277,7 +43862,9 @@ static void mpt__destroy_tables(mpt_context *ctx) {
 }
 
 void mpt_destroy(mpt_context *ctx) {
-    if (!ctx || mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
+    if (!ctx) return;
+    mpt__context_ends(ctx);
+    if (mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
     mpt__anomaly_free(ctx);
     mpt__recorder_stop(ctx);
     for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */

@@ -5256,8 +5256,16 @@ struct mpt__norm_call {
     float *partial, *column; /* [chunks, 2, channels]; MPT__COLUMNS times [channels] */
 };
 
-/* y or dx of an element is dy a + (x - mean) b + c of its channel's numbers. */
-enum { MPT__COLUMN_MEAN, MPT__COLUMN_A, MPT__COLUMN_B, MPT__COLUMN_C, MPT__COLUMNS };
+/* y or dx of an element is dy a + (x - mean) rstd b + c of its channel's numbers; of y rstd, which
+   is in b, counts as 1. */
+enum {
+    MPT__COLUMN_MEAN,
+    MPT__COLUMN_A,
+    MPT__COLUMN_B,
+    MPT__COLUMN_C,
+    MPT__COLUMN_RSTD,
+    MPT__COLUMNS
+};
 
 #define MPT__CHANNELS 32 /* side by side in a block */
 #define MPT__NORM_BLOCKS 264 /* most that keep sums of columns for their rows: two for each of many
@@ -5301,9 +5309,18 @@ __device__ __forceinline__ void mpt__norm_weights(const mpt__norm_call &w, const
     }
 }
 
-__device__ __forceinline__ float mpt__norm_rstd(float variance, float eps) {
-    const float root = sqrtf(variance + eps);
-    return root == 0.0f ? 0.0f : 1.0f / root;
+__device__ __forceinline__ float mpt__norm_rstd(double variance, float eps) {
+    if (variance >= 1e-30 && variance < 1e38) {
+        const float root = sqrtf((float)variance + eps);
+        return 1.0f / root;
+    }
+    const double root = sqrt(variance + (double)eps);
+    return root < 3e-39 ? 0.0f : (float)(1.0 / root);
+}
+
+/* Whether a sum of squares is beyond fp32: too large, or so small that eps does not make up. */
+__device__ __forceinline__ bool mpt__norm_is_lost(float squares, float eps) {
+    return !(squares < INFINITY) || (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
 }
 
 /* x, or the sum with the residual, which it stores, as rounded there. */
@@ -5323,6 +5340,36 @@ __device__ __forceinline__ void mpt__norm_load(const mpt__norm_call &w, long lon
     }
 }
 
+template <int GROUP> __device__ __forceinline__ double mpt__group_sum_wide(double x) {
+    if (GROUP > MPT__WARP) return mpt__block_sum(x);
+    for (int step = GROUP / 2; step > 0; step /= 2) x += __shfl_xor_sync(MPT__ALL, x, step);
+    return x;
+}
+
+/* Mean, if there is one, and variance of statistic [n, g] in double. */
+template <int GROUP>
+__device__ double mpt__norm_wide(const mpt__norm_call &w, long long n, long long g, float *mean) {
+    const mpt__array &from = w.residual.data != NULL ? w.sum : w.x;
+    double middle = 0.0, total = 0.0;
+    if (GROUP > MPT__WARP) {
+        __syncthreads(); /* others have stored sums with the residual */
+    } else {
+        __syncwarp();
+    }
+    for (int pass = w.mean.data == NULL; pass < 2; pass++) {
+        total = 0.0;
+        for (long long i = threadIdx.x % GROUP; i < w.count; i += GROUP) {
+            const long long at = mpt__norm_place(w, from, n, g, i);
+            const double d = (double)mpt__load(from.data, from.dtype, at) - middle;
+            total += pass == 0 ? d : d * d;
+        }
+        total = mpt__group_sum_wide<GROUP>(total) / (double)w.count;
+        if (pass == 0) middle = total;
+    }
+    *mean = (float)middle;
+    return total;
+}
+
 template <int GROUP, int V> __global__ void mpt__norm_rows_kernel(const mpt__norm_call w) {
     const long long first = threadIdx.x % GROUP * V, step = GROUP * V;
     MPT__EACH_LINE(row, GROUP, w.size[MPT__N] * w.size[MPT__G]) {
@@ -5339,7 +5386,9 @@ template <int GROUP, int V> __global__ void mpt__norm_rows_kernel(const mpt__nor
             mpt__load_some<V>(from, mpt__norm_place(w, from, n, g, i), x);
             for (int k = 0; k < V; k++) total += (x[k] - mean) * (x[k] - mean);
         }
-        const float variance = mpt__group_sum<GROUP>(total) / (float)w.count;
+        total = mpt__group_sum<GROUP>(total);
+        double variance = (double)(total / (float)w.count);
+        if (mpt__norm_is_lost(total, w.eps)) variance = mpt__norm_wide<GROUP>(w, n, g, &mean);
         const float rstd = mpt__norm_rstd(variance, w.eps);
         for (long long i = first; i < w.count; i += step) {
             mpt__load_some<V>(from, mpt__norm_place(w, from, n, g, i), x);
@@ -5351,7 +5400,7 @@ template <int GROUP, int V> __global__ void mpt__norm_rows_kernel(const mpt__nor
         if (first != 0) continue;
         w.rstd[row] = rstd;
         if (w.mean.data != NULL) mpt__put(w.mean, row, mean);
-        if (w.variance.data != NULL) mpt__put(w.variance, row, variance);
+        if (w.variance.data != NULL) mpt__put(w.variance, row, (float)variance);
     }
 }
 
@@ -5377,7 +5426,10 @@ __global__ void mpt__norm_held_kernel(const mpt__norm_call w) {
                 total += d * d;
             }
         }
-        const float variance = mpt__group_sum<MPT__WARP>(total) / (float)w.count;
+        total = mpt__group_sum<MPT__WARP>(total);
+        double variance = (double)(total / (float)w.count);
+        if (mpt__norm_is_lost(total, w.eps))
+            variance = mpt__norm_wide<MPT__WARP>(w, row, 0, &mean);
         const float rstd = mpt__norm_rstd(variance, w.eps);
 #pragma unroll
         for (int j = 0; j < MPT__HELD; j += 8) {
@@ -5608,8 +5660,31 @@ template <int WIDTH> __global__ void mpt__channel_sums_kernel(const mpt__norm_ca
     }
 }
 
+/* The moments of a channel in double, by a block; *variance is of its elements. */
+__device__ mpt__moments mpt__channel_wide(const mpt__norm_call &w, long long channel,
+                                          double *variance) {
+    double middle = 0.0, total = 0.0;
+    for (int pass = 0; pass < 2; pass++) {
+        total = 0.0;
+        for (long long i = threadIdx.x; i < w.of; i += MPT__THREADS) {
+            long long s;
+            const long long n = mpt__divide(i, w.size[MPT__S], &s);
+            const long long at = n * w.x.stride[MPT__N] + channel * w.x.stride[MPT__C] +
+                                 s * w.x.stride[MPT__S];
+            const double d = (double)mpt__load(w.x.data, w.x.dtype, at) - middle;
+            total += pass == 0 ? d : d * d;
+        }
+        total = mpt__block_sum(total) / (double)w.of;
+        if (pass == 0) middle = total;
+    }
+    *variance = total;
+    const mpt__moments m = {(float)w.of, (float)middle, (float)(total * (double)w.of)};
+    return m;
+}
+
 /* What the chunks of a channel come to, and what follows from it. */
 __global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
+    __shared__ int lost[MPT__CHANNELS];
     const long long tiles = (w.channels + MPT__CHANNELS - 1) / MPT__CHANNELS;
     for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const long long channel = tile * MPT__CHANNELS + threadIdx.x % MPT__CHANNELS;
@@ -5624,6 +5699,17 @@ __global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
             m = mpt__moments_join(m, more, slopes != 0);
         }
         m = mpt__moments_fold(m, MPT__CHANNELS, slopes != 0);
+        double wide = (double)(m.b / (float)w.of);
+        if (threadIdx.x < MPT__CHANNELS)
+            lost[threadIdx.x] = there && !slopes && !w.given && mpt__norm_is_lost(m.b, w.eps);
+        __syncthreads();
+        for (int k = 0; k < MPT__CHANNELS; k++) {
+            double variance;
+            if (!lost[k]) continue;
+            const mpt__moments all = mpt__channel_wide(w, tile * MPT__CHANNELS + k, &variance);
+            if ((int)threadIdx.x == k) m = all, wide = variance;
+        }
+        __syncthreads(); /* `lost` is read */
         if (!there || threadIdx.x >= MPT__CHANNELS) continue;
         const float weight =
             w.weight.data != NULL ? mpt__load(w.weight.data, w.weight.dtype, channel) : 1.0f;
@@ -5635,19 +5721,21 @@ __global__ void mpt__channel_end_kernel(const mpt__norm_call w, int slopes) {
             const float rstd = w.rstd[channel], n = w.given ? INFINITY : (float)w.of;
             column[MPT__COLUMN_MEAN * w.channels] = mpt__norm_mean(w, channel);
             column[MPT__COLUMN_A * w.channels] = weight * rstd;
-            column[MPT__COLUMN_B * w.channels] = w.given ? 0.0f : -m.b * weight / n * rstd * rstd;
+            column[MPT__COLUMN_B * w.channels] = w.given ? 0.0f : -m.b * weight / n * rstd;
+            column[MPT__COLUMN_RSTD * w.channels] = rstd;
             column[MPT__COLUMN_C * w.channels] = w.given ? 0.0f : -m.a * weight / n * rstd;
             continue;
         }
         const float mean = w.given ? mpt__norm_mean(w, channel) : m.a;
-        const float variance =
-            w.given ? mpt__load(w.variance.data, w.variance.dtype, channel) : m.b / (float)w.of;
+        const double variance =
+            w.given ? (double)mpt__load(w.variance.data, w.variance.dtype, channel) : wide;
         const float rstd = mpt__norm_rstd(variance, w.eps);
         w.rstd[channel] = rstd;
         if (!w.given) mpt__put(w.mean, channel, mean);
-        if (!w.given && w.variance.data != NULL) mpt__put(w.variance, channel, variance);
+        if (!w.given && w.variance.data != NULL) mpt__put(w.variance, channel, (float)variance);
         column[MPT__COLUMN_MEAN * w.channels] = mean;
         column[MPT__COLUMN_B * w.channels] = rstd * weight;
+        column[MPT__COLUMN_RSTD * w.channels] = 1.0f;
         column[MPT__COLUMN_C * w.channels] =
             w.bias.data != NULL ? mpt__load(w.bias.data, w.bias.dtype, channel) : 0.0f;
     }
@@ -5677,6 +5765,7 @@ __global__ void mpt__channel_apply_kernel(const mpt__norm_call w, const mpt__arr
                 const float a = back ? column[MPT__COLUMN_A * w.channels] : 0.0f;
                 x[k] = dy[k] * a +
                        (x[k] - column[MPT__COLUMN_MEAN * w.channels]) *
+                           column[MPT__COLUMN_RSTD * w.channels] *
                            column[MPT__COLUMN_B * w.channels] +
                        column[MPT__COLUMN_C * w.channels];
                 if (!back) x[k] += more[k];
@@ -6201,17 +6290,22 @@ __device__ __forceinline__ float mpt__attention_dot(const float *a, const float 
     return sum;
 }
 
-/* What a mask and the diagonal make of a score. */
+/* What a mask adds to a score: -infinity where the query does not see the key. */
+__device__ __forceinline__ float mpt__attention_mask(const mpt__attention &w, long long b,
+                                                     long long h, long long query, long long key) {
+    if (w.causal && key > query) return -INFINITY;
+    if (w.mask.data == NULL) return 0.0f;
+    const float mask = mpt__load(w.mask.data, w.mask.dtype,
+                                 mpt__attention_row(w.mask, b, h, query) + key * w.mask.stride[3]);
+    return w.mask.dtype != MPT_BOOL ? mask : mask != 0.0f ? 0.0f : -INFINITY;
+}
+
+/* What a mask and the diagonal make of a score, which may be NaN where it is not seen. */
 __device__ __forceinline__ float mpt__attention_score(const mpt__attention &w, float score,
                                                       long long b, long long h, long long query,
                                                       long long key) {
-    if (w.mask.data != NULL) {
-        const float mask =
-            mpt__load(w.mask.data, w.mask.dtype,
-                      mpt__attention_row(w.mask, b, h, query) + key * w.mask.stride[3]);
-        score += w.mask.dtype != MPT_BOOL ? mask : mask != 0.0f ? 0.0f : -INFINITY;
-    }
-    return w.causal && key > query ? -INFINITY : score;
+    const float mask = mpt__attention_mask(w, b, h, query, key);
+    return mask == -INFINITY ? mask : score + mask;
 }
 
 /* The factor that dropout gives a weight. */
@@ -6225,15 +6319,47 @@ __device__ __forceinline__ float mpt__attention_kept(const mpt__attention &w,
     return mpt__kept(w.dropout, at % 2 ? word[1] : word[0], 1.0f);
 }
 
-/* sum[n, columns] += tile^T rows, of m rows on the other side. */
-__device__ void mpt__attention_add(const mpt__attention &w, const float *tile, const float *rows,
-                                   int m, int n, int columns, float *sum) {
+/* Where a tile stands: its first element on the own side and on the other one. */
+struct mpt__attention_tile {
+    long long batch, head, own, other;
+    bool by_keys, careful;
+};
+
+__device__ __forceinline__ bool mpt__attention_hides(const mpt__attention &w,
+                                                     const mpt__attention_tile &t, int own,
+                                                     int other) {
+    const long long a = t.own + own, b = t.other + other;
+    return mpt__attention_mask(w, t.batch, t.head, t.by_keys ? b : a, t.by_keys ? a : b) ==
+           -INFINITY;
+}
+
+/* sum[n, columns] += tile^T rows, of m rows on the other side. With care, what is not seen has no
+   part in it: 0 times NaN is NaN. */
+__device__ void mpt__attention_add(const mpt__attention &w, const mpt__attention_tile &t,
+                                   const float *tile, const float *rows, int m, int n, int columns,
+                                   float *sum) {
     for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x) {
         const int r = i / columns, c = i % columns;
         float x = sum[r * (columns + 1) + c];
-        for (int k = 0; k < m; k++) x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        if (!t.careful) {
+            for (int k = 0; k < m; k++) x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        } else {
+            for (int k = 0; k < m; k++)
+                if (!mpt__attention_hides(w, t, r, k))
+                    x += tile[k * w.n + r] * rows[k * (columns + 1) + c];
+        }
         sum[r * (columns + 1) + c] = x;
     }
+}
+
+/* Whether what is masked out may be in the block's sums: then they are formed again with care. */
+__device__ bool mpt__attention_leaks(const mpt__attention &w, const float *sum, int n,
+                                     int columns) {
+    int bad = 0;
+    if (!w.causal && w.mask.data == NULL) return false;
+    for (int i = (int)threadIdx.x; i < n * columns; i += (int)blockDim.x)
+        bad |= !(fabsf(sum[i / columns * (columns + 1) + i % columns]) < INFINITY);
+    return __syncthreads_or(bad) != 0;
 }
 
 __device__ __forceinline__ void mpt__attention_clear(float *x, int count) {
@@ -6280,12 +6406,15 @@ __global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const m
     for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
         const mpt__attention_item t = mpt__attention_at(w, item, false);
         const long long key_head = t.head / w.group, seen = mpt__attention_seen(w, t);
+        bool careful = false;
         mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
+    again:
         mpt__attention_clear(sum, w.n * out);
         mpt__attention_clear(total, w.n);
         for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
         for (long long key = 0; key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
             mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
             __syncthreads();
@@ -6306,10 +6435,14 @@ __global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const m
                     mpt__attention_kept(w, sequence, t.batch, t.head, t.first + r, key + c);
             }
             __syncthreads();
-            mpt__attention_add(w, tile, v, m, t.n, w.width, sum);
+            mpt__attention_add(w, at, tile, v, m, t.n, w.width, sum);
             __syncthreads();
         }
         __syncthreads();
+        if (!careful && mpt__attention_leaks(w, sum, t.n, w.width)) {
+            careful = true;
+            goto again;
+        }
         for (int i = (int)threadIdx.x; i < t.n * w.width; i += (int)blockDim.x) {
             const int r = i / w.width, c = i % w.width;
             const float x = total[r] == 0.0f ? 0.0f : sum[r * out + c] * (1.0f / total[r]);
@@ -6346,16 +6479,19 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
         mpt__attention_load(w.dout, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, dout);
         mpt__attention_load(w.out, 0, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
         mpt__attention_load(w.q, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, q);
-        mpt__attention_clear(sum, w.n * wide);
         __syncthreads();
         for (int r = (int)threadIdx.x; r < t.n; r += (int)blockDim.x) {
             delta[r] = mpt__attention_dot(dout + r * out, v + r * out, w.width);
             lse[r] = mpt__attention_number(w.lse, t.batch, t.head, t.first + r);
             mpt__put(w.delta, mpt__attention_row(w.delta, t.batch, t.head, t.first + r), delta[r]);
         }
+        bool careful = false;
+    again:
+        mpt__attention_clear(sum, w.n * wide);
         __syncthreads();
         for (long long key = 0; w.dq.data != NULL && key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
+            const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
             mpt__attention_load(w.v, w.compute, t.batch, key_head, key, m, w.width, 1.0f, v);
             __syncthreads();
@@ -6366,11 +6502,16 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
                 score = mpt__attention_score(w, score, t.batch, t.head, query, key + c);
                 float g = mpt__attention_dot(dout + r * out, v + c * out, w.width);
                 if (w.drops) g *= mpt__attention_kept(w, sequence, t.batch, t.head, query, key + c);
-                slope[c * w.n + r] = expf(score - lse[r]) * (g - delta[r]);
+                slope[c * w.n + r] =
+                    score == -INFINITY ? 0.0f : expf(score - lse[r]) * (g - delta[r]);
             }
             __syncthreads();
-            mpt__attention_add(w, slope, k, m, t.n, w.depth, sum);
+            mpt__attention_add(w, at, slope, k, m, t.n, w.depth, sum);
             __syncthreads();
+        }
+        if (!careful && mpt__attention_leaks(w, sum, t.n, w.depth)) {
+            careful = true;
+            goto again;
         }
         if (w.dq.data != NULL) mpt__attention_store(w.dq, t, w.depth, w.scale, sum);
         __syncthreads();
@@ -6390,10 +6531,13 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
         const long long begin = w.causal ? t.first : 0;
         mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
         mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
+        bool careful = false;
+    again:
         mpt__attention_clear(dk, w.n * (wide + out));
         for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
             for (long long query = begin; query < w.queries; query += w.n) {
                 const int m = (int)(w.queries - query < w.n ? w.queries - query : w.n);
+                const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
                 mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
                 mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
                 __syncthreads();
@@ -6405,18 +6549,26 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
                     float g = mpt__attention_dot(dout + c * out, v + r * out, w.width), kept = 1.0f;
                     if (w.drops)
                         kept = mpt__attention_kept(w, sequence, t.batch, h, at, t.first + r);
-                    const float p = expf(score - mpt__attention_number(w.lse, t.batch, h, at));
+                    const float p =
+                        score == -INFINITY
+                            ? 0.0f
+                            : expf(score - mpt__attention_number(w.lse, t.batch, h, at));
                     const float delta = mpt__attention_number(w.delta, t.batch, h, at);
                     weight[c * w.n + r] = p * kept;
-                    slope[c * w.n + r] = p * (g * kept - delta);
+                    slope[c * w.n + r] = score == -INFINITY ? 0.0f : p * (g * kept - delta);
                 }
                 __syncthreads();
-                mpt__attention_add(w, slope, q, m, t.n, w.depth, dk);
-                mpt__attention_add(w, weight, dout, m, t.n, w.width, dv);
+                mpt__attention_add(w, tile, slope, q, m, t.n, w.depth, dk);
+                mpt__attention_add(w, tile, weight, dout, m, t.n, w.width, dv);
                 __syncthreads();
             }
         }
         __syncthreads();
+        if (!careful && (mpt__attention_leaks(w, dk, t.n, w.depth) ||
+                         mpt__attention_leaks(w, dv, t.n, w.width))) {
+            careful = true;
+            goto again;
+        }
         if (w.dk.data != NULL) mpt__attention_store(w.dk, t, w.depth, w.scale, dk);
         if (w.dv.data != NULL) mpt__attention_store(w.dv, t, w.width, 1.0f, dv);
         __syncthreads();

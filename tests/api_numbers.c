@@ -1,5 +1,5 @@
-/* api_numbers.c: numbers at the ends of their ranges: uniform draws below their upper bound in every
-   dtype, values in the bins that hold them, deviations and norms of very large and very small
+/* api_numbers.c: numbers at the ends of their ranges: uniform draws below their upper bound in
+   every dtype, values in the bins that hold them, deviations and norms of very large and very small
    numbers, NaN that is masked out, gradients of reductions of nothing. On every level. */
 #include MPTRAIN_HEADER_FILE
 #include <math.h>
@@ -30,7 +30,8 @@ static float drawn[DRAWS];
 
 TEST(uniform_numbers_stay_below_one) {
     static const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16, MPT_F8E4M3, MPT_F8E5M2, MPT_F64};
-    static const float most[] = {1, 1 - 1.0f / 2048, 1 - 1.0f / 256, 1 - 1.0f / 16, 1 - 1.0f / 8, 1};
+    static const float most[] = {1, 1 - 1.0f / 2048, 1 - 1.0f / 256, 1 - 1.0f / 16, 1 - 1.0f / 8,
+                                 1};
     mpt_context *c;
     EACH_LEVEL(c) {
         for (int k = 0; k < 6; k++) {
@@ -138,7 +139,7 @@ static bool finite_row(const float *x, int row) {
     return true;
 }
 
-/* Attention and its gradients, under a mask of this dtype for the keys from `keys` on, or causal. */
+/* Attention and its gradients, under a mask of this dtype for keys from `keys` on, or causal. */
 static void attend(mpt_context *c, mpt_dtype dtype, mpt_dtype mask_dtype, int keys, double dropout,
                    float got[4][T * D]) {
     static float mask[T];
@@ -148,8 +149,7 @@ static void attend(mpt_context *c, mpt_dtype dtype, mpt_dtype mask_dtype, int ke
     for (int i = 0; i < T; i++)
         mask[i] = mask_dtype == MPT_BOOL ? i < keys : i < keys ? 0 : -(float)INFINITY;
     mpt_step_begin(c);
-    if (keys)
-        config.mask = mpt_cast(mpt_from(c, MPT_F32, MPT_SHAPE(1, T), mask), mask_dtype);
+    if (keys) config.mask = mpt_cast(mpt_from(c, MPT_F32, MPT_SHAPE(1, T), mask), mask_dtype);
     for (int i = 0; i < 3; i++) {
         x[i] = mpt_cast(mpt_from(c, MPT_F32, MPT_SHAPE(1, T, D), rows_of[i]), dtype);
         mpt_requires_grad(x[i] = mpt_detach(x[i]), true);
@@ -275,7 +275,10 @@ TEST(gradients_of_nothing) {
         {"logsumexp", logsumexp_of, {-I, 2, -I, -I}, 2, {0, 1, 0, 0}},
         {"logsumexp", logsumexp_of, {1e30f, -1e30f, -I, 0}, 1e30f, {1, 0, 0, 0}},
         {"logsumexp", logsumexp_of, {1, I, 0, -I}, I, {0, NAN, 0, 0}},
-        {"two logsumexp", twice_logsumexp, {-I, -I, 0.5f, 1.5f}, 1.8132616f,
+        {"two logsumexp",
+         twice_logsumexp,
+         {-I, -I, 0.5f, 1.5f},
+         1.8132616f,
          {0, 0, 0.26894142f, 0.73105858f}},
         {"logsumexp of none", logsumexp_none, {1, 2, 3, 4}, -I, {0, 0, 0, 0}},
         {"mean of none", mean_none, {1, 2, 3, 4}, NAN, {0, 0, 0, 0}},
@@ -302,16 +305,27 @@ TEST(squares_beyond_fp32) {
         {"norm", norm_of, {1e38f, -1e38f, 1e38f, -1e38f}, 2e38f, {0.5f, -0.5f, 0.5f, -0.5f}},
         {"norm", norm_of, {1, -I, 0, 0}, I, {0, NAN, 0, 0}},
         {"norm", norm_of, {1, NAN, 0, 0}, NAN, {NAN, NAN, NAN, NAN}},
-        {"std", std_of, {1e20f, 2e20f, 3e20f, 2e20f}, 8.1649658e19f,
+        {"std",
+         std_of,
+         {1e20f, 2e20f, 3e20f, 2e20f},
+         8.1649658e19f,
          {-0.40824829f, 0, 0.40824829f, 0}},
-        {"std", std_of, {1e-25f, 2e-25f, 3e-25f, 2e-25f}, 8.1649658e-26f,
+        {"std",
+         std_of,
+         {1e-25f, 2e-25f, 3e-25f, 2e-25f},
+         8.1649658e-26f,
          {-0.40824829f, 0, 0.40824829f, 0}},
-        {"std", std_of, {3e38f, 3e38f, 2e38f, 2e38f}, 5.7735027e37f,
+        {"std",
+         std_of,
+         {3e38f, 3e38f, 2e38f, 2e38f},
+         5.7735027e37f,
          {0.28867513f, 0.28867513f, -0.28867513f, -0.28867513f}},
-        {"var", var_of, {1e-18f, 2e-18f, 3e-18f, 2e-18f}, 6.6666667e-37f,
+        {"var",
+         var_of,
+         {1e-18f, 2e-18f, 3e-18f, 2e-18f},
+         6.6666667e-37f,
          {-6.6666667e-19f, 0, 6.6666667e-19f, 0}},
-        {"var", var_of, {1e20f, 2e20f, 3e20f, 2e20f}, I,
-         {-6.6666667e19f, 0, 6.6666667e19f, 0}},
+        {"var", var_of, {1e20f, 2e20f, 3e20f, 2e20f}, I, {-6.6666667e19f, 0, 6.6666667e19f, 0}},
         {"std", std_of, {1, -I, 0, 0}, NAN, {NAN, NAN, NAN, NAN}},
     };
     check_known(rows, (int)(sizeof rows / sizeof *rows));
@@ -329,7 +343,8 @@ TEST(squares_beyond_fp32_of_many) {
                 for (int i = 0; i < LINES * LONG; i++)
                     x[i] = (half ? by : 1) * (float)((i * 37 % 101) + 1);
                 mpt_tensor t = mpt_from(c, MPT_F32, MPT_SHAPE(LINES, LONG), x);
-                mpt_tensor y = k / 2 % 2 ? mpt_std(t, k / 4, false, 1) : mpt_norm(t, 2, k / 4, false);
+                mpt_tensor y =
+                    k / 2 % 2 ? mpt_std(t, k / 4, false, 1) : mpt_norm(t, 2, k / 4, false);
                 mpt_read_f32(y, half ? got : want, k / 4 ? LINES : LONG);
             }
             for (int i = 0; i < (k / 4 ? LINES : LONG) && test_failures < 9; i++)
@@ -359,7 +374,8 @@ TEST(norms_beyond_fp32) {
     static const double scales[] = {1e20, 1e30, 1e-18, 1e-25};
     static float x[MOST], dy[MOST], y[2][MOST], dx[2][MOST];
     mpt_context *c;
-    for (int i = 0; i < MOST; i++) x[i] = sinf((float)i * 1.7f) + 0.2f, dy[i] = cosf((float)i * 2.3f);
+    for (int i = 0; i < MOST; i++)
+        x[i] = sinf((float)i * 1.7f) + 0.2f, dy[i] = cosf((float)i * 2.3f);
     EACH_LEVEL(c) {
         for (int k = 0; k < 9 * 4 * 2; k++) {
             const int at = k % 9, half = k / 36;
@@ -373,8 +389,8 @@ TEST(norms_beyond_fp32) {
                 t = mpt_detach(half ? mpt_cast(t, MPT_BF16) : t);
                 mpt_requires_grad(t, true);
                 mpt_tensor out = normalised(t, cases[at].kind, 0);
-                mpt_tensor g = mpt_cast(mpt_from(c, MPT_F32, cases[at].shape, dy),
-                                        half ? MPT_BF16 : MPT_F32);
+                mpt_tensor g =
+                    mpt_cast(mpt_from(c, MPT_F32, cases[at].shape, dy), half ? MPT_BF16 : MPT_F32);
                 mpt_read_f32(out, y[scaled], count);
                 mpt_backward_from(out, g, false);
                 mpt_read_f32(mpt_grad(t), dx[scaled], count);
@@ -393,9 +409,14 @@ TEST(norms_beyond_fp32) {
     }
 }
 
-TEST_TABLE = {T(uniform_numbers_stay_below_one), T(uniform_weights_stay_in_their_range),
-              T(written_weights_are_rounded), T(values_are_in_their_bins),
-              T(attention_does_not_see_what_is_masked), T(causal_attention_does_not_see_what_comes_later),
+TEST_TABLE = {T(uniform_numbers_stay_below_one),
+              T(uniform_weights_stay_in_their_range),
+              T(written_weights_are_rounded),
+              T(values_are_in_their_bins),
+              T(attention_does_not_see_what_is_masked),
+              T(causal_attention_does_not_see_what_comes_later),
               T(gradients_of_nothing),
-              T(squares_beyond_fp32), T(squares_beyond_fp32_of_many), T(norms_beyond_fp32)};
+              T(squares_beyond_fp32),
+              T(squares_beyond_fp32_of_many),
+              T(norms_beyond_fp32)};
 TEST_MAIN

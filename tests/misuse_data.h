@@ -139,11 +139,11 @@ TEST(tables) {
     CASE(mpt_table_save, ARGUMENT, "path is empty", mpt_table_save(table, NULL));
     CASE(mpt_table_save, MPT_ERROR_IO, "cannot write no/such/file",
          mpt_table_save(table, "no/such/file"));
-    QUIET(mpt_table_load, mpt_table_load(NULL, "a").slot == 0);
+    NOWHERE(mpt_table_load, mpt_table_load(NULL, "a").slot == 0);
     CASE(mpt_table_load, ARGUMENT, "path is NULL", mpt_table_load(c, NULL));
     CASE(mpt_table_load, MPT_ERROR_IO, "cannot open no/such/file",
          mpt_table_load(c, "no/such/file"));
-    QUIET(mpt_table_load_memory, mpt_table_load_memory(NULL, text, 4).slot == 0);
+    NOWHERE(mpt_table_load_memory, mpt_table_load_memory(NULL, text, 4).slot == 0);
     CASE(mpt_table_load_memory, ARGUMENT, "9 bytes of text at NULL",
          mpt_table_load_memory(c, NULL, 9));
     CASE(mpt_table_load_memory, ARGUMENT, "bytes of text",

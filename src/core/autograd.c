@@ -414,7 +414,6 @@ static mpt__tensor *mpt__gradient_into(const mpt__frame *frame, int i, mpt__acce
     bool adds = mpt__has_grad(frame->context, parameter);
     *access = adds ? MPT__ACCUMULATE : MPT__WRITE;
     mpt__note_scale(frame->context, parameter, adds);
-    if (!adds) parameter->steps = 0;
     parameter->has_grad = true; /* after an error nobody asks */
     return mpt__parameter_gradient(frame->context, input);
 }

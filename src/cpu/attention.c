@@ -715,7 +715,7 @@ static void mpt__attention_back_tile(const mpt__attention_item *t, mpt__attentio
     mpt__attention_back_sums(t, &at, pass, q, own, dout, dq);
 }
 
-/* The block of keys from `key` on as the own ones, for some queries of some heads from `head` on. */
+/* The block of keys from `key` on as the own ones, for queries of some heads from `head` on. */
 static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pass pass, int64_t key,
                                       int64_t head, int64_t heads, int64_t query, int64_t queries) {
     const mpt__attention *w = t->w;

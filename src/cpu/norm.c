@@ -253,12 +253,13 @@ static mpt__real mpt__norm_rstd(double variance, double eps) {
 
 /* Whether a sum of squares is beyond fp32: too large, or so small that eps does not make up. */
 static bool mpt__norm_is_lost(double squares, double eps) {
-    return !mpt__f64_is_finite(squares) || (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
+    return !mpt__f64_is_finite(squares) ||
+           (squares < MPT__LEAST_SQUARES && eps < MPT__LEAST_SQUARES);
 }
 
 /* Mean, unless it is NULL, and sum of squares of `rows` lines of n elements, in double. */
-static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int64_t rows, int64_t n,
-                             mpt__real *mean) {
+static double mpt__norm_wide(const mpt__norm_work *w, const int64_t from[4], int64_t rows,
+                             int64_t n, mpt__real *mean) {
     const mpt__cpu_view *view = &w->view[w->part[MPT__PART_X]];
     const int64_t *stride = w->launch->operand[w->part[MPT__PART_X]].stride;
     mpt__real x[MPT__BLOCK];

@@ -193,7 +193,7 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
 
 /* ---- Sums of squares beyond fp32 ---- */
 
-/* The sum, in double, of the elements of one output, or of the squares of what differs from mean. */
+/* The sum, in double, of the elements of one output, or of squares of what differs from mean. */
 static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
     mpt__real x[MPT__BLOCK];
     mpt__cpu_cursor from, at;

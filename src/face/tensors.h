@@ -42,8 +42,8 @@ typedef struct mpt_context mpt_context;
 /* Handles are values. A stale one (its object is gone) or a foreign one (another context's) is an
    error in every build. So is a null one ({0}, as a field that was never set), also where no
    context made it: an error of the context of another argument, else of that which this thread made
-   last, if it lives; mpt_failed tells. Only mpt_release takes it for nothing. Two misuses cannot be caught: a handle that was never initialised, and a
-   handle used after mpt_destroy of its context. */
+   last, if it lives; mpt_failed tells. Only mpt_release takes it for nothing. Two misuses cannot be
+   caught: a handle that was never initialised, and one used after mpt_destroy of its context. */
 #define MPT__HANDLE(name) \
     typedef struct name { \
         mpt_context *context; \
@@ -359,8 +359,8 @@ MPTRAIN_API mpt_tensor mpt_ones(mpt_context *context, mpt_dtype dtype, mpt_shape
 MPTRAIN_API mpt_tensor mpt_full(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 double value);
 MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t count);
-/* Uniform in [0, 1), never 1 in any dtype, and standard normal, of a float dtype, from the context's
-   seed and a count of such calls. */
+/* Uniform in [0, 1), never 1 in any dtype, and standard normal, of a float dtype, from the seed of
+   the context and a count of such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 /* Copies `data`, row-major elements of `dtype`, in. */

@@ -284,8 +284,8 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char
 /* Gradients to none: parameters without a new gradient are then left alone by the step. */
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
-   0-d fp32, without a wait. After mpt_unscale if there is a scaler: scaled gradients are refused, as
-   by the three that follow. */
+   0-d fp32, without a wait. After mpt_unscale if there is a scaler: scaled gradients are refused,
+   as by the three that follow. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
 /* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);

@@ -341,11 +341,11 @@ mpt_tensor mpt_einsum(const char *equation, const mpt_tensor *tensors, int count
     mpt__einsum e;
     mpt__factor out;
     const char *rest = NULL;
-    mpt_context *ctx = tensors && count > 0 ? tensors[0].context : NULL;
+    mpt_context *ctx = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
     memset(&e, 0, sizeof e);
     for (int i = 0; i < MPT__LABELS; i++) e.size[i] = -1;
     e.context = ctx, e.equation = equation;
-    if (!ctx || !mpt__enter(ctx, "mpt_einsum")) return mpt__null(ctx);
+    if (!mpt__enter(ctx, "mpt_einsum")) return mpt__null(ctx);
     if (!equation || count < 1 || count > MPT_MAX_RANK)
         return mpt__refuse(ctx, ARGUMENT, "expected an equation and 1 to 8 tensors, got %d", count);
     if (!mpt__einsum_inputs(&e, tensors, count, &rest) || !mpt__einsum_output(&e, rest, &out))

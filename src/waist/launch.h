@@ -57,9 +57,9 @@ typedef struct mpt__operand {
  * BINARY    o2 wa = fn(o0 r, o1 r), equal shapes (broadcast by stride 0); c and d as above.
  * REDUCE    o1 wa = fn over the dimensions of o0 r in which o1 has size 1 (equal ranks): SUM, MEAN,
  *           MAX (NaN wins), PROD.
- * SQUARES   o1 rw, the sums of the squares of o0 r, or of what differs from o2? rw, the means, over
- *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums that
- *           fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in double,
+ * SQUARES   o1 rw, the sums of squares of o0 r, or of what differs from o2? rw, the means, over
+ *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums
+ *           that fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in double,
  *           and so are means that are not finite. o1 and o2 are f32, dense, of equal shapes.
  * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
  *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
