@@ -321,6 +321,84 @@ TEST(null_handles_find_the_last_context) {
     CHECK(mpt_item(mpt_null_tensor()) != 0);
 }
 
+/* ==== Cleanup code ==== */
+
+static void open_all(mpt_context *c) {
+    mpt_scope_begin(c), mpt_step_begin(c), mpt_scope_begin(c);
+    mpt_no_grad_begin(c), mpt_no_grad_begin(c), mpt_inference_begin(c), mpt_recompute_begin(c);
+    mpt_autocast_begin(c, MPT_F16);
+}
+
+static void close_all(mpt_context *c) {
+    mpt_autocast_end(c), mpt_recompute_end(c), mpt_inference_end(c);
+    mpt_no_grad_end(c), mpt_no_grad_end(c);
+    mpt_scope_end(c), mpt_step_end(c), mpt_scope_end(c);
+}
+
+/* What mpt_clear_error has closed may be ended once; more ends are an error as ever. */
+TEST(ends_after_mpt_clear_error) {
+    mpt_context *c = new_context();
+    CHECK(!mpt_step_is_open(c) && !mpt_step_is_open(NULL));
+    for (int i = 0; i < 2; i++) {
+        open_all(c);
+        CHECK(mpt_step_is_open(c));
+        mpt_add(mpt_zeros(c, MPT_F32, MPT_SHAPE(2)), mpt_zeros(c, MPT_F32, MPT_SHAPE(3)));
+        mpt_clear_error(c);
+        CHECK(!mpt_step_is_open(c));
+        if (i) mpt_no_grad_begin(c), mpt_no_grad_end(c); /* in between */
+        close_all(c);
+        check_ok(c);
+    }
+    mpt_step_end(c);
+    check_named(c, MPT_ERROR_STATE, "mpt_step_end", "no step is open");
+    mpt_scope_end(c);
+    check_named(c, MPT_ERROR_STATE, "mpt_scope_end", "no scope is open");
+    mpt_no_grad_end(c);
+    check_named(c, MPT_ERROR_STATE, "mpt_no_grad_end", "no open region");
+    mpt_autocast_end(c);
+    check_named(c, MPT_ERROR_STATE, "mpt_autocast_end", "no open region");
+    open_all(c);
+    close_all(c);
+    mpt_step_begin(c);
+    mpt_item(mpt_zeros(c, MPT_F32, MPT_SHAPE(2)));
+    mpt_clear_error(c);
+    mpt_step_begin(c), mpt_step_end(c);
+    mpt_step_end(c); /* the guard of a step that another has followed */
+    check_named(c, MPT_ERROR_STATE, "mpt_step_end", "no step is open");
+    mpt_destroy(c);
+}
+
+TEST(a_disabled_scaler_has_scale_1) {
+    mpt_context *c = new_context();
+    mpt_scaler_config config = mpt_scaler_config_default();
+    config.enabled = false;
+    mpt_scaler scaler = mpt_grad_scaler(c, &config);
+    CHECK(mpt_get_scale(scaler) == 1 && mpt_scaler_statistics(scaler).scale == 1);
+    mpt_scaler_state state = mpt_scaler_get_state(scaler);
+    CHECK(state.scale == 1);
+    mpt_set_scale(scaler, 8);
+    mpt_scaler_set_state(scaler, &state);
+    CHECK(mpt_scaler_get_state(scaler).scale == 1);
+    check_ok(c);
+    mpt_destroy(c);
+}
+
+/* ==== Loops without steps ==== */
+
+static void loop(small *s, int kind, int count) {
+    for (int i = 0; i < count; i++) {
+        if (kind == 1) mpt_step_begin(s->context);
+        if (kind == 2) mpt_scope_begin(s->context);
+        mpt_tensor loss = loss_of(s);
+        if (kind == 3) mpt_keep(loss), mpt_release(loss);
+        mpt_zero_grad(s->optimizer);
+        if (kind != 3) mpt_backward(loss);
+        if (kind != 3) mpt_step(s->optimizer);
+        if (kind == 1) mpt_step_end(s->context);
+        if (kind == 2) mpt_scope_end(s->context);
+    }
+}
+
 TEST_TABLE = {
     T(scaled_gradients_need_their_scaler),
     T(a_scaler_needs_scaled_gradients),
@@ -333,5 +411,7 @@ TEST_TABLE = {
     T(a_net_of_one_layer_has_no_layer_bias),
     T(null_handles_stick),
     T(null_handles_find_the_last_context),
+    T(ends_after_mpt_clear_error),
+    T(a_disabled_scaler_has_scale_1),
 };
 TEST_MAIN

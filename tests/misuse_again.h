@@ -89,7 +89,7 @@ static bool is_exempt(const char *function) {
                                         "mpt_clear_error",
                                         "mpt_memory",
                                         "mpt_memory_reset_peak",
-                                        "mpt_step_number",
+                                        "mpt_step_is_open", "mpt_step_number",
                                         "mpt_valid",
                                         "mpt_autocast_policy",
                                         "mpt_get_counters",

@@ -755,29 +755,38 @@ mpt_status mpt_clear_grad(mpt_tensor tensor) {
 /* ==== Modes ==== */
 
 /* Counts a nesting depth up or down. */
-static mpt_status mpt__nest(mpt_context *ctx, const char *name, int *depth, int change) {
+static mpt_status mpt__nest(mpt_context *ctx, const char *name, int *depth, int *dropped,
+                            int change) {
     if (!mpt__enter(ctx, name)) return mpt__status_of(ctx);
-    if (*depth + change < 0)
-        return mpt__error(ctx, STATE, "there is no open region that this could end");
+    if (*depth + change < 0) {
+        if (*dropped == 0)
+            return mpt__error(ctx, STATE, "there is no open region that this could end");
+        depth = dropped;
+    }
     *depth += change;
     return MPT_OK;
 }
 
-#define MPT__DEFINE_NEST(name, depth, change) \
+#define MPT__DEFINE_NEST(name, region, change) \
     mpt_status name(mpt_context *ctx) { \
-        return mpt__nest(ctx, #name, ctx ? &ctx->depth : NULL, change); \
+        return mpt__nest(ctx, #name, ctx ? &ctx->region##_depth : NULL, \
+                         ctx ? &ctx->dropped_##region : NULL, change); \
     }
-MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
-MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
-MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
-MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
-MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
-MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
-MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
+MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad, 1)
+MPT__DEFINE_NEST(mpt_no_grad_end, no_grad, -1)
+MPT__DEFINE_NEST(mpt_inference_begin, inference, 1)
+MPT__DEFINE_NEST(mpt_inference_end, inference, -1)
+MPT__DEFINE_NEST(mpt_recompute_begin, recompute, 1)
+MPT__DEFINE_NEST(mpt_recompute_end, recompute, -1)
+MPT__DEFINE_NEST(mpt_autocast_end, autocast, -1)
 
 static void mpt__discard_history(mpt_context *ctx) {
     mpt__drop_record_gradients(ctx);
     mpt__scope_drop(ctx, 0);
+    ctx->dropped_step |= ctx->step_depth > 0;
+    ctx->dropped_scopes += ctx->scope_depth - (ctx->step_depth > 0);
+    ctx->dropped_no_grad += ctx->no_grad_depth, ctx->dropped_inference += ctx->inference_depth;
+    ctx->dropped_recompute += ctx->recompute_depth, ctx->dropped_autocast += ctx->autocast_depth;
     ctx->scope_depth = ctx->step_depth = 0;
     ctx->no_grad_depth = ctx->inference_depth = ctx->autocast_depth = 0;
     ctx->recompute_depth = 0;

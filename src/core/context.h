@@ -363,6 +363,9 @@ struct mpt_context {
     int step_depth; /* value of scope_depth inside the open step, 0 = none */
 
     int no_grad_depth, inference_depth, recompute_depth;
+    /* Ends that are still to come, from cleanup code, of what mpt_clear_error has closed. */
+    int dropped_no_grad, dropped_inference, dropped_recompute, dropped_autocast, dropped_scopes;
+    bool dropped_step;
     bool in_backward;
     uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */

@@ -16,10 +16,12 @@ mpt_status mpt_scope_begin(mpt_context *ctx) {
 /* Ends the innermost scope but for its first `kept` tensors: they go to the one outside, or to no
    scope at all. */
 static mpt_status mpt__scope_close(mpt_context *ctx, int64_t kept) {
-    if (ctx->scope_depth == 0)
-        return mpt__error(ctx, STATE, "no scope is open; mpt_scope_begin opens one");
-    if (ctx->step_depth == ctx->scope_depth)
-        return mpt__error(ctx, STATE, "the innermost scope is the step; mpt_step_end ends it");
+    if (ctx->step_depth == ctx->scope_depth) { /* or both are 0 */
+        if (ctx->dropped_scopes > 0) return ctx->dropped_scopes--, MPT_OK;
+        return mpt__error(ctx, STATE, "%s",
+                          ctx->step_depth ? "the innermost scope is the step; mpt_step_end ends it"
+                                          : "no scope is open; mpt_scope_begin opens one");
+    }
     mpt__scope_drop(ctx, ctx->scope_start[--ctx->scope_depth] + kept);
     if (ctx->scope_depth == 0) ctx->scoped_count = 0;
     return MPT_OK;
@@ -60,6 +62,7 @@ mpt_status mpt_step_begin(mpt_context *ctx) {
     mpt_status status = mpt__scope_open(ctx);
     if (status != MPT_OK) return status;
     ctx->step_depth = ctx->scope_depth;
+    ctx->dropped_step = false;
     ctx->now.step++;
     ctx->base.step = ctx->now.step;
     ctx->now.module_calls = 0;
@@ -69,8 +72,10 @@ mpt_status mpt_step_begin(mpt_context *ctx) {
 
 mpt_status mpt_step_end(mpt_context *ctx) {
     if (!mpt__enter(ctx, "mpt_step_end")) return mpt__status_of(ctx);
-    if (!ctx->step_depth)
+    if (!ctx->step_depth) {
+        if (ctx->dropped_step) return ctx->dropped_step = false, MPT_OK;
         return mpt__error(ctx, STATE, "no step is open; mpt_step_begin opens one");
+    }
     if (ctx->scope_depth > ctx->step_depth)
         return mpt__error(ctx, STATE, "%d scopes inside the step are still open",
                           ctx->scope_depth - ctx->step_depth);
@@ -85,6 +90,8 @@ mpt_status mpt_step_end(mpt_context *ctx) {
     }
     return ctx->base.status;
 }
+
+bool mpt_step_is_open(mpt_context *ctx) { return ctx && ctx->step_depth > 0; }
 
 /* ==== Making ==== */
 

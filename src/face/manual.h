@@ -138,7 +138,8 @@ freely; using one whose object is gone is an error, not a crash.
     mpt_zero_grad                  gradients of parameters (a step's end does not touch them)
     mpt_backward                   what forward saved, unless mpt_backward_from retains it
 
-mpt_keep gives a handle that outlives its step. mpt_wrap borrows memory, everything else copies.
+The log hears of a loop without steps, whose tensors become ever more. mpt_keep gives a handle that
+outlives its step. mpt_wrap borrows memory, everything else copies.
 A module's forward that is a scope, and ends with mpt_scope_return, leaves nothing but its outputs
 and what backward needs. Of that mpt_recompute_begin spares results of norms and of activations
 such as GELU: backward computes them again.
@@ -158,10 +159,11 @@ whole or not at all. Targets and indices out of range are found on the device an
 next call that waits.
 
 mpt_clear_error ends the error and goes back to the last completed optimizer step: tape, open step
-and gradients are dropped, the random counters restored. mpt_create returns NULL on failure and
-mpt_error(NULL) says why. mpt_config.log hears errors and warnings: config.log.write =
-mpt_log_stderr shows them. The library never exits, aborts, prints of its own accord, installs
-signal handlers, touches the locale or calls qsort.
+and gradients are dropped, the random counters restored. Cleanup code may still end what it closed;
+mpt_step_is_open tells. mpt_create returns NULL on failure and mpt_error(NULL) says why.
+mpt_config.log hears errors and warnings: config.log.write = mpt_log_stderr shows them. The library
+never exits, aborts, prints of its own accord, installs signal handlers, touches the locale or calls
+qsort.
 
 Overflow in fp16 is no error; see MANUAL 7. Not detected: handles that were never initialised, and
 handles used after mpt_destroy of their context.

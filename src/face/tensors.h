@@ -285,7 +285,8 @@ MPTRAIN_API const char *mpt_error(mpt_context *context);
 MPTRAIN_API mpt_status mpt_error_code(mpt_context *context); /* MPT_OK if there is none */
 /* Ends the error, if there is one: discards tape, open step, scopes and regions, gradients and a
    recording under way; step and random counters, dropout's too, go back to the last completed
-   optimizer step. Weights are never touched by an error. During backward and from a log it does
+   optimizer step. The ends of what it closed may still be called, as by cleanup code; a step's until
+   the next one begins. Weights are never touched by an error. During backward and from a log it does
    nothing. */
 MPTRAIN_API void mpt_clear_error(mpt_context *context);
 MPTRAIN_API const char *mpt_status_name(mpt_status status); /* "out of memory" */
@@ -334,6 +335,7 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context);
        ..
        return mpt_scope_return(context, out, 1); */
 MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results, int count);
+MPTRAIN_API bool mpt_step_is_open(mpt_context *context);
 /* The number of the current or last step, from 1; 0 before the first. */
 MPTRAIN_API int64_t mpt_step_number(mpt_context *context);
 /* A detached handle on the same values, no copy, that outlives steps and scopes until

@@ -465,7 +465,7 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler scaler);
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler scaler);
 MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler scaler);
 
-/* Plain state of a scaler, as in GradScaler.state_dict(). */
+/* Plain state of a scaler, as in GradScaler.state_dict(); the scale of a disabled one is 1. */
 typedef struct mpt_scaler_state {
     double scale, growth_factor, backoff_factor;
     int64_t growth_interval, growth_tracker;

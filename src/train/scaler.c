@@ -537,7 +537,9 @@ mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
     mpt_scaler_state state;
     mpt__zero(state);
     if (!scaler) return state;
-    state.scale = mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
+    state.scale = scaler->config.enabled
+                      ? mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE])
+                      : 1.0;
     state.growth_factor = scaler->config.growth_factor;
     state.backoff_factor = scaler->config.backoff_factor;
     state.growth_interval = scaler->config.growth_interval;
