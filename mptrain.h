@@ -161,7 +161,8 @@ freely; using one whose object is gone is an error, not a crash.
     mpt_zero_grad                  gradients of parameters (a step's end does not touch them)
     mpt_backward                   what forward saved, unless mpt_backward_from retains it
 
-mpt_keep gives a handle that outlives its step. mpt_wrap borrows memory, everything else copies.
+The log hears of a loop without steps, whose tensors become ever more. mpt_keep gives a handle that
+outlives its step. mpt_wrap borrows memory, everything else copies.
 A module's forward that is a scope, and ends with mpt_scope_return, leaves nothing but its outputs
 and what backward needs. Of that mpt_recompute_begin spares results of norms and of activations
 such as GELU: backward computes them again.
@@ -181,10 +182,11 @@ whole or not at all. Targets and indices out of range are found on the device an
 next call that waits.
 
 mpt_clear_error ends the error and goes back to the last completed optimizer step: tape, open step
-and gradients are dropped, the random counters restored. mpt_create returns NULL on failure and
-mpt_error(NULL) says why. mpt_config.log hears errors and warnings: config.log.write =
-mpt_log_stderr shows them. The library never exits, aborts, prints of its own accord, installs
-signal handlers, touches the locale or calls qsort.
+and gradients are dropped, the random counters restored. Cleanup code may still end what it closed;
+mpt_step_is_open tells. mpt_create returns NULL on failure and mpt_error(NULL) says why.
+mpt_config.log hears errors and warnings: config.log.write = mpt_log_stderr shows them. The library
+never exits, aborts, prints of its own accord, installs signal handlers, touches the locale or calls
+qsort.
 
 Overflow in fp16 is no error; see MANUAL 7. Not detected: handles that were never initialised, and
 handles used after mpt_destroy of their context.
@@ -733,8 +735,9 @@ MPTRAIN_API const char *mpt_error(mpt_context *context);
 MPTRAIN_API mpt_status mpt_error_code(mpt_context *context); /* MPT_OK if there is none */
 /* Ends the error, if there is one: discards tape, open step, scopes and regions, gradients and a
    recording under way; step and random counters, dropout's too, go back to the last completed
-   optimizer step. Weights are never touched by an error. During backward and from a log it does
-   nothing. */
+   optimizer step. The ends of what it closed may still be called, as by cleanup code; a step's
+   until the next one begins. Weights are never touched by an error. During backward and from a log
+   it does nothing. */
 MPTRAIN_API void mpt_clear_error(mpt_context *context);
 MPTRAIN_API const char *mpt_status_name(mpt_status status); /* "out of memory" */
 
@@ -782,6 +785,7 @@ MPTRAIN_API mpt_status mpt_scope_end(mpt_context *context);
        ..
        return mpt_scope_return(context, out, 1); */
 MPTRAIN_API mpt_status mpt_scope_return(mpt_context *context, const mpt_tensor *results, int count);
+MPTRAIN_API bool mpt_step_is_open(mpt_context *context);
 /* The number of the current or last step, from 1; 0 before the first. */
 MPTRAIN_API int64_t mpt_step_number(mpt_context *context);
 /* A detached handle on the same values, no copy, that outlives steps and scopes until
@@ -1630,7 +1634,7 @@ MPTRAIN_API mpt_scaler_stats mpt_scaler_statistics(mpt_scaler scaler);
 MPTRAIN_API mpt_scaler_config mpt_scaler_get_config(mpt_scaler scaler);
 MPTRAIN_API mpt_status mpt_scaler_destroy(mpt_scaler scaler);
 
-/* Plain state of a scaler, as in GradScaler.state_dict(). */
+/* Plain state of a scaler, as in GradScaler.state_dict(); the scale of a disabled one is 1. */
 typedef struct mpt_scaler_state {
     double scale, growth_factor, backoff_factor;
     int64_t growth_interval, growth_tracker;
@@ -2638,8 +2642,9 @@ typedef struct mpt__operand {
  *           MAX (NaN wins), PROD.
  * SQUARES   o1 rw, the sums of squares of o0 r, or of what differs from o2? rw, the means, over
  *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums
- *           that fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in double,
- *           and so are means that are not finite. o1 and o2 are f32, dense, of equal shapes.
+ *           that fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in
+ *           double, and so are means that are not finite. o1 and o2 are f32, dense, of equal
+ *           shapes.
  * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
  *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
@@ -18657,6 +18662,9 @@ struct mpt_context {
     int step_depth; /* value of scope_depth inside the open step, 0 = none */
 
     int no_grad_depth, inference_depth, recompute_depth;
+    /* Ends that are still to come, from cleanup code, of what mpt_clear_error has closed. */
+    int dropped_no_grad, dropped_inference, dropped_recompute, dropped_autocast, dropped_scopes;
+    bool dropped_step;
     bool in_backward;
     uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
@@ -21055,29 +21063,38 @@ mpt_status mpt_clear_grad(mpt_tensor tensor) {
 /* ==== Modes ==== */
 
 /* Counts a nesting depth up or down. */
-static mpt_status mpt__nest(mpt_context *ctx, const char *name, int *depth, int change) {
+static mpt_status mpt__nest(mpt_context *ctx, const char *name, int *depth, int *dropped,
+                            int change) {
     if (!mpt__enter(ctx, name)) return mpt__status_of(ctx);
-    if (*depth + change < 0)
-        return mpt__error(ctx, STATE, "there is no open region that this could end");
+    if (*depth + change < 0) {
+        if (*dropped == 0)
+            return mpt__error(ctx, STATE, "there is no open region that this could end");
+        depth = dropped;
+    }
     *depth += change;
     return MPT_OK;
 }
 
-#define MPT__DEFINE_NEST(name, depth, change) \
+#define MPT__DEFINE_NEST(name, region, change) \
     mpt_status name(mpt_context *ctx) { \
-        return mpt__nest(ctx, #name, ctx ? &ctx->depth : NULL, change); \
+        return mpt__nest(ctx, #name, ctx ? &ctx->region##_depth : NULL, \
+                         ctx ? &ctx->dropped_##region : NULL, change); \
     }
-MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad_depth, 1)
-MPT__DEFINE_NEST(mpt_no_grad_end, no_grad_depth, -1)
-MPT__DEFINE_NEST(mpt_inference_begin, inference_depth, 1)
-MPT__DEFINE_NEST(mpt_inference_end, inference_depth, -1)
-MPT__DEFINE_NEST(mpt_recompute_begin, recompute_depth, 1)
-MPT__DEFINE_NEST(mpt_recompute_end, recompute_depth, -1)
-MPT__DEFINE_NEST(mpt_autocast_end, autocast_depth, -1)
+MPT__DEFINE_NEST(mpt_no_grad_begin, no_grad, 1)
+MPT__DEFINE_NEST(mpt_no_grad_end, no_grad, -1)
+MPT__DEFINE_NEST(mpt_inference_begin, inference, 1)
+MPT__DEFINE_NEST(mpt_inference_end, inference, -1)
+MPT__DEFINE_NEST(mpt_recompute_begin, recompute, 1)
+MPT__DEFINE_NEST(mpt_recompute_end, recompute, -1)
+MPT__DEFINE_NEST(mpt_autocast_end, autocast, -1)
 
 static void mpt__discard_history(mpt_context *ctx) {
     mpt__drop_record_gradients(ctx);
     mpt__scope_drop(ctx, 0);
+    ctx->dropped_step |= ctx->step_depth > 0;
+    ctx->dropped_scopes += ctx->scope_depth - (ctx->step_depth > 0);
+    ctx->dropped_no_grad += ctx->no_grad_depth, ctx->dropped_inference += ctx->inference_depth;
+    ctx->dropped_recompute += ctx->recompute_depth, ctx->dropped_autocast += ctx->autocast_depth;
     ctx->scope_depth = ctx->step_depth = 0;
     ctx->no_grad_depth = ctx->inference_depth = ctx->autocast_depth = 0;
     ctx->recompute_depth = 0;
@@ -21723,10 +21740,12 @@ mpt_status mpt_scope_begin(mpt_context *ctx) {
 /* Ends the innermost scope but for its first `kept` tensors: they go to the one outside, or to no
    scope at all. */
 static mpt_status mpt__scope_close(mpt_context *ctx, int64_t kept) {
-    if (ctx->scope_depth == 0)
-        return mpt__error(ctx, STATE, "no scope is open; mpt_scope_begin opens one");
-    if (ctx->step_depth == ctx->scope_depth)
-        return mpt__error(ctx, STATE, "the innermost scope is the step; mpt_step_end ends it");
+    if (ctx->step_depth == ctx->scope_depth) { /* or both are 0 */
+        if (ctx->dropped_scopes > 0) return ctx->dropped_scopes--, MPT_OK;
+        return mpt__error(ctx, STATE, "%s",
+                          ctx->step_depth ? "the innermost scope is the step; mpt_step_end ends it"
+                                          : "no scope is open; mpt_scope_begin opens one");
+    }
     mpt__scope_drop(ctx, ctx->scope_start[--ctx->scope_depth] + kept);
     if (ctx->scope_depth == 0) ctx->scoped_count = 0;
     return MPT_OK;
@@ -21767,6 +21786,7 @@ mpt_status mpt_step_begin(mpt_context *ctx) {
     mpt_status status = mpt__scope_open(ctx);
     if (status != MPT_OK) return status;
     ctx->step_depth = ctx->scope_depth;
+    ctx->dropped_step = false;
     ctx->now.step++;
     ctx->base.step = ctx->now.step;
     ctx->now.module_calls = 0;
@@ -21776,8 +21796,10 @@ mpt_status mpt_step_begin(mpt_context *ctx) {
 
 mpt_status mpt_step_end(mpt_context *ctx) {
     if (!mpt__enter(ctx, "mpt_step_end")) return mpt__status_of(ctx);
-    if (!ctx->step_depth)
+    if (!ctx->step_depth) {
+        if (ctx->dropped_step) return ctx->dropped_step = false, MPT_OK;
         return mpt__error(ctx, STATE, "no step is open; mpt_step_begin opens one");
+    }
     if (ctx->scope_depth > ctx->step_depth)
         return mpt__error(ctx, STATE, "%d scopes inside the step are still open",
                           ctx->scope_depth - ctx->step_depth);
@@ -21792,6 +21814,8 @@ mpt_status mpt_step_end(mpt_context *ctx) {
     }
     return ctx->base.status;
 }
+
+bool mpt_step_is_open(mpt_context *ctx) { return ctx && ctx->step_depth > 0; }
 
 /* ==== Making ==== */
 
@@ -40664,7 +40688,9 @@ mpt_scaler_state mpt_scaler_get_state(mpt_scaler handle) {
     mpt_scaler_state state;
     mpt__zero(state);
     if (!scaler) return state;
-    state.scale = mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE]);
+    state.scale = scaler->config.enabled
+                      ? mpt__scalar_get_f(handle.context, scaler->slots[MPT__SCALER_SCALE])
+                      : 1.0;
     state.growth_factor = scaler->config.growth_factor;
     state.backoff_factor = scaler->config.backoff_factor;
     state.growth_interval = scaler->config.growth_interval;

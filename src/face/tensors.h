@@ -285,9 +285,9 @@ MPTRAIN_API const char *mpt_error(mpt_context *context);
 MPTRAIN_API mpt_status mpt_error_code(mpt_context *context); /* MPT_OK if there is none */
 /* Ends the error, if there is one: discards tape, open step, scopes and regions, gradients and a
    recording under way; step and random counters, dropout's too, go back to the last completed
-   optimizer step. The ends of what it closed may still be called, as by cleanup code; a step's until
-   the next one begins. Weights are never touched by an error. During backward and from a log it does
-   nothing. */
+   optimizer step. The ends of what it closed may still be called, as by cleanup code; a step's
+   until the next one begins. Weights are never touched by an error. During backward and from a log
+   it does nothing. */
 MPTRAIN_API void mpt_clear_error(mpt_context *context);
 MPTRAIN_API const char *mpt_status_name(mpt_status status); /* "out of memory" */
 

@@ -60,7 +60,8 @@ typedef struct mpt__operand {
  * SQUARES   o1 rw, the sums of squares of o0 r, or of what differs from o2? rw, the means, over
  *           the dimensions in which o1 has size 1, *= imm[0]; index[0] = 1 takes the root. Sums
  *           that fp32 does not hold, being infinite or below 1e-30, are formed again, from o0 in
- *           double, and so are means that are not finite. o1 and o2 are f32, dense, of equal shapes.
+ *           double, and so are means that are not finite. o1 and o2 are f32, dense, of equal
+ *           shapes.
  * ARGMAX    o1? w i64: index along dimension index[0] of the first maximum (fn MIN: minimum) of o0
  *           r, the first NaN before all; o2? w: that value. Both have size 1 there.
  * SCATTER_AXIS  o2 wa = 0, but along dimension index[0], at index o0 r (i64), the value of o1 r; o0
