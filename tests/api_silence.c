@@ -385,20 +385,6 @@ TEST(a_disabled_scaler_has_scale_1) {
 
 /* ==== Loops without steps ==== */
 
-static void loop(small *s, int kind, int count) {
-    for (int i = 0; i < count; i++) {
-        if (kind == 1) mpt_step_begin(s->context);
-        if (kind == 2) mpt_scope_begin(s->context);
-        mpt_tensor loss = loss_of(s);
-        if (kind == 3) mpt_keep(loss), mpt_release(loss);
-        mpt_zero_grad(s->optimizer);
-        if (kind != 3) mpt_backward(loss);
-        if (kind != 3) mpt_step(s->optimizer);
-        if (kind == 1) mpt_step_end(s->context);
-        if (kind == 2) mpt_scope_end(s->context);
-    }
-}
-
 TEST_TABLE = {
     T(scaled_gradients_need_their_scaler),
     T(a_scaler_needs_scaled_gradients),
