@@ -383,8 +383,6 @@ TEST(a_disabled_scaler_has_scale_1) {
     mpt_destroy(c);
 }
 
-/* ==== Loops without steps ==== */
-
 TEST_TABLE = {
     T(scaled_gradients_need_their_scaler),
     T(a_scaler_needs_scaled_gradients),
