@@ -449,8 +449,8 @@ static void mpt__norm_block_of(mpt__norm_block *b, mpt__real *const of[MPT__OF_C
 /* As the routines take them, which multiply once, the numbers of channel c; those of its gradients
    come from sums over n elements, NULL: there are none. */
 static void mpt__norm_number(mpt__real *const of[MPT__OF_COUNT], int64_t c, const double sum[2],
-                             double n, bool far) {
-    const double root = (double)of[MPT__OF_RSTD][c], rstd = far ? 1 : root;
+                             double n, bool lost) {
+    const double root = (double)of[MPT__OF_RSTD][c], rstd = lost ? 1 : root;
     of[MPT__OF_WEIGHT][c] *= (mpt__real)rstd;
     of[MPT__OF_RSTD][c] = of[MPT__OF_WEIGHT][c];
     if (sum == NULL) return;
@@ -932,8 +932,8 @@ static void mpt__batches_end(void *work, int64_t tile, int thread) {
                 sum[1 - k] *= w->given ? 0 : (double)b->of[MPT__OF_WEIGHT][c];
             }
         }
-        const bool far = w->back && mpt__norm_is_far(w, b->of[MPT__OF_RSTD][c]);
-        mpt__norm_number(b->of, c, statistics ? NULL : sum, count, far);
+        const bool lost = w->back && mpt__norm_is_far(w, b->of[MPT__OF_RSTD][c]);
+        mpt__norm_number(b->of, c, statistics ? NULL : sum, count, lost);
     }
 }
 

@@ -101,8 +101,11 @@ __device__ __forceinline__ void mpt__norm_load(const mpt__norm_call &w, long lon
 }
 
 template <int GROUP> __device__ __forceinline__ double mpt__group_sum_wide(double x) {
-    if (GROUP > MPT__WARP) return mpt__block_sum(x);
-    for (int step = GROUP / 2; step > 0; step /= 2) x += __shfl_xor_sync(MPT__ALL, x, step);
+    if (GROUP > MPT__WARP) {
+        x = mpt__block_sum(x);
+    } else {
+        for (int step = GROUP / 2; step > 0; step /= 2) x += __shfl_xor_sync(MPT__ALL, x, step);
+    }
     return x;
 }
 
