@@ -169,6 +169,7 @@ static void mpt__mode_back(mpt__module *module) {
     module->before >>= 1;
 }
 
+#ifndef MPTRAIN_NO_FIT
 /* The same for a module and all below it, also after an error. */
 static void mpt__modes_begin(mpt_context *ctx, mpt__module *module, bool training) {
     mpt__walk walk;
@@ -189,6 +190,7 @@ static bool mpt__any_in_training(mpt_context *ctx, mpt__module *module) {
     while (module && !mpt__in_training(module)) module = mpt__walk_next(&walk);
     return module != NULL;
 }
+#endif
 
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
     mpt__module *found = mpt__module_enter(module, call);
