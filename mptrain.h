@@ -36705,6 +36705,7 @@ mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path, size_t pat
 
 /* ==== Modes and policies ==== */
 
+#if !defined(MPTRAIN_NO_FIT) || !defined(MPTRAIN_NO_CONV)
 /* Another mode for a while, within each other as validation in a fit is. */
 static void mpt__mode_put_by(mpt__module *module, bool training) {
     module->before = module->before << 1 | (uint32_t)module->training;
@@ -36715,6 +36716,7 @@ static void mpt__mode_back(mpt__module *module) {
     module->training = module->before & 1;
     module->before >>= 1;
 }
+#endif
 
 #ifndef MPTRAIN_NO_FIT
 /* The same for a module and all below it, also after an error. */
