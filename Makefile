@@ -262,10 +262,10 @@ $(ONE) $(TWO): %.o: %.c
 	@echo "  CC    $@"
 	$(Q)$(COMPILE) $(CFLAGS) $(DEPS) -c -o $@ $<
 
-$(BUILD)/mptrain_cuda.cu: $(BUILD)/amalgamate $(wildcard src/cuda/*.cu)
+$(BUILD)/mptrain_cuda.cu: $(BUILD)/amalgamate $(wildcard src/cuda/*.cu src/*/*.inl src/*/*.h)
 	$(Q)$(BUILD)/amalgamate src/cuda/mptrain_cuda.cu $@
 
-$(BUILD)/mptrain_cuda.o: $(BUILD)/mptrain_cuda.cu $(wildcard src/*/*.h) $(BUILD)/flags
+$(BUILD)/mptrain_cuda.o: $(BUILD)/mptrain_cuda.cu $(BUILD)/flags
 	@echo "  NVCC  $@"
 	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_FLAGS) $(INCLUDES) -c -o $@ $<
 

@@ -131,6 +131,8 @@ that differs between them.
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
     MPTRAIN_NO_GRAPH     without captured steps
+    MPTRAIN_NO_TABLES    without tables (CSV)
+    MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, mpt_gradcheck and mpt_determinism
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
@@ -5901,16 +5903,17 @@ MPT__COMMON double mpt__power(double base, int64_t exponent) {
     return exponent < 0 ? 1.0 / result : result;
 }
 
-/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. */
+/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. Truths are ints:
+   a kernel of a GPU gets all bytes of this, and between bools there would be some that nobody wrote. */
 typedef struct mpt__law {
     int function;
-    bool corrects;  /* means that began with 0 are divided by 1 - beta^t */
-    bool decays;    /* the gradient has a part that takes weights towards 0; */
-    bool decoupled; /* or the weight itself is made smaller */
-    bool slows;     /* the rate is divided by 1 + imm[0] t */
-    bool dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
-    bool nesterov;
-    bool moment[3]; /* which there are */
+    int corrects;  /* means that began with 0 are divided by 1 - beta^t */
+    int decays;    /* the gradient has a part that takes weights towards 0; */
+    int decoupled; /* or the weight itself is made smaller */
+    int slows;     /* the rate is divided by 1 + imm[0] t */
+    int dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
+    int nesterov;
+    int moment[3];  /* which there are */
     int eps, decay; /* where they stand in imm; -1: none */
     double imm[4];
 } mpt__law;
@@ -28637,6 +28640,18 @@ static void mpt__say_no_files(mpt_context *ctx) {
 #else
 #define mpt__no_data_files(ctx) ((void)(ctx), false)
 #endif
+#ifdef MPTRAIN_NO_TABLES
+#define mpt__no_tables(ctx) \
+    !mpt__reject(ctx, UNSUPPORTED, "built without tables (MPTRAIN_NO_TABLES)")
+#else
+#define mpt__no_tables(ctx) mpt__no_data_files(ctx)
+#endif
+#ifdef MPTRAIN_NO_TEXT
+#define mpt__no_tokenizers(ctx) \
+    !mpt__reject(ctx, UNSUPPORTED, "built without tokenizers (MPTRAIN_NO_TEXT)")
+#else
+#define mpt__no_tokenizers(ctx) mpt__no_data_files(ctx)
+#endif
 #ifdef MPTRAIN_NO_FILES
 #define mpt__no_files(ctx) mpt__no_data_files(ctx)
 #else
@@ -31294,7 +31309,7 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     for (int64_t c = 0; c < table->count; c++) {
         const mpt__table_column *column = &table->columns[c];
         if (!column->is_target || column->use != MPT_COLUMN_CLASS) continue;
-        dataset->classes = table->categories + column->first;
+        if (table->categories) dataset->classes = table->categories + column->first;
         dataset->class_count = column->categories;
         break;
     }
@@ -31369,7 +31384,7 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *lik
 /* The table that a dataset is, or is part of; NULL with an error recorded. */
 static mpt__table *mpt__table_at(mpt_context *ctx, const mpt__dataset *dataset) {
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
-    if (mpt__no_data_files(ctx)) return NULL;
+    if (mpt__no_tables(ctx)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
     mpt__error(ctx, ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
@@ -31421,7 +31436,7 @@ mpt_table_config mpt_table_config_default(void) {
 mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
-    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -31436,7 +31451,7 @@ mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *
 
 mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
                            const mpt_table_config *config) {
-    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
@@ -31741,7 +31756,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
 mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
     mpt__reader file;
     char *text = NULL;
-    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -31755,7 +31770,7 @@ mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
 }
 
 mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
-    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes >= PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
@@ -34163,14 +34178,14 @@ static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
 }
 
 mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
-    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_tokenizers(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
 mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
                                 const char *merges_path) {
-    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_tokenizers(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
@@ -34344,7 +34359,7 @@ int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
 
 int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
-    if (!found || mpt__no_data_files(tokenizer.context)) return -1;
+    if (!found || mpt__no_tokenizers(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
     mpt__error(tokenizer.context, ARGUMENT, "text is NULL");
     return -1;
@@ -34355,7 +34370,7 @@ int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int3
     mpt_context *ctx = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
-    if (!found || mpt__no_data_files(ctx)) return -1;
+    if (!found || mpt__no_tokenizers(ctx)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s", (int64_t)bytes,
                    text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
@@ -34369,7 +34384,7 @@ int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count
     mpt_context *ctx = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
-    if (!found || mpt__no_data_files(ctx)) return -1;
+    if (!found || mpt__no_tokenizers(ctx)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
         mpt__error(ctx, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
@@ -34552,7 +34567,7 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__dataset *dataset = NULL;
     size_t n = 0;
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
-    if (!found || mpt__no_data_files(ctx)) return mpt__dataset_handle(ctx, NULL);
+    if (!found || mpt__no_tokenizers(ctx)) return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
     if (!path) mpt__error(ctx, ARGUMENT, "path is NULL");

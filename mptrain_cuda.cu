@@ -1069,16 +1069,17 @@ MPT__COMMON double mpt__power(double base, int64_t exponent) {
     return exponent < 0 ? 1.0 / result : result;
 }
 
-/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. */
+/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. Truths are ints:
+   a kernel of a GPU gets all bytes of this, and between bools there would be some that nobody wrote. */
 typedef struct mpt__law {
     int function;
-    bool corrects;  /* means that began with 0 are divided by 1 - beta^t */
-    bool decays;    /* the gradient has a part that takes weights towards 0; */
-    bool decoupled; /* or the weight itself is made smaller */
-    bool slows;     /* the rate is divided by 1 + imm[0] t */
-    bool dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
-    bool nesterov;
-    bool moment[3]; /* which there are */
+    int corrects;  /* means that began with 0 are divided by 1 - beta^t */
+    int decays;    /* the gradient has a part that takes weights towards 0; */
+    int decoupled; /* or the weight itself is made smaller */
+    int slows;     /* the rate is divided by 1 + imm[0] t */
+    int dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
+    int nesterov;
+    int moment[3];  /* which there are */
     int eps, decay; /* where they stand in imm; -1: none */
     double imm[4];
 } mpt__law;
@@ -2389,10 +2390,11 @@ __global__ void mpt__squares_kernel(const mpt__reduction r, const mpt__array mea
         __syncthreads();
         for (int k = 0; k < MPT__THREADS; k++) {
             if (!lost[k]) continue;
-            double mean = means.data != NULL ? (double)((float *)means.data)[first + k] : 0.0;
+            double mean =
+                means.data != NULL ? (double)mpt__load(means.data, means.dtype, first + k) : 0.0;
             if (isinf(mean) || isnan(mean)) {
                 mean = mpt__wide_sum(r, first + k, NULL) / (double)r.reduced.count;
-                if (threadIdx.x == 0) ((float *)means.data)[first + k] = (float)mean;
+                if (threadIdx.x == 0) mpt__put(means, first + k, (float)mean);
             }
             const double y = mpt__wide_sum(r, first + k, &mean) * factor;
             if (threadIdx.x == 0)
@@ -4705,7 +4707,10 @@ __device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const
     }
 }
 
-template <int N, bool MOMENTS>
+/* SGD and Adam apart from each other, and from all that v_updated knows: in one kernel they spill. */
+enum { MPT__UPDATE_SGD, MPT__UPDATE_ADAM, MPT__UPDATE_MOMENTS };
+
+template <int N, int FORM>
 __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__segment_pace &pace,
                                                float multiplier, long long at) {
     float p[N], g[N], m[N] = {0}, v[N] = {0}, w[N] = {0};
@@ -4717,15 +4722,17 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     } else {
         mpt__read<N>(u.param, u.dtype, at, p);
     }
-    if (MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
+    if (FORM == MPT__UPDATE_MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
     for (int i = 0; i < N; i++) {
         const float gradient = g[i] * multiplier;
-        auto update = MOMENTS ? v_updated : u.law.corrects ? v_adam : v_sgd;
+        auto update = FORM == MPT__UPDATE_MOMENTS ? v_updated
+                      : FORM == MPT__UPDATE_ADAM  ? v_adam
+                                                  : v_sgd;
         p[i] = update(&u.law, &pace.rates, p[i], gradient, &m[i], &v[i], &w[i]);
     }
     if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
-    if (MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
+    if (FORM == MPT__UPDATE_MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
     if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
     if (u.stochastic) mpt__round_by_chance<N>(u, pace, u.before + at, p);
     mpt__write<N>(u.param, u.dtype, at, p);
@@ -4741,7 +4748,7 @@ __device__ void mpt__commit(const mpt__update &u) {
     if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
 }
 
-template <bool MOMENTS>
+template <int FORM>
 __global__ void mpt__update_kernel(const mpt__update u) {
     __shared__ mpt__segment_pace shared;
     mpt__segment_pace pace;
@@ -4759,10 +4766,10 @@ __global__ void mpt__update_kernel(const mpt__update u) {
         }
         const long long eights = mpt__chunk_eights(chunk, u.aligned);
         MPT__EACH_OF_BLOCK(i, eights) {
-            mpt__update_at<8, MOMENTS>(u, pace, multiplier, chunk.first + 8 * i);
+            mpt__update_at<8, FORM>(u, pace, multiplier, chunk.first + 8 * i);
         }
         MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
-            mpt__update_at<1, MOMENTS>(u, pace, multiplier, chunk.first + 8 * eights + i);
+            mpt__update_at<1, FORM>(u, pace, multiplier, chunk.first + 8 * eights + i);
         }
     }
     if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
@@ -4805,10 +4812,10 @@ mpt_status mpt__run_update(const mpt__cuda_call *call) {
     const unsigned int blocks = mpt__segment_blocks(call, u.segments);
     u.aligned = mpt__is_streamed(u.dtype) && u.before % 8 == 0;
     for (int i = 0; i < 6; i++) u.aligned = u.aligned && (uintptr_t)arrays[i] % 16 == 0;
-    if (u.law.function != MPT__FN_NONE)
-        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
-    else
-        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
+    auto kernel = u.law.function != MPT__FN_NONE ? mpt__update_kernel<MPT__UPDATE_MOMENTS>
+                  : u.law.corrects              ? mpt__update_kernel<MPT__UPDATE_ADAM>
+                                                : mpt__update_kernel<MPT__UPDATE_SGD>;
+    kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(u);
     return MPT_OK;
 }
 

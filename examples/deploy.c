@@ -4,7 +4,7 @@
  * saves two files: the weights, and what the table knows of its columns (mpt_table_save). The
  * second has neither the table nor its target: it reads rows as they come, with columns in another
  * order, a value that is missing and a town that training never saw, and gives the same numbers to
- * the bit as the first one would.
+ * the bit as the first one would. The log tells of the new town, twice. test warnings: 2
  * test arguments: */
 #include "lesson.h"
 

@@ -17,7 +17,9 @@ static mpt_tensor loss_of(mpt_module judge, mpt_tensor x, double answer) {
 }
 
 int main(void) {
-    mpt_context *ctx = mpt_create(NULL);
+    mpt_config config = mpt_config_default();
+    config.log.write = mpt_log_stderr;
+    mpt_context *ctx = mpt_create(&config);
     mpt_module maker = make_net(ctx, 8), judge = make_net(ctx, 1);
     mpt_adam_config adam = mpt_adam_config_default();
     adam.lr = 1e-3, adam.beta1 = 0.5; /* little momentum: the other net moves, too */

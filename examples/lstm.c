@@ -24,7 +24,9 @@ static mpt_tensor read_all(mpt_module gates, mpt_module head, mpt_tensor x) {
 }
 
 int main(void) {
-    mpt_context *ctx = mpt_create(NULL);
+    mpt_config config = mpt_config_default();
+    config.log.write = mpt_log_stderr;
+    mpt_context *ctx = mpt_create(&config);
     mpt_module gates = mpt_nn_linear(ctx, 1 + HIDDEN, 4 * HIDDEN);
     mpt_module head = mpt_nn_linear(ctx, HIDDEN, 1);
     mpt_adam_config adam = mpt_adam_config_default();

@@ -309,10 +309,11 @@ __global__ void mpt__squares_kernel(const mpt__reduction r, const mpt__array mea
         __syncthreads();
         for (int k = 0; k < MPT__THREADS; k++) {
             if (!lost[k]) continue;
-            double mean = means.data != NULL ? (double)((float *)means.data)[first + k] : 0.0;
+            double mean =
+                means.data != NULL ? (double)mpt__load(means.data, means.dtype, first + k) : 0.0;
             if (isinf(mean) || isnan(mean)) {
                 mean = mpt__wide_sum(r, first + k, NULL) / (double)r.reduced.count;
-                if (threadIdx.x == 0) ((float *)means.data)[first + k] = (float)mean;
+                if (threadIdx.x == 0) mpt__put(means, first + k, (float)mean);
             }
             const double y = mpt__wide_sum(r, first + k, &mean) * factor;
             if (threadIdx.x == 0)

@@ -306,7 +306,10 @@ __device__ __forceinline__ void mpt__round_by_chance(const mpt__update &u, const
     }
 }
 
-template <int N, bool MOMENTS>
+/* SGD and Adam apart from each other, and from all that v_updated knows: in one kernel they spill. */
+enum { MPT__UPDATE_SGD, MPT__UPDATE_ADAM, MPT__UPDATE_MOMENTS };
+
+template <int N, int FORM>
 __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__segment_pace &pace,
                                                float multiplier, long long at) {
     float p[N], g[N], m[N] = {0}, v[N] = {0}, w[N] = {0};
@@ -318,15 +321,17 @@ __device__ __forceinline__ void mpt__update_at(const mpt__update &u, const mpt__
     } else {
         mpt__read<N>(u.param, u.dtype, at, p);
     }
-    if (MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
+    if (FORM == MPT__UPDATE_MOMENTS && u.third != NULL) mpt__read<N>(u.third, MPT_F32, at, w);
     for (int i = 0; i < N; i++) {
         const float gradient = g[i] * multiplier;
-        auto update = MOMENTS ? v_updated : u.law.corrects ? v_adam : v_sgd;
+        auto update = FORM == MPT__UPDATE_MOMENTS ? v_updated
+                      : FORM == MPT__UPDATE_ADAM  ? v_adam
+                                                  : v_sgd;
         p[i] = update(&u.law, &pace.rates, p[i], gradient, &m[i], &v[i], &w[i]);
     }
     if (u.first != NULL) mpt__write<N>(u.first, MPT_F32, at, m);
     if (u.second != NULL) mpt__write<N>(u.second, MPT_F32, at, v);
-    if (MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
+    if (FORM == MPT__UPDATE_MOMENTS && u.third != NULL) mpt__write<N>(u.third, MPT_F32, at, w);
     if (u.master != NULL) mpt__write<N>(u.master, MPT_F32, at, p);
     if (u.stochastic) mpt__round_by_chance<N>(u, pace, u.before + at, p);
     mpt__write<N>(u.param, u.dtype, at, p);
@@ -342,7 +347,7 @@ __device__ void mpt__commit(const mpt__update &u) {
     if (u.commit == 2 && threadIdx.x == 0) u.scalars[u.slot.at[3]].i++;
 }
 
-template <bool MOMENTS>
+template <int FORM>
 __global__ void mpt__update_kernel(const mpt__update u) {
     __shared__ mpt__segment_pace shared;
     mpt__segment_pace pace;
@@ -360,10 +365,10 @@ __global__ void mpt__update_kernel(const mpt__update u) {
         }
         const long long eights = mpt__chunk_eights(chunk, u.aligned);
         MPT__EACH_OF_BLOCK(i, eights) {
-            mpt__update_at<8, MOMENTS>(u, pace, multiplier, chunk.first + 8 * i);
+            mpt__update_at<8, FORM>(u, pace, multiplier, chunk.first + 8 * i);
         }
         MPT__EACH_OF_BLOCK(i, chunk.count - 8 * eights) {
-            mpt__update_at<1, MOMENTS>(u, pace, multiplier, chunk.first + 8 * eights + i);
+            mpt__update_at<1, FORM>(u, pace, multiplier, chunk.first + 8 * eights + i);
         }
     }
     if (u.commit != 0 && mpt__last_block(u.ticket)) mpt__commit(u);
@@ -406,10 +411,10 @@ mpt_status mpt__run_update(const mpt__cuda_call *call) {
     const unsigned int blocks = mpt__segment_blocks(call, u.segments);
     u.aligned = mpt__is_streamed(u.dtype) && u.before % 8 == 0;
     for (int i = 0; i < 6; i++) u.aligned = u.aligned && (uintptr_t)arrays[i] % 16 == 0;
-    if (u.law.function != MPT__FN_NONE)
-        mpt__update_kernel<true><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
-    else
-        mpt__update_kernel<false><<<blocks, MPT__THREADS, 0, call->stream>>>(u);
+    auto kernel = u.law.function != MPT__FN_NONE ? mpt__update_kernel<MPT__UPDATE_MOMENTS>
+                  : u.law.corrects              ? mpt__update_kernel<MPT__UPDATE_ADAM>
+                                                : mpt__update_kernel<MPT__UPDATE_SGD>;
+    kernel<<<blocks, MPT__THREADS, 0, call->stream>>>(u);
     return MPT_OK;
 }
 

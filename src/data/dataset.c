@@ -27,6 +27,18 @@ static void mpt__say_no_files(mpt_context *ctx) {
 #else
 #define mpt__no_data_files(ctx) ((void)(ctx), false)
 #endif
+#ifdef MPTRAIN_NO_TABLES
+#define mpt__no_tables(ctx) \
+    !mpt__reject(ctx, UNSUPPORTED, "built without tables (MPTRAIN_NO_TABLES)")
+#else
+#define mpt__no_tables(ctx) mpt__no_data_files(ctx)
+#endif
+#ifdef MPTRAIN_NO_TEXT
+#define mpt__no_tokenizers(ctx) \
+    !mpt__reject(ctx, UNSUPPORTED, "built without tokenizers (MPTRAIN_NO_TEXT)")
+#else
+#define mpt__no_tokenizers(ctx) mpt__no_data_files(ctx)
+#endif
 #ifdef MPTRAIN_NO_FILES
 #define mpt__no_files(ctx) mpt__no_data_files(ctx)
 #else

@@ -744,7 +744,7 @@ static mpt__dataset *mpt__table_finish(mpt__table_reader *r) {
     for (int64_t c = 0; c < table->count; c++) {
         const mpt__table_column *column = &table->columns[c];
         if (!column->is_target || column->use != MPT_COLUMN_CLASS) continue;
-        dataset->classes = table->categories + column->first;
+        if (table->categories) dataset->classes = table->categories + column->first;
         dataset->class_count = column->categories;
         break;
     }
@@ -819,7 +819,7 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *lik
 /* The table that a dataset is, or is part of; NULL with an error recorded. */
 static mpt__table *mpt__table_at(mpt_context *ctx, const mpt__dataset *dataset) {
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
-    if (mpt__no_data_files(ctx)) return NULL;
+    if (mpt__no_tables(ctx)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
     mpt__error(ctx, ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
@@ -871,7 +871,7 @@ mpt_table_config mpt_table_config_default(void) {
 mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
-    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -886,7 +886,7 @@ mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *
 
 mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
                            const mpt_table_config *config) {
-    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");

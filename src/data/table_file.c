@@ -219,7 +219,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
 mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
     mpt__reader file;
     char *text = NULL;
-    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -233,7 +233,7 @@ mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
 }
 
 mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
-    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_tables(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes >= PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");

@@ -410,14 +410,14 @@ static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
 }
 
 mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
-    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_tokenizers(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
 mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
                                 const char *merges_path) {
-    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
+    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_tokenizers(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
@@ -591,7 +591,7 @@ int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
 
 int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
-    if (!found || mpt__no_data_files(tokenizer.context)) return -1;
+    if (!found || mpt__no_tokenizers(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
     mpt__error(tokenizer.context, ARGUMENT, "text is NULL");
     return -1;
@@ -602,7 +602,7 @@ int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int3
     mpt_context *ctx = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
-    if (!found || mpt__no_data_files(ctx)) return -1;
+    if (!found || mpt__no_tokenizers(ctx)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s", (int64_t)bytes,
                    text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
@@ -616,7 +616,7 @@ int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count
     mpt_context *ctx = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
-    if (!found || mpt__no_data_files(ctx)) return -1;
+    if (!found || mpt__no_tokenizers(ctx)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
         mpt__error(ctx, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
@@ -799,7 +799,7 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__dataset *dataset = NULL;
     size_t n = 0;
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
-    if (!found || mpt__no_data_files(ctx)) return mpt__dataset_handle(ctx, NULL);
+    if (!found || mpt__no_tokenizers(ctx)) return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
     if (!path) mpt__error(ctx, ARGUMENT, "path is NULL");

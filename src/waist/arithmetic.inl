@@ -77,16 +77,17 @@ MPT__COMMON double mpt__power(double base, int64_t exponent) {
     return exponent < 0 ? 1.0 / result : result;
 }
 
-/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. */
+/* What a launch of SGD, ADAM or MOMENTS asks for, the same for all its segments. Truths are ints:
+   a kernel of a GPU gets all bytes of this, and between bools there would be some that nobody wrote. */
 typedef struct mpt__law {
     int function;
-    bool corrects;  /* means that began with 0 are divided by 1 - beta^t */
-    bool decays;    /* the gradient has a part that takes weights towards 0; */
-    bool decoupled; /* or the weight itself is made smaller */
-    bool slows;     /* the rate is divided by 1 + imm[0] t */
-    bool dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
-    bool nesterov;
-    bool moment[3]; /* which there are */
+    int corrects;  /* means that began with 0 are divided by 1 - beta^t */
+    int decays;    /* the gradient has a part that takes weights towards 0; */
+    int decoupled; /* or the weight itself is made smaller */
+    int slows;     /* the rate is divided by 1 + imm[0] t */
+    int dampens;   /* of SGD: 1 - imm[1] of a gradient comes in */
+    int nesterov;
+    int moment[3];  /* which there are */
     int eps, decay; /* where they stand in imm; -1: none */
     double imm[4];
 } mpt__law;

@@ -262,7 +262,7 @@ add_option_job none ''
 for option in $options; do add_option_job "$option" "-D$option"; done
 add_option_job all "$all_options"
 core_options=
-for option in CONV ATTENTION FP8 FIT GRAPH WATCH; do
+for option in CONV ATTENTION FP8 FIT GRAPH TABLES TEXT WATCH; do
     core_options="$core_options -DMPTRAIN_NO_$option"
 done
 job core-object "$cc -std=c11 -O2 $strict $include $core_options -c -o core.o implementation.c"
