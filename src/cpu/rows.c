@@ -193,7 +193,16 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
 
 /* ---- Sums of squares beyond fp32 ---- */
 
-/* The sum, in double, of the elements of one output, or of squares of what differs from mean. */
+/* The largest of `start` and n elements. */
+static mpt__real mpt__cpu_maximum(const mpt__routines *routines, const mpt__real *x, int64_t n,
+                                  mpt__real start) {
+    mpt__real lane[MPT__SUM_LANES];
+    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
+    routines->max_lanes(lane, 0, x, n);
+    return mpt__cpu_fold_maxima(lane);
+}
+
+/* The sum in double of the elements of one output, or of the squares of what differs from mean. */
 static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
     mpt__real x[MPT__BLOCK];
     mpt__cpu_cursor from, at;
@@ -232,6 +241,14 @@ static mpt__real mpt__cpu_wide_squares(const mpt__cpu_reduce_work *w, const mpt_
     return (mpt__real)(launch->index[0] ? sqrt(sum) : sum);
 }
 
+/* Whether fp32 holds all of n sums; NaN, which is the largest and no number, it does not. */
+static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real *sums, int64_t n) {
+    mpt__real less[MPT__BLOCK];
+    routines->unary[MPT__UNARY_NEG](less, sums, n, 0, 0);
+    return mpt__cpu_maximum(routines, less, n, -mpt__real_infinity()) <= -MPT__LEAST_SQUARES &&
+           mpt__cpu_maximum(routines, sums, n, 0) < mpt__real_infinity();
+}
+
 static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
     const mpt__launch *launch = w->launch;
@@ -244,7 +261,8 @@ static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
     const mpt__real *sums = mpt__cpu_take(&w->out, &at, sum, n);
     routines->unary[MPT__UNARY_MUL_SCALAR](out, sums, n, (mpt__real)launch->imm[0], 0);
     if (launch->index[0]) routines->unary[MPT__UNARY_SQRT](out, out, n, 0, 0);
-    for (int64_t i = 0; i < n; i++)
+    const bool held = mpt__cpu_squares_held(routines, sums, n);
+    for (int64_t i = 0; i < n && !held; i++)
         if (!(sums[i] >= MPT__LEAST_SQUARES && sums[i] < mpt__real_infinity()))
             out[i] = mpt__cpu_wide_squares(w, launch, begin + i);
     mpt__cpu_start(&at, &w->out.loop, begin);
@@ -342,15 +360,6 @@ static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, 
 static const mpt__real *mpt__cpu_line_in(const mpt__cpu_axis_work *w, int k, const int64_t *offset,
                                          int64_t at, mpt__real *block, int64_t n) {
     return mpt__cpu_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
-}
-
-/* The largest of `start` and n elements. */
-static mpt__real mpt__cpu_maximum(const mpt__routines *routines, const mpt__real *x, int64_t n,
-                                  mpt__real start) {
-    mpt__real lane[MPT__SUM_LANES];
-    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
-    routines->max_lanes(lane, 0, x, n);
-    return mpt__cpu_fold_maxima(lane);
 }
 
 /* n <= the size of x elements of a line, negated where the least is wanted. */
