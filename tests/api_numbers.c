@@ -139,7 +139,7 @@ static bool finite_row(const float *x, int row) {
     return true;
 }
 
-/* Attention and its gradients, under a mask of this dtype for keys from `keys` on, or causal. */
+/* Attention and its gradients, under a mask of a dtype for the keys from `keys` on, or causal. */
 static void attend(mpt_context *c, mpt_dtype dtype, mpt_dtype mask_dtype, int keys, double dropout,
                    float got[4][T * D]) {
     static float mask[T];
@@ -397,13 +397,47 @@ TEST(norms_beyond_fp32) {
             }
             int wrong[2] = {0, 0};
             for (int i = 0; i < count; i++) {
-                const double near = half ? 0.02 : 1e-4;
-                wrong[0] += !(fabs((double)(y[0][i] - y[1][i])) <= near);
-                wrong[1] += !(fabs((double)dx[0][i] - scale * (double)dx[1][i]) <= near);
+                const double most = half ? 0.02 : 1e-4;
+                wrong[0] += !(fabs((double)(y[0][i] - y[1][i])) <= most);
+                wrong[1] += !(fabs((double)dx[0][i] - scale * (double)dx[1][i]) <= most);
             }
             if (wrong[0] || wrong[1])
                 TEST_FAIL_("level %d, case %d, half %d by %g: %d of y, %d of dx", level_, at, half,
                            scale, wrong[0], wrong[1]);
+        }
+        check_ok(c);
+    }
+}
+
+/* Cosines do not change with the scale, distances do as it does, and their gradients do not. */
+TEST(cosines_and_distances_beyond_fp32) {
+    enum { LINES = 5, LONG = 40, MOST = LINES * LONG };
+    static const double scales[] = {1, 1e20, 1e30, 1e-18, 1e-25};
+    static float v[3][MOST], y[2][LINES], dx[2][2][MOST];
+    mpt_context *c;
+    EACH_LEVEL(c) {
+        for (int k = 0; k < 10; k++) {
+            const double scale = scales[k / 2], by = k % 2 ? scale : 1;
+            for (int i = 0; i < 3 * MOST; i++)
+                v[i / MOST][i % MOST] = (float)((k < 2 ? 1 : scale) * sin(i * 1.7 + i / MOST));
+            mpt_tensor x[3];
+            for (int i = 0; i < 3; i++) {
+                x[i] = mpt_from(c, MPT_F32, MPT_SHAPE(LINES, LONG), v[i]);
+                mpt_requires_grad(x[i], true);
+            }
+            mpt_tensor out = k % 2
+                                 ? mpt_triplet_margin_loss(x[0], x[1], x[2], 0, 0, false, MPT_NONE)
+                                 : mpt_cosine_similarity(x[0], x[1], 1, 1e-30);
+            static float got[LINES], slopes[2][MOST];
+            mpt_read_f32(out, k < 2 ? y[k % 2] : got, LINES);
+            mpt_backward(mpt_sum(out, MPT_ALL_DIMS, false));
+            for (int i = 0; i < 2; i++)
+                mpt_read_f32(mpt_grad(x[i]), k < 2 ? dx[k % 2][i] : slopes[i], MOST);
+            for (int i = 0; i < LINES && k >= 2; i++)
+                CHECK_NEAR((double)got[i] / by, (double)y[k % 2][i], 1e-4);
+            for (int i = 0; i < 2 * MOST && k >= 2 && test_failures < 9; i++)
+                CHECK_NEAR((double)slopes[i / MOST][i % MOST] * (k % 2 ? 1 : scale),
+                           (double)dx[k % 2][i / MOST][i % MOST], 1e-4);
         }
         check_ok(c);
     }
@@ -418,5 +452,6 @@ TEST_TABLE = {T(uniform_numbers_stay_below_one),
               T(gradients_of_nothing),
               T(squares_beyond_fp32),
               T(squares_beyond_fp32_of_many),
-              T(norms_beyond_fp32)};
+              T(norms_beyond_fp32),
+              T(cosines_and_distances_beyond_fp32)};
 TEST_MAIN

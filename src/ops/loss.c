@@ -574,12 +574,11 @@ static mpt_tensor mpt__dot(mpt__spares *spares, mpt_tensor a, mpt_tensor b, int 
     return mpt__spare(spares, mpt_sum(mpt__spare(spares, mpt_mul(a, b)), dim, false));
 }
 
-/* |a - b + eps|^2 */
-static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
-                                       double eps) {
+/* |a - b + eps| */
+static mpt_tensor mpt__distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b, double eps) {
     mpt_tensor difference = mpt__spare(spares, mpt_sub(a, b));
     difference = mpt__spare(spares, mpt_add_scalar(difference, eps));
-    return mpt__dot(spares, difference, difference, -1);
+    return mpt__spare(spares, mpt_norm(difference, 2, -1, false));
 }
 
 /* Begins such a call: checks that the tensors have one shape, and makes halves fp32. */
@@ -605,13 +604,6 @@ static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, 
     return true;
 }
 
-/* a b, a a and b b into of[]. */
-static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
-    of[0] = mpt__dot(spares, in[0], in[1], dim);
-    of[1] = mpt__dot(spares, in[0], in[0], dim);
-    of[2] = mpt__dot(spares, in[1], in[1], dim);
-}
-
 mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_tensor negative,
                                    double margin, double eps, bool swap, mpt_reduction reduction) {
     static const char name[] = "mpt_triplet_margin_loss";
@@ -619,26 +611,96 @@ mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_t
     mpt_tensor in[3], of[3];
     in[0] = anchor, in[1] = positive, in[2] = negative;
     if (!mpt__vectors(&spares, name, in, 3)) return mpt__null(mpt__context_of(in, 3));
-    of[0] = mpt__square_distance(&spares, in[0], in[1], eps);
-    of[1] = mpt__square_distance(&spares, in[0], in[2], eps);
-    if (swap) of[2] = mpt__square_distance(&spares, in[1], in[2], eps);
+    of[0] = mpt__distance(&spares, in[0], in[1], eps);
+    of[1] = mpt__distance(&spares, in[0], in[2], eps);
+    if (swap) of[2] = mpt__distance(&spares, in[1], in[2], eps);
     mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
     return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
                                                     swap ? 3 : 2, &attributes, reduction));
 }
 
+/* ---- Cosines ----
+ *
+ * Of a and b with the lengths |a| and |b|, in place of which eps stands where they are below: the
+ * sum of a (b / |b|), over |a|. No product of lengths comes up, which fp32 might not hold. */
+
+/* The length of input i, and that but for those below eps, which is imm[0]; NULL on error. */
+static mpt__tensor *mpt__lengths(mpt__frame *frame, int i, mpt__tensor *each,
+                                 mpt__tensor **at_least) {
+    const mpt__tensor *x = frame->in[i];
+    mpt__tensor *length = mpt__unreduced_new(frame);
+    *at_least = length ? mpt__unreduced_new(frame) : NULL;
+    if (!*at_least) return NULL;
+    mpt__launch_binary(frame->context, MPT__FN_MUL, x, x, each, MPT__WRITE);
+    mpt__launch_reduce(frame->context, MPT__FN_SUM, each, length, MPT__WRITE);
+    mpt__launch_squares(frame, x, NULL, length, 1.0, true);
+    frame->attributes->imm[1] = (double)INFINITY;
+    mpt__launch_unary(frame, MPT__FN_CLAMP, length, *at_least, MPT__WRITE);
+    return length;
+}
+
+static mpt_status mpt__cosine_forward(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    mpt__tensor *each = mpt__elements_new(frame), *cosine = each ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *length[2] = {NULL, NULL}, *least[2];
+    for (int i = 0; cosine && i < 2; i++) length[i] = mpt__lengths(frame, i, each, &least[i]);
+    if (!length[0] || !length[1]) return ctx->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    for (int i = 0; i < 2; i++) mpt__save(frame, frame->in[i]);
+    for (int i = 0; i < 2; i++) mpt__save(frame, length[i]);
+    for (int i = 0; i < 2; i++) mpt__save(frame, least[i]);
+    mpt__save(frame, cosine);
+    mpt__launch_binary(ctx, MPT__FN_DIV, frame->in[1], least[1], each, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_MUL, frame->in[0], each, each, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_SUM, each, cosine, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_DIV, cosine, least[0], cosine, MPT__WRITE);
+    return mpt__launch_copy(ctx, cosine, &out, MPT__WRITE);
+}
+
+/* da = (b / |b| - a y / |a|) dy / |a|; a of length 0 has no share in the second term. */
+static mpt_status mpt__cosine_backward(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    mpt__tensor *const *saved = frame->saved;
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__tensor *each = mpt__elements_new(frame), *own = each ? mpt__elements_new(frame) : NULL;
+    mpt__tensor *factor = own ? mpt__unreduced_new(frame) : NULL;
+    for (int i = 0; factor && i < 2; i++) {
+        mpt__access access;
+        if (!mpt__wants(frame, i)) continue;
+        mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+        if (!target) return ctx->base.status;
+        mpt__launch_binary(ctx, MPT__FN_RATIO, saved[2 + i], saved[6], factor, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_MUL, saved[i], factor, own, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_DIV, saved[1 - i], saved[5 - i], each, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_SUB, each, own, each, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_DIV, &dy, saved[4 + i], factor, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_MUL, each, factor, target, access);
+    }
+    return ctx->base.status;
+}
+
 mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
     static const char name[] = "mpt_cosine_similarity";
     mpt__spares spares;
-    mpt_tensor in[2], of[3];
+    mpt_tensor in[2];
     in[0] = a, in[1] = b;
     mpt_context *ctx = mpt__context_of(in, 2);
     if (!mpt__good_number(ctx, name, "eps", eps, "above 0") || !mpt__vectors(&spares, name, in, 2))
         return mpt__null(ctx);
-    mpt__products(&spares, in, dim, of);
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, 0.0);
-    return mpt__spares_end(
-        &spares, mpt__apply_pair(name, MPT__OP_cosine_similarity, of, 3, &attributes, MPT_NONE));
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[2] = dim == MPT_ALL_DIMS;
+    attributes.imm[0] = eps;
+    attributes.required = 2;
+    return mpt__spares_end(&spares,
+                           mpt__apply1(name, MPT__OP_cosine_similarity, in, 2, &attributes));
+}
+
+/* a b, a a and b b into of[]. */
+static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
+    of[0] = mpt__dot(spares, in[0], in[1], dim);
+    of[1] = mpt__dot(spares, in[0], in[0], dim);
+    of[2] = mpt__dot(spares, in[1], in[1], dim);
 }
 
 mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,

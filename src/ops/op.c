@@ -150,7 +150,7 @@
     O(hinge_embedding_loss, LOSS, pair, pair, pair, HINGE, NONE, "") \
     O(margin_ranking_loss, LOSS, pair, pair, pair, RANKING, NONE, "") \
     O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "") \
-    O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "") \
+    O(cosine_similarity, LOSS, reduce, cosine, cosine, NONE, NONE, "") \
     O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "") \
     O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "") \
     O(poisson_nll_loss, LOSS, pair, pair, pair, POISSON, NONE, "") \

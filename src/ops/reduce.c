@@ -194,11 +194,11 @@ static mpt_status mpt__var_shape(mpt__frame *frame) {
 }
 
 /* What becomes of sums of squares, which are formed anew where fp32 does not hold them. */
-static void mpt__launch_squares(mpt__frame *frame, const mpt__tensor *mean, const mpt__tensor *sum,
-                                double factor, bool root) {
+static void mpt__launch_squares(mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *mean,
+                                const mpt__tensor *sum, double factor, bool root) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SQUARES);
     launch->imm[0] = factor, launch->index[0] = root;
-    mpt__reads(launch, 0, frame->in[0]);
+    mpt__reads(launch, 0, x);
     mpt__operand_of(launch, 1, sum, MPT__READ_WRITE);
     if (mean) mpt__operand_of(launch, 2, mean, MPT__READ_WRITE);
     mpt__submit(frame->context, launch);
@@ -218,7 +218,7 @@ static mpt_status mpt__var_forward(mpt__frame *frame) {
     mpt__launch_reduce(ctx, MPT__FN_MEAN, x, mean, MPT__WRITE);
     mpt__launch_binary(ctx, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
     mpt__launch_reduce(ctx, MPT__FN_SUM, each, sum, MPT__WRITE);
-    mpt__launch_squares(frame, mean, sum, frame->attributes->imm[0], root);
+    mpt__launch_squares(frame, x, mean, sum, frame->attributes->imm[0], root);
     return mpt__launch_copy(ctx, sum, &out, MPT__WRITE);
 }
 
@@ -262,7 +262,7 @@ static mpt_status mpt__norm_forward(mpt__frame *frame) {
     else
         mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
     mpt__launch_reduce(ctx, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
-    if (square) mpt__launch_squares(frame, NULL, y, 1.0, true);
+    if (square) mpt__launch_squares(frame, x, NULL, y, 1.0, true);
     return mpt__launch_copy(ctx, y, &out, MPT__WRITE);
 }
 

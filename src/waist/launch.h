@@ -350,14 +350,10 @@ typedef enum mpt__kernel {
       (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0) \
     R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0, \
       p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s) \
-    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l), \
-      p + e - l > 0 && e > 0 ? 0.5f / e : 0, \
-      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0, \
-      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0) \
-    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
-      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
-      e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e), \
-      l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l)) \
+    R(TRIPLET, NONE, 0, NONE, 0, MPT__RAMP(p + a - (r != 0 && c < b ? c : b)), \
+      p + a - (r != 0 && c < b ? c : b) > 0 ? 1.0f : 0, \
+      p + a - b > 0 && !(r != 0 && c < b) ? -1.0f : 0, \
+      p + a - c > 0 && r != 0 && c < b ? -1.0f : 0) \
     R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0, \
       d == 1    ? 1 - a / e \
       : d == -1 ? MPT__RAMP(a / e - p) \
