@@ -2935,14 +2935,10 @@ typedef enum mpt__kernel {
       (b == -1 ? 0 : 1.0f) - (b != 1 && p - a > 0 ? 1.0f : 0), 0, 0) \
     R(RANKING, NONE, 0, NONE, 0, MPT__RAMP(p - c * s), p - c * s > 0 ? -c : 0, \
       p - c * s > 0 ? c : 0, (p - c * s > 0 ? -1.0f : 0) * s) \
-    R(TRIPLET, SQRT, a, SQRT, r != 0 && c < b ? c : b, MPT__RAMP(p + e - l), \
-      p + e - l > 0 && e > 0 ? 0.5f / e : 0, \
-      p + e - l > 0 && l > 0 && !(r != 0 && c < b) ? -0.5f / l : 0, \
-      p + e - l > 0 && l > 0 && r != 0 && c < b ? -0.5f / l : 0) \
-    R(COSINE, SQRT, b, SQRT, c, a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
-      1 / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)), \
-      e == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(e, p) * e), \
-      l == 0 ? 0 : -0.5f * a / (MPT__FLOOR(e, p) * MPT__FLOOR(l, p)) / (MPT__FLOOR(l, p) * l)) \
+    R(TRIPLET, NONE, 0, NONE, 0, MPT__RAMP(p + a - (r != 0 && c < b ? c : b)), \
+      p + a - (r != 0 && c < b ? c : b) > 0 ? 1.0f : 0, \
+      p + a - b > 0 && !(r != 0 && c < b) ? -1.0f : 0, \
+      p + a - c > 0 && r != 0 && c < b ? -1.0f : 0) \
     R(COSINE_EMBEDDING, SQRT, (b + r) * (c + r), NONE, 0, \
       d == 1    ? 1 - a / e \
       : d == -1 ? MPT__RAMP(a / e - p) \
@@ -8726,7 +8722,16 @@ static void mpt__cpu_reduce(const mpt__cpu_call *call) {
 
 /* ---- Sums of squares beyond fp32 ---- */
 
-/* The sum, in double, of the elements of one output, or of squares of what differs from mean. */
+/* The largest of `start` and n elements. */
+static mpt__real mpt__cpu_maximum(const mpt__routines *routines, const mpt__real *x, int64_t n,
+                                  mpt__real start) {
+    mpt__real lane[MPT__SUM_LANES];
+    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
+    routines->max_lanes(lane, 0, x, n);
+    return mpt__cpu_fold_maxima(lane);
+}
+
+/* The sum in double of the elements of one output, or of the squares of what differs from mean. */
 static double mpt__cpu_wide_sum(const mpt__cpu_reduce_work *w, int64_t output, const double *mean) {
     mpt__real x[MPT__BLOCK];
     mpt__cpu_cursor from, at;
@@ -8765,6 +8770,14 @@ static mpt__real mpt__cpu_wide_squares(const mpt__cpu_reduce_work *w, const mpt_
     return (mpt__real)(launch->index[0] ? sqrt(sum) : sum);
 }
 
+/* Whether fp32 holds all of n sums; NaN, which is the largest and no number, it does not. */
+static bool mpt__cpu_squares_held(const mpt__routines *routines, const mpt__real *sums, int64_t n) {
+    mpt__real less[MPT__BLOCK];
+    routines->unary[MPT__UNARY_NEG](less, sums, n, 0, 0);
+    return mpt__cpu_maximum(routines, less, n, -mpt__real_infinity()) <= -MPT__LEAST_SQUARES &&
+           mpt__cpu_maximum(routines, sums, n, 0) < mpt__real_infinity();
+}
+
 static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
     const mpt__cpu_reduce_work *w = (const mpt__cpu_reduce_work *)work;
     const mpt__launch *launch = w->launch;
@@ -8777,7 +8790,8 @@ static void mpt__cpu_squares_chunk(void *work, int64_t chunk, int thread) {
     const mpt__real *sums = mpt__cpu_take(&w->out, &at, sum, n);
     routines->unary[MPT__UNARY_MUL_SCALAR](out, sums, n, (mpt__real)launch->imm[0], 0);
     if (launch->index[0]) routines->unary[MPT__UNARY_SQRT](out, out, n, 0, 0);
-    for (int64_t i = 0; i < n; i++)
+    const bool held = mpt__cpu_squares_held(routines, sums, n);
+    for (int64_t i = 0; i < n && !held; i++)
         if (!(sums[i] >= MPT__LEAST_SQUARES && sums[i] < mpt__real_infinity()))
             out[i] = mpt__cpu_wide_squares(w, launch, begin + i);
     mpt__cpu_start(&at, &w->out.loop, begin);
@@ -8875,15 +8889,6 @@ static void mpt__cpu_axis_run(mpt__cpu_axis_work *w, const mpt__cpu_call *call, 
 static const mpt__real *mpt__cpu_line_in(const mpt__cpu_axis_work *w, int k, const int64_t *offset,
                                          int64_t at, mpt__real *block, int64_t n) {
     return mpt__cpu_in(&w->walk[k].view, offset[k] + at * w->stride[k], w->stride[k], block, n);
-}
-
-/* The largest of `start` and n elements. */
-static mpt__real mpt__cpu_maximum(const mpt__routines *routines, const mpt__real *x, int64_t n,
-                                  mpt__real start) {
-    mpt__real lane[MPT__SUM_LANES];
-    for (int l = 0; l < MPT__SUM_LANES; l++) lane[l] = start;
-    routines->max_lanes(lane, 0, x, n);
-    return mpt__cpu_fold_maxima(lane);
 }
 
 /* n <= the size of x elements of a line, negated where the least is wanted. */
@@ -22660,7 +22665,7 @@ MPT__END_REGION
     O(hinge_embedding_loss, LOSS, pair, pair, pair, HINGE, NONE, "") \
     O(margin_ranking_loss, LOSS, pair, pair, pair, RANKING, NONE, "") \
     O(triplet_margin_loss, LOSS, pair, pair, pair, TRIPLET, NONE, "") \
-    O(cosine_similarity, LOSS, pair, pair, pair, COSINE, NONE, "") \
+    O(cosine_similarity, LOSS, reduce, cosine, cosine, NONE, NONE, "") \
     O(cosine_embedding_loss, LOSS, pair, pair, pair, COSINE_EMBEDDING, NONE, "") \
     O(soft_targets, LOSS, pair, pair, pair, SOFT_TARGETS, NONE, "") \
     O(poisson_nll_loss, LOSS, pair, pair, pair, POISSON, NONE, "") \
@@ -23835,11 +23840,11 @@ static mpt_status mpt__var_shape(mpt__frame *frame) {
 }
 
 /* What becomes of sums of squares, which are formed anew where fp32 does not hold them. */
-static void mpt__launch_squares(mpt__frame *frame, const mpt__tensor *mean, const mpt__tensor *sum,
-                                double factor, bool root) {
+static void mpt__launch_squares(mpt__frame *frame, const mpt__tensor *x, const mpt__tensor *mean,
+                                const mpt__tensor *sum, double factor, bool root) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SQUARES);
     launch->imm[0] = factor, launch->index[0] = root;
-    mpt__reads(launch, 0, frame->in[0]);
+    mpt__reads(launch, 0, x);
     mpt__operand_of(launch, 1, sum, MPT__READ_WRITE);
     if (mean) mpt__operand_of(launch, 2, mean, MPT__READ_WRITE);
     mpt__submit(frame->context, launch);
@@ -23859,7 +23864,7 @@ static mpt_status mpt__var_forward(mpt__frame *frame) {
     mpt__launch_reduce(ctx, MPT__FN_MEAN, x, mean, MPT__WRITE);
     mpt__launch_binary(ctx, MPT__FN_SQUARED_DIFFERENCE, x, mean, each, MPT__WRITE);
     mpt__launch_reduce(ctx, MPT__FN_SUM, each, sum, MPT__WRITE);
-    mpt__launch_squares(frame, mean, sum, frame->attributes->imm[0], root);
+    mpt__launch_squares(frame, x, mean, sum, frame->attributes->imm[0], root);
     return mpt__launch_copy(ctx, sum, &out, MPT__WRITE);
 }
 
@@ -23903,7 +23908,7 @@ static mpt_status mpt__norm_forward(mpt__frame *frame) {
     else
         mpt__launch_unary(frame, MPT__FN_ABS, x, each, MPT__WRITE);
     mpt__launch_reduce(ctx, square || sum ? MPT__FN_SUM : MPT__FN_MAX, each, y, MPT__WRITE);
-    if (square) mpt__launch_squares(frame, NULL, y, 1.0, true);
+    if (square) mpt__launch_squares(frame, x, NULL, y, 1.0, true);
     return mpt__launch_copy(ctx, y, &out, MPT__WRITE);
 }
 
@@ -25465,12 +25470,11 @@ static mpt_tensor mpt__dot(mpt__spares *spares, mpt_tensor a, mpt_tensor b, int 
     return mpt__spare(spares, mpt_sum(mpt__spare(spares, mpt_mul(a, b)), dim, false));
 }
 
-/* |a - b + eps|^2 */
-static mpt_tensor mpt__square_distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b,
-                                       double eps) {
+/* |a - b + eps| */
+static mpt_tensor mpt__distance(mpt__spares *spares, mpt_tensor a, mpt_tensor b, double eps) {
     mpt_tensor difference = mpt__spare(spares, mpt_sub(a, b));
     difference = mpt__spare(spares, mpt_add_scalar(difference, eps));
-    return mpt__dot(spares, difference, difference, -1);
+    return mpt__spare(spares, mpt_norm(difference, 2, -1, false));
 }
 
 /* Begins such a call: checks that the tensors have one shape, and makes halves fp32. */
@@ -25496,13 +25500,6 @@ static bool mpt__vectors(mpt__spares *spares, const char *name, mpt_tensor *in, 
     return true;
 }
 
-/* a b, a a and b b into of[]. */
-static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
-    of[0] = mpt__dot(spares, in[0], in[1], dim);
-    of[1] = mpt__dot(spares, in[0], in[0], dim);
-    of[2] = mpt__dot(spares, in[1], in[1], dim);
-}
-
 mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_tensor negative,
                                    double margin, double eps, bool swap, mpt_reduction reduction) {
     static const char name[] = "mpt_triplet_margin_loss";
@@ -25510,26 +25507,96 @@ mpt_tensor mpt_triplet_margin_loss(mpt_tensor anchor, mpt_tensor positive, mpt_t
     mpt_tensor in[3], of[3];
     in[0] = anchor, in[1] = positive, in[2] = negative;
     if (!mpt__vectors(&spares, name, in, 3)) return mpt__null(mpt__context_of(in, 3));
-    of[0] = mpt__square_distance(&spares, in[0], in[1], eps);
-    of[1] = mpt__square_distance(&spares, in[0], in[2], eps);
-    if (swap) of[2] = mpt__square_distance(&spares, in[1], in[2], eps);
+    of[0] = mpt__distance(&spares, in[0], in[1], eps);
+    of[1] = mpt__distance(&spares, in[0], in[2], eps);
+    if (swap) of[2] = mpt__distance(&spares, in[1], in[2], eps);
     mpt__attributes attributes = mpt__pair_attributes(2, 3, margin, swap ? 1.0 : 0.0);
     return mpt__spares_end(&spares, mpt__apply_pair(name, MPT__OP_triplet_margin_loss, of,
                                                     swap ? 3 : 2, &attributes, reduction));
 }
 
+/* ---- Cosines ----
+ *
+ * Of a and b with the lengths |a| and |b|, in place of which eps stands where they are below: the
+ * sum of a (b / |b|), over |a|. No product of lengths comes up, which fp32 might not hold. */
+
+/* The length of input i, and that but for those below eps, which is imm[0]; NULL on error. */
+static mpt__tensor *mpt__lengths(mpt__frame *frame, int i, mpt__tensor *each,
+                                 mpt__tensor **at_least) {
+    const mpt__tensor *x = frame->in[i];
+    mpt__tensor *length = mpt__unreduced_new(frame);
+    *at_least = length ? mpt__unreduced_new(frame) : NULL;
+    if (!*at_least) return NULL;
+    mpt__launch_binary(frame->context, MPT__FN_MUL, x, x, each, MPT__WRITE);
+    mpt__launch_reduce(frame->context, MPT__FN_SUM, each, length, MPT__WRITE);
+    mpt__launch_squares(frame, x, NULL, length, 1.0, true);
+    frame->attributes->imm[1] = (double)INFINITY;
+    mpt__launch_unary(frame, MPT__FN_CLAMP, length, *at_least, MPT__WRITE);
+    return length;
+}
+
+static mpt_status mpt__cosine_forward(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    mpt__tensor *each = mpt__elements_new(frame), *cosine = each ? mpt__unreduced_new(frame) : NULL;
+    mpt__tensor *length[2] = {NULL, NULL}, *least[2];
+    for (int i = 0; cosine && i < 2; i++) length[i] = mpt__lengths(frame, i, each, &least[i]);
+    if (!length[0] || !length[1]) return ctx->base.status;
+    mpt__tensor out = mpt__unreduced_view(frame, frame->out[0]);
+    for (int i = 0; i < 2; i++) mpt__save(frame, frame->in[i]);
+    for (int i = 0; i < 2; i++) mpt__save(frame, length[i]);
+    for (int i = 0; i < 2; i++) mpt__save(frame, least[i]);
+    mpt__save(frame, cosine);
+    mpt__launch_binary(ctx, MPT__FN_DIV, frame->in[1], least[1], each, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_MUL, frame->in[0], each, each, MPT__WRITE);
+    mpt__launch_reduce(ctx, MPT__FN_SUM, each, cosine, MPT__WRITE);
+    mpt__launch_binary(ctx, MPT__FN_DIV, cosine, least[0], cosine, MPT__WRITE);
+    return mpt__launch_copy(ctx, cosine, &out, MPT__WRITE);
+}
+
+/* da = (b / |b| - a y / |a|) dy / |a|; a of length 0 has no share in the second term. */
+static mpt_status mpt__cosine_backward(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    mpt__tensor *const *saved = frame->saved;
+    mpt__tensor dy = mpt__unreduced_view(frame, frame->dy[0]);
+    mpt__tensor *each = mpt__elements_new(frame), *own = each ? mpt__elements_new(frame) : NULL;
+    mpt__tensor *factor = own ? mpt__unreduced_new(frame) : NULL;
+    for (int i = 0; factor && i < 2; i++) {
+        mpt__access access;
+        if (!mpt__wants(frame, i)) continue;
+        mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+        if (!target) return ctx->base.status;
+        mpt__launch_binary(ctx, MPT__FN_RATIO, saved[2 + i], saved[6], factor, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_MUL, saved[i], factor, own, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_DIV, saved[1 - i], saved[5 - i], each, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_SUB, each, own, each, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_DIV, &dy, saved[4 + i], factor, MPT__WRITE);
+        mpt__launch_binary(ctx, MPT__FN_MUL, each, factor, target, access);
+    }
+    return ctx->base.status;
+}
+
 mpt_tensor mpt_cosine_similarity(mpt_tensor a, mpt_tensor b, int dim, double eps) {
     static const char name[] = "mpt_cosine_similarity";
     mpt__spares spares;
-    mpt_tensor in[2], of[3];
+    mpt_tensor in[2];
     in[0] = a, in[1] = b;
     mpt_context *ctx = mpt__context_of(in, 2);
     if (!mpt__good_number(ctx, name, "eps", eps, "above 0") || !mpt__vectors(&spares, name, in, 2))
         return mpt__null(ctx);
-    mpt__products(&spares, in, dim, of);
-    mpt__attributes attributes = mpt__pair_attributes(3, 3, eps, 0.0);
-    return mpt__spares_end(
-        &spares, mpt__apply_pair(name, MPT__OP_cosine_similarity, of, 3, &attributes, MPT_NONE));
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = dim;
+    attributes.index[2] = dim == MPT_ALL_DIMS;
+    attributes.imm[0] = eps;
+    attributes.required = 2;
+    return mpt__spares_end(&spares,
+                           mpt__apply1(name, MPT__OP_cosine_similarity, in, 2, &attributes));
+}
+
+/* a b, a a and b b into of[]. */
+static void mpt__products(mpt__spares *spares, const mpt_tensor in[2], int dim, mpt_tensor of[3]) {
+    of[0] = mpt__dot(spares, in[0], in[1], dim);
+    of[1] = mpt__dot(spares, in[0], in[0], dim);
+    of[2] = mpt__dot(spares, in[1], in[1], dim);
 }
 
 mpt_tensor mpt_cosine_embedding_loss(mpt_tensor a, mpt_tensor b, mpt_tensor target, double margin,
@@ -29468,6 +29535,7 @@ static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
    longer beginning eight bytes are enough. */
 static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
     size_t mark = mpt__mark_bytes(p, n);
+    if (n == 0) return NULL; /* and p may be NULL */
     p += mark, n -= mark;
     for (int row = 0; row < rows; row++) {
         const char *begin = mpt__known_files[row].begin;

@@ -2360,7 +2360,7 @@ mpt_status mpt__cuda_reduce(const mpt__cuda_call *call) {
 
 /* ---- Sums of squares beyond fp32 ---- */
 
-/* The sum, by a block, of the elements of an output, or of the squares of what differs from *mean. */
+/* The sum, by a block, of an output's elements, or of the squares of what differs from *mean. */
 __device__ double mpt__wide_sum(const mpt__reduction &r, long long output, const double *mean) {
     const long long base = mpt__locate(r.kept, r.in.stride, output);
     double sum = 0.0;

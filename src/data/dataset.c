@@ -855,6 +855,7 @@ static const char *mpt__what_is_wide(const uint8_t *p, size_t n) {
    longer beginning eight bytes are enough. */
 static const char *mpt__what_this_is(const uint8_t *p, size_t n, int rows) {
     size_t mark = mpt__mark_bytes(p, n);
+    if (n == 0) return NULL; /* and p may be NULL */
     p += mark, n -= mark;
     for (int row = 0; row < rows; row++) {
         const char *begin = mpt__known_files[row].begin;
