@@ -165,8 +165,8 @@ $(BUILD)/wings/made: src/README.md
 	@touch $@
 
 reference: $(BUILD)/reference
-	@$(BUILD)/reference mptrain.h $(BUILD)/reference.md
-	@echo "$(BUILD)/reference.md is the manual and every declaration"
+	@$(BUILD)/reference mptrain.h tests/api_shown.c $(BUILD)/reference.md
+	@echo "$(BUILD)/reference.md is the manual and every declaration, with examples"
 
 header-test:
 	@CC='$(CC)' BUILD='$(BUILD)' bash tests/header/run.sh

@@ -1,11 +1,16 @@
 /* reference.c - writes the reference page from the manual and the declarations in mptrain.h.
 
-       reference mptrain.h reference.md
-       reference --check mptrain.h README.md...
+       reference mptrain.h examples.c reference.md
+       reference --check mptrain.h examples.c README.md...
 
-   The page is Markdown: the chapters of the manual, then every declaration under the comment that
-   stands above it, then an index. --check fails where a function has no comment, and where a text
-   (the manual is one) names something that the header does not declare. */
+   The page is Markdown: the chapters of the manual, then the groups of declarations, each with its
+   examples and with every declaration under the comment that stands above it, then an index. Both
+   fail where a group has no example or an example no group. --check also fails where a function has
+   no comment, and where a text (the manual is one) names something that the header does not
+   declare.
+
+   An example begins with a line that names its group, "==== Group: what it shows" in a comment, and
+   ends with the test behind it. */
 #include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,10 +19,16 @@
 
 #include "read_file.h"
 
-enum { MAX_NAMES = 4096, MAX_NAME = 64, MAX_BLOCK = 1 << 16 };
+enum { MAX_NAMES = 4096, MAX_NAME = 64, MAX_BLOCK = 1 << 16, MAX_EXAMPLES = 256 };
 
 /* Where the declarations end and the implementation begins. */
 static const char end_of_api[] = "#if defined(MPTRAIN_BACKEND_API)";
+
+typedef struct {
+    const char *group, *shows, *code, *body, *end; /* the code is what is before the test's body */
+    size_t group_length, shows_length;
+    int shown;
+} example;
 
 typedef struct {
     FILE *out;                    /* NULL: only checks */
@@ -25,6 +36,8 @@ typedef struct {
     char declarations[MAX_BLOCK]; /* under it */
     char functions[MAX_NAMES][MAX_NAME];
     int n_functions, first; /* of the block under way */
+    example examples[MAX_EXAMPLES];
+    int n_examples;
     int findings;
 } page;
 
@@ -112,6 +125,93 @@ static const char *write_manual(page *p, const char *text) {
     return *text ? text + 2 : text;
 }
 
+/* ---- Examples ---- */
+
+/* The example under a line that names its group; returns what is behind it. */
+static const char *read_example(page *p, const char *line) {
+    const char *next, *title;
+    const size_t length = title_of(line, line_of(line, &next), &title);
+    const char *colon = (const char *)memchr(title, ':', length);
+    example *e = &p->examples[p->n_examples++];
+    if (p->n_examples == MAX_EXAMPLES) fail("%d examples are too many", (int)MAX_EXAMPLES);
+    if (!colon) fail("what does the example \"%.*s\" show?", (int)length, title);
+    e->group = title, e->group_length = (size_t)(colon - title);
+    e->shows = colon + 1 + strspn(colon + 1, " ");
+    e->shows_length = length - (size_t)(e->shows - title);
+    e->code = next;
+    e->body = strstr(next, "\nTEST(");
+    if (starts(next, "TEST(")) e->body = next - 1;
+    e->end = e->body ? strstr(e->body, "\n}\n") : NULL;
+    next = strstr(next, "\n/* ====");
+    if (!e->end || (next && next < e->end)) fail("no test after \"%.*s\"", (int)length, title);
+    return e->end;
+}
+
+static void read_examples(page *p, const char *text) {
+    while ((text = strstr(text, "\n/* ==== ")) != NULL) text = read_example(p, text + 1);
+}
+
+/* A line without `indent` and in words that need no harness: assert for CHECK, a name for a path
+   in the folder of tests. */
+static void write_code(const page *p, const char *line, size_t length, size_t indent) {
+    static const char check[] = "CHECK(", path[] = "test_tmp_path(";
+    int in_path = 0;
+    size_t i = strspn(line, " ") < indent ? strspn(line, " ") : indent;
+    while (i < length) {
+        if (starts(line + i, check)) {
+            put(p, "assert(");
+            i += sizeof check - 1;
+        } else if (starts(line + i, path)) {
+            in_path = 1;
+            i += sizeof path - 1;
+        } else {
+            if (!in_path || line[i] != ')') put(p, "%c", line[i]);
+            in_path = in_path && line[i] != ')';
+            i++;
+        }
+    }
+    put(p, "\n");
+}
+
+static void write_example(page *p, const example *e) {
+    const char *line, *next;
+    put(p, "Example: %.*s.\n\n```c\n", (int)e->shows_length, e->shows);
+    for (line = e->code; line <= e->body; line = next) {
+        const size_t length = line_of(line, &next);
+        write_code(p, line, length, 0);
+    }
+    line_of(line, &next); /* TEST(..) { */
+    for (line = next; line <= e->end; line = next) {
+        const size_t length = line_of(line, &next);
+        write_code(p, line, length, 4);
+    }
+    put(p, "```\n\n");
+}
+
+static void write_examples_of(page *p, const char *group, size_t length) {
+    int i, found = 0;
+    for (i = 0; i < p->n_examples; i++) {
+        example *e = &p->examples[i];
+        if (e->group_length != length || memcmp(e->group, group, length) != 0) continue;
+        write_example(p, e);
+        e->shown = found = 1;
+    }
+    if (found) return;
+    printf("the group \"%.*s\" has no example\n", (int)length, group);
+    p->findings++;
+}
+
+static void check_examples(page *p) {
+    int i;
+    for (i = 0; i < p->n_examples; i++) {
+        const example *e = &p->examples[i];
+        if (e->shown) continue;
+        printf("there is no group \"%.*s\", which an example names\n", (int)e->group_length,
+               e->group);
+        p->findings++;
+    }
+}
+
 /* ---- Declarations ---- */
 
 /* The names of functions in a line of declarations: mpt_x before the first '(' of a line that
@@ -180,6 +280,7 @@ static void write_declarations(page *p, const char *text) {
             end_block(p);
             length = title_of(text, length, &title);
             put(p, "\n## %.*s\n\n", (int)length, title);
+            write_examples_of(p, title, length);
             continue;
         }
         if (depth == 0 && (length == 0 || starts(text, "/*"))) {
@@ -253,27 +354,31 @@ static int check_text(const char *path, const char *text, const char *text_end, 
 
 int main(int argc, char **argv) {
     static page p;
-    char *header;
+    char *header, *examples;
     const char *api, *end;
-    const int check = argc > 2 && strcmp(argv[1], "--check") == 0;
+    const int check = argc > 1 && strcmp(argv[1], "--check") == 0;
     int i;
-    if (argc < 3 || (!check && argc != 3))
-        fail("usage: reference HEADER OUTPUT, or reference --check HEADER TEXT...");
+    if (check ? argc < 4 : argc != 4)
+        fail("usage: reference HEADER EXAMPLES OUTPUT, or\n"
+             "       reference --check HEADER EXAMPLES TEXT...");
     header = read_text(argv[1 + check]);
+    examples = read_text(argv[2 + check]);
     api = strstr(header, "\n*/\n");
     end = strstr(header, end_of_api);
     if (!api || !end || !strstr(header, "==== MANUAL 1")) fail("this is not mptrain.h");
     if (!check) {
-        p.out = fopen(argv[2], "wb");
-        if (!p.out) fail("cannot write %s", argv[2]);
+        p.out = fopen(argv[3], "wb");
+        if (!p.out) fail("cannot write %s", argv[3]);
     }
     put(&p, "# mptrain: manual and reference\n\nMade from `mptrain.h`; [index](#index).\n");
     write_manual(&p, header);
+    read_examples(&p, examples);
     write_declarations(&p, api + 4);
     write_index(&p);
+    check_examples(&p);
     if (check) {
         p.findings += check_text(argv[2], header, api, api, end);
-        for (i = 3; i < argc; i++) {
+        for (i = 4; i < argc; i++) {
             char *text = read_text(argv[i]);
             p.findings += check_text(argv[i], text, text + strlen(text), api, end);
             free(text);
@@ -281,8 +386,9 @@ int main(int argc, char **argv) {
         printf("%d functions, each with a comment%s\n", p.n_functions,
                p.findings ? " but for those above" : "");
     } else if (ferror(p.out) | fclose(p.out)) {
-        fail("cannot write %s", argv[2]);
+        fail("cannot write %s", argv[3]);
     }
     free(header);
+    free(examples);
     return p.findings > 0;
 }

@@ -3,8 +3,8 @@
 set -eu
 top=$1 cc=$2
 $cc -std=c11 -O1 -Wall -Wextra -Werror -o reference "$top/tools/reference.c"
-./reference --check "$top/mptrain.h" "$top/README.md"
-./reference "$top/mptrain.h" reference.md
+./reference --check "$top/mptrain.h" "$top/tests/api_shown.c" "$top/README.md"
+./reference "$top/mptrain.h" "$top/tests/api_shown.c" reference.md
 
 # Code of the manual that is no whole program, each block as the body of a function.
 awk '/^## Basic types/ { exit } /^```$/ { on = !on; n += on; next }
