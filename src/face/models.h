@@ -120,19 +120,6 @@ MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t feature
                                            const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
                                            const mpt_norm_config *config);
-/* Fuses convolutions with the batch norms behind them, for inference: a pair becomes one launch, of
-   weights that have the norm's scale in them, with the norm's relu and what it adds. x, an input of
-   `module`, shows by a forward what follows what. Nothing of the net or its files changes: the
-   folded weights, in fp32 or the dtype of autocast, are copies, made anew once parameters or
-   statistics have changed. Forwards in evaluation between mpt_no_grad_begin or mpt_inference_begin
-   (as in mpt_evaluate) and its end use them; training goes on as before. A forward in which other
-   calls come between the two runs unfused. The result of a fused convolution is gone after the
-   norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
-   -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
-   not; it is cut to `size` bytes, the last one 0. Another call begins anew; mpt_unfuse ends it.
-   arXiv:1712.05877, 3.2. */
-MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
-MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
 /* A buffer by its path ("1.running_mean"); it lives as long as its module. */
 MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
 /* How many updates of running statistics were left out in a module and all below it; waits. -1 on
@@ -212,11 +199,6 @@ MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
    most 255 heads. */
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config);
-
-/* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
-   shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
-   the source's path, with the source's first values; mpt_parameter finds it under both. */
-MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source);
 
 /* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
    [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a

@@ -94,6 +94,10 @@ MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child);
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init);
+/* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
+   shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
+   the source's path, with the source's first values; mpt_parameter finds it under both. */
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source);
 
 /* A parameter's or child's handle by its path ("0.weight"). */
 MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path);
@@ -118,6 +122,19 @@ MPTRAIN_API bool mpt_is_training(mpt_module module);
    they are as in mpt_eval, whatever mpt_train says, which counts again once they are unfrozen.
    Before or after the tree is first used, and for optimizers made before or after. */
 MPTRAIN_API mpt_status mpt_freeze(mpt_module module, bool on);
+/* Fuses convolutions with the batch norms behind them, for inference: a pair becomes one launch, of
+   weights that have the norm's scale in them, with the norm's relu and what it adds. x, an input of
+   `module`, shows by a forward what follows what. Nothing of the net or its files changes: the
+   folded weights, in fp32 or the dtype of autocast, are copies, made anew once parameters or
+   statistics have changed. Forwards in evaluation between mpt_no_grad_begin or mpt_inference_begin
+   (as in mpt_evaluate) and its end use them; training goes on as before. A forward in which other
+   calls come between the two runs unfused. The result of a fused convolution is gone after the
+   norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
+   -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
+   not; it is cut to `size` bytes, the last one 0. Another call begins anew; mpt_unfuse ends it.
+   arXiv:1712.05877, 3.2. */
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
 /* A name, copied, that replaces the number of the tree in the key of its initial values. */
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
