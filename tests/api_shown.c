@@ -7,6 +7,7 @@
  * written for readers of the manual: it uses nothing else of the harness, and no helper that they
  * do not see. */
 #include MPTRAIN_HEADER_FILE
+#include <math.h>
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
 #define NOMINMAX
@@ -43,16 +44,20 @@ static void pthread_join(pthread_t thread, void **result) {
 }
 #endif
 
+#ifdef MPTRAIN_NO_STDIO
+#define mpt_log_stderr NULL
+#endif
+
 /* Each example ends without an error. */
 #define mpt_destroy(ctx) (CHECK_EQ_STR(mpt_error(ctx), ""), mpt_destroy(ctx))
 
 /* ==== Basic types: handles and shapes are values; a null handle leaves something out */
 TEST(basic_types) {
     const float values[6] = {1, 2, 3, 4, 5, 6};
-    const mpt_tensor no_bias = {NULL, 0, 0};
     mpt_context *ctx = mpt_create(NULL);
     mpt_tensor x = mpt_from(ctx, MPT_F32, MPT_SHAPE(2, 3), values);
     mpt_tensor weight = mpt_ones(ctx, MPT_F32, MPT_SHAPE(1, 3));
+    mpt_tensor no_bias = mpt_null_tensor();
     mpt_tensor y = mpt_linear(x, weight, no_bias, MPT_ACTIVATION_NONE); /* the rows' sums */
     mpt_shape shape = mpt_get_shape(y);
     float sums[2];
@@ -74,24 +79,19 @@ TEST(basic_types_of_errors) {
     mpt_destroy(ctx);
 }
 
-/* ==== Context: a seed, two threads, warnings to stderr; what this machine computes best in */
-static void hear(void *user, mpt_log_level level, const char *message) {
-    (void)user;
-    if (level >= MPT_LOG_WARNING) fprintf(stderr, "%s\n", message);
-}
-
+/* ==== Context: a seed, two threads, a log; what this machine computes best in */
 TEST(context) {
     mpt_config config = mpt_config_default();
     config.seed = 7, config.threads = 2;
-    config.log.write = hear;
+    config.log.write = mpt_log_stderr; /* warnings and errors; or a function of yours */
     mpt_context *ctx = mpt_create(&config);
-    if (!ctx) fprintf(stderr, "%s\n", mpt_error(NULL));
+    if (!ctx) return; /* the log tells why, and mpt_error(NULL) */
     const char *reason;
     mpt_dtype precision = mpt_precision_auto(ctx, &reason);
     char text[400];
     snprintf(text, sizeof text, "%s trains best in %s: %s", mpt_device_name(ctx),
              mpt_dtype_name(precision), reason);
-    CHECK(ctx != NULL && strstr(text, " trains best in ") != NULL);
+    CHECK(strstr(text, " trains best in ") != NULL);
     mpt_destroy(ctx);
 }
 
@@ -158,6 +158,32 @@ TEST(errors) {
     mpt_destroy(ctx);
 }
 
+/* ==== Errors: a function that cleans up after itself, whatever happened in it */
+static bool train_once(mpt_context *ctx, mpt_module net, mpt_optimizer opt, const int64_t *label) {
+    mpt_step_begin(ctx);
+    mpt_autocast_begin(ctx, MPT_BF16);
+    mpt_tensor x = mpt_ones(ctx, MPT_F32, MPT_SHAPE(1, 2));
+    mpt_tensor y = mpt_from(ctx, MPT_I64, MPT_SHAPE(1), label);
+    mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, x), y, NULL);
+    const bool good = mpt_item(loss) < 100.0; /* not when it is NaN, as after an error */
+    if (!good) mpt_clear_error(ctx);          /* closes the region and the step, */
+    mpt_autocast_end(ctx);                    /* which these may still do then, */
+    if (good) mpt_zero_grad(opt), mpt_backward(loss), mpt_step(opt);
+    mpt_step_end(ctx); /* up to the next step's begin */
+    return good;
+}
+
+TEST(errors_and_cleanup) {
+    const int64_t labels[3] = {0, 9, 2};
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear(ctx, 2, 3);
+    mpt_optimizer opt = mpt_sgd(net, NULL);
+    int good = 0;
+    for (int i = 0; i < 3; i++) good += train_once(ctx, net, opt, &labels[i]);
+    CHECK(good == 2 && mpt_applied_steps(opt) == 2 && !mpt_step_is_open(ctx));
+    mpt_destroy(ctx);
+}
+
 /* ==== Memory: the largest batch within a limit */
 TEST(memory) {
     mpt_config config = mpt_config_default();
@@ -182,7 +208,7 @@ TEST(memory) {
 /* ==== Lifetime: what a step made ends with it, but for what is kept */
 TEST(lifetime) {
     mpt_context *ctx = mpt_create(NULL);
-    mpt_tensor best = {NULL, 0, 0};
+    mpt_tensor best = mpt_null_tensor();
     double highest = -1.0;
     for (int i = 0; i < 5; i++) {
         mpt_step_begin(ctx);
@@ -196,6 +222,26 @@ TEST(lifetime) {
         mpt_step_end(ctx); /* guess and its sum are gone */
     }
     CHECK(mpt_valid(best) && mpt_item(mpt_sum(best, MPT_ALL_DIMS, false)) == highest);
+    mpt_destroy(ctx);
+}
+
+/* ==== Lifetime: a loop that is left in the middle of a step */
+TEST(lifetime_of_a_step) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear(ctx, 4, 1);
+    mpt_optimizer opt = mpt_sgd(net, NULL);
+    for (int i = 0; i < 1000; i++) {
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_rand(ctx, MPT_F32, MPT_SHAPE(16, 4));
+        mpt_tensor loss = mpt_mse_loss(mpt_forward(net, x), mpt_mean(x, 1, true), MPT_MEAN);
+        if (mpt_item(loss) < 0.01) break; /* good enough */
+        mpt_zero_grad(opt);
+        mpt_backward(loss);
+        mpt_step(opt);
+        mpt_step_end(ctx);
+    }
+    if (mpt_step_is_open(ctx)) mpt_step_end(ctx);
+    CHECK(!mpt_step_is_open(ctx) && mpt_step_number(ctx) <= 1000 && !mpt_failed(ctx));
     mpt_destroy(ctx);
 }
 
@@ -224,13 +270,16 @@ TEST(operations) {
     mpt_tensor x = mpt_cumsum(noise, 1); /* the columns have to do with one another */
     mpt_tensor centred = mpt_sub(x, mpt_mean(x, 0, true)); /* [100, 3] - [1, 3] */
     mpt_tensor z = mpt_div(centred, mpt_std(x, 0, true, 1.0));
-    mpt_tensor products = mpt_matmul(mpt_transpose(z, 0, 1), z);
-    mpt_tensor correlations = mpt_mul_scalar(products, 1.0 / 99.0); /* [3, 3] */
-    mpt_tensor outer = mpt_gt_scalar(mpt_abs(z), 2.0);              /* bool */
+    mpt_tensor products = mpt_matmul(mpt_transpose(z, 0, 1), z); /* [3, 3] */
+    const mpt_tensor both[2] = {z, z};
+    mpt_tensor same = mpt_einsum("ni,nj->ij", both, 2); /* by labels: the sum over n */
+    mpt_tensor correlations = mpt_mul_scalar(products, 1.0 / 99.0);
+    mpt_tensor outer = mpt_gt_scalar(mpt_abs(z), 2.0); /* bool */
     mpt_tensor cut = mpt_where(outer, mpt_mul_scalar(mpt_sign(z), 2.0), z);
     float r[9];
     mpt_read_f32(correlations, r, 9);
     CHECK(r[0] > 0.999f && r[0] < 1.001f && r[1] > 0.4f && r[1] == r[3] && mpt_valid(cut));
+    CHECK(mpt_allclose(same, products, 1e-4, 1e-4));
     mpt_destroy(ctx);
 }
 
@@ -366,6 +415,80 @@ TEST(modules_ops) {
     float slopes[4];
     mpt_read_f32(mpt_grad(x), slopes, 4);
     CHECK(slopes[0] == 0 && slopes[1] == 1 && slopes[2] == 1 && slopes[3] == 0);
+    mpt_destroy(ctx);
+}
+
+/* ==== Modules: an op of your own whose forward is C code: cube roots */
+static mpt_status root_forward(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_tensor x = mpt_op_input(call, 0), y = mpt_null_tensor();
+    const int64_t n = mpt_numel(x);
+    float *values = (float *)malloc((size_t)n * sizeof *values);
+    if (!values) return MPT_ERROR_MEMORY;
+    if (mpt_read_f32(x, values, n) == MPT_OK) { /* waits, so not for captured steps */
+        for (int64_t i = 0; i < n; i++) values[i] = cbrtf(values[i]);
+        y = mpt_from(x.context, MPT_F32, mpt_get_shape(x), values);
+    }
+    free(values);
+    mpt_op_save(call, 0, y);
+    return mpt_op_set_output(call, 0, y);
+}
+
+static mpt_status root_backward(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_tensor y = mpt_op_saved(call, 0), dy = mpt_op_output_grad(call, 0);
+    mpt_tensor slope = mpt_mul_scalar(mpt_mul(y, y), 3.0); /* dx / dy */
+    return mpt_op_set_input_grad(call, 0, mpt_div(dy, slope));
+}
+
+TEST(modules_ops_in_c) {
+    const mpt_op_class cls = {"root", MPT_AUTOCAST_FP32, root_forward, root_backward, 1, 1};
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_op op = mpt_op_register(ctx, &cls, NULL);
+    mpt_tensor x = mpt_full(ctx, MPT_F32, MPT_SHAPE(2, 2), 8.0), y;
+    mpt_requires_grad(x, true);
+    mpt_op_apply(op, &x, 1, &y, 1); /* 2 */
+    mpt_backward(mpt_mean(y, MPT_ALL_DIMS, false));
+    mpt_tensor slope = mpt_full(ctx, MPT_F32, MPT_SHAPE(2, 2), 1.0 / 12 / 4);
+    CHECK(mpt_allclose(y, mpt_full(ctx, MPT_F32, MPT_SHAPE(2, 2), 2.0), 1e-6, 0.0));
+    CHECK(mpt_allclose(mpt_grad(x), slope, 1e-6, 0.0));
+    mpt_destroy(ctx);
+}
+
+/* ==== Modules: an op of your own with two inputs, silu(a) b, which saves no more than those */
+static mpt_status gated_silu(mpt_op_call *call, void *user) {
+    mpt_tensor a = mpt_op_input(call, 0), b = mpt_op_input(call, 1);
+    ++*(int *)user; /* what mpt_op_register got */
+    mpt_op_save(call, 0, a), mpt_op_save(call, 1, b);
+    return mpt_op_set_output(call, 0, mpt_mul(mpt_silu(a), b)); /* by ops: on every device */
+}
+
+static mpt_status gated_silu_backward(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_tensor a = mpt_op_saved(call, 0), b = mpt_op_saved(call, 1);
+    mpt_tensor dy = mpt_op_output_grad(call, 0), s = mpt_sigmoid(a), silu = mpt_mul(a, s);
+    mpt_tensor slope = mpt_sub(mpt_add(s, silu), mpt_mul(s, silu)); /* of silu */
+    mpt_op_set_input_grad(call, 1, mpt_mul(dy, silu));
+    return mpt_op_set_input_grad(call, 0, mpt_mul(dy, mpt_mul(slope, b)));
+}
+
+static mpt_tensor apply_op(mpt_context *ctx, void *user, const mpt_tensor *in, int n_in) {
+    mpt_tensor out = mpt_null_tensor();
+    (void)ctx;
+    mpt_op_apply(*(mpt_op *)user, in, n_in, &out, 1);
+    return out;
+}
+
+TEST(modules_ops_of_two) {
+    const mpt_op_class cls = {
+        "gated_silu", MPT_AUTOCAST_INPUT, gated_silu, gated_silu_backward, 2, 1};
+    int calls = 0;
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_op op = mpt_op_register(ctx, &cls, &calls);
+    mpt_tensor in[2] = {mpt_randn(ctx, MPT_F32, MPT_SHAPE(3, 4)),
+                        mpt_randn(ctx, MPT_F32, MPT_SHAPE(3, 4))};
+    mpt_status status = mpt_gradcheck(ctx, apply_op, &op, in, 2, NULL); /* is backward right? */
+    CHECK(status == MPT_OK && calls > 1);
     mpt_destroy(ctx);
 }
 
@@ -512,11 +635,6 @@ static mpt_module classifier(mpt_context *ctx, int64_t classes) {
                           mpt_nn_linear(ctx, 8, classes), MPT_END);
 }
 
-static void set_trained(mpt_module module, bool on) {
-    for (int i = 0; i < mpt_parameter_count(module); i++)
-        mpt_requires_grad(mpt_parameter_at(module, i, NULL, 0), on);
-}
-
 static void train_some(mpt_context *ctx, mpt_module net, mpt_optimizer opt) {
     for (int i = 0; i < 5; i++) {
         mpt_step_begin(ctx);
@@ -539,11 +657,11 @@ TEST(files_fine_tuning) {
     int loaded = 0;
     mpt_load(net, test_tmp_path("ten.safetensors"), &config, &loaded); /* "0.weight", "0.bias" */
     mpt_optimizer opt = mpt_adamw(net, NULL);
-    set_trained(body, false); /* no gradients, so no steps */
+    mpt_freeze(body, true); /* no gradients, so no steps; and as in mpt_eval */
     uint64_t before = mpt_module_hash(body);
     train_some(ctx, net, opt);
     bool frozen = mpt_module_hash(body) == before;
-    set_trained(body, true);
+    mpt_freeze(body, false);
     mpt_group_config slow = {1e-5, 1e-2}; /* lr, weight decay; the head keeps 1e-3 */
     mpt_optimizer_add(opt, body, NULL, &slow);
     train_some(ctx, net, opt);
@@ -700,10 +818,8 @@ TEST(normalisation_frozen) {
         mpt_sequential(ctx, mpt_nn_linear(ctx, 4, 8), mpt_nn_batch_norm1d(ctx, 8, NULL),
                        mpt_nn_relu(ctx), mpt_nn_linear(ctx, 8, 1), MPT_END);
     mpt_optimizer opt = mpt_sgd(net, NULL);
-    mpt_train(net);
-    mpt_eval(mpt_child(net, "1")); /* running statistics: used, and left as they are */
-    mpt_requires_grad(mpt_parameter(net, "1.weight"), false); /* and no steps of these two */
-    mpt_requires_grad(mpt_parameter(net, "1.bias"), false);
+    mpt_freeze(mpt_child(net, "1"), true); /* running statistics are used and left as they are, */
+    mpt_train(net);                        /* whatever this says; no steps of weight and bias */
     uint64_t before = mpt_module_hash(mpt_child(net, "1"));
     for (int i = 0; i < 3; i++) {
         mpt_step_begin(ctx);
@@ -834,6 +950,24 @@ TEST(tables) {
     mpt_destroy(ctx);
 }
 
+/* ==== Tables: a program without the training data reads as that which trained */
+TEST(tables_of_later) {
+    const char rents[] = "age,town,rent\n30,Ulm,500\n40,Bonn,700\n50,Ulm,600\n";
+    const char asked[] = "age,town\n40,Ulm\n";
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_dataset table = mpt_csv_memory(ctx, rents, strlen(rents), NULL);
+    mpt_table_fit(table, true);
+    mpt_table_save(table, test_tmp_path("columns.csv")); /* beside the weights of mpt_save */
+    mpt_table_config config = mpt_table_config_default();
+    config.like = mpt_table_load(ctx, test_tmp_path("columns.csv")); /* in that other program */
+    config.target = "";                                              /* nobody knows the rent */
+    mpt_dataset row = mpt_csv_memory(ctx, asked, strlen(asked), &config);
+    float inputs[3]; /* age; Bonn; Ulm */
+    mpt_sample(row, 0, inputs, NULL);
+    CHECK(inputs[0] == 0.0f && inputs[1] == 0.0f && inputs[2] == 1.0f);
+    mpt_destroy(ctx);
+}
+
 /* ==== Arrays: a file of fp32 numbers, read sample by sample, however long it is */
 TEST(arrays) {
     const float numbers[3][4] = {{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}};
@@ -850,13 +984,32 @@ TEST(arrays) {
     mpt_destroy(ctx);
 }
 
+/* What a build leaves out does not run there: an option that is defined expands to other text than
+   its name. */
+TEST(left_out) { SKIP("what this build leaves out"); }
+#define WORDS_(words) #words
+#define WORDS(words) WORDS_(words)
+#define T_UNLESS(option, name) \
+    { #name, sizeof WORDS(option) == sizeof #option ? test_##name : test_left_out }
+#if defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_FILES)
+#define MPTRAIN_NO_FILES
+#endif
+#if defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_TEXT)
+#define MPTRAIN_NO_TEXT /* that of a file */
+#endif
+#if (defined(MPTRAIN_NO_FILES) || defined(MPTRAIN_NO_FIT)) && !defined(MPTRAIN_NO_TABLES)
+#define MPTRAIN_NO_TABLES /* those that are saved, or trained on by mpt_fit */
+#endif
+
 TEST_TABLE = {T(basic_types),
               T(basic_types_of_errors),
               T(context),
               T(context_in_threads),
               T(errors),
+              T(errors_and_cleanup),
               T(memory),
               T(lifetime),
+              T(lifetime_of_a_step),
               T(tensors),
               T(operations),
               T(operations_losses),
@@ -865,24 +1018,27 @@ TEST_TABLE = {T(basic_types),
               T(autocast),
               T(modules),
               T(modules_ops),
+              T(modules_ops_in_c),
+              T_UNLESS(MPTRAIN_NO_WATCH, modules_ops_of_two),
               T(optimizers),
               T(optimizers_of_two_nets),
               T(gradient_scaler),
               T(data),
-              T(data_of_functions),
-              T(files),
-              T(files_fine_tuning),
-              T(metrics_inspection),
-              T(metrics_gradcheck),
-              T(captured_steps),
-              T(fit),
-              T(convolution),
-              T(normalisation_and_pooling),
-              T(normalisation_frozen),
-              T(embedding_and_attention),
-              T(images_of_another_size),
+              T_UNLESS(MPTRAIN_NO_THREADS, data_of_functions),
+              T_UNLESS(MPTRAIN_NO_FILES, files),
+              T_UNLESS(MPTRAIN_NO_FILES, files_fine_tuning),
+              T_UNLESS(MPTRAIN_NO_WATCH, metrics_inspection),
+              T_UNLESS(MPTRAIN_NO_WATCH, metrics_gradcheck),
+              T_UNLESS(MPTRAIN_NO_GRAPH, captured_steps),
+              T_UNLESS(MPTRAIN_NO_FIT, fit),
+              T_UNLESS(MPTRAIN_NO_CONV, convolution),
+              T_UNLESS(MPTRAIN_NO_CONV, normalisation_and_pooling),
+              T_UNLESS(MPTRAIN_NO_CONV, normalisation_frozen),
+              T_UNLESS(MPTRAIN_NO_ATTENTION, embedding_and_attention),
+              T_UNLESS(MPTRAIN_NO_CONV, images_of_another_size),
               T(images),
-              T(text),
-              T(tables),
-              T(arrays)};
+              T_UNLESS(MPTRAIN_NO_TEXT, text),
+              T_UNLESS(MPTRAIN_NO_TABLES, tables),
+              T_UNLESS(MPTRAIN_NO_TABLES, tables_of_later),
+              T_UNLESS(MPTRAIN_NO_FILES, arrays)};
 TEST_MAIN
