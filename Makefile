@@ -138,13 +138,15 @@ SCRIPTS := $(wildcard tools/*.sh tools/*/*.sh tests/*/*.sh .ci/run)
 house: $(BUILD)/house
 	@$< src/mptrain.h
 
-lint: $(BUILD)/lint $(BUILD)/house $(ROOMS:src/%=$(BUILD)/alone/%.log)
+lint: $(BUILD)/lint $(BUILD)/house $(BUILD)/amalgamate $(BUILD)/reference $(ROOMS:src/%=$(BUILD)/alone/%.log)
 	@$(BUILD)/lint src/mptrain.h $(shell find src -name '*.[ch]' ! -path src/mptrain.h) $(EXAMPLES) $(wildcard examples/*.h tests/*.[ch] \
 	    tests/*/*.[ch] tools/*.[ch] tools/*.sh tools/bench/*.[ch])
 	@for script in $(SCRIPTS); do \
 	    read -r shell <$$script; \
 	    $${shell#*!} -n $$script || exit 1; done
 	@$(BUILD)/house --check src/mptrain.h
+	@$(BUILD)/amalgamate src/mptrain.h $(BUILD)/generated.h
+	@$(BUILD)/reference --check $(BUILD)/generated.h tests/api_shown.c README.md
 	@echo "lint: $(words $(ROOMS)) rooms are clean and compile alone"
 
 # A room is compiled with nothing on the path but what its wing may use. What is declared but not
