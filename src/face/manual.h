@@ -21,7 +21,7 @@
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
  *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Images of
- *     another size, Images, Text, Tables, Arrays;
+ *     another size, Images, Text, Tables, Arrays: examples of each are in tests/api_shown.c;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -32,17 +32,17 @@
     int main(void) {
         const float x[] = {0, 0, 0, 1, 1, 0, 1, 1}; // four samples of two inputs
         const int64_t y[] = {0, 1, 1, 0};           // and their classes: exclusive or
-        mpt_context *ctx = mpt_create(NULL);
+        mpt_config config = mpt_config_default();
+        config.log.write = mpt_log_stderr; // warnings and errors
+        mpt_context *ctx = mpt_create(&config);
         mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
-        data.count = 4, data.dtype = MPT_F32, data.shape = MPT_SHAPE(2);
-        data.inputs = x, data.targets = y;
+        data.count = 4, data.shape = MPT_SHAPE(2), data.inputs = x, data.targets = y;
         mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, 2, 16), mpt_nn_tanh(ctx),
                              mpt_nn_linear(ctx, 16, 2), mpt_nn_log_softmax(ctx, -1), MPT_END);
         mpt_loader loader = mpt_loader_create(ctx, mpt_memory_dataset(ctx, &data), NULL);
         mpt_fit_config fit = mpt_fit_config_default();
         fit.epochs = 2000, fit.precision = MPT_F16; // autocast to fp16, and loss scaling
-        mpt_fit_result result = mpt_fit(net, mpt_adamw(net, NULL), loader, &fit);
-        printf("loss %.4f %s\n", result.train_loss, mpt_error(ctx));
+        printf("loss %.4f\n", mpt_fit(net, mpt_adamw(net, NULL), loader, &fit).train_loss);
         mpt_destroy(ctx); // frees everything
         return 0;
     }
@@ -288,7 +288,9 @@ module used twice is shared and counted once. mpt_train and mpt_eval switch drop
 mpt_fuse makes one launch of each convolution and the batch norm, relu and sum behind it.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
-autocast class. Gradients of gradients are not available.
+autocast class. It runs on GPUs as they do; kernels of your own cannot be registered, but C code can
+read an input and make an output of it (mpt_read_f32, mpt_from), which waits for the GPU. Gradients
+of gradients are not available.
 
 Optimizers follow torch.optim's order of operations. mpt_optimizer_add makes parameter groups. A
 parameter whose gradient is none is left alone by the step. Schedules per step are indexed by

@@ -498,8 +498,8 @@ typedef enum mpt_split { MPT_TRAIN = 0, MPT_TEST } mpt_split;
    (i64 class numbers, or float tensors). With copy = false the caller keeps both alive. */
 typedef struct mpt_memory_dataset_config {
     int64_t count;
-    mpt_dtype dtype;
-    mpt_shape shape;
+    mpt_dtype dtype; /* MPT_F32 */
+    mpt_shape shape; /* MPT_SCALAR */
     const void *inputs;
     mpt_dtype target_dtype; /* MPT_I64 */
     mpt_shape target_shape; /* MPT_SCALAR */

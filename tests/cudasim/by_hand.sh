@@ -41,7 +41,7 @@ verdict $? 'they compile and link'
 ls -A | sort | tr '\n' ' ' >../files
 [ "$(cat ../files)" = 'a.out main.c main.o mptrain.h mptrain_cuda.cu mptrain_cuda.o ' ]
 verdict $? 'they leave two objects and a program'
-./a.out >../log 2>&1 && grep -q '^loss 0\.0[0-9]* $' ../log
+./a.out >../log 2>&1 && grep -q '^loss 0\.0[0-9]*$' ../log
 verdict $? 'the program learns'
 
 # other NAME FILE EDIT: with FILE edited to another version
