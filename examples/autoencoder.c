@@ -97,7 +97,7 @@ static int train(mpt_context *ctx, const settings *s) {
     mpt_scaler_config sc = mpt_scaler_config_default();
     sc.enabled = p->scaled;
     mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
-    const mpt_tensor none = {NULL, 0, 0};
+    const mpt_tensor none = mpt_null_tensor();
     if (mpt_failed(ctx)) return fail_with_error("autoencoder", ctx);
     printf("Data: %s; %lld numbers per digit, %s\n", data.name, (long long)s->code, p->name);
 
