@@ -44,7 +44,7 @@
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
  *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Images of
- *     another size, Images, Text, Tables, Arrays;
+ *     another size, Images, Text, Tables, Arrays: examples of each are in tests/api_shown.c;
  *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
@@ -55,17 +55,17 @@
     int main(void) {
         const float x[] = {0, 0, 0, 1, 1, 0, 1, 1}; // four samples of two inputs
         const int64_t y[] = {0, 1, 1, 0};           // and their classes: exclusive or
-        mpt_context *ctx = mpt_create(NULL);
+        mpt_config config = mpt_config_default();
+        config.log.write = mpt_log_stderr; // warnings and errors
+        mpt_context *ctx = mpt_create(&config);
         mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
-        data.count = 4, data.dtype = MPT_F32, data.shape = MPT_SHAPE(2);
-        data.inputs = x, data.targets = y;
+        data.count = 4, data.shape = MPT_SHAPE(2), data.inputs = x, data.targets = y;
         mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, 2, 16), mpt_nn_tanh(ctx),
                              mpt_nn_linear(ctx, 16, 2), mpt_nn_log_softmax(ctx, -1), MPT_END);
         mpt_loader loader = mpt_loader_create(ctx, mpt_memory_dataset(ctx, &data), NULL);
         mpt_fit_config fit = mpt_fit_config_default();
         fit.epochs = 2000, fit.precision = MPT_F16; // autocast to fp16, and loss scaling
-        mpt_fit_result result = mpt_fit(net, mpt_adamw(net, NULL), loader, &fit);
-        printf("loss %.4f %s\n", result.train_loss, mpt_error(ctx));
+        printf("loss %.4f\n", mpt_fit(net, mpt_adamw(net, NULL), loader, &fit).train_loss);
         mpt_destroy(ctx); // frees everything
         return 0;
     }
@@ -311,7 +311,9 @@ module used twice is shared and counted once. mpt_train and mpt_eval switch drop
 mpt_fuse makes one launch of each convolution and the batch norm, relu and sum behind it.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
-autocast class. Gradients of gradients are not available.
+autocast class. It runs on GPUs as they do; kernels of your own cannot be registered, but C code can
+read an input and make an output of it (mpt_read_f32, mpt_from), which waits for the GPU. Gradients
+of gradients are not available.
 
 Optimizers follow torch.optim's order of operations. mpt_optimizer_add makes parameter groups. A
 parameter whose gradient is none is left alone by the step. Schedules per step are indexed by
@@ -1265,6 +1267,10 @@ MPTRAIN_API mpt_module mpt_module_create(mpt_context *context, const mpt_module_
 MPTRAIN_API mpt_status mpt_add_child(mpt_module module, const char *name, mpt_module child);
 MPTRAIN_API mpt_status mpt_add_parameter(mpt_module module, const char *name, mpt_shape shape,
                                          mpt_init init);
+/* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
+   shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
+   the source's path, with the source's first values; mpt_parameter finds it under both. */
+MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source);
 
 /* A parameter's or child's handle by its path ("0.weight"). */
 MPTRAIN_API mpt_tensor mpt_parameter(mpt_module module, const char *path);
@@ -1289,6 +1295,19 @@ MPTRAIN_API bool mpt_is_training(mpt_module module);
    they are as in mpt_eval, whatever mpt_train says, which counts again once they are unfrozen.
    Before or after the tree is first used, and for optimizers made before or after. */
 MPTRAIN_API mpt_status mpt_freeze(mpt_module module, bool on);
+/* Fuses convolutions with the batch norms behind them, for inference: a pair becomes one launch, of
+   weights that have the norm's scale in them, with the norm's relu and what it adds. x, an input of
+   `module`, shows by a forward what follows what. Nothing of the net or its files changes: the
+   folded weights, in fp32 or the dtype of autocast, are copies, made anew once parameters or
+   statistics have changed. Forwards in evaluation between mpt_no_grad_begin or mpt_inference_begin
+   (as in mpt_evaluate) and its end use them; training goes on as before. A forward in which other
+   calls come between the two runs unfused. The result of a fused convolution is gone after the
+   norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
+   -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
+   not; it is cut to `size` bytes, the last one 0. Another call begins anew; mpt_unfuse ends it.
+   arXiv:1712.05877, 3.2. */
+MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
+MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
 /* A name, copied, that replaces the number of the tree in the key of its initial values. */
 MPTRAIN_API mpt_status mpt_set_label(mpt_module root, const char *label);
 /* Pure half: parameters become `dtype`; optimizers keep fp32 masters. A weight beyond the range of
@@ -1652,8 +1671,8 @@ typedef enum mpt_split { MPT_TRAIN = 0, MPT_TEST } mpt_split;
    (i64 class numbers, or float tensors). With copy = false the caller keeps both alive. */
 typedef struct mpt_memory_dataset_config {
     int64_t count;
-    mpt_dtype dtype;
-    mpt_shape shape;
+    mpt_dtype dtype; /* MPT_F32 */
+    mpt_shape shape; /* MPT_SCALAR */
     const void *inputs;
     mpt_dtype target_dtype; /* MPT_I64 */
     mpt_shape target_shape; /* MPT_SCALAR */
@@ -2130,19 +2149,6 @@ MPTRAIN_API mpt_module mpt_nn_batch_norm1d(mpt_context *context, int64_t feature
                                            const mpt_norm_config *config);
 MPTRAIN_API mpt_module mpt_nn_batch_norm2d(mpt_context *context, int64_t features,
                                            const mpt_norm_config *config);
-/* Fuses convolutions with the batch norms behind them, for inference: a pair becomes one launch, of
-   weights that have the norm's scale in them, with the norm's relu and what it adds. x, an input of
-   `module`, shows by a forward what follows what. Nothing of the net or its files changes: the
-   folded weights, in fp32 or the dtype of autocast, are copies, made anew once parameters or
-   statistics have changed. Forwards in evaluation between mpt_no_grad_begin or mpt_inference_begin
-   (as in mpt_evaluate) and its end use them; training goes on as before. A forward in which other
-   calls come between the two runs unfused. The result of a fused convolution is gone after the
-   norm; mpt_keep before it keeps it, unfused. Numbers differ by roundings. Returns how many pairs,
-   -1 on error; `text`, unless NULL, gets a line for each convolution: what it is fused with, or why
-   not; it is cut to `size` bytes, the last one 0. Another call begins anew; mpt_unfuse ends it.
-   arXiv:1712.05877, 3.2. */
-MPTRAIN_API int64_t mpt_fuse(mpt_module module, mpt_tensor x, char *text, size_t size);
-MPTRAIN_API mpt_status mpt_unfuse(mpt_module module);
 /* A buffer by its path ("1.running_mean"); it lives as long as its module. */
 MPTRAIN_API mpt_tensor mpt_buffer(mpt_module module, const char *path);
 /* How many updates of running statistics were left out in a module and all below it; waits. -1 on
@@ -2222,11 +2228,6 @@ MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
    most 255 heads. */
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config);
-
-/* Makes the parameter at `path` of a tree that is not yet in use the one at `source`, of the same
-   shape: mpt_tie(net, "head.weight", "table.weight"). It counts, trains and is saved once, under
-   the source's path, with the source's first values; mpt_parameter finds it under both. */
-MPTRAIN_API mpt_status mpt_tie(mpt_module module, const char *path, const char *source);
 
 /* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
    [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
