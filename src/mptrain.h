@@ -164,6 +164,8 @@ MPT__END_REGION
 MPT__BEGIN_COLD
 #include "train/schedule.c"
 #include "train/checkpoint.c"
+#include "train/state.c"
+#include "train/resume.c"
 #include "train/fit.c"
 #include "graph/capture.c"
 #include "watch/check.c"

@@ -151,6 +151,7 @@ CALL(into_input, void, status_of(mpt_sample_into(data, 1, to, (size_t)n, NULL, 0
 CALL(into_target, void, status_of(mpt_sample_into(data, 1, NULL, 0, to, (size_t)n, NULL)))
 CALL(into_sizes, mpt_sample_sizes, status_of(mpt_sample_into(data, 1, NULL, 0, NULL, 0, to)))
 CALL(load, int, status_of(mpt_load(net, weight_path, NULL, to)))
+CALL(snapshot, void, status_of(mpt_snapshot(c, to, (size_t)n)))
 CALL(load_memory, int, status_of(mpt_load_memory(net, weights, weight_bytes, NULL, to)))
 CALL(step_slice, bool, status_of(mpt_step_slice(captured, x, none, 1e9, to)))
 CALL(add_layer_norm, mpt_tensor, made(mpt_add_layer_norm(x, x, 1, none, none, 1e-5, to)))
@@ -242,6 +243,7 @@ static const row rows[] = {
     {"mpt_sample_into", "sizes", ONE, sizeof(mpt_sample_sizes), 1, call_into_sizes, "", 0},
     {"mpt_loader_next", "batch", ONE_MUST, sizeof(mpt_batch), 1, call_loader_next, "NULL", 0},
     {"mpt_load", "loaded", ONE, sizeof(int), 1, call_load, "", 1},
+    {"mpt_snapshot", "block", REFUSES, 1, 0, call_snapshot, "a snapshot", 0}, /* asks for need */
     {"mpt_load_memory", "loaded", ONE, sizeof(int), 1, call_load_memory, "", 1},
     {"mpt_step_slice", "done", ONE, sizeof(bool), 1, call_step_slice, "", 0},
     {"mpt_add_layer_norm", "sum", ONE_MUST, TENSORS, 1, call_add_layer_norm, "no place", 0},
@@ -308,6 +310,8 @@ static void check_array(const row *r, int64_t n) {
 
 static void check_arrays(const row *r) {
     int64_t n = 0;
+    row asked = *r;
+    if (r->call == call_snapshot) asked.need = mpt_snapshot_bytes(c), r = &asked;
     if (r->call == call_wrap && mpt_get_device(c) != MPT_DEVICE_CPU) return; /* borrows nothing */
     for (; n <= r->need + 2; n++) check_array(r, n);
     for (n = 0; n <= r->need; n += r->need) { /* NULL: an error, or a call without that result */

@@ -629,7 +629,6 @@ TEST(files) {
     mpt_destroy(ctx);
 }
 
-/* ==== Files: fine-tuning: a body from a file, first frozen, then slow; a head for other classes */
 static mpt_module classifier(mpt_context *ctx, int64_t classes) {
     return mpt_sequential(ctx, mpt_nn_linear(ctx, 4, 8), mpt_nn_relu(ctx),
                           mpt_nn_linear(ctx, 8, classes), MPT_END);
@@ -647,6 +646,34 @@ static void train_some(mpt_context *ctx, mpt_module net, mpt_optimizer opt) {
     }
 }
 
+/* ==== Whole trainings: saved and gone on with, and a try that is taken back */
+TEST(whole_trainings) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = classifier(ctx, 4);
+    mpt_optimizer opt = mpt_adamw(net, NULL);
+    train_some(ctx, net, opt);
+    mpt_checkpoint_save(ctx, test_tmp_path("training.safetensors")); /* every now and then */
+    train_some(ctx, net, opt);
+    uint64_t hash = mpt_state_hash(ctx);
+    mpt_destroy(ctx); /* the computer goes off .. */
+
+    ctx = mpt_create(NULL); /* .. and the program begins as it did the first time */
+    net = classifier(ctx, 4), opt = mpt_adamw(net, NULL);
+    mpt_checkpoint_load(ctx, test_tmp_path("training.safetensors"));
+    train_some(ctx, net, opt);
+    CHECK(mpt_state_hash(ctx) == hash && !mpt_failed(ctx));
+
+    int64_t bytes = mpt_snapshot_bytes(ctx); /* the same in memory: a try, and back */
+    void *before = malloc((size_t)bytes);
+    mpt_snapshot(ctx, before, (size_t)bytes);
+    train_some(ctx, net, opt);
+    mpt_restore(ctx, before, (size_t)bytes);
+    CHECK(mpt_state_hash(ctx) == hash && !mpt_failed(ctx));
+    free(before);
+    mpt_destroy(ctx);
+}
+
+/* ==== Files: fine-tuning: a body from a file, first frozen, then slow; a head for other classes */
 TEST(files_fine_tuning) {
     static const char *const head[] = {"2.*"};
     mpt_context *ctx = mpt_create(NULL);
@@ -1000,6 +1027,9 @@ TEST(left_out) { SKIP("what this build leaves out"); }
 #if (defined(MPTRAIN_NO_FILES) || defined(MPTRAIN_NO_FIT)) && !defined(MPTRAIN_NO_TABLES)
 #define MPTRAIN_NO_TABLES /* those that are saved, or trained on by mpt_fit */
 #endif
+#if defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_RESUME)
+#define MPTRAIN_NO_RESUME /* with files */
+#endif
 
 TEST_TABLE = {T(basic_types),
               T(basic_types_of_errors),
@@ -1027,6 +1057,7 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_THREADS, data_of_functions),
               T_UNLESS(MPTRAIN_NO_FILES, files),
               T_UNLESS(MPTRAIN_NO_FILES, files_fine_tuning),
+              T_UNLESS(MPTRAIN_NO_RESUME, whole_trainings),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_inspection),
               T_UNLESS(MPTRAIN_NO_WATCH, metrics_gradcheck),
               T_UNLESS(MPTRAIN_NO_GRAPH, captured_steps),

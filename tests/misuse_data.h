@@ -348,6 +348,25 @@ TEST(files) {
     mpt_load_config l = mpt_load_config_default();
     int loaded;
     QUIET(mpt_load_config_default, l.strict);
+    uint8_t block[64] = {0};
+    NOWHERE(mpt_checkpoint_save, mpt_checkpoint_save(NULL, "unused"));
+    CASE(mpt_checkpoint_save, ARGUMENT, "path is empty", mpt_checkpoint_save(f.context, NULL));
+    CASE(mpt_checkpoint_save, MPT_ERROR_IO, "no/such/place/file",
+         mpt_checkpoint_save(f.context, "no/such/place/file"));
+    NOWHERE(mpt_checkpoint_load, mpt_checkpoint_load(NULL, "unused"));
+    CASE(mpt_checkpoint_load, ARGUMENT, "path is empty", mpt_checkpoint_load(f.context, ""));
+    CASE(mpt_checkpoint_load, MPT_ERROR_IO, "no/such/file",
+         mpt_checkpoint_load(f.context, "no/such/file"));
+    NOWHERE(mpt_snapshot, mpt_snapshot(NULL, block, sizeof block));
+    CASE(mpt_snapshot, ARGUMENT, "block is NULL", mpt_snapshot(f.context, NULL, 64));
+    CASE(mpt_snapshot, ARGUMENT, "the block has 64 bytes, a snapshot",
+         mpt_snapshot(f.context, block, sizeof block));
+    NOWHERE(mpt_restore, mpt_restore(NULL, block, sizeof block));
+    CASE(mpt_restore, ARGUMENT, "64 bytes at NULL", mpt_restore(f.context, NULL, 64));
+    CASE(mpt_restore, MPT_ERROR_FORMAT, "no snapshot of this training",
+         mpt_restore(f.context, block, sizeof block));
+    NOWHERE(mpt_snapshot_bytes, mpt_snapshot_bytes(NULL) == -1);
+    NOWHERE(mpt_state_hash, mpt_state_hash(NULL) == 0);
     MODULE(mpt_save, mpt_save(h_, "unused"));
     CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, NULL));
     CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, ""));

@@ -108,6 +108,7 @@ that differs between them.
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
     MPTRAIN_NO_GRAPH     without captured steps
+    MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, mpt_gradcheck and mpt_determinism
@@ -368,11 +369,22 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
 
 A part of a net takes its weights from the file of the whole with config.prefix = "encoder".
 
-A training goes on in another process with the weights, mpt_scaler_set_state, mpt_schedule_set_state
-and the lr of the groups, mpt_loader_seek, and for dropout as many empty steps (mpt_step_begin,
-mpt_step_end) as mpt_step_number had counted. There are no files of moments, masters and averages:
-with SGD without momentum in fp32 the bits are those of a training that never stopped, else moments
-begin anew.
+A training goes on in another process where it was, to the bit, with mpt_checkpoint_save and
+mpt_checkpoint_load. They take all that a context holds: nothing has to be listed, and nothing can
+be forgotten. The program makes the same objects as the first time, loads, and enters its loop:
+
+    if (resumes) mpt_checkpoint_load(ctx, "training.safetensors");
+    while (mpt_step_number(ctx) < 10000) {              // the file has its number, too
+        if (!mpt_loader_next(loader, &batch)) continue; // .. and the place in the epoch
+        mpt_step_begin(ctx);
+        // forward, loss, mpt_zero_grad, mpt_backward, mpt_step
+        mpt_step_end(ctx);
+        if (mpt_step_number(ctx) % 500 == 0) mpt_checkpoint_save(ctx, "training.safetensors");
+    }
+
+The middle of an epoch is as good a place as any, and so is that of an accumulation of gradients.
+mpt_snapshot and mpt_restore do the same in a block of memory, without names, for programs that go
+back and try again. mpt_state_hash tells whether two trainings are equal.
 
 ==== MANUAL 11: finding out what happens =======================================================
 
@@ -424,8 +436,8 @@ mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save wr
 
 This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON or its
 BFMMLA, portable C elsewhere, and CUDA kernels that no real GPU has run yet.
-No recurrent layers, no gradients of gradients, no resuming of
-optimizer state from files. fp64 is a dtype of storage, fp8 that
-and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
+No recurrent layers, no gradients of gradients. fp64 is a dtype of
+storage, fp8 that and what mpt_fp8 multiplies. Tensors have at most
+8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */

@@ -661,6 +661,33 @@ MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_l
 MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
                                        const mpt_load_config *config, int *loaded);
 
+/* ==== Whole trainings ======================================================================== */
+
+/* All that a context's training consists of: values and buffers of its nets, gradients that are
+   being accumulated, moments, masters, step counts and rates of optimizers, schedules, scalers with
+   their counters, averages, the places of loaders, metrics, and the counters that random draws go
+   by. A program that makes the same objects in the same order, loads and goes on leaves the bits of
+   a training that never stopped, for any number of threads and workers. It is called between steps,
+   behind mpt_scaler_update. What a loop of the user's counts is the user's to keep:
+   mpt_step_number and mpt_loader_statistics tell where it was.
+
+   The file is a safetensors file, which appears as a whole or not at all. Weights have the names of
+   mpt_save, so that mpt_load reads them with config.strict = false; all else begins with
+   "mptrain.", as "mptrain.optimizer.0.0.weight.exp_avg". A second net of a context has its names
+   behind "net.1.". The bytes depend on the training's state alone. */
+MPTRAIN_API mpt_status mpt_checkpoint_save(mpt_context *context, const char *path);
+/* Refuses, before anything changes, a file that lacks something or has too much, and names it, and
+   settings other than the file's: seeds, batch and size of loaders, weight decay, betas. */
+MPTRAIN_API mpt_status mpt_checkpoint_load(mpt_context *context, const char *path);
+/* The same in a block of the caller's memory, for programs that go back and try again: bytes from
+   mpt_snapshot_bytes (-1 on error), which grow where gradients are waiting. No memory is taken. A
+   block is for the context that wrote it, or for one like it of the same build of the library. */
+MPTRAIN_API int64_t mpt_snapshot_bytes(mpt_context *context);
+MPTRAIN_API mpt_status mpt_snapshot(mpt_context *context, void *block, size_t bytes);
+MPTRAIN_API mpt_status mpt_restore(mpt_context *context, const void *block, size_t bytes);
+/* A hash of the same, equal where all of it is equal to the bit; 0 on error. */
+MPTRAIN_API uint64_t mpt_state_hash(mpt_context *context);
+
 /* ==== Metrics, inspection ==================================================================== */
 
 /* Adds a 0-d tensor to a running mean without waiting for the device. Names are compared by text;

@@ -228,11 +228,14 @@ static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__sta
                 item.offset + item.count > part->count)
                 continue;
             mpt__format_text(name, sizeof name, "%s.average", parameter->path);
+            item.module = parameter->module;
+            item.shape = parameter->tensor->shape;
             item.storage = part->average;
             status = visit(ctx, user, &item);
         }
     }
-    item.storage = 0;
+    item.storage = item.module = 0, item.count = 1;
+    item.shape = MPT_SCALAR;
     item.dtype = MPT_I64;
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");

@@ -365,24 +365,37 @@ static void mpt__header_string(mpt__text *header, const char *string) {
     mpt__text_char(header, '"');
 }
 
+/* A tensor's part of the header; *at is where its elements begin, then where they end. */
+static void mpt__header_entry(mpt__text *header, const char *name, mpt_dtype dtype,
+                              const mpt_shape *shape, int64_t bytes, int64_t *at) {
+    mpt__text_char(header, ',');
+    mpt__header_string(header, name);
+    mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[", mpt__dtype_info[dtype].file_name);
+    for (int d = 0; d < shape->rank; d++)
+        mpt__write_text(header, "%s%lld", d > 0 ? "," : "", shape->dim[d]);
+    mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", *at, *at + bytes);
+    *at += bytes;
+}
+
+static void mpt__header_begin(mpt__text *header) {
+    mpt__write_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+}
+
+static void mpt__header_end(mpt__text *header) {
+    mpt__text_char(header, '}');
+    while (header->length % 8 != 0) mpt__text_char(header, ' ');
+}
+
 /* The header, counted at least: what does not fit is not written. */
 static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
     int64_t at = 0;
-    mpt__write_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    mpt__header_begin(header);
     for (int64_t i = 0; i < weights->count; i++) {
         const mpt__tensor *tensor = weights->rows[i].tensor;
-        mpt__text_char(header, ',');
-        mpt__header_string(header, weights->rows[i].path);
-        mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[",
-                        mpt__dtype_info[tensor->dtype].file_name);
-        for (int d = 0; d < tensor->shape.rank; d++)
-            mpt__write_text(header, "%s%lld", d > 0 ? "," : "", tensor->shape.dim[d]);
-        int64_t end = at + mpt__tensor_bytes(tensor);
-        mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", at, end);
-        at = end;
+        mpt__header_entry(header, weights->rows[i].path, (mpt_dtype)tensor->dtype, &tensor->shape,
+                          mpt__tensor_bytes(tensor), &at);
     }
-    mpt__text_char(header, '}');
-    while (header->length % 8 != 0) mpt__text_char(header, ' ');
+    mpt__header_end(header);
 }
 
 #define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
@@ -394,13 +407,13 @@ typedef struct {
     uint8_t *chunk;
 } mpt__saving;
 
-static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight, uint8_t *chunk) {
-    const mpt__tensor *tensor = weight->tensor;
-    int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
+/* `count` elements of a storage from number `first` on. */
+static bool mpt__write_elements(mpt__writer *writer, uint32_t storage, mpt_dtype dtype,
+                                int64_t first, int64_t count, uint8_t *chunk) {
+    int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(writer->context, chunk, tensor->storage, tensor->offset * size + done,
-                          take) != MPT_OK)
+        if (mpt__download(writer->context, chunk, storage, first * size + done, take) != MPT_OK)
             return false;
         mpt__file_order(chunk, (size_t)take, (size_t)size);
         if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
@@ -408,17 +421,23 @@ static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight, ui
     return true;
 }
 
-static bool mpt__save_content(mpt__writer *writer, const void *of) {
-    const mpt__saving *saving = (const mpt__saving *)of;
-    const mpt__text *header = saving->header;
+/* The header behind its size. */
+static bool mpt__write_header(mpt__writer *writer, const mpt__text *header) {
     uint8_t size[8];
     for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
-    if (!mpt__write_bytes(writer, size, sizeof size) ||
-        !mpt__write_bytes(writer, header->out, header->length))
-        return false;
-    for (int64_t i = 0; i < saving->weights->count; i++)
-        if (!mpt__write_weight(writer, &saving->weights->rows[i], saving->chunk)) return false;
-    return true;
+    return mpt__write_bytes(writer, size, sizeof size) &&
+           mpt__write_bytes(writer, header->out, header->length);
+}
+
+static bool mpt__save_content(mpt__writer *writer, const void *of) {
+    const mpt__saving *saving = (const mpt__saving *)of;
+    bool good = mpt__write_header(writer, saving->header);
+    for (int64_t i = 0; i < saving->weights->count && good; i++) {
+        const mpt__tensor *tensor = saving->weights->rows[i].tensor;
+        good = mpt__write_elements(writer, tensor->storage, (mpt_dtype)tensor->dtype,
+                                   tensor->offset, mpt__tensor_numel(tensor), saving->chunk);
+    }
+    return good;
 }
 
 mpt_status mpt_save(mpt_module module, const char *path) {

@@ -107,6 +107,9 @@ typedef struct {
     int64_t offset, count;
     void *host;
     uint16_t slot;
+    mpt_shape shape; /* of the elements; of numbers the scalar's */
+    uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
+    bool same;       /* a number that says how things are set up: another one does not fit */
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 

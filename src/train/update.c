@@ -492,6 +492,8 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
             item.dtype = step ? MPT_I64 : MPT_F32;
             item.offset = step ? i : parameter->offset - state->first;
             item.count = step ? 1 : parameter->numel;
+            item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
+            item.module = parameter->module;
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
                              step               ? "step"
                              : k == MPT__MASTER ? "master"
@@ -501,9 +503,10 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
     }
     if (status != MPT_OK) return status;
     mpt__format_text(name, sizeof name, "applied_steps");
-    item.storage = 0;
+    item.storage = item.module = 0;
     item.dtype = MPT_I64;
     item.count = 1;
+    item.shape = MPT_SCALAR;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
     status = visit(ctx, user, &item);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {

@@ -1,0 +1,398 @@
+/* ------------------------
+ * train/state.c: everything that a training consists of, each piece visited under its name.
+ *
+ * Weights and buffers, gradients that are accumulated, optimizers, scalers, averages, loaders,
+ * metrics and the context's counters describe themselves here, once: what saves, loads, hashes or
+ * compares a training is a visitor, and has no list of fields of its own. Names of weights are
+ * those of mpt_save; all others begin with "mptrain.".
+ * ---------------------- */
+#ifndef MPT__TRAIN_STATE_INCLUDED
+#define MPT__TRAIN_STATE_INCLUDED
+
+#include "train/scaler.c"
+#include "train/schedule.c"
+#include "data/loader.c"
+
+/* ==== Visitors ==== */
+
+/* What a visitor does with the items it is shown. */
+typedef enum {
+    MPT__STATE_READS,  /* looks at them, or takes them along */
+    MPT__STATE_CHECKS, /* has others, which it compares in kind: nothing changes */
+    MPT__STATE_APPLIES /* puts others in their place */
+} mpt__state_mode;
+
+typedef struct mpt__state_walk {
+    mpt_context *context;
+    mpt__state_visitor visit;
+    void *user;
+    mpt__state_mode mode;
+    /* Whether there is, or is to be, what may be missing; `now`: whether it is there. */
+    bool (*present)(void *user, const char *name, bool now);
+    const char *from; /* for messages: where others come from */
+    char name[768];
+    size_t prefix; /* characters of it that all names share for now */
+} mpt__state_walk;
+
+static mpt_status mpt__state_show(mpt__state_walk *w, mpt__state_item *item) {
+    item->name = w->name;
+    return w->visit(w->context, w->user, item);
+}
+
+/* The names that follow begin with this. */
+static void mpt__state_prefix(mpt__state_walk *w, const char *kind, int64_t number) {
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.%s.%lld.", kind, number);
+}
+
+static void mpt__state_named(mpt__state_walk *w, const char *name) {
+    mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "%s", name);
+}
+
+/* How many trees are older than a module's: 0, or what tells equal paths of several nets apart. */
+static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
+    const mpt__module *root = mpt__module_root(ctx, module);
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
+    int number = 0;
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        number += other && !other->parent && other->creation < root->creation;
+    }
+    return number;
+}
+
+/* A visitor of rooms that name their items themselves: puts the prefix before the name. */
+static mpt_status mpt__state_forward(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__state_walk *w = (mpt__state_walk *)user;
+    mpt__state_item own = *item;
+    char name[640];
+    int number = item->module ? mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)) : 0;
+    if (number) mpt__format_text(name, sizeof name, "net.%d.%s", number, item->name);
+    mpt__state_named(w, number ? name : item->name);
+    return mpt__state_show(w, &own);
+}
+
+static void mpt__state_number(mpt__state_item *item, mpt_dtype dtype) {
+    mpt__zero(*item);
+    item->dtype = dtype;
+    item->count = 1;
+    item->shape = MPT_SCALAR;
+}
+
+/* Numbers of the host, some of them narrower than what visitors see. */
+typedef enum { MPT__OF_BOOL, MPT__OF_U32, MPT__OF_I64, MPT__OF_F64 } mpt__number_kind;
+typedef struct {
+    const char *name;
+    mpt__number_kind kind;
+    void *at;
+    bool same;
+} mpt__state_row;
+
+static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows, size_t count) {
+    mpt_status status = w->context->base.status;
+    for (size_t i = 0; i < count && status == MPT_OK; i++) {
+        const mpt__state_row *row = &rows[i];
+        mpt__state_item item;
+        int64_t wide = 0;
+        mpt__state_number(&item, row->kind == MPT__OF_F64 ? MPT_F64 : MPT_I64);
+        if (row->kind == MPT__OF_BOOL) wide = *(const bool *)row->at;
+        if (row->kind == MPT__OF_U32) wide = *(const uint32_t *)row->at;
+        item.host = row->kind < MPT__OF_I64 ? &wide : row->at;
+        item.same = row->same;
+        mpt__state_named(w, row->name);
+        status = mpt__state_show(w, &item);
+        if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) continue;
+        if (row->kind == MPT__OF_BOOL) *(bool *)row->at = wide != 0;
+        if (row->kind == MPT__OF_U32) *(uint32_t *)row->at = (uint32_t)wide;
+    }
+    return status;
+}
+#define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
+
+static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt_dtype dtype,
+                                  uint16_t slot) {
+    mpt__state_item item;
+    mpt__state_number(&item, dtype);
+    item.slot = slot;
+    mpt__state_named(w, name);
+    return mpt__state_show(w, &item);
+}
+
+/* ==== Nets ==== */
+
+/* A gradient that waits for more, and what is known of it. */
+static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parameter,
+                                      int number) {
+    mpt_context *ctx = w->context;
+    mpt__state_item item;
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.gradient.");
+    if (number)
+        w->prefix += mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "net.%d.",
+                                      number);
+    w->prefix += mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "%s.",
+                                  parameter->path);
+    mpt__state_named(w, "value");
+    bool there = w->present(w->user, w->name, parameter->has_grad);
+    if (w->mode == MPT__STATE_APPLIES && !there) mpt__clear_grad(parameter);
+    if (!there || (w->mode == MPT__STATE_APPLIES &&
+                   !mpt__parameter_gradient(ctx, parameter->tensor)))
+        return ctx->base.status;
+    mpt__zero(item);
+    item.storage = ctx->blocks[parameter->block].gradients;
+    item.dtype = MPT_F32;
+    item.offset = parameter->offset, item.count = parameter->numel;
+    item.shape = parameter->tensor->shape;
+    mpt_status status = mpt__state_show(w, &item);
+    if (w->mode == MPT__STATE_APPLIES) parameter->has_grad = true;
+    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false},
+                                   {"since", MPT__OF_U32, &parameter->since, false},
+                                   {"steps", MPT__OF_U32, &parameter->steps, false}};
+    return status == MPT_OK ? MPT__STATE_ROWS(w, rows) : status;
+}
+
+static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tensor, int number,
+                                    const char *path) {
+    mpt__state_item item;
+    mpt__zero(item);
+    item.storage = tensor->storage, item.dtype = (mpt_dtype)tensor->dtype;
+    item.offset = tensor->offset, item.count = mpt__tensor_numel(tensor);
+    item.shape = tensor->shape;
+    w->prefix = number ? mpt__format_text(w->name, sizeof w->name, "net.%d.", number) : 0;
+    mpt__state_named(w, path);
+    return mpt__state_show(w, &item);
+}
+
+/* A net that is in use. Another one has no state: what it will be follows from the seed. */
+static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int number) {
+    mpt_context *ctx = w->context;
+    mpt__walk walk;
+    mpt__parameter *parameter;
+    mpt__buffer buffer;
+    bool used = root->frozen;
+    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false}};
+    mpt__state_prefix(w, "net", number);
+    mpt__state_named(w, "used");
+    const bool there = w->present(w->user, w->name, used);
+    if (!there && used)
+        return mpt__error(ctx, FORMAT, "net %d is in use here, and not in %s", number, w->from);
+    if (!there || (!used && mpt__freeze(ctx, root) != MPT_OK)) return ctx->base.status;
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
+        status = mpt__state_tensor(w, parameter->tensor, number, parameter->path);
+    if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && mpt__walk_buffer(&walk, &buffer))
+        status = mpt__state_tensor(w, buffer.tensor, number, buffer.path);
+    if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
+        status = mpt__state_gradient(w, parameter, number);
+    return status;
+}
+
+/* The trees of a context, the older one first. */
+static mpt_status mpt__state_nets(mpt__state_walk *w) {
+    const mpt__object_table *table = &w->context->objects[MPT__MODULE];
+    int64_t before = 0;
+    for (int number = 0; w->context->base.status == MPT_OK; number++) {
+        mpt__module *next = NULL;
+        for (int64_t i = 1; i < table->count; i++) {
+            mpt__module *module = (mpt__module *)table->rows[i].object;
+            if (module && !module->parent && module->creation > before &&
+                (!next || module->creation < next->creation))
+                next = module;
+        }
+        if (!next) break;
+        before = next->creation;
+        mpt__state_net(w, next, number);
+    }
+    return w->context->base.status;
+}
+
+/* ==== Optimizers ==== */
+
+/* Which steps were counted together is told by the counts. What follows from them is made anew, and
+   masters, which were loaded, hold on to what they are. */
+static void mpt__state_settle(mpt_context *ctx, mpt__optimizer *optimizer) {
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        int64_t steps = 0;
+        mpt__download(ctx, &steps, optimizer->counts, i * 8, 8);
+        optimizer->items[i].history = mpt__hash_u64(0, (uint64_t)steps);
+        optimizer->items[i].had_grad = false;
+    }
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        optimizer->states[i].agreed = mpt__foreign_writes(ctx, optimizer, &optimizer->states[i]);
+    optimizer->pattern_valid = optimizer->norm_valid = optimizer->checked = false;
+    optimizer->uncleared = 0;
+    mpt__schedule_rebase(ctx, optimizer);
+}
+
+static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optimizer) {
+    mpt__rule rule = *optimizer->rule;
+    mpt_status status = mpt__optimizer_visit(w->context, optimizer, mpt__state_forward, w);
+    for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
+        mpt__group *group = &optimizer->groups[i];
+        char names[1 + MPT__SETTINGS][64];
+        mpt__state_row rows[1 + MPT__SETTINGS];
+        size_t count = 1;
+        while (count <= MPT__SETTINGS && rule.setting[count - 1].name) count++;
+        for (size_t k = 0; k < count; k++) {
+            mpt__format_text(names[k], sizeof names[k], "group.%lld.%s", i,
+                             k == 0 ? "weight_decay" : rule.setting[k - 1].name);
+            rows[k].name = names[k], rows[k].kind = MPT__OF_F64, rows[k].same = true;
+            rows[k].at = k == 0 ? &group->weight_decay : &group->setting[k - 1];
+        }
+        status = mpt__state_rows(w, rows, count);
+    }
+    return status;
+}
+
+/* ==== Scalers ==== */
+
+static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
+    static const char *const names[MPT__SCALER_SLOTS] = {
+        "scale", "growth_tracker", "found_inf", "updates", "skipped", "skipped_in_a_row",
+        "last_skipped_step", "outcome", "loss_found_inf", "loss_scale"};
+    const mpt__state_row rows[] = {
+        {"growth_factor", MPT__OF_F64, &scaler->config.growth_factor, false},
+        {"backoff_factor", MPT__OF_F64, &scaler->config.backoff_factor, false},
+        {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false},
+        {"scaled", MPT__OF_BOOL, &scaler->scaled, false},
+        {"stepped", MPT__OF_BOOL, &scaler->stepped, false},
+        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false},
+        {"window_steps", MPT__OF_I64, &scaler->window_steps, false},
+        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false},
+        {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false}};
+    mpt_status status = w->context->base.status;
+    for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
+        status = mpt__state_slot(w, names[i], i == MPT__SCALER_SCALE ? MPT_F64 : MPT_I64,
+                                 scaler->slots[i]);
+    if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    scaler->changes++;
+    scaler->unseen = 0;
+    mpt__scaler_read(w->context, scaler, &scaler->seen);
+    return w->context->base.status;
+}
+
+/* ==== Loaders ==== */
+
+/* Where a loader is; its order follows from its seed and the epoch. */
+static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
+    int64_t epoch = loader->epoch, next = loader->next;
+    bool open = loader->open;
+    const mpt__state_row rows[] = {
+        {"samples", MPT__OF_I64, &loader->total, true},
+        {"batch", MPT__OF_I64, &loader->config.batch, true},
+        {"seed", MPT__OF_I64, &loader->config.seed, true},
+        {"delivered", MPT__OF_I64, &loader->delivered, false},
+        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false},
+        {"skipped", MPT__OF_I64, &loader->skipped, false},
+        {"epoch", MPT__OF_I64, &epoch, false},
+        {"next", MPT__OF_I64, &next, false},
+        {"open", MPT__OF_BOOL, &open, false}};
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    if (epoch < 0 || epoch > MPT__LAST_EPOCH || next < 0 || next > loader->batches)
+        return mpt__error(w->context, FORMAT, "%s: batch %lld of epoch %lld, of %lld batches",
+                          w->name, next, epoch, loader->batches);
+    mpt__loader_take_back(w->context, loader);
+    if (loader->open) mpt__loader_close_epoch(loader);
+    loader->epoch = epoch, loader->next = 0;
+    if (open) mpt__loader_open_epoch(loader, next);
+    return MPT_OK;
+}
+
+/* ==== All of it ==== */
+
+/* Shows the objects of a kind, by the order in which they stand in their table. */
+static mpt_status mpt__state_objects(mpt__state_walk *w, mpt__object_kind kind) {
+    static const char *const names[MPT__OBJECT_KINDS] = {"net", "optimizer", "scaler"};
+    const mpt__object_table *table = &w->context->objects[kind];
+    const char *name = kind == MPT__LOADER ? "loader" : kind == MPT__EMA ? "average" : names[kind];
+    mpt_status status = w->context->base.status;
+    for (int64_t i = 1, number = 0; i < table->count && status == MPT_OK; i++) {
+        void *object = table->rows[i].object;
+        if (!object) continue;
+        mpt__state_prefix(w, name, number++);
+        status = kind == MPT__OPTIMIZER ? mpt__state_optimizer(w, (mpt__optimizer *)object)
+                 : kind == MPT__SCALER  ? mpt__state_scaler(w, (mpt__scaler *)object)
+                 : kind == MPT__LOADER  ? mpt__state_loader(w, (mpt__loader *)object)
+                                        : mpt__ema_visit(w->context, (mpt__ema *)object,
+                                                         mpt__state_forward, w);
+    }
+    return status;
+}
+
+static mpt_status mpt__state_metrics(mpt__state_walk *w) {
+    mpt_context *ctx = w->context;
+    mpt_status status = ctx->base.status;
+    for (int i = 0; i < ctx->metric_count && status == MPT_OK; i++) {
+        w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.metric.%s.",
+                                     ctx->metrics[i].name);
+        status = mpt__state_slot(w, "sum", MPT_F64, ctx->metrics[i].sum_slot);
+        if (status == MPT_OK)
+            status = mpt__state_slot(w, "count", MPT_I64, ctx->metrics[i].count_slot);
+    }
+    return status;
+}
+
+#define MPT__STATE_FORMAT 1 /* changes where an older reader would go wrong */
+
+/* Shows a whole training to a visitor. */
+static mpt_status mpt__visit_state(mpt__state_walk *w) {
+    mpt_context *ctx = w->context;
+    int64_t format = MPT__STATE_FORMAT;
+    const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true},
+                                   {"seed", MPT__OF_I64, &ctx->config.seed, true},
+                                   {"step", MPT__OF_I64, &ctx->now.step, false},
+                                   {"updates", MPT__OF_I64, &ctx->now.updates, false},
+                                   {"draws", MPT__OF_I64, &ctx->now.draws, false}};
+    static const mpt__object_kind kinds[] = {MPT__OPTIMIZER, MPT__SCALER, MPT__EMA, MPT__LOADER};
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (status == MPT_OK) status = mpt__state_nets(w);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && status == MPT_OK; i++)
+        status = mpt__state_objects(w, kinds[i]);
+    if (status == MPT_OK) status = mpt__state_metrics(w);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
+    for (int64_t i = 1; i < table->count; i++)
+        if (table->rows[i].object) mpt__state_settle(ctx, (mpt__optimizer *)table->rows[i].object);
+    ctx->base.step = ctx->now.step;
+    ctx->device_step = -1; /* dropout sets it again */
+    ctx->committed = ctx->now;
+    return ctx->base.status;
+}
+
+/* Whether a training stands still, so that its state is all there is; false with an error. What is
+   still to be multiplied into gradients is. */
+static bool mpt__state_stands(mpt_context *ctx) {
+    const mpt__object_table *optimizers = &ctx->objects[MPT__OPTIMIZER];
+    const mpt__object_table *averages = &ctx->objects[MPT__EMA];
+    const mpt__object_table *scalers = &ctx->objects[MPT__SCALER];
+    if (!mpt__no_slice(ctx)) return false;
+    if (ctx->step_depth > 0 || ctx->capturing || ctx->forward_depth > 0)
+        return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
+    for (int64_t i = 1; i < optimizers->count; i++) {
+        const mpt__optimizer *optimizer = (const mpt__optimizer *)optimizers->rows[i].object;
+        if (optimizer && optimizer->scaler)
+            return mpt__reject(ctx, STATE,
+                               "an update of a scaler is under way; call mpt_scaler_update before");
+    }
+    for (int64_t i = 1; i < averages->count; i++) {
+        const mpt__ema *ema = (const mpt__ema *)averages->rows[i].object;
+        if (ema && ema->applied)
+            return mpt__reject(ctx, STATE,
+                               "the values of a net are its averages; call mpt_ema_restore before");
+    }
+    for (int64_t i = 1; i < scalers->count; i++) {
+        mpt__scaler *scaler = (mpt__scaler *)scalers->rows[i].object;
+        if (!scaler || scaler->unseen == 0) continue;
+        mpt__wait(ctx); /* what the host makes of the counters must not depend on when it looks */
+        if (mpt__scaler_look(ctx, scaler) != MPT_OK) return false;
+    }
+    for (int64_t i = 0; i < ctx->block_count; i++)
+        if (ctx->blocks[i].live) mpt__materialise_gradients(ctx, &ctx->blocks[i]);
+    return mpt__ok(ctx);
+}
+
+#endif
