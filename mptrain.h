@@ -131,6 +131,7 @@ that differs between them.
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
     MPTRAIN_NO_GRAPH     without captured steps
+    MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, mpt_gradcheck and mpt_determinism
@@ -391,11 +392,22 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
 
 A part of a net takes its weights from the file of the whole with config.prefix = "encoder".
 
-A training goes on in another process with the weights, mpt_scaler_set_state, mpt_schedule_set_state
-and the lr of the groups, mpt_loader_seek, and for dropout as many empty steps (mpt_step_begin,
-mpt_step_end) as mpt_step_number had counted. There are no files of moments, masters and averages:
-with SGD without momentum in fp32 the bits are those of a training that never stopped, else moments
-begin anew.
+A training goes on in another process where it was, to the bit, with mpt_checkpoint_save and
+mpt_checkpoint_load. They take all that a context holds: nothing has to be listed, and nothing can
+be forgotten. The program makes the same objects as the first time, loads, and enters its loop:
+
+    if (resumes) mpt_checkpoint_load(ctx, "training.safetensors");
+    while (mpt_step_number(ctx) < 10000) {              // the file has its number, too
+        if (!mpt_loader_next(loader, &batch)) continue; // .. and the place in the epoch
+        mpt_step_begin(ctx);
+        // forward, loss, mpt_zero_grad, mpt_backward, mpt_step
+        mpt_step_end(ctx);
+        if (mpt_step_number(ctx) % 500 == 0) mpt_checkpoint_save(ctx, "training.safetensors");
+    }
+
+The middle of an epoch is as good a place as any, and so is that of an accumulation of gradients.
+mpt_snapshot and mpt_restore do the same in a block of memory, without names, for programs that go
+back and try again. mpt_state_hash tells whether two trainings are equal.
 
 ==== MANUAL 11: finding out what happens =======================================================
 
@@ -447,9 +459,9 @@ mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save wr
 
 This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON or its
 BFMMLA, portable C elsewhere, and CUDA kernels that no real GPU has run yet.
-No recurrent layers, no gradients of gradients, no resuming of
-optimizer state from files. fp64 is a dtype of storage, fp8 that
-and what mpt_fp8 multiplies. Tensors have at most 8 dimensions.
+No recurrent layers, no gradients of gradients. fp64 is a dtype of
+storage, fp8 that and what mpt_fp8 multiplies. Tensors have at most
+8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.
 */
 /* ------------------------
@@ -1833,6 +1845,33 @@ MPTRAIN_API mpt_status mpt_load(mpt_module module, const char *path, const mpt_l
                                 int *loaded);
 MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
                                        const mpt_load_config *config, int *loaded);
+
+/* ==== Whole trainings ======================================================================== */
+
+/* All that a context's training consists of: values and buffers of its nets, gradients that are
+   being accumulated, moments, masters, step counts and rates of optimizers, schedules, scalers with
+   their counters, averages, the places of loaders, metrics, and the counters that random draws go
+   by. A program that makes the same objects in the same order, loads and goes on leaves the bits of
+   a training that never stopped, for any number of threads and workers. It is called between steps,
+   behind mpt_scaler_update. What a loop of the user's counts is the user's to keep:
+   mpt_step_number and mpt_loader_statistics tell where it was.
+
+   The file is a safetensors file, which appears as a whole or not at all. Weights have the names of
+   mpt_save, so that mpt_load reads them with config.strict = false; all else begins with
+   "mptrain.", as "mptrain.optimizer.0.0.weight.exp_avg". A second net of a context has its names
+   behind "net.1.". The bytes depend on the training's state alone. */
+MPTRAIN_API mpt_status mpt_checkpoint_save(mpt_context *context, const char *path);
+/* Refuses, before anything changes, a file that lacks something or has too much, and names it, and
+   settings other than the file's: seeds, batch and size of loaders, weight decay, betas. */
+MPTRAIN_API mpt_status mpt_checkpoint_load(mpt_context *context, const char *path);
+/* The same in a block of the caller's memory, for programs that go back and try again: bytes from
+   mpt_snapshot_bytes (-1 on error), which grow where gradients are waiting. No memory is taken. A
+   block is for the context that wrote it, or for one like it of the same build of the library. */
+MPTRAIN_API int64_t mpt_snapshot_bytes(mpt_context *context);
+MPTRAIN_API mpt_status mpt_snapshot(mpt_context *context, void *block, size_t bytes);
+MPTRAIN_API mpt_status mpt_restore(mpt_context *context, const void *block, size_t bytes);
+/* A hash of the same, equal where all of it is equal to the bit; 0 on error. */
+MPTRAIN_API uint64_t mpt_state_hash(mpt_context *context);
 
 /* ==== Metrics, inspection ==================================================================== */
 
@@ -38487,6 +38526,9 @@ typedef struct {
     int64_t offset, count;
     void *host;
     uint16_t slot;
+    mpt_shape shape; /* of the elements; of numbers the scalar's */
+    uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
+    bool same;       /* a number that says how things are set up: another one does not fit */
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 
@@ -39687,11 +39729,14 @@ static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__sta
                 item.offset + item.count > part->count)
                 continue;
             mpt__format_text(name, sizeof name, "%s.average", parameter->path);
+            item.module = parameter->module;
+            item.shape = parameter->tensor->shape;
             item.storage = part->average;
             status = visit(ctx, user, &item);
         }
     }
-    item.storage = 0;
+    item.storage = item.module = 0, item.count = 1;
+    item.shape = MPT_SCALAR;
     item.dtype = MPT_I64;
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
@@ -40210,6 +40255,8 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
             item.dtype = step ? MPT_I64 : MPT_F32;
             item.offset = step ? i : parameter->offset - state->first;
             item.count = step ? 1 : parameter->numel;
+            item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
+            item.module = parameter->module;
             mpt__format_text(name, sizeof name, "%s.%s", parameter->path,
                              step               ? "step"
                              : k == MPT__MASTER ? "master"
@@ -40219,9 +40266,10 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
     }
     if (status != MPT_OK) return status;
     mpt__format_text(name, sizeof name, "applied_steps");
-    item.storage = 0;
+    item.storage = item.module = 0;
     item.dtype = MPT_I64;
     item.count = 1;
+    item.shape = MPT_SCALAR;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
     status = visit(ctx, user, &item);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
@@ -41505,24 +41553,37 @@ static void mpt__header_string(mpt__text *header, const char *string) {
     mpt__text_char(header, '"');
 }
 
+/* A tensor's part of the header; *at is where its elements begin, then where they end. */
+static void mpt__header_entry(mpt__text *header, const char *name, mpt_dtype dtype,
+                              const mpt_shape *shape, int64_t bytes, int64_t *at) {
+    mpt__text_char(header, ',');
+    mpt__header_string(header, name);
+    mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[", mpt__dtype_info[dtype].file_name);
+    for (int d = 0; d < shape->rank; d++)
+        mpt__write_text(header, "%s%lld", d > 0 ? "," : "", shape->dim[d]);
+    mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", *at, *at + bytes);
+    *at += bytes;
+}
+
+static void mpt__header_begin(mpt__text *header) {
+    mpt__write_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+}
+
+static void mpt__header_end(mpt__text *header) {
+    mpt__text_char(header, '}');
+    while (header->length % 8 != 0) mpt__text_char(header, ' ');
+}
+
 /* The header, counted at least: what does not fit is not written. */
 static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
     int64_t at = 0;
-    mpt__write_text(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    mpt__header_begin(header);
     for (int64_t i = 0; i < weights->count; i++) {
         const mpt__tensor *tensor = weights->rows[i].tensor;
-        mpt__text_char(header, ',');
-        mpt__header_string(header, weights->rows[i].path);
-        mpt__write_text(header, ":{\"dtype\":\"%s\",\"shape\":[",
-                        mpt__dtype_info[tensor->dtype].file_name);
-        for (int d = 0; d < tensor->shape.rank; d++)
-            mpt__write_text(header, "%s%lld", d > 0 ? "," : "", tensor->shape.dim[d]);
-        int64_t end = at + mpt__tensor_bytes(tensor);
-        mpt__write_text(header, "],\"data_offsets\":[%lld,%lld]}", at, end);
-        at = end;
+        mpt__header_entry(header, weights->rows[i].path, (mpt_dtype)tensor->dtype, &tensor->shape,
+                          mpt__tensor_bytes(tensor), &at);
     }
-    mpt__text_char(header, '}');
-    while (header->length % 8 != 0) mpt__text_char(header, ' ');
+    mpt__header_end(header);
 }
 
 #define MPT__SAVE_CHUNK (256 << 10) /* bytes; a multiple of every element size */
@@ -41534,13 +41595,13 @@ typedef struct {
     uint8_t *chunk;
 } mpt__saving;
 
-static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight, uint8_t *chunk) {
-    const mpt__tensor *tensor = weight->tensor;
-    int64_t size = mpt__weight_width(weight), total = mpt__tensor_numel(tensor) * size;
+/* `count` elements of a storage from number `first` on. */
+static bool mpt__write_elements(mpt__writer *writer, uint32_t storage, mpt_dtype dtype,
+                                int64_t first, int64_t count, uint8_t *chunk) {
+    int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(writer->context, chunk, tensor->storage, tensor->offset * size + done,
-                          take) != MPT_OK)
+        if (mpt__download(writer->context, chunk, storage, first * size + done, take) != MPT_OK)
             return false;
         mpt__file_order(chunk, (size_t)take, (size_t)size);
         if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
@@ -41548,17 +41609,23 @@ static bool mpt__write_weight(mpt__writer *writer, const mpt__weight *weight, ui
     return true;
 }
 
-static bool mpt__save_content(mpt__writer *writer, const void *of) {
-    const mpt__saving *saving = (const mpt__saving *)of;
-    const mpt__text *header = saving->header;
+/* The header behind its size. */
+static bool mpt__write_header(mpt__writer *writer, const mpt__text *header) {
     uint8_t size[8];
     for (int i = 0; i < 8; i++) size[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
-    if (!mpt__write_bytes(writer, size, sizeof size) ||
-        !mpt__write_bytes(writer, header->out, header->length))
-        return false;
-    for (int64_t i = 0; i < saving->weights->count; i++)
-        if (!mpt__write_weight(writer, &saving->weights->rows[i], saving->chunk)) return false;
-    return true;
+    return mpt__write_bytes(writer, size, sizeof size) &&
+           mpt__write_bytes(writer, header->out, header->length);
+}
+
+static bool mpt__save_content(mpt__writer *writer, const void *of) {
+    const mpt__saving *saving = (const mpt__saving *)of;
+    bool good = mpt__write_header(writer, saving->header);
+    for (int64_t i = 0; i < saving->weights->count && good; i++) {
+        const mpt__tensor *tensor = saving->weights->rows[i].tensor;
+        good = mpt__write_elements(writer, tensor->storage, (mpt_dtype)tensor->dtype,
+                                   tensor->offset, mpt__tensor_numel(tensor), saving->chunk);
+    }
+    return good;
 }
 
 mpt_status mpt_save(mpt_module module, const char *path) {
@@ -42045,6 +42112,767 @@ mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
     if (!data) return mpt__error(module.context, ARGUMENT, "data is NULL");
     bool good = mpt__archive_read_memory(&archive, (const uint8_t *)data, bytes);
     return mpt__load_end(module, &archive, good, config, loaded);
+}
+
+/* ------------------------
+ * train/state.c: everything that a training consists of, each piece visited under its name.
+ *
+ * Weights and buffers, gradients that are accumulated, optimizers, scalers, averages, loaders,
+ * metrics and the context's counters describe themselves here, once: what saves, loads, hashes or
+ * compares a training is a visitor, and has no list of fields of its own. Names of weights are
+ * those of mpt_save; all others begin with "mptrain.".
+ * ---------------------- */
+
+/* ==== Visitors ==== */
+
+/* What a visitor does with the items it is shown. */
+typedef enum {
+    MPT__STATE_READS,  /* looks at them, or takes them along */
+    MPT__STATE_CHECKS, /* has others, which it compares in kind: nothing changes */
+    MPT__STATE_APPLIES /* puts others in their place */
+} mpt__state_mode;
+
+typedef struct mpt__state_walk {
+    mpt_context *context;
+    mpt__state_visitor visit;
+    void *user;
+    mpt__state_mode mode;
+    /* Whether there is, or is to be, what may be missing; `now`: whether it is there. */
+    bool (*present)(void *user, const char *name, bool now);
+    const char *from; /* for messages: where others come from */
+    char name[768];
+    size_t prefix; /* characters of it that all names share for now */
+} mpt__state_walk;
+
+static mpt_status mpt__state_show(mpt__state_walk *w, mpt__state_item *item) {
+    item->name = w->name;
+    return w->visit(w->context, w->user, item);
+}
+
+/* The names that follow begin with this. */
+static void mpt__state_prefix(mpt__state_walk *w, const char *kind, int64_t number) {
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.%s.%lld.", kind, number);
+}
+
+static void mpt__state_named(mpt__state_walk *w, const char *name) {
+    mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "%s", name);
+}
+
+/* How many trees are older than a module's: 0, or what tells equal paths of several nets apart. */
+static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
+    const mpt__module *root = mpt__module_root(ctx, module);
+    const mpt__object_table *table = &ctx->objects[MPT__MODULE];
+    int number = 0;
+    for (int64_t i = 1; i < table->count; i++) {
+        const mpt__module *other = (const mpt__module *)table->rows[i].object;
+        number += other && !other->parent && other->creation < root->creation;
+    }
+    return number;
+}
+
+/* A visitor of rooms that name their items themselves: puts the prefix before the name. */
+static mpt_status mpt__state_forward(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__state_walk *w = (mpt__state_walk *)user;
+    mpt__state_item own = *item;
+    char name[640];
+    int number = item->module ? mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)) : 0;
+    if (number) mpt__format_text(name, sizeof name, "net.%d.%s", number, item->name);
+    mpt__state_named(w, number ? name : item->name);
+    return mpt__state_show(w, &own);
+}
+
+static void mpt__state_number(mpt__state_item *item, mpt_dtype dtype) {
+    mpt__zero(*item);
+    item->dtype = dtype;
+    item->count = 1;
+    item->shape = MPT_SCALAR;
+}
+
+/* Numbers of the host, some of them narrower than what visitors see. */
+typedef enum { MPT__OF_BOOL, MPT__OF_U32, MPT__OF_I64, MPT__OF_F64 } mpt__number_kind;
+typedef struct {
+    const char *name;
+    mpt__number_kind kind;
+    void *at;
+    bool same;
+} mpt__state_row;
+
+static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows, size_t count) {
+    mpt_status status = w->context->base.status;
+    for (size_t i = 0; i < count && status == MPT_OK; i++) {
+        const mpt__state_row *row = &rows[i];
+        mpt__state_item item;
+        int64_t wide = 0;
+        mpt__state_number(&item, row->kind == MPT__OF_F64 ? MPT_F64 : MPT_I64);
+        if (row->kind == MPT__OF_BOOL) wide = *(const bool *)row->at;
+        if (row->kind == MPT__OF_U32) wide = *(const uint32_t *)row->at;
+        item.host = row->kind < MPT__OF_I64 ? &wide : row->at;
+        item.same = row->same;
+        mpt__state_named(w, row->name);
+        status = mpt__state_show(w, &item);
+        if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) continue;
+        if (row->kind == MPT__OF_BOOL) *(bool *)row->at = wide != 0;
+        if (row->kind == MPT__OF_U32) *(uint32_t *)row->at = (uint32_t)wide;
+    }
+    return status;
+}
+#define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
+
+static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt_dtype dtype,
+                                  uint16_t slot) {
+    mpt__state_item item;
+    mpt__state_number(&item, dtype);
+    item.slot = slot;
+    mpt__state_named(w, name);
+    return mpt__state_show(w, &item);
+}
+
+/* ==== Nets ==== */
+
+/* A gradient that waits for more, and what is known of it. */
+static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parameter,
+                                      int number) {
+    mpt_context *ctx = w->context;
+    mpt__state_item item;
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.gradient.");
+    if (number)
+        w->prefix += mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "net.%d.",
+                                      number);
+    w->prefix += mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "%s.",
+                                  parameter->path);
+    mpt__state_named(w, "value");
+    bool there = w->present(w->user, w->name, parameter->has_grad);
+    if (w->mode == MPT__STATE_APPLIES && !there) mpt__clear_grad(parameter);
+    if (!there || (w->mode == MPT__STATE_APPLIES &&
+                   !mpt__parameter_gradient(ctx, parameter->tensor)))
+        return ctx->base.status;
+    mpt__zero(item);
+    item.storage = ctx->blocks[parameter->block].gradients;
+    item.dtype = MPT_F32;
+    item.offset = parameter->offset, item.count = parameter->numel;
+    item.shape = parameter->tensor->shape;
+    mpt_status status = mpt__state_show(w, &item);
+    if (w->mode == MPT__STATE_APPLIES) parameter->has_grad = true;
+    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false},
+                                   {"since", MPT__OF_U32, &parameter->since, false},
+                                   {"steps", MPT__OF_U32, &parameter->steps, false}};
+    return status == MPT_OK ? MPT__STATE_ROWS(w, rows) : status;
+}
+
+static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tensor, int number,
+                                    const char *path) {
+    mpt__state_item item;
+    mpt__zero(item);
+    item.storage = tensor->storage, item.dtype = (mpt_dtype)tensor->dtype;
+    item.offset = tensor->offset, item.count = mpt__tensor_numel(tensor);
+    item.shape = tensor->shape;
+    w->prefix = number ? mpt__format_text(w->name, sizeof w->name, "net.%d.", number) : 0;
+    mpt__state_named(w, path);
+    return mpt__state_show(w, &item);
+}
+
+/* A net that is in use. Another one has no state: what it will be follows from the seed. */
+static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int number) {
+    mpt_context *ctx = w->context;
+    mpt__walk walk;
+    mpt__parameter *parameter;
+    mpt__buffer buffer;
+    bool used = root->frozen;
+    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false}};
+    mpt__state_prefix(w, "net", number);
+    mpt__state_named(w, "used");
+    const bool there = w->present(w->user, w->name, used);
+    if (!there && used)
+        return mpt__error(ctx, FORMAT, "net %d is in use here, and not in %s", number, w->from);
+    if (!there || (!used && mpt__freeze(ctx, root) != MPT_OK)) return ctx->base.status;
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
+        status = mpt__state_tensor(w, parameter->tensor, number, parameter->path);
+    if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && mpt__walk_buffer(&walk, &buffer))
+        status = mpt__state_tensor(w, buffer.tensor, number, buffer.path);
+    if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
+        status = mpt__state_gradient(w, parameter, number);
+    return status;
+}
+
+/* The trees of a context, the older one first. */
+static mpt_status mpt__state_nets(mpt__state_walk *w) {
+    const mpt__object_table *table = &w->context->objects[MPT__MODULE];
+    int64_t before = 0;
+    for (int number = 0; w->context->base.status == MPT_OK; number++) {
+        mpt__module *next = NULL;
+        for (int64_t i = 1; i < table->count; i++) {
+            mpt__module *module = (mpt__module *)table->rows[i].object;
+            if (module && !module->parent && module->creation > before &&
+                (!next || module->creation < next->creation))
+                next = module;
+        }
+        if (!next) break;
+        before = next->creation;
+        mpt__state_net(w, next, number);
+    }
+    return w->context->base.status;
+}
+
+/* ==== Optimizers ==== */
+
+/* Which steps were counted together is told by the counts. What follows from them is made anew, and
+   masters, which were loaded, hold on to what they are. */
+static void mpt__state_settle(mpt_context *ctx, mpt__optimizer *optimizer) {
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        int64_t steps = 0;
+        mpt__download(ctx, &steps, optimizer->counts, i * 8, 8);
+        optimizer->items[i].history = mpt__hash_u64(0, (uint64_t)steps);
+        optimizer->items[i].had_grad = false;
+    }
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        optimizer->states[i].agreed = mpt__foreign_writes(ctx, optimizer, &optimizer->states[i]);
+    optimizer->pattern_valid = optimizer->norm_valid = optimizer->checked = false;
+    optimizer->uncleared = 0;
+    mpt__schedule_rebase(ctx, optimizer);
+}
+
+static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optimizer) {
+    mpt__rule rule = *optimizer->rule;
+    mpt_status status = mpt__optimizer_visit(w->context, optimizer, mpt__state_forward, w);
+    for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
+        mpt__group *group = &optimizer->groups[i];
+        char names[1 + MPT__SETTINGS][64];
+        mpt__state_row rows[1 + MPT__SETTINGS];
+        size_t count = 1;
+        while (count <= MPT__SETTINGS && rule.setting[count - 1].name) count++;
+        for (size_t k = 0; k < count; k++) {
+            mpt__format_text(names[k], sizeof names[k], "group.%lld.%s", i,
+                             k == 0 ? "weight_decay" : rule.setting[k - 1].name);
+            rows[k].name = names[k], rows[k].kind = MPT__OF_F64, rows[k].same = true;
+            rows[k].at = k == 0 ? &group->weight_decay : &group->setting[k - 1];
+        }
+        status = mpt__state_rows(w, rows, count);
+    }
+    return status;
+}
+
+/* ==== Scalers ==== */
+
+static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
+    static const char *const names[MPT__SCALER_SLOTS] = {
+        "scale", "growth_tracker", "found_inf", "updates", "skipped", "skipped_in_a_row",
+        "last_skipped_step", "outcome", "loss_found_inf", "loss_scale"};
+    const mpt__state_row rows[] = {
+        {"growth_factor", MPT__OF_F64, &scaler->config.growth_factor, false},
+        {"backoff_factor", MPT__OF_F64, &scaler->config.backoff_factor, false},
+        {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false},
+        {"scaled", MPT__OF_BOOL, &scaler->scaled, false},
+        {"stepped", MPT__OF_BOOL, &scaler->stepped, false},
+        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false},
+        {"window_steps", MPT__OF_I64, &scaler->window_steps, false},
+        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false},
+        {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false}};
+    mpt_status status = w->context->base.status;
+    for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
+        status = mpt__state_slot(w, names[i], i == MPT__SCALER_SCALE ? MPT_F64 : MPT_I64,
+                                 scaler->slots[i]);
+    if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    scaler->changes++;
+    scaler->unseen = 0;
+    mpt__scaler_read(w->context, scaler, &scaler->seen);
+    return w->context->base.status;
+}
+
+/* ==== Loaders ==== */
+
+/* Where a loader is; its order follows from its seed and the epoch. */
+static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
+    int64_t epoch = loader->epoch, next = loader->next;
+    bool open = loader->open;
+    const mpt__state_row rows[] = {
+        {"samples", MPT__OF_I64, &loader->total, true},
+        {"batch", MPT__OF_I64, &loader->config.batch, true},
+        {"seed", MPT__OF_I64, &loader->config.seed, true},
+        {"delivered", MPT__OF_I64, &loader->delivered, false},
+        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false},
+        {"skipped", MPT__OF_I64, &loader->skipped, false},
+        {"epoch", MPT__OF_I64, &epoch, false},
+        {"next", MPT__OF_I64, &next, false},
+        {"open", MPT__OF_BOOL, &open, false}};
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    if (epoch < 0 || epoch > MPT__LAST_EPOCH || next < 0 || next > loader->batches)
+        return mpt__error(w->context, FORMAT, "%s: batch %lld of epoch %lld, of %lld batches",
+                          w->name, next, epoch, loader->batches);
+    mpt__loader_take_back(w->context, loader);
+    if (loader->open) mpt__loader_close_epoch(loader);
+    loader->epoch = epoch, loader->next = 0;
+    if (open) mpt__loader_open_epoch(loader, next);
+    return MPT_OK;
+}
+
+/* ==== All of it ==== */
+
+/* Shows the objects of a kind, by the order in which they stand in their table. */
+static mpt_status mpt__state_objects(mpt__state_walk *w, mpt__object_kind kind) {
+    static const char *const names[MPT__OBJECT_KINDS] = {"net", "optimizer", "scaler"};
+    const mpt__object_table *table = &w->context->objects[kind];
+    const char *name = kind == MPT__LOADER ? "loader" : kind == MPT__EMA ? "average" : names[kind];
+    mpt_status status = w->context->base.status;
+    for (int64_t i = 1, number = 0; i < table->count && status == MPT_OK; i++) {
+        void *object = table->rows[i].object;
+        if (!object) continue;
+        mpt__state_prefix(w, name, number++);
+        status = kind == MPT__OPTIMIZER ? mpt__state_optimizer(w, (mpt__optimizer *)object)
+                 : kind == MPT__SCALER  ? mpt__state_scaler(w, (mpt__scaler *)object)
+                 : kind == MPT__LOADER  ? mpt__state_loader(w, (mpt__loader *)object)
+                                        : mpt__ema_visit(w->context, (mpt__ema *)object,
+                                                         mpt__state_forward, w);
+    }
+    return status;
+}
+
+static mpt_status mpt__state_metrics(mpt__state_walk *w) {
+    mpt_context *ctx = w->context;
+    mpt_status status = ctx->base.status;
+    for (int i = 0; i < ctx->metric_count && status == MPT_OK; i++) {
+        w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.metric.%s.",
+                                     ctx->metrics[i].name);
+        status = mpt__state_slot(w, "sum", MPT_F64, ctx->metrics[i].sum_slot);
+        if (status == MPT_OK)
+            status = mpt__state_slot(w, "count", MPT_I64, ctx->metrics[i].count_slot);
+    }
+    return status;
+}
+
+#define MPT__STATE_FORMAT 1 /* changes where an older reader would go wrong */
+
+/* Shows a whole training to a visitor. */
+static mpt_status mpt__visit_state(mpt__state_walk *w) {
+    mpt_context *ctx = w->context;
+    int64_t format = MPT__STATE_FORMAT;
+    const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true},
+                                   {"seed", MPT__OF_I64, &ctx->config.seed, true},
+                                   {"step", MPT__OF_I64, &ctx->now.step, false},
+                                   {"updates", MPT__OF_I64, &ctx->now.updates, false},
+                                   {"draws", MPT__OF_I64, &ctx->now.draws, false}};
+    static const mpt__object_kind kinds[] = {MPT__OPTIMIZER, MPT__SCALER, MPT__EMA, MPT__LOADER};
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (status == MPT_OK) status = mpt__state_nets(w);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && status == MPT_OK; i++)
+        status = mpt__state_objects(w, kinds[i]);
+    if (status == MPT_OK) status = mpt__state_metrics(w);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
+    for (int64_t i = 1; i < table->count; i++)
+        if (table->rows[i].object) mpt__state_settle(ctx, (mpt__optimizer *)table->rows[i].object);
+    ctx->base.step = ctx->now.step;
+    ctx->device_step = -1; /* dropout sets it again */
+    ctx->committed = ctx->now;
+    return ctx->base.status;
+}
+
+/* Whether a training stands still, so that its state is all there is; false with an error. What is
+   still to be multiplied into gradients is. */
+static bool mpt__state_stands(mpt_context *ctx) {
+    const mpt__object_table *optimizers = &ctx->objects[MPT__OPTIMIZER];
+    const mpt__object_table *averages = &ctx->objects[MPT__EMA];
+    const mpt__object_table *scalers = &ctx->objects[MPT__SCALER];
+    if (!mpt__no_slice(ctx)) return false;
+    if (ctx->step_depth > 0 || ctx->capturing || ctx->forward_depth > 0)
+        return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
+    for (int64_t i = 1; i < optimizers->count; i++) {
+        const mpt__optimizer *optimizer = (const mpt__optimizer *)optimizers->rows[i].object;
+        if (optimizer && optimizer->scaler)
+            return mpt__reject(ctx, STATE,
+                               "an update of a scaler is under way; call mpt_scaler_update before");
+    }
+    for (int64_t i = 1; i < averages->count; i++) {
+        const mpt__ema *ema = (const mpt__ema *)averages->rows[i].object;
+        if (ema && ema->applied)
+            return mpt__reject(ctx, STATE,
+                               "the values of a net are its averages; call mpt_ema_restore before");
+    }
+    for (int64_t i = 1; i < scalers->count; i++) {
+        mpt__scaler *scaler = (mpt__scaler *)scalers->rows[i].object;
+        if (!scaler || scaler->unseen == 0) continue;
+        mpt__wait(ctx); /* what the host makes of the counters must not depend on when it looks */
+        if (mpt__scaler_look(ctx, scaler) != MPT_OK) return false;
+    }
+    for (int64_t i = 0; i < ctx->block_count; i++)
+        if (ctx->blocks[i].live) mpt__materialise_gradients(ctx, &ctx->blocks[i]);
+    return mpt__ok(ctx);
+}
+
+/* ------------------------
+ * train/resume.c: whole trainings in files and in memory: to go on later, to go back, to compare.
+ *
+ * A checkpoint is a safetensors file: the weights under the names of mpt_save, all else as tensors
+ * and numbers under names that begin with "mptrain.". A snapshot is the same in a block of memory,
+ * without names. Nothing changes before all of it is checked.
+ * ---------------------- */
+
+/* As mpt__no_files: true where this build leaves it out, and nothing behind it is compiled. */
+#ifdef MPTRAIN_NO_RESUME
+#define mpt__no_resume(ctx) \
+    (!mpt__reject(ctx, UNSUPPORTED, "built without whole trainings (MPTRAIN_NO_RESUME)"))
+#else
+#define mpt__no_resume(ctx) ((void)(ctx), false)
+#endif
+
+static bool mpt__state_is_there(void *user, const char *name, bool now) {
+    (void)user, (void)name;
+    return now;
+}
+
+static void mpt__state_walk_begin(mpt__state_walk *w, mpt_context *ctx, mpt__state_visitor visit,
+                                  void *user) {
+    w->context = ctx;
+    w->visit = visit, w->user = user;
+    w->mode = MPT__STATE_READS;
+    w->from = "the block";
+    w->present = mpt__state_is_there;
+}
+
+static int64_t mpt__item_bytes(const mpt__state_item *item) {
+    return item->count * (int64_t)mpt_dtype_size(item->dtype);
+}
+
+/* The 8 bytes of a number, wherever it lies. */
+static void mpt__item_get(mpt_context *ctx, const mpt__state_item *item, int64_t *number) {
+    if (item->host)
+        memcpy(number, item->host, 8);
+    else
+        *number = mpt__scalar_get_i(ctx, item->slot);
+}
+
+static void mpt__item_set(mpt_context *ctx, const mpt__state_item *item, int64_t number) {
+    if (item->host)
+        memcpy(item->host, &number, 8);
+    else
+        mpt__scalar_set_i(ctx, item->slot, number);
+}
+
+uint64_t mpt_state_hash(mpt_context *ctx) {
+    mpt__state_walk w;
+    uint64_t hash = 0;
+    if (!mpt__enter(ctx, "mpt_state_hash") || mpt__no_resume(ctx) || !mpt__state_stands(ctx))
+        return 0;
+    mpt__state_walk_begin(&w, ctx, mpt__hash_item, &hash);
+    return mpt__visit_state(&w) == MPT_OK ? hash : 0;
+}
+
+/* ==== Save ==== */
+
+/* Items by the width of their elements, wide ones first, so that all are aligned in the file. */
+typedef struct {
+    mpt__state_walk walk;
+    mpt__text header;
+    mpt__writer *writer; /* NULL: the header is being made */
+    uint8_t *chunk;
+    int64_t at;
+    size_t width;
+} mpt__state_saving;
+
+static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__state_saving *saving = (mpt__state_saving *)user;
+    int64_t number;
+    if (mpt_dtype_size(item->dtype) != saving->width) return ctx->base.status;
+    if (!saving->writer) {
+        mpt__header_entry(&saving->header, item->name, item->dtype, &item->shape,
+                          mpt__item_bytes(item), &saving->at);
+    } else if (item->storage) {
+        mpt__write_elements(saving->writer, item->storage, item->dtype, item->offset, item->count,
+                            saving->chunk);
+    } else {
+        mpt__item_get(ctx, item, &number);
+        mpt__file_order((uint8_t *)&number, 8, 8);
+        mpt__write_bytes(saving->writer, &number, 8);
+    }
+    return ctx->base.status;
+}
+
+static bool mpt__save_items(mpt__state_saving *saving) {
+    for (saving->width = 8; saving->width > 0; saving->width /= 2)
+        if (mpt__visit_state(&saving->walk) != MPT_OK) return false;
+    return true;
+}
+
+static bool mpt__state_header(mpt__state_saving *saving) {
+    saving->at = 0;
+    saving->header.length = 0;
+    mpt__header_begin(&saving->header);
+    bool good = mpt__save_items(saving);
+    mpt__header_end(&saving->header);
+    return good;
+}
+
+static bool mpt__state_content(mpt__writer *writer, const void *of) {
+    mpt__state_saving *saving = (mpt__state_saving *)(uintptr_t)of;
+    saving->writer = writer;
+    return mpt__write_header(writer, &saving->header) && mpt__save_items(saving);
+}
+
+mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
+    MPT__PLAIN_FLOATS;
+    mpt__state_saving saving;
+    mpt__zero(saving);
+    if (!mpt__enter(ctx, "mpt_checkpoint_save") || mpt__no_resume(ctx) || mpt__no_files(ctx))
+        return mpt__status_of(ctx);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
+    mpt__state_walk_begin(&saving.walk, ctx, mpt__save_item, &saving);
+    if (!mpt__state_stands(ctx) || !mpt__state_header(&saving)) return ctx->base.status;
+    const size_t size = saving.header.size = saving.header.length + 1;
+    saving.header.out = (char *)mpt__host_new(ctx, size);
+    saving.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
+    if (saving.header.out && saving.chunk && mpt__state_header(&saving))
+        mpt__write_file(ctx, path, mpt__state_content, &saving);
+    mpt__host_free(ctx, saving.header.out, size);
+    mpt__host_free(ctx, saving.chunk, MPT__SAVE_CHUNK);
+    return ctx->base.status;
+}
+
+/* ==== Load ==== */
+
+static mpt__entry *mpt__state_entry(mpt__archive *a, const char *name) {
+    return mpt__entries_find(a->entries, a->count, mpt__span_of(name));
+}
+
+static bool mpt__entry_there(void *user, const char *name, bool now) {
+    (void)now;
+    return mpt__state_entry((mpt__archive *)user, name) != NULL;
+}
+
+static int64_t mpt__entry_number(const mpt__archive *a, const mpt__entry *entry) {
+    int64_t number;
+    memcpy(&number, a->data + entry->begin, 8);
+    mpt__file_order((uint8_t *)&number, 8, 8);
+    return number;
+}
+
+/* A number that says how things are set up, and is another one in the file. */
+static mpt_status mpt__other_number(mpt_context *ctx, const mpt__archive *a,
+                                    const mpt__state_item *item, int64_t here, int64_t there) {
+    double x, y;
+    memcpy(&x, &here, 8);
+    memcpy(&y, &there, 8);
+    if (item->dtype == MPT_I64)
+        return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", a->json.name,
+                          item->name, there, here);
+    return mpt__error(ctx, FORMAT, "%s: %s is %g there and %g here", a->json.name, item->name, y,
+                      x);
+}
+
+/* Whether an item is in the file as it has to be. */
+static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__archive *a = (mpt__archive *)user;
+    mpt__entry *entry = mpt__state_entry(a, item->name);
+    if (!entry)
+        return mpt__error(ctx, FORMAT,
+                          "%s: the file has no %s; it is of another training, or of weights alone",
+                          a->json.name, item->name);
+    mpt_shape shape = mpt__archive_shape(a, entry);
+    bool same = entry->dtype == item->dtype && entry->rank == item->shape.rank;
+    for (int d = 0; same && d < shape.rank; d++) same = shape.dim[d] == item->shape.dim[d];
+    if (!same)
+        return mpt__error(ctx, SHAPE, "%s: %s is %s %S there and %s %S here", a->json.name,
+                          item->name, mpt__file_dtype_name(entry->dtype), &shape,
+                          mpt__dtype_info[item->dtype].file_name, &item->shape);
+    entry->weight = 1; /* known */
+    if (!item->same) return MPT_OK;
+    int64_t here, there = mpt__entry_number(a, entry);
+    mpt__item_get(ctx, item, &here);
+    return here == there ? MPT_OK : mpt__other_number(ctx, a, item, here, there);
+}
+
+static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__archive *a = (mpt__archive *)user;
+    const mpt__entry *entry = mpt__state_entry(a, item->name);
+    int64_t size = (int64_t)mpt_dtype_size(item->dtype);
+    if (!entry) return mpt__error(ctx, FORMAT, "%s: no %s", a->json.name, item->name);
+    if (!item->storage) {
+        mpt__item_set(ctx, item, mpt__entry_number(a, entry));
+        return ctx->base.status;
+    }
+    if (mpt__big_endian())
+        mpt__file_order(a->own_data + entry->begin, (size_t)mpt__item_bytes(item), (size_t)size);
+    return mpt__upload(ctx, item->storage, item->offset * size, a->data + entry->begin,
+                       mpt__item_bytes(item));
+}
+
+/* Metrics that the file has and the context does not know yet. */
+static bool mpt__state_metrics_make(mpt_context *ctx, const mpt__archive *a) {
+    static const char before[] = "mptrain.metric.", behind[] = ".count";
+    for (int64_t i = 0; i < a->count && mpt__ok(ctx); i++) {
+        const mpt__span name = a->entries[i].name;
+        const size_t head = sizeof before - 1, tail = sizeof behind - 1;
+        char metric[sizeof ctx->metrics[0].name];
+        if (name.length < head + tail || name.length - head - tail >= sizeof metric ||
+            memcmp(name.text, before, head) != 0 ||
+            memcmp(name.text + name.length - tail, behind, tail) != 0)
+            continue;
+        memcpy(metric, name.text + head, name.length - head - tail);
+        metric[name.length - head - tail] = 0;
+        if (!mpt__metric_find(ctx, metric)) mpt__metric_make(ctx, metric);
+    }
+    return mpt__ok(ctx);
+}
+
+/* Checks that all of a file is known, then takes it over. */
+static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a) {
+    mpt__state_walk w;
+    char shown[MPT__SHOWN_NAME];
+    const int metrics = ctx->metric_count;
+    mpt__state_walk_begin(&w, ctx, mpt__check_item, a);
+    w.mode = MPT__STATE_CHECKS;
+    w.present = mpt__entry_there;
+    w.from = a->json.name;
+    if (mpt__state_metrics_make(ctx, a)) mpt__visit_state(&w);
+    for (int64_t i = 0; i < a->count && mpt__ok(ctx); i++)
+        if (!a->entries[i].weight)
+            mpt__error(ctx, FORMAT, "%s: this training has no %s", a->json.name,
+                       mpt__show_name(a->entries[i].name, shown));
+    while (!mpt__ok(ctx) && ctx->metric_count > metrics) {
+        const mpt__metric *metric = &ctx->metrics[--ctx->metric_count];
+        mpt__scalar_free(ctx, metric->sum_slot);
+        mpt__scalar_free(ctx, metric->count_slot);
+    }
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    w.mode = MPT__STATE_APPLIES;
+    w.visit = mpt__apply_item;
+    return mpt__visit_state(&w);
+}
+
+mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
+    MPT__PLAIN_FLOATS;
+    mpt__archive archive;
+    mpt__reader file;
+    mpt__zero(archive);
+    archive.context = ctx, archive.json.name = path;
+    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_resume(ctx) || mpt__no_files(ctx))
+        return mpt__status_of(ctx);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
+    if (!mpt__state_stands(ctx) || !mpt__reader_open(&file, ctx, path)) return ctx->base.status;
+    bool good = mpt__archive_read_file(&archive, &file);
+    mpt__reader_close(&file);
+    if (good) mpt__state_load(ctx, &archive);
+    mpt__archive_free(&archive);
+    return ctx->base.status;
+}
+
+/* ==== Snapshots ==== */
+
+/* A block of memory that items lie in, each behind a hash of what it is. */
+typedef struct {
+    uint8_t *bytes;
+    int64_t at, size; /* `at` counts on where the block ends */
+} mpt__snapshot;
+
+static uint64_t mpt__item_mark(const mpt__state_item *item) {
+    uint64_t mark = mpt__hash_bytes((uint64_t)item->dtype, item->name, strlen(item->name));
+    return mpt__hash_u64(mark, (uint64_t)item->count);
+}
+
+/* The place of the next n bytes; NULL where they are only counted. */
+static uint8_t *mpt__snapshot_take(mpt__snapshot *snapshot, int64_t n) {
+    int64_t at = snapshot->at;
+    snapshot->at += n;
+    return snapshot->bytes && snapshot->at <= snapshot->size ? snapshot->bytes + at : NULL;
+}
+
+static mpt_status mpt__snapshot_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__snapshot *snapshot = (mpt__snapshot *)user;
+    const uint64_t mark = mpt__item_mark(item);
+    int64_t n = mpt__item_bytes(item), number, size = (int64_t)mpt_dtype_size(item->dtype);
+    uint8_t *to = mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(n, 8));
+    if (!to) return ctx->base.status;
+    memcpy(to, &mark, 8);
+    if (item->storage) return mpt__download(ctx, to + 8, item->storage, item->offset * size, n);
+    mpt__item_get(ctx, item, &number);
+    memcpy(to + 8, &number, 8);
+    return ctx->base.status;
+}
+
+/* A mark in the block tells whether what may be missing is there. */
+static bool mpt__snapshot_writes(void *user, const char *name, bool now) {
+    uint64_t there = now;
+    (void)name;
+    uint8_t *to = mpt__snapshot_take((mpt__snapshot *)user, 8);
+    if (to) memcpy(to, &there, 8);
+    return now;
+}
+
+static bool mpt__snapshot_reads(void *user, const char *name, bool now) {
+    uint64_t there = now;
+    (void)name;
+    const uint8_t *from = mpt__snapshot_take((mpt__snapshot *)user, 8);
+    if (from) memcpy(&there, from, 8);
+    return there == 1;
+}
+
+static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__snapshot *snapshot = (mpt__snapshot *)user;
+    const uint64_t mark = mpt__item_mark(item);
+    const uint8_t *from =
+        mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(mpt__item_bytes(item), 8));
+    if (from && memcmp(from, &mark, 8) == 0) return MPT_OK;
+    return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
+                      item->name);
+}
+
+static mpt_status mpt__snapshot_apply(mpt_context *ctx, void *user, const mpt__state_item *item) {
+    mpt__snapshot *snapshot = (mpt__snapshot *)user;
+    int64_t n = mpt__item_bytes(item), number, size = (int64_t)mpt_dtype_size(item->dtype);
+    const uint8_t *from = mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(n, 8));
+    if (!from) return mpt__error(ctx, FORMAT, "the block ends before %s", item->name);
+    if (item->storage) return mpt__upload(ctx, item->storage, item->offset * size, from + 8, n);
+    memcpy(&number, from + 8, 8);
+    mpt__item_set(ctx, item, number);
+    return ctx->base.status;
+}
+
+/* Writes a snapshot, or counts its bytes; -1 with an error recorded. */
+static int64_t mpt__snapshot_make(mpt_context *ctx, void *block, size_t bytes) {
+    mpt__snapshot snapshot = {(uint8_t *)block, 0, (int64_t)bytes};
+    mpt__state_walk w;
+    if (!mpt__state_stands(ctx)) return -1;
+    mpt__state_walk_begin(&w, ctx, mpt__snapshot_item, &snapshot);
+    w.present = mpt__snapshot_writes;
+    return mpt__visit_state(&w) == MPT_OK ? snapshot.at : -1;
+}
+
+int64_t mpt_snapshot_bytes(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_snapshot_bytes") || mpt__no_resume(ctx)) return -1;
+    return mpt__snapshot_make(ctx, NULL, 0);
+}
+
+mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
+    if (!mpt__enter(ctx, "mpt_snapshot") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
+    if (!block) return mpt__error(ctx, ARGUMENT, "block is NULL");
+    const int64_t need = mpt__snapshot_make(ctx, NULL, 0);
+    if (need > 0 && (uint64_t)need > bytes)
+        return mpt__error(ctx, ARGUMENT, "the block has %lld bytes, a snapshot %lld",
+                          (int64_t)bytes, need);
+    if (need > 0) mpt__snapshot_make(ctx, block, bytes);
+    return ctx->base.status;
+}
+
+mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
+    mpt__snapshot snapshot = {(uint8_t *)(uintptr_t)block, 0, (int64_t)bytes};
+    mpt__state_walk w;
+    if (!mpt__enter(ctx, "mpt_restore") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
+    if (!block || bytes > PTRDIFF_MAX)
+        return mpt__error(ctx, ARGUMENT, "%lld bytes%s", (int64_t)bytes, block ? "" : " at NULL");
+    if (!mpt__state_stands(ctx)) return ctx->base.status;
+    mpt__state_walk_begin(&w, ctx, mpt__snapshot_check, &snapshot);
+    w.mode = MPT__STATE_CHECKS;
+    w.present = mpt__snapshot_reads;
+    if (mpt__visit_state(&w) != MPT_OK) return ctx->base.status;
+    w.mode = MPT__STATE_APPLIES;
+    w.visit = mpt__snapshot_apply;
+    snapshot.at = 0;
+    return mpt__visit_state(&w);
 }
 
 /* ------------------------
@@ -44039,7 +44867,8 @@ MPT__END_FLOAT_CONTROL
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
     modules, optimizers, schedules, averages of weights, data loading, tables that programs without
-    the training data read as it was read, safetensors, CPU kernels for x86-64 up to AMX, for
+    the training data read as it was read, safetensors, checkpoints and snapshots of whole trainings
+    that go on to the bit, CPU kernels for x86-64 up to AMX, for
     AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
     yet; captured steps; on request the CPU kernels in a second file.
 */
