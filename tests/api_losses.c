@@ -345,11 +345,25 @@ TEST(errors_name_the_place) {
         CHECK_CONTAINS(mpt_error(context), folded ? "sample 1, position 1 is" : "sample 4 is");
         mpt_clear_error(context);
     }
+    static const int64_t first[2][2] = {{-7, 0}, {5, 1}};
+    for (int i = 0; i < 4; i++) { /* sample 0, below and above, from logits and not */
+        mpt_tensor x = mpt_ones(context, MPT_F32, MPT_SHAPE(2, 3));
+        mpt_tensor t = mpt_from(context, MPT_I64, MPT_SHAPE(2), first[i & 1]);
+        if (i & 2)
+            mpt_nll_loss(x, t, NULL);
+        else
+            mpt_cross_entropy(x, t, NULL);
+        CHECK_EQ_INT(mpt_synchronize(context), MPT_ERROR_INDEX);
+        CHECK_CONTAINS(mpt_error(context), i & 1 ? "target of sample 0 is 5"
+                                                 : "target of sample 0 is -7");
+        CHECK_CONTAINS(mpt_error(context), ": expected a class number of 0 to 2, as the input has");
+        mpt_clear_error(context);
+    }
     for (mpt_reduction kind = MPT_MEAN; kind <= MPT_NONE; kind = (mpt_reduction)(kind + 1)) {
         mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(4), p);
         mpt_binary_cross_entropy(x, x, none, kind);
         CHECK_EQ_INT(mpt_synchronize(context), MPT_ERROR_NUMERIC);
-        CHECK_CONTAINS(mpt_error(context), "element 2 of the input is not in [0, 1]");
+        CHECK_CONTAINS(mpt_error(context), "element 2 of the input is not in [0, 1] but 1.5");
         mpt_clear_error(context);
     }
     mpt_destroy(context);

@@ -383,6 +383,49 @@ TEST(a_disabled_scaler_has_scale_1) {
     mpt_destroy(c);
 }
 
+/* ==== Messages name the place ==== */
+
+static mpt_status waiting_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                  mpt_tensor *out, int n_out) {
+    (void)self, (void)user, (void)n_in, (void)n_out;
+    mpt_synchronize(in[0].context);
+    out[0] = mpt_relu(in[0]);
+    return MPT_OK;
+}
+
+TEST(bad_labels_are_told_with_their_bounds) {
+    mpt_context *c = new_context();
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(3, 4)), none = mpt_null_tensor();
+    static const int64_t high[3] = {0, 17, 1}, low[3] = {0, 1, -1};
+    static const float p[3] = {0, -0.25f, 1};
+    mpt_cross_entropy(x, mpt_from(c, MPT_I64, MPT_SHAPE(3), high), NULL);
+    check_named(c, MPT_ERROR_INDEX, "target of sample 1 is 17: expected a class number of 0 to 3",
+                "as the input has 4");
+    mpt_nll_loss(x, mpt_from(c, MPT_I64, MPT_SHAPE(3), low), NULL);
+    check_named(c, MPT_ERROR_INDEX, "target of sample 2 is -1:", "0 to 3");
+    mpt_cross_entropy(mpt_ones(c, MPT_F32, MPT_SHAPE(1, 4, 3)),
+                      mpt_from(c, MPT_I64, MPT_SHAPE(1, 3), high), NULL);
+    check_named(c, MPT_ERROR_INDEX, "target of sample 0, position 1 is 17", "0 to 3");
+    mpt_embedding(mpt_from(c, MPT_I64, MPT_SHAPE(3), high), x, -1);
+    check_named(c, MPT_ERROR_INDEX, "element 1 of the indices is 17: expected 0 to 2", "launch");
+    mpt_index_select(x, 1, mpt_from(c, MPT_I64, MPT_SHAPE(3), low));
+    check_named(c, MPT_ERROR_INDEX, "element 2 of the indices is -1: expected 0 to 3", "launch");
+    mpt_one_hot(mpt_from(c, MPT_I64, MPT_SHAPE(3), high), 5);
+    check_named(c, MPT_ERROR_INDEX, "element 1 of the indices is 17: expected 0 to 4", "launch");
+    mpt_binary_cross_entropy(mpt_from(c, MPT_F32, MPT_SHAPE(3), p),
+                             mpt_ones(c, MPT_F32, MPT_SHAPE(3)), none, MPT_MEAN);
+    check_named(c, MPT_ERROR_NUMERIC, "element 1 of the input is not in [0, 1] but -0.25", "logits");
+    mpt_module_class cls; /* what a device tells late names no module, for it would be another */
+    memset(&cls, 0, sizeof cls);
+    cls.name = "waits", cls.forward = waiting_forward, cls.n_inputs = cls.n_outputs = 1;
+    mpt_module net = mpt_sequential(c, mpt_module_create(c, &cls, NULL), MPT_END);
+    mpt_cross_entropy(x, mpt_from(c, MPT_I64, MPT_SHAPE(3), high), NULL);
+    mpt_forward(net, x);
+    CHECK(strstr(mpt_error(c), ", module") == NULL);
+    check_named(c, MPT_ERROR_INDEX, "target of sample 1 is 17", "0 to 3");
+    mpt_destroy(c);
+}
+
 TEST_TABLE = {
     T(scaled_gradients_need_their_scaler),
     T(a_scaler_needs_scaled_gradients),
@@ -397,5 +440,6 @@ TEST_TABLE = {
     T(null_handles_find_the_last_context),
     T(ends_after_mpt_clear_error),
     T(a_disabled_scaler_has_scale_1),
+    T(bad_labels_are_told_with_their_bounds),
 };
 TEST_MAIN

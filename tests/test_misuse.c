@@ -625,24 +625,24 @@ TEST(ops) {
     CASE(mpt_gather, DTYPE, "argument 1 is int64", mpt_gather(f.longs, 0, f.longs));
     CASE(mpt_gather, ARGUMENT, "dimension 2", mpt_gather(f.x, 2, f.longs));
     CASE(mpt_gather, SHAPE, "differ outside dimension 0", mpt_gather(f.x, 0, row));
-    CASE(mpt_gather, MPT_ERROR_INDEX, "element 0 of the indices", mpt_gather(f.x, 1, index);
+    CASE(mpt_gather, MPT_ERROR_INDEX, "indices is 9: expected 0 to 7", mpt_gather(f.x, 1, index);
          mpt_synchronize(f.context));
     TENSOR(mpt_index_select, mpt_index_select(t_, 0, t_));
     CASE(mpt_index_select, SHAPE, "expected one dimension", mpt_index_select(f.x, 0, f.longs));
-    CASE(mpt_index_select, MPT_ERROR_INDEX, "element 0 of the indices",
+    CASE(mpt_index_select, MPT_ERROR_INDEX, "element 0 of the indices is -1: expected 0 to 3",
          mpt_index_select(f.x, 0, row);
          mpt_synchronize(f.context));
     TENSOR(mpt_scatter_add, mpt_scatter_add(t_, 0, t_, t_));
     CASE(mpt_scatter_add, DTYPE, "argument 1 is float32, argument 3 is float16",
          mpt_scatter_add(f.x, 0, f.longs, f.half));
     CASE(mpt_scatter_add, SHAPE, "source [3, 5]", mpt_scatter_add(f.x, 0, f.longs, f.wide));
-    CASE(mpt_scatter_add, MPT_ERROR_INDEX, "element 0 of the indices",
+    CASE(mpt_scatter_add, MPT_ERROR_INDEX, "indices is 9: expected 0 to 7",
          mpt_scatter_add(f.x, 1, index, f.x);
          mpt_synchronize(f.context));
     TENSOR(mpt_one_hot, mpt_one_hot(t_, 3));
     CASE(mpt_one_hot, DTYPE, "classes are float32: expected i64", mpt_one_hot(f.x, 3));
     CASE(mpt_one_hot, ARGUMENT, "0 classes of shape [4]", mpt_one_hot(f.labels, 0));
-    CASE(mpt_one_hot, MPT_ERROR_INDEX, "element 2 of the indices", mpt_one_hot(f.labels, 2);
+    CASE(mpt_one_hot, MPT_ERROR_INDEX, "indices is 2: expected 0 to 1", mpt_one_hot(f.labels, 2);
          mpt_synchronize(f.context));
     TENSOR(mpt_stack, mpt_stack(&t_, 1, 0));
     TENSOR(mpt_einsum, mpt_einsum("ij->ji", &t_, 1));
@@ -898,7 +898,7 @@ TEST(attention) {
     CASE(mpt_embedding, DTYPE, "argument 2 has dtype int64", mpt_embedding(f.labels, f.longs, -1));
     CASE(mpt_embedding, SHAPE, "weight [2, 4, 8]", mpt_embedding(f.labels, q, -1));
     CASE(mpt_embedding, ARGUMENT, "padding_index 4", mpt_embedding(f.labels, f.x, 4));
-    CASE(mpt_embedding, MPT_ERROR_INDEX, "element 3 of the indices",
+    CASE(mpt_embedding, MPT_ERROR_INDEX, "element 3 of the indices is 3: expected 0 to 2",
          mpt_embedding(f.labels, mpt_slice(f.x, 0, 0, 3, 1), -1);
          mpt_synchronize(f.context));
     NOWHERE(mpt_nn_embedding, mpt_nn_embedding(NULL, 4, 2, -1).slot == 0);

@@ -451,24 +451,27 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *ctx) {
     const mpt__scalar *scalars = ctx->scalars;
     mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
     int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
+    int64_t size = scalars[MPT__SLOT_ERROR_SIZE].i;
+    const mpt__scalar value = scalars[MPT__SLOT_ERROR_VALUE];
     char position[48] = "";
     if (status == MPT_ERROR_NUMERIC)
         return mpt__error_of(ctx, status,
-                             "element %lld of the input is not in [0, 1] (launch %lld); "
+                             "element %lld of the input is not in [0, 1] but %g (launch %lld); "
                              "mpt_binary_cross_entropy_with_logits takes logits",
-                             index, launch);
+                             index, value.f, launch);
     if (index < 0)
         return mpt__error_of(ctx, status,
-                             "element %lld of the indices is not in the range of the dimension "
-                             "that it selects from (launch %lld)",
-                             -1 - index, launch);
+                             "element %lld of the indices is %lld: expected 0 to %lld, as the "
+                             "dimension has that it selects from (launch %lld)",
+                             -1 - index, value.i, size - 1, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
         mpt__format_text(position, sizeof position, ", position %lld",
                          scalars[MPT__SLOT_ERROR_POSITION].i);
     return mpt__error_of(ctx, status,
-                         "target of sample %lld%s is not a class number of the input's [N, C] "
-                         "(launch %lld); check the labels, or name them with ignore_index",
-                         index, position, launch);
+                         "target of sample %lld%s is %lld: expected a class number of 0 to %lld, "
+                         "as the input has %lld (launch %lld); check the labels, or name them with "
+                         "ignore_index",
+                         index, position, value.i, size - 1, size, launch);
 }
 
 static mpt_status mpt__check_device(mpt_context *ctx) {

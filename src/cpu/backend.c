@@ -82,6 +82,19 @@ static MPT__UNUSED void mpt__cpu_fall_back(const mpt__cpu_call *call) {
     lower.kernel->run(&lower);
 }
 
+/* Sets the error word unless an earlier error stands there. */
+static MPT__COLD void mpt__cpu_raise(const mpt__cpu_call *call, mpt_status status, int64_t index,
+                                     int64_t position, mpt__scalar value, int64_t size) {
+    mpt__scalar *scalars = call->scalars;
+    if (scalars[MPT__SLOT_ERROR].i != 0) return;
+    scalars[MPT__SLOT_ERROR].i = status;
+    scalars[MPT__SLOT_ERROR_LAUNCH].i = call->launch->number;
+    scalars[MPT__SLOT_ERROR_INDEX].i = index;
+    scalars[MPT__SLOT_ERROR_POSITION].i = position;
+    scalars[MPT__SLOT_ERROR_VALUE] = value;
+    scalars[MPT__SLOT_ERROR_SIZE].i = size;
+}
+
 /* Whether a gated kernel may write; found_inf_slot 0: only the error word decides. */
 static bool mpt__gate_open(const mpt__cpu_call *call, int found_inf_slot) {
     if (call->scalars[MPT__SLOT_ERROR].i != 0) return false;

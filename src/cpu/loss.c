@@ -127,11 +127,11 @@ static void mpt__cpu_check_targets(const mpt__cpu_loss_work *w) {
     for (int64_t row = 0; row < w->rows && scalars[MPT__SLOT_ERROR].i == 0; row++) {
         int64_t t = mpt__cpu_get_integer(&w->target, row * w->target_stride);
         if (t != w->call->launch->index[0] && (t < 0 || t >= w->classes)) {
-            scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
-            scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
             int64_t rows = w->call->launch->index[1];
-            scalars[MPT__SLOT_ERROR_INDEX].i = rows > 0 ? row / rows : row;
-            scalars[MPT__SLOT_ERROR_POSITION].i = rows > 0 ? row % rows : -1;
+            mpt__scalar value;
+            value.i = t;
+            mpt__cpu_raise(w->call, MPT_ERROR_INDEX, rows > 0 ? row / rows : row,
+                           rows > 0 ? row % rows : -1, value, w->classes);
         }
     }
 }
@@ -446,9 +446,9 @@ static void mpt__cpu_check_probabilities(const mpt__cpu_pair_work *w) {
         int64_t k = 0;
         while (k < n && !(x[k] < 0 || x[k] > 1)) k++;
         if (k == n) continue;
-        scalars[MPT__SLOT_ERROR].i = MPT_ERROR_NUMERIC;
-        scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
-        scalars[MPT__SLOT_ERROR_INDEX].i = i + k;
+        mpt__scalar value;
+        value.f = (double)x[k];
+        mpt__cpu_raise(w->call, MPT_ERROR_NUMERIC, i + k, -1, value, 0);
     }
 }
 

@@ -442,9 +442,9 @@ static void mpt__cpu_check_indices(const mpt__cpu_call *call, int operand, int64
             mpt__load_i64(block, call->data[operand], o->dtype, at.offset, inner, n);
         for (int64_t i = 0; i < n; i++) {
             if (ids[i] >= 0 && ids[i] < size) continue;
-            call->scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
-            call->scalars[MPT__SLOT_ERROR_LAUNCH].i = call->launch->number;
-            call->scalars[MPT__SLOT_ERROR_INDEX].i = -1 - (done + i);
+            mpt__scalar value;
+            value.i = ids[i];
+            mpt__cpu_raise(call, MPT_ERROR_INDEX, -1 - (done + i), -1, value, size);
             return;
         }
         mpt__cpu_advance(&at, &loop, n);

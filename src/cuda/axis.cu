@@ -85,12 +85,15 @@ __global__ void mpt__scatter_axis_kernel(const mpt__scatter w) {
 
 /* Sets the error word unless an earlier error stands there. */
 __device__ void mpt__raise(mpt__scalar *scalars, long long status, long long number,
-                           long long index, long long position) {
+                           long long index, long long position, mpt__scalar value,
+                           long long size) {
     unsigned long long *word = (unsigned long long *)&scalars[MPT__SLOT_ERROR].i;
     if (atomicCAS(word, 0ull, (unsigned long long)status) != 0) return;
     scalars[MPT__SLOT_ERROR_LAUNCH].i = number;
     scalars[MPT__SLOT_ERROR_INDEX].i = index;
     scalars[MPT__SLOT_ERROR_POSITION].i = position;
+    scalars[MPT__SLOT_ERROR_VALUE] = value;
+    scalars[MPT__SLOT_ERROR_SIZE].i = size;
 }
 
 #define MPT__CHECKERS 1024 /* threads that look at many indices */
@@ -113,8 +116,11 @@ __global__ void __launch_bounds__(MPT__CHECKERS)
     }
     if (mine != ~0ull) atomicMin(&first, mine);
     __syncthreads();
-    if (threadIdx.x == 0 && first != ~0ull)
-        mpt__raise(scalars, MPT_ERROR_INDEX, number, -1 - (long long)first, -1);
+    if (threadIdx.x != 0 || first == ~0ull) return;
+    mpt__scalar value;
+    value.i = mpt__load_i64(index.data, index.dtype,
+                            mpt__locate(space, index.stride, (long long)first));
+    mpt__raise(scalars, MPT_ERROR_INDEX, number, -1 - (long long)first, -1, value, size);
 }
 
 void mpt__check_indices(const mpt__cuda_call *call, int position, long long size) {

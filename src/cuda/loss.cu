@@ -83,8 +83,10 @@ __device__ void mpt__loss_finish(const mpt__loss &loss) {
     mpt__put(loss.divisor, 0, by);
     if (first_bad == ~0ull) return;
     const long long bad = (long long)first_bad, rows = loss.sample_rows;
+    mpt__scalar value;
+    value.i = ((const long long *)loss.target.data)[bad * loss.target.stride[0]];
     mpt__raise(loss.scalars, MPT_ERROR_INDEX, loss.number, rows > 0 ? bad / rows : bad,
-               rows > 0 ? bad % rows : -1);
+               rows > 0 ? bad % rows : -1, value, loss.classes);
 }
 
 /* Few samples fit in one block, which then finishes the loss by itself. */
@@ -320,8 +322,11 @@ __global__ void mpt__pair_finish_kernel(const mpt__pair w, int blocks) {
     sum = mpt__block_sum(sum);
     if (threadIdx.x != 0) return;
     if (w.sums) mpt__put(w.array[4], 0, sum / w.divisor);
-    if (w.first_bad != NULL && *w.first_bad != ~0ull)
-        mpt__raise(w.scalars, MPT_ERROR_NUMERIC, w.number, (long long)*w.first_bad, -1);
+    if (w.first_bad == NULL || *w.first_bad == ~0ull) return;
+    const long long bad = (long long)*w.first_bad;
+    mpt__scalar value;
+    value.f = (double)mpt__pair_in(w, 0, bad);
+    mpt__raise(w.scalars, MPT_ERROR_NUMERIC, w.number, bad, -1, value, 0);
 }
 
 /* Of a sum: the tree of additions must not depend on the card. */

@@ -441,7 +441,7 @@ MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal);
 MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
 
 /* Indices are i64, 0 to size - 1 of dimension `dim` of x. One out of range is an error that names
-   its element, as with targets of a loss; weights stay untouched.
+   its element and value, as with targets of a loss; weights stay untouched.
    gather: out[i][j] = x[i][index[i][j]] for dim = 1; index has the sizes of x in the others.
    index_select: the rows, for dim = 0, that index [n] names.
    scatter_add: x with source[i][j] added at [i][index[i][j]]; index and source have one shape. What

@@ -434,6 +434,8 @@ enum {
     MPT__SLOT_ERROR_LAUNCH,   /* i: number of the launch that set it */
     MPT__SLOT_ERROR_INDEX,    /* i: the sample or element */
     MPT__SLOT_ERROR_POSITION, /* i: the position in the sample; -1: it has but one */
+    MPT__SLOT_ERROR_VALUE,    /* i, or f where values are floats: what stands there */
+    MPT__SLOT_ERROR_SIZE,     /* i: how many classes or rows there are */
     MPT__SLOT_STEP,           /* i: step number, part of the dropout key */
     MPT__SLOT_DRAWS,          /* i: calls of RANDOM before a captured step */
     MPT__SLOT_ONE,            /* f: 1, a multiplier that does nothing */
