@@ -321,6 +321,65 @@ static mpt_status doubles_back(mpt_op_call *call, void *user) {
     return MPT_OK;
 }
 
+static mpt_status several(mpt_op_call *call, void *user) {
+    (void)user;
+    for (int i = 0; i < 3; i++)
+        mpt_op_set_output(call, i, mpt_mul_scalar(mpt_op_input(call, 0), i + 2));
+    for (int i = 0; i < 8; i++) mpt_op_save(call, i, mpt_op_input(call, 0));
+    return MPT_OK;
+}
+
+static mpt_status several_back(mpt_op_call *call, void *user) {
+    mpt_tensor sum = mpt_mul_scalar(mpt_op_output_grad(call, 0), 2);
+    for (int i = 1; i < 3; i++)
+        sum = mpt_add(sum, mpt_mul_scalar(mpt_op_output_grad(call, i), i + 2));
+    *(mpt_shape *)user = mpt_get_shape(mpt_op_output_grad(call, 1));
+    return mpt_op_set_input_grad(call, 0, sum);
+}
+
+static mpt_status early(mpt_op_call *call, void *user) {
+    (void)user;
+    mpt_op_output_grad(call, 0);
+    return MPT_OK;
+}
+
+/* The gradient of an output that nobody uses is zeros, also where its handle is gone, and what
+   backward does to it in place is seen by nobody else. */
+TEST(unused_outputs_of_user_ops) {
+    mpt_context *c = make_context(NULL);
+    mpt_op_class cls;
+    mpt_shape seen = MPT_SCALAR;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "several", cls.forward = several, cls.backward = several_back;
+    cls.n_inputs = 1, cls.n_outputs = 3;
+    mpt_op op = mpt_op_register(c, &cls, &seen);
+    int64_t before = 0;
+    for (int used = 0; used < 3; used++) {
+        mpt_step_begin(c);
+        mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(3, 2)), out[3];
+        float g[6];
+        mpt_requires_grad(x, true);
+        REQUIRE(mpt_op_apply(op, &x, 1, out, 3) == MPT_OK);
+        for (int i = 0; i < 3; i++)
+            if (i != used) mpt_release(out[i]);
+        mpt_backward(mpt_sum(out[used], MPT_ALL_DIMS, false));
+        mpt_read_f32(mpt_grad(x), g, 6);
+        for (int i = 0; i < 6; i++) CHECK(g[i] == (float)(used + 2));
+        CHECK(seen.rank == 2 && seen.dim[0] == 3 && seen.dim[1] == 2);
+        mpt_step_end(c);
+        int64_t now = mpt_memory(c).current[MPT_MEMORY_ACTIVATION];
+        if (used) CHECK_EQ_INT(now, before);
+        before = now;
+    }
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(3, 2)), out[3];
+    cls.forward = early;
+    mpt_op_apply(mpt_op_register(c, &cls, &seen), &x, 1, out, 3);
+    CHECK_CONTAINS(mpt_error(c), "mpt_op_output_grad");
+    CHECK_CONTAINS(mpt_error(c), "to be called in backward only");
+    mpt_destroy(c);
+}
+
 TEST(misuse_inside_user_ops) {
     mpt_context *c = make_context(NULL);
     mpt_op_class cls;
@@ -466,6 +525,7 @@ TEST_TABLE = {T(a_second_try_draws_the_same_values),
               T(trees_are_not_too_deep),
               T(a_forward_that_runs_in_itself_is_refused),
               T(parameters_of_no_elements_and_of_too_many),
+              T(unused_outputs_of_user_ops),
               T(misuse_inside_user_ops),
               T(errors_name_the_module),
               T(recordings_do_not_nest),

@@ -157,8 +157,9 @@ typedef struct mpt__record {
     uint32_t path;            /* index of the module path in ctx->paths */
     int64_t step;
     mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL = absent */
-    mpt__tensor *saved[MPT__MAX_SAVED]; /* with a save reference */
-    uint32_t saved_version[MPT__MAX_SAVED];
+    /* With a save reference; behind what a user op saved stand the shapes of its outputs. */
+    mpt__tensor *saved[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
+    uint32_t saved_version[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
     mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
     mpt__attributes attributes;
 } mpt__record;

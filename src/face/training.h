@@ -198,6 +198,7 @@ MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value);
 MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value); /* 0..7 */
 MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index);
+/* In backward; of an output that the loss does not depend on, zeros of its shape and dtype. */
 MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient);
 
