@@ -106,12 +106,11 @@ mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
     if (!mpt__call_slot(call, "mpt_op_output_grad", MPT__CALL_OUTPUT, index))
         return mpt__call_null(call);
     mpt_context *ctx = call->frame->context;
-    if (!call->backward)
-        return mpt__refuse(ctx, STATE, "to be called in %s only", "backward");
+    if (!call->backward) return mpt__refuse(ctx, STATE, "to be called in %s only", "backward");
     const mpt__tensor *dy = call->frame->dy[index];
     if (dy) return mpt__handle(ctx, mpt__tensor_alias(ctx, dy));
     const mpt__tensor *like = call->frame->saved[MPT__MAX_SAVED + index]; /* there are several */
-    return mpt_zeros(ctx, (mpt_dtype)like->dtype, like->shape);
+    return mpt__filled(ctx, "mpt_op_output_grad", (mpt_dtype)like->dtype, &like->shape, 0.0);
 }
 
 mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient) {
@@ -201,12 +200,10 @@ static bool mpt__user_forward_begin(mpt_context *ctx, const char *name) {
 /* Keeps what the gradient of an output looks like that nobody uses: a shape without memory. */
 static void mpt__user_save_shape(mpt__frame *frame, int i) {
     mpt_context *ctx = frame->context;
-    mpt__tensor like = *frame->out[i];
-    like.storage = ctx->scalar_storage;
-    like.offset = 0;
-    memset(like.stride, 0, sizeof like.stride);
-    mpt__tensor *kept = mpt__tensor_outside(ctx, &like, MPT__KEPT);
+    mpt__tensor *kept = mpt__tensor_outside(ctx, frame->out[i], MPT__KEPT);
     if (!kept) return;
+    mpt__storage_release(ctx, kept->storage);
+    mpt__storage_retain(ctx, kept->storage = ctx->scalar_storage);
     mpt__save(frame, kept);
     mpt__tensor_drop(ctx, kept);
 }
@@ -243,8 +240,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
         mpt__save(frame, saved.slot ? mpt__at(ctx, saved, "saved tensor") : NULL);
     }
-    for (int i = 0; i < frame->n_out && frame->n_out > 1 && frame->records && mpt__ok(ctx); i++)
-        mpt__user_save_shape(frame, i);
+    for (int i = 0; i < frame->n_out && frame->n_out > 1; i++) mpt__user_save_shape(frame, i);
     return ctx->base.status;
 }
 
