@@ -441,13 +441,16 @@ static mpt_tensor fatal_later(mpt_tensor output, mpt_tensor target, void *user) 
 }
 
 /* A training that cannot recover ends where it is known, with the weights of the epoch before, or
-   those from before the fit. */
+   those from before the fit; also where gradients are clipped by that, of which the log hears. */
 TEST(stops_where_the_loss_is_not_finite) {
     for (int good = 0; good < 3; good++) {
         int left = good * STEPS + 2;
-        char told[64];
-        world w = make_world(0.01), twin = make_world(0.01);
+        char told[64], warning[256] = "";
+        mpt_config heard = mpt_config_default();
+        heard.log.write = keep_warning, heard.log.user = warning;
+        world w = make_world_with(&heard, 0.01), twin = make_world(0.01);
         mpt_fit_config config = mpt_fit_config_default();
+        config.clip_norm = good == 1;
         config.epochs = good;
         if (good) mpt_fit(twin.net, twin.optimizer, twin.train, &config);
         config.epochs = 9;
@@ -465,6 +468,7 @@ TEST(stops_where_the_loss_is_not_finite) {
                              : "epoch 2");
         CHECK_CONTAINS(mpt_error(w.ctx), told);
         CHECK_CONTAINS(mpt_error(w.ctx), "smaller learning rate");
+        CHECK((strstr(warning, "the norm was infinite or NaN") != NULL) == (good == 1));
         mpt_clear_error(w.ctx);
         CHECK(mpt_module_hash(w.net) == mpt_module_hash(twin.net));
         CHECK_EQ_STR(mpt_error(w.ctx), "");

@@ -400,7 +400,7 @@ TEST(bad_labels_are_told_with_their_bounds) {
     static const float p[3] = {0, -0.25f, 1};
     mpt_cross_entropy(x, mpt_from(c, MPT_I64, MPT_SHAPE(3), high), NULL);
     check_named(c, MPT_ERROR_INDEX, "target of sample 1 is 17: expected a class number of 0 to 3",
-                "as the input has 4");
+                "ignore_index");
     mpt_nll_loss(x, mpt_from(c, MPT_I64, MPT_SHAPE(3), low), NULL);
     check_named(c, MPT_ERROR_INDEX, "target of sample 2 is -1:", "0 to 3");
     mpt_cross_entropy(mpt_ones(c, MPT_F32, MPT_SHAPE(1, 4, 3)),
@@ -414,7 +414,8 @@ TEST(bad_labels_are_told_with_their_bounds) {
     check_named(c, MPT_ERROR_INDEX, "element 1 of the indices is 17: expected 0 to 4", "launch");
     mpt_binary_cross_entropy(mpt_from(c, MPT_F32, MPT_SHAPE(3), p),
                              mpt_ones(c, MPT_F32, MPT_SHAPE(3)), none, MPT_MEAN);
-    check_named(c, MPT_ERROR_NUMERIC, "element 1 of the input is not in [0, 1] but -0.25", "logits");
+    check_named(c, MPT_ERROR_NUMERIC, "element 1 of the input is not in [0, 1] but -0.25",
+                "logits");
     mpt_module_class cls; /* what a device tells late names no module, for it would be another */
     memset(&cls, 0, sizeof cls);
     cls.name = "waits", cls.forward = waiting_forward, cls.n_inputs = cls.n_outputs = 1;
@@ -424,6 +425,97 @@ TEST(bad_labels_are_told_with_their_bounds) {
     CHECK(strstr(mpt_error(c), ", module") == NULL);
     check_named(c, MPT_ERROR_INDEX, "target of sample 1 is 17", "0 to 3");
     mpt_destroy(c);
+}
+
+/* ==== Norms that are not finite ==== */
+
+/* Gradients times k, clipped, without a step. */
+static mpt_tensor clipped(const small *s, double k, double p) {
+    mpt_zero_grad(s->optimizer);
+    mpt_backward(mpt_mul_scalar(loss_of(s), k));
+    return p == 2 ? mpt_clip_grad_norm(s->optimizer, 1) : mpt_clip_grad_norm_p(s->optimizer, 1, p);
+}
+
+static int times_told(const char *words) {
+    int n = 0;
+    for (const char *at = log_text; (at = strstr(at, words)) != NULL; at++) n++;
+    return n;
+}
+
+/* As in PyTorch they pass, but the log hears of a step that takes what they leave: once, and of no
+   step that is left out or skipped. */
+TEST(steps_after_norms_that_are_not_finite_are_told) {
+    static const double bad[3] = {INFINITY, NAN, -INFINITY};
+    for (int k = 0; k < 3; k++) {
+        small s = new_small();
+        double p = k == 1 ? INFINITY : 2;
+        uint64_t before = mpt_module_hash(s.net);
+        for (int i = 0; i < 3; i++) { /* seen by the program, which leaves the step out */
+            CHECK(!(mpt_item(clipped(&s, bad[k], p)) < 1e30));
+            if (i == 1) continue;
+            mpt_item(clipped(&s, 1, p));
+            mpt_step(s.optimizer);
+            CHECK(mpt_item(clipped(&s, 1, p)) < 1e30);
+        }
+        mpt_zero_grad(s.optimizer);
+        mpt_backward(mpt_scale_loss(s.scaler, mpt_mul_scalar(loss_of(&s), bad[k])));
+        mpt_unscale(s.scaler, s.optimizer);
+        mpt_clip_grad_norm_p(s.optimizer, 1, p); /* the scaler skips the step */
+        mpt_scaler_step(s.scaler, s.optimizer);
+        mpt_scaler_update(s.scaler);
+        CHECK_EQ_INT(mpt_step_outcome(s.scaler), MPT_OUTCOME_SKIPPED);
+        clipped(&s, 1, p);
+        mpt_step(s.optimizer);
+        CHECK(mpt_item(mpt_grad_norm(s.optimizer, 2)) < 1e30);
+        CHECK_EQ_INT(times_told("the norm was infinite or NaN"), 0);
+        CHECK(mpt_module_hash(s.net) != before);
+        for (int i = 0; i < 2; i++) {
+            clipped(&s, bad[k], p);
+            mpt_step(s.optimizer);
+            mpt_item(loss_of(&s));
+            CHECK_EQ_INT(times_told("the norm was infinite or NaN"), 1);
+        }
+        check_ok(s.context);
+        mpt_destroy(s.context);
+    }
+}
+
+/* Asked for, it is an error, and the step does nothing. */
+TEST(norms_that_are_not_finite_can_be_errors) {
+    small s = new_small();
+    uint64_t before = mpt_module_hash(s.net);
+    mpt_error_if_nonfinite(s.optimizer, true);
+    for (int k = 0; k < 4; k++) {
+        clipped(&s, k & 1 ? NAN : INFINITY, k & 2 ? 2 : 1);
+        mpt_step(s.optimizer);
+        check_named(s.context, MPT_ERROR_NUMERIC, "norm of the gradients is nan", "no step");
+        CHECK(mpt_module_hash(s.net) == before);
+    }
+    mpt_tensor half = mpt_full(s.context, MPT_F32, MPT_SHAPE(2), 0.5); /* of the same status */
+    mpt_binary_cross_entropy(mpt_full(s.context, MPT_F32, MPT_SHAPE(2), 2), half, mpt_null_tensor(),
+                             MPT_MEAN);
+    check_named(s.context, MPT_ERROR_NUMERIC, "element 0 of the input", "[0, 1]");
+    for (int k = 0; k < 2; k++) { /* the scaler skips the step, twice */
+        mpt_zero_grad(s.optimizer);
+        mpt_backward(mpt_scale_loss(s.scaler, mpt_mul_scalar(loss_of(&s), k ? NAN : INFINITY)));
+        mpt_unscale(s.scaler, s.optimizer);
+        mpt_clip_grad_norm(s.optimizer, 1);
+        mpt_scaler_step(s.scaler, s.optimizer);
+        mpt_scaler_update(s.scaler);
+        CHECK_EQ_INT(mpt_step_outcome(s.scaler), MPT_OUTCOME_SKIPPED);
+        check_ok(s.context);
+    }
+    clipped(&s, INFINITY, 2); /* the update of before is over */
+    mpt_step(s.optimizer);
+    check_named(s.context, MPT_ERROR_NUMERIC, "norm of the gradients", "no step");
+    CHECK(mpt_module_hash(s.net) == before);
+    mpt_error_if_nonfinite(s.optimizer, false);
+    CHECK(!(mpt_item(clipped(&s, INFINITY, 2)) < 1e30));
+    clipped(&s, 1, 2);
+    mpt_step(s.optimizer);
+    check_ok(s.context);
+    CHECK(mpt_module_hash(s.net) != before);
+    mpt_destroy(s.context);
 }
 
 TEST_TABLE = {
@@ -441,5 +533,7 @@ TEST_TABLE = {
     T(ends_after_mpt_clear_error),
     T(a_disabled_scaler_has_scale_1),
     T(bad_labels_are_told_with_their_bounds),
+    T(steps_after_norms_that_are_not_finite_are_told),
+    T(norms_that_are_not_finite_can_be_errors),
 };
 TEST_MAIN

@@ -486,8 +486,10 @@ static const char *mpt__path_text(const mpt_context *ctx, uint32_t path) {
 static const char *mpt__path_now(const mpt__base *base) {
     const mpt_context *ctx = (const mpt_context *)base; /* its first member */
     uint32_t record = ctx->in_backward ? ctx->launch.op_record : 0;
+#if defined(MPTRAIN_CUDA)
     if (!ctx->backend.synchronous && ctx->scalars && ctx->scalars[MPT__SLOT_ERROR].i != 0)
         return ""; /* a device tells late, and what runs now may be another module */
+#endif
     return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
 }
 

@@ -454,27 +454,55 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *ctx) {
     int64_t size = scalars[MPT__SLOT_ERROR_SIZE].i;
     const mpt__scalar value = scalars[MPT__SLOT_ERROR_VALUE];
     char position[48] = "";
+#ifndef MPTRAIN_NO_WATCH
+    if (status == MPT_ERROR_NUMERIC && index < 0)
+        return mpt__error_of(ctx, status,
+                             "the norm of the gradients is %g (launch %lld); no step was taken",
+                             value.f, launch);
+#endif
     if (status == MPT_ERROR_NUMERIC)
         return mpt__error_of(ctx, status,
                              "element %lld of the input is not in [0, 1] but %g (launch %lld); "
                              "mpt_binary_cross_entropy_with_logits takes logits",
                              index, value.f, launch);
     if (index < 0)
-        return mpt__error_of(ctx, status,
-                             "element %lld of the indices is %lld: expected 0 to %lld, as the "
-                             "dimension has that it selects from (launch %lld)",
-                             -1 - index, value.i, size - 1, launch);
+        return mpt__error_of(
+            ctx, status, "element %lld of the indices is %lld: expected 0 to %lld (launch %lld)",
+            -1 - index, value.i, size - 1, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
         mpt__format_text(position, sizeof position, ", position %lld",
                          scalars[MPT__SLOT_ERROR_POSITION].i);
     return mpt__error_of(ctx, status,
-                         "target of sample %lld%s is %lld: expected a class number of 0 to %lld, "
-                         "as the input has %lld (launch %lld); check the labels, or name them with "
-                         "ignore_index",
-                         index, position, value.i, size - 1, size, launch);
+                         "target of sample %lld%s is %lld: expected a class number of 0 to %lld "
+                         "(launch %lld); check the labels, or name them with ignore_index",
+                         index, position, value.i, size - 1, launch);
+}
+
+#ifndef MPTRAIN_NO_WATCH
+static MPT__COLD void mpt__note_clipped(mpt_context *ctx) {
+    const mpt__scalar *scalars = ctx->scalars;
+    int64_t slot = scalars[MPT__SLOT_CLIPPED].i;
+    if (ctx->warned_clipped || scalars[slot].i <= scalars[MPT__SLOT_CLIPPED_AT].i) return;
+    ctx->warned_clipped = true;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "mpt_clip_grad_norm: the norm was infinite or NaN, which makes gradients 0 or NaN, "
+             "and a step took them; look at the norm and leave that step out, use a scaler, or "
+             "get an error from mpt_error_if_nonfinite; mpt_anomaly_mode finds the op");
+}
+#endif
+
+/* Says once that a step took gradients that were clipped by a norm that is not finite: known on the
+   device, and told where the host has what it knows anyway. */
+static MPT__INLINE void mpt__check_clipped(mpt_context *ctx) {
+#ifdef MPTRAIN_NO_WATCH
+    (void)ctx;
+#else
+    if (ctx->scalars && ctx->scalars[MPT__SLOT_CLIPPED].i != 0) mpt__note_clipped(ctx);
+#endif
 }
 
 static mpt_status mpt__check_device(mpt_context *ctx) {
+    mpt__check_clipped(ctx);
     bool well = !ctx->scalars || ctx->scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? ctx->base.status : mpt__fail_device(ctx);
 }

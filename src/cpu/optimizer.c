@@ -347,6 +347,26 @@ static void mpt__cpu_average(const mpt__cpu_call *call) {
     updates->i++;
 }
 
+#ifndef MPTRAIN_NO_WATCH
+/* A norm that clips, and what is known of it afterwards. */
+static void mpt__cpu_clip_note(const mpt__cpu_call *call, mpt__real norm) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar *scalars = call->scalars, *noted = &scalars[MPT__SLOT_CLIPPED];
+    bool finite = mpt__f64_is_finite((double)norm), mine = noted->i == launch->slot[3];
+    int64_t applied = scalars[launch->slot[3]].i;
+    mpt__scalar value;
+    value.f = (double)norm;
+    if (!finite && (launch->slot[2] == 0 || scalars[launch->slot[2]].i == 0)) {
+        if (launch->index[0] != 0) mpt__cpu_raise(call, MPT_ERROR_NUMERIC, -1, -1, value, 0);
+        if (launch->index[0] != 0 || noted->i != 0) return;
+        noted->i = launch->slot[3];
+        scalars[MPT__SLOT_CLIPPED_AT].i = applied;
+    } else if (mine && scalars[MPT__SLOT_CLIPPED_AT].i == applied) {
+        noted->i = 0;
+    }
+}
+#endif
+
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
 static void mpt__cpu_clip(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
@@ -357,6 +377,9 @@ static void mpt__cpu_clip(const mpt__cpu_call *call) {
     mpt__scalar *multiplier = &call->scalars[launch->slot[0]];
     if (launch->slot[0] != 0) multiplier->f = (double)((mpt__real)multiplier->f * factor);
     if (out.data != NULL) mpt__cpu_put_one(&out, 0, norm);
+#ifndef MPTRAIN_NO_WATCH
+    if (launch->slot[3] != 0) mpt__cpu_clip_note(call, norm);
+#endif
 }
 
 /* ==== Device scalars ==== */

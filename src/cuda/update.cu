@@ -484,21 +484,47 @@ mpt_status mpt__cuda_average(const mpt__cuda_call *call) {
 
 /* ---- Scalars ---- */
 
+/* What CLIP does beside clipping. */
+struct mpt__clip_note {
+    mpt__scalar *scalars;
+    int found_slot, applied_slot; /* 0: none */
+    bool raises;
+    long long number;
+};
+
+__device__ void mpt__clip_noted(const mpt__clip_note &n, float norm) {
+    mpt__scalar *noted = &n.scalars[MPT__SLOT_CLIPPED], *at = &n.scalars[MPT__SLOT_CLIPPED_AT];
+    const long long applied = n.scalars[n.applied_slot].i;
+    mpt__scalar value;
+    value.f = (double)norm;
+    if (!isfinite(norm) && (n.found_slot == 0 || n.scalars[n.found_slot].i == 0)) {
+        if (n.raises) mpt__raise(n.scalars, MPT_ERROR_NUMERIC, n.number, -1, -1, value, 0);
+        if (n.raises || noted->i != 0) return;
+        noted->i = n.applied_slot;
+        at->i = applied;
+    } else if (noted->i == n.applied_slot && at->i == applied) {
+        noted->i = 0;
+    }
+}
+
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
 __global__ void mpt__clip_kernel(mpt__scalar *multiplier, const mpt__scalar *norm, float most,
-                                 mpt__array out) {
+                                 mpt__array out, const mpt__clip_note note) {
     const float size = (float)norm->f;
     float factor = most / (size + 1e-6f);
     if (factor > 1) factor = 1;
     if (multiplier != NULL) multiplier->f = (double)((float)multiplier->f * factor);
     if (out.data != NULL) mpt__put(out, 0, size);
+    if (note.applied_slot != 0) mpt__clip_noted(note, size);
 }
 
 mpt_status mpt__cuda_clip(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
+    const mpt__clip_note note = {call->scalars, launch->slot[2], launch->slot[3],
+                                 launch->index[0] != 0, launch->number};
     mpt__scalar *multiplier = launch->slot[0] != 0 ? &call->scalars[launch->slot[0]] : NULL;
     mpt__clip_kernel<<<1, 1, 0, call->stream>>>(multiplier, &call->scalars[launch->slot[1]],
-                                                (float)launch->imm[0], mpt__array_of(call, 0));
+                                                (float)launch->imm[0], mpt__array_of(call, 0), note);
     return MPT_OK;
 }
 

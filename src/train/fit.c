@@ -352,6 +352,9 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
 
 /* nll_loss takes any numbers; of log-probabilities logsumexp is 0. Half rounds them. */
 static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor output) {
+#ifdef MPTRAIN_NO_WATCH
+    (void)ctx, (void)output;
+#else
     if (ctx->recorder || ctx->base.log.write == mpt__log_nowhere) return; /* waits */
     mpt_no_grad_begin(ctx);
     mpt_tensor sums =
@@ -364,6 +367,7 @@ static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor out
             "mpt_fit: the net's outputs are no log-probabilities (the exponentials of a sample "
             "do not add up to 1), as the default loss expects: end it with "
             "mpt_nn_log_softmax, or set mpt_fit_config.loss to mpt_cross_entropy");
+#endif
 }
 
 static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {

@@ -76,6 +76,7 @@ typedef struct {
     double setting[MPT__SETTINGS];
     double initial; /* value of the first moment of what is new */
     bool variant, maximize, shared, warned_no_grad, warned_unscaled;
+    bool refuses_nonfinite; /* norms that clip */
     bool stochastic; /* bf16 values are rounded by chance and have no masters */
     bool pattern_valid, norm_valid;
     mpt__group *groups;

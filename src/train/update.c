@@ -274,6 +274,12 @@ static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double 
     if (any) {
         launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
         launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
+#ifndef MPTRAIN_NO_WATCH
+        if (optimizer->scaler && optimizer->checked && optimizer->stage == MPT__UNSCALED)
+            launch->slot[2] = optimizer->slot[MPT__OPTIM_FOUND]; /* the scaler skips the step */
+        launch->slot[3] = clips ? optimizer->slot[MPT__OPTIM_APPLIED] : (uint16_t)MPT__SLOT_NONE;
+        launch->index[0] = optimizer->refuses_nonfinite;
+#endif
         launch->imm[0] = max_norm;
     }
     mpt__submit(ctx, launch);
@@ -293,6 +299,16 @@ mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double
 mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
     return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
 }
+
+#ifndef MPTRAIN_NO_WATCH
+mpt_status mpt_error_if_nonfinite(mpt_optimizer handle, bool on) {
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_error_if_nonfinite");
+    if (!optimizer) return mpt__status_of(handle.context);
+    if (optimizer->refuses_nonfinite != on) optimizer->patterns++; /* captured steps record anew */
+    optimizer->refuses_nonfinite = on;
+    return MPT_OK;
+}
+#endif
 
 mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
     MPT__PLAIN_FLOATS;
@@ -443,6 +459,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
     ctx->committed = ctx->now;
     ctx->committed.updates = ++ctx->now.updates;
     mpt__count_uncleared(ctx, optimizer);
+    mpt__check_clipped(ctx);
     return MPT_OK;
 }
 

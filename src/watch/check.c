@@ -23,6 +23,10 @@ static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
                       "built without what looks at a training (MPTRAIN_NO_WATCH)");
 }
 
+mpt_status mpt_error_if_nonfinite(mpt_optimizer optimizer, bool on) {
+    return on ? mpt__watch_missing(optimizer.context, "mpt_error_if_nonfinite") : MPT_OK;
+}
+
 mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
     mpt_tensor_stats stats;
     mpt__zero(stats);
