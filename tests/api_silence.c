@@ -480,6 +480,37 @@ TEST(steps_after_norms_that_are_not_finite_are_told) {
     }
 }
 
+/* Scores, or probabilities, where a loss wants the logarithms of these: told once, by the op that
+   they come from, through views and casts. */
+TEST(losses_of_what_they_do_not_take_are_told) {
+    for (int k = 0; k < 10; k++) {
+        small s = new_small();
+        mpt_context *c = s.context;
+        mpt_step_begin(c);
+        mpt_autocast_begin(c, k & 1 ? MPT_BF16 : MPT_F32);
+        mpt_tensor y = mpt_forward(s.net, s.x), labels = s.y;
+        if (k / 2 == 1) y = mpt_log_softmax(y, 1);
+        if (k / 2 == 2) y = mpt_softmax(y, 1);
+        if (k / 2 == 3) y = mpt_permute(mpt_reshape(y, MPT_SHAPE(2, 2, 2)), MPT_SHAPE(0, 2, 1));
+        if (k / 2 == 3) labels = mpt_zeros(c, MPT_I64, MPT_SHAPE(2, 2));
+        for (int i = 0; i < 2; i++)
+            k / 2 < 4 ? mpt_nll_loss(y, labels, NULL) : mpt_cross_entropy(y, labels, NULL);
+        mpt_autocast_end(c);
+        mpt_no_grad_begin(c);
+        mpt_nll_loss(mpt_zeros(c, MPT_F32, MPT_SHAPE(4, 2)), s.y, NULL); /* from nowhere known */
+        mpt_no_grad_end(c);
+        CHECK_EQ_INT(log_lines, k / 2 != 1 && k / 2 != 4);
+        if (log_lines) CHECK_CONTAINS(log_text, k / 2 == 2 ? "from softmax" : "from linear");
+        if (log_lines) CHECK_CONTAINS(log_text, "mpt_nll_loss: the input comes");
+        mpt_cross_entropy(mpt_softmax(mpt_forward(s.net, s.x), 1), s.y, NULL);
+        CHECK_EQ_INT(log_lines, 1);
+        if (k / 2 == 1) CHECK_CONTAINS(log_text, "leave the softmax out");
+        mpt_step_end(c);
+        check_ok(c);
+        mpt_destroy(c);
+    }
+}
+
 /* Asked for, it is an error, and the step does nothing. */
 TEST(norms_that_are_not_finite_can_be_errors) {
     small s = new_small();
@@ -535,5 +566,6 @@ TEST_TABLE = {
     T(bad_labels_are_told_with_their_bounds),
     T(steps_after_norms_that_are_not_finite_are_told),
     T(norms_that_are_not_finite_can_be_errors),
+    T(losses_of_what_they_do_not_take_are_told),
 };
 TEST_MAIN

@@ -415,6 +415,7 @@ struct mpt_context {
     bool warned_decoder;  /* that stb_image is an old one */
     int64_t loose_passes;  /* of backward, outside scopes */
     bool warned_leftovers; /* that tensors outside steps and scopes become many */
+    bool warned_scores;    /* that a loss takes them for what they are not */
     bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
 };
 

@@ -605,7 +605,8 @@ MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
 /* torch.nn.functional.nll_loss: log-probabilities [N, C, d1..] or [C], targets i64 [N, d1..] or 0-d
    -> fp32, 0-d, or like the targets with MPT_NONE. A target outside [0, C) that is not ignore_index
    is an error that names sample and position; weights stay untouched. The mean of nothing (no
-   samples, all ignored) is NaN, its gradient 0. */
+   samples, all ignored) is NaN, its gradient 0. The log hears of inputs that come from a layer of
+   weights or a softmax. */
 MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
                                     const mpt_nll_config *config);
 /* The same from logits, log-softmax fused in fp32. Targets may also be probabilities, floats of the

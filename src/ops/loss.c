@@ -251,6 +251,27 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
     return positions;
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__check_source(ctx, name, nll, x) ((void)0)
+#else
+/* Looks at the op that the input of a loss comes from: a product with weights has no
+   log-probabilities, nor has a softmax, whose probabilities are no logits either. Said once. */
+static void mpt__check_source(mpt_context *ctx, const char *name, bool nll, const mpt__tensor *x) {
+    const mpt__record *from = x->record;
+    while (from &&
+           (from->op == MPT__OP_reshape || from->op == MPT__OP_permute || from->op == MPT__OP_cast))
+        from = from->in[0] ? from->in[0]->record : NULL;
+    if (!from || ctx->warned_scores) return;
+    bool softmax = from->op == MPT__OP_softmax;
+    if (!softmax && (!nll || ctx->ops[from->op].policy != MPT__POLICY_LOW)) return;
+    ctx->warned_scores = true;
+    mpt__log(&ctx->base, MPT_LOG_WARNING, "%s: the input comes from %s, but it takes %s", name,
+             ctx->ops[from->op].name,
+             nll ? "log-probabilities: use mpt_log_softmax before it, or mpt_cross_entropy instead"
+                 : "logits: leave the softmax out");
+}
+#endif
+
 static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
                                  const mpt_nll_config *config) {
     if (!config) config = &mpt__nll_defaults;
@@ -259,6 +280,7 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if (!mpt__good_reduction(ctx, name, config->reduction, MPT_NONE)) return mpt__null(ctx);
     double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
     const mpt__tensor *x = ctx ? mpt__live(ctx, input) : NULL;
+    if (x) mpt__check_source(ctx, name, op == MPT__OP_nll_loss, x);
     bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
     const mpt__tensor *t = ctx && !plain ? mpt__live(ctx, targets) : NULL;
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&

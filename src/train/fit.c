@@ -68,8 +68,13 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
 /* The caller's loss, nll_loss if there is none. */
 static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
                                 mpt_tensor target) {
-    return config->loss ? config->loss(output, target, config->user)
-                        : mpt_nll_loss(output, target, NULL);
+    if (config->loss) return config->loss(output, target, config->user);
+    mpt_context *ctx = output.context;
+    bool told = ctx && ctx->warned_scores;
+    if (ctx) ctx->warned_scores = true; /* mpt__fit_check_output says it better */
+    mpt_tensor loss = mpt_nll_loss(output, target, NULL);
+    if (ctx) ctx->warned_scores = told;
+    return loss;
 }
 
 /* AUTO becomes what it stands for, and the log hears why. */
