@@ -488,8 +488,7 @@ mpt_status mpt__cuda_average(const mpt__cuda_call *call) {
 struct mpt__clip_note {
     mpt__scalar *scalars;
     int found_slot, applied_slot; /* 0: none */
-    bool raises;
-    long long number;
+    long long raises, number;
 };
 
 __device__ void mpt__clip_noted(const mpt__clip_note &n, float norm) {
