@@ -26,6 +26,20 @@ TEST(in_other_modes_of_floats) {
     case_floats = usual_floats;
 }
 
+/* Inside inference mode, a recording and a captured step. */
+TEST(in_other_places) {
+    capture_make();
+    for (case_place = IN_INFERENCE; case_place < PLACES_HERE; case_place++) {
+        const int before = test_failures;
+        mpt_destroy(f.context);
+        mpt_destroy(f.other);
+        make_fixture();
+        for (size_t k = 0; k < sizeof all_cases / sizeof *all_cases; k++) all_cases[k].run();
+        if (test_failures > before) printf("\n  %s", place_names[case_place]);
+    }
+    case_place = BY_ITSELF;
+}
+
 #if defined(HAVE_FORK)
 
 /* Functions that have no case with an error. */

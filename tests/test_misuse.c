@@ -223,6 +223,8 @@ static void end_all(void) {
     }
 }
 
+#include "misuse_places.h"
+
 static void case_end(int line, mpt_status status, const char *text, const char *before) {
     const char *message = mpt_error(f.context);
     if (!mpt_failed(f.context))
@@ -243,11 +245,23 @@ static void case_end(int line, mpt_status status, const char *text, const char *
     case_train(line);
 }
 
+/* In another place the error may be another one. */
+static void case_end_there(int line, const char *text, const char *before) {
+    const char *message = mpt_error(f.context);
+    if (!mpt_failed(f.context) && !place_allows(text)) complain(line, "no error");
+    if (strcmp(message, before) != 0) complain(line, "a later call changed the error");
+    place_leave();
+    if (mpt_failed(f.context)) complain(line, "mpt_clear_error leaves it");
+    end_all();
+    case_train(line);
+}
+
 /* The statement must end in this error; once poisoned, it does nothing. */
 #define CASE(function, status, text, ...) \
     do { \
         char before_[1024]; \
         case_begin(#function); \
+        place_enter(); \
         { __VA_ARGS__; } \
         case_ran(__LINE__); \
         if (in_child) { \
@@ -256,7 +270,38 @@ static void case_end(int line, mpt_status status, const char *text, const char *
         } \
         snprintf(before_, sizeof before_, "%s", mpt_error(f.context)); \
         if (mpt_failed(f.context)) { __VA_ARGS__; } \
-        case_end(__LINE__, status, text, before_); \
+        if (case_place) \
+            case_end_there(__LINE__, text, before_); \
+        else \
+            case_end(__LINE__, status, text, before_); \
+    } while (0)
+
+/* A tensor of another context beside what is of this one: an error in one of the two. */
+static void case_end_foreign(int line) {
+    if (!mpt_failed(f.context) && !mpt_failed(f.other)) complain(line, "no error of another context");
+    if (case_place) place_leave();
+    mpt_clear_error(f.context);
+    mpt_clear_error(f.other);
+    end_all();
+    case_train(line);
+}
+
+/* Whether the call has another handle, of this context. */
+static bool has_others(const char *call) {
+    while ((call = strstr(call, "f.")) != NULL)
+        if (call += 2, call[0] != 'n' || call[2] == 't') return true; /* not nil or none, but net */
+    return false;
+}
+
+#define FOREIGN(function, text, statement) \
+    do { \
+        if (!has_others(text) || in_child) break; \
+        case_begin(#function); \
+        place_enter(); \
+        t_ = f.foreign; \
+        statement; \
+        case_ran(__LINE__); \
+        case_end_foreign(__LINE__); \
     } while (0)
 
 /* A call without a context: the error is that of the last one made. */
@@ -267,11 +312,14 @@ static void case_end(int line, mpt_status status, const char *text, const char *
 #define QUIET(function, condition) \
     do { \
         case_begin(#function); \
+        place_enter(); \
         bool holds_ = in_child || (condition); \
         case_ran(__LINE__); \
         if (in_child) break; \
-        if (!holds_) complain(__LINE__, #condition); \
-        if (mpt_failed(f.context)) complain(__LINE__, "an error where none belongs"); \
+        bool failed_ = mpt_failed(f.context); \
+        if (!holds_ && !(case_place && failed_) && !place_allows("")) complain(__LINE__, #condition); \
+        if (failed_ && !case_place) complain(__LINE__, "an error where none belongs"); \
+        if (case_place) place_leave(), end_all(); \
         case_train(__LINE__); \
     } while (0)
 
@@ -287,6 +335,7 @@ static void case_end(int line, mpt_status status, const char *text, const char *
         CASE(function, MPT_ERROR_HANDLE, "stale handle", CHECK((expression).slot == 0)); \
         t_ = f.nil; \
         CASE(function, MPT_ERROR_HANDLE, "null handle", CHECK((expression).slot == 0)); \
+        FOREIGN(function, #expression, CHECK((expression).slot == 0)); \
     } while (0)
 
 /* The same for calls that give a status or a value. */
@@ -298,6 +347,7 @@ static void case_end(int line, mpt_status status, const char *text, const char *
         CASE(function, MPT_ERROR_HANDLE, "tensor made in step 1 used in", statement); \
         t_ = f.nil; \
         CASE(function, MPT_ERROR_HANDLE, "null handle", statement); \
+        FOREIGN(function, #statement, statement); \
     } while (0)
 
 #define ARGUMENT MPT_ERROR_ARGUMENT
@@ -1182,7 +1232,7 @@ TEST(every_function_has_a_case) {
     mpt_destroy(f.other);
 }
 
-TEST_TABLE = {T(contexts), ALL_CASES, T(in_other_modes_of_floats),
+TEST_TABLE = {T(contexts), ALL_CASES, T(in_other_modes_of_floats), T(in_other_places),
               T(a_forked_child_is_refused_everything),
               T(every_function_has_a_case)};
 TEST_MAIN
