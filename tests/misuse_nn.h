@@ -11,12 +11,19 @@
         h_ = stale_handle; \
         CASE(function, BAD_HANDLE, "was destroyed or never made", statement); \
     } while (0)
+/* And one of another context, where the call has other handles. */
+#define OBJECT_OR_FOREIGN(function, type, name, foreign, statement) \
+    do { \
+        OBJECT(function, type, f.no_##name, f.stale_##name, statement); \
+        type h_; \
+        FOREIGN(function, #statement, h_ = foreign; statement); \
+    } while (0)
 #define MODULE(function, statement) \
-    OBJECT(function, mpt_module, f.no_module, f.stale_module, statement)
+    OBJECT_OR_FOREIGN(function, mpt_module, module, f.foreign_module, statement)
 #define OPTIMIZER(function, statement) \
-    OBJECT(function, mpt_optimizer, f.no_optimizer, f.stale_optimizer, statement)
+    OBJECT_OR_FOREIGN(function, mpt_optimizer, optimizer, f.foreign_optimizer, statement)
 #define SCALER(function, statement) \
-    OBJECT(function, mpt_scaler, f.no_scaler, f.stale_scaler, statement)
+    OBJECT_OR_FOREIGN(function, mpt_scaler, scaler, f.twin.scaler, statement)
 #define DATASET(function, statement) \
     OBJECT(function, mpt_dataset, f.no_data, f.stale_data, statement)
 #define LOADER(function, statement) \
