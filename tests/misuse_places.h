@@ -67,9 +67,7 @@ static void capture_make(void) {
     pthread_mutex_init(&capture.lock, NULL);
     pthread_cond_init(&capture.changed, NULL);
 }
-static void capture_destroy(void) {
-    mpt_captured_destroy(capture.step);
-}
+static void capture_destroy(void) { mpt_captured_destroy(capture.step); }
 enum { PLACES_HERE = PLACES };
 #else
 static void capture_begin(void) {}
