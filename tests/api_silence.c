@@ -225,6 +225,32 @@ TEST(a_forgotten_zero_grad_is_named) {
     mpt_destroy(s.context);
 }
 
+/* Several backward passes before one step are accumulation, wherever the gradients are cleared;
+   two optimizers over one net, each clearing its own, forget nothing. */
+TEST(accumulation_is_no_forgotten_zero_grad) {
+    for (int k = 0; k < 3; k++) {
+        small s = new_small();
+        mpt_sgd_config config = mpt_sgd_config_default();
+        config.allow_shared = true;
+        mpt_optimizer other = mpt_sgd(mpt_child(s.net, "2"), &config);
+        for (int i = 0; i < 9; i++) {
+            if (k == 0) mpt_zero_grad(s.optimizer);
+            for (int b = 0; b < 4; b++) mpt_backward(loss_of(&s));
+            mpt_step(s.optimizer);
+            if (k == 1) mpt_zero_grad(s.optimizer);
+            if (k == 2) {
+                mpt_zero_grad(other);
+                mpt_backward(loss_of(&s));
+                mpt_step(other);
+                mpt_zero_grad(s.optimizer);
+            }
+        }
+        check_ok(s.context);
+        CHECK_EQ_INT(log_lines, 0);
+        mpt_destroy(s.context);
+    }
+}
+
 /* Where only the diagnosis of skipped steps can tell: the user gives the gradient. */
 TEST(a_diagnosis_names_what_was_not_cleared) {
     small s = new_small();
@@ -557,6 +583,7 @@ TEST_TABLE = {
     T(what_pytorch_allows),
     T(captured_steps_know_it_too),
     T(a_forgotten_zero_grad_is_named),
+    T(accumulation_is_no_forgotten_zero_grad),
     T(a_diagnosis_names_what_was_not_cleared),
     T(a_net_of_one_layer_has_no_layer_bias),
     T(null_handles_stick),

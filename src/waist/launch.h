@@ -109,9 +109,10 @@ typedef struct mpt__operand {
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
- *           f32 [1] = norm. slot[3] (0: only looks) steps applied: a norm that is not finite, unless
- *           slot[2] (0: none) holds a found_inf that will skip the step, sets the error word where
- *           index[0] is 1, else is noted in CLIPPED; a later one of the same count takes that back.
+ *           f32 [1] = norm. slot[3] (0: only looks) steps applied: a norm that is not finite,
+ *           unless slot[2] (0: none) holds a found_inf that will skip the step, sets the error word
+ *           where index[0] is 1, else is noted in CLIPPED; a later one of the same count takes that
+ *           back.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
  * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
  * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite; slot[2] (0:
