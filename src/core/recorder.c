@@ -150,10 +150,12 @@ static mpt__recording *mpt__recorder_stop(mpt_context *ctx) {
 
 mpt_recording mpt_record_end(mpt_context *ctx) {
     if (!mpt__enter(ctx, "mpt_record_end")) return mpt__recording_handle(ctx, NULL);
+#ifndef MPTRAIN_NO_GRAPH
     if (ctx->capturing) {
         mpt__error(ctx, STATE, "the recording is that of a captured step, which ends it by itself");
         return mpt__recording_handle(ctx, NULL);
     }
+#endif
     mpt__tell(ctx, MPT__RECORDING_ASKED, NULL);
     mpt__recording *recorder = mpt__recorder_stop(ctx);
     if (!recorder) mpt__error(ctx, STATE, "no recording is under way; mpt_record_begin starts one");
