@@ -48,6 +48,8 @@ typedef struct {
 static float inputs[SAMPLES][FEATURES];
 static int64_t targets[SAMPLES];
 
+static mpt_device where = MPT_DEVICE_AUTO;
+
 static mpt_optimizer make_optimizer(mpt_module net, int kind) {
     mpt_sgd_config sgd = mpt_sgd_config_default();
     mpt_adamw_config adamw = mpt_adamw_config_default();
@@ -63,7 +65,7 @@ static training begin(const setup *how, int threads, uint64_t seed) {
     training t;
     mpt_config config = mpt_config_default();
     memset(&t, 0, sizeof t);
-    config.threads = threads, config.seed = seed;
+    config.threads = threads, config.seed = seed, config.device = where;
     mpt_context *c = t.context = mpt_create(&config);
     t.how = how;
     t.net = mpt_sequential(c, mpt_nn_linear(c, FEATURES, 12), mpt_nn_batch_norm1d(c, 12, NULL),
@@ -305,6 +307,112 @@ TEST(back_and_forward) {
     }
 }
 
+/* A step that is captured, of one batch after the other. */
+typedef struct {
+    mpt_module net;
+    mpt_optimizer optimizer;
+    mpt_scaler scaler;
+    bool steps; /* without them nothing is captured, and dropout counts on and on */
+} captured_training;
+
+static mpt_status captured_step(mpt_context *c, void *user, mpt_tensor x, mpt_tensor y) {
+    captured_training *t = (captured_training *)user;
+    if (t->steps) mpt_step_begin(c);
+    mpt_autocast_begin(c, MPT_F16);
+    mpt_tensor loss = mpt_nll_loss(mpt_forward(t->net, x), y, NULL);
+    mpt_autocast_end(c);
+    mpt_metric_push(c, "loss", loss);
+    mpt_zero_grad(t->optimizer);
+    mpt_backward(mpt_scale_loss(t->scaler, loss));
+    mpt_scaler_step(t->scaler, t->optimizer);
+    mpt_scaler_update(t->scaler);
+    if (t->steps) mpt_step_end(c);
+    return mpt_error_code(c);
+}
+
+static uint64_t run_captured(mpt_context *c, mpt_captured step, mpt_tensor x[3], mpt_tensor y,
+                             int from, int to) {
+    for (int i = from; i < to; i++) mpt_captured_step(step, x[i % 3], y);
+    return mpt_state_hash(c);
+}
+
+/* Steps that run from their recording go back and forward, too, and go on elsewhere. */
+TEST(captured_steps_go_back) {
+#ifdef MPTRAIN_NO_GRAPH
+    SKIP("captured steps");
+#else
+    uint64_t hash[3] = {0, 0, 0};
+    uint8_t *block = NULL;
+    int64_t bytes = 0;
+    make_data();
+    for (int round = 0; round < 4; round++) {
+        captured_training t;
+        mpt_context *c = mpt_create(NULL);
+        mpt_scaler_config scaler = mpt_scaler_config_default();
+        mpt_tensor x[3], y = mpt_from(c, MPT_I64, MPT_SHAPE(BATCH), targets);
+        scaler.growth_interval = 4;
+        t.net = mpt_sequential(c, mpt_nn_linear(c, FEATURES, 12), mpt_nn_relu(c),
+                               mpt_nn_dropout(c, 0.2), mpt_nn_linear(c, 12, CLASSES),
+                               mpt_nn_log_softmax(c, -1), MPT_END);
+        t.optimizer = mpt_adamw(t.net, NULL);
+        t.scaler = mpt_grad_scaler(c, &scaler);
+        t.steps = round < 2;
+        mpt_schedule_create(t.optimizer, mpt_cosine_lr(15, 0.0001), MPT_PER_STEP);
+        for (int i = 0; i < 3; i++)
+            x[i] = mpt_from(c, MPT_F32, MPT_SHAPE(BATCH, FEATURES), inputs[i * BATCH]);
+        mpt_captured step = mpt_capture(c, captured_step, &t);
+        if (round % 2 == 0) {
+            free(block);
+            hash[0] = run_captured(c, step, x, y, 0, 7);
+            bytes = mpt_snapshot_bytes(c);
+            REQUIRE(bytes > 0);
+            block = (uint8_t *)malloc((size_t)bytes);
+            CHECK_EQ_INT(mpt_snapshot(c, block, (size_t)bytes), MPT_OK);
+            CHECK(mpt_captured_count(step) == (t.steps ? 5 : 0));
+            hash[1] = run_captured(c, step, x, y, 7, 20);
+            for (int again = 0; again < 2; again++) {
+                CHECK_EQ_INT(mpt_restore(c, block, (size_t)bytes), MPT_OK);
+                CHECK(mpt_state_hash(c) == hash[0]);
+                CHECK(run_captured(c, step, x, y, 7, 20) == hash[1]);
+            }
+        } else { /* the same objects, of which none has been used */
+            mpt_metric_push(c, "loss", mpt_zeros(c, MPT_F32, MPT_SCALAR));
+            CHECK_EQ_INT(mpt_restore(c, block, (size_t)bytes), MPT_OK);
+            CHECK(mpt_state_hash(c) == hash[0]);
+            hash[2] = run_captured(c, step, x, y, 7, 20);
+            CHECK(hash[2] == hash[1]);
+        }
+        CHECK_EQ_STR(mpt_error(c), "");
+        mpt_destroy(c);
+    }
+    free(block);
+#endif
+}
+
+/* From one device to another and back: where there is but one, from the CPU to the CPU. */
+TEST(on_another_device) {
+    make_data();
+    const setup *how = &setups[4];
+    training a = begin(how, 2, 3), b;
+    run(&a, 0, STOP);
+    const uint64_t hash = mpt_state_hash(a.context);
+    const int64_t bytes = mpt_snapshot_bytes(a.context);
+    REQUIRE(bytes > 0);
+    uint8_t *block[2] = {(uint8_t *)malloc((size_t)bytes), (uint8_t *)malloc((size_t)bytes)};
+    CHECK_EQ_INT(mpt_snapshot(a.context, block[0], (size_t)bytes), MPT_OK);
+    where = MPT_DEVICE_CPU;
+    b = begin(how, 1, 3);
+    where = MPT_DEVICE_AUTO;
+    mpt_metric_push(b.context, "loss", mpt_zeros(b.context, MPT_F32, MPT_SCALAR));
+    CHECK_EQ_INT(mpt_restore(b.context, block[0], (size_t)bytes), MPT_OK);
+    CHECK(mpt_state_hash(b.context) == hash);
+    CHECK_EQ_INT(mpt_snapshot(b.context, block[1], (size_t)bytes), MPT_OK);
+    CHECK(memcmp(block[0], block[1], (size_t)bytes) == 0);
+    free(block[0]), free(block[1]);
+    mpt_destroy(a.context);
+    mpt_destroy(b.context);
+}
+
 TEST(snapshots_take_no_memory) {
     mpt_context *c = mpt_create(NULL);
     mpt_module net = mpt_nn_linear(c, 30, 40);
@@ -359,8 +467,10 @@ TEST(between_steps_only) {
 TEST_TABLE = {T(stopped_and_gone_on),      T(files_that_are_whole_and_cut),
               T(files_of_others),          T(weights_of_a_checkpoint),
               T(nets_with_equal_names),    T(back_and_forward),
+              T(captured_steps_go_back),   T(on_another_device),
               T(snapshots_take_no_memory), T(between_steps_only)};
 #else
-TEST_TABLE = {T(back_and_forward), T(snapshots_take_no_memory), T(between_steps_only)};
+TEST_TABLE = {T(back_and_forward), T(captured_steps_go_back), T(on_another_device),
+              T(snapshots_take_no_memory), T(between_steps_only)};
 #endif
 TEST_MAIN

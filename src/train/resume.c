@@ -286,6 +286,7 @@ static mpt_status mpt__snapshot_item(mpt_context *ctx, void *user, const mpt__st
     uint8_t *to = mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(n, 8));
     if (!to) return ctx->base.status;
     memcpy(to, &mark, 8);
+    memset(to + 8 + n, 0, (size_t)(mpt__aligned_up(n, 8) - n));
     if (item->storage) return mpt__download(ctx, to + 8, item->storage, item->offset * size, n);
     mpt__item_get(ctx, item, &number);
     memcpy(to + 8, &number, 8);

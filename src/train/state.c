@@ -143,9 +143,11 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
     item.shape = parameter->tensor->shape;
     mpt_status status = mpt__state_show(w, &item);
     if (w->mode == MPT__STATE_APPLIES) parameter->has_grad = true;
-    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false},
-                                   {"since", MPT__OF_U32, &parameter->since, false},
-                                   {"steps", MPT__OF_U32, &parameter->steps, false}};
+    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false}};
+    if (w->mode == MPT__STATE_APPLIES) { /* what messages count begins anew */
+        parameter->since = (uint32_t)ctx->now.updates;
+        parameter->steps = 0;
+    }
     return status == MPT_OK ? MPT__STATE_ROWS(w, rows) : status;
 }
 
@@ -159,6 +161,27 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
     w->prefix = number ? mpt__format_text(w->name, sizeof w->name, "net.%d.", number) : 0;
     mpt__state_named(w, path);
     return mpt__state_show(w, &item);
+}
+
+/* How often a module has drawn since the step began; a loop without steps counts on and on. */
+static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
+                                   const char *path) {
+    mpt_context *ctx = w->context;
+    const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false}};
+    const bool now = module->draws.count > 0 && module->draws.step == ctx->now.step;
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.net.%d.%s%s", number, path,
+                                 *path ? "." : "");
+    mpt__state_named(w, "draws");
+    const bool there = w->present(w->user, w->name, now);
+    if (w->mode == MPT__STATE_APPLIES) {
+        module->draws.step = ctx->now.step;
+        module->draws.count = 0;
+    }
+    if (there) MPT__STATE_ROWS(w, rows);
+    if (w->mode != MPT__STATE_APPLIES) return ctx->base.status;
+    module->updates = ctx->now.updates;
+    module->committed = module->draws;
+    return ctx->base.status;
 }
 
 /* A net that is in use. Another one has no state: what it will be follows from the seed. */
@@ -185,6 +208,9 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
     while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
         status = mpt__state_gradient(w, parameter, number);
+    mpt__module *module = status == MPT_OK ? mpt__walk_begin(&walk, ctx, root) : NULL;
+    for (; module && status == MPT_OK; module = mpt__walk_next(&walk))
+        status = mpt__state_draws(w, module, number, walk.path);
     return status;
 }
 
@@ -261,13 +287,17 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         {"window_steps", MPT__OF_I64, &scaler->window_steps, false},
         {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false},
         {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false}};
+    const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
     for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
         status = mpt__state_slot(w, names[i], i == MPT__SCALER_SCALE ? MPT_F64 : MPT_I64,
                                  scaler->slots[i]);
     if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
-    scaler->changes++;
+    if (before.growth_factor != scaler->config.growth_factor ||
+        before.backoff_factor != scaler->config.backoff_factor ||
+        before.growth_interval != scaler->config.growth_interval)
+        scaler->changes++; /* captured steps have them in them */
     scaler->unseen = 0;
     mpt__scaler_read(w->context, scaler, &scaler->seen);
     return w->context->base.status;
@@ -345,7 +375,8 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
                                    {"seed", MPT__OF_I64, &ctx->config.seed, true},
                                    {"step", MPT__OF_I64, &ctx->now.step, false},
                                    {"updates", MPT__OF_I64, &ctx->now.updates, false},
-                                   {"draws", MPT__OF_I64, &ctx->now.draws, false}};
+                                   {"draws", MPT__OF_I64, &ctx->now.draws, false},
+                                   {"calls", MPT__OF_I64, &ctx->now.module_calls, false}};
     static const mpt__object_kind kinds[] = {MPT__OPTIMIZER, MPT__SCALER, MPT__EMA, MPT__LOADER};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
