@@ -11,6 +11,35 @@
 
 #include "core/values.c"
 
+#ifdef MPTRAIN_NO_WATCH
+
+static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
+    if (!ctx) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED,
+                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
+}
+
+static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
+    (void)ctx, (void)user, (void)what;
+}
+static void mpt__anomaly_free(mpt_context *ctx) { (void)ctx; }
+
+mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
+    (void)on;
+    return mpt__watch_missing(ctx, "mpt_anomaly_mode");
+}
+mpt_anomaly_kind mpt_anomaly(mpt_context *ctx) {
+    (void)ctx;
+    return MPT_ANOMALY_NONE;
+}
+const char *mpt_anomaly_text(mpt_context *ctx) {
+    (void)ctx;
+    return "";
+}
+
+#else
+
 /* What a launch made that is not finite: its first such element. */
 typedef struct {
     int64_t launch; /* position in the recording */
@@ -337,5 +366,7 @@ mpt_anomaly_kind mpt_anomaly(mpt_context *ctx) {
 const char *mpt_anomaly_text(mpt_context *ctx) {
     return ctx && ctx->anomaly ? ctx->anomaly->report : "";
 }
+
+#endif /* MPTRAIN_NO_WATCH */
 
 #endif

@@ -16,13 +16,6 @@ mpt_gradcheck_config mpt_gradcheck_config_default(void) {
 
 #ifdef MPTRAIN_NO_WATCH
 
-static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
-    if (!ctx) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
-    return mpt__error(ctx, UNSUPPORTED,
-                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
-}
-
 mpt_status mpt_error_if_nonfinite(mpt_optimizer optimizer, bool on) {
     return on ? mpt__watch_missing(optimizer.context, "mpt_error_if_nonfinite") : MPT_OK;
 }
