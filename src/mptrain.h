@@ -169,6 +169,7 @@ MPT__BEGIN_COLD
 #include "train/fit.c"
 #include "graph/capture.c"
 #include "watch/check.c"
+#include "watch/classes.c"
 #include "context.c"
 MPT__END_REGION
 #endif

@@ -1,5 +1,5 @@
 /* api_numbers.c: numbers at the ends of their ranges: uniform draws below their upper bound in
-   every dtype, values in the bins that hold them, deviations and norms of very large and very small
+   every dtype, draws by weights of any size, values in the bins that hold them, deviations and norms of very large and very small
    numbers, NaN that is masked out, gradients of reductions of nothing. On every level. */
 #include MPTRAIN_HEADER_FILE
 #include <math.h>
@@ -44,6 +44,124 @@ TEST(uniform_numbers_stay_below_one) {
         }
         check_ok(c);
     }
+}
+
+/* The bits of mpt_rand and mpt_randn of that dtype and shape, also of what is not contiguous. */
+TEST(draws_like_another_tensor) {
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_BF16, MPT_F64};
+    float hashes[2][4][12];
+    for (int k = 0; k < 3; k++) {
+        for (int like = 0; like < 2; like++) {
+            mpt_context *c = make_context(MPT_ISA_AUTO);
+            mpt_tensor x = mpt_transpose(mpt_zeros(c, dtypes[k], MPT_SHAPE(4, 3)), 0, 1);
+            for (int i = 0; i < 4; i++) {
+                mpt_tensor y = like    ? i % 2 ? mpt_randn_like(x) : mpt_rand_like(x)
+                                  : i % 2 ? mpt_randn(c, dtypes[k], MPT_SHAPE(3, 4))
+                                       : mpt_rand(c, dtypes[k], MPT_SHAPE(3, 4));
+                CHECK_EQ_INT(mpt_get_dtype(y), dtypes[k]);
+                CHECK(mpt_get_shape(y).rank == 2 && mpt_get_shape(y).dim[0] == 3);
+                mpt_read_f32(y, hashes[like][i], 12);
+            }
+            check_ok(c);
+            mpt_destroy(c);
+        }
+        CHECK(memcmp(hashes[0], hashes[1], sizeof hashes[0]) == 0);
+    }
+}
+
+/* ==== Draws by weight ==== */
+
+enum { DRAWN = 40000 };
+static int64_t places[DRAWN];
+
+static bool read_places(mpt_tensor drawn_places, int64_t count) {
+    return mpt_read(drawn_places, places, (size_t)count * sizeof *places) == MPT_OK;
+}
+
+/* Shares within four deviations, of sums that are not 1, in halves, too; the same draws with any
+   number of threads; others in the next call, and with another seed. */
+TEST(draws_by_weight) {
+    static const float weights[7] = {0, 3, 0.5f, 0, 12, 0.25f, 0};
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_BF16, MPT_F16, MPT_F64};
+    static int64_t first[DRAWN];
+    for (int k = 0; k < 6; k++) {
+        mpt_config config = mpt_config_default();
+        config.threads = k % 3, config.seed = k == 5;
+        mpt_context *c = mpt_create(&config);
+        mpt_tensor w = mpt_cast(mpt_from(c, MPT_F32, MPT_SHAPE(7), weights), dtypes[k % 4]);
+        CHECK(read_places(mpt_multinomial(w, DRAWN, true), DRAWN));
+        double counts[7] = {0};
+        for (int i = 0; i < DRAWN; i++) counts[places[i]] += 1;
+        for (int i = 0; i < 7; i++) {
+            const double p = (double)weights[i] / 15.75;
+            CHECK_NEAR(counts[i], DRAWN * p, 4 * sqrt(DRAWN * p * (1 - p)));
+        }
+        if (k == 0) memcpy(first, places, sizeof first);
+        CHECK((memcmp(first, places, sizeof first) == 0) == (k < 5));
+        CHECK(read_places(mpt_multinomial(w, DRAWN, true), DRAWN));
+        CHECK(memcmp(first, places, sizeof first) != 0);
+        CHECK(mpt_get_dtype(mpt_multinomial(w, 1, false)) == MPT_I64);
+        mpt_tensor none = mpt_multinomial(mpt_zeros(c, MPT_F32, MPT_SHAPE(0, 3)), 2, true);
+        CHECK(mpt_get_shape(none).dim[0] == 0 && mpt_get_shape(none).dim[1] == 2);
+        check_ok(c);
+        mpt_destroy(c);
+    }
+}
+
+/* Without replacement: all that weighs something, once each, in every row; the first of three by
+   its share, and the second by its share of what is left. Rows draw apart from each other. */
+TEST(draws_without_replacement) {
+    enum { ROWS = 10000, N = 5 };
+    static float weights[ROWS][N];
+    static const float row[N] = {0, 1, 0, 2, 5};
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    for (int i = 0; i < ROWS; i++) memcpy(weights[i], row, sizeof row);
+    mpt_tensor w = mpt_from(c, MPT_F32, MPT_SHAPE(100, 100, N), weights);
+    mpt_tensor drawn_places = mpt_multinomial(w, 3, false);
+    CHECK(mpt_get_shape(drawn_places).rank == 3 && mpt_get_shape(drawn_places).dim[2] == 3);
+    CHECK(read_places(drawn_places, 3 * ROWS));
+    double first[N] = {0}, second = 0;
+    for (int i = 0; i < ROWS; i++) {
+        const int64_t *p = places + 3 * i;
+        CHECK((1 << p[0] | 1 << p[1] | 1 << p[2]) == (1 << 1 | 1 << 3 | 1 << 4));
+        first[p[0]] += 1;
+        second += p[0] == 4 && p[1] == 3;
+    }
+    for (int i = 0; i < N; i++) {
+        const double p = (double)row[i] / 8;
+        CHECK_NEAR(first[i], ROWS * p, 4 * sqrt(ROWS * p * (1 - p)));
+    }
+    CHECK_NEAR(second, first[4] * 2 / 3, 4 * sqrt(first[4] * 2 / 9));
+    check_ok(c);
+    mpt_destroy(c);
+}
+
+/* Beside 1 the smallest numbers of fp32 are as good as never drawn, but before those of weight 0,
+   and among each other by their shares; a row of nothing else is drawn from as any other. */
+TEST(small_weights_are_drawn_last) {
+    enum { N = 1000, ROWS = 3000 };
+    static float weights[N], small[ROWS][4];
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    weights[7] = 1, weights[500] = 2.8e-45f, weights[999] = 1e-30f;
+    mpt_tensor w = mpt_from(c, MPT_F32, MPT_SHAPE(N), weights);
+    for (int i = 0; i < 20; i++) {
+        CHECK(read_places(mpt_multinomial(w, 3, false), 3));
+        CHECK(places[0] == 7 && places[1] == 999 && places[2] == 500);
+    }
+    CHECK(read_places(mpt_multinomial(w, DRAWN, true), DRAWN));
+    for (int i = 0; i < DRAWN; i++) CHECK(places[i] == 7);
+    for (int i = 0; i < ROWS; i++)
+        small[i][0] = 1, small[i][2] = 1.4e-45f, small[i][3] = 4.2e-45f; /* 1 and 3 of the least */
+    CHECK(read_places(mpt_multinomial(mpt_from(c, MPT_F32, MPT_SHAPE(ROWS, 4), small), 2, false),
+                      2 * ROWS));
+    double third = 0;
+    for (int i = 0; i < ROWS; i++) {
+        CHECK(places[2 * i] == 0 && places[2 * i + 1] >= 2);
+        third += places[2 * i + 1] == 3;
+    }
+    CHECK_NEAR(third, ROWS * 0.75, 4 * sqrt(ROWS * 0.1875));
+    check_ok(c);
+    mpt_destroy(c);
 }
 
 /* Initial values of ranges that rounding would leave, drawn before and after mpt_half. */
@@ -444,6 +562,10 @@ TEST(cosines_and_distances_beyond_fp32) {
 }
 
 TEST_TABLE = {T(uniform_numbers_stay_below_one),
+              T(draws_like_another_tensor),
+              T(draws_by_weight),
+              T(draws_without_replacement),
+              T(small_weights_are_drawn_last),
               T(uniform_weights_stay_in_their_range),
               T(written_weights_are_rounded),
               T(values_are_in_their_bins),

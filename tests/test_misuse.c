@@ -538,6 +538,34 @@ TEST(making_tensors) {
     MAKER(mpt_wrap, mpt_wrap(c_, d_, s_, data));
     CASE(mpt_rand, DTYPE, "float dtype", mpt_rand(f.context, MPT_I64, MPT_SHAPE(2)));
     CASE(mpt_randn, DTYPE, "float dtype", mpt_randn(f.context, MPT_BOOL, MPT_SHAPE(2)));
+    TENSOR(mpt_multinomial, mpt_multinomial(t_, 1, true));
+    CASE(mpt_multinomial, DTYPE, "dtype int64: expected", mpt_multinomial(f.longs, 1, true));
+    CASE(mpt_multinomial, ARGUMENT, "0 draws by weights [4, 8]", mpt_multinomial(f.x, 0, true));
+    CASE(mpt_multinomial, ARGUMENT, "-1 draws", mpt_multinomial(f.x, -1, false));
+    CASE(mpt_multinomial, ARGUMENT, "by weights []: expected 1 or more, by [.., n]",
+         mpt_multinomial(f.scalar, 1, true));
+    CASE(mpt_multinomial, SHAPE, "elements", mpt_multinomial(f.x, INT64_MAX / 2, true));
+    CASE(mpt_multinomial, MPT_ERROR_MEMORY, "out of memory",
+         mpt_multinomial(mpt_ones(f.context, MPT_F32, MPT_SHAPE(2)), INT64_C(1) << 45, true));
+    static const float bad[4][2] = {{1, -1}, {1, (float)NAN}, {(float)INFINITY, 1}, {0, 0}};
+    static const char *const says[4] = {"weight 1 of row 1 is -1: expected finite ones, 0 or more",
+                                        "weight 1 of row 1 is nan", "weight 0 of row 1 is inf",
+                                        "row 1 has 0 weights above 0: expected 1 or more"};
+    for (int i = 0; i < 4; i++) {
+        const float rows[4] = {1, 1, bad[i][0], bad[i][1]};
+        CASE(mpt_multinomial, ARGUMENT, says[i],
+             mpt_multinomial(mpt_from(f.context, MPT_F32, MPT_SHAPE(2, 2), rows), 1, true));
+    }
+    CASE(mpt_multinomial, ARGUMENT, "row 0 has 2 weights above 0: expected 3 or more",
+         mpt_multinomial(mpt_ones(f.context, MPT_F32, MPT_SHAPE(2)), 3, false));
+    CASE(mpt_multinomial, ARGUMENT, "the weights of row 0 add up to inf",
+         mpt_multinomial(mpt_full(f.context, MPT_F64, MPT_SHAPE(2), 1e308), 1, false));
+    CASE(mpt_multinomial, ARGUMENT, "row 0 has 0 weights above 0",
+         mpt_multinomial(mpt_ones(f.context, MPT_F32, MPT_SHAPE(1, 0)), 1, true));
+    TENSOR(mpt_rand_like, mpt_rand_like(t_));
+    TENSOR(mpt_randn_like, mpt_randn_like(t_));
+    CASE(mpt_rand_like, DTYPE, "dtype int64: expected a float dtype", mpt_rand_like(f.longs));
+    CASE(mpt_randn_like, DTYPE, "dtype int64: expected a float dtype", mpt_randn_like(f.longs));
     CASE(mpt_from, ARGUMENT, "data is NULL", mpt_from(f.context, MPT_F32, MPT_SHAPE(2), NULL));
     CASE(mpt_wrap, ARGUMENT, "data must be 8 bytes",
          mpt_wrap(f.context, MPT_F32, MPT_SHAPE(2), NULL));

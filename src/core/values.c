@@ -142,6 +142,20 @@ mpt_tensor mpt_randn(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
     return mpt__random(ctx, "mpt_randn", dtype, &shape, MPT__FN_NORMAL);
 }
 
+static mpt_tensor mpt__random_like(mpt_tensor x, const char *call, mpt__function function) {
+    const mpt__tensor *like = mpt__enter_at(x, call, "argument 1");
+    if (!like) return mpt__null(x.context);
+    mpt_shape shape = like->shape;
+    return mpt__random(x.context, call, (mpt_dtype)like->dtype, &shape, function);
+}
+
+mpt_tensor mpt_rand_like(mpt_tensor x) {
+    return mpt__random_like(x, "mpt_rand_like", MPT__FN_UNIFORM);
+}
+mpt_tensor mpt_randn_like(mpt_tensor x) {
+    return mpt__random_like(x, "mpt_randn_like", MPT__FN_NORMAL);
+}
+
 mpt_tensor mpt_from(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, const void *data) {
     if (!mpt__enter(ctx, "mpt_from")) return mpt__null(ctx);
     int64_t bytes = mpt__checked_bytes(ctx, dtype, &shape);
