@@ -1,6 +1,7 @@
 /* api_numbers.c: numbers at the ends of their ranges: uniform draws below their upper bound in
-   every dtype, draws by weights of any size, values in the bins that hold them, deviations and norms of very large and very small
-   numbers, NaN that is masked out, gradients of reductions of nothing. On every level. */
+   every dtype, draws by weights of any size, values in the bins that hold them, deviations and
+   norms of very large and very small numbers, NaN that is masked out, gradients of reductions of
+   nothing. On every level. */
 #include MPTRAIN_HEADER_FILE
 #include <math.h>
 #include "harness.h"
@@ -154,12 +155,16 @@ TEST(small_weights_are_drawn_last) {
         small[i][0] = 1, small[i][2] = 1.4e-45f, small[i][3] = 4.2e-45f; /* 1 and 3 of the least */
     CHECK(read_places(mpt_multinomial(mpt_from(c, MPT_F32, MPT_SHAPE(ROWS, 4), small), 2, false),
                       2 * ROWS));
+    static const double least[2] = {5e-324, 0}; /* half of it is rounded up to itself */
     double third = 0;
     for (int i = 0; i < ROWS; i++) {
         CHECK(places[2 * i] == 0 && places[2 * i + 1] >= 2);
         third += places[2 * i + 1] == 3;
     }
     CHECK_NEAR(third, ROWS * 0.75, 4 * sqrt(ROWS * 0.1875));
+    w = mpt_from(c, MPT_F64, MPT_SHAPE(2), least);
+    CHECK(read_places(mpt_multinomial(w, 100, true), 100));
+    for (int i = 0; i < 100; i++) CHECK_EQ_INT(places[i], 0);
     check_ok(c);
     mpt_destroy(c);
 }
