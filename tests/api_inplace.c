@@ -98,6 +98,69 @@ TEST(views_see_it) {
     end();
 }
 
+/* Every place of every dimension of views that lie in memory in every way: the values of plain
+   indexing, and a view, so that what is added to it is added to the whole. */
+static void select_all(mpt_tensor whole, mpt_tensor view) {
+    const mpt_shape shape = mpt_get_shape(view);
+    const int64_t numel = mpt_numel(view);
+    float all[60], part[60], before[60], after[60];
+    for (int dim = 0; dim < 3; dim++) {
+        const int64_t size = shape.dim[dim];
+        int64_t inner = 1;
+        for (int i = dim + 1; i < 3; i++) inner *= shape.dim[i];
+        for (int64_t at = -size; at < size; at++) {
+            const int64_t index = at < 0 ? at + size : at;
+            mpt_tensor one = mpt_select(view, dim - 3 * (at < 0), at);
+            const mpt_shape got = mpt_get_shape(one);
+            CHECK(got.rank == 2 && got.dim[0] == shape.dim[dim == 0]);
+            CHECK(got.dim[1] == shape.dim[dim == 2 ? 1 : 2] && mpt_numel(one) == numel / size);
+            mpt_read_f32(view, all, numel);
+            mpt_read_f32(one, part, numel / size);
+            for (int64_t i = 0; i < numel / size; i++)
+                CHECK(part[i] == all[(i / inner * size + index) * inner + i % inner]);
+            mpt_read_f32(whole, before, 60);
+            mpt_add_scalar_(one, 100);
+            mpt_read_f32(whole, after, 60);
+            for (int i = 0; i < 60; i++) {
+                bool in = false;
+                for (int64_t k = 0; k < numel / size; k++) in = in || part[k] == before[i];
+                CHECK(after[i] == before[i] + (in ? 100 : 0));
+            }
+            mpt_add_scalar_(one, -100);
+        }
+    }
+}
+
+TEST(selected_places_are_views) {
+    static const int64_t sizes[4][3] = {{3, 4, 5}, {1, 12, 5}, {3, 1, 20}, {60, 1, 1}};
+    static const int64_t orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                         {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    REQUIRE(begin());
+    for (int k = 0; k < 24 * 2 && test_failures == 0; k++) {
+        const int64_t *s = sizes[k % 4], *o = orders[k / 4 % 6];
+        mpt_scope_begin(context);
+        mpt_tensor whole =
+            mpt_reshape(mpt_arange(context, MPT_F32, 60), MPT_SHAPE(s[0], s[1], s[2]));
+        mpt_tensor view = mpt_permute(whole, MPT_SHAPE(o[0], o[1], o[2]));
+        if (k >= 24) view = mpt_slice(view, k % 3, 0, 60, 2);
+        select_all(whole, view);
+        mpt_scope_end(context);
+    }
+    mpt_tensor x = leaf(1, 2, 3);
+    mpt_tensor y = mpt_mul(mpt_select(x, 0, -1), mpt_select(x, 0, 0));
+    CHECK_EQ_INT(mpt_get_shape(y).rank, 0);
+    mpt_backward(y);
+    VALUES(mpt_grad(x), 3, 0, 1);
+    const float wide[6] = {1, 2, 3, 4, 5, 6};
+    x = mpt_from(context, MPT_F32, MPT_SHAPE(2, 3), wide);
+    mpt_requires_grad(x, true);
+    y = mpt_mul(mpt_select(mpt_transpose(x, 0, 1), 0, 1), mpt_select(x, 1, 2));
+    VALUES(y, 6, 30);
+    mpt_backward(mpt_sum(y, MPT_ALL_DIMS, false));
+    VALUES(mpt_grad(x), 0, 3, 2, 0, 6, 5);
+    end();
+}
+
 /* ==== Gradients ==== */
 
 /* A small net whose middle is in place or not; both must agree in every bit. */
@@ -326,6 +389,7 @@ TEST(steady_steps_allocate_nothing) {
 
 TEST_TABLE = {T(values_and_handles),
               T(views_see_it),
+              T(selected_places_are_views),
               T(gradients_have_the_same_bits),
               T(readers_of_before_and_after),
               T(a_constant_gets_history),

@@ -651,6 +651,15 @@ TEST(views) {
     TENSOR(mpt_transpose, mpt_transpose(t_, 0, 0));
     CASE(mpt_transpose, ARGUMENT, "dimension 2 is out of range", mpt_transpose(f.x, 0, 2));
     CASE(mpt_transpose, ARGUMENT, "dimension -3", mpt_transpose(f.x, -3, 0));
+    TENSOR(mpt_select, mpt_select(t_, 0, 0));
+    CASE(mpt_select, ARGUMENT, "dimension 2 is out of range", mpt_select(f.x, 2, 0));
+    CASE(mpt_select, ARGUMENT, "dimension 0 is out of range", mpt_select(f.scalar, 0, 0));
+    CASE(mpt_select, ARGUMENT, "index 8 is not in dimension 1 of [4, 8]", mpt_select(f.x, -1, 8));
+    CASE(mpt_select, ARGUMENT, "index -5 is not in dimension 0", mpt_select(f.x, 0, -5));
+    CASE(mpt_select, ARGUMENT, "index -9223372036854775808 is not in",
+         mpt_select(f.x, 0, INT64_MIN));
+    CASE(mpt_select, ARGUMENT, "index 0 is not in dimension 0 of [0]",
+         mpt_select(mpt_zeros(f.context, MPT_I64, MPT_SHAPE(0)), 0, 0));
     TENSOR(mpt_slice, mpt_slice(t_, 0, 0, 1, 1));
     CASE(mpt_slice, ARGUMENT, "dimension 5 is out of range", mpt_slice(f.x, 5, 0, 1, 1));
     CASE(mpt_slice, ARGUMENT, "step 0: expected 1", mpt_slice(f.x, 0, 0, 1, 0));

@@ -417,6 +417,8 @@ MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b);
 /* Elements [start, stop) of a dimension, every step-th, step >= 1; negative bounds count from the
    end, bounds beyond it are cut, as in Python. */
 MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step);
+/* Element `index` of a dimension, without that dimension; negative ones count from the end. */
+MPTRAIN_API mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index);
 /* Stretches dimensions of size 1 and adds leading ones; -1 keeps a size. */
 MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape);
 /* Merges dimensions first_dim to last_dim into one; a 0-d tensor becomes [1]. */

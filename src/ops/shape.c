@@ -274,13 +274,36 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
     return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
-mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+static mpt_tensor mpt__slice(const char *name, mpt_tensor x, int dim, int64_t start, int64_t stop,
+                             int64_t step) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = start;
     attributes.index[2] = stop;
     attributes.index[3] = step;
-    return mpt__apply1("mpt_slice", MPT__OP_slice, &x, 1, &attributes);
+    return mpt__apply1(name, MPT__OP_slice, &x, 1, &attributes);
+}
+
+mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+    return mpt__slice("mpt_slice", x, dim, start, stop, step);
+}
+
+/* A slice of one, whose dimension a reshape takes away: of size 1, so that no strides forbid it. */
+mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_select", "argument 1");
+    int at = tensor ? mpt__dimension(x.context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return mpt__null(x.context);
+    mpt_shape shape = tensor->shape;
+    int64_t size = shape.dim[at], first = index < 0 ? index + size : index;
+    if (first < 0 || first >= size)
+        return mpt__refuse(x.context, ARGUMENT, "index %lld is not in dimension %d of %S", index,
+                           at, &shape);
+    shape.rank--;
+    for (int i = at; i < shape.rank; i++) shape.dim[i] = shape.dim[i + 1];
+    mpt_tensor slice = mpt__slice("mpt_select", x, at, first, first + 1, 1);
+    mpt_tensor out = mpt__apply_shape("mpt_select", MPT__OP_reshape, slice, &shape);
+    mpt_release(slice);
+    return out;
 }
 
 /* Parts of `size`, or `chunks` of them where that is not 0. */
