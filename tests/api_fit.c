@@ -900,6 +900,61 @@ TEST(an_error_in_the_middle_leaves_weights_alone) {
     mpt_destroy(twin.ctx);
 }
 
+/* ==== Confusion ==== */
+
+static void scores_are(int line, mpt_scores got, int64_t samples, double accuracy, double precision,
+                       double recall, double f1) {
+    if (got.samples != samples || !(fabs(got.accuracy - accuracy) < 1e-12) ||
+        !(fabs(got.precision - precision) < 1e-12) || !(fabs(got.recall - recall) < 1e-12) ||
+        !(fabs(got.f1 - f1) < 1e-12))
+        TEST_FAIL_("line %d: %lld samples, %g, %g, %g, %g", line, (long long)got.samples,
+                   got.accuracy, got.precision, got.recall, got.f1);
+}
+#define SCORES(...) scores_are(__LINE__, __VA_ARGS__)
+
+/* Values of scikit-learn's definitions, by hand; class 2 does not occur, class 3 as a guess alone. */
+TEST(confusion_and_its_scores) {
+    static const int64_t targets[7] = {0, 0, 0, 0, 1, 1, -100}, guesses[7] = {0, 1, 0, 0, 3, 1, 77};
+    static const int64_t want[16] = {3, 1, 0, 0, 0, 1, 0, 1};
+    static const int64_t wrong[7] = {0, 0, 0, 0, 1, 4, 0};
+    int64_t counts[16] = {0};
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_tensor is = mpt_from(ctx, MPT_I64, MPT_SHAPE(7), targets);
+    mpt_tensor taken = mpt_from(ctx, MPT_I64, MPT_SHAPE(7), guesses);
+    CHECK_EQ_INT(mpt_confusion(taken, is, counts, 4), MPT_OK);
+    CHECK(memcmp(counts, want, sizeof want) == 0);
+    SCORES(mpt_class_scores(counts, 4, 0), 4, 4.0 / 6, 1, 0.75, 6.0 / 7);
+    SCORES(mpt_class_scores(counts, 4, 1), 2, 4.0 / 6, 0.5, 0.5, 0.5);
+    SCORES(mpt_class_scores(counts, 4, 2), 0, 4.0 / 6, 0, 0, 0);
+    SCORES(mpt_class_scores(counts, 4, 3), 0, 4.0 / 6, 0, 0, 0);
+    SCORES(mpt_class_scores(counts, 4, MPT_MACRO), 6, 4.0 / 6, 0.5, 1.25 / 3, (6.0 / 7 + 0.5) / 3);
+    SCORES(mpt_class_scores(counts, 4, MPT_MICRO), 6, 4.0 / 6, 4.0 / 6, 4.0 / 6, 4.0 / 6);
+    SCORES(mpt_class_scores(counts, 4, MPT_WEIGHTED), 6, 4.0 / 6, 5.0 / 6, 4.0 / 6,
+           (24.0 / 7 + 1) / 6);
+    /* Nothing is counted of a batch that has no such class; the next one adds up. */
+    mpt_confusion(taken, mpt_from(ctx, MPT_I64, MPT_SHAPE(7), wrong), counts, 4);
+    CHECK_CONTAINS(mpt_error(ctx), "target 5 is 4: expected 0 to 3");
+    mpt_clear_error(ctx);
+    CHECK(memcmp(counts, want, sizeof want) == 0);
+    mpt_confusion(taken, is, counts, 4);
+    CHECK(counts[0] == 6 && counts[1] == 2 && counts[5] == 2 && counts[7] == 2 && counts[15] == 0);
+    /* Logits, in halves, of two dimensions of samples; and of none. */
+    memset(counts, 0, sizeof counts);
+    mpt_tensor tall = mpt_from(ctx, MPT_I64, MPT_SHAPE(2, 3), targets);
+    mpt_tensor guessed = mpt_from(ctx, MPT_I64, MPT_SHAPE(2, 3), guesses);
+    mpt_tensor logits = mpt_cast(mpt_one_hot(guessed, 4), MPT_BF16);
+    mpt_confusion(mpt_add_scalar(logits, -3), tall, counts, 4);
+    CHECK(memcmp(counts, want, sizeof want) == 0);
+    mpt_confusion(mpt_zeros(ctx, MPT_F32, MPT_SHAPE(0, 4)), mpt_zeros(ctx, MPT_I64, MPT_SHAPE(0)),
+                  counts, 4);
+    CHECK(memcmp(counts, want, sizeof want) == 0);
+    memset(counts, 0, sizeof counts);
+    for (int which = MPT_WEIGHTED; which < 4; which++)
+        SCORES(mpt_class_scores(counts, 4, which), 0, 0, 0, 0, 0);
+    CHECK_EQ_STR(mpt_error(ctx), "");
+    mpt_destroy(ctx);
+}
+
 TEST_TABLE = {T(defaults),
               T(same_bits_as_the_loop_by_hand),
               T(automatic_precision),
@@ -907,6 +962,7 @@ TEST_TABLE = {T(defaults),
               T(no_allocations_in_the_steady_state),
               T(waiting_for_data_is_told),
               T(evaluate_against_the_definition),
+              T(confusion_and_its_scores),
               T(stops_when_the_callback_says_so),
               T(patience_and_the_best_checkpoint),
               T(last_checkpoint_without_validation),

@@ -141,6 +141,7 @@ CALL(forward_n, mpt_tensor, status_of(mpt_forward_n(pair, &x, 1, to, (int)n)))
 CALL(op_apply, mpt_tensor, status_of(mpt_op_apply(pair_op, &x, 1, to, (int)n)))
 CALL(summary, char, mpt_summary(net, to, (size_t)n))
 CALL(histogram, int64_t, status_of(mpt_histogram(ones, -1, 1, to, (int)n)))
+CALL(confusion, int64_t, status_of(mpt_confusion(x, mpt_argmax(x, 1, false), to, WIDTH)))
 CALL(histograms, char, mpt_histograms(net, false, to, (size_t)n))
 CALL(determinism, char, mpt_determinism(c, to, (size_t)n))
 CALL(mean, double, status_of(mpt_dataset_statistics(data, to, NULL)))
@@ -230,6 +231,7 @@ static const row rows[] = {
     {"mpt_op_apply", "out", FIXED, TENSORS, 2, call_op_apply, "", 0},
     {"mpt_summary", "text", TEXT, 1, 0, call_summary, "", 0},
     {"mpt_histogram", "counts", COUNTED, 8, 4, call_histogram, "", 0},
+    {"mpt_confusion", "counts", ONE_MUST, 8 * WIDTH * WIDTH, 1, call_confusion, "0 classes", 0},
     {"mpt_histograms", "text", TEXT, 1, 0, call_histograms, "", 0},
     {"mpt_determinism", "text", TEXT, 1, 0, call_determinism, "", 0},
     {"mpt_dataset_statistics", "mean", ONE, 8, 1, call_mean, "", 0},

@@ -117,6 +117,7 @@ static bool is_exempt(const char *function) {
                                         "mpt_op_output_grad",
                                         "mpt_op_set_input_grad",
                                         "mpt_init_make",
+                                        "mpt_class_scores",
                                         "mpt_pool_config_make",
                                         "mpt_transform_default",
                                         "mpt_constant_lr",

@@ -617,6 +617,25 @@ TEST(reading_tensors) {
     HANDLE(mpt_statistics, "null handle", CHECK_EQ_INT(mpt_statistics(t_).count, 0));
     CASE(mpt_statistics, MPT_ERROR_MEMORY, "out of memory", mpt_statistics(huge));
     int64_t counts[2];
+    int64_t matrix[64] = {0};
+    mpt_tensor some = mpt_zeros(f.context, MPT_I64, MPT_SHAPE(4));
+    mpt_tensor beyond = mpt_full(f.context, MPT_I64, MPT_SHAPE(4), 8);
+    HANDLE(mpt_confusion, "null handle", CHECK(mpt_confusion(t_, some, matrix, 8) != MPT_OK));
+    HANDLE(mpt_confusion, "null handle", CHECK(mpt_confusion(f.x, t_, matrix, 8) != MPT_OK));
+    CASE(mpt_confusion, ARGUMENT, "0 classes", mpt_confusion(f.x, some, NULL, 8));
+    CASE(mpt_confusion, ARGUMENT, "-1 classes", mpt_confusion(f.x, some, matrix, -1));
+    CASE(mpt_confusion, SHAPE, "outputs float32 [4, 8], targets int64 [4]: expected i64 targets",
+         mpt_confusion(f.x, some, matrix, 7));
+    CASE(mpt_confusion, SHAPE, "targets float32 [4, 8]", mpt_confusion(f.x, f.x, matrix, 8));
+    CASE(mpt_confusion, SHAPE, "outputs float32 []", mpt_confusion(f.scalar, some, matrix, 8));
+    CASE(mpt_confusion, ARGUMENT, "target 0 is 8: expected 0 to 7",
+         mpt_confusion(f.x, beyond, matrix, 8));
+    CASE(mpt_confusion, ARGUMENT, "output 0 is 8: expected 0 to 7",
+         mpt_confusion(beyond, some, matrix, 8));
+    QUIET(mpt_class_scores, isnan(mpt_class_scores(NULL, 8, 0).f1) &&
+                                isnan(mpt_class_scores(matrix, 8, 8).f1) &&
+                                isnan(mpt_class_scores(matrix, 8, -4).f1) &&
+                                isnan(mpt_class_scores(matrix, 0, MPT_MICRO).f1) == 0);
     HANDLE(mpt_histogram, "null handle", CHECK(mpt_histogram(t_, 0, 1, counts, 2) != MPT_OK));
     CASE(mpt_histogram, ARGUMENT, "2 bins from 1 to 1", mpt_histogram(f.x, 1, 1, counts, 2));
     CASE(mpt_histogram, ARGUMENT, "0 bins", mpt_histogram(f.x, 0, 1, NULL, 2));

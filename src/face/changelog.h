@@ -12,7 +12,8 @@
     the training data read as it was read, safetensors, checkpoints and snapshots of whole trainings
     that go on to the bit, CPU kernels for x86-64 up to AMX, for
     AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
-    yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight.
+    yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight;
+    confusion matrices.
 */
 
 /* ==== Licence ================================================================================

@@ -396,9 +396,9 @@ names the first op that overflowed in fp16 or bf16 but would not have there, or 
 as well. mpt_get_counters counts calls, kernels, casts and the work of each thread.
 mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
 mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
-table of all weights or gradients, with what fp16 would lose of them; mpt_gradcheck tests an op of
-yours; mpt_determinism says what could differ elsewhere. MPT_ISA_NULL executes nothing and so
-measures what calls cost.
+table of all weights or gradients, with what fp16 would lose of them; mpt_confusion counts which
+classes are taken for which; mpt_gradcheck tests an op of yours; mpt_determinism says what could
+differ elsewhere. MPT_ISA_NULL executes nothing and so measures what calls cost.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 

@@ -757,6 +757,25 @@ MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high,
    the length it needs. */
 MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size);
 
+/* The confusion matrix of a classification: adds 1 to counts[target * classes + output] for each
+   sample, so that batches add up in an array [classes][classes] that begins as zeros. outputs are
+   i64 classes of the targets' shape, or logits or the like [.., classes], of which the largest
+   counts. Targets of -100 are left out; any other that is no class is an error, and then nothing is
+   counted. Waits for the device. */
+MPTRAIN_API mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts,
+                                     int classes);
+/* What such a matrix says of one class, from 0, or as a mean with scikit-learn's names: of all
+   classes that occur as target or output, of all samples, or of classes by how many samples they
+   have. A quotient of nothing is 0; NaN is what there is of no matrix and no class.
+       mpt_class_scores(counts, 10, MPT_MACRO).f1 */
+enum { MPT_MACRO = -1, MPT_MICRO = -2, MPT_WEIGHTED = -3 };
+typedef struct mpt_scores {
+    int64_t samples; /* whose target is the class, or all */
+    double accuracy; /* of all samples */
+    double precision, recall, f1;
+} mpt_scores;
+MPTRAIN_API mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which);
+
 /* Whether backward agrees with small changes of each element of each fp32 input, as for an op or a
    module of yours. `fn` computes any tensor from the inputs, the same in each call: no dropout.
    Values near a kink (relu at 0) disagree rightly. MPT_ERROR_NUMERIC names the first element. */

@@ -9,7 +9,24 @@
 
 #include "watch/check.c"
 
+static mpt_scores mpt__no_scores(void) {
+    mpt_scores scores;
+    scores.samples = 0;
+    scores.accuracy = scores.precision = scores.recall = scores.f1 = MPT__NAN_F64;
+    return scores;
+}
+
 #ifdef MPTRAIN_NO_WATCH
+
+mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts, int classes) {
+    (void)targets, (void)counts, (void)classes;
+    return mpt__watch_missing(outputs.context, "mpt_confusion");
+}
+
+mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
+    (void)counts, (void)classes, (void)which;
+    return mpt__no_scores();
+}
 
 mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) {
     (void)count, (void)replacement;
@@ -133,6 +150,97 @@ mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) 
     mpt__host_free(ctx, draw.sums, (size_t)sizes[1] * sizeof(double));
     mpt__host_free(ctx, draw.out, (size_t)sizes[2] * sizeof(int64_t));
     return out;
+}
+
+/* ==== Confusion ==== */
+
+/* Whether outputs are i64 classes as the targets are, or have a float for each class. */
+static bool mpt__confusion_shapes(const mpt__tensor *outputs, const mpt__tensor *targets,
+                                  int classes) {
+    int rank = targets->shape.rank;
+    if (targets->dtype != MPT_I64) return false;
+    if (outputs->dtype == MPT_I64) return mpt__same_shape(outputs, targets);
+    return mpt__dtype_info[outputs->dtype].is_float && outputs->shape.rank == rank + 1 &&
+           outputs->shape.dim[rank] == classes &&
+           memcmp(outputs->shape.dim, targets->shape.dim, (size_t)rank * sizeof(int64_t)) == 0;
+}
+
+/* Adds n pairs of output and target, of which none is counted if one is no class. */
+static mpt_status mpt__confusion_add(mpt_context *ctx, const int64_t *pairs, int64_t n,
+                                     int64_t *counts, int classes) {
+    static const char *const whose[] = {"output", "target"};
+    const int64_t *side[] = {pairs, pairs + n};
+    int64_t ignored = mpt_nll_config_default().ignore_index;
+    for (int64_t i = 0; i < n; i++)
+        for (int k = 0; k < 2 && side[1][i] != ignored; k++)
+            if (side[k][i] < 0 || side[k][i] >= classes)
+                return mpt__error(ctx, ARGUMENT, "%s %lld is %lld: expected 0 to %d", whose[k], i,
+                                  side[k][i], classes - 1);
+    for (int64_t i = 0; i < n; i++)
+        if (side[1][i] != ignored) counts[side[1][i] * classes + side[0][i]]++;
+    return MPT_OK;
+}
+
+mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts, int classes) {
+    mpt_context *ctx = outputs.context;
+    const mpt__tensor *guesses = mpt__enter_at(outputs, "mpt_confusion", "outputs");
+    const mpt__tensor *labels = guesses ? mpt__at(ctx, targets, "targets") : NULL;
+    if (!labels) return mpt__status_of(ctx);
+    if (!counts || classes < 1)
+        return mpt__error(ctx, ARGUMENT, "%d classes: expected 1 or more, and counts of them",
+                          counts ? classes : 0);
+    if (!mpt__confusion_shapes(guesses, labels, classes))
+        return mpt__error(ctx, SHAPE,
+                          "outputs %D %S, targets %D %S: expected i64 targets, and outputs like "
+                          "them or of floats with a last dimension of %d more",
+                          guesses->dtype, &guesses->shape, labels->dtype, &labels->shape, classes);
+    int64_t n = mpt__tensor_numel(labels);
+    mpt_tensor likeliest = mpt__null(ctx);
+    if (guesses->dtype != MPT_I64) {
+        likeliest = mpt_argmax(outputs, -1, false);
+        bool good = mpt__enter(ctx, "mpt_confusion"); /* whose name errors have again */
+        guesses = good ? mpt__live(ctx, likeliest) : NULL;
+    }
+    int64_t *pairs =
+        guesses ? (int64_t *)mpt__host_array(ctx, 2 * n + 1, sizeof *pairs) : (int64_t *)NULL;
+    if (pairs && mpt__read_as(ctx, guesses, MPT_I64, pairs) == MPT_OK &&
+        mpt__read_as(ctx, labels, MPT_I64, pairs + n) == MPT_OK)
+        mpt__confusion_add(ctx, pairs, n, counts, classes);
+    mpt__host_free(ctx, pairs, (size_t)(2 * n + 1) * sizeof *pairs);
+    mpt_release(likeliest);
+    return ctx->base.status;
+}
+
+/* a of b; of nothing it is 0. */
+static double mpt__share(double a, double b) { return b > 0 ? a / b : 0.0; }
+
+mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
+    MPT__PLAIN_FLOATS;
+    mpt_scores scores = mpt__no_scores();
+    double samples = 0, right = 0, weights = 0, precision = 0, recall = 0, f1 = 0;
+    if (!counts || which < MPT_WEIGHTED || which >= classes) return scores;
+    for (int c = 0; c < classes; c++) {
+        double is = 0, taken = 0, both = (double)counts[(int64_t)c * classes + c];
+        for (int i = 0; i < classes; i++) {
+            is += (double)counts[(int64_t)c * classes + i];
+            taken += (double)counts[(int64_t)i * classes + c];
+        }
+        double weight = which == MPT_MACRO      ? (double)(is + taken > 0)
+                        : which == MPT_WEIGHTED ? is
+                                                : (double)(which == c);
+        samples += is, right += both, weights += weight;
+        precision += weight * mpt__share(both, taken);
+        recall += weight * mpt__share(both, is);
+        f1 += weight * mpt__share(2 * both, is + taken);
+        if (which == c) scores.samples = (int64_t)is;
+    }
+    if (which < 0) scores.samples = (int64_t)samples;
+    if (which == MPT_MICRO) precision = recall = f1 = right, weights = samples;
+    scores.accuracy = mpt__share(right, samples);
+    scores.precision = mpt__share(precision, weights);
+    scores.recall = mpt__share(recall, weights);
+    scores.f1 = mpt__share(f1, weights);
+    return scores;
 }
 
 #endif /* MPTRAIN_NO_WATCH */
