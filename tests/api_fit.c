@@ -912,7 +912,7 @@ static void scores_are(int line, mpt_scores got, int64_t samples, double accurac
 }
 #define SCORES(...) scores_are(__LINE__, __VA_ARGS__)
 
-/* Values of scikit-learn's definitions, by hand; class 2 does not occur, class 3 as a guess alone. */
+/* Values of scikit-learn's definitions, by hand; class 2 does not occur, class 3 only as guess. */
 TEST(confusion_and_its_scores) {
     static const int64_t targets[7] = {0, 0, 0, 0, 1, 1, -100}, guesses[7] = {0, 1, 0, 0, 3, 1, 77};
     static const int64_t want[16] = {3, 1, 0, 0, 0, 1, 0, 1};
