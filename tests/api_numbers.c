@@ -109,6 +109,26 @@ TEST(draws_by_weight) {
     }
 }
 
+static mpt_status drawing_step(mpt_context *c, void *user, mpt_tensor x, mpt_tensor y) {
+    (void)user, (void)y;
+    mpt_step_begin(c);
+    mpt_multinomial(x, 2, true);
+    return mpt_step_end(c);
+}
+
+TEST(captured_steps_cannot_draw_by_weight) {
+    mpt_context *c = make_context(MPT_ISA_AUTO);
+    mpt_tensor x = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 3)), none;
+    memset(&none, 0, sizeof none);
+    mpt_captured captured = mpt_capture(c, drawing_step, NULL);
+    CHECK_EQ_INT(mpt_captured_step(captured, x, none), MPT_OK);
+    check_ok(c);
+    CHECK_EQ_INT(mpt_captured_step(captured, x, none), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(c), "mpt_multinomial");
+    CHECK_CONTAINS(mpt_error(c), "a captured step cannot wait for values");
+    mpt_destroy(c);
+}
+
 /* Without replacement: all that weighs something, once each, in every row; the first of three by
    its share, and the second by its share of what is left. Rows draw apart from each other. */
 TEST(draws_without_replacement) {
@@ -569,6 +589,7 @@ TEST(cosines_and_distances_beyond_fp32) {
 TEST_TABLE = {T(uniform_numbers_stay_below_one),
               T(draws_like_another_tensor),
               T(draws_by_weight),
+              T(captured_steps_cannot_draw_by_weight),
               T(draws_without_replacement),
               T(small_weights_are_drawn_last),
               T(uniform_weights_stay_in_their_range),

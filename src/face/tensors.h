@@ -371,7 +371,8 @@ MPTRAIN_API mpt_tensor mpt_randn_like(mpt_tensor x);
 /* As torch.multinomial: `count` places of each row of weights [.., n], each by its share of the
    row's sum, which need not be 1, as i64 [.., count]; without replacement each place once. Weight 0
    is never drawn. A row with a weight that is negative or not finite, or with too few above 0, is
-   an error that names it. Seeded and counted as mpt_rand. The host draws and waits for the device.
+   an error that names it. Seeded and counted as mpt_rand. The host draws and waits for the device,
+   an error in a captured step.
        next = mpt_multinomial(mpt_softmax(logits, -1), 1, false); */
 MPTRAIN_API mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement);
 /* Copies `data`, row-major elements of `dtype`, in. */
