@@ -134,7 +134,8 @@ that differs between them.
     MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
-    MPTRAIN_NO_WATCH     without statistics, histograms, mpt_gradcheck and mpt_determinism
+    MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
+                         mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -418,9 +419,9 @@ names the first op that overflowed in fp16 or bf16 but would not have there, or 
 as well. mpt_get_counters counts calls, kernels, casts and the work of each thread.
 mpt_record_begin and mpt_replay execute a step again, on inputs made before the recording.
 mpt_summary, mpt_format, mpt_module_hash and mpt_optimizer_hash help to compare. mpt_histograms is a
-table of all weights or gradients, with what fp16 would lose of them; mpt_gradcheck tests an op of
-yours; mpt_determinism says what could differ elsewhere. MPT_ISA_NULL executes nothing and so
-measures what calls cost.
+table of all weights or gradients, with what fp16 would lose of them; mpt_confusion counts which
+classes are taken for which; mpt_gradcheck tests an op of yours; mpt_determinism says what could
+differ elsewhere. MPT_ISA_NULL executes nothing and so measures what calls cost.
 
 ==== MANUAL 12: GPUs and captured steps ========================================================
 
@@ -831,6 +832,16 @@ MPTRAIN_API mpt_tensor mpt_arange(mpt_context *context, mpt_dtype dtype, int64_t
    the context and a count of such calls. */
 MPTRAIN_API mpt_tensor mpt_rand(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
 MPTRAIN_API mpt_tensor mpt_randn(mpt_context *context, mpt_dtype dtype, mpt_shape shape);
+/* The same draws, of the dtype and shape of x. */
+MPTRAIN_API mpt_tensor mpt_rand_like(mpt_tensor x);
+MPTRAIN_API mpt_tensor mpt_randn_like(mpt_tensor x);
+/* As torch.multinomial: `count` places of each row of weights [.., n], each by its share of the
+   row's sum, which need not be 1, as i64 [.., count]; without replacement each place once. Weight 0
+   is never drawn. A row with a weight that is negative or not finite, or with too few above 0, is
+   an error that names it. Seeded and counted as mpt_rand. The host draws and waits for the device,
+   an error in a captured step.
+       next = mpt_multinomial(mpt_softmax(logits, -1), 1, false); */
+MPTRAIN_API mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement);
 /* Copies `data`, row-major elements of `dtype`, in. */
 MPTRAIN_API mpt_tensor mpt_from(mpt_context *context, mpt_dtype dtype, mpt_shape shape,
                                 const void *data);
@@ -874,6 +885,8 @@ MPTRAIN_API mpt_tensor mpt_transpose(mpt_tensor x, int dim_a, int dim_b);
 /* Elements [start, stop) of a dimension, every step-th, step >= 1; negative bounds count from the
    end, bounds beyond it are cut, as in Python. */
 MPTRAIN_API mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step);
+/* Element `index` of a dimension, without that dimension; negative ones count from the end. */
+MPTRAIN_API mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index);
 /* Stretches dimensions of size 1 and adds leading ones; -1 keeps a size. */
 MPTRAIN_API mpt_tensor mpt_expand(mpt_tensor x, mpt_shape shape);
 /* Merges dimensions first_dim to last_dim into one; a 0-d tensor becomes [1]. */
@@ -907,7 +920,7 @@ MPTRAIN_API mpt_tensor mpt_tril(mpt_tensor x, int64_t diagonal);
 MPTRAIN_API mpt_tensor mpt_triu(mpt_tensor x, int64_t diagonal);
 
 /* Indices are i64, 0 to size - 1 of dimension `dim` of x. One out of range is an error that names
-   its element, as with targets of a loss; weights stay untouched.
+   its element and value, as with targets of a loss; weights stay untouched.
    gather: out[i][j] = x[i][index[i][j]] for dim = 1; index has the sizes of x in the others.
    index_select: the rows, for dim = 0, that index [n] names.
    scatter_add: x with source[i][j] added at [i][index[i][j]]; index and source have one shape. What
@@ -1071,7 +1084,8 @@ MPTRAIN_API mpt_nll_config mpt_nll_config_default(void);
 /* torch.nn.functional.nll_loss: log-probabilities [N, C, d1..] or [C], targets i64 [N, d1..] or 0-d
    -> fp32, 0-d, or like the targets with MPT_NONE. A target outside [0, C) that is not ignore_index
    is an error that names sample and position; weights stay untouched. The mean of nothing (no
-   samples, all ignored) is NaN, its gradient 0. */
+   samples, all ignored) is NaN, its gradient 0. The log hears of inputs that come from a layer of
+   weights or a softmax. */
 MPTRAIN_API mpt_tensor mpt_nll_loss(mpt_tensor log_probabilities, mpt_tensor targets,
                                     const mpt_nll_config *config);
 /* The same from logits, log-softmax fused in fp32. Targets may also be probabilities, floats of the
@@ -1383,6 +1397,7 @@ MPTRAIN_API mpt_tensor mpt_op_input(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_output(mpt_op_call *call, int index, mpt_tensor value);
 MPTRAIN_API mpt_status mpt_op_save(mpt_op_call *call, int index, mpt_tensor value); /* 0..7 */
 MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index);
+/* In backward; of an output that the loss does not depend on, zeros of its shape and dtype. */
 MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient);
 
@@ -1487,10 +1502,15 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
    0-d fp32, without a wait. After mpt_unscale if there is a scaler: scaled gradients are refused,
-   as by the three that follow. */
+   as by mpt_grad_norm and mpt_clip_grad_value. An infinite or NaN norm is an error, found as a bad
+   target is, and weights stay, unless the scaler skips that step. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
 /* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);
+/* false: such a norm is no error; gradients become 0 or NaN, and the log hears once of a step that
+   takes them. true, as at first: see above. As error_if_nonfinite in PyTorch, where it is false.
+   mpt_fit, which looks at each epoch's loss, does without the error. */
+MPTRAIN_API mpt_status mpt_error_if_nonfinite(mpt_optimizer optimizer, bool on);
 /* That norm alone, 0-d fp32, without a wait; the gradients stay as they are. */
 MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p);
 /* Cuts every gradient to [-limit, limit]. */
@@ -1936,6 +1956,25 @@ MPTRAIN_API mpt_status mpt_histogram(mpt_tensor tensor, double low, double high,
    is zero and how much fp16 would lose, to 0 or infinity, and a picture of the magnitudes. Returns
    the length it needs. */
 MPTRAIN_API size_t mpt_histograms(mpt_module module, bool gradients, char *text, size_t size);
+
+/* The confusion matrix of a classification: adds 1 to counts[target * classes + output] for each
+   sample, so that batches add up in an array [classes][classes] that begins as zeros. outputs are
+   i64 classes of the targets' shape, or logits or the like [.., classes], of which the largest
+   counts. Targets of -100 are left out; any other that is no class is an error, and then nothing is
+   counted. Waits for the device. */
+MPTRAIN_API mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts,
+                                     int classes);
+/* What such a matrix says of one class, from 0, or as a mean with scikit-learn's names: of all
+   classes that occur as target or output, of all samples, or of classes by how many samples they
+   have. A quotient of nothing is 0; NaN is what there is of no matrix and no class.
+       mpt_class_scores(counts, 10, MPT_MACRO).f1 */
+enum { MPT_MACRO = -1, MPT_MICRO = -2, MPT_WEIGHTED = -3 };
+typedef struct mpt_scores {
+    int64_t samples; /* whose target is the class, or all */
+    double accuracy; /* of all samples */
+    double precision, recall, f1;
+} mpt_scores;
+MPTRAIN_API mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which);
 
 /* Whether backward agrees with small changes of each element of each fp32 input, as for an op or a
    module of yours. `fn` computes any tensor from the inputs, the same in each call: no dropout.
@@ -2734,7 +2773,10 @@ typedef struct mpt__operand {
  * ADAM      o0..o5 as SGD with o3 = m, o6 rw v. imm: beta1, beta2, eps, decay; index[0] = 1:
  *           decoupled decay. t = step count + 1. Gate.
  * CLIP      slot[0] multiplier (0: none) *= min(1, imm[0] / (slot[1] norm + 1e-6)), in fp32; o0? w
- *           f32 [1] = norm.
+ *           f32 [1] = norm. slot[3] (0: only looks) steps applied: a norm that is not finite,
+ *           unless slot[2] (0: none) holds a found_inf that will skip the step, sets the error word
+ *           where index[0] is 1, else is noted in CLIPPED; a later one of the same count takes that
+ *           back.
  * SCALAR_SET  slot[0] = imm[0] as double if index[0] is 0, else index[1] as integer.
  * SCALAR_OR  slot[0] = (slot[1] | slot[2]) != 0, integers.
  * SCALE_LOSS  UNARY MUL_SLOT, and slot[1] = 1 when an element of o0 is not finite; slot[2] (0:
@@ -3059,6 +3101,10 @@ enum {
     MPT__SLOT_ERROR_LAUNCH,   /* i: number of the launch that set it */
     MPT__SLOT_ERROR_INDEX,    /* i: the sample or element */
     MPT__SLOT_ERROR_POSITION, /* i: the position in the sample; -1: it has but one */
+    MPT__SLOT_ERROR_VALUE,    /* i, or f where values are floats: what stands there */
+    MPT__SLOT_ERROR_SIZE,     /* i: how many classes or rows there are */
+    MPT__SLOT_CLIPPED,        /* i: slot[3] of a CLIP by a norm that was not finite, 0 = none */
+    MPT__SLOT_CLIPPED_AT,     /* i: what stood there then; if there is more now, a step took it */
     MPT__SLOT_STEP,           /* i: step number, part of the dropout key */
     MPT__SLOT_DRAWS,          /* i: calls of RANDOM before a captured step */
     MPT__SLOT_ONE,            /* f: 1, a multiplier that does nothing */
@@ -6967,6 +7013,19 @@ static MPT__UNUSED void mpt__cpu_fall_back(const mpt__cpu_call *call) {
     lower.kernel->run(&lower);
 }
 
+/* Sets the error word unless an earlier error stands there. */
+static MPT__COLD void mpt__cpu_raise(const mpt__cpu_call *call, mpt_status status, int64_t index,
+                                     int64_t position, mpt__scalar value, int64_t size) {
+    mpt__scalar *scalars = call->scalars;
+    if (scalars[MPT__SLOT_ERROR].i != 0) return;
+    scalars[MPT__SLOT_ERROR].i = status;
+    scalars[MPT__SLOT_ERROR_LAUNCH].i = call->launch->number;
+    scalars[MPT__SLOT_ERROR_INDEX].i = index;
+    scalars[MPT__SLOT_ERROR_POSITION].i = position;
+    scalars[MPT__SLOT_ERROR_VALUE] = value;
+    scalars[MPT__SLOT_ERROR_SIZE].i = size;
+}
+
 /* Whether a gated kernel may write; found_inf_slot 0: only the error word decides. */
 static bool mpt__gate_open(const mpt__cpu_call *call, int found_inf_slot) {
     if (call->scalars[MPT__SLOT_ERROR].i != 0) return false;
@@ -9011,9 +9070,9 @@ static void mpt__cpu_check_indices(const mpt__cpu_call *call, int operand, int64
             mpt__load_i64(block, call->data[operand], o->dtype, at.offset, inner, n);
         for (int64_t i = 0; i < n; i++) {
             if (ids[i] >= 0 && ids[i] < size) continue;
-            call->scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
-            call->scalars[MPT__SLOT_ERROR_LAUNCH].i = call->launch->number;
-            call->scalars[MPT__SLOT_ERROR_INDEX].i = -1 - (done + i);
+            mpt__scalar value;
+            value.i = ids[i];
+            mpt__cpu_raise(call, MPT_ERROR_INDEX, -1 - (done + i), -1, value, size);
             return;
         }
         mpt__cpu_advance(&at, &loop, n);
@@ -9854,11 +9913,11 @@ static void mpt__cpu_check_targets(const mpt__cpu_loss_work *w) {
     for (int64_t row = 0; row < w->rows && scalars[MPT__SLOT_ERROR].i == 0; row++) {
         int64_t t = mpt__cpu_get_integer(&w->target, row * w->target_stride);
         if (t != w->call->launch->index[0] && (t < 0 || t >= w->classes)) {
-            scalars[MPT__SLOT_ERROR].i = MPT_ERROR_INDEX;
-            scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
             int64_t rows = w->call->launch->index[1];
-            scalars[MPT__SLOT_ERROR_INDEX].i = rows > 0 ? row / rows : row;
-            scalars[MPT__SLOT_ERROR_POSITION].i = rows > 0 ? row % rows : -1;
+            mpt__scalar value;
+            value.i = t;
+            mpt__cpu_raise(w->call, MPT_ERROR_INDEX, rows > 0 ? row / rows : row,
+                           rows > 0 ? row % rows : -1, value, w->classes);
         }
     }
 }
@@ -10173,9 +10232,9 @@ static void mpt__cpu_check_probabilities(const mpt__cpu_pair_work *w) {
         int64_t k = 0;
         while (k < n && !(x[k] < 0 || x[k] > 1)) k++;
         if (k == n) continue;
-        scalars[MPT__SLOT_ERROR].i = MPT_ERROR_NUMERIC;
-        scalars[MPT__SLOT_ERROR_LAUNCH].i = w->call->launch->number;
-        scalars[MPT__SLOT_ERROR_INDEX].i = i + k;
+        mpt__scalar value;
+        value.f = (double)x[k];
+        mpt__cpu_raise(w->call, MPT_ERROR_NUMERIC, i + k, -1, value, 0);
     }
 }
 
@@ -10569,6 +10628,26 @@ static void mpt__cpu_average(const mpt__cpu_call *call) {
     updates->i++;
 }
 
+#ifndef MPTRAIN_NO_WATCH
+/* A norm that clips, and what is known of it afterwards. */
+static void mpt__cpu_clip_note(const mpt__cpu_call *call, mpt__real norm) {
+    const mpt__launch *launch = call->launch;
+    mpt__scalar *scalars = call->scalars, *noted = &scalars[MPT__SLOT_CLIPPED];
+    bool finite = mpt__f64_is_finite((double)norm), mine = noted->i == launch->slot[3];
+    int64_t applied = scalars[launch->slot[3]].i;
+    mpt__scalar value;
+    value.f = (double)norm;
+    if (!finite && (launch->slot[2] == 0 || scalars[launch->slot[2]].i == 0)) {
+        if (launch->index[0] != 0) mpt__cpu_raise(call, MPT_ERROR_NUMERIC, -1, -1, value, 0);
+        if (launch->index[0] != 0 || noted->i != 0) return;
+        noted->i = launch->slot[3];
+        scalars[MPT__SLOT_CLIPPED_AT].i = applied;
+    } else if (mine && scalars[MPT__SLOT_CLIPPED_AT].i == applied) {
+        noted->i = 0;
+    }
+}
+#endif
+
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
 static void mpt__cpu_clip(const mpt__cpu_call *call) {
     const mpt__launch *launch = call->launch;
@@ -10579,6 +10658,9 @@ static void mpt__cpu_clip(const mpt__cpu_call *call) {
     mpt__scalar *multiplier = &call->scalars[launch->slot[0]];
     if (launch->slot[0] != 0) multiplier->f = (double)((mpt__real)multiplier->f * factor);
     if (out.data != NULL) mpt__cpu_put_one(&out, 0, norm);
+#ifndef MPTRAIN_NO_WATCH
+    if (launch->slot[3] != 0) mpt__cpu_clip_note(call, norm);
+#endif
 }
 
 /* ==== Device scalars ==== */
@@ -18504,8 +18586,9 @@ typedef struct mpt__record {
     uint32_t path;            /* index of the module path in ctx->paths */
     int64_t step;
     mpt__tensor *in[MPT__MAX_INPUTS];   /* NULL = absent */
-    mpt__tensor *saved[MPT__MAX_SAVED]; /* with a save reference */
-    uint32_t saved_version[MPT__MAX_SAVED];
+    /* With a save reference; behind what a user op saved stand the shapes of its outputs. */
+    mpt__tensor *saved[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
+    uint32_t saved_version[MPT__MAX_SAVED + MPT__MAX_OUTPUTS];
     mpt__tensor *grad[MPT__MAX_OUTPUTS]; /* during backward */
     mpt__attributes attributes;
 } mpt__record;
@@ -18761,6 +18844,8 @@ struct mpt_context {
     bool warned_decoder;  /* that stb_image is an old one */
     int64_t loose_passes;  /* of backward, outside scopes */
     bool warned_leftovers; /* that tensors outside steps and scopes become many */
+    bool warned_scores;    /* that a loss takes them for what they are not */
+    bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
 };
 
 /* ==== Errors, and what waits ==== */
@@ -19292,27 +19377,59 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *ctx) {
     const mpt__scalar *scalars = ctx->scalars;
     mpt_status status = (mpt_status)scalars[MPT__SLOT_ERROR].i;
     int64_t index = scalars[MPT__SLOT_ERROR_INDEX].i, launch = scalars[MPT__SLOT_ERROR_LAUNCH].i;
+    int64_t size = scalars[MPT__SLOT_ERROR_SIZE].i;
+    const mpt__scalar value = scalars[MPT__SLOT_ERROR_VALUE];
     char position[48] = "";
+#ifndef MPTRAIN_NO_WATCH
+    if (status == MPT_ERROR_NUMERIC && index < 0)
+        return mpt__error_of(ctx, status,
+                             "the norm of the gradients is %g (launch %lld); no step was taken; "
+                             "mpt_anomaly_mode finds the op, mpt_error_if_nonfinite lets it pass",
+                             value.f, launch);
+#endif
     if (status == MPT_ERROR_NUMERIC)
         return mpt__error_of(ctx, status,
-                             "element %lld of the input is not in [0, 1] (launch %lld); "
+                             "element %lld of the input is not in [0, 1] but %g (launch %lld); "
                              "mpt_binary_cross_entropy_with_logits takes logits",
-                             index, launch);
+                             index, value.f, launch);
     if (index < 0)
-        return mpt__error_of(ctx, status,
-                             "element %lld of the indices is not in the range of the dimension "
-                             "that it selects from (launch %lld)",
-                             -1 - index, launch);
+        return mpt__error_of(
+            ctx, status, "element %lld of the indices is %lld: expected 0 to %lld (launch %lld)",
+            -1 - index, value.i, size - 1, launch);
     if (scalars[MPT__SLOT_ERROR_POSITION].i >= 0)
         mpt__format_text(position, sizeof position, ", position %lld",
                          scalars[MPT__SLOT_ERROR_POSITION].i);
     return mpt__error_of(ctx, status,
-                         "target of sample %lld%s is not a class number of the input's [N, C] "
+                         "target of sample %lld%s is %lld: expected a class number of 0 to %lld "
                          "(launch %lld); check the labels, or name them with ignore_index",
-                         index, position, launch);
+                         index, position, value.i, size - 1, launch);
+}
+
+#ifndef MPTRAIN_NO_WATCH
+static MPT__COLD void mpt__note_clipped(mpt_context *ctx) {
+    const mpt__scalar *scalars = ctx->scalars;
+    int64_t slot = scalars[MPT__SLOT_CLIPPED].i;
+    if (ctx->warned_clipped || scalars[slot].i <= scalars[MPT__SLOT_CLIPPED_AT].i) return;
+    ctx->warned_clipped = true;
+    mpt__log(&ctx->base, MPT_LOG_WARNING,
+             "mpt_clip_grad_norm: the norm was infinite or NaN, which makes gradients 0 or NaN, "
+             "and a step took them; look at the norm and leave that step out, use a scaler, or "
+             "leave mpt_error_if_nonfinite on; mpt_anomaly_mode finds the op");
+}
+#endif
+
+/* Says once that a step took gradients that were clipped by a norm that is not finite: known on the
+   device, and told where the host has what it knows anyway. */
+static MPT__INLINE void mpt__check_clipped(mpt_context *ctx) {
+#ifdef MPTRAIN_NO_WATCH
+    (void)ctx;
+#else
+    if (ctx->scalars && ctx->scalars[MPT__SLOT_CLIPPED].i != 0) mpt__note_clipped(ctx);
+#endif
 }
 
 static mpt_status mpt__check_device(mpt_context *ctx) {
+    mpt__check_clipped(ctx);
     bool well = !ctx->scalars || ctx->scalars[MPT__SLOT_ERROR].i == 0;
     return MPT__LIKELY(well) ? ctx->base.status : mpt__fail_device(ctx);
 }
@@ -20842,6 +20959,10 @@ static const char *mpt__path_text(const mpt_context *ctx, uint32_t path) {
 static const char *mpt__path_now(const mpt__base *base) {
     const mpt_context *ctx = (const mpt_context *)base; /* its first member */
     uint32_t record = ctx->in_backward ? ctx->launch.op_record : 0;
+#if defined(MPTRAIN_CUDA)
+    if (!ctx->backend.synchronous && ctx->scalars && ctx->scalars[MPT__SLOT_ERROR].i != 0)
+        return ""; /* a device tells late, and what runs now may be another module */
+#endif
     return mpt__path_text(ctx, record ? ctx->records[record]->path : ctx->path);
 }
 
@@ -21303,6 +21424,12 @@ static mpt__recording *mpt__recorder_stop(mpt_context *ctx) {
 
 mpt_recording mpt_record_end(mpt_context *ctx) {
     if (!mpt__enter(ctx, "mpt_record_end")) return mpt__recording_handle(ctx, NULL);
+#ifndef MPTRAIN_NO_GRAPH
+    if (ctx->capturing) {
+        mpt__error(ctx, STATE, "the recording is that of a captured step, which ends it by itself");
+        return mpt__recording_handle(ctx, NULL);
+    }
+#endif
     mpt__tell(ctx, MPT__RECORDING_ASKED, NULL);
     mpt__recording *recorder = mpt__recorder_stop(ctx);
     if (!recorder) mpt__error(ctx, STATE, "no recording is under way; mpt_record_begin starts one");
@@ -21914,6 +22041,20 @@ mpt_tensor mpt_randn(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape) {
     return mpt__random(ctx, "mpt_randn", dtype, &shape, MPT__FN_NORMAL);
 }
 
+static mpt_tensor mpt__random_like(mpt_tensor x, const char *call, mpt__function function) {
+    const mpt__tensor *like = mpt__enter_at(x, call, "argument 1");
+    if (!like) return mpt__null(x.context);
+    mpt_shape shape = like->shape;
+    return mpt__random(x.context, call, (mpt_dtype)like->dtype, &shape, function);
+}
+
+mpt_tensor mpt_rand_like(mpt_tensor x) {
+    return mpt__random_like(x, "mpt_rand_like", MPT__FN_UNIFORM);
+}
+mpt_tensor mpt_randn_like(mpt_tensor x) {
+    return mpt__random_like(x, "mpt_randn_like", MPT__FN_NORMAL);
+}
+
 mpt_tensor mpt_from(mpt_context *ctx, mpt_dtype dtype, mpt_shape shape, const void *data) {
     if (!mpt__enter(ctx, "mpt_from")) return mpt__null(ctx);
     int64_t bytes = mpt__checked_bytes(ctx, dtype, &shape);
@@ -22228,6 +22369,35 @@ size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
  * in memory of their own, where whatever was fp16 or bf16 is fp32. The first launch that is finite
  * there is where precision failed. If there is none the values themselves are at fault.
  * ---------------------- */
+
+#ifdef MPTRAIN_NO_WATCH
+
+static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
+    if (!ctx) return MPT_ERROR_HANDLE;
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED,
+                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
+}
+
+static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
+    (void)ctx, (void)user, (void)what;
+}
+static void mpt__anomaly_free(mpt_context *ctx) { (void)ctx; }
+
+mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
+    (void)on;
+    return mpt__watch_missing(ctx, "mpt_anomaly_mode");
+}
+mpt_anomaly_kind mpt_anomaly(mpt_context *ctx) {
+    (void)ctx;
+    return MPT_ANOMALY_NONE;
+}
+const char *mpt_anomaly_text(mpt_context *ctx) {
+    (void)ctx;
+    return "";
+}
+
+#else
 
 /* What a launch made that is not finite: its first such element. */
 typedef struct {
@@ -22555,6 +22725,8 @@ mpt_anomaly_kind mpt_anomaly(mpt_context *ctx) {
 const char *mpt_anomaly_text(mpt_context *ctx) {
     return ctx && ctx->anomaly ? ctx->anomaly->report : "";
 }
+
+#endif /* MPTRAIN_NO_WATCH */
 
 MPT__END_REGION
 /* ------------------------
@@ -24356,13 +24528,36 @@ static mpt_status mpt__slice_backward(mpt__frame *frame) {
     return mpt__launch_copy(frame->context, frame->dy[0], &part, frame->access);
 }
 
-mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+static mpt_tensor mpt__slice(const char *name, mpt_tensor x, int dim, int64_t start, int64_t stop,
+                             int64_t step) {
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = dim;
     attributes.index[1] = start;
     attributes.index[2] = stop;
     attributes.index[3] = step;
-    return mpt__apply1("mpt_slice", MPT__OP_slice, &x, 1, &attributes);
+    return mpt__apply1(name, MPT__OP_slice, &x, 1, &attributes);
+}
+
+mpt_tensor mpt_slice(mpt_tensor x, int dim, int64_t start, int64_t stop, int64_t step) {
+    return mpt__slice("mpt_slice", x, dim, start, stop, step);
+}
+
+/* A slice of one, whose dimension a reshape takes away: of size 1, so that no strides forbid it. */
+mpt_tensor mpt_select(mpt_tensor x, int dim, int64_t index) {
+    const mpt__tensor *tensor = mpt__enter_at(x, "mpt_select", "argument 1");
+    int at = tensor ? mpt__dimension(x.context, dim, tensor->shape.rank) : -1;
+    if (at < 0) return mpt__null(x.context);
+    mpt_shape shape = tensor->shape;
+    int64_t size = shape.dim[at], first = index < 0 ? index + size : index;
+    if (first < 0 || first >= size)
+        return mpt__refuse(x.context, ARGUMENT, "index %lld is not in dimension %d of %S", index,
+                           at, &shape);
+    shape.rank--;
+    for (int i = at; i < shape.rank; i++) shape.dim[i] = shape.dim[i + 1];
+    mpt_tensor slice = mpt__slice("mpt_select", x, at, first, first + 1, 1);
+    mpt_tensor out = mpt__apply_shape("mpt_select", MPT__OP_reshape, slice, &shape);
+    mpt_release(slice);
+    return out;
 }
 
 /* Parts of `size`, or `chunks` of them where that is not 0. */
@@ -25187,6 +25382,27 @@ static int64_t mpt__fold_positions(mpt__spares *spares, mpt_tensor in[2], const 
     return positions;
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__check_source(ctx, name, nll, x) ((void)0)
+#else
+/* Looks at the op that the input of a loss comes from: a product with weights has no
+   log-probabilities, nor has a softmax, whose probabilities are no logits either. Said once. */
+static void mpt__check_source(mpt_context *ctx, const char *name, bool nll, const mpt__tensor *x) {
+    const mpt__record *from = x->record;
+    while (from &&
+           (from->op == MPT__OP_reshape || from->op == MPT__OP_permute || from->op == MPT__OP_cast))
+        from = from->in[0] ? from->in[0]->record : NULL;
+    if (!from || ctx->warned_scores) return;
+    bool softmax = from->op == MPT__OP_softmax;
+    if (!softmax && (!nll || ctx->ops[from->op].policy != MPT__POLICY_LOW)) return;
+    ctx->warned_scores = true;
+    mpt__log(&ctx->base, MPT_LOG_WARNING, "%s: the input comes from %s, but it takes %s", name,
+             ctx->ops[from->op].name,
+             nll ? "log-probabilities: use mpt_log_softmax before it, or mpt_cross_entropy instead"
+                 : "logits: leave the softmax out");
+}
+#endif
+
 static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt_tensor targets,
                                  const mpt_nll_config *config) {
     if (!config) config = &mpt__nll_defaults;
@@ -25195,6 +25411,7 @@ static mpt_tensor mpt__apply_nll(const char *name, int op, mpt_tensor input, mpt
     if (!mpt__good_reduction(ctx, name, config->reduction, MPT_NONE)) return mpt__null(ctx);
     double smoothing = op == MPT__OP_cross_entropy ? config->label_smoothing : 0.0;
     const mpt__tensor *x = ctx ? mpt__live(ctx, input) : NULL;
+    if (x) mpt__check_source(ctx, name, op == MPT__OP_nll_loss, x);
     bool plain = x && x->shape.rank <= 2 && op == MPT__OP_nll_loss;
     const mpt__tensor *t = ctx && !plain ? mpt__live(ctx, targets) : NULL;
     bool probable = op == MPT__OP_cross_entropy && x && t && mpt__same_shape(x, t) &&
@@ -27403,8 +27620,11 @@ mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
     if (!mpt__call_slot(call, "mpt_op_output_grad", MPT__CALL_OUTPUT, index))
         return mpt__call_null(call);
     mpt_context *ctx = call->frame->context;
+    if (!call->backward) return mpt__refuse(ctx, STATE, "to be called in %s only", "backward");
     const mpt__tensor *dy = call->frame->dy[index];
-    return dy ? mpt__handle(ctx, mpt__tensor_alias(ctx, dy)) : mpt__null(ctx);
+    if (dy) return mpt__handle(ctx, mpt__tensor_alias(ctx, dy));
+    const mpt__tensor *like = call->frame->saved[MPT__MAX_SAVED + index]; /* there are several */
+    return mpt__filled(ctx, "mpt_op_output_grad", (mpt_dtype)like->dtype, &like->shape, 0.0);
 }
 
 mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient) {
@@ -27491,6 +27711,17 @@ static bool mpt__user_forward_begin(mpt_context *ctx, const char *name) {
     return true;
 }
 
+/* Keeps what the gradient of an output looks like that nobody uses: a shape without memory. */
+static void mpt__user_save_shape(mpt__frame *frame, int i) {
+    mpt_context *ctx = frame->context;
+    mpt__tensor *kept = mpt__tensor_outside(ctx, frame->out[i], MPT__KEPT);
+    if (!kept) return;
+    mpt__storage_release(ctx, kept->storage);
+    mpt__storage_retain(ctx, kept->storage = ctx->scalar_storage);
+    mpt__save(frame, kept);
+    mpt__tensor_drop(ctx, kept);
+}
+
 /* Runs forward without history and turns what it set into outputs of one record. */
 static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *call) {
     MPT__PLAIN_FLOATS;
@@ -27523,6 +27754,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
         mpt__save(frame, saved.slot ? mpt__at(ctx, saved, "saved tensor") : NULL);
     }
+    for (int i = 0; i < frame->n_out && frame->n_out > 1; i++) mpt__user_save_shape(frame, i);
     return ctx->base.status;
 }
 
@@ -38495,6 +38727,7 @@ typedef struct {
     double setting[MPT__SETTINGS];
     double initial; /* value of the first moment of what is new */
     bool variant, maximize, shared, warned_no_grad, warned_unscaled;
+    bool refuses_nonfinite; /* norms that clip */
     bool stochastic; /* bf16 values are rounded by chance and have no masters */
     bool pattern_valid, norm_valid;
     mpt__group *groups;
@@ -39236,6 +39469,7 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->shared = plan->shared;
     optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
+    optimizer->refuses_nonfinite = true;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(ctx, 0);
     if (mpt__ok(ctx) && mpt__group_new(ctx, optimizer, plan->lr, plan->weight_decay) == 0)
         mpt__take_module(ctx, optimizer, module, NULL, 0);
@@ -40037,6 +40271,12 @@ static mpt_tensor mpt__grad_norm(const char *name, mpt_optimizer handle, double 
     if (any) {
         launch->slot[0] = clips ? optimizer->slot[MPT__OPTIM_MULTIPLIER] : (uint16_t)MPT__SLOT_NONE;
         launch->slot[1] = optimizer->slot[MPT__OPTIM_NORM];
+#ifndef MPTRAIN_NO_WATCH
+        if (optimizer->scaler && optimizer->checked && optimizer->stage == MPT__UNSCALED)
+            launch->slot[2] = optimizer->slot[MPT__OPTIM_FOUND]; /* the scaler skips the step */
+        launch->slot[3] = clips ? optimizer->slot[MPT__OPTIM_APPLIED] : (uint16_t)MPT__SLOT_NONE;
+        launch->index[0] = optimizer->refuses_nonfinite;
+#endif
         launch->imm[0] = max_norm;
     }
     mpt__submit(ctx, launch);
@@ -40056,6 +40296,16 @@ mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double
 mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p) {
     return mpt__grad_norm("mpt_grad_norm", optimizer, p, false, 0);
 }
+
+#ifndef MPTRAIN_NO_WATCH
+mpt_status mpt_error_if_nonfinite(mpt_optimizer handle, bool on) {
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_error_if_nonfinite");
+    if (!optimizer) return mpt__status_of(handle.context);
+    if (optimizer->refuses_nonfinite != on) optimizer->patterns++; /* captured steps record anew */
+    optimizer->refuses_nonfinite = on;
+    return MPT_OK;
+}
+#endif
 
 mpt_status mpt_clip_grad_value(mpt_optimizer handle, double limit) {
     MPT__PLAIN_FLOATS;
@@ -40206,6 +40456,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
     ctx->committed = ctx->now;
     ctx->committed.updates = ++ctx->now.updates;
     mpt__count_uncleared(ctx, optimizer);
+    mpt__check_clipped(ctx);
     return MPT_OK;
 }
 
@@ -42253,9 +42504,11 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
     item.shape = parameter->tensor->shape;
     mpt_status status = mpt__state_show(w, &item);
     if (w->mode == MPT__STATE_APPLIES) parameter->has_grad = true;
-    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false},
-                                   {"since", MPT__OF_U32, &parameter->since, false},
-                                   {"steps", MPT__OF_U32, &parameter->steps, false}};
+    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false}};
+    if (w->mode == MPT__STATE_APPLIES) { /* what messages count begins anew */
+        parameter->since = (uint32_t)ctx->now.updates;
+        parameter->steps = 0;
+    }
     return status == MPT_OK ? MPT__STATE_ROWS(w, rows) : status;
 }
 
@@ -42269,6 +42522,27 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
     w->prefix = number ? mpt__format_text(w->name, sizeof w->name, "net.%d.", number) : 0;
     mpt__state_named(w, path);
     return mpt__state_show(w, &item);
+}
+
+/* How often a module has drawn since the step began; a loop without steps counts on and on. */
+static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
+                                   const char *path) {
+    mpt_context *ctx = w->context;
+    const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false}};
+    const bool now = module->draws.count > 0 && module->draws.step == ctx->now.step;
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.net.%d.%s%s", number, path,
+                                 *path ? "." : "");
+    mpt__state_named(w, "draws");
+    const bool there = w->present(w->user, w->name, now);
+    if (w->mode == MPT__STATE_APPLIES) {
+        module->draws.step = ctx->now.step;
+        module->draws.count = 0;
+    }
+    if (there) MPT__STATE_ROWS(w, rows);
+    if (w->mode != MPT__STATE_APPLIES) return ctx->base.status;
+    module->updates = ctx->now.updates;
+    module->committed = module->draws;
+    return ctx->base.status;
 }
 
 /* A net that is in use. Another one has no state: what it will be follows from the seed. */
@@ -42295,6 +42569,9 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
     while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
         status = mpt__state_gradient(w, parameter, number);
+    mpt__module *module = status == MPT_OK ? mpt__walk_begin(&walk, ctx, root) : NULL;
+    for (; module && status == MPT_OK; module = mpt__walk_next(&walk))
+        status = mpt__state_draws(w, module, number, walk.path);
     return status;
 }
 
@@ -42371,13 +42648,17 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         {"window_steps", MPT__OF_I64, &scaler->window_steps, false},
         {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false},
         {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false}};
+    const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
     for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
         status = mpt__state_slot(w, names[i], i == MPT__SCALER_SCALE ? MPT_F64 : MPT_I64,
                                  scaler->slots[i]);
     if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
-    scaler->changes++;
+    if (before.growth_factor != scaler->config.growth_factor ||
+        before.backoff_factor != scaler->config.backoff_factor ||
+        before.growth_interval != scaler->config.growth_interval)
+        scaler->changes++; /* captured steps have them in them */
     scaler->unseen = 0;
     mpt__scaler_read(w->context, scaler, &scaler->seen);
     return w->context->base.status;
@@ -42455,7 +42736,8 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
                                    {"seed", MPT__OF_I64, &ctx->config.seed, true},
                                    {"step", MPT__OF_I64, &ctx->now.step, false},
                                    {"updates", MPT__OF_I64, &ctx->now.updates, false},
-                                   {"draws", MPT__OF_I64, &ctx->now.draws, false}};
+                                   {"draws", MPT__OF_I64, &ctx->now.draws, false},
+                                   {"calls", MPT__OF_I64, &ctx->now.module_calls, false}};
     static const mpt__object_kind kinds[] = {MPT__OPTIMIZER, MPT__SCALER, MPT__EMA, MPT__LOADER};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
@@ -42788,6 +43070,7 @@ static mpt_status mpt__snapshot_item(mpt_context *ctx, void *user, const mpt__st
     uint8_t *to = mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(n, 8));
     if (!to) return ctx->base.status;
     memcpy(to, &mark, 8);
+    memset(to + 8 + n, 0, (size_t)(mpt__aligned_up(n, 8) - n));
     if (item->storage) return mpt__download(ctx, to + 8, item->storage, item->offset * size, n);
     mpt__item_get(ctx, item, &number);
     memcpy(to + 8, &number, 8);
@@ -42939,8 +43222,13 @@ mpt_evaluation mpt_evaluate(mpt_module net, mpt_loader loader, mpt_dtype precisi
 /* The caller's loss, nll_loss if there is none. */
 static mpt_tensor mpt__fit_loss(const mpt_fit_config *config, mpt_tensor output,
                                 mpt_tensor target) {
-    return config->loss ? config->loss(output, target, config->user)
-                        : mpt_nll_loss(output, target, NULL);
+    if (config->loss) return config->loss(output, target, config->user);
+    mpt_context *ctx = output.context;
+    bool told = ctx && ctx->warned_scores;
+    if (ctx) ctx->warned_scores = true; /* mpt__fit_check_output says it better */
+    mpt_tensor loss = mpt_nll_loss(output, target, NULL);
+    if (ctx) ctx->warned_scores = told;
+    return loss;
 }
 
 /* AUTO becomes what it stands for, and the log hears why. */
@@ -43223,6 +43511,9 @@ static void mpt__fit_tell(mpt__fit *fit, bool epoch_end) {
 
 /* nll_loss takes any numbers; of log-probabilities logsumexp is 0. Half rounds them. */
 static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor output) {
+#ifdef MPTRAIN_NO_WATCH
+    (void)ctx, (void)output;
+#else
     if (ctx->recorder || ctx->base.log.write == mpt__log_nowhere) return; /* waits */
     mpt_no_grad_begin(ctx);
     mpt_tensor sums =
@@ -43235,6 +43526,7 @@ static MPT__NOINLINE void mpt__fit_check_output(mpt_context *ctx, mpt_tensor out
             "mpt_fit: the net's outputs are no log-probabilities (the exponentials of a sample "
             "do not add up to 1), as the default loss expects: end it with "
             "mpt_nn_log_softmax, or set mpt_fit_config.loss to mpt_cross_entropy");
+#endif
 }
 
 static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
@@ -43525,7 +43817,15 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
     fit.config = &chosen;
     fit.result = mpt__fit_nothing();
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;
-    if (mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
+    if (mpt__fit_check(fit.context, &fit)) {
+        mpt__optimizer *const updates = mpt__optimizer_at(fit.context, optimizer);
+        const bool refuses = updates->refuses_nonfinite;
+        updates->refuses_nonfinite = false; /* a fit ends by its own rules, and says more */
+        mpt__fit_run(&fit);
+        const mpt__object *row = &fit.context->objects[MPT__OPTIMIZER].rows[optimizer.slot];
+        if (row->object == updates && row->generation == optimizer.generation)
+            updates->refuses_nonfinite = refuses; /* it may have been destroyed on the way */
+    }
     fit.result.status = fit.context ? fit.context->base.status : MPT_ERROR_HANDLE;
     return fit.result;
 }
@@ -44206,11 +44506,8 @@ mpt_gradcheck_config mpt_gradcheck_config_default(void) {
 
 #ifdef MPTRAIN_NO_WATCH
 
-static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
-    if (!ctx) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
-    return mpt__error(ctx, UNSUPPORTED,
-                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
+mpt_status mpt_error_if_nonfinite(mpt_optimizer optimizer, bool on) {
+    return on ? mpt__watch_missing(optimizer.context, "mpt_error_if_nonfinite") : MPT_OK;
 }
 
 mpt_tensor_stats mpt_statistics(mpt_tensor tensor) {
@@ -44586,6 +44883,249 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
 #endif /* MPTRAIN_NO_WATCH */
 
 /* ------------------------
+ * watch/classes.c: classes drawn by weights, and how well classes are told.
+ *
+ * Both are the host's work: what it draws by is checked and named by row and value, sums are those
+ * of doubles, and counts are integers.
+ * ---------------------- */
+
+static mpt_scores mpt__no_scores(void) {
+    mpt_scores scores;
+    scores.samples = 0;
+    scores.accuracy = scores.precision = scores.recall = scores.f1 = MPT__NAN_F64;
+    return scores;
+}
+
+#ifdef MPTRAIN_NO_WATCH
+
+mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts, int classes) {
+    (void)targets, (void)counts, (void)classes;
+    return mpt__watch_missing(outputs.context, "mpt_confusion");
+}
+
+mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
+    (void)counts, (void)classes, (void)which;
+    return mpt__no_scores();
+}
+
+mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) {
+    (void)count, (void)replacement;
+    mpt__watch_missing(weights.context, "mpt_multinomial");
+    return mpt__null(weights.context);
+}
+
+#else
+
+/* ==== Draws by weight ==== */
+
+#define MPT__CLASS_STREAM 2 /* beside that of mpt_rand */
+
+/* What mpt_multinomial draws by, and what it has drawn. */
+typedef struct {
+    double *weights; /* [rows, n] */
+    double *sums; /* of one row: a tree whose node i has the sum of 2i and 2i + 1, leaves from n */
+    int64_t *out; /* [rows, count] */
+    int64_t rows, n, count;
+    bool replacement;
+} mpt__draw;
+
+/* Whether a row can be drawn from, else an error that names it. Fills the tree. */
+static bool mpt__draw_row(mpt_context *ctx, const mpt__draw *draw, int64_t row) {
+    const double *weights = draw->weights + row * draw->n;
+    int64_t n = draw->n, some = 0, need = draw->replacement ? 1 : draw->count;
+    for (int64_t i = 0; i < n; i++) {
+        if (!(weights[i] >= 0) || !mpt__f64_is_finite(weights[i]))
+            return mpt__reject(ctx, ARGUMENT,
+                               "weight %lld of row %lld is %g: expected finite ones, 0 or more", i,
+                               row, weights[i]);
+        some += weights[i] > 0;
+        draw->sums[n + i] = weights[i];
+    }
+    for (int64_t i = n - 1; i > 0; i--) draw->sums[i] = draw->sums[2 * i] + draw->sums[2 * i + 1];
+    if (some < need)
+        return mpt__reject(ctx, ARGUMENT,
+                           "row %lld has %lld weights above 0: expected %lld or more", row, some,
+                           need);
+    return mpt__f64_is_finite(draw->sums[1]) ||
+           mpt__reject(ctx, ARGUMENT, "the weights of row %lld add up to %g", row, draw->sums[1]);
+}
+
+/* The leaf that lies at a part of the sum. Never one of weight 0: a side that sums up to nothing is
+   not taken, wherever rounding has put the part. */
+static int64_t mpt__draw_leaf(const double *sums, int64_t n, double at) {
+    int64_t node = 1;
+    while (node < n) {
+        node *= 2;
+        if (at < sums[node] || !(sums[node + 1] > 0)) continue;
+        at -= sums[node++];
+    }
+    return node;
+}
+
+/* One draw after the other: what is drawn without replacement weighs nothing from then on, and sums
+   are formed anew, so that what is left has its shares however small they are. */
+static void mpt__draw_all(const mpt__draw *draw, mpt__rng_key key, int64_t row) {
+    for (int64_t i = row * draw->count; i < (row + 1) * draw->count; i++) {
+        uint64_t word = mpt__random_below(key, (uint64_t)i, UINT64_C(1) << 53);
+        double part = (double)word * (1.0 / 9007199254740992.0);
+        int64_t leaf = mpt__draw_leaf(draw->sums, draw->n, part * draw->sums[1]);
+        draw->out[i] = leaf - draw->n;
+        if (draw->replacement) continue;
+        draw->sums[leaf] = 0.0;
+        while ((leaf /= 2) > 0) draw->sums[leaf] = draw->sums[2 * leaf] + draw->sums[2 * leaf + 1];
+    }
+}
+
+/* Reads the weights and draws; the call is counted where all rows are good. */
+static bool mpt__draw_rows(mpt_context *ctx, const mpt__tensor *weights, const mpt__draw *draw) {
+    mpt__rng_key key = {ctx->config.seed, MPT__CLASS_STREAM, ctx->now.draws};
+    if (mpt__read_as(ctx, weights, MPT_F64, draw->weights) != MPT_OK) return false;
+    for (int64_t row = 0; row < draw->rows; row++) {
+        if (!mpt__draw_row(ctx, draw, row)) return false;
+        mpt__draw_all(draw, key, row);
+    }
+    ctx->now.draws++;
+    return true;
+}
+
+/* Whether weights and count can be those of a draw, else an error; what it comes to. */
+static bool mpt__draw_check(mpt_context *ctx, const mpt__tensor *weights, int64_t count,
+                            mpt__draw *draw, mpt_shape *shape) {
+    *shape = weights->shape;
+    if (!mpt__dtype_info[weights->dtype].is_float)
+        return mpt__reject(ctx, DTYPE, "dtype %D: expected a float dtype", weights->dtype);
+    if (shape->rank < 1 || count < 1)
+        return mpt__reject(ctx, ARGUMENT,
+                           "%lld draws by weights %S: expected 1 or more, by [.., n]", count,
+                           shape);
+    draw->n = shape->dim[shape->rank - 1], draw->count = count;
+    shape->dim[shape->rank - 1] = 1;
+    draw->rows = mpt__shape_numel(shape);
+    shape->dim[shape->rank - 1] = count;
+    return mpt__checked_bytes(ctx, MPT_I64, shape) >= 0;
+}
+
+mpt_tensor mpt_multinomial(mpt_tensor weights, int64_t count, bool replacement) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *ctx = weights.context;
+    const mpt__tensor *found = mpt__enter_at(weights, "mpt_multinomial", "weights");
+    mpt_shape shape;
+    mpt__draw draw;
+    mpt_tensor out = mpt__null(ctx);
+    mpt__zero(draw);
+    if (!found || !mpt__draw_check(ctx, found, count, &draw, &shape)) return out;
+    draw.replacement = replacement;
+    /* One element more than nothing, for rows or weights that there are none of. */
+    int64_t sizes[] = {draw.rows * draw.n + 1, 2 * draw.n + 2, draw.rows * count + 1};
+    draw.weights = (double *)mpt__host_array(ctx, sizes[0], sizeof(double));
+    if (draw.weights) draw.sums = (double *)mpt__host_array(ctx, sizes[1], sizeof(double));
+    if (draw.sums) draw.out = (int64_t *)mpt__host_array(ctx, sizes[2], sizeof(int64_t));
+    if (draw.out && mpt__draw_rows(ctx, found, &draw)) {
+        mpt__tensor *made = mpt__tensor_new(ctx, MPT_I64, &shape, MPT_MEMORY_ACTIVATION);
+        int64_t bytes = (sizes[2] - 1) * (int64_t)sizeof(int64_t);
+        if (made)
+            out = mpt__tensor_done(ctx, made, mpt__upload(ctx, made->storage, 0, draw.out, bytes));
+    }
+    mpt__host_free(ctx, draw.weights, (size_t)sizes[0] * sizeof(double));
+    mpt__host_free(ctx, draw.sums, (size_t)sizes[1] * sizeof(double));
+    mpt__host_free(ctx, draw.out, (size_t)sizes[2] * sizeof(int64_t));
+    return out;
+}
+
+/* ==== Confusion ==== */
+
+/* Whether outputs are i64 classes as the targets are, or have a float for each class. */
+static bool mpt__confusion_shapes(const mpt__tensor *outputs, const mpt__tensor *targets,
+                                  int classes) {
+    int rank = targets->shape.rank;
+    if (targets->dtype != MPT_I64) return false;
+    if (outputs->dtype == MPT_I64) return mpt__same_shape(outputs, targets);
+    return mpt__dtype_info[outputs->dtype].is_float && outputs->shape.rank == rank + 1 &&
+           outputs->shape.dim[rank] == classes &&
+           memcmp(outputs->shape.dim, targets->shape.dim, (size_t)rank * sizeof(int64_t)) == 0;
+}
+
+/* Adds n pairs of output and target, of which none is counted if one is no class. */
+static mpt_status mpt__confusion_add(mpt_context *ctx, const int64_t *pairs, int64_t n,
+                                     int64_t *counts, int classes) {
+    static const char *const whose[] = {"output", "target"};
+    const int64_t *side[] = {pairs, pairs + n};
+    int64_t ignored = mpt_nll_config_default().ignore_index;
+    for (int64_t i = 0; i < n; i++)
+        for (int k = 0; k < 2 && side[1][i] != ignored; k++)
+            if (side[k][i] < 0 || side[k][i] >= classes)
+                return mpt__error(ctx, ARGUMENT, "%s %lld is %lld: expected 0 to %d", whose[k], i,
+                                  side[k][i], classes - 1);
+    for (int64_t i = 0; i < n; i++)
+        if (side[1][i] != ignored) counts[side[1][i] * classes + side[0][i]]++;
+    return MPT_OK;
+}
+
+mpt_status mpt_confusion(mpt_tensor outputs, mpt_tensor targets, int64_t *counts, int classes) {
+    mpt_context *ctx = outputs.context;
+    const mpt__tensor *guesses = mpt__enter_at(outputs, "mpt_confusion", "outputs");
+    const mpt__tensor *labels = guesses ? mpt__at(ctx, targets, "targets") : NULL;
+    if (!labels) return mpt__status_of(ctx);
+    if (!counts || classes < 1)
+        return mpt__error(ctx, ARGUMENT, "%d classes: expected 1 or more, and counts of them",
+                          counts ? classes : 0);
+    if (!mpt__confusion_shapes(guesses, labels, classes))
+        return mpt__error(ctx, SHAPE,
+                          "outputs %D %S, targets %D %S: expected i64 targets, and outputs like "
+                          "them or of floats with a last dimension of %d more",
+                          guesses->dtype, &guesses->shape, labels->dtype, &labels->shape, classes);
+    int64_t n = mpt__tensor_numel(labels);
+    mpt_tensor likeliest = mpt__null(ctx);
+    if (guesses->dtype != MPT_I64) {
+        likeliest = mpt_argmax(outputs, -1, false);
+        bool good = mpt__enter(ctx, "mpt_confusion"); /* whose name errors have again */
+        guesses = good ? mpt__live(ctx, likeliest) : NULL;
+    }
+    int64_t *pairs =
+        guesses ? (int64_t *)mpt__host_array(ctx, 2 * n + 1, sizeof *pairs) : (int64_t *)NULL;
+    if (pairs && mpt__read_as(ctx, guesses, MPT_I64, pairs) == MPT_OK &&
+        mpt__read_as(ctx, labels, MPT_I64, pairs + n) == MPT_OK)
+        mpt__confusion_add(ctx, pairs, n, counts, classes);
+    mpt__host_free(ctx, pairs, (size_t)(2 * n + 1) * sizeof *pairs);
+    mpt_release(likeliest);
+    return ctx->base.status;
+}
+
+/* a of b; of nothing it is 0. */
+static double mpt__share(double a, double b) { return b > 0 ? a / b : 0.0; }
+
+mpt_scores mpt_class_scores(const int64_t *counts, int classes, int which) {
+    MPT__PLAIN_FLOATS;
+    mpt_scores scores = mpt__no_scores();
+    double samples = 0, right = 0, weights = 0, precision = 0, recall = 0, f1 = 0;
+    if (!counts || which < MPT_WEIGHTED || which >= classes) return scores;
+    for (int c = 0; c < classes; c++) {
+        double is = 0, taken = 0, both = (double)counts[(int64_t)c * classes + c];
+        for (int i = 0; i < classes; i++) {
+            is += (double)counts[(int64_t)c * classes + i];
+            taken += (double)counts[(int64_t)i * classes + c];
+        }
+        double weight = which == MPT_MACRO      ? (double)(is + taken > 0)
+                        : which == MPT_WEIGHTED ? is
+                                                : (double)(which == c);
+        samples += is, right += both, weights += weight;
+        precision += weight * mpt__share(both, taken);
+        recall += weight * mpt__share(both, is);
+        f1 += weight * mpt__share(2 * both, is + taken);
+        if (which == c) scores.samples = (int64_t)is;
+    }
+    if (which < 0) scores.samples = (int64_t)samples;
+    if (which == MPT_MICRO) precision = recall = f1 = right, weights = samples;
+    scores.accuracy = mpt__share(right, samples);
+    scores.precision = mpt__share(precision, weights);
+    scores.recall = mpt__share(recall, weights);
+    scores.f1 = mpt__share(f1, weights);
+    return scores;
+}
+
+#endif /* MPTRAIN_NO_WATCH */
+
+/* ------------------------
  * context.c: contexts: made, destroyed, cleared of errors.
  * ---------------------- */
 
@@ -44870,7 +45410,8 @@ MPT__END_FLOAT_CONTROL
     the training data read as it was read, safetensors, checkpoints and snapshots of whole trainings
     that go on to the bit, CPU kernels for x86-64 up to AMX, for
     AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
-    yet; captured steps; on request the CPU kernels in a second file.
+    yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight;
+    confusion matrices.
 */
 
 /* ==== Licence ================================================================================

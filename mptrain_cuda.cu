@@ -1495,12 +1495,15 @@ __global__ void mpt__scatter_axis_kernel(const mpt__scatter w) {
 
 /* Sets the error word unless an earlier error stands there. */
 __device__ void mpt__raise(mpt__scalar *scalars, long long status, long long number,
-                           long long index, long long position) {
+                           long long index, long long position, mpt__scalar value,
+                           long long size) {
     unsigned long long *word = (unsigned long long *)&scalars[MPT__SLOT_ERROR].i;
     if (atomicCAS(word, 0ull, (unsigned long long)status) != 0) return;
     scalars[MPT__SLOT_ERROR_LAUNCH].i = number;
     scalars[MPT__SLOT_ERROR_INDEX].i = index;
     scalars[MPT__SLOT_ERROR_POSITION].i = position;
+    scalars[MPT__SLOT_ERROR_VALUE] = value;
+    scalars[MPT__SLOT_ERROR_SIZE].i = size;
 }
 
 #define MPT__CHECKERS 1024 /* threads that look at many indices */
@@ -1523,8 +1526,11 @@ __global__ void __launch_bounds__(MPT__CHECKERS)
     }
     if (mine != ~0ull) atomicMin(&first, mine);
     __syncthreads();
-    if (threadIdx.x == 0 && first != ~0ull)
-        mpt__raise(scalars, MPT_ERROR_INDEX, number, -1 - (long long)first, -1);
+    if (threadIdx.x != 0 || first == ~0ull) return;
+    mpt__scalar value;
+    value.i = mpt__load_i64(index.data, index.dtype,
+                            mpt__locate(space, index.stride, (long long)first));
+    mpt__raise(scalars, MPT_ERROR_INDEX, number, -1 - (long long)first, -1, value, size);
 }
 
 void mpt__check_indices(const mpt__cuda_call *call, int position, long long size) {
@@ -2729,8 +2735,10 @@ __device__ void mpt__loss_finish(const mpt__loss &loss) {
     mpt__put(loss.divisor, 0, by);
     if (first_bad == ~0ull) return;
     const long long bad = (long long)first_bad, rows = loss.sample_rows;
+    mpt__scalar value;
+    value.i = ((const long long *)loss.target.data)[bad * loss.target.stride[0]];
     mpt__raise(loss.scalars, MPT_ERROR_INDEX, loss.number, rows > 0 ? bad / rows : bad,
-               rows > 0 ? bad % rows : -1);
+               rows > 0 ? bad % rows : -1, value, loss.classes);
 }
 
 /* Few samples fit in one block, which then finishes the loss by itself. */
@@ -2966,8 +2974,11 @@ __global__ void mpt__pair_finish_kernel(const mpt__pair w, int blocks) {
     sum = mpt__block_sum(sum);
     if (threadIdx.x != 0) return;
     if (w.sums) mpt__put(w.array[4], 0, sum / w.divisor);
-    if (w.first_bad != NULL && *w.first_bad != ~0ull)
-        mpt__raise(w.scalars, MPT_ERROR_NUMERIC, w.number, (long long)*w.first_bad, -1);
+    if (w.first_bad == NULL || *w.first_bad == ~0ull) return;
+    const long long bad = (long long)*w.first_bad;
+    mpt__scalar value;
+    value.f = (double)mpt__pair_in(w, 0, bad);
+    mpt__raise(w.scalars, MPT_ERROR_NUMERIC, w.number, bad, -1, value, 0);
 }
 
 /* Of a sum: the tree of additions must not depend on the card. */
@@ -4885,21 +4896,46 @@ mpt_status mpt__cuda_average(const mpt__cuda_call *call) {
 
 /* ---- Scalars ---- */
 
+/* What CLIP does beside clipping. */
+struct mpt__clip_note {
+    mpt__scalar *scalars;
+    int found_slot, applied_slot; /* 0: none */
+    long long raises, number;
+};
+
+__device__ void mpt__clip_noted(const mpt__clip_note &n, float norm) {
+    mpt__scalar *noted = &n.scalars[MPT__SLOT_CLIPPED], *at = &n.scalars[MPT__SLOT_CLIPPED_AT];
+    const long long applied = n.scalars[n.applied_slot].i;
+    mpt__scalar value;
+    value.f = (double)norm;
+    if (!isfinite(norm) && (n.found_slot == 0 || n.scalars[n.found_slot].i == 0)) {
+        if (n.raises) mpt__raise(n.scalars, MPT_ERROR_NUMERIC, n.number, -1, -1, value, 0);
+        if (n.raises || noted->i != 0) return;
+        noted->i = n.applied_slot;
+        at->i = applied;
+    } else if (noted->i == n.applied_slot && at->i == applied) {
+        noted->i = 0;
+    }
+}
+
 /* A NaN norm makes the multiplier NaN, as in PyTorch. */
 __global__ void mpt__clip_kernel(mpt__scalar *multiplier, const mpt__scalar *norm, float most,
-                                 mpt__array out) {
+                                 mpt__array out, const mpt__clip_note note) {
     const float size = (float)norm->f;
     float factor = most / (size + 1e-6f);
     if (factor > 1) factor = 1;
     if (multiplier != NULL) multiplier->f = (double)((float)multiplier->f * factor);
     if (out.data != NULL) mpt__put(out, 0, size);
+    if (note.applied_slot != 0) mpt__clip_noted(note, size);
 }
 
 mpt_status mpt__cuda_clip(const mpt__cuda_call *call) {
     const mpt__launch *launch = call->launch;
+    const mpt__clip_note note = {call->scalars, launch->slot[2], launch->slot[3],
+                                 launch->index[0] != 0, launch->number};
     mpt__scalar *multiplier = launch->slot[0] != 0 ? &call->scalars[launch->slot[0]] : NULL;
     mpt__clip_kernel<<<1, 1, 0, call->stream>>>(multiplier, &call->scalars[launch->slot[1]],
-                                                (float)launch->imm[0], mpt__array_of(call, 0));
+                                                (float)launch->imm[0], mpt__array_of(call, 0), note);
     return MPT_OK;
 }
 

@@ -203,6 +203,7 @@ static void run_clip(const golden_case *c) {
     mpt_backward(loss_of_gradients(&net, values, PARAMETERS));
     if (strcmp(c->op, "clip_grad_norm") == 0) {
         const double p = c->reals[2];
+        mpt_error_if_nonfinite(optimizer, false); /* as there */
         float norm[2] = {(float)mpt_item(mpt_grad_norm(optimizer, p)), 0};
         norm[1] = (float)mpt_item(p == 2 ? mpt_clip_grad_norm(optimizer, c->reals[1])
                                          : mpt_clip_grad_norm_p(optimizer, c->reals[1], p));

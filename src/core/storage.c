@@ -457,7 +457,8 @@ static MPT__COLD mpt_status mpt__fail_device(mpt_context *ctx) {
 #ifndef MPTRAIN_NO_WATCH
     if (status == MPT_ERROR_NUMERIC && index < 0)
         return mpt__error_of(ctx, status,
-                             "the norm of the gradients is %g (launch %lld); no step was taken",
+                             "the norm of the gradients is %g (launch %lld); no step was taken; "
+                             "mpt_anomaly_mode finds the op, mpt_error_if_nonfinite lets it pass",
                              value.f, launch);
 #endif
     if (status == MPT_ERROR_NUMERIC)
@@ -487,7 +488,7 @@ static MPT__COLD void mpt__note_clipped(mpt_context *ctx) {
     mpt__log(&ctx->base, MPT_LOG_WARNING,
              "mpt_clip_grad_norm: the norm was infinite or NaN, which makes gradients 0 or NaN, "
              "and a step took them; look at the norm and leave that step out, use a scaler, or "
-             "get an error from mpt_error_if_nonfinite; mpt_anomaly_mode finds the op");
+             "leave mpt_error_if_nonfinite on; mpt_anomaly_mode finds the op");
 }
 #endif
 

@@ -303,13 +303,14 @@ MPTRAIN_API double mpt_get_option(mpt_optimizer optimizer, int group, const char
 MPTRAIN_API mpt_status mpt_zero_grad(mpt_optimizer optimizer);
 /* Multiplies the gradients so that their joint 2-norm is at most max_norm; returns the norm before,
    0-d fp32, without a wait. After mpt_unscale if there is a scaler: scaled gradients are refused,
-   as by mpt_grad_norm and mpt_clip_grad_value. By an infinite or NaN norm gradients become 0 or
-   NaN; the log hears of it once, if a step takes them. */
+   as by mpt_grad_norm and mpt_clip_grad_value. An infinite or NaN norm is an error, found as a bad
+   target is, and weights stay, unless the scaler skips that step. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm(mpt_optimizer optimizer, double max_norm);
 /* The same by the p-norm: p is 1, 2 or INFINITY, the largest magnitude. */
 MPTRAIN_API mpt_tensor mpt_clip_grad_norm_p(mpt_optimizer optimizer, double max_norm, double p);
-/* true: such a norm is an error, found as a bad target is, and weights stay, unless the scaler
-   skips that step. false, as at first: see above. As error_if_nonfinite in PyTorch. */
+/* false: such a norm is no error; gradients become 0 or NaN, and the log hears once of a step that
+   takes them. true, as at first: see above. As error_if_nonfinite in PyTorch, where it is false.
+   mpt_fit, which looks at each epoch's loss, does without the error. */
 MPTRAIN_API mpt_status mpt_error_if_nonfinite(mpt_optimizer optimizer, bool on);
 /* That norm alone, 0-d fp32, without a wait; the gradients stay as they are. */
 MPTRAIN_API mpt_tensor mpt_grad_norm(mpt_optimizer optimizer, double p);

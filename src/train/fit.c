@@ -663,7 +663,15 @@ mpt_fit_result mpt_fit(mpt_module net, mpt_optimizer optimizer, mpt_loader train
     fit.config = &chosen;
     fit.result = mpt__fit_nothing();
     fit.progress.validation_loss = fit.progress.validation_accuracy = MPT__NAN_F64;
-    if (mpt__fit_check(fit.context, &fit)) mpt__fit_run(&fit);
+    if (mpt__fit_check(fit.context, &fit)) {
+        mpt__optimizer *const updates = mpt__optimizer_at(fit.context, optimizer);
+        const bool refuses = updates->refuses_nonfinite;
+        updates->refuses_nonfinite = false; /* a fit ends by its own rules, and says more */
+        mpt__fit_run(&fit);
+        const mpt__object *row = &fit.context->objects[MPT__OPTIMIZER].rows[optimizer.slot];
+        if (row->object == updates && row->generation == optimizer.generation)
+            updates->refuses_nonfinite = refuses; /* it may have been destroyed on the way */
+    }
     fit.result.status = fit.context ? fit.context->base.status : MPT_ERROR_HANDLE;
     return fit.result;
 }

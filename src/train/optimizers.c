@@ -346,6 +346,7 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     optimizer->shared = plan->shared;
     optimizer->stochastic = plan->stochastic;
     optimizer->initial = plan->initial;
+    optimizer->refuses_nonfinite = true;
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) optimizer->slot[i] = mpt__scalar_new_i(ctx, 0);
     if (mpt__ok(ctx) && mpt__group_new(ctx, optimizer, plan->lr, plan->weight_decay) == 0)
         mpt__take_module(ctx, optimizer, module, NULL, 0);
