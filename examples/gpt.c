@@ -24,19 +24,21 @@ static void write_text(mpt_context *ctx, mpt_module net, const gpt_settings *s,
     int64_t seen[8192], length = 0;
     int32_t *prompt = NULL;
     const int64_t n = codec_encode(codec, s->prompt, strlen(s->prompt), &prompt);
-    const int64_t count = s->top_k < s->vocabulary ? s->top_k : s->vocabulary;
-    float *p = (float *)calloc((size_t)count, sizeof *p);
-    const bool ready = p && n > 0;
+    candidates c = {NULL, NULL, s->top_k < s->vocabulary ? s->top_k : s->vocabulary};
+    c.p = (float *)calloc((size_t)c.count, sizeof *c.p);
+    c.token = (int64_t *)calloc((size_t)c.count, sizeof *c.token);
+    const bool ready = c.p && c.token && n > 0;
     for (int64_t i = n > s->context ? n - s->context : 0; i < n; i++) seen[length++] = prompt[i];
     for (int64_t i = 0; ready && i < s->write && !mpt_failed(ctx); i++) {
-        const int64_t token = next_token(ctx, net, s, seen, length, p, count);
+        const int64_t token = next_token(ctx, net, s, seen, length, &c);
         codec_put(codec, (int32_t)token);
         if (length == s->context) memmove(seen, seen + 1, (size_t)(--length) * sizeof *seen);
         seen[length++] = token;
     }
     printf("\n");
     free(prompt);
-    free(p);
+    free(c.p);
+    free(c.token);
 }
 
 static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *codec,

@@ -96,26 +96,38 @@ static inline mpt_tensor hidden(mpt_module net, mpt_tensor tokens, mpt_tensor po
     return out;
 }
 
+/* What next_token reads: a probability and its token for each candidate, the likeliest first. */
+typedef struct candidates {
+    float *p;
+    int64_t *token, count;
+} candidates;
+
+/* The candidate that `draw`, from 0 to 1, falls on, of the fewest that together have top_p. */
+static inline int64_t pick_token(const candidates *c, double top_p, double draw) {
+    double kept = 0.0, sum = 0.0;
+    int64_t most = 0, i = 0;
+    while (most < c->count && (most == 0 || kept < top_p)) kept += (double)c->p[most++];
+    while (i < most - 1 && (sum += (double)c->p[i]) <= draw * kept) i++;
+    return c->token[i];
+}
+
 /* Draws the token behind those seen, each by its probability to the power of 1 / temperature, from
- * the likeliest --top-k, and of those from the fewest that together have --top-p; p: room for the
- * probabilities of --top-k. */
+ * the likeliest --top-k, and of those from the fewest that together have --top-p. */
 static inline int64_t next_token(mpt_context *ctx, mpt_module net, const gpt_settings *s,
-                                 const int64_t *seen, int64_t length, float *p, int64_t count) {
+                                 const int64_t *seen, int64_t length, const candidates *c) {
     mpt_scope_begin(ctx);
     mpt_inference_begin(ctx);
     mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, length), seen), token;
-    mpt_tensor y = mpt_select(hidden(net, tokens, mpt_arange(ctx, MPT_I64, length)), 1, -1);
-    y = mpt_matmul(y, mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
+    mpt_tensor y = hidden(net, tokens, mpt_arange(ctx, MPT_I64, length));
+    y = mpt_matmul(mpt_slice(y, 1, length - 1, length, 1),
+                   mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
     y = mpt_softmax(mpt_mul_scalar(y, 1.0 / s->temperature), -1);
-    mpt_read_f32(mpt_topk(y, count, -1, true, &token), p, count);
-    double before = 0.0;
-    for (int64_t i = 0; i < count; before += (double)p[i++])
-        if (i > 0 && before >= s->top_p) p[i] = 0.0f;
-    y = mpt_multinomial(mpt_from(ctx, MPT_F32, MPT_SHAPE(count), p), 1, false);
-    const double drawn = mpt_item(mpt_select(token, 1, (int64_t)mpt_item(y)));
+    mpt_read_f32(mpt_topk(y, c->count, -1, true, &token), c->p, c->count);
+    mpt_read(token, c->token, (size_t)c->count * sizeof *c->token);
+    const double draw = mpt_item(mpt_rand(ctx, MPT_F32, MPT_SCALAR));
     mpt_inference_end(ctx);
     mpt_scope_end(ctx);
-    return (int64_t)drawn;
+    return pick_token(c, s->top_p, draw);
 }
 
 #endif
