@@ -38750,6 +38750,8 @@ typedef struct {
     struct mpt__schedule *schedule; /* NULL = none */
 } mpt__optimizer;
 
+#define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
+
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
    where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
 typedef struct {
@@ -38761,7 +38763,10 @@ typedef struct {
     uint16_t slot;
     mpt_shape shape; /* of the elements; of numbers the scalar's */
     uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
-    bool same;       /* a number that says how things are set up: another one does not fit */
+    /* What a number may be: with `same`, which says how things are set up, no other; with `most`
+       above 0 (of MPT_I64) from 0 to that; with `rate` (of MPT_F64) finite and 0 or more. */
+    bool same, rate;
+    int64_t most;
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 
@@ -39112,13 +39117,15 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
         const char *name;
         void *host;
         mpt_dtype dtype;
-    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64},
-                {"schedule.best", &schedule->state.best, MPT_F64},
-                {"schedule.bad", &schedule->state.bad, MPT_I64},
-                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64}};
+        int64_t most;
+    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64, 0},
+                {"schedule.best", &schedule->state.best, MPT_F64, 0},
+                {"schedule.bad", &schedule->state.bad, MPT_I64, INT64_MAX},
+                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, INT64_MAX}};
     mpt_status status = MPT_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
         item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;
+        item->most = rows[i].most;
         status = visit(ctx, user, item);
     }
     return status;
@@ -39948,7 +39955,7 @@ mpt_status mpt_ema_restore(mpt_ema handle) {
 /* Visits the averages of every parameter under its name, then the counts. */
 static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__state_visitor visit,
                                  void *user) {
-    char name[512];
+    char name[MPT__STATE_NAME];
     mpt__state_item item;
     mpt__zero(item);
     item.name = name;
@@ -39972,6 +39979,7 @@ static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__sta
     item.storage = item.module = 0, item.count = 1;
     item.shape = MPT_SCALAR;
     item.dtype = MPT_I64;
+    item.most = INT64_MAX;
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
         item.slot = i ? ema->count_slot : ema->seen_slot;
@@ -40491,7 +40499,7 @@ int64_t mpt_applied_steps(mpt_optimizer handle) {
    applied steps, the rates of groups and the schedule. */
 static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *optimizer,
                                        mpt__state_visitor visit, void *user) {
-    char name[512];
+    char name[MPT__STATE_NAME];
     mpt__state_item item;
     mpt__zero(item);
     item.name = name;
@@ -40522,13 +40530,16 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
     item.count = 1;
     item.shape = MPT_SCALAR;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
+    item.most = INT64_MAX;
     status = visit(ctx, user, &item);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "group.%lld.lr", i);
         item.host = &optimizer->groups[i].lr;
         item.dtype = MPT_F64;
+        item.most = 0, item.rate = true;
         status = visit(ctx, user, &item);
     }
+    item.rate = false, item.most = 0;
     if (status != MPT_OK || !optimizer->schedule) return status;
     return mpt__schedule_visit(ctx, optimizer->schedule, &item, visit, user);
 }
@@ -42391,7 +42402,7 @@ typedef struct mpt__state_walk {
     /* Whether there is, or is to be, what may be missing; `now`: whether it is there. */
     bool (*present)(void *user, const char *name, bool now);
     const char *from; /* for messages: where others come from */
-    char name[768];
+    char name[MPT__STATE_NAME + 128];
     size_t prefix; /* characters of it that all names share for now */
 } mpt__state_walk;
 
@@ -42425,7 +42436,7 @@ static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
 static mpt_status mpt__state_forward(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__state_walk *w = (mpt__state_walk *)user;
     mpt__state_item own = *item;
-    char name[640];
+    char name[MPT__STATE_NAME + 16];
     int number = item->module ? mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)) : 0;
     if (number) mpt__format_text(name, sizeof name, "net.%d.%s", number, item->name);
     mpt__state_named(w, number ? name : item->name);
@@ -42446,6 +42457,7 @@ typedef struct {
     mpt__number_kind kind;
     void *at;
     bool same;
+    int64_t most; /* as an item's; of rates 1 */
 } mpt__state_row;
 
 static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows, size_t count) {
@@ -42459,6 +42471,8 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
         if (row->kind == MPT__OF_U32) wide = *(const uint32_t *)row->at;
         item.host = row->kind < MPT__OF_I64 ? &wide : row->at;
         item.same = row->same;
+        item.rate = row->kind == MPT__OF_F64 && row->most > 0;
+        item.most = row->kind == MPT__OF_F64 ? 0 : row->kind == MPT__OF_BOOL ? 1 : row->most;
         mpt__state_named(w, row->name);
         status = mpt__state_show(w, &item);
         if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) continue;
@@ -42469,11 +42483,14 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
 }
 #define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
 
+/* A number on the device: an MPT_F64 that is a rate, or with `most` a count. */
 static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt_dtype dtype,
-                                  uint16_t slot) {
+                                  uint16_t slot, int64_t most) {
     mpt__state_item item;
     mpt__state_number(&item, dtype);
     item.slot = slot;
+    item.rate = dtype == MPT_F64 && most > 0;
+    item.most = dtype == MPT_F64 ? 0 : most;
     mpt__state_named(w, name);
     return mpt__state_show(w, &item);
 }
@@ -42499,12 +42516,13 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
         return ctx->base.status;
     mpt__zero(item);
     item.storage = ctx->blocks[parameter->block].gradients;
+    if (!item.storage) item.storage = parameter->tensor->storage; /* only its kind is looked at */
     item.dtype = MPT_F32;
     item.offset = parameter->offset, item.count = parameter->numel;
     item.shape = parameter->tensor->shape;
     mpt_status status = mpt__state_show(w, &item);
     if (w->mode == MPT__STATE_APPLIES) parameter->has_grad = true;
-    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false}};
+    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false, UINT32_MAX}};
     if (w->mode == MPT__STATE_APPLIES) { /* what messages count begins anew */
         parameter->since = (uint32_t)ctx->now.updates;
         parameter->steps = 0;
@@ -42528,7 +42546,7 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
 static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
                                    const char *path) {
     mpt_context *ctx = w->context;
-    const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false}};
+    const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
     const bool now = module->draws.count > 0 && module->draws.step == ctx->now.step;
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.net.%d.%s%s", number, path,
                                  *path ? "." : "");
@@ -42552,7 +42570,7 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     mpt__parameter *parameter;
     mpt__buffer buffer;
     bool used = root->frozen;
-    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false}};
+    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false, 1}};
     mpt__state_prefix(w, "net", number);
     mpt__state_named(w, "used");
     const bool there = w->present(w->user, w->name, used);
@@ -42625,6 +42643,7 @@ static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optim
             mpt__format_text(names[k], sizeof names[k], "group.%lld.%s", i,
                              k == 0 ? "weight_decay" : rule.setting[k - 1].name);
             rows[k].name = names[k], rows[k].kind = MPT__OF_F64, rows[k].same = true;
+            rows[k].most = 0;
             rows[k].at = k == 0 ? &group->weight_decay : &group->setting[k - 1];
         }
         status = mpt__state_rows(w, rows, count);
@@ -42639,20 +42658,20 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         "scale", "growth_tracker", "found_inf", "updates", "skipped", "skipped_in_a_row",
         "last_skipped_step", "outcome", "loss_found_inf", "loss_scale"};
     const mpt__state_row rows[] = {
-        {"growth_factor", MPT__OF_F64, &scaler->config.growth_factor, false},
-        {"backoff_factor", MPT__OF_F64, &scaler->config.backoff_factor, false},
-        {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false},
-        {"scaled", MPT__OF_BOOL, &scaler->scaled, false},
-        {"stepped", MPT__OF_BOOL, &scaler->stepped, false},
-        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false},
-        {"window_steps", MPT__OF_I64, &scaler->window_steps, false},
-        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false},
-        {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false}};
+        {"growth_factor", MPT__OF_F64, &scaler->config.growth_factor, false, 1},
+        {"backoff_factor", MPT__OF_F64, &scaler->config.backoff_factor, false, 1},
+        {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false, INT64_MAX},
+        {"scaled", MPT__OF_BOOL, &scaler->scaled, false, 1},
+        {"stepped", MPT__OF_BOOL, &scaler->stepped, false, 1},
+        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false, INT64_MAX},
+        {"window_steps", MPT__OF_I64, &scaler->window_steps, false, INT64_MAX},
+        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false, INT64_MAX},
+        {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false, 0}};
     const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
     for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
         status = mpt__state_slot(w, names[i], i == MPT__SCALER_SCALE ? MPT_F64 : MPT_I64,
-                                 scaler->slots[i]);
+                                 scaler->slots[i], INT64_MAX);
     if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     if (before.growth_factor != scaler->config.growth_factor ||
@@ -42671,20 +42690,17 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
     int64_t epoch = loader->epoch, next = loader->next;
     bool open = loader->open;
     const mpt__state_row rows[] = {
-        {"samples", MPT__OF_I64, &loader->total, true},
-        {"batch", MPT__OF_I64, &loader->config.batch, true},
-        {"seed", MPT__OF_I64, &loader->config.seed, true},
-        {"delivered", MPT__OF_I64, &loader->delivered, false},
-        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false},
-        {"skipped", MPT__OF_I64, &loader->skipped, false},
-        {"epoch", MPT__OF_I64, &epoch, false},
-        {"next", MPT__OF_I64, &next, false},
-        {"open", MPT__OF_BOOL, &open, false}};
+        {"samples", MPT__OF_I64, &loader->total, true, 0},
+        {"batch", MPT__OF_I64, &loader->config.batch, true, 0},
+        {"seed", MPT__OF_I64, &loader->config.seed, true, 0},
+        {"delivered", MPT__OF_I64, &loader->delivered, false, INT64_MAX},
+        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false, INT64_MAX},
+        {"skipped", MPT__OF_I64, &loader->skipped, false, INT64_MAX},
+        {"epoch", MPT__OF_I64, &epoch, false, MPT__LAST_EPOCH},
+        {"next", MPT__OF_I64, &next, false, loader->batches},
+        {"open", MPT__OF_BOOL, &open, false, 1}};
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
-    if (epoch < 0 || epoch > MPT__LAST_EPOCH || next < 0 || next > loader->batches)
-        return mpt__error(w->context, FORMAT, "%s: batch %lld of epoch %lld, of %lld batches",
-                          w->name, next, epoch, loader->batches);
     mpt__loader_take_back(w->context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     loader->epoch = epoch, loader->next = 0;
@@ -42719,9 +42735,9 @@ static mpt_status mpt__state_metrics(mpt__state_walk *w) {
     for (int i = 0; i < ctx->metric_count && status == MPT_OK; i++) {
         w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.metric.%s.",
                                      ctx->metrics[i].name);
-        status = mpt__state_slot(w, "sum", MPT_F64, ctx->metrics[i].sum_slot);
+        status = mpt__state_slot(w, "sum", MPT_F64, ctx->metrics[i].sum_slot, 0);
         if (status == MPT_OK)
-            status = mpt__state_slot(w, "count", MPT_I64, ctx->metrics[i].count_slot);
+            status = mpt__state_slot(w, "count", MPT_I64, ctx->metrics[i].count_slot, INT64_MAX);
     }
     return status;
 }
@@ -42732,12 +42748,13 @@ static mpt_status mpt__state_metrics(mpt__state_walk *w) {
 static mpt_status mpt__visit_state(mpt__state_walk *w) {
     mpt_context *ctx = w->context;
     int64_t format = MPT__STATE_FORMAT;
-    const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true},
-                                   {"seed", MPT__OF_I64, &ctx->config.seed, true},
-                                   {"step", MPT__OF_I64, &ctx->now.step, false},
-                                   {"updates", MPT__OF_I64, &ctx->now.updates, false},
-                                   {"draws", MPT__OF_I64, &ctx->now.draws, false},
-                                   {"calls", MPT__OF_I64, &ctx->now.module_calls, false}};
+    const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true, 0},
+                                   {"seed", MPT__OF_I64, &ctx->config.seed, true, 0},
+                                   {"step", MPT__OF_I64, &ctx->now.step, false, INT64_MAX},
+                                   {"updates", MPT__OF_I64, &ctx->now.updates, false, INT64_MAX},
+                                   {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
+                                   {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
+                                    INT64_MAX}};
     static const mpt__object_kind kinds[] = {MPT__OPTIMIZER, MPT__SCALER, MPT__EMA, MPT__LOADER};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
@@ -42834,6 +42851,27 @@ static void mpt__item_set(mpt_context *ctx, const mpt__state_item *item, int64_t
         memcpy(item->host, &number, 8);
     else
         mpt__scalar_set_i(ctx, item->slot, number);
+}
+
+/* Whether a number from `there` can stand in a number's place. */
+static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mpt__state_item *item,
+                                    int64_t there) {
+    int64_t here;
+    double x, y;
+    mpt__item_get(ctx, item, &here);
+    memcpy(&x, &here, 8);
+    memcpy(&y, &there, 8);
+    if (item->most > 0 && (there < 0 || there > item->most))
+        return mpt__error(ctx, FORMAT, "%s: %s is %lld: expected 0 to %lld", from, item->name,
+                          there, item->most);
+    if (item->rate && !(y >= 0 && mpt__f64_is_finite(y)))
+        return mpt__error(ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from,
+                          item->name, y);
+    if (!item->same || here == there) return MPT_OK;
+    if (item->dtype == MPT_I64)
+        return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", from, item->name,
+                          there, here);
+    return mpt__error(ctx, FORMAT, "%s: %s is %g there and %g here", from, item->name, y, x);
 }
 
 uint64_t mpt_state_hash(mpt_context *ctx) {
@@ -42933,19 +42971,6 @@ static int64_t mpt__entry_number(const mpt__archive *a, const mpt__entry *entry)
     return number;
 }
 
-/* A number that says how things are set up, and is another one in the file. */
-static mpt_status mpt__other_number(mpt_context *ctx, const mpt__archive *a,
-                                    const mpt__state_item *item, int64_t here, int64_t there) {
-    double x, y;
-    memcpy(&x, &here, 8);
-    memcpy(&y, &there, 8);
-    if (item->dtype == MPT_I64)
-        return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", a->json.name,
-                          item->name, there, here);
-    return mpt__error(ctx, FORMAT, "%s: %s is %g there and %g here", a->json.name, item->name, y,
-                      x);
-}
-
 /* Whether an item is in the file as it has to be. */
 static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__archive *a = (mpt__archive *)user;
@@ -42962,10 +42987,8 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
                           item->name, mpt__file_dtype_name(entry->dtype), &shape,
                           mpt__dtype_info[item->dtype].file_name, &item->shape);
     entry->weight = 1; /* known */
-    if (!item->same) return MPT_OK;
-    int64_t here, there = mpt__entry_number(a, entry);
-    mpt__item_get(ctx, item, &here);
-    return here == there ? MPT_OK : mpt__other_number(ctx, a, item, here, there);
+    if (item->storage) return MPT_OK;
+    return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
 }
 
 static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
@@ -43099,7 +43122,11 @@ static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__s
     const uint64_t mark = mpt__item_mark(item);
     const uint8_t *from =
         mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(mpt__item_bytes(item), 8));
-    if (from && memcmp(from, &mark, 8) == 0) return MPT_OK;
+    int64_t number;
+    if (from && memcmp(from, &mark, 8) == 0) {
+        memcpy(&number, from + 8, 8);
+        return item->storage ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
+    }
     return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
                       item->name);
 }
@@ -43131,6 +43158,7 @@ int64_t mpt_snapshot_bytes(mpt_context *ctx) {
 }
 
 mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
+    if (bytes > PTRDIFF_MAX) bytes = PTRDIFF_MAX;
     if (!mpt__enter(ctx, "mpt_snapshot") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
     if (!block) return mpt__error(ctx, ARGUMENT, "block is NULL");
     const int64_t need = mpt__snapshot_make(ctx, NULL, 0);
@@ -43142,6 +43170,7 @@ mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
 }
 
 mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
+    MPT__PLAIN_FLOATS;
     mpt__snapshot snapshot = {(uint8_t *)(uintptr_t)block, 0, (int64_t)bytes};
     mpt__state_walk w;
     if (!mpt__enter(ctx, "mpt_restore") || mpt__no_resume(ctx)) return mpt__status_of(ctx);

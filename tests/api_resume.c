@@ -1,6 +1,7 @@
 /* api_resume.c: trainings that stop, go on and go back, against ones that never did: to the bit. */
 #include "mptrain.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -228,6 +229,66 @@ TEST(files_of_others) {
     CHECK_EQ_INT(mpt_checkpoint_load(a.context, path), MPT_ERROR_FORMAT);
     CHECK_CONTAINS(mpt_error(a.context), "or of weights alone");
     mpt_destroy(a.context);
+}
+
+/* Where the eight bytes of a number lie in a file: behind its header, by its offsets. */
+static size_t number_place(const uint8_t *bytes, size_t n, const char *name) {
+    static char header[64 << 10];
+    size_t size = (size_t)bytes[0] | (size_t)bytes[1] << 8;
+    unsigned long at = 0;
+    if (size + 8 > n || size >= sizeof header) return 0;
+    memcpy(header, bytes + 8, size);
+    header[size] = 0;
+    const char *found = strstr(header, name);
+    found = found ? strstr(found, "data_offsets\":[") : NULL;
+    return found && sscanf(found, "data_offsets\":[%lu", &at) == 1 ? 8 + size + at : 0;
+}
+
+/* A file is data: numbers that cannot be are refused by name, and nothing changes. */
+TEST(numbers_that_cannot_be) {
+    static uint8_t bytes[64 << 10];
+    static const struct {
+        const char *name, *says;
+        int64_t whole;
+        double real; /* where `whole` is 0 */
+    } rows[] = {{"mptrain.loader.0.next", "expected 0 to 7", 8, 0},
+                {"mptrain.loader.0.next", "expected 0 to 7", -1, 0},
+                {"mptrain.loader.0.epoch", "expected 0 to", INT64_MAX, 0},
+                {"mptrain.loader.0.batch", "is 9 there and 8 here", 9, 0},
+                {"mptrain.optimizer.0.applied_steps", "expected 0 to", -5, 0},
+                {"mptrain.optimizer.0.group.0.lr", "expected a finite number", 0, NAN},
+                {"mptrain.optimizer.0.group.0.weight_decay", "there and", 0, 0.5},
+                {"mptrain.scaler.0.scale", "expected a finite number", 0, -1},
+                {"mptrain.scaler.0.growth_interval", "expected 0 to", -3, 0},
+                {"mptrain.step", "expected 0 to", INT64_MIN, 0},
+                {"mptrain.format", "is 2 there and 1 here", 2, 0}};
+    const char *path = test_tmp_path("numbers.safetensors");
+    make_data();
+    training t = begin(&setups[3], 1, 3);
+    run(&t, 0, STOP);
+    CHECK_EQ_INT(mpt_checkpoint_save(t.context, path), MPT_OK);
+    size_t n = file_bytes(path, bytes, sizeof bytes);
+    run(&t, STOP, STOP + 2);
+    mpt_checkpoint_load(t.context, "");
+    mpt_clear_error(t.context);
+    const uint64_t hash = mpt_state_hash(t.context);
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        uint8_t kept[8];
+        const size_t at = number_place(bytes, n, rows[k].name);
+        REQUIRE(at > 0 && at + 8 <= n);
+        memcpy(kept, bytes + at, 8);
+        uint64_t bits = (uint64_t)rows[k].whole;
+        if (!rows[k].whole) memcpy(&bits, &rows[k].real, 8);
+        for (int i = 0; i < 8; i++) bytes[at + (size_t)i] = (uint8_t)(bits >> 8 * i);
+        file_make(path, bytes, n);
+        CHECK_EQ_INT(mpt_checkpoint_load(t.context, path), MPT_ERROR_FORMAT);
+        CHECK_CONTAINS(mpt_error(t.context), rows[k].name);
+        CHECK_CONTAINS(mpt_error(t.context), rows[k].says);
+        mpt_clear_error(t.context);
+        CHECK(mpt_state_hash(t.context) == hash);
+        memcpy(bytes + at, kept, 8);
+    }
+    mpt_destroy(t.context);
 }
 
 /* The weights of a checkpoint can be had without the rest. */
@@ -464,11 +525,12 @@ TEST(between_steps_only) {
 }
 
 #if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
-TEST_TABLE = {T(stopped_and_gone_on),      T(files_that_are_whole_and_cut),
-              T(files_of_others),          T(weights_of_a_checkpoint),
-              T(nets_with_equal_names),    T(back_and_forward),
-              T(captured_steps_go_back),   T(on_another_device),
-              T(snapshots_take_no_memory), T(between_steps_only)};
+TEST_TABLE = {T(stopped_and_gone_on),     T(files_that_are_whole_and_cut),
+              T(files_of_others),         T(numbers_that_cannot_be),
+              T(weights_of_a_checkpoint), T(nets_with_equal_names),
+              T(back_and_forward),        T(captured_steps_go_back),
+              T(on_another_device),       T(snapshots_take_no_memory),
+              T(between_steps_only)};
 #else
 TEST_TABLE = {T(back_and_forward), T(captured_steps_go_back), T(on_another_device),
               T(snapshots_take_no_memory), T(between_steps_only)};

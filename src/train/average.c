@@ -213,7 +213,7 @@ mpt_status mpt_ema_restore(mpt_ema handle) {
 /* Visits the averages of every parameter under its name, then the counts. */
 static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__state_visitor visit,
                                  void *user) {
-    char name[512];
+    char name[MPT__STATE_NAME];
     mpt__state_item item;
     mpt__zero(item);
     item.name = name;
@@ -237,6 +237,7 @@ static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__sta
     item.storage = item.module = 0, item.count = 1;
     item.shape = MPT_SCALAR;
     item.dtype = MPT_I64;
+    item.most = INT64_MAX;
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
         item.slot = i ? ema->count_slot : ema->seen_slot;

@@ -99,6 +99,8 @@ typedef struct {
     struct mpt__schedule *schedule; /* NULL = none */
 } mpt__optimizer;
 
+#define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
+
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
    where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
 typedef struct {
@@ -110,7 +112,10 @@ typedef struct {
     uint16_t slot;
     mpt_shape shape; /* of the elements; of numbers the scalar's */
     uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
-    bool same;       /* a number that says how things are set up: another one does not fit */
+    /* What a number may be: with `same`, which says how things are set up, no other; with `most`
+       above 0 (of MPT_I64) from 0 to that; with `rate` (of MPT_F64) finite and 0 or more. */
+    bool same, rate;
+    int64_t most;
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 

@@ -306,13 +306,15 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
         const char *name;
         void *host;
         mpt_dtype dtype;
-    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64},
-                {"schedule.best", &schedule->state.best, MPT_F64},
-                {"schedule.bad", &schedule->state.bad, MPT_I64},
-                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64}};
+        int64_t most;
+    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64, 0},
+                {"schedule.best", &schedule->state.best, MPT_F64, 0},
+                {"schedule.bad", &schedule->state.bad, MPT_I64, INT64_MAX},
+                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, INT64_MAX}};
     mpt_status status = MPT_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
         item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;
+        item->most = rows[i].most;
         status = visit(ctx, user, item);
     }
     return status;

@@ -52,6 +52,27 @@ static void mpt__item_set(mpt_context *ctx, const mpt__state_item *item, int64_t
         mpt__scalar_set_i(ctx, item->slot, number);
 }
 
+/* Whether a number from `there` can stand in a number's place. */
+static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mpt__state_item *item,
+                                    int64_t there) {
+    int64_t here;
+    double x, y;
+    mpt__item_get(ctx, item, &here);
+    memcpy(&x, &here, 8);
+    memcpy(&y, &there, 8);
+    if (item->most > 0 && (there < 0 || there > item->most))
+        return mpt__error(ctx, FORMAT, "%s: %s is %lld: expected 0 to %lld", from, item->name,
+                          there, item->most);
+    if (item->rate && !(y >= 0 && mpt__f64_is_finite(y)))
+        return mpt__error(ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from,
+                          item->name, y);
+    if (!item->same || here == there) return MPT_OK;
+    if (item->dtype == MPT_I64)
+        return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", from, item->name,
+                          there, here);
+    return mpt__error(ctx, FORMAT, "%s: %s is %g there and %g here", from, item->name, y, x);
+}
+
 uint64_t mpt_state_hash(mpt_context *ctx) {
     mpt__state_walk w;
     uint64_t hash = 0;
@@ -149,19 +170,6 @@ static int64_t mpt__entry_number(const mpt__archive *a, const mpt__entry *entry)
     return number;
 }
 
-/* A number that says how things are set up, and is another one in the file. */
-static mpt_status mpt__other_number(mpt_context *ctx, const mpt__archive *a,
-                                    const mpt__state_item *item, int64_t here, int64_t there) {
-    double x, y;
-    memcpy(&x, &here, 8);
-    memcpy(&y, &there, 8);
-    if (item->dtype == MPT_I64)
-        return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", a->json.name,
-                          item->name, there, here);
-    return mpt__error(ctx, FORMAT, "%s: %s is %g there and %g here", a->json.name, item->name, y,
-                      x);
-}
-
 /* Whether an item is in the file as it has to be. */
 static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__archive *a = (mpt__archive *)user;
@@ -178,10 +186,8 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
                           item->name, mpt__file_dtype_name(entry->dtype), &shape,
                           mpt__dtype_info[item->dtype].file_name, &item->shape);
     entry->weight = 1; /* known */
-    if (!item->same) return MPT_OK;
-    int64_t here, there = mpt__entry_number(a, entry);
-    mpt__item_get(ctx, item, &here);
-    return here == there ? MPT_OK : mpt__other_number(ctx, a, item, here, there);
+    if (item->storage) return MPT_OK;
+    return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
 }
 
 static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
@@ -315,7 +321,11 @@ static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__s
     const uint64_t mark = mpt__item_mark(item);
     const uint8_t *from =
         mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(mpt__item_bytes(item), 8));
-    if (from && memcmp(from, &mark, 8) == 0) return MPT_OK;
+    int64_t number;
+    if (from && memcmp(from, &mark, 8) == 0) {
+        memcpy(&number, from + 8, 8);
+        return item->storage ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
+    }
     return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
                       item->name);
 }
@@ -347,6 +357,7 @@ int64_t mpt_snapshot_bytes(mpt_context *ctx) {
 }
 
 mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
+    if (bytes > PTRDIFF_MAX) bytes = PTRDIFF_MAX;
     if (!mpt__enter(ctx, "mpt_snapshot") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
     if (!block) return mpt__error(ctx, ARGUMENT, "block is NULL");
     const int64_t need = mpt__snapshot_make(ctx, NULL, 0);
@@ -358,6 +369,7 @@ mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
 }
 
 mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
+    MPT__PLAIN_FLOATS;
     mpt__snapshot snapshot = {(uint8_t *)(uintptr_t)block, 0, (int64_t)bytes};
     mpt__state_walk w;
     if (!mpt__enter(ctx, "mpt_restore") || mpt__no_resume(ctx)) return mpt__status_of(ctx);

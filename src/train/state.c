@@ -30,7 +30,7 @@ typedef struct mpt__state_walk {
     /* Whether there is, or is to be, what may be missing; `now`: whether it is there. */
     bool (*present)(void *user, const char *name, bool now);
     const char *from; /* for messages: where others come from */
-    char name[768];
+    char name[MPT__STATE_NAME + 128];
     size_t prefix; /* characters of it that all names share for now */
 } mpt__state_walk;
 
@@ -64,7 +64,7 @@ static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
 static mpt_status mpt__state_forward(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__state_walk *w = (mpt__state_walk *)user;
     mpt__state_item own = *item;
-    char name[640];
+    char name[MPT__STATE_NAME + 16];
     int number = item->module ? mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)) : 0;
     if (number) mpt__format_text(name, sizeof name, "net.%d.%s", number, item->name);
     mpt__state_named(w, number ? name : item->name);
@@ -85,6 +85,7 @@ typedef struct {
     mpt__number_kind kind;
     void *at;
     bool same;
+    int64_t most; /* as an item's; of rates 1 */
 } mpt__state_row;
 
 static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows, size_t count) {
@@ -98,6 +99,8 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
         if (row->kind == MPT__OF_U32) wide = *(const uint32_t *)row->at;
         item.host = row->kind < MPT__OF_I64 ? &wide : row->at;
         item.same = row->same;
+        item.rate = row->kind == MPT__OF_F64 && row->most > 0;
+        item.most = row->kind == MPT__OF_F64 ? 0 : row->kind == MPT__OF_BOOL ? 1 : row->most;
         mpt__state_named(w, row->name);
         status = mpt__state_show(w, &item);
         if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) continue;
@@ -108,11 +111,14 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
 }
 #define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
 
+/* A number on the device: an MPT_F64 that is a rate, or with `most` a count. */
 static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt_dtype dtype,
-                                  uint16_t slot) {
+                                  uint16_t slot, int64_t most) {
     mpt__state_item item;
     mpt__state_number(&item, dtype);
     item.slot = slot;
+    item.rate = dtype == MPT_F64 && most > 0;
+    item.most = dtype == MPT_F64 ? 0 : most;
     mpt__state_named(w, name);
     return mpt__state_show(w, &item);
 }
@@ -138,12 +144,13 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
         return ctx->base.status;
     mpt__zero(item);
     item.storage = ctx->blocks[parameter->block].gradients;
+    if (!item.storage) item.storage = parameter->tensor->storage; /* only its kind is looked at */
     item.dtype = MPT_F32;
     item.offset = parameter->offset, item.count = parameter->numel;
     item.shape = parameter->tensor->shape;
     mpt_status status = mpt__state_show(w, &item);
     if (w->mode == MPT__STATE_APPLIES) parameter->has_grad = true;
-    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false}};
+    const mpt__state_row rows[] = {{"scaler", MPT__OF_U32, &parameter->scaler, false, UINT32_MAX}};
     if (w->mode == MPT__STATE_APPLIES) { /* what messages count begins anew */
         parameter->since = (uint32_t)ctx->now.updates;
         parameter->steps = 0;
@@ -167,7 +174,7 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
 static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
                                    const char *path) {
     mpt_context *ctx = w->context;
-    const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false}};
+    const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
     const bool now = module->draws.count > 0 && module->draws.step == ctx->now.step;
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.net.%d.%s%s", number, path,
                                  *path ? "." : "");
@@ -191,7 +198,7 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     mpt__parameter *parameter;
     mpt__buffer buffer;
     bool used = root->frozen;
-    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false}};
+    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false, 1}};
     mpt__state_prefix(w, "net", number);
     mpt__state_named(w, "used");
     const bool there = w->present(w->user, w->name, used);
@@ -264,6 +271,7 @@ static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optim
             mpt__format_text(names[k], sizeof names[k], "group.%lld.%s", i,
                              k == 0 ? "weight_decay" : rule.setting[k - 1].name);
             rows[k].name = names[k], rows[k].kind = MPT__OF_F64, rows[k].same = true;
+            rows[k].most = 0;
             rows[k].at = k == 0 ? &group->weight_decay : &group->setting[k - 1];
         }
         status = mpt__state_rows(w, rows, count);
@@ -278,20 +286,20 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         "scale", "growth_tracker", "found_inf", "updates", "skipped", "skipped_in_a_row",
         "last_skipped_step", "outcome", "loss_found_inf", "loss_scale"};
     const mpt__state_row rows[] = {
-        {"growth_factor", MPT__OF_F64, &scaler->config.growth_factor, false},
-        {"backoff_factor", MPT__OF_F64, &scaler->config.backoff_factor, false},
-        {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false},
-        {"scaled", MPT__OF_BOOL, &scaler->scaled, false},
-        {"stepped", MPT__OF_BOOL, &scaler->stepped, false},
-        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false},
-        {"window_steps", MPT__OF_I64, &scaler->window_steps, false},
-        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false},
-        {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false}};
+        {"growth_factor", MPT__OF_F64, &scaler->config.growth_factor, false, 1},
+        {"backoff_factor", MPT__OF_F64, &scaler->config.backoff_factor, false, 1},
+        {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false, INT64_MAX},
+        {"scaled", MPT__OF_BOOL, &scaler->scaled, false, 1},
+        {"stepped", MPT__OF_BOOL, &scaler->stepped, false, 1},
+        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false, INT64_MAX},
+        {"window_steps", MPT__OF_I64, &scaler->window_steps, false, INT64_MAX},
+        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false, INT64_MAX},
+        {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false, 0}};
     const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
     for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
         status = mpt__state_slot(w, names[i], i == MPT__SCALER_SCALE ? MPT_F64 : MPT_I64,
-                                 scaler->slots[i]);
+                                 scaler->slots[i], INT64_MAX);
     if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     if (before.growth_factor != scaler->config.growth_factor ||
@@ -310,20 +318,17 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
     int64_t epoch = loader->epoch, next = loader->next;
     bool open = loader->open;
     const mpt__state_row rows[] = {
-        {"samples", MPT__OF_I64, &loader->total, true},
-        {"batch", MPT__OF_I64, &loader->config.batch, true},
-        {"seed", MPT__OF_I64, &loader->config.seed, true},
-        {"delivered", MPT__OF_I64, &loader->delivered, false},
-        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false},
-        {"skipped", MPT__OF_I64, &loader->skipped, false},
-        {"epoch", MPT__OF_I64, &epoch, false},
-        {"next", MPT__OF_I64, &next, false},
-        {"open", MPT__OF_BOOL, &open, false}};
+        {"samples", MPT__OF_I64, &loader->total, true, 0},
+        {"batch", MPT__OF_I64, &loader->config.batch, true, 0},
+        {"seed", MPT__OF_I64, &loader->config.seed, true, 0},
+        {"delivered", MPT__OF_I64, &loader->delivered, false, INT64_MAX},
+        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false, INT64_MAX},
+        {"skipped", MPT__OF_I64, &loader->skipped, false, INT64_MAX},
+        {"epoch", MPT__OF_I64, &epoch, false, MPT__LAST_EPOCH},
+        {"next", MPT__OF_I64, &next, false, loader->batches},
+        {"open", MPT__OF_BOOL, &open, false, 1}};
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
-    if (epoch < 0 || epoch > MPT__LAST_EPOCH || next < 0 || next > loader->batches)
-        return mpt__error(w->context, FORMAT, "%s: batch %lld of epoch %lld, of %lld batches",
-                          w->name, next, epoch, loader->batches);
     mpt__loader_take_back(w->context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
     loader->epoch = epoch, loader->next = 0;
@@ -358,9 +363,9 @@ static mpt_status mpt__state_metrics(mpt__state_walk *w) {
     for (int i = 0; i < ctx->metric_count && status == MPT_OK; i++) {
         w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.metric.%s.",
                                      ctx->metrics[i].name);
-        status = mpt__state_slot(w, "sum", MPT_F64, ctx->metrics[i].sum_slot);
+        status = mpt__state_slot(w, "sum", MPT_F64, ctx->metrics[i].sum_slot, 0);
         if (status == MPT_OK)
-            status = mpt__state_slot(w, "count", MPT_I64, ctx->metrics[i].count_slot);
+            status = mpt__state_slot(w, "count", MPT_I64, ctx->metrics[i].count_slot, INT64_MAX);
     }
     return status;
 }
@@ -371,12 +376,13 @@ static mpt_status mpt__state_metrics(mpt__state_walk *w) {
 static mpt_status mpt__visit_state(mpt__state_walk *w) {
     mpt_context *ctx = w->context;
     int64_t format = MPT__STATE_FORMAT;
-    const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true},
-                                   {"seed", MPT__OF_I64, &ctx->config.seed, true},
-                                   {"step", MPT__OF_I64, &ctx->now.step, false},
-                                   {"updates", MPT__OF_I64, &ctx->now.updates, false},
-                                   {"draws", MPT__OF_I64, &ctx->now.draws, false},
-                                   {"calls", MPT__OF_I64, &ctx->now.module_calls, false}};
+    const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true, 0},
+                                   {"seed", MPT__OF_I64, &ctx->config.seed, true, 0},
+                                   {"step", MPT__OF_I64, &ctx->now.step, false, INT64_MAX},
+                                   {"updates", MPT__OF_I64, &ctx->now.updates, false, INT64_MAX},
+                                   {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
+                                   {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
+                                    INT64_MAX}};
     static const mpt__object_kind kinds[] = {MPT__OPTIMIZER, MPT__SCALER, MPT__EMA, MPT__LOADER};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);

@@ -494,7 +494,7 @@ int64_t mpt_applied_steps(mpt_optimizer handle) {
    applied steps, the rates of groups and the schedule. */
 static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *optimizer,
                                        mpt__state_visitor visit, void *user) {
-    char name[512];
+    char name[MPT__STATE_NAME];
     mpt__state_item item;
     mpt__zero(item);
     item.name = name;
@@ -525,13 +525,16 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
     item.count = 1;
     item.shape = MPT_SCALAR;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
+    item.most = INT64_MAX;
     status = visit(ctx, user, &item);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "group.%lld.lr", i);
         item.host = &optimizer->groups[i].lr;
         item.dtype = MPT_F64;
+        item.most = 0, item.rate = true;
         status = visit(ctx, user, &item);
     }
+    item.rate = false, item.most = 0;
     if (status != MPT_OK || !optimizer->schedule) return status;
     return mpt__schedule_visit(ctx, optimizer->schedule, &item, visit, user);
 }
