@@ -397,11 +397,14 @@ A training goes on in another process where it was, to the bit, with mpt_checkpo
 mpt_checkpoint_load. They take all that a context holds: nothing has to be listed, and nothing can
 be forgotten. The program makes the same objects as the first time, loads, and enters its loop:
 
-    if (resumes) mpt_checkpoint_load(ctx, "training.safetensors");
-    while (mpt_step_number(ctx) < 10000) {              // the file has its number, too
-        if (!mpt_loader_next(loader, &batch)) continue; // .. and the place in the epoch
+    mpt_checkpoint_load(ctx, "training.safetensors");  // but for the first time
+    while (mpt_step_number(ctx) < 10000) {             // the file has its number, too,
+        if (!mpt_loader_next(loader, &b)) continue;    // .. and the place in the epoch
         mpt_step_begin(ctx);
-        // forward, loss, mpt_zero_grad, mpt_backward, mpt_step
+        mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
+        mpt_zero_grad(optimizer);
+        mpt_backward(loss);
+        mpt_step(optimizer);
         mpt_step_end(ctx);
         if (mpt_step_number(ctx) % 500 == 0) mpt_checkpoint_save(ctx, "training.safetensors");
     }
@@ -28979,18 +28982,6 @@ static void mpt__say_no_files(mpt_context *ctx) {
 #else
 #define mpt__no_data_files(ctx) ((void)(ctx), false)
 #endif
-#ifdef MPTRAIN_NO_TABLES
-#define mpt__no_tables(ctx) \
-    !mpt__reject(ctx, UNSUPPORTED, "built without tables (MPTRAIN_NO_TABLES)")
-#else
-#define mpt__no_tables(ctx) mpt__no_data_files(ctx)
-#endif
-#ifdef MPTRAIN_NO_TEXT
-#define mpt__no_tokenizers(ctx) \
-    !mpt__reject(ctx, UNSUPPORTED, "built without tokenizers (MPTRAIN_NO_TEXT)")
-#else
-#define mpt__no_tokenizers(ctx) mpt__no_data_files(ctx)
-#endif
 #ifdef MPTRAIN_NO_FILES
 #define mpt__no_files(ctx) mpt__no_data_files(ctx)
 #else
@@ -29036,7 +29027,8 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 typedef bool (*mpt__before_fn)(const void *of, int64_t a, int64_t b);
 
 /* Heap sort of what stands for things in `of`. */
-static void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before, const void *of) {
+static MPT__UNUSED void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before,
+                                     const void *of) {
     for (int64_t begin = count / 2, end = count; end > 1;) {
         if (begin > 0) {
             begin--;
@@ -30703,6 +30695,8 @@ MPT__END_REGION
  * numbers though it is none here.
  * ---------------------- */
 
+#ifndef MPTRAIN_NO_TABLES
+
 /* ==== Numbers ==== */
 
 /* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
@@ -30909,6 +30903,8 @@ static bool mpt__number_like(const char *p, size_t n) {
 }
 MPT__END_REGION
 
+#endif /* MPTRAIN_NO_TABLES */
+
 /* ------------------------
  * data/table.c: tables (CSV) as datasets: numbers, categories, missing values, scaling by column.
  *
@@ -30916,6 +30912,55 @@ MPT__END_REGION
  * samples are made of that when they are asked for. So what is allocated is a few times the file,
  * however many inputs a one-hot column has.
  * ---------------------- */
+
+mpt_table_config mpt_table_config_default(void) {
+    mpt_table_config config;
+    mpt__zero(config);
+    config.delimiter = ',';
+    config.header = true;
+    config.dtype = MPT_F32;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_TABLES
+
+static bool mpt__no_tables(mpt_context *ctx, const char *call) {
+    if (!mpt__enter(ctx, call)) return false;
+    return mpt__reject(ctx, UNSUPPORTED, "built without tables (MPTRAIN_NO_TABLES)");
+}
+
+mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
+    (void)path, (void)config;
+    mpt__no_tables(ctx, "mpt_csv");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
+                           const mpt_table_config *config) {
+    (void)text, (void)bytes, (void)config;
+    mpt__no_tables(ctx, "mpt_csv_memory");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+mpt_status mpt_table_fit(mpt_dataset part, bool standardise) {
+    (void)standardise;
+    mpt__no_tables(part.context, "mpt_table_fit");
+    return mpt__status_of(part.context);
+}
+
+const char *mpt_column_name(mpt_dataset table, int64_t input) {
+    (void)input;
+    mpt__no_tables(table.context, "mpt_column_name");
+    return NULL;
+}
+
+const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
+    (void)input, (void)code;
+    mpt__no_tables(table.context, "mpt_category_name");
+    return NULL;
+}
+
+#else
 
 #define MPT__MAX_COLUMNS (INT64_C(1) << 20)
 #define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
@@ -31724,7 +31769,7 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *lik
 /* The table that a dataset is, or is part of; NULL with an error recorded. */
 static mpt__table *mpt__table_at(mpt_context *ctx, const mpt__dataset *dataset) {
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
-    if (mpt__no_tables(ctx)) return NULL;
+    if (mpt__no_data_files(ctx)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
     mpt__error(ctx, ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
@@ -31764,19 +31809,10 @@ static mpt_dataset mpt__table_open(mpt_context *ctx, const char *path, char *tex
     return mpt__dataset_publish(ctx, dataset);
 }
 
-mpt_table_config mpt_table_config_default(void) {
-    mpt_table_config config;
-    mpt__zero(config);
-    config.delimiter = ',';
-    config.header = true;
-    config.dtype = MPT_F32;
-    return config;
-}
-
 mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
-    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -31791,7 +31827,7 @@ mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *
 
 mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
                            const mpt_table_config *config) {
-    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
@@ -31878,6 +31914,8 @@ const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
 }
 MPT__END_REGION
 
+#endif /* MPTRAIN_NO_TABLES */
+
 MPT__END_REGION
 MPT__BEGIN_COLD
 /* ------------------------
@@ -31894,6 +31932,28 @@ MPT__BEGIN_COLD
  * Categories stand in the order of their numbers. A file is data: nothing it claims is believed
  * before it is checked.
  * ---------------------- */
+
+#ifdef MPTRAIN_NO_TABLES
+
+mpt_status mpt_table_save(mpt_dataset table, const char *path) {
+    (void)path;
+    mpt__no_tables(table.context, "mpt_table_save");
+    return mpt__status_of(table.context);
+}
+
+mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
+    (void)path;
+    mpt__no_tables(ctx, "mpt_table_load");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
+    (void)text, (void)bytes;
+    mpt__no_tables(ctx, "mpt_table_load_memory");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+#else
 
 static const char mpt__table_head[] = "what,name,for,mean,deviation";
 
@@ -32096,7 +32156,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
 mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
     mpt__reader file;
     char *text = NULL;
-    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -32110,7 +32170,7 @@ mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
 }
 
 mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
-    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes >= PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
@@ -32120,6 +32180,8 @@ mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t byt
     if (copy) memcpy(copy, text, bytes);
     return mpt__table_opened(ctx, "text", copy, bytes);
 }
+
+#endif /* MPTRAIN_NO_TABLES */
 
 /* ------------------------
  * data/array.c: arrays in files: NumPy's .npy and .npz, raw numbers that are read when needed.
@@ -34120,6 +34182,85 @@ MPT__BEGIN_DATA
 #define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
 #define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
 
+/* ==== Tokens ==== */
+
+/* Where tokens go: counted, and written while there is room, as int32 or in `width` bytes. */
+typedef struct {
+    int32_t *tokens;
+    uint8_t *packed;
+    int width;
+    int64_t count, capacity;
+} mpt__token_sink;
+
+static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
+    int64_t i = sink->count++;
+    if (i >= sink->capacity) return;
+    if (sink->tokens) sink->tokens[i] = token;
+    for (int k = 0; sink->packed && k < sink->width; k++)
+        sink->packed[i * sink->width + k] = (uint8_t)((uint32_t)token >> 8 * k);
+}
+
+#ifdef MPTRAIN_NO_TEXT
+
+static void mpt__tokenizer_free(mpt_context *ctx, void *object) { (void)ctx, (void)object; }
+
+static mpt_tokenizer mpt__no_tokenizer(mpt_context *ctx, const char *call) {
+    mpt_tokenizer none = {ctx, 0, 0};
+    if (mpt__enter(ctx, call))
+        mpt__error(ctx, UNSUPPORTED, "built without tokenizers (MPTRAIN_NO_TEXT)");
+    return none;
+}
+
+mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
+    (void)path;
+    return mpt__no_tokenizer(ctx, "mpt_char_tokenizer");
+}
+
+mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
+                                const char *merges_path) {
+    (void)vocabulary_path, (void)merges_path;
+    return mpt__no_tokenizer(ctx, "mpt_bpe_tokenizer");
+}
+
+int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
+    mpt__no_tokenizer(tokenizer.context, "mpt_vocabulary_size");
+    return -1;
+}
+
+int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
+    (void)text, (void)bytes;
+    mpt__no_tokenizer(tokenizer.context, "mpt_token_of");
+    return -1;
+}
+
+int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens,
+                   int64_t capacity) {
+    (void)text, (void)bytes, (void)tokens, (void)capacity;
+    mpt__no_tokenizer(tokenizer.context, "mpt_encode");
+    return -1;
+}
+
+int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text,
+                   int64_t capacity) {
+    (void)tokens, (void)count, (void)text, (void)capacity;
+    mpt__no_tokenizer(tokenizer.context, "mpt_decode");
+    return -1;
+}
+
+mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
+    mpt__no_tokenizer(tokenizer.context, "mpt_tokenizer_destroy");
+    return mpt__status_of(tokenizer.context);
+}
+
+mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
+                          const mpt_window_config *config) {
+    (void)path, (void)config;
+    mpt__no_tokenizer(tokenizer.context, "mpt_text_file");
+    return mpt__dataset_handle(tokenizer.context, NULL);
+}
+
+#else
+
 /* ==== Characters ==== */
 
 /* Letters, numbers, white space of Unicode 17, all else a mark: made by tools/unicode_classes.py,
@@ -34518,36 +34659,20 @@ static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
 }
 
 mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
-    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_tokenizers(ctx))
+    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_data_files(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
 mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
                                 const char *merges_path) {
-    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_tokenizers(ctx))
+    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
 MPT__END_REGION
 
 /* ==== Encoding ==== */
-
-/* Where tokens go: counted, and written while there is room, as int32 or in `width` bytes. */
-typedef struct {
-    int32_t *tokens;
-    uint8_t *packed;
-    int width;
-    int64_t count, capacity;
-} mpt__token_sink;
-
-static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
-    int64_t i = sink->count++;
-    if (i >= sink->capacity) return;
-    if (sink->tokens) sink->tokens[i] = token;
-    for (int k = 0; sink->packed && k < sink->width; k++)
-        sink->packed[i * sink->width + k] = (uint8_t)((uint32_t)token >> 8 * k);
-}
 
 /* The class of the first character and its size; bytes that are no UTF-8 are marks. */
 static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n,
@@ -34699,7 +34824,7 @@ int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
 
 int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
-    if (!found || mpt__no_tokenizers(tokenizer.context)) return -1;
+    if (!found || mpt__no_data_files(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
     mpt__error(tokenizer.context, ARGUMENT, "text is NULL");
     return -1;
@@ -34710,7 +34835,7 @@ int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int3
     mpt_context *ctx = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
-    if (!found || mpt__no_tokenizers(ctx)) return -1;
+    if (!found || mpt__no_data_files(ctx)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s", (int64_t)bytes,
                    text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
@@ -34724,7 +34849,7 @@ int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count
     mpt_context *ctx = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
-    if (!found || mpt__no_tokenizers(ctx)) return -1;
+    if (!found || mpt__no_data_files(ctx)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
         mpt__error(ctx, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
@@ -34752,6 +34877,8 @@ mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     mpt__object_free(ctx, MPT__TOKENIZER, tokenizer.slot);
     return MPT_OK;
 }
+
+#endif /* MPTRAIN_NO_TEXT */
 
 MPT__BEGIN_COLD
 /* ==== Windows ==== */
@@ -34900,6 +35027,7 @@ mpt_dataset mpt_token_file(mpt_context *ctx, const char *path, int bytes_per_tok
     return mpt__dataset_publish(ctx, dataset);
 }
 
+#ifndef MPTRAIN_NO_TEXT
 mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
                           const mpt_window_config *config) {
     mpt_context *ctx = tokenizer.context;
@@ -34907,7 +35035,7 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__dataset *dataset = NULL;
     size_t n = 0;
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
-    if (!found || mpt__no_tokenizers(ctx)) return mpt__dataset_handle(ctx, NULL);
+    if (!found || mpt__no_data_files(ctx)) return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
     if (!path) mpt__error(ctx, ARGUMENT, "path is NULL");
@@ -34928,6 +35056,7 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__host_free(ctx, text, n);
     return mpt__dataset_publish(ctx, dataset);
 }
+#endif
 MPT__END_REGION
 
 MPT__END_REGION
@@ -42385,6 +42514,8 @@ mpt_status mpt_load_memory(mpt_module module, const void *data, size_t bytes,
  * those of mpt_save; all others begin with "mptrain.".
  * ---------------------- */
 
+#ifndef MPTRAIN_NO_RESUME
+
 /* ==== Visitors ==== */
 
 /* What a visitor does with the items it is shown. */
@@ -42542,12 +42673,13 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
     return mpt__state_show(w, &item);
 }
 
-/* How often a module has drawn since the step began; a loop without steps counts on and on. */
+/* How often a module has drawn in a loop without steps. With steps the count begins anew in each,
+   and what is left of it between them differs where a captured step ran from its recording. */
 static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
                                    const char *path) {
     mpt_context *ctx = w->context;
     const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
-    const bool now = module->draws.count > 0 && module->draws.step == ctx->now.step;
+    const bool now = module->draws.count > 0 && ctx->now.step == 0;
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.net.%d.%s%s", number, path,
                                  *path ? "." : "");
     mpt__state_named(w, "draws");
@@ -42804,6 +42936,8 @@ static bool mpt__state_stands(mpt_context *ctx) {
     return mpt__ok(ctx);
 }
 
+#endif /* MPTRAIN_NO_RESUME */
+
 /* ------------------------
  * train/resume.c: whole trainings in files and in memory: to go on later, to go back, to compare.
  *
@@ -42812,13 +42946,44 @@ static bool mpt__state_stands(mpt_context *ctx) {
  * without names. Nothing changes before all of it is checked.
  * ---------------------- */
 
-/* As mpt__no_files: true where this build leaves it out, and nothing behind it is compiled. */
 #ifdef MPTRAIN_NO_RESUME
-#define mpt__no_resume(ctx) \
-    (!mpt__reject(ctx, UNSUPPORTED, "built without whole trainings (MPTRAIN_NO_RESUME)"))
+
+static mpt_status mpt__resume_missing(mpt_context *ctx, const char *call) {
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED, "built without whole trainings (MPTRAIN_NO_RESUME)");
+}
+
+mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
+    (void)path;
+    return mpt__resume_missing(ctx, "mpt_checkpoint_save");
+}
+
+mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
+    (void)path;
+    return mpt__resume_missing(ctx, "mpt_checkpoint_load");
+}
+
+int64_t mpt_snapshot_bytes(mpt_context *ctx) {
+    mpt__resume_missing(ctx, "mpt_snapshot_bytes");
+    return -1;
+}
+
+mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
+    (void)block, (void)bytes;
+    return mpt__resume_missing(ctx, "mpt_snapshot");
+}
+
+mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
+    (void)block, (void)bytes;
+    return mpt__resume_missing(ctx, "mpt_restore");
+}
+
+uint64_t mpt_state_hash(mpt_context *ctx) {
+    mpt__resume_missing(ctx, "mpt_state_hash");
+    return 0;
+}
+
 #else
-#define mpt__no_resume(ctx) ((void)(ctx), false)
-#endif
 
 static bool mpt__state_is_there(void *user, const char *name, bool now) {
     (void)user, (void)name;
@@ -42877,8 +43042,7 @@ static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mp
 uint64_t mpt_state_hash(mpt_context *ctx) {
     mpt__state_walk w;
     uint64_t hash = 0;
-    if (!mpt__enter(ctx, "mpt_state_hash") || mpt__no_resume(ctx) || !mpt__state_stands(ctx))
-        return 0;
+    if (!mpt__enter(ctx, "mpt_state_hash") || !mpt__state_stands(ctx)) return 0;
     mpt__state_walk_begin(&w, ctx, mpt__hash_item, &hash);
     return mpt__visit_state(&w) == MPT_OK ? hash : 0;
 }
@@ -42938,8 +43102,7 @@ mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
     MPT__PLAIN_FLOATS;
     mpt__state_saving saving;
     mpt__zero(saving);
-    if (!mpt__enter(ctx, "mpt_checkpoint_save") || mpt__no_resume(ctx) || mpt__no_files(ctx))
-        return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_checkpoint_save") || mpt__no_files(ctx)) return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
     mpt__state_walk_begin(&saving.walk, ctx, mpt__save_item, &saving);
     if (!mpt__state_stands(ctx) || !mpt__state_header(&saving)) return ctx->base.status;
@@ -43055,8 +43218,7 @@ mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
     mpt__reader file;
     mpt__zero(archive);
     archive.context = ctx, archive.json.name = path;
-    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_resume(ctx) || mpt__no_files(ctx))
-        return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_files(ctx)) return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
     if (!mpt__state_stands(ctx) || !mpt__reader_open(&file, ctx, path)) return ctx->base.status;
     bool good = mpt__archive_read_file(&archive, &file);
@@ -43153,13 +43315,13 @@ static int64_t mpt__snapshot_make(mpt_context *ctx, void *block, size_t bytes) {
 }
 
 int64_t mpt_snapshot_bytes(mpt_context *ctx) {
-    if (!mpt__enter(ctx, "mpt_snapshot_bytes") || mpt__no_resume(ctx)) return -1;
+    if (!mpt__enter(ctx, "mpt_snapshot_bytes")) return -1;
     return mpt__snapshot_make(ctx, NULL, 0);
 }
 
 mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
     if (bytes > PTRDIFF_MAX) bytes = PTRDIFF_MAX;
-    if (!mpt__enter(ctx, "mpt_snapshot") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_snapshot")) return mpt__status_of(ctx);
     if (!block) return mpt__error(ctx, ARGUMENT, "block is NULL");
     const int64_t need = mpt__snapshot_make(ctx, NULL, 0);
     if (need > 0 && (uint64_t)need > bytes)
@@ -43173,7 +43335,7 @@ mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
     MPT__PLAIN_FLOATS;
     mpt__snapshot snapshot = {(uint8_t *)(uintptr_t)block, 0, (int64_t)bytes};
     mpt__state_walk w;
-    if (!mpt__enter(ctx, "mpt_restore") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_restore")) return mpt__status_of(ctx);
     if (!block || bytes > PTRDIFF_MAX)
         return mpt__error(ctx, ARGUMENT, "%lld bytes%s", (int64_t)bytes, block ? "" : " at NULL");
     if (!mpt__state_stands(ctx)) return ctx->base.status;
@@ -43186,6 +43348,8 @@ mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
     snapshot.at = 0;
     return mpt__visit_state(&w);
 }
+
+#endif /* MPTRAIN_NO_RESUME */
 
 /* ------------------------
  * train/fit.c: the short road: the training loop and the evaluation loop as one call each.

@@ -27,18 +27,6 @@ static void mpt__say_no_files(mpt_context *ctx) {
 #else
 #define mpt__no_data_files(ctx) ((void)(ctx), false)
 #endif
-#ifdef MPTRAIN_NO_TABLES
-#define mpt__no_tables(ctx) \
-    !mpt__reject(ctx, UNSUPPORTED, "built without tables (MPTRAIN_NO_TABLES)")
-#else
-#define mpt__no_tables(ctx) mpt__no_data_files(ctx)
-#endif
-#ifdef MPTRAIN_NO_TEXT
-#define mpt__no_tokenizers(ctx) \
-    !mpt__reject(ctx, UNSUPPORTED, "built without tokenizers (MPTRAIN_NO_TEXT)")
-#else
-#define mpt__no_tokenizers(ctx) mpt__no_data_files(ctx)
-#endif
 #ifdef MPTRAIN_NO_FILES
 #define mpt__no_files(ctx) mpt__no_data_files(ctx)
 #else
@@ -84,7 +72,8 @@ static void mpt__elements_from_f32(const mpt__convert_table *convert, mpt_dtype 
 typedef bool (*mpt__before_fn)(const void *of, int64_t a, int64_t b);
 
 /* Heap sort of what stands for things in `of`. */
-static void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before, const void *of) {
+static MPT__UNUSED void mpt__sort_by(int64_t *at, int64_t count, mpt__before_fn before,
+                                     const void *of) {
     for (int64_t begin = count / 2, end = count; end > 1;) {
         if (begin > 0) {
             begin--;

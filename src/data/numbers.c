@@ -7,6 +7,8 @@
 
 #include "core/context.h"
 
+#ifndef MPTRAIN_NO_TABLES
+
 /* ==== Numbers ==== */
 
 /* Digits as they are written, d1d2d3.. * 10^(point - count). Any more than this cannot matter but
@@ -212,5 +214,7 @@ static bool mpt__number_like(const char *p, size_t n) {
            mpt__digit_groups(p, n);
 }
 MPT__END_REGION
+
+#endif /* MPTRAIN_NO_TABLES */
 
 #endif

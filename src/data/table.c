@@ -12,6 +12,55 @@
 #include "data/dataset.c"
 #include "data/numbers.c"
 
+mpt_table_config mpt_table_config_default(void) {
+    mpt_table_config config;
+    mpt__zero(config);
+    config.delimiter = ',';
+    config.header = true;
+    config.dtype = MPT_F32;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_TABLES
+
+static bool mpt__no_tables(mpt_context *ctx, const char *call) {
+    if (!mpt__enter(ctx, call)) return false;
+    return mpt__reject(ctx, UNSUPPORTED, "built without tables (MPTRAIN_NO_TABLES)");
+}
+
+mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
+    (void)path, (void)config;
+    mpt__no_tables(ctx, "mpt_csv");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
+                           const mpt_table_config *config) {
+    (void)text, (void)bytes, (void)config;
+    mpt__no_tables(ctx, "mpt_csv_memory");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+mpt_status mpt_table_fit(mpt_dataset part, bool standardise) {
+    (void)standardise;
+    mpt__no_tables(part.context, "mpt_table_fit");
+    return mpt__status_of(part.context);
+}
+
+const char *mpt_column_name(mpt_dataset table, int64_t input) {
+    (void)input;
+    mpt__no_tables(table.context, "mpt_column_name");
+    return NULL;
+}
+
+const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
+    (void)input, (void)code;
+    mpt__no_tables(table.context, "mpt_category_name");
+    return NULL;
+}
+
+#else
+
 #define MPT__MAX_COLUMNS (INT64_C(1) << 20)
 #define MPT__MAX_CATEGORIES (INT64_C(1) << 24) /* all have a number in fp32 */
 #define MPT__MAX_ONE_HOT 1024                  /* inputs of one column */
@@ -819,7 +868,7 @@ static mpt__dataset *mpt__table_read(mpt__table_reader *r, const mpt__table *lik
 /* The table that a dataset is, or is part of; NULL with an error recorded. */
 static mpt__table *mpt__table_at(mpt_context *ctx, const mpt__dataset *dataset) {
     const mpt__dataset *whole = dataset->parent ? dataset->parent : dataset;
-    if (mpt__no_tables(ctx)) return NULL;
+    if (mpt__no_data_files(ctx)) return NULL;
     if (whole->make == mpt__table_make) return (mpt__table *)whole->owned[0];
     mpt__error(ctx, ARGUMENT, "this dataset is not a table of mpt_csv");
     return NULL;
@@ -859,19 +908,10 @@ static mpt_dataset mpt__table_open(mpt_context *ctx, const char *path, char *tex
     return mpt__dataset_publish(ctx, dataset);
 }
 
-mpt_table_config mpt_table_config_default(void) {
-    mpt_table_config config;
-    mpt__zero(config);
-    config.delimiter = ',';
-    config.header = true;
-    config.dtype = MPT_F32;
-    return config;
-}
-
 mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *config) {
     char *text = NULL;
     mpt__reader file;
-    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_csv") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -886,7 +926,7 @@ mpt_dataset mpt_csv(mpt_context *ctx, const char *path, const mpt_table_config *
 
 mpt_dataset mpt_csv_memory(mpt_context *ctx, const char *text, size_t bytes,
                            const mpt_table_config *config) {
-    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_csv_memory") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes == 0 || bytes > PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
@@ -972,5 +1012,7 @@ const char *mpt_category_name(mpt_dataset table, int64_t input, int64_t code) {
     return found->categories[column->first + code];
 }
 MPT__END_REGION
+
+#endif /* MPTRAIN_NO_TABLES */
 
 #endif

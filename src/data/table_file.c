@@ -18,6 +18,28 @@
 #include "data/table.c"
 #include "data/writer.c"
 
+#ifdef MPTRAIN_NO_TABLES
+
+mpt_status mpt_table_save(mpt_dataset table, const char *path) {
+    (void)path;
+    mpt__no_tables(table.context, "mpt_table_save");
+    return mpt__status_of(table.context);
+}
+
+mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
+    (void)path;
+    mpt__no_tables(ctx, "mpt_table_load");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
+    (void)text, (void)bytes;
+    mpt__no_tables(ctx, "mpt_table_load_memory");
+    return mpt__dataset_handle(ctx, NULL);
+}
+
+#else
+
 static const char mpt__table_head[] = "what,name,for,mean,deviation";
 
 /* By mpt_column_use; a target's number is a number. */
@@ -219,7 +241,7 @@ static mpt_dataset mpt__table_opened(mpt_context *ctx, const char *path, char *t
 mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
     mpt__reader file;
     char *text = NULL;
-    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     file.size = 0;
     if (!path) {
@@ -233,7 +255,7 @@ mpt_dataset mpt_table_load(mpt_context *ctx, const char *path) {
 }
 
 mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t bytes) {
-    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_tables(ctx))
+    if (!mpt__enter(ctx, "mpt_table_load_memory") || mpt__no_data_files(ctx))
         return mpt__dataset_handle(ctx, NULL);
     if (!text || bytes >= PTRDIFF_MAX) {
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s", (int64_t)bytes, text ? "" : " at NULL");
@@ -243,5 +265,7 @@ mpt_dataset mpt_table_load_memory(mpt_context *ctx, const char *text, size_t byt
     if (copy) memcpy(copy, text, bytes);
     return mpt__table_opened(ctx, "text", copy, bytes);
 }
+
+#endif /* MPTRAIN_NO_TABLES */
 
 #endif

@@ -12,6 +12,85 @@
 #define MPT__MAX_BPE_FILE (INT64_C(1) << 26)        /* bytes; GPT-2's have one million and less */
 #define MPT__WINDOW_STREAM UINT64_C(0x77696e646f77) /* "window" */
 
+/* ==== Tokens ==== */
+
+/* Where tokens go: counted, and written while there is room, as int32 or in `width` bytes. */
+typedef struct {
+    int32_t *tokens;
+    uint8_t *packed;
+    int width;
+    int64_t count, capacity;
+} mpt__token_sink;
+
+static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
+    int64_t i = sink->count++;
+    if (i >= sink->capacity) return;
+    if (sink->tokens) sink->tokens[i] = token;
+    for (int k = 0; sink->packed && k < sink->width; k++)
+        sink->packed[i * sink->width + k] = (uint8_t)((uint32_t)token >> 8 * k);
+}
+
+#ifdef MPTRAIN_NO_TEXT
+
+static void mpt__tokenizer_free(mpt_context *ctx, void *object) { (void)ctx, (void)object; }
+
+static mpt_tokenizer mpt__no_tokenizer(mpt_context *ctx, const char *call) {
+    mpt_tokenizer none = {ctx, 0, 0};
+    if (mpt__enter(ctx, call))
+        mpt__error(ctx, UNSUPPORTED, "built without tokenizers (MPTRAIN_NO_TEXT)");
+    return none;
+}
+
+mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
+    (void)path;
+    return mpt__no_tokenizer(ctx, "mpt_char_tokenizer");
+}
+
+mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
+                                const char *merges_path) {
+    (void)vocabulary_path, (void)merges_path;
+    return mpt__no_tokenizer(ctx, "mpt_bpe_tokenizer");
+}
+
+int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
+    mpt__no_tokenizer(tokenizer.context, "mpt_vocabulary_size");
+    return -1;
+}
+
+int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
+    (void)text, (void)bytes;
+    mpt__no_tokenizer(tokenizer.context, "mpt_token_of");
+    return -1;
+}
+
+int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int32_t *tokens,
+                   int64_t capacity) {
+    (void)text, (void)bytes, (void)tokens, (void)capacity;
+    mpt__no_tokenizer(tokenizer.context, "mpt_encode");
+    return -1;
+}
+
+int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count, char *text,
+                   int64_t capacity) {
+    (void)tokens, (void)count, (void)text, (void)capacity;
+    mpt__no_tokenizer(tokenizer.context, "mpt_decode");
+    return -1;
+}
+
+mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
+    mpt__no_tokenizer(tokenizer.context, "mpt_tokenizer_destroy");
+    return mpt__status_of(tokenizer.context);
+}
+
+mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
+                          const mpt_window_config *config) {
+    (void)path, (void)config;
+    mpt__no_tokenizer(tokenizer.context, "mpt_text_file");
+    return mpt__dataset_handle(tokenizer.context, NULL);
+}
+
+#else
+
 /* ==== Characters ==== */
 
 /* Letters, numbers, white space of Unicode 17, all else a mark: made by tools/unicode_classes.py,
@@ -410,36 +489,20 @@ static mpt_tokenizer mpt__tokenizer_make(mpt_context *ctx, const char *path,
 }
 
 mpt_tokenizer mpt_char_tokenizer(mpt_context *ctx, const char *path) {
-    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_tokenizers(ctx))
+    if (!mpt__enter(ctx, "mpt_char_tokenizer") || mpt__no_data_files(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, path, "", mpt__char_load);
 }
 
 mpt_tokenizer mpt_bpe_tokenizer(mpt_context *ctx, const char *vocabulary_path,
                                 const char *merges_path) {
-    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_tokenizers(ctx))
+    if (!mpt__enter(ctx, "mpt_bpe_tokenizer") || mpt__no_data_files(ctx))
         return mpt__tokenizer_handle(ctx, NULL);
     return mpt__tokenizer_make(ctx, vocabulary_path, merges_path, mpt__bpe_load);
 }
 MPT__END_REGION
 
 /* ==== Encoding ==== */
-
-/* Where tokens go: counted, and written while there is room, as int32 or in `width` bytes. */
-typedef struct {
-    int32_t *tokens;
-    uint8_t *packed;
-    int width;
-    int64_t count, capacity;
-} mpt__token_sink;
-
-static void mpt__token_put(mpt__token_sink *sink, int32_t token) {
-    int64_t i = sink->count++;
-    if (i >= sink->capacity) return;
-    if (sink->tokens) sink->tokens[i] = token;
-    for (int k = 0; sink->packed && k < sink->width; k++)
-        sink->packed[i * sink->width + k] = (uint8_t)((uint32_t)token >> 8 * k);
-}
 
 /* The class of the first character and its size; bytes that are no UTF-8 are marks. */
 static int mpt__class_of(const mpt__tokenizer *tokenizer, const uint8_t *p, size_t n,
@@ -591,7 +654,7 @@ int64_t mpt_vocabulary_size(mpt_tokenizer tokenizer) {
 
 int64_t mpt_token_of(mpt_tokenizer tokenizer, const char *text, size_t bytes) {
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_token_of");
-    if (!found || mpt__no_tokenizers(tokenizer.context)) return -1;
+    if (!found || mpt__no_data_files(tokenizer.context)) return -1;
     if (text) return mpt__token_find(found, (const uint8_t *)text, bytes);
     mpt__error(tokenizer.context, ARGUMENT, "text is NULL");
     return -1;
@@ -602,7 +665,7 @@ int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int3
     mpt_context *ctx = tokenizer.context;
     mpt__token_sink sink = {tokens, NULL, 0, 0, capacity};
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_encode");
-    if (!found || mpt__no_tokenizers(ctx)) return -1;
+    if (!found || mpt__no_data_files(ctx)) return -1;
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s", (int64_t)bytes,
                    text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
@@ -616,7 +679,7 @@ int64_t mpt_decode(mpt_tokenizer tokenizer, const int32_t *tokens, int64_t count
     mpt_context *ctx = tokenizer.context;
     const mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_decode");
     int64_t length = 0;
-    if (!found || mpt__no_tokenizers(ctx)) return -1;
+    if (!found || mpt__no_data_files(ctx)) return -1;
     if (count < 0 || (!tokens && count) || (!text && capacity) || capacity < 0) {
         mpt__error(ctx, ARGUMENT, "%lld tokens%s, room for %lld bytes%s", count,
                    tokens ? "" : " at NULL", capacity, text ? "" : " at NULL");
@@ -644,6 +707,8 @@ mpt_status mpt_tokenizer_destroy(mpt_tokenizer tokenizer) {
     mpt__object_free(ctx, MPT__TOKENIZER, tokenizer.slot);
     return MPT_OK;
 }
+
+#endif /* MPTRAIN_NO_TEXT */
 
 MPT__BEGIN_COLD
 /* ==== Windows ==== */
@@ -792,6 +857,7 @@ mpt_dataset mpt_token_file(mpt_context *ctx, const char *path, int bytes_per_tok
     return mpt__dataset_publish(ctx, dataset);
 }
 
+#ifndef MPTRAIN_NO_TEXT
 mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
                           const mpt_window_config *config) {
     mpt_context *ctx = tokenizer.context;
@@ -799,7 +865,7 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__dataset *dataset = NULL;
     size_t n = 0;
     mpt__tokenizer *found = mpt__tokenizer_enter(tokenizer, "mpt_text_file");
-    if (!found || mpt__no_tokenizers(ctx)) return mpt__dataset_handle(ctx, NULL);
+    if (!found || mpt__no_data_files(ctx)) return mpt__dataset_handle(ctx, NULL);
     mpt__tokens_begin(&tokens, config);
     tokens.width = found->count <= 256 ? 1 : found->count <= 65536 ? 2 : 4;
     if (!path) mpt__error(ctx, ARGUMENT, "path is NULL");
@@ -820,6 +886,7 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     mpt__host_free(ctx, text, n);
     return mpt__dataset_publish(ctx, dataset);
 }
+#endif
 MPT__END_REGION
 
 #endif

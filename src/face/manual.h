@@ -374,11 +374,14 @@ A training goes on in another process where it was, to the bit, with mpt_checkpo
 mpt_checkpoint_load. They take all that a context holds: nothing has to be listed, and nothing can
 be forgotten. The program makes the same objects as the first time, loads, and enters its loop:
 
-    if (resumes) mpt_checkpoint_load(ctx, "training.safetensors");
-    while (mpt_step_number(ctx) < 10000) {              // the file has its number, too
-        if (!mpt_loader_next(loader, &batch)) continue; // .. and the place in the epoch
+    mpt_checkpoint_load(ctx, "training.safetensors");  // but for the first time
+    while (mpt_step_number(ctx) < 10000) {             // the file has its number, too,
+        if (!mpt_loader_next(loader, &b)) continue;    // .. and the place in the epoch
         mpt_step_begin(ctx);
-        // forward, loss, mpt_zero_grad, mpt_backward, mpt_step
+        mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
+        mpt_zero_grad(optimizer);
+        mpt_backward(loss);
+        mpt_step(optimizer);
         mpt_step_end(ctx);
         if (mpt_step_number(ctx) % 500 == 0) mpt_checkpoint_save(ctx, "training.safetensors");
     }

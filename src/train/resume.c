@@ -11,13 +11,44 @@
 #include "train/checkpoint.c"
 #include "train/state.c"
 
-/* As mpt__no_files: true where this build leaves it out, and nothing behind it is compiled. */
 #ifdef MPTRAIN_NO_RESUME
-#define mpt__no_resume(ctx) \
-    (!mpt__reject(ctx, UNSUPPORTED, "built without whole trainings (MPTRAIN_NO_RESUME)"))
+
+static mpt_status mpt__resume_missing(mpt_context *ctx, const char *call) {
+    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
+    return mpt__error(ctx, UNSUPPORTED, "built without whole trainings (MPTRAIN_NO_RESUME)");
+}
+
+mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
+    (void)path;
+    return mpt__resume_missing(ctx, "mpt_checkpoint_save");
+}
+
+mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
+    (void)path;
+    return mpt__resume_missing(ctx, "mpt_checkpoint_load");
+}
+
+int64_t mpt_snapshot_bytes(mpt_context *ctx) {
+    mpt__resume_missing(ctx, "mpt_snapshot_bytes");
+    return -1;
+}
+
+mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
+    (void)block, (void)bytes;
+    return mpt__resume_missing(ctx, "mpt_snapshot");
+}
+
+mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
+    (void)block, (void)bytes;
+    return mpt__resume_missing(ctx, "mpt_restore");
+}
+
+uint64_t mpt_state_hash(mpt_context *ctx) {
+    mpt__resume_missing(ctx, "mpt_state_hash");
+    return 0;
+}
+
 #else
-#define mpt__no_resume(ctx) ((void)(ctx), false)
-#endif
 
 static bool mpt__state_is_there(void *user, const char *name, bool now) {
     (void)user, (void)name;
@@ -76,8 +107,7 @@ static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mp
 uint64_t mpt_state_hash(mpt_context *ctx) {
     mpt__state_walk w;
     uint64_t hash = 0;
-    if (!mpt__enter(ctx, "mpt_state_hash") || mpt__no_resume(ctx) || !mpt__state_stands(ctx))
-        return 0;
+    if (!mpt__enter(ctx, "mpt_state_hash") || !mpt__state_stands(ctx)) return 0;
     mpt__state_walk_begin(&w, ctx, mpt__hash_item, &hash);
     return mpt__visit_state(&w) == MPT_OK ? hash : 0;
 }
@@ -137,8 +167,7 @@ mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
     MPT__PLAIN_FLOATS;
     mpt__state_saving saving;
     mpt__zero(saving);
-    if (!mpt__enter(ctx, "mpt_checkpoint_save") || mpt__no_resume(ctx) || mpt__no_files(ctx))
-        return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_checkpoint_save") || mpt__no_files(ctx)) return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
     mpt__state_walk_begin(&saving.walk, ctx, mpt__save_item, &saving);
     if (!mpt__state_stands(ctx) || !mpt__state_header(&saving)) return ctx->base.status;
@@ -254,8 +283,7 @@ mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
     mpt__reader file;
     mpt__zero(archive);
     archive.context = ctx, archive.json.name = path;
-    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_resume(ctx) || mpt__no_files(ctx))
-        return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_files(ctx)) return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
     if (!mpt__state_stands(ctx) || !mpt__reader_open(&file, ctx, path)) return ctx->base.status;
     bool good = mpt__archive_read_file(&archive, &file);
@@ -352,13 +380,13 @@ static int64_t mpt__snapshot_make(mpt_context *ctx, void *block, size_t bytes) {
 }
 
 int64_t mpt_snapshot_bytes(mpt_context *ctx) {
-    if (!mpt__enter(ctx, "mpt_snapshot_bytes") || mpt__no_resume(ctx)) return -1;
+    if (!mpt__enter(ctx, "mpt_snapshot_bytes")) return -1;
     return mpt__snapshot_make(ctx, NULL, 0);
 }
 
 mpt_status mpt_snapshot(mpt_context *ctx, void *block, size_t bytes) {
     if (bytes > PTRDIFF_MAX) bytes = PTRDIFF_MAX;
-    if (!mpt__enter(ctx, "mpt_snapshot") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_snapshot")) return mpt__status_of(ctx);
     if (!block) return mpt__error(ctx, ARGUMENT, "block is NULL");
     const int64_t need = mpt__snapshot_make(ctx, NULL, 0);
     if (need > 0 && (uint64_t)need > bytes)
@@ -372,7 +400,7 @@ mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
     MPT__PLAIN_FLOATS;
     mpt__snapshot snapshot = {(uint8_t *)(uintptr_t)block, 0, (int64_t)bytes};
     mpt__state_walk w;
-    if (!mpt__enter(ctx, "mpt_restore") || mpt__no_resume(ctx)) return mpt__status_of(ctx);
+    if (!mpt__enter(ctx, "mpt_restore")) return mpt__status_of(ctx);
     if (!block || bytes > PTRDIFF_MAX)
         return mpt__error(ctx, ARGUMENT, "%lld bytes%s", (int64_t)bytes, block ? "" : " at NULL");
     if (!mpt__state_stands(ctx)) return ctx->base.status;
@@ -385,5 +413,7 @@ mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
     snapshot.at = 0;
     return mpt__visit_state(&w);
 }
+
+#endif /* MPTRAIN_NO_RESUME */
 
 #endif

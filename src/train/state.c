@@ -13,6 +13,8 @@
 #include "train/schedule.c"
 #include "data/loader.c"
 
+#ifndef MPTRAIN_NO_RESUME
+
 /* ==== Visitors ==== */
 
 /* What a visitor does with the items it is shown. */
@@ -170,12 +172,13 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
     return mpt__state_show(w, &item);
 }
 
-/* How often a module has drawn since the step began; a loop without steps counts on and on. */
+/* How often a module has drawn in a loop without steps. With steps the count begins anew in each,
+   and what is left of it between them differs where a captured step ran from its recording. */
 static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
                                    const char *path) {
     mpt_context *ctx = w->context;
     const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
-    const bool now = module->draws.count > 0 && module->draws.step == ctx->now.step;
+    const bool now = module->draws.count > 0 && ctx->now.step == 0;
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.net.%d.%s%s", number, path,
                                  *path ? "." : "");
     mpt__state_named(w, "draws");
@@ -431,5 +434,7 @@ static bool mpt__state_stands(mpt_context *ctx) {
         if (ctx->blocks[i].live) mpt__materialise_gradients(ctx, &ctx->blocks[i]);
     return mpt__ok(ctx);
 }
+
+#endif /* MPTRAIN_NO_RESUME */
 
 #endif
