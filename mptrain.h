@@ -43159,8 +43159,8 @@ static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state
     const mpt__entry *entry = mpt__state_entry(a, item->name);
     int64_t size = (int64_t)mpt_dtype_size(item->dtype);
     if (!entry) return mpt__error(ctx, FORMAT, "%s: no %s", a->json.name, item->name);
-    if (!item->storage) {
-        mpt__item_set(ctx, item, mpt__entry_number(a, entry));
+    if (!item->storage) { /* what has to be the same is, and others may be reading it */
+        if (!item->same) mpt__item_set(ctx, item, mpt__entry_number(a, entry));
         return ctx->base.status;
     }
     if (mpt__big_endian())
@@ -43300,7 +43300,7 @@ static mpt_status mpt__snapshot_apply(mpt_context *ctx, void *user, const mpt__s
     if (!from) return mpt__error(ctx, FORMAT, "the block ends before %s", item->name);
     if (item->storage) return mpt__upload(ctx, item->storage, item->offset * size, from + 8, n);
     memcpy(&number, from + 8, 8);
-    mpt__item_set(ctx, item, number);
+    if (!item->same) mpt__item_set(ctx, item, number);
     return ctx->base.status;
 }
 
