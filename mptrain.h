@@ -29748,7 +29748,7 @@ static bool mpt__file_part(const mpt__base *base, const char *path, int64_t posi
 /* ==== What a file is instead ==== */
 
 /* The bytes of a byte-order mark that a text begins with: 3 or 0. */
-static size_t mpt__mark_bytes(const void *text, size_t n) {
+static MPT__UNUSED size_t mpt__mark_bytes(const void *text, size_t n) {
     return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
