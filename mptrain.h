@@ -1879,10 +1879,10 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
    behind mpt_scaler_update. What a loop of the user's counts is the user's to keep:
    mpt_step_number and mpt_loader_statistics tell where it was.
 
-   The file is a safetensors file, which appears as a whole or not at all. Weights have the names of
-   mpt_save, so that mpt_load reads them with config.strict = false; all else begins with
-   "mptrain.", as "mptrain.optimizer.0.0.weight.exp_avg". A second net of a context has its names
-   behind "net.1.". The bytes depend on the training's state alone. */
+   The file is a safetensors file, which appears as a whole or not at all. Weights of the oldest net
+   have the names of mpt_save, so that mpt_load reads them with config.strict = false; those of the
+   next one stand behind the prefix "mptrain.values.net.1". All else begins with "mptrain.", too, as
+   "mptrain.optimizer.0.net.0.0.weight.exp_avg". The bytes depend on the training's state alone. */
 MPTRAIN_API mpt_status mpt_checkpoint_save(mpt_context *context, const char *path);
 /* Refuses, before anything changes, a file that lacks something or has too much, and names it, and
    settings other than the file's: seeds, batch and size of loaders, weight decay, betas. */
@@ -42563,33 +42563,49 @@ static int mpt__tree_number(mpt_context *ctx, mpt__module *module) {
     return number;
 }
 
+/* The names that follow are about what stands at a path of a net. Its number is in all of them:
+   without it a path of one net could read as the number of another and a path of that. */
+static void mpt__state_of_net(mpt__state_walk *w, const char *kind, int number, const char *path) {
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.%s.net.%d.%s%s", kind, number,
+                                 path, *path ? "." : "");
+}
+
 /* A visitor of rooms that name their items themselves: puts the prefix before the name. */
 static mpt_status mpt__state_forward(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__state_walk *w = (mpt__state_walk *)user;
     mpt__state_item own = *item;
     char name[MPT__STATE_NAME + 16];
-    int number = item->module ? mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)) : 0;
-    if (number) mpt__format_text(name, sizeof name, "net.%d.%s", number, item->name);
-    mpt__state_named(w, number ? name : item->name);
+    if (item->module)
+        mpt__format_text(name, sizeof name, "net.%d.%s",
+                         mpt__tree_number(ctx, mpt__module_slot(ctx, item->module)), item->name);
+    mpt__state_named(w, item->module ? name : item->name);
     return mpt__state_show(w, &own);
 }
 
-static void mpt__state_number(mpt__state_item *item, mpt_dtype dtype) {
-    mpt__zero(*item);
-    item->dtype = dtype;
-    item->count = 1;
-    item->shape = MPT_SCALAR;
-}
-
-/* Numbers of the host, some of them narrower than what visitors see. */
-typedef enum { MPT__OF_BOOL, MPT__OF_U32, MPT__OF_I64, MPT__OF_F64 } mpt__number_kind;
+/* Numbers of the host, some narrower than what visitors see. A rate is finite, and 0 or more. */
+typedef enum {
+    MPT__OF_BOOL,
+    MPT__OF_U32,
+    MPT__OF_I64,
+    MPT__OF_F64,
+    MPT__OF_RATE
+} mpt__number_kind;
 typedef struct {
     const char *name;
     mpt__number_kind kind;
     void *at;
-    bool same;
-    int64_t most; /* as an item's; of rates 1 */
+    bool same;    /* as an item's */
+    int64_t most; /* likewise; of a bool it is 1 */
 } mpt__state_row;
+
+static void mpt__state_number(mpt__state_item *item, mpt__number_kind kind, int64_t most) {
+    mpt__zero(*item);
+    item->dtype = kind < MPT__OF_F64 ? MPT_I64 : MPT_F64;
+    item->count = 1;
+    item->shape = MPT_SCALAR;
+    item->rate = kind == MPT__OF_RATE;
+    item->most = kind == MPT__OF_BOOL ? 1 : most;
+}
 
 static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows, size_t count) {
     mpt_status status = w->context->base.status;
@@ -42597,13 +42613,11 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
         const mpt__state_row *row = &rows[i];
         mpt__state_item item;
         int64_t wide = 0;
-        mpt__state_number(&item, row->kind == MPT__OF_F64 ? MPT_F64 : MPT_I64);
+        mpt__state_number(&item, row->kind, row->most);
         if (row->kind == MPT__OF_BOOL) wide = *(const bool *)row->at;
         if (row->kind == MPT__OF_U32) wide = *(const uint32_t *)row->at;
         item.host = row->kind < MPT__OF_I64 ? &wide : row->at;
         item.same = row->same;
-        item.rate = row->kind == MPT__OF_F64 && row->most > 0;
-        item.most = row->kind == MPT__OF_F64 ? 0 : row->kind == MPT__OF_BOOL ? 1 : row->most;
         mpt__state_named(w, row->name);
         status = mpt__state_show(w, &item);
         if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) continue;
@@ -42614,14 +42628,12 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
 }
 #define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
 
-/* A number on the device: an MPT_F64 that is a rate, or with `most` a count. */
-static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt_dtype dtype,
-                                  uint16_t slot, int64_t most) {
+/* A number on the device: what is an MPT_I64 counts something. */
+static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt__number_kind kind,
+                                  uint16_t slot) {
     mpt__state_item item;
-    mpt__state_number(&item, dtype);
+    mpt__state_number(&item, kind, kind == MPT__OF_I64 ? INT64_MAX : 0);
     item.slot = slot;
-    item.rate = dtype == MPT_F64 && most > 0;
-    item.most = dtype == MPT_F64 ? 0 : most;
     mpt__state_named(w, name);
     return mpt__state_show(w, &item);
 }
@@ -42633,12 +42645,7 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
                                       int number) {
     mpt_context *ctx = w->context;
     mpt__state_item item;
-    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.gradient.");
-    if (number)
-        w->prefix += mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "net.%d.",
-                                      number);
-    w->prefix += mpt__format_text(w->name + w->prefix, sizeof w->name - w->prefix, "%s.",
-                                  parameter->path);
+    mpt__state_of_net(w, "gradient", number, parameter->path);
     mpt__state_named(w, "value");
     bool there = w->present(w->user, w->name, parameter->has_grad);
     if (w->mode == MPT__STATE_APPLIES && !there) mpt__clear_grad(parameter);
@@ -42661,6 +42668,7 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
     return status == MPT_OK ? MPT__STATE_ROWS(w, rows) : status;
 }
 
+/* Of the oldest net by its path alone, as mpt_save names it. */
 static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tensor, int number,
                                     const char *path) {
     mpt__state_item item;
@@ -42668,7 +42676,8 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
     item.storage = tensor->storage, item.dtype = (mpt_dtype)tensor->dtype;
     item.offset = tensor->offset, item.count = mpt__tensor_numel(tensor);
     item.shape = tensor->shape;
-    w->prefix = number ? mpt__format_text(w->name, sizeof w->name, "net.%d.", number) : 0;
+    w->prefix = 0;
+    if (number) mpt__state_of_net(w, "values", number, "");
     mpt__state_named(w, path);
     return mpt__state_show(w, &item);
 }
@@ -42678,11 +42687,10 @@ static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tenso
 static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
                                    const char *path) {
     mpt_context *ctx = w->context;
-    const mpt__state_row rows[] = {{"draws", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
+    const mpt__state_row rows[] = {{"count", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
     const bool now = module->draws.count > 0 && ctx->now.step == 0;
-    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.net.%d.%s%s", number, path,
-                                 *path ? "." : "");
-    mpt__state_named(w, "draws");
+    mpt__state_of_net(w, "draws", number, path);
+    mpt__state_named(w, "count");
     const bool there = w->present(w->user, w->name, now);
     if (w->mode == MPT__STATE_APPLIES) {
         module->draws.step = ctx->now.step;
@@ -42702,7 +42710,7 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     mpt__parameter *parameter;
     mpt__buffer buffer;
     bool used = root->frozen;
-    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false, 1}};
+    const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false, 0}};
     mpt__state_prefix(w, "net", number);
     mpt__state_named(w, "used");
     const bool there = w->present(w->user, w->name, used);
@@ -42763,17 +42771,17 @@ static void mpt__state_settle(mpt_context *ctx, mpt__optimizer *optimizer) {
 }
 
 static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optimizer) {
-    mpt__rule rule = *optimizer->rule;
+    const mpt__rule *rule = optimizer->rule;
     mpt_status status = mpt__optimizer_visit(w->context, optimizer, mpt__state_forward, w);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
         mpt__group *group = &optimizer->groups[i];
         char names[1 + MPT__SETTINGS][64];
         mpt__state_row rows[1 + MPT__SETTINGS];
         size_t count = 1;
-        while (count <= MPT__SETTINGS && rule.setting[count - 1].name) count++;
+        while (count <= MPT__SETTINGS && rule->setting[count - 1].name) count++;
         for (size_t k = 0; k < count; k++) {
             mpt__format_text(names[k], sizeof names[k], "group.%lld.%s", i,
-                             k == 0 ? "weight_decay" : rule.setting[k - 1].name);
+                             k == 0 ? "weight_decay" : rule->setting[k - 1].name);
             rows[k].name = names[k], rows[k].kind = MPT__OF_F64, rows[k].same = true;
             rows[k].most = 0;
             rows[k].at = k == 0 ? &group->weight_decay : &group->setting[k - 1];
@@ -42790,11 +42798,11 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         "scale", "growth_tracker", "found_inf", "updates", "skipped", "skipped_in_a_row",
         "last_skipped_step", "outcome", "loss_found_inf", "loss_scale"};
     const mpt__state_row rows[] = {
-        {"growth_factor", MPT__OF_F64, &scaler->config.growth_factor, false, 1},
-        {"backoff_factor", MPT__OF_F64, &scaler->config.backoff_factor, false, 1},
+        {"growth_factor", MPT__OF_RATE, &scaler->config.growth_factor, false, 0},
+        {"backoff_factor", MPT__OF_RATE, &scaler->config.backoff_factor, false, 0},
         {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false, INT64_MAX},
-        {"scaled", MPT__OF_BOOL, &scaler->scaled, false, 1},
-        {"stepped", MPT__OF_BOOL, &scaler->stepped, false, 1},
+        {"scaled", MPT__OF_BOOL, &scaler->scaled, false, 0},
+        {"stepped", MPT__OF_BOOL, &scaler->stepped, false, 0},
         {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false, INT64_MAX},
         {"window_steps", MPT__OF_I64, &scaler->window_steps, false, INT64_MAX},
         {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false, INT64_MAX},
@@ -42802,8 +42810,9 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
     const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
     for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
-        status = mpt__state_slot(w, names[i], i == MPT__SCALER_SCALE ? MPT_F64 : MPT_I64,
-                                 scaler->slots[i], INT64_MAX);
+        status = mpt__state_slot(w, names[i],
+                                 i == MPT__SCALER_SCALE ? MPT__OF_RATE : MPT__OF_I64,
+                                 scaler->slots[i]);
     if (status == MPT_OK) status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     if (before.growth_factor != scaler->config.growth_factor ||
@@ -42830,7 +42839,7 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
         {"skipped", MPT__OF_I64, &loader->skipped, false, INT64_MAX},
         {"epoch", MPT__OF_I64, &epoch, false, MPT__LAST_EPOCH},
         {"next", MPT__OF_I64, &next, false, loader->batches},
-        {"open", MPT__OF_BOOL, &open, false, 1}};
+        {"open", MPT__OF_BOOL, &open, false, 0}};
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     mpt__loader_take_back(w->context, loader);
@@ -42842,21 +42851,36 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
 
 /* ==== All of it ==== */
 
-/* Shows the objects of a kind, by the order in which they stand in their table. */
-static mpt_status mpt__state_objects(mpt__state_walk *w, mpt__object_kind kind) {
-    static const char *const names[MPT__OBJECT_KINDS] = {"net", "optimizer", "scaler"};
-    const mpt__object_table *table = &w->context->objects[kind];
-    const char *name = kind == MPT__LOADER ? "loader" : kind == MPT__EMA ? "average" : names[kind];
+static mpt_status mpt__state_object(mpt__state_walk *w, mpt__object_kind kind, void *object) {
+    switch (kind) {
+        case MPT__OPTIMIZER:
+            return mpt__state_optimizer(w, (mpt__optimizer *)object);
+        case MPT__SCALER:
+            return mpt__state_scaler(w, (mpt__scaler *)object);
+        case MPT__LOADER:
+            return mpt__state_loader(w, (mpt__loader *)object);
+        default:
+            return mpt__ema_visit(w->context, (mpt__ema *)object, mpt__state_forward, w);
+    }
+}
+
+/* Shows the objects of four kinds, by the order in which they stand in their tables. */
+static mpt_status mpt__state_objects(mpt__state_walk *w) {
+    static const struct {
+        const char *name;
+        mpt__object_kind kind;
+    } kinds[] = {{"optimizer", MPT__OPTIMIZER},
+                 {"scaler", MPT__SCALER},
+                 {"average", MPT__EMA},
+                 {"loader", MPT__LOADER}};
     mpt_status status = w->context->base.status;
-    for (int64_t i = 1, number = 0; i < table->count && status == MPT_OK; i++) {
-        void *object = table->rows[i].object;
-        if (!object) continue;
-        mpt__state_prefix(w, name, number++);
-        status = kind == MPT__OPTIMIZER ? mpt__state_optimizer(w, (mpt__optimizer *)object)
-                 : kind == MPT__SCALER  ? mpt__state_scaler(w, (mpt__scaler *)object)
-                 : kind == MPT__LOADER  ? mpt__state_loader(w, (mpt__loader *)object)
-                                        : mpt__ema_visit(w->context, (mpt__ema *)object,
-                                                         mpt__state_forward, w);
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        const mpt__object_table *table = &w->context->objects[kinds[k].kind];
+        for (int64_t i = 1, number = 0; i < table->count && status == MPT_OK; i++) {
+            if (!table->rows[i].object) continue;
+            mpt__state_prefix(w, kinds[k].name, number++);
+            status = mpt__state_object(w, kinds[k].kind, table->rows[i].object);
+        }
     }
     return status;
 }
@@ -42867,9 +42891,9 @@ static mpt_status mpt__state_metrics(mpt__state_walk *w) {
     for (int i = 0; i < ctx->metric_count && status == MPT_OK; i++) {
         w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.metric.%s.",
                                      ctx->metrics[i].name);
-        status = mpt__state_slot(w, "sum", MPT_F64, ctx->metrics[i].sum_slot, 0);
+        status = mpt__state_slot(w, "sum", MPT__OF_F64, ctx->metrics[i].sum_slot);
         if (status == MPT_OK)
-            status = mpt__state_slot(w, "count", MPT_I64, ctx->metrics[i].count_slot, INT64_MAX);
+            status = mpt__state_slot(w, "count", MPT__OF_I64, ctx->metrics[i].count_slot);
     }
     return status;
 }
@@ -42887,12 +42911,10 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
                                    {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
                                    {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
                                     INT64_MAX}};
-    static const mpt__object_kind kinds[] = {MPT__OPTIMIZER, MPT__SCALER, MPT__EMA, MPT__LOADER};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (status == MPT_OK) status = mpt__state_nets(w);
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && status == MPT_OK; i++)
-        status = mpt__state_objects(w, kinds[i]);
+    if (status == MPT_OK) status = mpt__state_objects(w);
     if (status == MPT_OK) status = mpt__state_metrics(w);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];

@@ -50,6 +50,7 @@ static float inputs[SAMPLES][FEATURES];
 static int64_t targets[SAMPLES];
 
 static mpt_device where = MPT_DEVICE_AUTO;
+static int more_workers; /* than a setup has */
 
 static mpt_optimizer make_optimizer(mpt_module net, int kind) {
     mpt_sgd_config sgd = mpt_sgd_config_default();
@@ -85,7 +86,8 @@ static training begin(const setup *how, int threads, uint64_t seed) {
     memory.count = SAMPLES, memory.dtype = MPT_F32, memory.shape = MPT_SHAPE(FEATURES);
     memory.inputs = inputs, memory.targets = targets;
     mpt_loader_config loading = mpt_loader_config_default();
-    loading.batch = BATCH, loading.shuffle = true, loading.workers = how->workers;
+    loading.batch = BATCH, loading.shuffle = true,
+    loading.workers = (how->workers + more_workers) % 5;
     t.loader = mpt_loader_create(c, mpt_memory_dataset(c, &memory), &loading);
     return t;
 }
@@ -150,8 +152,10 @@ TEST(stopped_and_gone_on) {
         const uint64_t stopped = mpt_state_hash(part.context);
         CHECK(stopped != hash);
         mpt_destroy(part.context);
-        for (int threads = 1; threads <= 3; threads += 2) {
+        for (int threads = 1; threads <= 3; threads++) {
+            more_workers = threads - 1;
             part = begin(&setups[k], threads, 3);
+            more_workers = 0;
             if (threads > 1) run(&part, 0, 3); /* one that is already under way, too */
             CHECK_EQ_INT(mpt_checkpoint_load(part.context, path), MPT_OK);
             CHECK(mpt_state_hash(part.context) == stopped);
@@ -214,7 +218,7 @@ TEST(files_of_others) {
         uint64_t seed;
         const char *says;
     } rows[] = {{0, 4, "mptrain.seed is 3 there and 4 here"},
-                {1, 3, "the file has no mptrain.optimizer.0.0.weight.momentum_buffer"},
+                {1, 3, "the file has no mptrain.optimizer.0.net.0.0.weight.momentum_buffer"},
                 {4, 3, "0.weight is F32 [12, 6] there and F16 [12, 6] here"}};
     for (int k = 0; k < 3; k++) {
         training b = begin(&setups[rows[k].setup], 1, rows[k].seed);
@@ -307,31 +311,56 @@ TEST(weights_of_a_checkpoint) {
     mpt_destroy(b.context);
 }
 
-/* Two nets with equal names of weights, in one optimizer. */
+static mpt_status through_child(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                mpt_tensor *out, int n_out) {
+    (void)user, (void)n_in, (void)n_out;
+    out[0] = mpt_forward(mpt_child(self, "net"), in[0]);
+    return mpt_error_code(self.context);
+}
+
+/* A net with weights "net.1.weight", which could be the second net's "weight". */
+static mpt_module make_outer(mpt_context *c) {
+    mpt_module_class cls;
+    memset(&cls, 0, sizeof cls);
+    cls.name = "outer", cls.forward = through_child, cls.n_inputs = cls.n_outputs = 1;
+    mpt_module outer = mpt_module_create(c, &cls, NULL);
+    mpt_add_child(outer, "net", mpt_sequential(c, mpt_nn_relu(c), mpt_nn_linear(c, 3, 2), MPT_END));
+    return outer;
+}
+
+/* Nets with equal names of weights in one optimizer, and with names that look like another's. */
 TEST(nets_with_equal_names) {
-    const char *path = test_tmp_path("two.safetensors");
-    uint64_t hash[2] = {0, 0};
-    for (int round = 0; round < 2; round++) {
-        mpt_context *c = mpt_create(NULL);
-        mpt_module first = mpt_nn_linear(c, 3, 2), second = mpt_nn_linear(c, 2, 2);
-        mpt_optimizer optimizer = mpt_adamw(first, NULL);
-        mpt_optimizer_add(optimizer, second, NULL, NULL);
-        for (int i = round ? 2 : 0; i < 4; i++) {
-            if (round && i == 2) CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_OK);
-            mpt_step_begin(c);
-            mpt_zero_grad(optimizer);
-            mpt_backward(mpt_mean(
-                mpt_forward(second, mpt_forward(first, mpt_ones(c, MPT_F32, MPT_SHAPE(4, 3)))),
-                MPT_ALL_DIMS, false));
-            mpt_step(optimizer);
-            mpt_step_end(c);
-            if (!round && i == 1) CHECK_EQ_INT(mpt_checkpoint_save(c, path), MPT_OK);
+    const char *path = test_tmp_path("two.safetensors"), *end = test_tmp_path("end.safetensors");
+    mpt_load_config loading = mpt_load_config_default();
+    loading.strict = false, loading.prefix = "mptrain.values.net.1";
+    for (int outer = 0; outer < 2; outer++) {
+        uint64_t hash[2] = {0, 0};
+        for (int round = 0; round < 2; round++) {
+            mpt_context *c = mpt_create(NULL);
+            mpt_module first = outer ? make_outer(c) : mpt_nn_linear(c, 3, 2);
+            mpt_module second = mpt_nn_linear(c, 2, 2), alone = mpt_nn_linear(c, 2, 2);
+            mpt_optimizer optimizer = mpt_adamw(first, NULL);
+            mpt_optimizer_add(optimizer, second, NULL, NULL);
+            for (int i = round ? 2 : 0; i < 4; i++) {
+                if (round && i == 2) CHECK_EQ_INT(mpt_checkpoint_load(c, path), MPT_OK);
+                mpt_step_begin(c);
+                mpt_zero_grad(optimizer);
+                mpt_backward(mpt_mean(
+                    mpt_forward(second, mpt_forward(first, mpt_ones(c, MPT_F32, MPT_SHAPE(4, 3)))),
+                    MPT_ALL_DIMS, false));
+                mpt_step(optimizer);
+                mpt_step_end(c);
+                if (!round && i == 1) CHECK_EQ_INT(mpt_checkpoint_save(c, path), MPT_OK);
+            }
+            hash[round] = mpt_state_hash(c);
+            CHECK_EQ_INT(mpt_checkpoint_save(c, end), MPT_OK);
+            mpt_load(alone, end, &loading, NULL);
+            CHECK(mpt_module_hash(alone) == mpt_module_hash(second));
+            CHECK_EQ_STR(mpt_error(c), "");
+            mpt_destroy(c);
         }
-        CHECK_EQ_STR(mpt_error(c), "");
-        hash[round] = mpt_state_hash(c);
-        mpt_destroy(c);
+        CHECK(hash[0] != 0 && hash[0] == hash[1]);
     }
-    CHECK(hash[0] != 0 && hash[0] == hash[1]);
 }
 #endif
 

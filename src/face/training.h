@@ -677,10 +677,10 @@ MPTRAIN_API mpt_status mpt_load_memory(mpt_module module, const void *data, size
    behind mpt_scaler_update. What a loop of the user's counts is the user's to keep:
    mpt_step_number and mpt_loader_statistics tell where it was.
 
-   The file is a safetensors file, which appears as a whole or not at all. Weights have the names of
-   mpt_save, so that mpt_load reads them with config.strict = false; all else begins with
-   "mptrain.", as "mptrain.optimizer.0.0.weight.exp_avg". A second net of a context has its names
-   behind "net.1.". The bytes depend on the training's state alone. */
+   The file is a safetensors file, which appears as a whole or not at all. Weights of the oldest net
+   have the names of mpt_save, so that mpt_load reads them with config.strict = false; those of the
+   next one stand behind the prefix "mptrain.values.net.1". All else begins with "mptrain.", too, as
+   "mptrain.optimizer.0.net.0.0.weight.exp_avg". The bytes depend on the training's state alone. */
 MPTRAIN_API mpt_status mpt_checkpoint_save(mpt_context *context, const char *path);
 /* Refuses, before anything changes, a file that lacks something or has too much, and names it, and
    settings other than the file's: seeds, batch and size of loaders, weight decay, betas. */
