@@ -393,21 +393,32 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
 
 A part of a net takes its weights from the file of the whole with config.prefix = "encoder".
 
-A training goes on in another process where it was, to the bit, with mpt_checkpoint_save and
-mpt_checkpoint_load. They take all that a context holds: nothing has to be listed, and nothing can
-be forgotten. The program makes the same objects as the first time, loads, and enters its loop:
+A training goes on in another process where it was, to the bit. A folder is all that it takes, and
+no list of what to keep: a checkpoint has all that the context holds, so nothing can be forgotten.
+The program makes the same objects as the first time, opens the folder, and enters its loop:
 
-    mpt_checkpoint_load(ctx, "training.safetensors");  // but for the first time
-    while (mpt_step_number(ctx) < 10000) {             // the file has its number, too,
-        if (!mpt_loader_next(loader, &b)) continue;    // .. and the place in the epoch
+    mpt_checkpoint_config every = mpt_checkpoint_config_default();
+    every.every = 500;                                 // steps; the two newest files stay
+    mpt_checkpoint_open(ctx, "run", &every);           // goes on from the newest, if there is one
+    while (mpt_step_number(ctx) < 10000 && !mpt_stop_requested(ctx)) {
+        if (!mpt_loader_next(loader, &b)) continue;    // the place in the epoch is in the file, too
         mpt_step_begin(ctx);
         mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
         mpt_zero_grad(optimizer);
         mpt_backward(loss);
         mpt_step(optimizer);
         mpt_step_end(ctx);
-        if (mpt_step_number(ctx) % 500 == 0) mpt_checkpoint_save(ctx, "training.safetensors");
+        mpt_checkpoint_step(ctx);                      // writes run/step-000000000500.safetensors
     }
+    mpt_checkpoint_close(ctx);                         // the last one
+
+Kill it whenever you like and start it again: in the end the files are the same, byte for byte.
+Where every.background is set a thread writes them, and the training waits for a copy in memory
+alone (mpt_checkpoint_statistics says how long). A file that a disk has damaged is noticed, and the
+one before it taken. For Ctrl-C let your handler call mpt_request_stop: the loop ends behind its
+step.
+mpt_fit does all of this with mpt_fit_config.checkpoints = "run"; mpt_checkpoint_save and
+mpt_checkpoint_load are for files of your own naming.
 
 The middle of an epoch is as good a place as any, and so is that of an accumulation of gradients.
 mpt_snapshot and mpt_restore do the same in a block of memory, without names, for programs that go
@@ -1896,6 +1907,55 @@ MPTRAIN_API mpt_status mpt_restore(mpt_context *context, const void *block, size
 /* A hash of the same, equal where all of it is equal to the bit; 0 on error. */
 MPTRAIN_API uint64_t mpt_state_hash(mpt_context *context);
 
+/* Checkpoints in a folder, for trainings of hours: DIR/step-000000001200.safetensors.
+
+       mpt_checkpoint_open(ctx, "run", NULL);      goes on from the newest file there, if any
+       while (!mpt_stop_requested(ctx) && mpt_loader_next(loader, &batch)) {
+           ..                                      one step
+           mpt_checkpoint_step(ctx);               writes one each 1000 steps
+       }
+       mpt_checkpoint_close(ctx);                  writes the last one
+
+   Killed at any time and started again, it ends with the bytes of a training that never stopped. */
+typedef struct mpt_checkpoint_config {
+    int64_t every;   /* 1000; steps between two files; 0: only where a stop is asked for, and at the
+                        end. Of loops without mpt_step_begin the optimizers' updates count */
+    int keep;        /* 2; how many of the newest files stay */
+    bool resume;     /* true: goes on from the newest file; false: a folder that has one is
+                        refused */
+    bool background; /* false; true: the training waits for a copy in memory alone, which a thread
+                        writes; config.io is then called by it, too */
+} mpt_checkpoint_config;
+MPTRAIN_API mpt_checkpoint_config mpt_checkpoint_config_default(void);
+/* Opens a folder, which is made where config.io is the built-in one, for the context's training,
+   whose objects are all made; NULL config means defaults. A damaged newest file is told to the log,
+   and the one before it taken; one of another training is an error. It is an error, too, where
+   another process has the folder open (built-in io, where the system has such locks). */
+MPTRAIN_API mpt_status mpt_checkpoint_open(mpt_context *context, const char *folder,
+                                           const mpt_checkpoint_config *config);
+/* Behind each step. Also writes, once, where a stop is asked for. */
+MPTRAIN_API mpt_status mpt_checkpoint_step(mpt_context *context);
+/* Behind a validation: where `value` is less than all before, DIR/best.safetensors is written; NaN
+   is less than nothing. */
+MPTRAIN_API mpt_status mpt_checkpoint_best(mpt_context *context, double value);
+/* Writes the last step's file, unless it is there, waits for the thread and closes the folder.
+   mpt_destroy closes without a file. What a thread could not write fails the next call. */
+MPTRAIN_API mpt_status mpt_checkpoint_close(mpt_context *context);
+/* Of the folder that is open. */
+typedef struct mpt_checkpoint_stats {
+    int64_t resumed;         /* step of the file that the training went on from; 0: none */
+    int64_t files;           /* written since */
+    double seconds, longest; /* that the training stood still for them: all, the longest */
+    double best;             /* infinity before the first */
+} mpt_checkpoint_stats;
+MPTRAIN_API mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *context);
+
+/* Asks a training to end behind its step, or takes that back: one store, for handlers of signals
+   and other threads. Loops of yours ask mpt_stop_requested; mpt_fit does. The library installs no
+   handler. */
+MPTRAIN_API void mpt_request_stop(mpt_context *context, bool stop);
+MPTRAIN_API bool mpt_stop_requested(const mpt_context *context);
+
 /* ==== Metrics, inspection ==================================================================== */
 
 /* Adds a 0-d tensor to a running mean without waiting for the device. Names are compared by text;
@@ -2080,6 +2140,11 @@ typedef struct mpt_fit_config {
     bool restore_weights;   /* true: then the weights and buffers are again those behind the last
                              finite epoch, or those before the fit; it takes a copy of them. States
                              of the optimizer stay: make a new one to go on */
+    const char *checkpoints; /* NULL; a folder for whole trainings, as of mpt_checkpoint_open: a fit
+                                that was killed goes on, and one that is complete says what it said.
+                                Weights of restore_weights are in its files */
+    int64_t save_every;      /* 0: one behind each epoch; else one each so many steps */
+    bool resume;             /* true: goes on from the newest file; as of mpt_checkpoint_config */
 } mpt_fit_config;
 /* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
    of the epoch under way, or NaN where there is none. */
@@ -2090,6 +2155,7 @@ typedef struct mpt_fit_result {
     double seconds_waited; /* for batches to train on; more workers make it less */
     int64_t steps, skipped_steps;
     bool stopped_early; /* by progress or patience */
+    bool interrupted;   /* by mpt_request_stop: neither judged nor validated, to be gone on with */
 } mpt_fit_result;
 MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
 /* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in
@@ -4999,6 +5065,24 @@ static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
     return good;
 }
 
+#ifndef MPTRAIN_NO_RESUME
+static bool mpt__folder_lock_file(const char *folder, intptr_t *lock, bool *taken) {
+    wchar_t wide[MPT__WIDE_PATH];
+    char path[MPT__PATH_SIZE];
+    mpt__format_text(path, sizeof path, "%s\\mptrain.lock", folder);
+    if (!mpt__wide_path(folder, wide)) return false;
+    if (!CreateDirectoryW(wide, NULL) && GetLastError() != ERROR_ALREADY_EXISTS)
+        return mpt__file_result(FALSE);
+    if (!mpt__wide_path(path, wide)) return false;
+    const HANDLE file = CreateFileW(wide, GENERIC_WRITE, 0, NULL, OPEN_ALWAYS,
+                                    FILE_ATTRIBUTE_NORMAL | FILE_FLAG_DELETE_ON_CLOSE, NULL);
+    *taken = file == INVALID_HANDLE_VALUE && GetLastError() == ERROR_SHARING_VIOLATION;
+    if (!mpt__file_result(file != INVALID_HANDLE_VALUE)) return false;
+    *lock = (intptr_t)file;
+    return true;
+}
+#endif
+
 static bool mpt__new_file_make(const mpt__base *base, const char *mark, mpt__new_file *t) {
     if (mpt__temporary_path(base, t->target, mark, t->path, sizeof t->path)) return true;
     mpt__io_error = ERROR_FILENAME_EXCED_RANGE;
@@ -5068,6 +5152,23 @@ static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
     return false;
 }
 
+#ifndef MPTRAIN_NO_RESUME
+static bool mpt__folder_lock_file(const char *folder, intptr_t *lock, bool *taken) {
+    char path[MPT__PATH_SIZE];
+    bool locked;
+    mpt__format_text(path, sizeof path, "%s/mptrain.lock", folder);
+    if (!mpt__file_result(mkdir(folder, 0777) == 0 || errno == EEXIST)) return false;
+    const int descriptor = mpt__open_descriptor(path, O_RDWR | O_CREAT, 0666);
+    if (descriptor < 0) return false;
+    *taken = !mpt__lock(descriptor, &locked);
+    if (*taken)
+        close(descriptor);
+    else
+        *lock = (intptr_t)descriptor + 1;
+    return !*taken;
+}
+#endif
+
 /* Creates the file, locked. One that replaces another is its owner's alone until it has the rights
    of that. Who sweeps may have locked or removed it before it was locked here: then there is
    another name. */
@@ -5121,6 +5222,30 @@ static bool mpt__new_file_end(const mpt__new_file *t, bool good) {
 #endif
     return good;
 }
+
+#ifndef MPTRAIN_NO_RESUME
+/* Makes a folder if it is not there and locks it, for as long as the process lives or until
+   mpt__folder_unlock; *taken: another has it. Nothing is done where io is the user's. */
+static bool mpt__folder_lock(const mpt__base *base, const char *folder, intptr_t *lock,
+                             bool *taken) {
+    *lock = 0, *taken = false;
+#if !defined(MPT__NO_FILES)
+    if (mpt__io_built_in(base)) return mpt__folder_lock_file(folder, lock, taken);
+#endif
+    (void)base, (void)folder;
+    return true;
+}
+
+static void mpt__folder_unlock(intptr_t lock) {
+#if defined(MPT__NO_FILES)
+    (void)lock;
+#elif defined(_WIN32)
+    if (lock) CloseHandle((HANDLE)lock);
+#else
+    if (lock) close((int)lock - 1);
+#endif
+}
+#endif
 
 /* ==== Threads ==== */
 
@@ -6399,6 +6524,25 @@ static MPT__INLINE float mpt__f8e5m2_to_f32(uint8_t byte) {
     return mpt__f16_to_f32((uint16_t)(byte << 8)); /* it is the upper half of an fp16 */
 }
 #endif
+
+static bool mpt__big_endian(void) {
+    uint16_t one = 1;
+    uint8_t first;
+    memcpy(&first, &one, 1);
+    return first == 0;
+}
+
+/* Turns elements of `size` bytes around where this machine's order is not the file's. */
+static void mpt__file_order(uint8_t *bytes, size_t n, size_t size) {
+    if (!mpt__big_endian()) return;
+    for (uint8_t *element = bytes; element < bytes + n; element += size) {
+        for (size_t i = 0; i < size / 2; i++) {
+            uint8_t kept = element[i];
+            element[i] = element[size - 1 - i];
+            element[size - 1 - i] = kept;
+        }
+    }
+}
 
 /* ------------------------
  * ground/convert.c: bulk conversions between fp32, fp16 and bf16, and bulk tests for inf and NaN,
@@ -15832,8 +15976,9 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
 /* Of a variance as fp32 has it, unless that has none such. */
 static mpt__real mpt__norm_rstd(double variance, double eps) {
     const double rounded = (double)(mpt__real)variance;
-    const bool held = rounded >= MPT__LEAST_SQUARES && rounded < (double)mpt__real_infinity();
-    double root = sqrt((held ? rounded : variance) + eps);
+    if (rounded >= MPT__LEAST_SQUARES && rounded < (double)mpt__real_infinity())
+        return (mpt__real)(1 / sqrt(rounded + eps));
+    const double root = sqrt(variance + eps);
     return root < 3e-39 ? 0 : (mpt__real)(1 / root);
 }
 
@@ -18848,6 +18993,10 @@ struct mpt_context {
     int64_t loose_passes;  /* of backward, outside scopes */
     bool warned_leftovers; /* that tensors outside steps and scopes become many */
     bool warned_scores;    /* that a loss takes them for what they are not */
+    struct mpt__series *series; /* of checkpoints; train/series.c */
+    struct mpt__run *run;       /* that has state of its own, beside the objects; train/state.c */
+    double best;                /* the least value that mpt_checkpoint_best saw, or infinity */
+    int32_t stop;               /* mpt_request_stop */
     bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
 };
 
@@ -30035,58 +30184,73 @@ mpt_dataset mpt_mnist(mpt_context *ctx, const char *directory, mpt_split split) 
  * data/writer.c: files written as a whole or not at all.
  * ---------------------- */
 
-/* The file being written. */
+/* The file being written, or what it would hold. Errors are recorded in the base. */
 typedef struct {
-    mpt_context *context;
+    mpt__base *base;
     void *file;
     const char *path; /* for messages: where it will be */
     int64_t position;
+    uint8_t *memory; /* NULL: all goes to the file */
+    bool hashes;
+    uint64_t hash; /* of the pieces since its owner set it, where it hashes */
 } mpt__writer;
+
+#define mpt__write_reject(writer, STATUS, ...) \
+    (mpt__fail((writer)->base, MPT_ERROR_##STATUS, __VA_ARGS__), false)
 
 /* Writes everything between open and close; false with an error recorded. */
 typedef bool (*mpt__content_fn)(mpt__writer *writer, const void *of);
 
 static bool mpt__write_bytes(mpt__writer *writer, const void *bytes, size_t n) {
-    const mpt_io *io = mpt__io(&writer->context->base);
-    size_t written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
+    const mpt_io *io = mpt__io(writer->base);
+    size_t written = n;
+    if (writer->hashes) writer->hash = mpt__hash_bytes(writer->hash, bytes, n);
+    if (writer->memory)
+        memcpy(writer->memory + writer->position, bytes, n);
+    else
+        written = io->write ? io->write(io->user, writer->file, bytes, n) : 0;
     if (written != n)
-        return mpt__reject(writer->context, IO, "%s: writing %lld bytes at byte %lld took %lld: %s",
-                           writer->path, (int64_t)n, writer->position, (int64_t)written,
-                           mpt__io_reason(&writer->context->base));
+        return mpt__write_reject(
+            writer, IO, "%s: writing %lld bytes at byte %lld took %lld: %s", writer->path,
+            (int64_t)n, writer->position, (int64_t)written, mpt__io_reason(writer->base));
     writer->position += (int64_t)n;
     return true;
 }
 
 static bool mpt__write_content(mpt__writer *writer, mpt__content_fn content, const void *of) {
     if (!content(writer, of)) return false;
-    const mpt_io *io = mpt__io(&writer->context->base);
+    const mpt_io *io = mpt__io(writer->base);
     return (io->flush && io->flush(io->user, writer->file)) ||
-           mpt__reject(writer->context, IO, "%s: cannot be written to the medium: %s", writer->path,
-                       mpt__io_reason(&writer->context->base));
+           mpt__write_reject(writer, IO, "%s: cannot be written to the medium: %s", writer->path,
+                             mpt__io_reason(writer->base));
 }
 
 /* Writes beside the file, then puts the new one in its place; on failure nothing is left behind. */
-static bool mpt__write_file(mpt_context *ctx, const char *path, mpt__content_fn content,
+static bool mpt__write_file(mpt__base *base, const char *path, mpt__content_fn content,
                             const void *of) {
-    const mpt__base *base = &ctx->base;
     const mpt_io *io = mpt__io(base);
-    mpt__writer writer = {ctx, NULL, path, 0};
+    mpt__writer writer;
     mpt__new_file t;
+    mpt__zero(writer);
+    writer.base = base, writer.path = path;
     if (strlen(path) >= MPT__PATH_SIZE - 64)
-        return mpt__reject(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 64);
+        return mpt__write_reject(&writer, ARGUMENT, "the path is longer than %d bytes",
+                                 MPT__PATH_SIZE - 64);
     if (!mpt__new_file_begin(base, path, &t))
-        return mpt__reject(ctx, IO, "cannot write %s: %s", path, mpt__io_reason(base));
+        return mpt__write_reject(&writer, IO, "cannot write %s: %s", path, mpt__io_reason(base));
     writer.file = io->open ? io->open(io->user, t.path, 'w') : NULL;
     if (!writer.file) {
-        mpt__error(ctx, IO, "cannot write %s by way of %s: %s", path, t.path, mpt__io_reason(base));
+        mpt__fail(base, MPT_ERROR_IO, "cannot write %s by way of %s: %s", path, t.path,
+                  mpt__io_reason(base));
         return mpt__new_file_end(&t, false);
     }
     bool good = mpt__write_content(&writer, content, of);
     if (!(mpt__io(base)->close && io->close(io->user, writer.file)) && good)
-        good = mpt__reject(ctx, IO, "%s: cannot be closed: %s", path, mpt__io_reason(base));
+        good = mpt__write_reject(&writer, IO, "%s: cannot be closed: %s", path,
+                                 mpt__io_reason(base));
     if (good && !(mpt__io(base)->commit && io->commit(io->user, t.path, t.target)))
-        good = mpt__reject(ctx, IO, "cannot move the finished file to %s: %s", path,
-                           mpt__io_reason(base));
+        good = mpt__write_reject(&writer, IO, "cannot move the finished file to %s: %s", path,
+                                 mpt__io_reason(base));
     if (!good && io->remove) io->remove(io->user, t.path);
     return mpt__new_file_end(&t, good);
 }
@@ -32013,7 +32177,7 @@ mpt_status mpt_table_save(mpt_dataset handle, const char *path) {
     text.out = (char *)mpt__host_new(ctx, text.size);
     if (text.out) {
         mpt__table_text_of(table, &text);
-        mpt__write_file(ctx, path, mpt__table_content, &text);
+        mpt__write_file(&ctx->base, path, mpt__table_content, &text);
     }
     mpt__host_free(ctx, text.out, text.size);
     return ctx->base.status;
@@ -35143,6 +35307,7 @@ struct mpt__loader {
     bool held;           /* batch next - 1 is in the user's hands */
     int64_t delivered, delivered_samples, skipped;
     double seconds_waited;
+    uint64_t data_hash; /* of the dataset, where train/state.c has asked for it, or 0 */
     mpt_tensor batch[MPT__BATCH_PARTS]; /* handles of the batch in use; slot 0 = none */
 
     /* Under the mutex when there are workers. */
@@ -38896,12 +39061,15 @@ typedef struct {
        above 0 (of MPT_I64) from 0 to that; with `rate` (of MPT_F64) finite and 0 or more. */
     bool same, rate;
     int64_t most;
+    /* NULL, or what a number is a hash of: no state, but what tells a training from another. */
+    const char *identity;
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 
 /* Adds name and bits of a state item to the hash at `user`. */
 static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     uint64_t *hash = (uint64_t *)user;
+    if (item->identity) return ctx->base.status;
     *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
     if (item->storage) {
         int64_t size = (int64_t)mpt_dtype_size(item->dtype);
@@ -41894,25 +42062,6 @@ static void mpt__weights_free(mpt_context *ctx, mpt__weights *weights) {
     mpt__room_free(ctx, weights->rows, weights->count);
 }
 
-static bool mpt__big_endian(void) {
-    uint16_t one = 1;
-    uint8_t first;
-    memcpy(&first, &one, 1);
-    return first == 0;
-}
-
-/* Turns elements of `size` bytes around where this machine's order is not the file's. */
-static void mpt__file_order(uint8_t *bytes, size_t n, size_t size) {
-    if (!mpt__big_endian()) return;
-    for (uint8_t *element = bytes; element < bytes + n; element += size) {
-        for (size_t i = 0; i < size / 2; i++) {
-            uint8_t kept = element[i];
-            element[i] = element[size - 1 - i];
-            element[size - 1 - i] = kept;
-        }
-    }
-}
-
 /* ==== Save ==== */
 
 static int mpt__weight_width(const mpt__weight *weight) {
@@ -41981,18 +42130,19 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 
 /* What is saved, and room for a part of it on its way from the backend. */
 typedef struct {
+    mpt_context *context;
     const mpt__weights *weights;
     const mpt__text *header;
     uint8_t *chunk;
 } mpt__saving;
 
 /* `count` elements of a storage from number `first` on. */
-static bool mpt__write_elements(mpt__writer *writer, uint32_t storage, mpt_dtype dtype,
-                                int64_t first, int64_t count, uint8_t *chunk) {
+static bool mpt__write_elements(mpt__writer *writer, mpt_context *ctx, uint32_t storage,
+                                mpt_dtype dtype, int64_t first, int64_t count, uint8_t *chunk) {
     int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(writer->context, chunk, storage, first * size + done, take) != MPT_OK)
+        if (mpt__download(ctx, chunk, storage, first * size + done, take) != MPT_OK)
             return false;
         mpt__file_order(chunk, (size_t)take, (size_t)size);
         if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
@@ -42013,8 +42163,9 @@ static bool mpt__save_content(mpt__writer *writer, const void *of) {
     bool good = mpt__write_header(writer, saving->header);
     for (int64_t i = 0; i < saving->weights->count && good; i++) {
         const mpt__tensor *tensor = saving->weights->rows[i].tensor;
-        good = mpt__write_elements(writer, tensor->storage, (mpt_dtype)tensor->dtype,
-                                   tensor->offset, mpt__tensor_numel(tensor), saving->chunk);
+        good = mpt__write_elements(writer, saving->context, tensor->storage,
+                                   (mpt_dtype)tensor->dtype, tensor->offset,
+                                   mpt__tensor_numel(tensor), saving->chunk);
     }
     return good;
 }
@@ -42024,7 +42175,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
     mpt_context *ctx = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
-    mpt__saving saving = {&weights, &header, NULL};
+    mpt__saving saving = {ctx, &weights, &header, NULL};
     if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
         return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
@@ -42037,7 +42188,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
         saving.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
         if (header.out && saving.chunk) {
             mpt__save_header(&weights, &header);
-            mpt__write_file(ctx, path, mpt__save_content, &saving);
+            mpt__write_file(&ctx->base, path, mpt__save_content, &saving);
         }
         mpt__host_free(ctx, header.out, header.size);
         mpt__host_free(ctx, saving.chunk, MPT__SAVE_CHUNK);
@@ -42628,6 +42779,18 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
 }
 #define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
 
+/* A hash of what is not kept itself; `same`: another one is an error, and no warning alone. */
+static mpt_status mpt__state_identity(mpt__state_walk *w, const char *name, uint64_t hash,
+                                      const char *of, bool same) {
+    mpt__state_item item;
+    mpt__state_number(&item, MPT__OF_I64, 0);
+    item.host = &hash;
+    item.same = same;
+    item.identity = of;
+    mpt__state_named(w, name);
+    return mpt__state_show(w, &item);
+}
+
 /* A number on the device: what is an MPT_I64 counts something. */
 static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt__number_kind kind,
                                   uint16_t slot) {
@@ -42668,16 +42831,30 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
     return status == MPT_OK ? MPT__STATE_ROWS(w, rows) : status;
 }
 
+static void mpt__state_item_of(mpt__state_item *item, const mpt__tensor *tensor) {
+    mpt__zero(*item);
+    item->storage = tensor->storage, item->dtype = (mpt_dtype)tensor->dtype;
+    item->offset = tensor->offset, item->count = mpt__tensor_numel(tensor);
+    item->shape = tensor->shape;
+}
+
 /* Of the oldest net by its path alone, as mpt_save names it. */
 static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tensor, int number,
                                     const char *path) {
     mpt__state_item item;
-    mpt__zero(item);
-    item.storage = tensor->storage, item.dtype = (mpt_dtype)tensor->dtype;
-    item.offset = tensor->offset, item.count = mpt__tensor_numel(tensor);
-    item.shape = tensor->shape;
+    mpt__state_item_of(&item, tensor);
     w->prefix = 0;
     if (number) mpt__state_of_net(w, "values", number, "");
+    mpt__state_named(w, path);
+    return mpt__state_show(w, &item);
+}
+
+/* What is kept of a tensor to go back to; in a file always under its net's number. */
+static MPT__UNUSED mpt_status mpt__state_kept(mpt__state_walk *w, const mpt__tensor *kept,
+                                              int number, const char *path) {
+    mpt__state_item item;
+    mpt__state_item_of(&item, kept);
+    mpt__state_of_net(w, "fit.kept", number, "");
     mpt__state_named(w, path);
     return mpt__state_show(w, &item);
 }
@@ -42703,6 +42880,34 @@ static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int 
     return ctx->base.status;
 }
 
+/* The same on machines of either order of bytes. */
+static uint64_t mpt__hash_elements(uint64_t hash, const void *elements, size_t bytes, size_t size) {
+    uint8_t some[256];
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < sizeof some ? bytes - at : sizeof some;
+        memcpy(some, (const uint8_t *)elements + at, n);
+        mpt__file_order(some, n, size);
+        hash = mpt__hash_bytes(hash, some, n);
+    }
+    return hash;
+}
+
+/* What a net's layers are, and their settings: those of layers that have no weights, too. */
+static uint64_t mpt__config_hash(mpt_context *ctx, mpt__module *root) {
+    uint64_t hash = 0;
+    mpt__walk walk;
+    for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
+        const mpt__attributes *a = &m->attributes;
+        hash = mpt__hash_bytes(hash, walk.path, strlen(walk.path));
+        hash = mpt__hash_bytes(hash, m->cls.name, strlen(m->cls.name));
+        hash = mpt__hash_elements(hash, a->imm, sizeof a->imm, sizeof *a->imm);
+        hash = mpt__hash_elements(hash, a->index, sizeof a->index, sizeof *a->index);
+        hash = mpt__hash_u64(hash, (uint64_t)a->rank << 16 | (uint64_t)a->activation << 8 |
+                                       a->reduction);
+    }
+    return hash;
+}
+
 /* A net that is in use. Another one has no state: what it will be follows from the seed. */
 static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int number) {
     mpt_context *ctx = w->context;
@@ -42718,6 +42923,9 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
         return mpt__error(ctx, FORMAT, "net %d is in use here, and not in %s", number, w->from);
     if (!there || (!used && mpt__freeze(ctx, root) != MPT_OK)) return ctx->base.status;
     mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (status == MPT_OK)
+        status = mpt__state_identity(w, "config", mpt__config_hash(ctx, root),
+                                     "the net's layers and their settings", true);
     mpt__walk_begin(&walk, ctx, root);
     while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
         status = mpt__state_tensor(w, parameter->tensor, number, parameter->path);
@@ -42826,6 +43034,37 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
 
 /* ==== Loaders ==== */
 
+/* What a dataset holds: its kinds and counts, names of classes, and of what lies in memory some
+   samples. What a callback makes is not asked for. */
+static uint64_t mpt__dataset_hash(const mpt__dataset *dataset) {
+    const int64_t most = 64;
+    const mpt_shape *shapes[2] = {&dataset->shape, &dataset->target_shape};
+    const int64_t n = dataset->count < most ? dataset->count : most;
+    uint64_t hash = mpt__hash_u64((uint64_t)dataset->count, (uint64_t)dataset->dtype);
+    hash = mpt__hash_u64(hash, (uint64_t)dataset->target_dtype);
+    for (int k = 0; k < 2; k++)
+        for (int d = 0; d < shapes[k]->rank; d++)
+            hash = mpt__hash_u64(hash, (uint64_t)shapes[k]->dim[d]);
+    for (int64_t i = 0; i < dataset->class_count; i++)
+        hash = mpt__hash_bytes(hash, dataset->classes[i], strlen(dataset->classes[i]));
+    if (dataset->make && dataset->source && !dataset->parent)
+        hash = mpt__hash_u64(hash, mpt__dataset_hash(dataset->source));
+    for (int64_t i = 0; i < n && dataset->inputs; i++) {
+        const int64_t at = i * (dataset->count / n);
+        const size_t own =
+            (size_t)(dataset->indices ? dataset->indices[at] : dataset->first + at);
+        const size_t bytes =
+            dataset->byte_targets ? (size_t)dataset->target_numel : dataset->target_bytes;
+        hash = mpt__hash_elements(hash, dataset->inputs + own * dataset->input_bytes,
+                                  dataset->input_bytes, mpt_dtype_size(dataset->dtype));
+        if (dataset->targets)
+            hash = mpt__hash_elements(
+                hash, dataset->targets + own * bytes, bytes,
+                dataset->byte_targets ? 1 : mpt_dtype_size(dataset->target_dtype));
+    }
+    return hash ? hash : 1;
+}
+
 /* Where a loader is; its order follows from its seed and the epoch. */
 static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
     int64_t epoch = loader->epoch, next = loader->next;
@@ -42841,6 +43080,9 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
         {"next", MPT__OF_I64, &next, false, loader->batches},
         {"open", MPT__OF_BOOL, &open, false, 0}};
     mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (!loader->data_hash) loader->data_hash = mpt__dataset_hash(loader->dataset);
+    if (status == MPT_OK)
+        status = mpt__state_identity(w, "data", loader->data_hash, "the loader's dataset", false);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     mpt__loader_take_back(w->context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
@@ -42850,6 +43092,11 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
 }
 
 /* ==== All of it ==== */
+
+/* What trains by a loop of the library's, as mpt_fit does, and has numbers of its own to go on. */
+typedef struct mpt__run {
+    mpt_status (*visit)(mpt__state_walk *w, struct mpt__run *run);
+} mpt__run;
 
 static mpt_status mpt__state_object(mpt__state_walk *w, mpt__object_kind kind, void *object) {
     switch (kind) {
@@ -42910,12 +43157,14 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
                                    {"updates", MPT__OF_I64, &ctx->now.updates, false, INT64_MAX},
                                    {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
                                    {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
-                                    INT64_MAX}};
+                                    INT64_MAX},
+                                   {"best", MPT__OF_F64, &ctx->best, false, 0}};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (status == MPT_OK) status = mpt__state_nets(w);
     if (status == MPT_OK) status = mpt__state_objects(w);
     if (status == MPT_OK) status = mpt__state_metrics(w);
+    if (status == MPT_OK && ctx->run) status = ctx->run->visit(w, ctx->run);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
     for (int64_t i = 1; i < table->count; i++)
@@ -43054,7 +43303,14 @@ static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mp
     if (item->rate && !(y >= 0 && mpt__f64_is_finite(y)))
         return mpt__error(ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from,
                           item->name, y);
+    if (item->identity && here != there && !item->same)
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
+                 "%s: %s: %s is another than here; the training will not be the same", from,
+                 item->name, item->identity);
     if (!item->same || here == there) return MPT_OK;
+    if (item->identity)
+        return mpt__error(ctx, FORMAT, "%s: %s: of another training: %s are others than here", from,
+                          item->name, item->identity);
     if (item->dtype == MPT_I64)
         return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", from, item->name,
                           there, here);
@@ -43071,6 +43327,10 @@ uint64_t mpt_state_hash(mpt_context *ctx) {
 
 /* ==== Save ==== */
 
+/* What a file holds tells a damaged one from a whole one: the sum, over all tensors but this one,
+   of a hash of name and bytes. Bytes, so that it may begin anywhere. */
+static const char mpt__hash_name[] = "mptrain.hash";
+
 /* Items by the width of their elements, wide ones first, so that all are aligned in the file. */
 typedef struct {
     mpt__state_walk walk;
@@ -43079,37 +43339,46 @@ typedef struct {
     uint8_t *chunk;
     int64_t at;
     size_t width;
+    uint64_t hash;
 } mpt__state_saving;
 
 static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__state_saving *saving = (mpt__state_saving *)user;
+    mpt__writer *writer = saving->writer;
     int64_t number;
     if (mpt_dtype_size(item->dtype) != saving->width) return ctx->base.status;
-    if (!saving->writer) {
+    if (!writer) {
         mpt__header_entry(&saving->header, item->name, item->dtype, &item->shape,
                           mpt__item_bytes(item), &saving->at);
-    } else if (item->storage) {
-        mpt__write_elements(saving->writer, item->storage, item->dtype, item->offset, item->count,
+        return ctx->base.status;
+    }
+    writer->hash = mpt__hash_bytes(0, item->name, strlen(item->name));
+    if (item->storage) {
+        mpt__write_elements(writer, ctx, item->storage, item->dtype, item->offset, item->count,
                             saving->chunk);
     } else {
         mpt__item_get(ctx, item, &number);
         mpt__file_order((uint8_t *)&number, 8, 8);
-        mpt__write_bytes(saving->writer, &number, 8);
+        mpt__write_bytes(writer, &number, 8);
     }
+    saving->hash += writer->hash;
     return ctx->base.status;
 }
 
 static bool mpt__save_items(mpt__state_saving *saving) {
+    saving->hash = 0;
     for (saving->width = 8; saving->width > 0; saving->width /= 2)
         if (mpt__visit_state(&saving->walk) != MPT_OK) return false;
     return true;
 }
 
 static bool mpt__state_header(mpt__state_saving *saving) {
+    const mpt_shape bytes = MPT_SHAPE(8);
     saving->at = 0;
     saving->header.length = 0;
     mpt__header_begin(&saving->header);
     bool good = mpt__save_items(saving);
+    mpt__header_entry(&saving->header, mpt__hash_name, MPT_U8, &bytes, 8, &saving->at);
     mpt__header_end(&saving->header);
     return good;
 }
@@ -43117,25 +43386,41 @@ static bool mpt__state_header(mpt__state_saving *saving) {
 static bool mpt__state_content(mpt__writer *writer, const void *of) {
     mpt__state_saving *saving = (mpt__state_saving *)(uintptr_t)of;
     saving->writer = writer;
-    return mpt__write_header(writer, &saving->header) && mpt__save_items(saving);
+    writer->hashes = true;
+    if (!mpt__write_header(writer, &saving->header) || !mpt__save_items(saving)) return false;
+    mpt__file_order((uint8_t *)&saving->hash, 8, 8);
+    return mpt__write_bytes(writer, &saving->hash, 8);
+}
+
+/* Makes the header of a training that stands still; mpt__saving_end comes last, however it went. */
+static bool mpt__saving_begin(mpt_context *ctx, mpt__state_saving *saving) {
+    mpt__zero(*saving);
+    mpt__state_walk_begin(&saving->walk, ctx, mpt__save_item, saving);
+    if (!mpt__state_stands(ctx) || !mpt__state_header(saving)) return false;
+    saving->header.size = saving->header.length + 1;
+    saving->header.out = (char *)mpt__host_new(ctx, saving->header.size);
+    saving->chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
+    return saving->header.out && saving->chunk && mpt__state_header(saving);
+}
+
+static void mpt__saving_end(mpt_context *ctx, mpt__state_saving *saving) {
+    mpt__host_free(ctx, saving->header.out, saving->header.size);
+    mpt__host_free(ctx, saving->chunk, MPT__SAVE_CHUNK);
+}
+
+static mpt_status mpt__state_save(mpt_context *ctx, const char *path) {
+    mpt__state_saving saving;
+    if (mpt__saving_begin(ctx, &saving))
+        mpt__write_file(&ctx->base, path, mpt__state_content, &saving);
+    mpt__saving_end(ctx, &saving);
+    return ctx->base.status;
 }
 
 mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
     MPT__PLAIN_FLOATS;
-    mpt__state_saving saving;
-    mpt__zero(saving);
     if (!mpt__enter(ctx, "mpt_checkpoint_save") || mpt__no_files(ctx)) return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
-    mpt__state_walk_begin(&saving.walk, ctx, mpt__save_item, &saving);
-    if (!mpt__state_stands(ctx) || !mpt__state_header(&saving)) return ctx->base.status;
-    const size_t size = saving.header.size = saving.header.length + 1;
-    saving.header.out = (char *)mpt__host_new(ctx, size);
-    saving.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
-    if (saving.header.out && saving.chunk && mpt__state_header(&saving))
-        mpt__write_file(ctx, path, mpt__state_content, &saving);
-    mpt__host_free(ctx, saving.header.out, size);
-    mpt__host_free(ctx, saving.chunk, MPT__SAVE_CHUNK);
-    return ctx->base.status;
+    return mpt__state_save(ctx, path);
 }
 
 /* ==== Load ==== */
@@ -43209,8 +43494,30 @@ static bool mpt__state_metrics_make(mpt_context *ctx, const mpt__archive *a) {
     return mpt__ok(ctx);
 }
 
+/* Whether a file holds what was written; one that others made need not say. */
+static bool mpt__state_is_whole(mpt__archive *a) {
+    mpt__entry *stated = mpt__state_entry(a, mpt__hash_name);
+    uint64_t sum = 0, expected;
+    if (!stated) return true;
+    for (int64_t i = 0; i < a->count; i++) {
+        const mpt__entry *entry = &a->entries[i];
+        uint64_t hash = mpt__hash_bytes(0, entry->name.text, entry->name.length);
+        if (entry == stated) continue;
+        for (int64_t at = entry->begin, n; at < entry->end; at += n) {
+            n = entry->end - at < MPT__SAVE_CHUNK ? entry->end - at : MPT__SAVE_CHUNK;
+            hash = mpt__hash_bytes(hash, a->data + at, (size_t)n);
+        }
+        sum += hash;
+    }
+    stated->weight = 1; /* known */
+    if (stated->end - stated->begin != 8) return false;
+    memcpy(&expected, a->data + stated->begin, 8);
+    mpt__file_order((uint8_t *)&expected, 8, 8);
+    return sum == expected;
+}
+
 /* Checks that all of a file is known, then takes it over. */
-static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a) {
+static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a, bool whole) {
     mpt__state_walk w;
     char shown[MPT__SHOWN_NAME];
     const int metrics = ctx->metric_count;
@@ -43223,6 +43530,9 @@ static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a) {
         if (!a->entries[i].weight)
             mpt__error(ctx, FORMAT, "%s: this training has no %s", a->json.name,
                        mpt__show_name(a->entries[i].name, shown));
+    if (mpt__ok(ctx) && !whole)
+        mpt__error(ctx, FORMAT, "%s: it is damaged: %s is not that of what it holds", a->json.name,
+                   mpt__hash_name);
     while (!mpt__ok(ctx) && ctx->metric_count > metrics) {
         const mpt__metric *metric = &ctx->metrics[--ctx->metric_count];
         mpt__scalar_free(ctx, metric->sum_slot);
@@ -43234,20 +43544,29 @@ static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a) {
     return mpt__visit_state(&w);
 }
 
-mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
-    MPT__PLAIN_FLOATS;
+/* Loads a file into a training that stands still; *damaged (may be NULL): the file alone is to
+   blame. */
+static mpt_status mpt__state_load_file(mpt_context *ctx, const char *path, bool *damaged) {
     mpt__archive archive;
     mpt__reader file;
     mpt__zero(archive);
     archive.context = ctx, archive.json.name = path;
-    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_files(ctx)) return mpt__status_of(ctx);
-    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
-    if (!mpt__state_stands(ctx) || !mpt__reader_open(&file, ctx, path)) return ctx->base.status;
+    if (!mpt__reader_open(&file, ctx, path)) return ctx->base.status;
     bool good = mpt__archive_read_file(&archive, &file);
     mpt__reader_close(&file);
-    if (good) mpt__state_load(ctx, &archive);
+    const bool whole = good && mpt__state_is_whole(&archive);
+    if (damaged) *damaged = good ? !whole : ctx->base.status == MPT_ERROR_FORMAT;
+    if (good) mpt__state_load(ctx, &archive, whole);
     mpt__archive_free(&archive);
     return ctx->base.status;
+}
+
+mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
+    MPT__PLAIN_FLOATS;
+    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_files(ctx)) return mpt__status_of(ctx);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
+    if (!mpt__state_stands(ctx)) return ctx->base.status;
+    return mpt__state_load_file(ctx, path, NULL);
 }
 
 /* ==== Snapshots ==== */
@@ -43374,6 +43693,409 @@ mpt_status mpt_restore(mpt_context *ctx, const void *block, size_t bytes) {
 #endif /* MPTRAIN_NO_RESUME */
 
 /* ------------------------
+ * train/series.c: checkpoints in a folder: when one is written, which ones stay, and which one a
+ * training goes on from.
+ *
+ * A file has the number of its step in its name, so that what there is tells what to do: nothing
+ * else is kept beside the files, and a process may be killed between any two of its calls.
+ * ---------------------- */
+
+mpt_checkpoint_config mpt_checkpoint_config_default(void) {
+    mpt_checkpoint_config config;
+    mpt__zero(config);
+    config.every = 1000;
+    config.keep = 2;
+    config.resume = true;
+    return config;
+}
+
+static mpt_checkpoint_stats mpt__checkpoint_nothing(void) {
+    mpt_checkpoint_stats stats;
+    mpt__zero(stats);
+    stats.best = MPT__INF_F64;
+    return stats;
+}
+
+/* ==== Asking for an end ==== */
+
+/* May be called from a signal's handler and from other threads: nothing but one store. */
+void mpt_request_stop(mpt_context *ctx, bool stop) {
+    if (ctx) mpt__atomic_store32(&ctx->stop, stop);
+}
+
+bool mpt_stop_requested(const mpt_context *ctx) {
+    return ctx && mpt__atomic_load32(&ctx->stop) != 0;
+}
+
+#ifdef MPTRAIN_NO_RESUME
+
+mpt_status mpt_checkpoint_open(mpt_context *ctx, const char *folder,
+                               const mpt_checkpoint_config *config) {
+    (void)folder, (void)config;
+    return mpt__resume_missing(ctx, "mpt_checkpoint_open");
+}
+
+mpt_status mpt_checkpoint_step(mpt_context *ctx) {
+    return mpt__resume_missing(ctx, "mpt_checkpoint_step");
+}
+
+mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
+    (void)value;
+    return mpt__resume_missing(ctx, "mpt_checkpoint_best");
+}
+
+mpt_status mpt_checkpoint_close(mpt_context *ctx) {
+    return mpt__resume_missing(ctx, "mpt_checkpoint_close");
+}
+
+mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
+    mpt__resume_missing(ctx, "mpt_checkpoint_statistics");
+    return mpt__checkpoint_nothing();
+}
+
+static void mpt__series_free(mpt_context *ctx) { (void)ctx; }
+
+#else
+
+enum { MPT__SERIES_DIGITS = 12 }; /* of a step, so that the order of names is that of steps */
+
+/* What is to be written, by the caller or by a thread: `path`, then files before `number` go until
+   `keep` are left. */
+typedef struct {
+    mpt__base *base;
+    mpt__content_fn content;
+    const void *of;
+    char path[MPT__PATH_SIZE];
+    int64_t number; /* of the step; -1: no other file goes */
+} mpt__series_job;
+
+typedef struct mpt__series {
+    char path[MPT__PATH_SIZE]; /* without a slash at the end */
+    mpt_checkpoint_config config;
+    mpt_checkpoint_stats stats;
+    int64_t seen, saved; /* steps at the last look; in the newest file, or -1 */
+    intptr_t lock;       /* 0: none */
+    mpt__series_job job;
+    mpt__base base; /* the thread's: errors of its own, which the next call passes on */
+    double time;    /* of the thread's clock, for names */
+    void *thread;   /* NULL: none runs */
+    uint8_t *image; /* the file that the thread writes */
+    int64_t image_bytes, image_room;
+} mpt__series;
+
+/* The number of steps, or, of loops without mpt_step_begin, of updates. */
+static int64_t mpt__series_number(const mpt_context *ctx) {
+    return ctx->now.step > 0 ? ctx->now.step : ctx->now.updates;
+}
+
+/* ==== Files by their numbers ==== */
+
+static bool mpt__series_name(const mpt__series *series, int64_t number, char path[MPT__PATH_SIZE]) {
+    char digits[MPT__SERIES_DIGITS + 20];
+    size_t n = mpt__format_text(digits, sizeof digits, "000000000000%lld", number);
+    return mpt__format_text(path, MPT__PATH_SIZE, "%s/step-%s.safetensors", series->path,
+                            digits + n - MPT__SERIES_DIGITS) < MPT__PATH_SIZE;
+}
+
+/* The step in a file's name; -1 if it is none of ours. */
+static int64_t mpt__series_number_of(const char *name) {
+    int64_t number = 0;
+    if (strncmp(name, "step-", 5) != 0) return -1;
+    for (name += 5; *name >= '0' && *name <= '9'; name++) {
+        if (number > INT64_MAX / 10 - 1) return -1;
+        number = number * 10 + (*name - '0');
+    }
+    return strcmp(name, ".safetensors") == 0 ? number : -1;
+}
+
+/* Of the files up to a step: how many there are, the first and the last; -1 where there is none. */
+typedef struct {
+    int64_t up_to, count, first, last;
+} mpt__series_files;
+
+static void mpt__series_entry(void *to, const char *name, bool is_folder) {
+    mpt__series_files *files = (mpt__series_files *)to;
+    const int64_t number = mpt__series_number_of(name);
+    if (is_folder || number < 0 || number > files->up_to) return;
+    files->count++;
+    if (files->first < 0 || number < files->first) files->first = number;
+    if (number > files->last) files->last = number;
+}
+
+static bool mpt__series_list(mpt__base *base, const char *path, int64_t up_to,
+                             mpt__series_files *files) {
+    const mpt_io *io = mpt__io(base);
+    files->up_to = up_to, files->count = 0, files->first = files->last = -1;
+    if (io->list && io->list(io->user, path, mpt__series_entry, files)) return true;
+    mpt__fail(base, MPT_ERROR_IO, "cannot list %s: %s", path,
+              io->list ? mpt__io_reason(base) : "config.io has no `list`");
+    return false;
+}
+
+/* ==== Writing ==== */
+
+/* Any thread. A file goes when the new one is where it shall be, and durable. */
+static bool mpt__series_write(mpt__series *series) {
+    mpt__series_job *job = &series->job;
+    mpt__base *base = job->base;
+    char old[MPT__PATH_SIZE];
+    if (!mpt__write_file(base, job->path, job->content, job->of)) return false;
+    for (mpt__series_files files; job->number >= 0;) {
+        if (!mpt__series_list(base, series->path, job->number, &files)) return false;
+        if (files.count <= series->config.keep) break;
+        const mpt_io *io = mpt__io(base);
+        mpt__series_name(series, files.first, old);
+        if (io->remove && io->remove(io->user, old)) continue;
+        mpt__fail(base, MPT_ERROR_IO, "cannot remove %s: %s", old,
+                  io->remove ? mpt__io_reason(base) : "config.io has no `remove`");
+        return false;
+    }
+    return true;
+}
+
+static bool mpt__series_image(mpt__writer *writer, const void *of) {
+    const mpt__series *series = (const mpt__series *)of;
+    return mpt__write_bytes(writer, series->image, (size_t)series->image_bytes);
+}
+
+static void mpt__series_run(void *argument) { mpt__series_write((mpt__series *)argument); }
+
+/* Waits for the thread, and passes its error on. */
+static mpt_status mpt__series_wait(mpt_context *ctx, mpt__series *series) {
+    const mpt_threads *thread = &ctx->base.thread;
+    if (!series->thread) return ctx->base.status;
+    if (thread->join(thread->user, series->thread) != 0)
+        return mpt__error(ctx, THREAD, "the thread that writes checkpoints cannot be joined");
+    series->thread = NULL;
+    if (series->base.status == MPT_OK) return ctx->base.status;
+    return mpt__error_of(ctx, series->base.status, "in the background: %s", series->base.message);
+}
+
+static double mpt__series_time(void *user) { return *(const double *)user; }
+
+/* Makes the file in memory: what a thread may write while the training goes on. */
+static bool mpt__series_copy(mpt_context *ctx, mpt__series *series, mpt__state_saving *saving) {
+    mpt__writer writer;
+    const int64_t bytes = 8 + (int64_t)saving->header.length + saving->at;
+    mpt__zero(writer);
+    if (!mpt__grow(&ctx->base, &series->image, &series->image_room, bytes, 1, MPT_MEMORY_HOST))
+        return false;
+    writer.base = &ctx->base, writer.path = series->job.path, writer.memory = series->image;
+    series->image_bytes = bytes;
+    series->base = ctx->base;
+    series->base.status = MPT_OK, series->base.message[0] = 0;
+    series->base.op = NULL, series->base.module = NULL;
+    series->base.log.write = mpt__log_nowhere;
+    series->time = ctx->base.clock.now(ctx->base.clock.user);
+    series->base.clock.now = mpt__series_time, series->base.clock.user = &series->time;
+    series->job.base = &series->base;
+    series->job.content = mpt__series_image, series->job.of = series;
+    return mpt__state_content(&writer, saving);
+}
+
+/* Writes job.path, or has it written. */
+static bool mpt__series_begin(mpt_context *ctx, mpt__series *series) {
+    const mpt_threads *thread = &ctx->base.thread;
+    mpt__state_saving saving;
+    bool good = mpt__saving_begin(ctx, &saving), apart = false;
+    if (good && series->config.background && thread->create) {
+        good = mpt__series_copy(ctx, series, &saving);
+        apart = good && thread->create(thread->user, &series->thread, mpt__series_run, series) == 0;
+        if (!apart) series->thread = NULL;
+    }
+    saving.writer = NULL;
+    if (good && !apart) { /* also where there is no thread to be had */
+        series->job.base = &ctx->base;
+        series->job.content = mpt__state_content, series->job.of = &saving;
+        good = mpt__series_write(series);
+    }
+    mpt__saving_end(ctx, &saving);
+    return good;
+}
+
+/* Saves the training of now as a step's file, or, with number -1, as the best one. */
+static mpt_status mpt__series_save(mpt_context *ctx, int64_t number) {
+    mpt__series *series = ctx->series;
+    const mpt_clock *clock = &ctx->base.clock;
+    const double start = clock->now(clock->user);
+    if (mpt__series_wait(ctx, series) != MPT_OK) return ctx->base.status;
+    series->job.number = number;
+    if (number < 0)
+        mpt__format_text(series->job.path, MPT__PATH_SIZE, "%s/best.safetensors", series->path);
+    else
+        mpt__series_name(series, number, series->job.path);
+    if (mpt__series_begin(ctx, series)) {
+        series->stats.files++;
+        if (number >= 0) series->saved = number;
+    }
+    const double seconds = clock->now(clock->user) - start;
+    if (seconds > 0) series->stats.seconds += seconds;
+    if (seconds > series->stats.longest) series->stats.longest = seconds;
+    return ctx->base.status;
+}
+
+/* ==== Opening and closing ==== */
+
+static void mpt__series_free(mpt_context *ctx) {
+    mpt__series *series = ctx->series;
+    const mpt_threads *thread = &ctx->base.thread;
+    if (!series) return;
+    if (series->thread) thread->join(thread->user, series->thread);
+    mpt__release(&ctx->base, series->image, (size_t)series->image_room, MPT_MEMORY_HOST);
+    mpt__folder_unlock(series->lock);
+    mpt__host_free(ctx, series, sizeof *series);
+    ctx->series = NULL;
+}
+
+/* A log that leaves out errors, which may be none in the end. */
+static void mpt__series_hear(void *user, mpt_log_level level, const char *message) {
+    const mpt_logger *log = (const mpt_logger *)user;
+    if (level != MPT_LOG_ERROR) log->write(log->user, level, message);
+}
+
+/* Takes the newest file; a damaged one is left where it is, and the one before it taken. */
+static mpt_status mpt__series_resume(mpt_context *ctx, mpt__series *series) {
+    mpt__series_files files;
+    int64_t up_to = INT64_MAX;
+    char path[MPT__PATH_SIZE];
+    bool damaged = false;
+    while (mpt__series_list(&ctx->base, series->path, up_to, &files) && files.last >= 0) {
+        mpt_logger log = ctx->base.log;
+        ctx->base.log.write = mpt__series_hear, ctx->base.log.user = &log;
+        mpt__series_name(series, files.last, path);
+        mpt__state_load_file(ctx, path, &damaged);
+        ctx->base.log = log;
+        if (mpt__ok(ctx)) {
+            series->stats.resumed = files.last;
+            mpt__log(&ctx->base, MPT_LOG_INFO, "mpt_checkpoint_open: goes on from %s", path);
+            return MPT_OK;
+        }
+        if (!damaged || files.first == files.last) break;
+        mpt__log(&ctx->base, MPT_LOG_WARNING, "%s; the file before it is taken", ctx->base.message);
+        ctx->base.status = MPT_OK, ctx->base.message[0] = 0;
+        up_to = files.last - 1;
+    }
+    if (!mpt__ok(ctx)) mpt__log_write(&ctx->base, MPT_LOG_ERROR, ctx->base.message);
+    return ctx->base.status;
+}
+
+/* What a folder must be before a training may write to it. */
+static bool mpt__series_take(mpt_context *ctx, mpt__series *series) {
+    mpt__series_files files;
+    bool taken;
+    if (!mpt__folder_lock(&ctx->base, series->path, &series->lock, &taken))
+        return taken ? mpt__reject(ctx, STATE,
+                                   "%s: another training writes its checkpoints there",
+                                   series->path)
+                     : mpt__reject(ctx, IO, "cannot write to the folder %s: %s", series->path,
+                                   mpt__io_reason(&ctx->base));
+    if (series->config.resume) return mpt__series_resume(ctx, series) == MPT_OK;
+    if (!mpt__series_list(&ctx->base, series->path, INT64_MAX, &files)) return false;
+    return files.last < 0 ||
+           mpt__reject(ctx, STATE,
+                       "%s has a training's checkpoints, up to step %lld: set resume, or take "
+                       "another folder",
+                       series->path, files.last);
+}
+
+static mpt_status mpt__series_open(mpt_context *ctx, const char *path,
+                                   const mpt_checkpoint_config *config) {
+    if (mpt__no_files(ctx)) return ctx->base.status;
+    if (ctx->series)
+        return mpt__error(ctx, STATE, "%s is open already; call mpt_checkpoint_close before",
+                          ctx->series->path);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "the folder's path is empty");
+    if (strlen(path) >= MPT__PATH_SIZE - 128)
+        return mpt__error(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 128);
+    if (config->every < 0)
+        return mpt__error(ctx, ARGUMENT, "every is %lld steps; 0 (never) or more", config->every);
+    if (config->keep < 1)
+        return mpt__error(ctx, ARGUMENT, "keep is %d files; 1 or more", config->keep);
+    if (!mpt__state_stands(ctx)) return ctx->base.status;
+    mpt__series *series = (mpt__series *)mpt__host_new(ctx, sizeof *series);
+    if (!series) return ctx->base.status;
+    size_t n = mpt__format_text(series->path, sizeof series->path, "%s", path);
+    while (n > 1 && series->path[n - 1] == '/') series->path[--n] = 0;
+    series->config = *config;
+    series->stats = mpt__checkpoint_nothing();
+    series->saved = -1;
+    ctx->series = series;
+    if (!mpt__series_take(ctx, series)) mpt__series_free(ctx);
+    if (!ctx->series) return ctx->base.status;
+    series->seen = mpt__series_number(ctx);
+    if (series->seen == 0 || series->stats.resumed > 0) series->saved = series->seen;
+    return ctx->base.status;
+}
+
+/* Writes what is due; `now`: in any case. */
+static mpt_status mpt__series_step(mpt_context *ctx, bool now) {
+    mpt__series *series = ctx->series;
+    const int64_t number = mpt__series_number(ctx), every = series->config.every;
+    const bool due = every > 0 && number / every > series->seen / every;
+    series->seen = number;
+    return due || now ? mpt__series_save(ctx, number) : ctx->base.status;
+}
+
+/* Writes the training's end, waits for it and lets the folder go. */
+static mpt_status mpt__series_close(mpt_context *ctx, bool save) {
+    if (save && mpt__ok(ctx)) mpt__series_step(ctx, true);
+    mpt__series_wait(ctx, ctx->series);
+    mpt__series_free(ctx);
+    return ctx->base.status;
+}
+
+/* ==== Public ==== */
+
+/* Enters a call that needs an open folder between steps; false with an error recorded. */
+static bool mpt__series_enter(mpt_context *ctx, const char *call) {
+    if (!mpt__enter(ctx, call)) return false;
+    if (!ctx->series)
+        return mpt__reject(ctx, STATE, "no folder is open; call mpt_checkpoint_open before");
+    if (ctx->step_depth > 0 || ctx->capturing)
+        return mpt__reject(ctx, STATE, "a step is under way; call it behind mpt_step_end");
+    return true;
+}
+
+mpt_status mpt_checkpoint_open(mpt_context *ctx, const char *folder,
+                               const mpt_checkpoint_config *config) {
+    MPT__PLAIN_FLOATS;
+    const mpt_checkpoint_config defaults = mpt_checkpoint_config_default();
+    if (!mpt__enter(ctx, "mpt_checkpoint_open")) return mpt__status_of(ctx);
+    return mpt__series_open(ctx, folder, config ? config : &defaults);
+}
+
+mpt_status mpt_checkpoint_step(mpt_context *ctx) {
+    MPT__PLAIN_FLOATS;
+    if (!mpt__series_enter(ctx, "mpt_checkpoint_step")) return mpt__status_of(ctx);
+    return mpt__series_step(ctx, mpt_stop_requested(ctx) &&
+                                     ctx->series->saved < mpt__series_number(ctx));
+}
+
+mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
+    MPT__PLAIN_FLOATS;
+    if (!mpt__series_enter(ctx, "mpt_checkpoint_best")) return mpt__status_of(ctx);
+    if (!(value < ctx->best)) return MPT_OK;
+    ctx->best = value;
+    return mpt__series_save(ctx, -1);
+}
+
+mpt_status mpt_checkpoint_close(mpt_context *ctx) {
+    MPT__PLAIN_FLOATS;
+    if (!mpt__series_enter(ctx, "mpt_checkpoint_close")) return mpt__status_of(ctx);
+    return mpt__series_close(ctx, ctx->series->saved < mpt__series_number(ctx));
+}
+
+mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
+    mpt_checkpoint_stats stats = mpt__checkpoint_nothing();
+    if (!mpt__series_enter(ctx, "mpt_checkpoint_statistics")) return stats;
+    stats = ctx->series->stats;
+    stats.best = ctx->best;
+    return stats;
+}
+
+#endif /* MPTRAIN_NO_RESUME */
+
+/* ------------------------
  * train/fit.c: the short road: the training loop and the evaluation loop as one call each.
  *
  * Nothing here can do what a loop by hand could not: only public calls are made. State lies on the
@@ -43385,7 +44107,7 @@ mpt_fit_config mpt_fit_config_default(void) {
     mpt__zero(config);
     config.epochs = 5;
     config.precision = MPT_F32;
-    config.stop_on_nan = config.restore_weights = true;
+    config.stop_on_nan = config.restore_weights = config.resume = true;
     return config;
 }
 
@@ -43641,6 +44363,9 @@ static void mpt__fit_epoch_line(mpt__text *line, const mpt_progress *progress) {
 
 /* A training run. */
 typedef struct {
+#ifndef MPTRAIN_NO_RESUME
+    mpt__run run; /* first: what its state is */
+#endif
     mpt_context *context;
     mpt_module net;
     mpt_optimizer optimizer;
@@ -43652,9 +44377,11 @@ typedef struct {
     double trained;         /* seconds, without validation and callbacks */
     double best;            /* validation loss, infinite before the first */
     int epochs_without_better;
+    bool under_way;   /* an epoch has begun, and is not judged yet */
     bool stop;        /* asked for by the callback or by patience */
     bool guards;      /* stop_on_nan, and no scaler has the say */
     bool saved, told; /* a checkpoint; where validation was not finite */
+    int64_t steps_before; /* of earlier processes */
     int64_t lost;     /* step whose loss was the first not to be finite; 0: none */
     double others;    /* seconds that the loader of `train` waited for others than the fit */
     uint32_t kept;    /* storage of weights and buffers; 0: none */
@@ -43688,7 +44415,7 @@ static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
    after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
     mpt_progress *progress = &fit->progress;
-    int64_t steps = fit->result.steps;
+    const int64_t steps = fit->result.steps, own = steps - fit->steps_before;
     int64_t left = (int64_t)progress->epochs * progress->batches - steps;
     progress->loss = mpt__fit_mean(fit);
     progress->scale = 1.0;
@@ -43699,9 +44426,9 @@ static void mpt__fit_measure(mpt__fit *fit) {
         progress->skipped_steps = skipped < steps ? skipped : steps; /* of complete steps */
     }
     progress->seconds = mpt__fit_now(fit) - fit->started;
-    progress->steps_per_second = fit->trained > 0.0 ? (double)steps / fit->trained : 0.0;
+    progress->steps_per_second = fit->trained > 0.0 ? (double)own / fit->trained : 0.0;
     progress->eta_seconds =
-        steps > 0 ? (double)(left > 0 ? left : 0) * fit->trained / (double)steps : 0.0;
+        own > 0 ? (double)(left > 0 ? left : 0) * fit->trained / (double)own : 0.0;
 }
 
 /* Tells the callback, if there is one; notes when it wants to stop. */
@@ -43768,15 +44495,36 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_step_end(ctx);
 }
 
+/* Writes a checkpoint where one is due: each save_every steps, or, with 0, behind each epoch. */
+static void mpt__fit_checkpoint(mpt__fit *fit, bool epoch_end) {
+#ifndef MPTRAIN_NO_RESUME
+    mpt_context *ctx = fit->context;
+    if (!ctx->series || ctx->run != &fit->run || fit->stop || !mpt__ok(ctx)) return;
+    ctx->base.op = "mpt_fit";
+    mpt__series_step(ctx, epoch_end && fit->config->save_every == 0);
+#else
+    (void)fit, (void)epoch_end;
+#endif
+}
+
+/* Whether the fit ends here, in the middle of what it does, to be gone on with. */
+static bool mpt__fit_interrupted(mpt__fit *fit) {
+    if (mpt_stop_requested(fit->context)) fit->result.interrupted = true;
+    return fit->result.interrupted;
+}
+
 /* All batches of an epoch, fewer when the callback stops it. */
 static void mpt__fit_batches(mpt__fit *fit) {
     mpt_batch batch;
     double before = mpt__fit_now(fit);
     const mpt__loader *loader = mpt__loader_at(fit->context, fit->train);
     fit->others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
-    mpt_metric_reset(fit->context, MPT__FIT_METRIC);
-    fit->progress.batch = 0;
-    while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
+    if (!fit->under_way) {
+        mpt_metric_reset(fit->context, MPT__FIT_METRIC);
+        fit->progress.batch = 0;
+    }
+    fit->under_way = true;
+    while (!fit->stop && !mpt__fit_interrupted(fit) && mpt_loader_next(fit->train, &batch)) {
         fit->progress.seconds_waited = loader->seconds_waited - fit->others;
         mpt__fit_step(fit, &batch);
         if (mpt_failed(fit->context)) return;
@@ -43785,6 +44533,7 @@ static void mpt__fit_batches(mpt__fit *fit) {
         if (!fit->lost && !mpt__f64_is_finite(mpt__fit_mean(fit))) fit->lost = fit->result.steps;
         fit->trained += mpt__fit_now(fit) - before;
         mpt__fit_tell(fit, false);
+        mpt__fit_checkpoint(fit, false);
         before = mpt__fit_now(fit);
     }
     if (fit->stop) mpt_loader_reset(fit->train);
@@ -43810,6 +44559,15 @@ static int64_t mpt__fit_move_tensor(mpt__fit *fit, const mpt__tensor *tensor, in
     }
     return at + mpt__aligned_up(count * size, 256);
 }
+
+#ifndef MPTRAIN_NO_RESUME
+/* Lets a copy of a tensor be what is kept of it at `at`; returns where the next one begins. */
+static int64_t mpt__fit_kept_at(const mpt__fit *fit, mpt__tensor *tensor, int64_t at) {
+    const int64_t size = (int64_t)mpt__dtype_info[tensor->dtype].bytes;
+    tensor->storage = fit->kept, tensor->offset = at / size;
+    return at + mpt__aligned_up(mpt__tensor_numel(tensor) * size, 256);
+}
+#endif
 
 /* Copies all parameters and buffers of the net to or from the storage of them; returns its bytes.
    Each begins where one of the widest dtype may. */
@@ -43924,7 +44682,8 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     bool finite;
     fit->progress.epoch = epoch;
     mpt__fit_batches(fit);
-    if (mpt_failed(fit->context) || !mpt__fit_judge(fit, epoch, &finite)) return;
+    if (mpt_failed(fit->context) || fit->result.interrupted) return;
+    if (!mpt__fit_judge(fit, epoch, &finite)) return;
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
         if (fit->config->checkpoint && !fit->config->validation.context && finite)
             mpt__fit_save(fit);
@@ -43936,7 +44695,10 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
         mpt__schedule_epoch(fit->config->schedule, fit->config->validation.context
                                                        ? fit->result.validation_loss
                                                        : fit->result.train_loss);
-    if (!mpt_failed(fit->context)) mpt__fit_tell(fit, true);
+    if (mpt_failed(fit->context)) return;
+    mpt__fit_tell(fit, true);
+    fit->under_way = false;
+    mpt__fit_checkpoint(fit, true);
 }
 
 /* Handles and settings before anything is made or changed. */
@@ -43953,6 +44715,9 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
         mpt__error(ctx, ARGUMENT, "clip_norm is %g; 0 (no clipping) or more", config->clip_norm);
     else if (config->patience < 0)
         mpt__error(ctx, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
+    else if (config->save_every < 0)
+        mpt__error(ctx, ARGUMENT, "save_every is %lld; 0 (each epoch) or more",
+                   config->save_every);
     else if (config->patience > 0 && !config->validation.context)
         mpt__error(ctx, ARGUMENT,
                    "patience counts validation losses: set config.validation to a loader");
@@ -43982,20 +44747,123 @@ static bool mpt__fit_is_scaled(const mpt__fit *fit) {
     return config.enabled && config.patience > 0;
 }
 
-/* All epochs. */
+#ifdef MPTRAIN_NO_RESUME
+
+static bool mpt__fit_open(mpt__fit *fit) {
+    return !fit->config->checkpoints ||
+           mpt__reject(fit->context, UNSUPPORTED,
+                       "checkpoints: built without whole trainings (MPTRAIN_NO_RESUME)");
+}
+
+static void mpt__fit_close(mpt__fit *fit) { (void)fit; }
+
+#else
+
+/* The weights that are kept, each under its path. */
+static mpt_status mpt__fit_visit_kept(mpt__state_walk *w, mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    mpt__module *root = mpt__module_slot(ctx, fit->net.slot);
+    mpt_status status = ctx->base.status;
+    const int number = mpt__tree_number(ctx, root);
+    const mpt__module_parameter *row;
+    mpt__tensor kept;
+    mpt__buffer buffer;
+    int64_t at = 0;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && (row = mpt__walk_parameter(&walk)) != NULL) {
+        const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
+        kept = *parameter->tensor;
+        at = mpt__fit_kept_at(fit, &kept, at);
+        status = mpt__state_kept(w, &kept, number, parameter->path);
+    }
+    mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && mpt__walk_buffer(&walk, &buffer)) {
+        kept = *buffer.tensor;
+        at = mpt__fit_kept_at(fit, &kept, at);
+        status = mpt__state_kept(w, &kept, number, buffer.path);
+    }
+    return status;
+}
+
+/* What a fit needs to go on, beside what it trains. */
+static mpt_status mpt__fit_visit(mpt__state_walk *w, mpt__run *run) {
+    mpt__fit *fit = (mpt__fit *)(void *)run;
+    mpt_fit_result *result = &fit->result;
+    int64_t epochs = result->epochs, without = fit->epochs_without_better, kept = fit->kept_epoch;
+    const mpt__state_row rows[] = {
+        {"epochs", MPT__OF_I64, &epochs, false, INT32_MAX - 1},
+        {"steps", MPT__OF_I64, &result->steps, false, INT64_MAX},
+        {"batch", MPT__OF_I64, &fit->progress.batch, false, INT64_MAX},
+        {"under_way", MPT__OF_BOOL, &fit->under_way, false, 0},
+        {"stop", MPT__OF_BOOL, &fit->stop, false, 0},
+        {"stopped_early", MPT__OF_BOOL, &result->stopped_early, false, 0},
+        {"saved", MPT__OF_BOOL, &fit->saved, false, 0},
+        {"told", MPT__OF_BOOL, &fit->told, false, 0},
+        {"lost", MPT__OF_I64, &fit->lost, false, INT64_MAX},
+        {"best", MPT__OF_F64, &fit->best, false, 0},
+        {"epochs_without_better", MPT__OF_I64, &without, false, INT32_MAX - 1},
+        {"kept_epoch", MPT__OF_I64, &kept, false, INT32_MAX},
+        {"skipped_before", MPT__OF_I64, &fit->skipped_before, false, INT64_MAX},
+        {"train_loss", MPT__OF_F64, &result->train_loss, false, 0},
+        {"validation_loss", MPT__OF_F64, &result->validation_loss, false, 0},
+        {"validation_accuracy", MPT__OF_F64, &result->validation_accuracy, false, 0}};
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.fit.");
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (status == MPT_OK && fit->kept) status = mpt__fit_visit_kept(w, fit);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    result->epochs = (int)epochs, fit->epochs_without_better = (int)without;
+    fit->kept_epoch = (int)kept;
+    fit->progress.validation_loss = result->validation_loss;
+    fit->progress.validation_accuracy = result->validation_accuracy;
+    return status;
+}
+
+/* Opens the folder of checkpoints, and goes on from the newest one. */
+static bool mpt__fit_open(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    mpt_checkpoint_config config = mpt_checkpoint_config_default();
+    if (!fit->config->checkpoints) return true;
+    config.every = fit->config->save_every;
+    config.resume = fit->config->resume;
+    ctx->base.op = "mpt_fit";
+    fit->run.visit = mpt__fit_visit;
+    mpt__run *const before = ctx->run;
+    ctx->run = &fit->run;
+    if (mpt__series_open(ctx, fit->config->checkpoints, &config) == MPT_OK) return true;
+    ctx->run = before;
+    return false;
+}
+
+static void mpt__fit_close(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    if (ctx->run != &fit->run) return;
+    ctx->base.op = "mpt_fit";
+    if (ctx->series) mpt__series_close(ctx, true);
+    ctx->run = NULL;
+}
+
+#endif
+
+/* All epochs, or those that are left. */
 static void mpt__fit_train(mpt__fit *fit) {
     mpt_context *ctx = fit->context;
     const mpt_fit_config *config = fit->config;
     mpt__fit_keep(fit, 0);
-    mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
-    for (int epoch = 1; epoch <= config->epochs && !fit->stop && !mpt_failed(ctx); epoch++)
-        mpt__fit_epoch(fit, epoch);
-    if (config->checkpoint && !fit->saved && fit->result.epochs > 0 && mpt__ok(ctx)) {
+    if (!mpt__fit_open(fit)) return;
+    if (fit->result.steps == 0) mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
+    fit->steps_before = fit->result.steps;
+    while (fit->result.epochs < config->epochs && !fit->stop && !mpt_failed(ctx) &&
+           !mpt__fit_interrupted(fit))
+        mpt__fit_epoch(fit, fit->result.epochs + 1);
+    if (config->checkpoint && !fit->saved && fit->result.epochs > 0 && mpt__ok(ctx) &&
+        !fit->result.interrupted) {
         mpt__log(&ctx->base, MPT_LOG_WARNING,
                  "mpt_fit: no epoch was finite, so %s has the weights of the last one",
                  config->checkpoint);
         mpt__fit_save(fit);
     }
+    mpt__fit_close(fit);
     if (mpt__ok(ctx)) mpt_synchronize(ctx);
 }
 
@@ -45471,6 +46339,7 @@ static bool mpt__context_start(mpt_context *ctx) {
     ctx->module_training = true;
     ctx->launch.phase = MPT__OTHER;
     ctx->autocast[0] = MPT_F32;
+    ctx->best = MPT__INF_F64;
     ctx->objects[MPT__MODULE].destroy = mpt__module_free;
     ctx->objects[MPT__RECORDING].destroy = mpt__recorder_free;
     ctx->objects[MPT__CAPTURED].destroy = mpt__captured_free;
@@ -45562,6 +46431,7 @@ void mpt_destroy(mpt_context *ctx) {
     if (!ctx) return;
     mpt__context_ends(ctx);
     if (mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
+    mpt__series_free(ctx);
     mpt__anomaly_free(ctx);
     mpt__recorder_stop(ctx);
     for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */
@@ -45623,7 +46493,7 @@ MPT__END_FLOAT_CONTROL
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
     modules, optimizers, schedules, averages of weights, data loading, tables that programs without
     the training data read as it was read, safetensors, checkpoints and snapshots of whole trainings
-    that go on to the bit, CPU kernels for x86-64 up to AMX, for
+    that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up to AMX, for
     AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
     yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight;
     confusion matrices.

@@ -136,6 +136,7 @@ static bool mpt__context_start(mpt_context *ctx) {
     ctx->module_training = true;
     ctx->launch.phase = MPT__OTHER;
     ctx->autocast[0] = MPT_F32;
+    ctx->best = MPT__INF_F64;
     ctx->objects[MPT__MODULE].destroy = mpt__module_free;
     ctx->objects[MPT__RECORDING].destroy = mpt__recorder_free;
     ctx->objects[MPT__CAPTURED].destroy = mpt__captured_free;
@@ -227,6 +228,7 @@ void mpt_destroy(mpt_context *ctx) {
     if (!ctx) return;
     mpt__context_ends(ctx);
     if (mpt__forked(&ctx->base)) return; /* its memory may be amid a change */
+    mpt__series_free(ctx);
     mpt__anomaly_free(ctx);
     mpt__recorder_stop(ctx);
     for (int64_t i = 0; i < ctx->block_count; i++) /* nobody reads gradients any more */

@@ -670,6 +670,12 @@ TEST(whole_trainings) {
     mpt_restore(ctx, before, (size_t)bytes);
     CHECK(mpt_state_hash(ctx) == hash && !mpt_failed(ctx));
     free(before);
+
+    mpt_checkpoint_open(ctx, test_tmp_path("run"), NULL); /* by itself, in a folder */
+    train_some(ctx, net, opt);
+    mpt_checkpoint_step(ctx); /* behind each step: writes what is due */
+    mpt_checkpoint_close(ctx);
+    CHECK(!mpt_failed(ctx));
     mpt_destroy(ctx);
 }
 

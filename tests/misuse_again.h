@@ -97,6 +97,8 @@ static bool is_exempt(const char *function) {
                                         "mpt_status_name",
                                         "mpt_log_stderr",
                                         "mpt_memory_kind_name",
+                                        "mpt_request_stop",
+                                        "mpt_stop_requested",
                                         "mpt_failed",
                                         "mpt_error",
                                         "mpt_error_code",

@@ -357,6 +357,30 @@ TEST(files) {
     CASE(mpt_checkpoint_load, ARGUMENT, "path is empty", mpt_checkpoint_load(f.context, ""));
     CASE(mpt_checkpoint_load, MPT_ERROR_IO, "no/such/file",
          mpt_checkpoint_load(f.context, "no/such/file"));
+    mpt_checkpoint_config every = mpt_checkpoint_config_default();
+    QUIET(mpt_checkpoint_config_default, every.resume);
+    NOWHERE(mpt_checkpoint_open, mpt_checkpoint_open(NULL, "unused", NULL));
+    CASE(mpt_checkpoint_open, ARGUMENT, "path is empty",
+         mpt_checkpoint_open(f.context, NULL, NULL));
+    every.keep = 0;
+    CASE(mpt_checkpoint_open, ARGUMENT, "keep is 0",
+         mpt_checkpoint_open(f.context, "unused", &every));
+    every.keep = 1, every.every = -3;
+    CASE(mpt_checkpoint_open, ARGUMENT, "every is -3",
+         mpt_checkpoint_open(f.context, "unused", &every));
+    CASE(mpt_checkpoint_open, MPT_ERROR_IO, "no/such/place/folder",
+         mpt_checkpoint_open(f.context, "no/such/place/folder", NULL));
+    NOWHERE(mpt_checkpoint_step, mpt_checkpoint_step(NULL));
+    CASE(mpt_checkpoint_step, STATE, "no folder is open", mpt_checkpoint_step(f.context));
+    NOWHERE(mpt_checkpoint_best, mpt_checkpoint_best(NULL, 1));
+    CASE(mpt_checkpoint_best, STATE, "no folder is open", mpt_checkpoint_best(f.context, 1));
+    NOWHERE(mpt_checkpoint_close, mpt_checkpoint_close(NULL));
+    CASE(mpt_checkpoint_close, STATE, "no folder is open", mpt_checkpoint_close(f.context));
+    NOWHERE(mpt_checkpoint_statistics, mpt_checkpoint_statistics(NULL).files == 0);
+    CASE(mpt_checkpoint_statistics, STATE, "no folder is open",
+         mpt_checkpoint_statistics(f.context));
+    QUIET(mpt_request_stop, (mpt_request_stop(NULL, true), true));
+    QUIET(mpt_stop_requested, !mpt_stop_requested(NULL));
     NOWHERE(mpt_snapshot, mpt_snapshot(NULL, block, sizeof block));
     CASE(mpt_snapshot, ARGUMENT, "block is NULL", mpt_snapshot(f.context, NULL, 64));
     CASE(mpt_snapshot, ARGUMENT, "the block has 64 bytes, a snapshot",

@@ -246,8 +246,9 @@ static void mpt__norm_total(const mpt__norm_work *w, mpt__norm_block *b, const i
 /* Of a variance as fp32 has it, unless that has none such. */
 static mpt__real mpt__norm_rstd(double variance, double eps) {
     const double rounded = (double)(mpt__real)variance;
-    const bool held = rounded >= MPT__LEAST_SQUARES && rounded < (double)mpt__real_infinity();
-    double root = sqrt((held ? rounded : variance) + eps);
+    if (rounded >= MPT__LEAST_SQUARES && rounded < (double)mpt__real_infinity())
+        return (mpt__real)(1 / sqrt(rounded + eps));
+    const double root = sqrt(variance + eps);
     return root < 3e-39 ? 0 : (mpt__real)(1 / root);
 }
 

@@ -84,6 +84,7 @@ struct mpt__loader {
     bool held;           /* batch next - 1 is in the user's hands */
     int64_t delivered, delivered_samples, skipped;
     double seconds_waited;
+    uint64_t data_hash; /* of the dataset, where train/state.c has asked for it, or 0 */
     mpt_tensor batch[MPT__BATCH_PARTS]; /* handles of the batch in use; slot 0 = none */
 
     /* Under the mutex when there are workers. */

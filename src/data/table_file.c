@@ -98,7 +98,7 @@ mpt_status mpt_table_save(mpt_dataset handle, const char *path) {
     text.out = (char *)mpt__host_new(ctx, text.size);
     if (text.out) {
         mpt__table_text_of(table, &text);
-        mpt__write_file(ctx, path, mpt__table_content, &text);
+        mpt__write_file(&ctx->base, path, mpt__table_content, &text);
     }
     mpt__host_free(ctx, text.out, text.size);
     return ctx->base.status;

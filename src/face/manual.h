@@ -370,21 +370,32 @@ from memory; mpt_config.io replaces file access. Weights of others come by rules
 
 A part of a net takes its weights from the file of the whole with config.prefix = "encoder".
 
-A training goes on in another process where it was, to the bit, with mpt_checkpoint_save and
-mpt_checkpoint_load. They take all that a context holds: nothing has to be listed, and nothing can
-be forgotten. The program makes the same objects as the first time, loads, and enters its loop:
+A training goes on in another process where it was, to the bit. A folder is all that it takes, and
+no list of what to keep: a checkpoint has all that the context holds, so nothing can be forgotten.
+The program makes the same objects as the first time, opens the folder, and enters its loop:
 
-    mpt_checkpoint_load(ctx, "training.safetensors");  // but for the first time
-    while (mpt_step_number(ctx) < 10000) {             // the file has its number, too,
-        if (!mpt_loader_next(loader, &b)) continue;    // .. and the place in the epoch
+    mpt_checkpoint_config every = mpt_checkpoint_config_default();
+    every.every = 500;                                 // steps; the two newest files stay
+    mpt_checkpoint_open(ctx, "run", &every);           // goes on from the newest, if there is one
+    while (mpt_step_number(ctx) < 10000 && !mpt_stop_requested(ctx)) {
+        if (!mpt_loader_next(loader, &b)) continue;    // the place in the epoch is in the file, too
         mpt_step_begin(ctx);
         mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
         mpt_zero_grad(optimizer);
         mpt_backward(loss);
         mpt_step(optimizer);
         mpt_step_end(ctx);
-        if (mpt_step_number(ctx) % 500 == 0) mpt_checkpoint_save(ctx, "training.safetensors");
+        mpt_checkpoint_step(ctx);                      // writes run/step-000000000500.safetensors
     }
+    mpt_checkpoint_close(ctx);                         // the last one
+
+Kill it whenever you like and start it again: in the end the files are the same, byte for byte.
+Where every.background is set a thread writes them, and the training waits for a copy in memory
+alone (mpt_checkpoint_statistics says how long). A file that a disk has damaged is noticed, and the
+one before it taken. For Ctrl-C let your handler call mpt_request_stop: the loop ends behind its
+step.
+mpt_fit does all of this with mpt_fit_config.checkpoints = "run"; mpt_checkpoint_save and
+mpt_checkpoint_load are for files of your own naming.
 
 The middle of an epoch is as good a place as any, and so is that of an accumulation of gradients.
 mpt_snapshot and mpt_restore do the same in a block of memory, without names, for programs that go

@@ -694,6 +694,55 @@ MPTRAIN_API mpt_status mpt_restore(mpt_context *context, const void *block, size
 /* A hash of the same, equal where all of it is equal to the bit; 0 on error. */
 MPTRAIN_API uint64_t mpt_state_hash(mpt_context *context);
 
+/* Checkpoints in a folder, for trainings of hours: DIR/step-000000001200.safetensors.
+
+       mpt_checkpoint_open(ctx, "run", NULL);      goes on from the newest file there, if any
+       while (!mpt_stop_requested(ctx) && mpt_loader_next(loader, &batch)) {
+           ..                                      one step
+           mpt_checkpoint_step(ctx);               writes one each 1000 steps
+       }
+       mpt_checkpoint_close(ctx);                  writes the last one
+
+   Killed at any time and started again, it ends with the bytes of a training that never stopped. */
+typedef struct mpt_checkpoint_config {
+    int64_t every;   /* 1000; steps between two files; 0: only where a stop is asked for, and at the
+                        end. Of loops without mpt_step_begin the optimizers' updates count */
+    int keep;        /* 2; how many of the newest files stay */
+    bool resume;     /* true: goes on from the newest file; false: a folder that has one is
+                        refused */
+    bool background; /* false; true: the training waits for a copy in memory alone, which a thread
+                        writes; config.io is then called by it, too */
+} mpt_checkpoint_config;
+MPTRAIN_API mpt_checkpoint_config mpt_checkpoint_config_default(void);
+/* Opens a folder, which is made where config.io is the built-in one, for the context's training,
+   whose objects are all made; NULL config means defaults. A damaged newest file is told to the log,
+   and the one before it taken; one of another training is an error. It is an error, too, where
+   another process has the folder open (built-in io, where the system has such locks). */
+MPTRAIN_API mpt_status mpt_checkpoint_open(mpt_context *context, const char *folder,
+                                           const mpt_checkpoint_config *config);
+/* Behind each step. Also writes, once, where a stop is asked for. */
+MPTRAIN_API mpt_status mpt_checkpoint_step(mpt_context *context);
+/* Behind a validation: where `value` is less than all before, DIR/best.safetensors is written; NaN
+   is less than nothing. */
+MPTRAIN_API mpt_status mpt_checkpoint_best(mpt_context *context, double value);
+/* Writes the last step's file, unless it is there, waits for the thread and closes the folder.
+   mpt_destroy closes without a file. What a thread could not write fails the next call. */
+MPTRAIN_API mpt_status mpt_checkpoint_close(mpt_context *context);
+/* Of the folder that is open. */
+typedef struct mpt_checkpoint_stats {
+    int64_t resumed;         /* step of the file that the training went on from; 0: none */
+    int64_t files;           /* written since */
+    double seconds, longest; /* that the training stood still for them: all, the longest */
+    double best;             /* infinity before the first */
+} mpt_checkpoint_stats;
+MPTRAIN_API mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *context);
+
+/* Asks a training to end behind its step, or takes that back: one store, for handlers of signals
+   and other threads. Loops of yours ask mpt_stop_requested; mpt_fit does. The library installs no
+   handler. */
+MPTRAIN_API void mpt_request_stop(mpt_context *context, bool stop);
+MPTRAIN_API bool mpt_stop_requested(const mpt_context *context);
+
 /* ==== Metrics, inspection ==================================================================== */
 
 /* Adds a 0-d tensor to a running mean without waiting for the device. Names are compared by text;
@@ -878,6 +927,11 @@ typedef struct mpt_fit_config {
     bool restore_weights;   /* true: then the weights and buffers are again those behind the last
                              finite epoch, or those before the fit; it takes a copy of them. States
                              of the optimizer stay: make a new one to go on */
+    const char *checkpoints; /* NULL; a folder for whole trainings, as of mpt_checkpoint_open: a fit
+                                that was killed goes on, and one that is complete says what it said.
+                                Weights of restore_weights are in its files */
+    int64_t save_every;      /* 0: one behind each epoch; else one each so many steps */
+    bool resume;             /* true: goes on from the newest file; as of mpt_checkpoint_config */
 } mpt_fit_config;
 /* What has been trained so far, however the fit ended: complete epochs and steps, and the mean loss
    of the epoch under way, or NaN where there is none. */
@@ -888,6 +942,7 @@ typedef struct mpt_fit_result {
     double seconds_waited; /* for batches to train on; more workers make it less */
     int64_t steps, skipped_steps;
     bool stopped_early; /* by progress or patience */
+    bool interrupted;   /* by mpt_request_stop: neither judged nor validated, to be gone on with */
 } mpt_fit_result;
 MPTRAIN_API mpt_fit_config mpt_fit_config_default(void);
 /* Each module stays in the mode that it is in, so that a child in mpt_eval is not trained in

@@ -602,6 +602,24 @@ static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
     return good;
 }
 
+#ifndef MPTRAIN_NO_RESUME
+static bool mpt__folder_lock_file(const char *folder, intptr_t *lock, bool *taken) {
+    wchar_t wide[MPT__WIDE_PATH];
+    char path[MPT__PATH_SIZE];
+    mpt__format_text(path, sizeof path, "%s\\mptrain.lock", folder);
+    if (!mpt__wide_path(folder, wide)) return false;
+    if (!CreateDirectoryW(wide, NULL) && GetLastError() != ERROR_ALREADY_EXISTS)
+        return mpt__file_result(FALSE);
+    if (!mpt__wide_path(path, wide)) return false;
+    const HANDLE file = CreateFileW(wide, GENERIC_WRITE, 0, NULL, OPEN_ALWAYS,
+                                    FILE_ATTRIBUTE_NORMAL | FILE_FLAG_DELETE_ON_CLOSE, NULL);
+    *taken = file == INVALID_HANDLE_VALUE && GetLastError() == ERROR_SHARING_VIOLATION;
+    if (!mpt__file_result(file != INVALID_HANDLE_VALUE)) return false;
+    *lock = (intptr_t)file;
+    return true;
+}
+#endif
+
 static bool mpt__new_file_make(const mpt__base *base, const char *mark, mpt__new_file *t) {
     if (mpt__temporary_path(base, t->target, mark, t->path, sizeof t->path)) return true;
     mpt__io_error = ERROR_FILENAME_EXCED_RANGE;
@@ -671,6 +689,23 @@ static bool mpt__link_target(const char *path, char target[MPT__PATH_SIZE]) {
     return false;
 }
 
+#ifndef MPTRAIN_NO_RESUME
+static bool mpt__folder_lock_file(const char *folder, intptr_t *lock, bool *taken) {
+    char path[MPT__PATH_SIZE];
+    bool locked;
+    mpt__format_text(path, sizeof path, "%s/mptrain.lock", folder);
+    if (!mpt__file_result(mkdir(folder, 0777) == 0 || errno == EEXIST)) return false;
+    const int descriptor = mpt__open_descriptor(path, O_RDWR | O_CREAT, 0666);
+    if (descriptor < 0) return false;
+    *taken = !mpt__lock(descriptor, &locked);
+    if (*taken)
+        close(descriptor);
+    else
+        *lock = (intptr_t)descriptor + 1;
+    return !*taken;
+}
+#endif
+
 /* Creates the file, locked. One that replaces another is its owner's alone until it has the rights
    of that. Who sweeps may have locked or removed it before it was locked here: then there is
    another name. */
@@ -724,6 +759,30 @@ static bool mpt__new_file_end(const mpt__new_file *t, bool good) {
 #endif
     return good;
 }
+
+#ifndef MPTRAIN_NO_RESUME
+/* Makes a folder if it is not there and locks it, for as long as the process lives or until
+   mpt__folder_unlock; *taken: another has it. Nothing is done where io is the user's. */
+static bool mpt__folder_lock(const mpt__base *base, const char *folder, intptr_t *lock,
+                             bool *taken) {
+    *lock = 0, *taken = false;
+#if !defined(MPT__NO_FILES)
+    if (mpt__io_built_in(base)) return mpt__folder_lock_file(folder, lock, taken);
+#endif
+    (void)base, (void)folder;
+    return true;
+}
+
+static void mpt__folder_unlock(intptr_t lock) {
+#if defined(MPT__NO_FILES)
+    (void)lock;
+#elif defined(_WIN32)
+    if (lock) CloseHandle((HANDLE)lock);
+#else
+    if (lock) close((int)lock - 1);
+#endif
+}
+#endif
 
 /* ==== Threads ==== */
 

@@ -157,4 +157,23 @@ static MPT__INLINE float mpt__f8e5m2_to_f32(uint8_t byte) {
 }
 #endif
 
+static bool mpt__big_endian(void) {
+    uint16_t one = 1;
+    uint8_t first;
+    memcpy(&first, &one, 1);
+    return first == 0;
+}
+
+/* Turns elements of `size` bytes around where this machine's order is not the file's. */
+static void mpt__file_order(uint8_t *bytes, size_t n, size_t size) {
+    if (!mpt__big_endian()) return;
+    for (uint8_t *element = bytes; element < bytes + n; element += size) {
+        for (size_t i = 0; i < size / 2; i++) {
+            uint8_t kept = element[i];
+            element[i] = element[size - 1 - i];
+            element[size - 1 - i] = kept;
+        }
+    }
+}
+
 #endif

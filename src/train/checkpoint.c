@@ -315,25 +315,6 @@ static void mpt__weights_free(mpt_context *ctx, mpt__weights *weights) {
     mpt__room_free(ctx, weights->rows, weights->count);
 }
 
-static bool mpt__big_endian(void) {
-    uint16_t one = 1;
-    uint8_t first;
-    memcpy(&first, &one, 1);
-    return first == 0;
-}
-
-/* Turns elements of `size` bytes around where this machine's order is not the file's. */
-static void mpt__file_order(uint8_t *bytes, size_t n, size_t size) {
-    if (!mpt__big_endian()) return;
-    for (uint8_t *element = bytes; element < bytes + n; element += size) {
-        for (size_t i = 0; i < size / 2; i++) {
-            uint8_t kept = element[i];
-            element[i] = element[size - 1 - i];
-            element[size - 1 - i] = kept;
-        }
-    }
-}
-
 /* ==== Save ==== */
 
 static int mpt__weight_width(const mpt__weight *weight) {
@@ -402,18 +383,19 @@ static void mpt__save_header(const mpt__weights *weights, mpt__text *header) {
 
 /* What is saved, and room for a part of it on its way from the backend. */
 typedef struct {
+    mpt_context *context;
     const mpt__weights *weights;
     const mpt__text *header;
     uint8_t *chunk;
 } mpt__saving;
 
 /* `count` elements of a storage from number `first` on. */
-static bool mpt__write_elements(mpt__writer *writer, uint32_t storage, mpt_dtype dtype,
-                                int64_t first, int64_t count, uint8_t *chunk) {
+static bool mpt__write_elements(mpt__writer *writer, mpt_context *ctx, uint32_t storage,
+                                mpt_dtype dtype, int64_t first, int64_t count, uint8_t *chunk) {
     int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
     for (int64_t done = 0, take; done < total; done += take) {
         take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
-        if (mpt__download(writer->context, chunk, storage, first * size + done, take) != MPT_OK)
+        if (mpt__download(ctx, chunk, storage, first * size + done, take) != MPT_OK)
             return false;
         mpt__file_order(chunk, (size_t)take, (size_t)size);
         if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
@@ -434,8 +416,9 @@ static bool mpt__save_content(mpt__writer *writer, const void *of) {
     bool good = mpt__write_header(writer, saving->header);
     for (int64_t i = 0; i < saving->weights->count && good; i++) {
         const mpt__tensor *tensor = saving->weights->rows[i].tensor;
-        good = mpt__write_elements(writer, tensor->storage, (mpt_dtype)tensor->dtype,
-                                   tensor->offset, mpt__tensor_numel(tensor), saving->chunk);
+        good = mpt__write_elements(writer, saving->context, tensor->storage,
+                                   (mpt_dtype)tensor->dtype, tensor->offset,
+                                   mpt__tensor_numel(tensor), saving->chunk);
     }
     return good;
 }
@@ -445,7 +428,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
     mpt_context *ctx = module.context;
     mpt__weights weights;
     mpt__text header = {NULL, 0, 0};
-    mpt__saving saving = {&weights, &header, NULL};
+    mpt__saving saving = {ctx, &weights, &header, NULL};
     if (!mpt__enter(ctx, "mpt_save") || !mpt__module_at(ctx, module) || mpt__no_files(ctx))
         return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
@@ -458,7 +441,7 @@ mpt_status mpt_save(mpt_module module, const char *path) {
         saving.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
         if (header.out && saving.chunk) {
             mpt__save_header(&weights, &header);
-            mpt__write_file(ctx, path, mpt__save_content, &saving);
+            mpt__write_file(&ctx->base, path, mpt__save_content, &saving);
         }
         mpt__host_free(ctx, header.out, header.size);
         mpt__host_free(ctx, saving.chunk, MPT__SAVE_CHUNK);

@@ -7,16 +7,14 @@
 #ifndef MPT__TRAIN_FIT_INCLUDED
 #define MPT__TRAIN_FIT_INCLUDED
 
-#include "train/schedule.c"
-#include "data/loader.c"
-#include "train/checkpoint.c"
+#include "train/series.c"
 
 mpt_fit_config mpt_fit_config_default(void) {
     mpt_fit_config config;
     mpt__zero(config);
     config.epochs = 5;
     config.precision = MPT_F32;
-    config.stop_on_nan = config.restore_weights = true;
+    config.stop_on_nan = config.restore_weights = config.resume = true;
     return config;
 }
 
@@ -272,6 +270,9 @@ static void mpt__fit_epoch_line(mpt__text *line, const mpt_progress *progress) {
 
 /* A training run. */
 typedef struct {
+#ifndef MPTRAIN_NO_RESUME
+    mpt__run run; /* first: what its state is */
+#endif
     mpt_context *context;
     mpt_module net;
     mpt_optimizer optimizer;
@@ -283,9 +284,11 @@ typedef struct {
     double trained;         /* seconds, without validation and callbacks */
     double best;            /* validation loss, infinite before the first */
     int epochs_without_better;
+    bool under_way;   /* an epoch has begun, and is not judged yet */
     bool stop;        /* asked for by the callback or by patience */
     bool guards;      /* stop_on_nan, and no scaler has the say */
     bool saved, told; /* a checkpoint; where validation was not finite */
+    int64_t steps_before; /* of earlier processes */
     int64_t lost;     /* step whose loss was the first not to be finite; 0: none */
     double others;    /* seconds that the loader of `train` waited for others than the fit */
     uint32_t kept;    /* storage of weights and buffers; 0: none */
@@ -319,7 +322,7 @@ static mpt_scaler_stats mpt__fit_scaling(const mpt__fit *fit) {
    after an error, too. */
 static void mpt__fit_measure(mpt__fit *fit) {
     mpt_progress *progress = &fit->progress;
-    int64_t steps = fit->result.steps;
+    const int64_t steps = fit->result.steps, own = steps - fit->steps_before;
     int64_t left = (int64_t)progress->epochs * progress->batches - steps;
     progress->loss = mpt__fit_mean(fit);
     progress->scale = 1.0;
@@ -330,9 +333,9 @@ static void mpt__fit_measure(mpt__fit *fit) {
         progress->skipped_steps = skipped < steps ? skipped : steps; /* of complete steps */
     }
     progress->seconds = mpt__fit_now(fit) - fit->started;
-    progress->steps_per_second = fit->trained > 0.0 ? (double)steps / fit->trained : 0.0;
+    progress->steps_per_second = fit->trained > 0.0 ? (double)own / fit->trained : 0.0;
     progress->eta_seconds =
-        steps > 0 ? (double)(left > 0 ? left : 0) * fit->trained / (double)steps : 0.0;
+        own > 0 ? (double)(left > 0 ? left : 0) * fit->trained / (double)own : 0.0;
 }
 
 /* Tells the callback, if there is one; notes when it wants to stop. */
@@ -399,15 +402,36 @@ static void mpt__fit_step(mpt__fit *fit, const mpt_batch *batch) {
     mpt_step_end(ctx);
 }
 
+/* Writes a checkpoint where one is due: each save_every steps, or, with 0, behind each epoch. */
+static void mpt__fit_checkpoint(mpt__fit *fit, bool epoch_end) {
+#ifndef MPTRAIN_NO_RESUME
+    mpt_context *ctx = fit->context;
+    if (!ctx->series || ctx->run != &fit->run || fit->stop || !mpt__ok(ctx)) return;
+    ctx->base.op = "mpt_fit";
+    mpt__series_step(ctx, epoch_end && fit->config->save_every == 0);
+#else
+    (void)fit, (void)epoch_end;
+#endif
+}
+
+/* Whether the fit ends here, in the middle of what it does, to be gone on with. */
+static bool mpt__fit_interrupted(mpt__fit *fit) {
+    if (mpt_stop_requested(fit->context)) fit->result.interrupted = true;
+    return fit->result.interrupted;
+}
+
 /* All batches of an epoch, fewer when the callback stops it. */
 static void mpt__fit_batches(mpt__fit *fit) {
     mpt_batch batch;
     double before = mpt__fit_now(fit);
     const mpt__loader *loader = mpt__loader_at(fit->context, fit->train);
     fit->others = loader ? loader->seconds_waited - fit->progress.seconds_waited : 0.0;
-    mpt_metric_reset(fit->context, MPT__FIT_METRIC);
-    fit->progress.batch = 0;
-    while (!fit->stop && mpt_loader_next(fit->train, &batch)) {
+    if (!fit->under_way) {
+        mpt_metric_reset(fit->context, MPT__FIT_METRIC);
+        fit->progress.batch = 0;
+    }
+    fit->under_way = true;
+    while (!fit->stop && !mpt__fit_interrupted(fit) && mpt_loader_next(fit->train, &batch)) {
         fit->progress.seconds_waited = loader->seconds_waited - fit->others;
         mpt__fit_step(fit, &batch);
         if (mpt_failed(fit->context)) return;
@@ -416,6 +440,7 @@ static void mpt__fit_batches(mpt__fit *fit) {
         if (!fit->lost && !mpt__f64_is_finite(mpt__fit_mean(fit))) fit->lost = fit->result.steps;
         fit->trained += mpt__fit_now(fit) - before;
         mpt__fit_tell(fit, false);
+        mpt__fit_checkpoint(fit, false);
         before = mpt__fit_now(fit);
     }
     if (fit->stop) mpt_loader_reset(fit->train);
@@ -441,6 +466,15 @@ static int64_t mpt__fit_move_tensor(mpt__fit *fit, const mpt__tensor *tensor, in
     }
     return at + mpt__aligned_up(count * size, 256);
 }
+
+#ifndef MPTRAIN_NO_RESUME
+/* Lets a copy of a tensor be what is kept of it at `at`; returns where the next one begins. */
+static int64_t mpt__fit_kept_at(const mpt__fit *fit, mpt__tensor *tensor, int64_t at) {
+    const int64_t size = (int64_t)mpt__dtype_info[tensor->dtype].bytes;
+    tensor->storage = fit->kept, tensor->offset = at / size;
+    return at + mpt__aligned_up(mpt__tensor_numel(tensor) * size, 256);
+}
+#endif
 
 /* Copies all parameters and buffers of the net to or from the storage of them; returns its bytes.
    Each begins where one of the widest dtype may. */
@@ -555,7 +589,8 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
     bool finite;
     fit->progress.epoch = epoch;
     mpt__fit_batches(fit);
-    if (mpt_failed(fit->context) || !mpt__fit_judge(fit, epoch, &finite)) return;
+    if (mpt_failed(fit->context) || fit->result.interrupted) return;
+    if (!mpt__fit_judge(fit, epoch, &finite)) return;
     if (fit->stop) { /* in the middle: the weights of now are the last ones */
         if (fit->config->checkpoint && !fit->config->validation.context && finite)
             mpt__fit_save(fit);
@@ -567,7 +602,10 @@ static void mpt__fit_epoch(mpt__fit *fit, int epoch) {
         mpt__schedule_epoch(fit->config->schedule, fit->config->validation.context
                                                        ? fit->result.validation_loss
                                                        : fit->result.train_loss);
-    if (!mpt_failed(fit->context)) mpt__fit_tell(fit, true);
+    if (mpt_failed(fit->context)) return;
+    mpt__fit_tell(fit, true);
+    fit->under_way = false;
+    mpt__fit_checkpoint(fit, true);
 }
 
 /* Handles and settings before anything is made or changed. */
@@ -584,6 +622,9 @@ static bool mpt__fit_check(mpt_context *ctx, const mpt__fit *fit) {
         mpt__error(ctx, ARGUMENT, "clip_norm is %g; 0 (no clipping) or more", config->clip_norm);
     else if (config->patience < 0)
         mpt__error(ctx, ARGUMENT, "patience is %d; 0 (never) or more", config->patience);
+    else if (config->save_every < 0)
+        mpt__error(ctx, ARGUMENT, "save_every is %lld; 0 (each epoch) or more",
+                   config->save_every);
     else if (config->patience > 0 && !config->validation.context)
         mpt__error(ctx, ARGUMENT,
                    "patience counts validation losses: set config.validation to a loader");
@@ -613,20 +654,123 @@ static bool mpt__fit_is_scaled(const mpt__fit *fit) {
     return config.enabled && config.patience > 0;
 }
 
-/* All epochs. */
+#ifdef MPTRAIN_NO_RESUME
+
+static bool mpt__fit_open(mpt__fit *fit) {
+    return !fit->config->checkpoints ||
+           mpt__reject(fit->context, UNSUPPORTED,
+                       "checkpoints: built without whole trainings (MPTRAIN_NO_RESUME)");
+}
+
+static void mpt__fit_close(mpt__fit *fit) { (void)fit; }
+
+#else
+
+/* The weights that are kept, each under its path. */
+static mpt_status mpt__fit_visit_kept(mpt__state_walk *w, mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    mpt__module *root = mpt__module_slot(ctx, fit->net.slot);
+    mpt_status status = ctx->base.status;
+    const int number = mpt__tree_number(ctx, root);
+    const mpt__module_parameter *row;
+    mpt__tensor kept;
+    mpt__buffer buffer;
+    int64_t at = 0;
+    mpt__walk walk;
+    mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && (row = mpt__walk_parameter(&walk)) != NULL) {
+        const mpt__parameter *parameter = &ctx->parameters[row->parameter - 1];
+        kept = *parameter->tensor;
+        at = mpt__fit_kept_at(fit, &kept, at);
+        status = mpt__state_kept(w, &kept, number, parameter->path);
+    }
+    mpt__walk_begin(&walk, ctx, root);
+    while (status == MPT_OK && mpt__walk_buffer(&walk, &buffer)) {
+        kept = *buffer.tensor;
+        at = mpt__fit_kept_at(fit, &kept, at);
+        status = mpt__state_kept(w, &kept, number, buffer.path);
+    }
+    return status;
+}
+
+/* What a fit needs to go on, beside what it trains. */
+static mpt_status mpt__fit_visit(mpt__state_walk *w, mpt__run *run) {
+    mpt__fit *fit = (mpt__fit *)(void *)run;
+    mpt_fit_result *result = &fit->result;
+    int64_t epochs = result->epochs, without = fit->epochs_without_better, kept = fit->kept_epoch;
+    const mpt__state_row rows[] = {
+        {"epochs", MPT__OF_I64, &epochs, false, INT32_MAX - 1},
+        {"steps", MPT__OF_I64, &result->steps, false, INT64_MAX},
+        {"batch", MPT__OF_I64, &fit->progress.batch, false, INT64_MAX},
+        {"under_way", MPT__OF_BOOL, &fit->under_way, false, 0},
+        {"stop", MPT__OF_BOOL, &fit->stop, false, 0},
+        {"stopped_early", MPT__OF_BOOL, &result->stopped_early, false, 0},
+        {"saved", MPT__OF_BOOL, &fit->saved, false, 0},
+        {"told", MPT__OF_BOOL, &fit->told, false, 0},
+        {"lost", MPT__OF_I64, &fit->lost, false, INT64_MAX},
+        {"best", MPT__OF_F64, &fit->best, false, 0},
+        {"epochs_without_better", MPT__OF_I64, &without, false, INT32_MAX - 1},
+        {"kept_epoch", MPT__OF_I64, &kept, false, INT32_MAX},
+        {"skipped_before", MPT__OF_I64, &fit->skipped_before, false, INT64_MAX},
+        {"train_loss", MPT__OF_F64, &result->train_loss, false, 0},
+        {"validation_loss", MPT__OF_F64, &result->validation_loss, false, 0},
+        {"validation_accuracy", MPT__OF_F64, &result->validation_accuracy, false, 0}};
+    w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.fit.");
+    mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (status == MPT_OK && fit->kept) status = mpt__fit_visit_kept(w, fit);
+    if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
+    result->epochs = (int)epochs, fit->epochs_without_better = (int)without;
+    fit->kept_epoch = (int)kept;
+    fit->progress.validation_loss = result->validation_loss;
+    fit->progress.validation_accuracy = result->validation_accuracy;
+    return status;
+}
+
+/* Opens the folder of checkpoints, and goes on from the newest one. */
+static bool mpt__fit_open(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    mpt_checkpoint_config config = mpt_checkpoint_config_default();
+    if (!fit->config->checkpoints) return true;
+    config.every = fit->config->save_every;
+    config.resume = fit->config->resume;
+    ctx->base.op = "mpt_fit";
+    fit->run.visit = mpt__fit_visit;
+    mpt__run *const before = ctx->run;
+    ctx->run = &fit->run;
+    if (mpt__series_open(ctx, fit->config->checkpoints, &config) == MPT_OK) return true;
+    ctx->run = before;
+    return false;
+}
+
+static void mpt__fit_close(mpt__fit *fit) {
+    mpt_context *ctx = fit->context;
+    if (ctx->run != &fit->run) return;
+    ctx->base.op = "mpt_fit";
+    if (ctx->series) mpt__series_close(ctx, true);
+    ctx->run = NULL;
+}
+
+#endif
+
+/* All epochs, or those that are left. */
 static void mpt__fit_train(mpt__fit *fit) {
     mpt_context *ctx = fit->context;
     const mpt_fit_config *config = fit->config;
     mpt__fit_keep(fit, 0);
-    mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
-    for (int epoch = 1; epoch <= config->epochs && !fit->stop && !mpt_failed(ctx); epoch++)
-        mpt__fit_epoch(fit, epoch);
-    if (config->checkpoint && !fit->saved && fit->result.epochs > 0 && mpt__ok(ctx)) {
+    if (!mpt__fit_open(fit)) return;
+    if (fit->result.steps == 0) mpt__fit_rewind(ctx, fit->train, fit->progress.batches);
+    fit->steps_before = fit->result.steps;
+    while (fit->result.epochs < config->epochs && !fit->stop && !mpt_failed(ctx) &&
+           !mpt__fit_interrupted(fit))
+        mpt__fit_epoch(fit, fit->result.epochs + 1);
+    if (config->checkpoint && !fit->saved && fit->result.epochs > 0 && mpt__ok(ctx) &&
+        !fit->result.interrupted) {
         mpt__log(&ctx->base, MPT_LOG_WARNING,
                  "mpt_fit: no epoch was finite, so %s has the weights of the last one",
                  config->checkpoint);
         mpt__fit_save(fit);
     }
+    mpt__fit_close(fit);
     if (mpt__ok(ctx)) mpt_synchronize(ctx);
 }
 

@@ -116,12 +116,15 @@ typedef struct {
        above 0 (of MPT_I64) from 0 to that; with `rate` (of MPT_F64) finite and 0 or more. */
     bool same, rate;
     int64_t most;
+    /* NULL, or what a number is a hash of: no state, but what tells a training from another. */
+    const char *identity;
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 
 /* Adds name and bits of a state item to the hash at `user`. */
 static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     uint64_t *hash = (uint64_t *)user;
+    if (item->identity) return ctx->base.status;
     *hash = mpt__hash_bytes(*hash, item->name, strlen(item->name));
     if (item->storage) {
         int64_t size = (int64_t)mpt_dtype_size(item->dtype);

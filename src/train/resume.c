@@ -97,7 +97,14 @@ static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mp
     if (item->rate && !(y >= 0 && mpt__f64_is_finite(y)))
         return mpt__error(ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from,
                           item->name, y);
+    if (item->identity && here != there && !item->same)
+        mpt__log(&ctx->base, MPT_LOG_WARNING,
+                 "%s: %s: %s is another than here; the training will not be the same", from,
+                 item->name, item->identity);
     if (!item->same || here == there) return MPT_OK;
+    if (item->identity)
+        return mpt__error(ctx, FORMAT, "%s: %s: of another training: %s are others than here", from,
+                          item->name, item->identity);
     if (item->dtype == MPT_I64)
         return mpt__error(ctx, FORMAT, "%s: %s is %lld there and %lld here", from, item->name,
                           there, here);
@@ -114,6 +121,10 @@ uint64_t mpt_state_hash(mpt_context *ctx) {
 
 /* ==== Save ==== */
 
+/* What a file holds tells a damaged one from a whole one: the sum, over all tensors but this one,
+   of a hash of name and bytes. Bytes, so that it may begin anywhere. */
+static const char mpt__hash_name[] = "mptrain.hash";
+
 /* Items by the width of their elements, wide ones first, so that all are aligned in the file. */
 typedef struct {
     mpt__state_walk walk;
@@ -122,37 +133,46 @@ typedef struct {
     uint8_t *chunk;
     int64_t at;
     size_t width;
+    uint64_t hash;
 } mpt__state_saving;
 
 static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__state_saving *saving = (mpt__state_saving *)user;
+    mpt__writer *writer = saving->writer;
     int64_t number;
     if (mpt_dtype_size(item->dtype) != saving->width) return ctx->base.status;
-    if (!saving->writer) {
+    if (!writer) {
         mpt__header_entry(&saving->header, item->name, item->dtype, &item->shape,
                           mpt__item_bytes(item), &saving->at);
-    } else if (item->storage) {
-        mpt__write_elements(saving->writer, item->storage, item->dtype, item->offset, item->count,
+        return ctx->base.status;
+    }
+    writer->hash = mpt__hash_bytes(0, item->name, strlen(item->name));
+    if (item->storage) {
+        mpt__write_elements(writer, ctx, item->storage, item->dtype, item->offset, item->count,
                             saving->chunk);
     } else {
         mpt__item_get(ctx, item, &number);
         mpt__file_order((uint8_t *)&number, 8, 8);
-        mpt__write_bytes(saving->writer, &number, 8);
+        mpt__write_bytes(writer, &number, 8);
     }
+    saving->hash += writer->hash;
     return ctx->base.status;
 }
 
 static bool mpt__save_items(mpt__state_saving *saving) {
+    saving->hash = 0;
     for (saving->width = 8; saving->width > 0; saving->width /= 2)
         if (mpt__visit_state(&saving->walk) != MPT_OK) return false;
     return true;
 }
 
 static bool mpt__state_header(mpt__state_saving *saving) {
+    const mpt_shape bytes = MPT_SHAPE(8);
     saving->at = 0;
     saving->header.length = 0;
     mpt__header_begin(&saving->header);
     bool good = mpt__save_items(saving);
+    mpt__header_entry(&saving->header, mpt__hash_name, MPT_U8, &bytes, 8, &saving->at);
     mpt__header_end(&saving->header);
     return good;
 }
@@ -160,25 +180,41 @@ static bool mpt__state_header(mpt__state_saving *saving) {
 static bool mpt__state_content(mpt__writer *writer, const void *of) {
     mpt__state_saving *saving = (mpt__state_saving *)(uintptr_t)of;
     saving->writer = writer;
-    return mpt__write_header(writer, &saving->header) && mpt__save_items(saving);
+    writer->hashes = true;
+    if (!mpt__write_header(writer, &saving->header) || !mpt__save_items(saving)) return false;
+    mpt__file_order((uint8_t *)&saving->hash, 8, 8);
+    return mpt__write_bytes(writer, &saving->hash, 8);
+}
+
+/* Makes the header of a training that stands still; mpt__saving_end comes last, however it went. */
+static bool mpt__saving_begin(mpt_context *ctx, mpt__state_saving *saving) {
+    mpt__zero(*saving);
+    mpt__state_walk_begin(&saving->walk, ctx, mpt__save_item, saving);
+    if (!mpt__state_stands(ctx) || !mpt__state_header(saving)) return false;
+    saving->header.size = saving->header.length + 1;
+    saving->header.out = (char *)mpt__host_new(ctx, saving->header.size);
+    saving->chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
+    return saving->header.out && saving->chunk && mpt__state_header(saving);
+}
+
+static void mpt__saving_end(mpt_context *ctx, mpt__state_saving *saving) {
+    mpt__host_free(ctx, saving->header.out, saving->header.size);
+    mpt__host_free(ctx, saving->chunk, MPT__SAVE_CHUNK);
+}
+
+static mpt_status mpt__state_save(mpt_context *ctx, const char *path) {
+    mpt__state_saving saving;
+    if (mpt__saving_begin(ctx, &saving))
+        mpt__write_file(&ctx->base, path, mpt__state_content, &saving);
+    mpt__saving_end(ctx, &saving);
+    return ctx->base.status;
 }
 
 mpt_status mpt_checkpoint_save(mpt_context *ctx, const char *path) {
     MPT__PLAIN_FLOATS;
-    mpt__state_saving saving;
-    mpt__zero(saving);
     if (!mpt__enter(ctx, "mpt_checkpoint_save") || mpt__no_files(ctx)) return mpt__status_of(ctx);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
-    mpt__state_walk_begin(&saving.walk, ctx, mpt__save_item, &saving);
-    if (!mpt__state_stands(ctx) || !mpt__state_header(&saving)) return ctx->base.status;
-    const size_t size = saving.header.size = saving.header.length + 1;
-    saving.header.out = (char *)mpt__host_new(ctx, size);
-    saving.chunk = (uint8_t *)mpt__host_new(ctx, MPT__SAVE_CHUNK);
-    if (saving.header.out && saving.chunk && mpt__state_header(&saving))
-        mpt__write_file(ctx, path, mpt__state_content, &saving);
-    mpt__host_free(ctx, saving.header.out, size);
-    mpt__host_free(ctx, saving.chunk, MPT__SAVE_CHUNK);
-    return ctx->base.status;
+    return mpt__state_save(ctx, path);
 }
 
 /* ==== Load ==== */
@@ -252,8 +288,30 @@ static bool mpt__state_metrics_make(mpt_context *ctx, const mpt__archive *a) {
     return mpt__ok(ctx);
 }
 
+/* Whether a file holds what was written; one that others made need not say. */
+static bool mpt__state_is_whole(mpt__archive *a) {
+    mpt__entry *stated = mpt__state_entry(a, mpt__hash_name);
+    uint64_t sum = 0, expected;
+    if (!stated) return true;
+    for (int64_t i = 0; i < a->count; i++) {
+        const mpt__entry *entry = &a->entries[i];
+        uint64_t hash = mpt__hash_bytes(0, entry->name.text, entry->name.length);
+        if (entry == stated) continue;
+        for (int64_t at = entry->begin, n; at < entry->end; at += n) {
+            n = entry->end - at < MPT__SAVE_CHUNK ? entry->end - at : MPT__SAVE_CHUNK;
+            hash = mpt__hash_bytes(hash, a->data + at, (size_t)n);
+        }
+        sum += hash;
+    }
+    stated->weight = 1; /* known */
+    if (stated->end - stated->begin != 8) return false;
+    memcpy(&expected, a->data + stated->begin, 8);
+    mpt__file_order((uint8_t *)&expected, 8, 8);
+    return sum == expected;
+}
+
 /* Checks that all of a file is known, then takes it over. */
-static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a) {
+static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a, bool whole) {
     mpt__state_walk w;
     char shown[MPT__SHOWN_NAME];
     const int metrics = ctx->metric_count;
@@ -266,6 +324,9 @@ static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a) {
         if (!a->entries[i].weight)
             mpt__error(ctx, FORMAT, "%s: this training has no %s", a->json.name,
                        mpt__show_name(a->entries[i].name, shown));
+    if (mpt__ok(ctx) && !whole)
+        mpt__error(ctx, FORMAT, "%s: it is damaged: %s is not that of what it holds", a->json.name,
+                   mpt__hash_name);
     while (!mpt__ok(ctx) && ctx->metric_count > metrics) {
         const mpt__metric *metric = &ctx->metrics[--ctx->metric_count];
         mpt__scalar_free(ctx, metric->sum_slot);
@@ -277,20 +338,29 @@ static mpt_status mpt__state_load(mpt_context *ctx, mpt__archive *a) {
     return mpt__visit_state(&w);
 }
 
-mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
-    MPT__PLAIN_FLOATS;
+/* Loads a file into a training that stands still; *damaged (may be NULL): the file alone is to
+   blame. */
+static mpt_status mpt__state_load_file(mpt_context *ctx, const char *path, bool *damaged) {
     mpt__archive archive;
     mpt__reader file;
     mpt__zero(archive);
     archive.context = ctx, archive.json.name = path;
-    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_files(ctx)) return mpt__status_of(ctx);
-    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
-    if (!mpt__state_stands(ctx) || !mpt__reader_open(&file, ctx, path)) return ctx->base.status;
+    if (!mpt__reader_open(&file, ctx, path)) return ctx->base.status;
     bool good = mpt__archive_read_file(&archive, &file);
     mpt__reader_close(&file);
-    if (good) mpt__state_load(ctx, &archive);
+    const bool whole = good && mpt__state_is_whole(&archive);
+    if (damaged) *damaged = good ? !whole : ctx->base.status == MPT_ERROR_FORMAT;
+    if (good) mpt__state_load(ctx, &archive, whole);
     mpt__archive_free(&archive);
     return ctx->base.status;
+}
+
+mpt_status mpt_checkpoint_load(mpt_context *ctx, const char *path) {
+    MPT__PLAIN_FLOATS;
+    if (!mpt__enter(ctx, "mpt_checkpoint_load") || mpt__no_files(ctx)) return mpt__status_of(ctx);
+    if (!path || !*path) return mpt__error(ctx, ARGUMENT, "path is empty");
+    if (!mpt__state_stands(ctx)) return ctx->base.status;
+    return mpt__state_load_file(ctx, path, NULL);
 }
 
 /* ==== Snapshots ==== */

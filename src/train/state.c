@@ -127,6 +127,18 @@ static mpt_status mpt__state_rows(mpt__state_walk *w, const mpt__state_row *rows
 }
 #define MPT__STATE_ROWS(w, rows) mpt__state_rows(w, rows, sizeof(rows) / sizeof *(rows))
 
+/* A hash of what is not kept itself; `same`: another one is an error, and no warning alone. */
+static mpt_status mpt__state_identity(mpt__state_walk *w, const char *name, uint64_t hash,
+                                      const char *of, bool same) {
+    mpt__state_item item;
+    mpt__state_number(&item, MPT__OF_I64, 0);
+    item.host = &hash;
+    item.same = same;
+    item.identity = of;
+    mpt__state_named(w, name);
+    return mpt__state_show(w, &item);
+}
+
 /* A number on the device: what is an MPT_I64 counts something. */
 static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt__number_kind kind,
                                   uint16_t slot) {
@@ -167,16 +179,30 @@ static mpt_status mpt__state_gradient(mpt__state_walk *w, mpt__parameter *parame
     return status == MPT_OK ? MPT__STATE_ROWS(w, rows) : status;
 }
 
+static void mpt__state_item_of(mpt__state_item *item, const mpt__tensor *tensor) {
+    mpt__zero(*item);
+    item->storage = tensor->storage, item->dtype = (mpt_dtype)tensor->dtype;
+    item->offset = tensor->offset, item->count = mpt__tensor_numel(tensor);
+    item->shape = tensor->shape;
+}
+
 /* Of the oldest net by its path alone, as mpt_save names it. */
 static mpt_status mpt__state_tensor(mpt__state_walk *w, const mpt__tensor *tensor, int number,
                                     const char *path) {
     mpt__state_item item;
-    mpt__zero(item);
-    item.storage = tensor->storage, item.dtype = (mpt_dtype)tensor->dtype;
-    item.offset = tensor->offset, item.count = mpt__tensor_numel(tensor);
-    item.shape = tensor->shape;
+    mpt__state_item_of(&item, tensor);
     w->prefix = 0;
     if (number) mpt__state_of_net(w, "values", number, "");
+    mpt__state_named(w, path);
+    return mpt__state_show(w, &item);
+}
+
+/* What is kept of a tensor to go back to; in a file always under its net's number. */
+static MPT__UNUSED mpt_status mpt__state_kept(mpt__state_walk *w, const mpt__tensor *kept,
+                                              int number, const char *path) {
+    mpt__state_item item;
+    mpt__state_item_of(&item, kept);
+    mpt__state_of_net(w, "fit.kept", number, "");
     mpt__state_named(w, path);
     return mpt__state_show(w, &item);
 }
@@ -202,6 +228,34 @@ static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int 
     return ctx->base.status;
 }
 
+/* The same on machines of either order of bytes. */
+static uint64_t mpt__hash_elements(uint64_t hash, const void *elements, size_t bytes, size_t size) {
+    uint8_t some[256];
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < sizeof some ? bytes - at : sizeof some;
+        memcpy(some, (const uint8_t *)elements + at, n);
+        mpt__file_order(some, n, size);
+        hash = mpt__hash_bytes(hash, some, n);
+    }
+    return hash;
+}
+
+/* What a net's layers are, and their settings: those of layers that have no weights, too. */
+static uint64_t mpt__config_hash(mpt_context *ctx, mpt__module *root) {
+    uint64_t hash = 0;
+    mpt__walk walk;
+    for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
+        const mpt__attributes *a = &m->attributes;
+        hash = mpt__hash_bytes(hash, walk.path, strlen(walk.path));
+        hash = mpt__hash_bytes(hash, m->cls.name, strlen(m->cls.name));
+        hash = mpt__hash_elements(hash, a->imm, sizeof a->imm, sizeof *a->imm);
+        hash = mpt__hash_elements(hash, a->index, sizeof a->index, sizeof *a->index);
+        hash = mpt__hash_u64(hash, (uint64_t)a->rank << 16 | (uint64_t)a->activation << 8 |
+                                       a->reduction);
+    }
+    return hash;
+}
+
 /* A net that is in use. Another one has no state: what it will be follows from the seed. */
 static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int number) {
     mpt_context *ctx = w->context;
@@ -217,6 +271,9 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
         return mpt__error(ctx, FORMAT, "net %d is in use here, and not in %s", number, w->from);
     if (!there || (!used && mpt__freeze(ctx, root) != MPT_OK)) return ctx->base.status;
     mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (status == MPT_OK)
+        status = mpt__state_identity(w, "config", mpt__config_hash(ctx, root),
+                                     "the net's layers and their settings", true);
     mpt__walk_begin(&walk, ctx, root);
     while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
         status = mpt__state_tensor(w, parameter->tensor, number, parameter->path);
@@ -325,6 +382,37 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
 
 /* ==== Loaders ==== */
 
+/* What a dataset holds: its kinds and counts, names of classes, and of what lies in memory some
+   samples. What a callback makes is not asked for. */
+static uint64_t mpt__dataset_hash(const mpt__dataset *dataset) {
+    const int64_t most = 64;
+    const mpt_shape *shapes[2] = {&dataset->shape, &dataset->target_shape};
+    const int64_t n = dataset->count < most ? dataset->count : most;
+    uint64_t hash = mpt__hash_u64((uint64_t)dataset->count, (uint64_t)dataset->dtype);
+    hash = mpt__hash_u64(hash, (uint64_t)dataset->target_dtype);
+    for (int k = 0; k < 2; k++)
+        for (int d = 0; d < shapes[k]->rank; d++)
+            hash = mpt__hash_u64(hash, (uint64_t)shapes[k]->dim[d]);
+    for (int64_t i = 0; i < dataset->class_count; i++)
+        hash = mpt__hash_bytes(hash, dataset->classes[i], strlen(dataset->classes[i]));
+    if (dataset->make && dataset->source && !dataset->parent)
+        hash = mpt__hash_u64(hash, mpt__dataset_hash(dataset->source));
+    for (int64_t i = 0; i < n && dataset->inputs; i++) {
+        const int64_t at = i * (dataset->count / n);
+        const size_t own =
+            (size_t)(dataset->indices ? dataset->indices[at] : dataset->first + at);
+        const size_t bytes =
+            dataset->byte_targets ? (size_t)dataset->target_numel : dataset->target_bytes;
+        hash = mpt__hash_elements(hash, dataset->inputs + own * dataset->input_bytes,
+                                  dataset->input_bytes, mpt_dtype_size(dataset->dtype));
+        if (dataset->targets)
+            hash = mpt__hash_elements(
+                hash, dataset->targets + own * bytes, bytes,
+                dataset->byte_targets ? 1 : mpt_dtype_size(dataset->target_dtype));
+    }
+    return hash ? hash : 1;
+}
+
 /* Where a loader is; its order follows from its seed and the epoch. */
 static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
     int64_t epoch = loader->epoch, next = loader->next;
@@ -340,6 +428,9 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
         {"next", MPT__OF_I64, &next, false, loader->batches},
         {"open", MPT__OF_BOOL, &open, false, 0}};
     mpt_status status = MPT__STATE_ROWS(w, rows);
+    if (!loader->data_hash) loader->data_hash = mpt__dataset_hash(loader->dataset);
+    if (status == MPT_OK)
+        status = mpt__state_identity(w, "data", loader->data_hash, "the loader's dataset", false);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     mpt__loader_take_back(w->context, loader);
     if (loader->open) mpt__loader_close_epoch(loader);
@@ -349,6 +440,11 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
 }
 
 /* ==== All of it ==== */
+
+/* What trains by a loop of the library's, as mpt_fit does, and has numbers of its own to go on. */
+typedef struct mpt__run {
+    mpt_status (*visit)(mpt__state_walk *w, struct mpt__run *run);
+} mpt__run;
 
 static mpt_status mpt__state_object(mpt__state_walk *w, mpt__object_kind kind, void *object) {
     switch (kind) {
@@ -409,12 +505,14 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
                                    {"updates", MPT__OF_I64, &ctx->now.updates, false, INT64_MAX},
                                    {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
                                    {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
-                                    INT64_MAX}};
+                                    INT64_MAX},
+                                   {"best", MPT__OF_F64, &ctx->best, false, 0}};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
     if (status == MPT_OK) status = mpt__state_nets(w);
     if (status == MPT_OK) status = mpt__state_objects(w);
     if (status == MPT_OK) status = mpt__state_metrics(w);
+    if (status == MPT_OK && ctx->run) status = ctx->run->visit(w, ctx->run);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
     for (int64_t i = 1; i < table->count; i++)
