@@ -18993,10 +18993,10 @@ struct mpt_context {
     int64_t loose_passes;  /* of backward, outside scopes */
     bool warned_leftovers; /* that tensors outside steps and scopes become many */
     bool warned_scores;    /* that a loss takes them for what they are not */
-    struct mpt__series *series; /* of checkpoints; train/series.c */
-    struct mpt__run *run;       /* that has state of its own, beside the objects; train/state.c */
-    double best;                /* the least value that mpt_checkpoint_best saw, or infinity */
-    int32_t stop;               /* mpt_request_stop */
+    void *series; /* of checkpoints, train/series.c */
+    void *run;    /* that has state of its own beside the objects, train/state.c */
+    double best;  /* the least value that mpt_checkpoint_best saw, or infinity */
+    int32_t stop; /* mpt_request_stop */
     bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
 };
 
@@ -43164,7 +43164,8 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
     if (status == MPT_OK) status = mpt__state_nets(w);
     if (status == MPT_OK) status = mpt__state_objects(w);
     if (status == MPT_OK) status = mpt__state_metrics(w);
-    if (status == MPT_OK && ctx->run) status = ctx->run->visit(w, ctx->run);
+    mpt__run *const run = (mpt__run *)ctx->run;
+    if (status == MPT_OK && run) status = run->visit(w, run);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
     for (int64_t i = 1; i < table->count; i++)
@@ -43783,6 +43784,8 @@ typedef struct mpt__series {
     int64_t image_bytes, image_room;
 } mpt__series;
 
+static mpt__series *mpt__series_of(const mpt_context *ctx) { return (mpt__series *)ctx->series; }
+
 /* The number of steps, or, of loops without mpt_step_begin, of updates. */
 static int64_t mpt__series_number(const mpt_context *ctx) {
     return ctx->now.step > 0 ? ctx->now.step : ctx->now.updates;
@@ -43915,7 +43918,7 @@ static bool mpt__series_begin(mpt_context *ctx, mpt__series *series) {
 
 /* Saves the training of now as a step's file, or, with number -1, as the best one. */
 static mpt_status mpt__series_save(mpt_context *ctx, int64_t number) {
-    mpt__series *series = ctx->series;
+    mpt__series *series = mpt__series_of(ctx);
     const mpt_clock *clock = &ctx->base.clock;
     const double start = clock->now(clock->user);
     if (mpt__series_wait(ctx, series) != MPT_OK) return ctx->base.status;
@@ -43937,7 +43940,7 @@ static mpt_status mpt__series_save(mpt_context *ctx, int64_t number) {
 /* ==== Opening and closing ==== */
 
 static void mpt__series_free(mpt_context *ctx) {
-    mpt__series *series = ctx->series;
+    mpt__series *series = mpt__series_of(ctx);
     const mpt_threads *thread = &ctx->base.thread;
     if (!series) return;
     if (series->thread) thread->join(thread->user, series->thread);
@@ -44003,7 +44006,7 @@ static mpt_status mpt__series_open(mpt_context *ctx, const char *path,
     if (mpt__no_files(ctx)) return ctx->base.status;
     if (ctx->series)
         return mpt__error(ctx, STATE, "%s is open already; call mpt_checkpoint_close before",
-                          ctx->series->path);
+                          mpt__series_of(ctx)->path);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "the folder's path is empty");
     if (strlen(path) >= MPT__PATH_SIZE - 128)
         return mpt__error(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 128);
@@ -44029,7 +44032,7 @@ static mpt_status mpt__series_open(mpt_context *ctx, const char *path,
 
 /* Writes what is due; `now`: in any case. */
 static mpt_status mpt__series_step(mpt_context *ctx, bool now) {
-    mpt__series *series = ctx->series;
+    mpt__series *series = mpt__series_of(ctx);
     const int64_t number = mpt__series_number(ctx), every = series->config.every;
     const bool due = every > 0 && number / every > series->seen / every;
     series->seen = number;
@@ -44039,7 +44042,7 @@ static mpt_status mpt__series_step(mpt_context *ctx, bool now) {
 /* Writes the training's end, waits for it and lets the folder go. */
 static mpt_status mpt__series_close(mpt_context *ctx, bool save) {
     if (save && mpt__ok(ctx)) mpt__series_step(ctx, true);
-    mpt__series_wait(ctx, ctx->series);
+    mpt__series_wait(ctx, mpt__series_of(ctx));
     mpt__series_free(ctx);
     return ctx->base.status;
 }
@@ -44068,7 +44071,7 @@ mpt_status mpt_checkpoint_step(mpt_context *ctx) {
     MPT__PLAIN_FLOATS;
     if (!mpt__series_enter(ctx, "mpt_checkpoint_step")) return mpt__status_of(ctx);
     return mpt__series_step(ctx, mpt_stop_requested(ctx) &&
-                                     ctx->series->saved < mpt__series_number(ctx));
+                                     mpt__series_of(ctx)->saved < mpt__series_number(ctx));
 }
 
 mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
@@ -44082,13 +44085,13 @@ mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
 mpt_status mpt_checkpoint_close(mpt_context *ctx) {
     MPT__PLAIN_FLOATS;
     if (!mpt__series_enter(ctx, "mpt_checkpoint_close")) return mpt__status_of(ctx);
-    return mpt__series_close(ctx, ctx->series->saved < mpt__series_number(ctx));
+    return mpt__series_close(ctx, mpt__series_of(ctx)->saved < mpt__series_number(ctx));
 }
 
 mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
     mpt_checkpoint_stats stats = mpt__checkpoint_nothing();
     if (!mpt__series_enter(ctx, "mpt_checkpoint_statistics")) return stats;
-    stats = ctx->series->stats;
+    stats = mpt__series_of(ctx)->stats;
     stats.best = ctx->best;
     return stats;
 }
@@ -44828,7 +44831,7 @@ static bool mpt__fit_open(mpt__fit *fit) {
     config.resume = fit->config->resume;
     ctx->base.op = "mpt_fit";
     fit->run.visit = mpt__fit_visit;
-    mpt__run *const before = ctx->run;
+    void *const before = ctx->run;
     ctx->run = &fit->run;
     if (mpt__series_open(ctx, fit->config->checkpoints, &config) == MPT_OK) return true;
     ctx->run = before;

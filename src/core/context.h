@@ -416,10 +416,10 @@ struct mpt_context {
     int64_t loose_passes;  /* of backward, outside scopes */
     bool warned_leftovers; /* that tensors outside steps and scopes become many */
     bool warned_scores;    /* that a loss takes them for what they are not */
-    struct mpt__series *series; /* of checkpoints; train/series.c */
-    struct mpt__run *run;       /* that has state of its own, beside the objects; train/state.c */
-    double best;                /* the least value that mpt_checkpoint_best saw, or infinity */
-    int32_t stop;               /* mpt_request_stop */
+    void *series; /* of checkpoints, train/series.c */
+    void *run;    /* that has state of its own beside the objects, train/state.c */
+    double best;  /* the least value that mpt_checkpoint_best saw, or infinity */
+    int32_t stop; /* mpt_request_stop */
     bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
 };
 

@@ -735,7 +735,7 @@ static bool mpt__fit_open(mpt__fit *fit) {
     config.resume = fit->config->resume;
     ctx->base.op = "mpt_fit";
     fit->run.visit = mpt__fit_visit;
-    mpt__run *const before = ctx->run;
+    void *const before = ctx->run;
     ctx->run = &fit->run;
     if (mpt__series_open(ctx, fit->config->checkpoints, &config) == MPT_OK) return true;
     ctx->run = before;

@@ -93,6 +93,8 @@ typedef struct mpt__series {
     int64_t image_bytes, image_room;
 } mpt__series;
 
+static mpt__series *mpt__series_of(const mpt_context *ctx) { return (mpt__series *)ctx->series; }
+
 /* The number of steps, or, of loops without mpt_step_begin, of updates. */
 static int64_t mpt__series_number(const mpt_context *ctx) {
     return ctx->now.step > 0 ? ctx->now.step : ctx->now.updates;
@@ -225,7 +227,7 @@ static bool mpt__series_begin(mpt_context *ctx, mpt__series *series) {
 
 /* Saves the training of now as a step's file, or, with number -1, as the best one. */
 static mpt_status mpt__series_save(mpt_context *ctx, int64_t number) {
-    mpt__series *series = ctx->series;
+    mpt__series *series = mpt__series_of(ctx);
     const mpt_clock *clock = &ctx->base.clock;
     const double start = clock->now(clock->user);
     if (mpt__series_wait(ctx, series) != MPT_OK) return ctx->base.status;
@@ -247,7 +249,7 @@ static mpt_status mpt__series_save(mpt_context *ctx, int64_t number) {
 /* ==== Opening and closing ==== */
 
 static void mpt__series_free(mpt_context *ctx) {
-    mpt__series *series = ctx->series;
+    mpt__series *series = mpt__series_of(ctx);
     const mpt_threads *thread = &ctx->base.thread;
     if (!series) return;
     if (series->thread) thread->join(thread->user, series->thread);
@@ -313,7 +315,7 @@ static mpt_status mpt__series_open(mpt_context *ctx, const char *path,
     if (mpt__no_files(ctx)) return ctx->base.status;
     if (ctx->series)
         return mpt__error(ctx, STATE, "%s is open already; call mpt_checkpoint_close before",
-                          ctx->series->path);
+                          mpt__series_of(ctx)->path);
     if (!path || !*path) return mpt__error(ctx, ARGUMENT, "the folder's path is empty");
     if (strlen(path) >= MPT__PATH_SIZE - 128)
         return mpt__error(ctx, ARGUMENT, "the path is longer than %d bytes", MPT__PATH_SIZE - 128);
@@ -339,7 +341,7 @@ static mpt_status mpt__series_open(mpt_context *ctx, const char *path,
 
 /* Writes what is due; `now`: in any case. */
 static mpt_status mpt__series_step(mpt_context *ctx, bool now) {
-    mpt__series *series = ctx->series;
+    mpt__series *series = mpt__series_of(ctx);
     const int64_t number = mpt__series_number(ctx), every = series->config.every;
     const bool due = every > 0 && number / every > series->seen / every;
     series->seen = number;
@@ -349,7 +351,7 @@ static mpt_status mpt__series_step(mpt_context *ctx, bool now) {
 /* Writes the training's end, waits for it and lets the folder go. */
 static mpt_status mpt__series_close(mpt_context *ctx, bool save) {
     if (save && mpt__ok(ctx)) mpt__series_step(ctx, true);
-    mpt__series_wait(ctx, ctx->series);
+    mpt__series_wait(ctx, mpt__series_of(ctx));
     mpt__series_free(ctx);
     return ctx->base.status;
 }
@@ -378,7 +380,7 @@ mpt_status mpt_checkpoint_step(mpt_context *ctx) {
     MPT__PLAIN_FLOATS;
     if (!mpt__series_enter(ctx, "mpt_checkpoint_step")) return mpt__status_of(ctx);
     return mpt__series_step(ctx, mpt_stop_requested(ctx) &&
-                                     ctx->series->saved < mpt__series_number(ctx));
+                                     mpt__series_of(ctx)->saved < mpt__series_number(ctx));
 }
 
 mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
@@ -392,13 +394,13 @@ mpt_status mpt_checkpoint_best(mpt_context *ctx, double value) {
 mpt_status mpt_checkpoint_close(mpt_context *ctx) {
     MPT__PLAIN_FLOATS;
     if (!mpt__series_enter(ctx, "mpt_checkpoint_close")) return mpt__status_of(ctx);
-    return mpt__series_close(ctx, ctx->series->saved < mpt__series_number(ctx));
+    return mpt__series_close(ctx, mpt__series_of(ctx)->saved < mpt__series_number(ctx));
 }
 
 mpt_checkpoint_stats mpt_checkpoint_statistics(mpt_context *ctx) {
     mpt_checkpoint_stats stats = mpt__checkpoint_nothing();
     if (!mpt__series_enter(ctx, "mpt_checkpoint_statistics")) return stats;
-    stats = ctx->series->stats;
+    stats = mpt__series_of(ctx)->stats;
     stats.best = ctx->best;
     return stats;
 }

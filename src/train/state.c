@@ -512,7 +512,8 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
     if (status == MPT_OK) status = mpt__state_nets(w);
     if (status == MPT_OK) status = mpt__state_objects(w);
     if (status == MPT_OK) status = mpt__state_metrics(w);
-    if (status == MPT_OK && ctx->run) status = ctx->run->visit(w, ctx->run);
+    mpt__run *const run = (mpt__run *)ctx->run;
+    if (status == MPT_OK && run) status = run->visit(w, run);
     if (w->mode != MPT__STATE_APPLIES || status != MPT_OK) return status;
     const mpt__object_table *table = &ctx->objects[MPT__OPTIMIZER];
     for (int64_t i = 1; i < table->count; i++)
