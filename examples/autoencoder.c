@@ -4,6 +4,7 @@
  * 784-256-64-code-64-256-784 in mixed precision. Shows test digits, above, and what came out. A
  * program that drew the mean digit for all of them would explain 0 % of how digits differ.
  * test arguments: --subset 4096 --epochs 2 --batch 32 */
+#define EXAMPLE_GOES_ON
 #include "common.h"
 #include "precisions.h"
 
@@ -102,27 +103,26 @@ static int train(mpt_context *ctx, const settings *s) {
     printf("Data: %s; %lld numbers per digit, %s\n", data.name, (long long)s->code, p->name);
 
     progress bar = progress_begin("", true, s->epochs, mpt_loader_batches(loader));
-    for (bar.epoch = 1; bar.epoch <= s->epochs; bar.epoch++) {
+    progress_resume(&bar, ctx);
+    while (progress_goes_on(&bar, ctx)) {
         mpt_batch b;
-        mpt_metric_reset(ctx, "loss");
-        while (mpt_loader_next(loader, &b)) {
-            mpt_step_begin(ctx);
-            mpt_tensor x = mpt_flatten(b.x, 1, -1);
-            mpt_autocast_begin(ctx, p->autocast);
-            mpt_tensor loss =
-                mpt_binary_cross_entropy_with_logits(mpt_forward(net, x), x, none, none, MPT_MEAN);
-            mpt_autocast_end(ctx);
-            mpt_metric_push(ctx, "loss", loss);
-            mpt_zero_grad(optimizer);
-            mpt_backward(mpt_scale_loss(scaler, loss));
-            mpt_scaler_step(scaler, optimizer);
-            mpt_scaler_update(scaler);
-            mpt_step_end(ctx);
-            progress_step(&bar, ctx, scaler, b.index + 1);
-        }
-        if (mpt_failed(ctx)) return progress_clear(&bar), fail_with_error("autoencoder", ctx);
-        progress_epoch(&bar, mpt_metric_mean(ctx, "loss", true));
+        if (!mpt_loader_next(loader, &b)) continue; /* the next call begins an epoch */
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_flatten(b.x, 1, -1);
+        mpt_autocast_begin(ctx, p->autocast);
+        mpt_tensor loss =
+            mpt_binary_cross_entropy_with_logits(mpt_forward(net, x), x, none, none, MPT_MEAN);
+        mpt_autocast_end(ctx);
+        mpt_metric_push(ctx, "loss", loss);
+        mpt_zero_grad(optimizer);
+        mpt_backward(mpt_scale_loss(scaler, loss));
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+        mpt_step_end(ctx);
+        progress_step(&bar, ctx, scaler);
     }
+    const int status = progress_end(&bar, ctx, "autoencoder");
+    if (status != 0) return status;
     const double left = test(ctx, net, data.test, p->autocast);
     if (mpt_failed(ctx)) return fail_with_error("autoencoder", ctx);
     printf("%lld numbers for %d pixels explain %.1f %% of how test digits differ\n",

@@ -3,6 +3,7 @@
  * Of each text 15 % of the bytes are to be guessed: 80 % of those are masked, 10 % become other
  * bytes, 10 % stay; ops draw them. Without --text it learns a sonnet of Shakespeare's.
  * test arguments: --layers 1 --width 32 --heads 2 --length 32 --batch 8 --steps 30 */
+#define EXAMPLE_GOES_ON
 #include "common.h"
 
 #include "bert.h"
@@ -84,9 +85,10 @@ static int train(mpt_context *ctx, const settings *s, const int32_t *tokens, int
     printf("%lld parameters, %lld bytes of text, %s\n", (long long)mpt_parameter_numel(net),
            (long long)count, p->name);
 
-    progress bar = progress_begin("", true, 1, s->steps);
+    progress bar = progress_begin("", true, 0, s->steps);
+    progress_resume(&bar, ctx);
     mpt_batch b;
-    for (bar.epoch = 1; bar.steps < s->steps && mpt_loader_next(loader, &b);) {
+    while (progress_goes_on(&bar, ctx) && mpt_loader_next(loader, &b)) {
         mpt_step_begin(ctx);
         mpt_autocast_begin(ctx, p->autocast);
         mpt_tensor loss = masked_loss(net, b.x, positions, types, &right);
@@ -99,9 +101,10 @@ static int train(mpt_context *ctx, const settings *s, const int32_t *tokens, int
         mpt_scaler_step(scaler, optimizer);
         mpt_scaler_update(scaler);
         mpt_step_end(ctx);
-        progress_step(&bar, ctx, scaler, bar.steps + 1);
+        progress_step(&bar, ctx, scaler);
     }
-    const double seconds = seconds_now() - bar.started;
+    const int status = progress_end(&bar, ctx, "bert");
+    if (status != 0) return status;
     progress_clear(&bar);
     if (s->save) mpt_save(net, s->save);
     mpt_inference_begin(ctx);
@@ -116,7 +119,7 @@ static int train(mpt_context *ctx, const settings *s, const int32_t *tokens, int
     printf("%s: %.4f nats per masked byte, %.1f %% of them right, %.0f bytes per second\n",
            kept ? "Text that was kept out" : "The text", mpt_metric_mean(ctx, "loss", true),
            100.0 * mpt_metric_mean(ctx, "right", true),
-           (double)(s->steps * s->batch * s->length) / seconds);
+           progress_speed(&bar) * (double)(s->batch * s->length));
     return write_results(ctx, &bar, scaler, "loss", mpt_metric_mean(ctx, "loss", true));
 }
 

@@ -75,8 +75,8 @@ static void train(mpt_context *ctx, const coordinate_settings *s, const painter 
     mpt_scaler_config sc = mpt_scaler_config_default();
     sc.enabled = precisions[s->precision].scaled;
     mpt_scaler scaler = mpt_grad_scaler(ctx, &sc);
-    progress bar = progress_begin("", true, 1, s->steps);
-    for (bar.epoch = 1; bar.steps < s->steps && !mpt_failed(ctx);) {
+    progress bar = progress_begin("", true, 0, s->steps);
+    while (progress_goes_on(&bar, ctx)) {
         mpt_batch b;
         if (!mpt_loader_next(loader, &b)) continue; /* the next call begins an epoch */
         mpt_step_begin(ctx);
@@ -87,7 +87,7 @@ static void train(mpt_context *ctx, const coordinate_settings *s, const painter 
         mpt_scaler_step(scaler, optimizer);
         mpt_scaler_update(scaler);
         mpt_step_end(ctx);
-        progress_step(&bar, ctx, scaler, bar.steps + 1);
+        progress_step(&bar, ctx, scaler);
     }
     progress_clear(&bar);
 }

@@ -8,6 +8,7 @@
  *         --context 1024 --steps 0 --prompt "The meaning of life is"
  *
  * test arguments: --layers 2 --width 32 --context 32 --batch 8 --steps 30 --write 20 --top-p 0.9 */
+#define EXAMPLE_GOES_ON
 #include "common.h"
 #include "gpt.h"
 #include "precisions.h"
@@ -64,9 +65,10 @@ static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *code
     printf("%lld parameters, %lld tokens of text, %s\n", (long long)mpt_parameter_numel(net),
            (long long)count, p->name);
 
-    progress bar = progress_begin("", true, 1, s->steps);
+    progress bar = progress_begin("", true, 0, s->steps);
+    progress_resume(&bar, ctx);
     mpt_batch b;
-    for (bar.epoch = 1; bar.steps < s->steps && mpt_loader_next(loader, &b);) {
+    while (progress_goes_on(&bar, ctx) && mpt_loader_next(loader, &b)) {
         mpt_step_begin(ctx);
         mpt_autocast_begin(ctx, p->autocast);
         mpt_tensor loss = loss_of(net, &b, positions);
@@ -79,9 +81,10 @@ static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *code
         mpt_scaler_step(scaler, optimizer);
         mpt_scaler_update(scaler);
         mpt_step_end(ctx);
-        progress_step(&bar, ctx, scaler, bar.steps + 1);
+        progress_step(&bar, ctx, scaler);
     }
-    const double seconds = seconds_now() - bar.started;
+    const int status = progress_end(&bar, ctx, "gpt");
+    if (status != 0) return status;
     progress_clear(&bar);
     write_text(ctx, net, s, codec);
     if (s->steps > 0 && s->save) mpt_save(net, s->save);
@@ -96,7 +99,7 @@ static int train(mpt_context *ctx, const gpt_settings *s, const text_codec *code
     if (mpt_failed(ctx)) return fail_with_error("gpt", ctx);
     printf("%s: %.4f nats per token, %.0f tokens per second\n",
            kept ? "Text that was kept out" : "The text", mpt_metric_mean(ctx, "loss", true),
-           (double)(s->steps * s->batch * s->context) / seconds);
+           progress_speed(&bar) * (double)(s->batch * s->context));
     return write_results(ctx, &bar, scaler, "loss", mpt_metric_mean(ctx, "loss", true));
 }
 

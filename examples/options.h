@@ -29,10 +29,12 @@ typedef struct option_row {
     const char *help;
 } option_row;
 
-/* What every example understands, too. */
+/* What every example understands, too; the last three where it defines EXAMPLE_GOES_ON. */
 typedef struct common_options {
     const char *json;     /* file for the results */
     int64_t memory_limit; /* MiB, 0 = none */
+    const char *checkpoint;
+    int64_t resume, save_every; /* 0: auto, 1: no; steps, 0: the library's default */
 } common_options;
 
 static common_options common;
@@ -40,7 +42,16 @@ static common_options common;
 static const option_row common_rows[] = {
     {"--json", OPTION_TEXT, offsetof(common_options, json), NULL, 0, 0, "file for the results"},
     {"--memory-limit", OPTION_INT, offsetof(common_options, memory_limit), NULL, 1, 1 << 30,
-     "MiB, more is an error"}};
+     "MiB, more is an error"},
+#ifdef EXAMPLE_GOES_ON
+    {"--checkpoint", OPTION_TEXT, offsetof(common_options, checkpoint), NULL, 0, 0,
+     "folder to go on from and to save to; Ctrl-C saves"},
+    {"--resume", OPTION_CHOICE, offsetof(common_options, resume), "auto|no", 0, 0,
+     "default auto: from the newest file there"},
+    {"--save-every", OPTION_INT, offsetof(common_options, save_every), NULL, 1, INT64_MAX,
+     "steps, default 1000"},
+#endif
+};
 enum { COMMON_ROWS = sizeof common_rows / sizeof *common_rows };
 
 /* The row of that name, or NULL. */

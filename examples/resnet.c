@@ -4,6 +4,7 @@
  * crops and flips that loader threads make. Parameters have torchvision's names. Photos need
  * stb_image: CPPFLAGS='-DMPTRAIN_STB_IMAGE -DMPTRAIN_STB_IMAGE_IMPLEMENTATION'.
  * test arguments: --width 4 --subset 128 --epochs 1 --batch 32 */
+#define EXAMPLE_GOES_ON
 #include "common.h"
 #include "pictures.h"
 #include "precisions.h"
@@ -69,25 +70,24 @@ static int train(mpt_context *ctx, const settings *s) {
     printf("%s, %lld parameters, %s\n", sets.name, (long long)mpt_parameter_numel(net), p->name);
 
     progress bar = progress_begin("", true, s->epochs, mpt_loader_batches(loader));
-    for (bar.epoch = 1; bar.epoch <= s->epochs; bar.epoch++) {
+    progress_resume(&bar, ctx);
+    while (progress_goes_on(&bar, ctx)) {
         mpt_batch b;
-        mpt_metric_reset(ctx, "loss");
-        while (mpt_loader_next(loader, &b)) {
-            mpt_step_begin(ctx);
-            mpt_autocast_begin(ctx, p->autocast);
-            mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
-            mpt_autocast_end(ctx);
-            mpt_metric_push(ctx, "loss", loss);
-            mpt_zero_grad(optimizer);
-            mpt_backward(mpt_scale_loss(scaler, loss));
-            mpt_scaler_step(scaler, optimizer);
-            mpt_scaler_update(scaler);
-            mpt_step_end(ctx);
-            progress_step(&bar, ctx, scaler, b.index + 1);
-        }
-        if (mpt_failed(ctx)) return progress_clear(&bar), fail_with_error("resnet", ctx);
-        progress_epoch(&bar, mpt_metric_mean(ctx, "loss", true));
+        if (!mpt_loader_next(loader, &b)) continue; /* the next call begins an epoch */
+        mpt_step_begin(ctx);
+        mpt_autocast_begin(ctx, p->autocast);
+        mpt_tensor loss = mpt_cross_entropy(mpt_forward(net, b.x), b.y, NULL);
+        mpt_autocast_end(ctx);
+        mpt_metric_push(ctx, "loss", loss);
+        mpt_zero_grad(optimizer);
+        mpt_backward(mpt_scale_loss(scaler, loss));
+        mpt_scaler_step(scaler, optimizer);
+        mpt_scaler_update(scaler);
+        mpt_step_end(ctx);
+        progress_step(&bar, ctx, scaler);
     }
+    const int status = progress_end(&bar, ctx, "resnet");
+    if (status != 0) return status;
     const double seconds = seconds_now() - bar.started;
     const mpt_loader_stats stats = mpt_loader_statistics(loader);
     /* Evaluation with each convolution, its norm, relu and shortcut as one launch. */
@@ -97,7 +97,7 @@ static int train(mpt_context *ctx, const settings *s) {
     if (mpt_failed(ctx)) return fail_with_error("resnet", ctx);
     printf(
         "Test accuracy: %.2f %%, %.0f pictures per second, %.1f %% of the time waited for data\n",
-        100.0 * test.accuracy, (double)(bar.steps * s->batch) / seconds,
+        100.0 * test.accuracy, progress_speed(&bar) * (double)s->batch,
         100.0 * stats.seconds_waited / seconds);
     return write_results(ctx, &bar, scaler, "test_accuracy", test.accuracy);
 }

@@ -46,8 +46,9 @@ static inline settings settings_default(void) {
 /* False: `error` holds one line that says what is wrong. */
 static inline bool settings_parse(settings *s, int argc, char **argv, char *error, size_t size) {
     if (!options_parse(settings_rows, SETTINGS_ROWS, argc, argv, s, error, size)) return false;
-    if (!s->overfit || !s->compare) return true;
-    snprintf(error, size, "--compare and --overfit-one-batch exclude each other");
+    if (!s->compare || (!s->overfit && !common.checkpoint)) return true;
+    snprintf(error, size, "--compare and %s exclude each other",
+             s->overfit ? "--overfit-one-batch" : "--checkpoint");
     return false;
 }
 

@@ -147,7 +147,7 @@ TEST(results_as_json) {
     mpt_context *ctx = mpt_create(&config);
     mpt_scaler scaler = mpt_grad_scaler(ctx, NULL);
     progress bar = progress_begin("", false, 1, 3);
-    for (int i = 0; i < 3; i++) progress_step(&bar, ctx, scaler, i + 1);
+    for (int i = 0; i < 3; i++) progress_step(&bar, ctx, scaler);
     CHECK(bar.steps == 3 && bar.fastest_step >= 0 && bar.fastest_step <= bar.seconds);
     common.json = NULL;
     CHECK_EQ_INT(write_results(ctx, &bar, scaler, "loss", 1.5), 0);

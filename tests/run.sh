@@ -44,9 +44,22 @@ run_one() { # run_one NAME LOG COMMAND...
     report "$name" "$log"
 }
 
-# An example passes when it ends with status 0. Its arguments stand in a line of its source,
-# "test arguments: ...". They run one after the other in one folder, mnist first, since others
-# read the file it saves.
+run_example() { # run_example SOURCE ARGUMENT...
+    name=$(basename "$1" .c)
+    shift
+    echo "example $name $*" >>"$log"
+    # shellcheck disable=SC2086  # the runner is a list of words
+    if (cd "$folder/run" && $limit $run "$folder/$name${EXE:-}" "$@") >>"$log" 2>&1 </dev/null; then
+        passed=$((passed + 1))
+    else
+        echo "FAIL example $name: status $?" >>"$log"
+        failed=$((failed + 1))
+    fi
+}
+
+# An example passes when it ends with status 0. Its arguments stand in lines of its source, "test
+# arguments: ..", one for each time it runs. They run one after the other in one folder, mnist
+# first, since others read the file it saves.
 run_examples() { # run_examples LOG FOLDER RUN EXAMPLE.c...
     log=$1 folder=$2 run=$3 passed=0 failed=0
     shift 3
@@ -57,16 +70,13 @@ run_examples() { # run_examples LOG FOLDER RUN EXAMPLE.c...
     mkdir -p "$folder/run"
     for source in $(printf '%s\n' "$@" | sed -n '/mnist\.c$/p') \
                   $(printf '%s\n' "$@" | sed '/mnist\.c$/d'); do
-        name=$(basename "$source" .c)
-        args=$(sed -n 's/.*test arguments: *\(.*[^ ]\) *$/\1/p' "$source" | sed 's/ *\*\/$//')
-        echo "example $name $args" >>"$log"
-        # shellcheck disable=SC2086  # the runner and the arguments are lists of words
-        if (cd "$folder/run" && $limit $run "$folder/$name${EXE:-}" $args) >>"$log" 2>&1 </dev/null; then
-            passed=$((passed + 1))
-        else
-            echo "FAIL example $name: status $?" >>"$log"
-            failed=$((failed + 1))
-        fi
+        lines=$(sed -n 's/.*test arguments: *\(.*[^ ]\) *$/\1/p' "$source" | sed 's/ *\*\/$//')
+        while IFS= read -r args; do
+            # shellcheck disable=SC2086  # the arguments are a list of words
+            run_example "$source" $args
+        done <<END
+$lines
+END
     done
     echo "$passed passed, $failed failed, 0 skipped" >>"$log"
     report examples "$log"
