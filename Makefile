@@ -24,6 +24,10 @@
 #   make coverage      the branches of src/ that the suite takes, by room;  ROOM=data/idx.c lists the rest
 #   make mutate        breaks the library in N small places, one by one: does a test notice?  N=20
 #                      SEED=1  ONLY="src/ground/parallel.c"
+#   make torture       kills, power losses, exact resumes, refused memory, failing files and threads,
+#                      cut and changed files: 20 minutes at most;  QUICK=1 takes 3;  SEED=1
+#                      ONLY="kills power"
+#   make torture-long  the same with larger numbers, and under valgrind and the thread sanitizer
 #   make install       header and pkg-config file;  PREFIX=/usr/local  DESTDIR=
 #   make clean
 # CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS are yours; EXTRA is linked into every program. BUILD=dir keeps builds apart; RUN="qemu-x -L y"
@@ -224,6 +228,11 @@ mutate: $(BUILD)/mutate
 	@CC='$(CC)' ONLY='$(ONLY)' FIRST='$(FIRST)' sh tools/mutate.sh '$(BUILD)/mutants' '$<' \
 	    '$(or $(N),20)' '$(or $(SEED),1)'
 
+# Builds what it runs: the processes that are killed with the library as it is.
+torture torture-long:
+	@QUICK='$(if $(filter torture,$@),$(QUICK))' LONG='$(filter torture-long,$@)' \
+	    SEED='$(or $(SEED),1)' ONLY='$(ONLY)' MAKE='$(MAKE)' sh tests/torture/run.sh '$(BUILD)'
+
 VERSION = $(shell awk '/define MPTRAIN_VERSION_(MAJOR|MINOR|PATCH) / { v = v dot $$3; dot = "." } \
     END { print v }' mptrain.h)
 
@@ -240,7 +249,7 @@ clean:
 
 # A change of compiler or flags rebuilds.
 $(BUILD)/flags: FORCE
-	@mkdir -p $(BUILD)/tests/tmp $(BUILD)/bench
+	@mkdir -p $(BUILD)/tests/tmp $(BUILD)/bench $(BUILD)/torture
 	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_FLAGS)))' | \
 	    cmp -s - $@ || \
 	    printf '%s\n' '$(subst ','\'',$(COMPILE) $(CFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(EXTRA),$(CUDA_FLAGS)))' > $@
@@ -293,6 +302,10 @@ static = $(if $(filter $(1),$(SELF)),-DMPTRAIN_STATIC)
 $(foreach s,$(TESTS) $(wildcard tests/tool_*.c),\
     $(eval $(call program_rules,$(s),$(s:tests/%.c=$(BUILD)/tests/%),$$(TEST_CFLAGS) $(call static,$(s)))))
 
+# What breaks files and processes on purpose, for POSIX systems.
+$(foreach s,$(wildcard tests/torture/torture_*.c),\
+    $(eval $(call program_rules,$(s),$(s:tests/torture/%.c=$(BUILD)/torture/%),$$(CFLAGS))))
+
 $(BUILD)/tests/examples.log: $(EXAMPLE_PROGRAMS) FORCE
 	@EXE='$(EXE)' sh tests/run.sh examples $@ '$(abspath $(BUILD))' '$(RUN)' $(EXAMPLES)
 
@@ -303,10 +316,11 @@ $(BUILD)/tests/test_gradcheck.log: $(filter $(patsubst %,$(BUILD)/tests/%.log,ap
 $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 	@MPTRAIN_TEST_TMP='$(BUILD)/tests/tmp' sh tests/run.sh one $* $@ $(RUN) $<
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(BUILD)/tests/cudasim/*.d $(BUILD)/bench/*.d \
+    $(BUILD)/torture/*.d)
 
 FORCE:
 .PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs compare tables gpu-check \
-    check-instructions coverage mutate install clean FORCE
+    check-instructions coverage mutate torture torture-long install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
