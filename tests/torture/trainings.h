@@ -31,6 +31,8 @@ typedef struct training {
     mpt_captured captured;
 } training;
 
+static mpt_io training_io; /* what a training reads and writes files by; all NULL: as built in */
+
 static mpt_optimizer make_optimizer(mpt_module net, int kind) {
     mpt_sgd_config sgd = mpt_sgd_config_default();
     mpt_adam_config adam = mpt_adam_config_default();
@@ -95,6 +97,7 @@ static training begin_training(const plan *how) {
     mpt_config config = mpt_config_default();
     memset(&t, 0, sizeof t);
     config.threads = how->threads, config.seed = how->seed, config.device = MPT_DEVICE_CPU;
+    config.io = training_io;
     mpt_context *c = t.context = mpt_create(&config);
     t.how = *how;
     t.net = mpt_sequential(c, mpt_nn_linear(c, FEATURES, how->width),
