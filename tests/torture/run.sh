@@ -36,10 +36,11 @@ plain() { # plain LIMIT NAME CASES QUICK LONG
     ! wanted "$2" || run "$1" "$2" "$build/torture/torture_$2" --cases "$(column "$3" "$4" "$5")"
 }
 
-build_plain kills power
+build_plain kills power resumes
 mkdir -p "$folder"
 plain 600 kills 200 20 1000
 plain 600 power 200000 20000 2000000
+plain 900 resumes 60 12 1200
 
 rmdir "$folder" 2>/dev/null
 echo "torture: $(($(date +%s) - began)) s, seed $seed"

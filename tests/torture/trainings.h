@@ -127,7 +127,7 @@ static void run_training(training *t, int from, int to) {
         if (!mpt_loader_next(t->loader, &batch)) mpt_loader_next(t->loader, &batch);
         mpt_scope_begin(c);
         mpt_metric_push(c, "x", mpt_mean(batch.x, MPT_ALL_DIMS, false));
-        mpt_tensor x = i == t->how.overflow ? mpt_mul_scalar(batch.x, 1e30) : batch.x;
+        mpt_tensor x = i == t->how.overflow ? mpt_mul_scalar(batch.x, 3e38) : batch.x;
         if (t->how.captured)
             mpt_captured_step(t->captured, x, batch.y);
         else
