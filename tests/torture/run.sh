@@ -2,47 +2,77 @@
 # What `make torture` runs:  run.sh BUILD. QUICK=1 is for every day, LONG=1 for a night; SEED and ONLY
 # choose. Each program prints a line of figures; the last line of all says how many passed.
 set -u
-build=$1 seed=${SEED:-1} passed=0 failed=0 began=$(date +%s)
-make=${MAKE:-make}
+build=$1 seed=${SEED:-1} make=${MAKE:-make} began=$(date +%s) passed=0 failed=0 skipped=0
 folder=$build/torture/tmp
+export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 case "${MAKEFLAGS:-}" in *jobserver*) jobs= ;; *) jobs=-j2 ;; esac
 
-# column CASES QUICK LONG: the number of cases of this run
+have() { command -v "$1" >/dev/null 2>&1; }
+wanted() { case " ${ONLY:-$1} " in *" $1 "*) return 0 ;; esac; return 1; }
+
+# column NORMAL QUICK LONG: the number that this run takes
 column() {
     if [ -n "${LONG:-}" ]; then echo "$3"; elif [ -n "${QUICK:-}" ]; then echo "$2"; else echo "$1"; fi
 }
 
-# run LIMIT NAME COMMAND...: prints what it says and its seconds; no torture takes longer than LIMIT
-run() {
-    limit=$1 name=$2 start=$(date +%s)
+# made FOLDER NAME... VARIABLE=..: builds the programs that are wanted there
+made() {
+    place=$1 list=
+    shift
+    while [ $# -gt 0 ] && [ "${1#*=}" = "$1" ]; do
+        ! wanted "$1" || list="$list $place/torture/torture_$1"
+        shift
+    done
+    # shellcheck disable=SC2086  # lists of words
+    [ -z "$list" ] || $make -s $jobs BUILD="$place" "$@" $list && return
+    echo '0 passed, 1 failed, 0 skipped'
+    exit 1
+}
+
+# attempt SECONDS NAME COMMAND...: runs it and prints what became of it; SECONDS is the most it may take
+attempt() {
+    limit=$1 name=$2 start=$(date +%s) word=PASS
     shift 2
-    if command -v timeout >/dev/null 2>&1; then set -- timeout -k 10 "$limit" "$@"; fi
-    "$@" --seed "$seed" --folder "$folder"
-    status=$?
-    if [ $status -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
-    [ $status -eq 0 ] && word=PASS || word="FAIL (status $status)"
+    ! have timeout || set -- timeout -k 10 "$limit" "$@"
+    "$@" || word="FAIL (status $?)"
+    if [ "$word" = PASS ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
     echo "$word $name, $(($(date +%s) - start)) s"
 }
 
-wanted() { case " ${ONLY:-$1} " in *" $1 "*) return 0 ;; esac; return 1; }
-
-build_plain() { # build_plain NAME...: those that are wanted, as the library is
-    list=
-    for name in "$@"; do ! wanted "$name" || list="$list $build/torture/torture_$name"; done
-    [ -z "$list" ] || $make -s $jobs BUILD="$build" $list || { echo '0 passed, 1 failed, 0 skipped' && exit 1; }
+# torture FOLDER SECONDS NAME CASES...: the program NAME that was built there; cases as of `column`
+torture() {
+    place=$1 limit=$2 name=$3
+    shift 3
+    ! wanted "$name" || attempt "$limit" "$name" ${runner:-} "$place/torture/torture_$name" \
+        --cases "$(column "$@")" --seed "$seed" --folder "$folder"
 }
 
-plain() { # plain LIMIT NAME CASES QUICK LONG
-    ! wanted "$2" || run "$1" "$2" "$build/torture/torture_$2" --cases "$(column "$3" "$4" "$5")"
-}
-
-build_plain kills power resumes
 mkdir -p "$folder"
-plain 600 kills 200 20 1000
-plain 600 power 200000 20000 2000000
-plain 900 resumes 60 12 1200
+made "$build" kills power resumes
+torture "$build" 600 kills 200 40 1000
+torture "$build" 600 power 200000 50000 5000000
+torture "$build" 900 resumes 60 20 1200
+
+# With the address and the undefined behaviour sanitizer. stb_image.h, which is in the library where
+# it is found, has arithmetic that may wrap.
+cc=clang lines=-gline-tables-only with=-DMPTRAIN_NO_SIMD sanitized=$build/torture/sanitized
+have clang || { cc=gcc && lines=-g; }
+flags="$lines -fsanitize=address,undefined -fno-sanitize-recover=all"
+if echo 'int main(void) { return 0; }' | $cc $flags -x c - -o "$folder/probe" 2>/dev/null; then
+    for header in stb/stb_image.h stb_image.h; do
+        ! echo "#include <$header>" | $cc -E - >/dev/null 2>&1 ||
+            with='-DMPTRAIN_NO_SIMD -DMPTRAIN_STB_IMAGE -DMPTRAIN_STB_IMAGE_IMPLEMENTATION'
+    done
+    made "$sanitized" memory CC=$cc LDFLAGS="$flags" CPPFLAGS="$with" \
+        CFLAGS="-O1 $flags -fwrapv -fno-sanitize=signed-integer-overflow"
+    torture "$sanitized" 600 memory 100000 100 100000
+else
+    echo "skipped: $cc has no sanitizers"
+    skipped=$((skipped + 1))
+fi
+rm -f "$folder/probe"
 
 rmdir "$folder" 2>/dev/null
 echo "torture: $(($(date +%s) - began)) s, seed $seed"
-echo "$passed passed, $failed failed, 0 skipped"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
