@@ -529,6 +529,26 @@ TEST(text_files) {
     mpt_destroy(context);
 }
 
+/* What cannot be made of a file names it; what comes from memory has no name. */
+TEST(files_are_named) {
+    mpt_context *context = make_context();
+    const mpt_window_config window = windows(4);
+    char path[512];
+    NEEDS_FILES
+    mpt_tokenizer chars = mpt_char_tokenizer(context, put_text("chars", "abcdefgh"));
+    snprintf(path, sizeof path, "%s", put_text("other", "abcdxfgh"));
+    mpt_text_file(chars, path, &window);
+    EXPECT(MPT_ERROR_ARGUMENT, "other: byte 4 begins no character of the vocabulary");
+    mpt_text_file(chars, put_text("other", "abcd"), &window);
+    EXPECT(MPT_ERROR_ARGUMENT, "other: 4 tokens; windows of 4 and the token after them need 5");
+    mpt_token_file(context, put_text("other", "abcd"), 2, &window);
+    EXPECT(MPT_ERROR_ARGUMENT, "other: 2 tokens; windows of 4 and the token after them need 5");
+    CHECK_EQ_INT(mpt_encode(chars, "x", 1, NULL, 0), -1);
+    EXPECT(MPT_ERROR_ARGUMENT, "): byte 0 begins no character of the vocabulary");
+    remove(test_tmp_path("other"));
+    mpt_destroy(context);
+}
+
 /* Whatever allocation fails, nothing leaks, and the same calls succeed afterwards. */
 TEST(out_of_memory) {
     bool failed = true;
@@ -569,5 +589,5 @@ TEST(out_of_memory) {
 TEST_TABLE = {T(characters),         T(bpe_of_a_few_merges), T(pieces_by_class),
               T(bpe_of_a_long_word), T(bpe_files_damaged),   T(gpt2),
               T(windows_in_order),   T(token_files),         T(text_files),
-              T(files_beyond_4_gib), T(out_of_memory)};
+              T(files_beyond_4_gib), T(files_are_named),     T(out_of_memory)};
 TEST_MAIN
