@@ -39,6 +39,7 @@ enum system_call {
     IO_CLOSE,
     IO_COMMIT,
     IO_LIST,
+    IO_REMOVE,
     SYSTEM_CALLS
 };
 #if defined(__linux__) && defined(__LP64__)
@@ -61,7 +62,7 @@ static const char *const system_call_names[SYSTEM_CALLS] = {
     "open",     "read",     "write",     "lseek",   "close",    "fsync",   "rename",
     "unlink",   "readlink", "stat",      "fstat",   "fchmod",   "fchown",  "flock",
     "opendir",  "readdir",  "io.open",   "io.read", "io.write", "io.seek", "io.size",
-    "io.flush", "io.close", "io.commit", "io.list"};
+    "io.flush", "io.close", "io.commit", "io.list", "io.remove"};
 
 /* Call number `at` (from 1) of one kind fails with `code`; so does every later one, if `onwards`.
    Code 0: it moves half of the bytes, or none. */

@@ -5,7 +5,8 @@
 #define TORTURE_HEAP_H
 
 typedef struct heap {
-    int64_t live, peak, calls;
+    int64_t live, peak, calls, largest;
+    int64_t limit;              /* of one call, 0: none; what is above is refused */
     int64_t refuse_at, refused; /* 0: none */
     bool onwards;
 } heap;
@@ -14,6 +15,8 @@ static void *heap_allocate(void *user, size_t bytes, size_t alignment) {
     heap *h = (heap *)user;
     void *block = NULL;
     h->calls++;
+    if (h->largest < (int64_t)bytes) h->largest = (int64_t)bytes;
+    if (h->limit > 0 && (int64_t)bytes > h->limit) return NULL;
     if (h->refuse_at > 0 && (h->calls == h->refuse_at || (h->onwards && h->calls > h->refuse_at))) {
         h->refused++;
         return NULL;

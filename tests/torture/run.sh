@@ -63,9 +63,11 @@ if echo 'int main(void) { return 0; }' | $cc $flags -x c - -o "$folder/probe" 2>
         ! echo "#include <$header>" | $cc -E - >/dev/null 2>&1 ||
             with='-DMPTRAIN_NO_SIMD -DMPTRAIN_STB_IMAGE -DMPTRAIN_STB_IMAGE_IMPLEMENTATION'
     done
-    made "$sanitized" memory CC=$cc LDFLAGS="$flags" CPPFLAGS="$with" \
+    made "$sanitized" memory files io CC=$cc LDFLAGS="$flags" CPPFLAGS="$with" \
         CFLAGS="-O1 $flags -fwrapv -fno-sanitize=signed-integer-overflow"
     torture "$sanitized" 600 memory 100000 100 100000
+    torture "$sanitized" 900 files 1000000 2000 1000000
+    torture "$sanitized" 900 io 1000000 2 1000000
 else
     echo "skipped: $cc has no sanitizers"
     skipped=$((skipped + 1))

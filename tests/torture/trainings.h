@@ -92,14 +92,11 @@ static mpt_status micro_batch(mpt_context *c, void *user, mpt_tensor x, mpt_tens
     return mpt_step_end(c);
 }
 
-static training begin_training(const plan *how) {
+/* All but the context. */
+static training training_in(mpt_context *c, const plan *how) {
     training t;
-    mpt_config config = mpt_config_default();
     memset(&t, 0, sizeof t);
-    config.threads = how->threads, config.seed = how->seed, config.device = MPT_DEVICE_CPU;
-    config.io = training_io;
-    mpt_context *c = t.context = mpt_create(&config);
-    t.how = *how;
+    t.context = c, t.how = *how;
     t.net = mpt_sequential(c, mpt_nn_linear(c, FEATURES, how->width),
                            mpt_nn_batch_norm1d(c, how->width, NULL), mpt_nn_relu(c),
                            mpt_nn_dropout(c, 0.2), mpt_nn_linear(c, how->width, CLASSES),
@@ -114,6 +111,13 @@ static training begin_training(const plan *how) {
     if (how->averaged) t.ema = mpt_ema_create(t.net, t.optimizer, NULL);
     t.loader = make_loader(c, how->workers);
     return t;
+}
+
+static TORTURE_UNUSED training begin_training(const plan *how) {
+    mpt_config config = mpt_config_default();
+    config.threads = how->threads, config.seed = how->seed, config.device = MPT_DEVICE_CPU;
+    config.io = training_io;
+    return training_in(mpt_create(&config), how);
 }
 
 static TORTURE_UNUSED void end_training(training *t) { mpt_destroy(t->context); }
