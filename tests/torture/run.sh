@@ -57,17 +57,18 @@ torture "$build" 900 resumes 60 20 1200
 # it is found, has arithmetic that may wrap.
 cc=clang lines=-gline-tables-only with=-DMPTRAIN_NO_SIMD sanitized=$build/torture/sanitized
 have clang || { cc=gcc && lines=-g; }
-flags="$lines -fsanitize=address,undefined -fno-sanitize-recover=all"
+flags="$lines -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
 if echo 'int main(void) { return 0; }' | $cc $flags -x c - -o "$folder/probe" 2>/dev/null; then
     for header in stb/stb_image.h stb_image.h; do
         ! echo "#include <$header>" | $cc -E - >/dev/null 2>&1 ||
             with='-DMPTRAIN_NO_SIMD -DMPTRAIN_STB_IMAGE -DMPTRAIN_STB_IMAGE_IMPLEMENTATION'
     done
-    made "$sanitized" memory files io CC=$cc LDFLAGS="$flags" CPPFLAGS="$with" \
+    made "$sanitized" memory files io threads CC=$cc LDFLAGS="$flags" CPPFLAGS="$with" \
         CFLAGS="-O1 $flags -fwrapv -fno-sanitize=signed-integer-overflow"
     torture "$sanitized" 600 memory 100000 100 100000
     torture "$sanitized" 900 files 1000000 2000 1000000
     torture "$sanitized" 900 io 1000000 2 1000000
+    torture "$sanitized" 900 threads 2000 60 20000
 else
     echo "skipped: $cc has no sanitizers"
     skipped=$((skipped + 1))
