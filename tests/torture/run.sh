@@ -47,6 +47,49 @@ torture() {
         --cases "$(column "$@")" --seed "$seed" --folder "$folder"
 }
 
+# A fuzzer of tests/fuzz: as many runs as make 10 million with the others.
+fuzzer() {
+    name=fuzz_$1 out=$build/torture/fuzz_$1
+    wanted "$name" || return 0
+    mkdir -p "$out/corpus"
+    clang -std=c11 -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined \
+        -fno-sanitize-recover=all -Isrc -DMPTRAIN_STATIC -DMPTRAIN_NO_SIMD \
+        -DMPTRAIN_HEADER_FILE='"mptrain.h"' "tests/fuzz/$name.c" -lm -lpthread -o "$out/fuzz" ||
+        { failed=$((failed + 1)) && return; }
+    attempt 36000 "$name" "$out/fuzz" -runs="${FUZZ_RUNS:-2500000}" -seed="$seed" -timeout=20 \
+        -rss_limit_mb=2048 -max_len=512 -verbosity=0 -artifact_prefix="$out/" "$out/corpus"
+}
+
+# What is too slow for every day: arbitrary input; processes and threads under the thread sanitizer
+# and under valgrind, which knows AVX2 and nothing above.
+nightly() {
+    if have clang; then
+        for name in api weights idx data; do fuzzer $name; done
+        threads=$build/torture/threads flags='-gline-tables-only -fsanitize=thread'
+        made "$threads" resumes threads CC=clang CFLAGS="-O1 $flags" LDFLAGS="$flags"
+        ! setarch -R true 2>/dev/null || runner='setarch -R'
+        torture "$threads" 7200 resumes 100 100 "${THREAD_RUNS:-100}"
+        torture "$threads" 7200 threads 400 400 "${THREAD_RUNS:-400}"
+        runner=
+    else
+        echo 'skipped: the fuzzers and the thread sanitizer need clang'
+        skipped=$((skipped + 2))
+    fi
+    if have valgrind; then
+        made "$build" memory threads
+        runner='valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite'
+        export MPTRAIN_ISA=avx2
+        torture "$build" 7200 memory 60 60 60
+        torture "$build" 7200 threads 20 20 20
+        torture "$build" 7200 resumes 10 10 10
+        unset MPTRAIN_ISA
+        runner=
+    else
+        echo 'skipped: there is no valgrind'
+        skipped=$((skipped + 1))
+    fi
+}
+
 mkdir -p "$folder"
 made "$build" kills power resumes
 torture "$build" 600 kills 200 40 1000
@@ -74,6 +117,7 @@ else
     skipped=$((skipped + 1))
 fi
 rm -f "$folder/probe"
+[ -z "${LONG:-}" ] || nightly
 
 rmdir "$folder" 2>/dev/null
 echo "torture: $(($(date +%s) - began)) s, seed $seed"

@@ -6,7 +6,9 @@
 
 #include MPTRAIN_HEADER_FILE
 
+#ifdef MPTRAIN_STB_IMAGE
 #include "../made_pictures.h"
+#endif
 #include "heap.h"
 #include "packed.h"
 #include "trainings.h"

@@ -6,7 +6,9 @@
 
 #include MPTRAIN_HEADER_FILE
 
+#ifdef MPTRAIN_STB_IMAGE
 #include "../made_pictures.h"
+#endif
 #include "heap.h"
 
 enum { IMAGES = 40, PIXELS = 64, CLASSES = 4, BATCH = 16, STEPS = 4, PICTURES = 6 };
@@ -244,6 +246,7 @@ static void put_number(uint8_t *bytes, uint32_t n) {
     for (int i = 0; i < 4; i++) bytes[i] = (uint8_t)(n >> 8 * (3 - i));
 }
 
+#ifdef MPTRAIN_STB_IMAGE
 /* Two pictures of each of three formats, in two classes. */
 static void make_pictures(void) {
     static const char *const endings[3] = {"bmp", "png", "jpg"};
@@ -270,6 +273,7 @@ static void make_pictures(void) {
         write_whole(in_folder(name), m.bytes, m.n);
     }
 }
+#endif
 
 static void make_files(void) {
     static uint8_t images[16 + IMAGES * 784] = {0, 0, 8, 3}, labels[8 + IMAGES] = {0, 0, 8, 1};
@@ -279,7 +283,9 @@ static void make_files(void) {
     for (int i = 0; i < IMAGES; i++) labels[8 + i] = (uint8_t)(i % CLASSES);
     write_whole(in_folder("train-images-idx3-ubyte"), images, sizeof images);
     write_whole(in_folder("train-labels-idx1-ubyte"), labels, sizeof labels);
+#ifdef MPTRAIN_STB_IMAGE
     make_pictures();
+#endif
 }
 
 int main(int argc, char **argv) {
