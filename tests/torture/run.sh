@@ -1,6 +1,6 @@
 #!/bin/sh
-# What `make torture` runs:  run.sh BUILD. QUICK=1 is for every day, LONG=1 for a night; SEED and ONLY
-# choose. Each program prints a line of figures; the last line of all says how many passed.
+# What `make torture` runs:  run.sh BUILD. QUICK=1 is for every day, LONG=1 for a night; SEED and
+# ONLY choose. Each program prints a line of figures; the last line of all says how many passed.
 set -u
 build=$1 seed=${SEED:-1} make=${MAKE:-make} began=$(date +%s) passed=0 failed=0 skipped=0
 folder=$build/torture/tmp
@@ -12,7 +12,8 @@ wanted() { case " ${ONLY:-$1} " in *" $1 "*) return 0 ;; esac; return 1; }
 
 # column NORMAL QUICK LONG: the number that this run takes
 column() {
-    if [ -n "${LONG:-}" ]; then echo "$3"; elif [ -n "${QUICK:-}" ]; then echo "$2"; else echo "$1"; fi
+    if [ -n "${LONG:-}" ]; then set -- "$3"; elif [ -n "${QUICK:-}" ]; then set -- "$2"; fi
+    echo "$1"
 }
 
 # made FOLDER NAME... VARIABLE=..: builds the programs that are wanted there
@@ -29,7 +30,7 @@ made() {
     exit 1
 }
 
-# attempt SECONDS NAME COMMAND...: runs it and prints what became of it; SECONDS is the most it may take
+# attempt SECONDS NAME COMMAND...: runs it, for so long at most, and prints what became of it
 attempt() {
     limit=$1 name=$2 start=$(date +%s) word=PASS
     shift 2

@@ -1,7 +1,7 @@
 /* torture_threads.c: thread, mutex or condition number N cannot be made, once or from there on; and
-   a clock that goes back, stands still, leaps or is no number. A failure is an error of threads that
-   leaves no thread and no memory, what is done again ends with the bits of one thread and an honest
-   clock, and figures of time stay numbers. Built with sanitizers. */
+   a clock that goes back, stands still, leaps or is no number. A failure is an error of threads
+   that leaves no thread and no memory, what is done again ends with the bits of one thread and an
+   honest clock, and figures of time stay numbers. Built with sanitizers. */
 #include "torture.h"
 
 #include MPTRAIN_HEADER_FILE
