@@ -34956,8 +34956,10 @@ static bool mpt__symbols_room(mpt_context *ctx, mpt__tokenizer *tokenizer, size_
     return true;
 }
 
-static bool mpt__text_encode(mpt_context *ctx, mpt__tokenizer *tokenizer, const uint8_t *text,
-                             size_t n, mpt__token_sink *sink) {
+/* Of a file, or of memory with the path "". */
+static bool mpt__text_encode(mpt_context *ctx, mpt__tokenizer *tokenizer, const char *path,
+                             const uint8_t *text, size_t n, mpt__token_sink *sink) {
+    const char *colon = *path ? ": " : "";
     mpt__symbols symbols;
     for (size_t at = 0, size; at < n; at += size) {
         uint32_t code = 0;
@@ -34965,16 +34967,17 @@ static bool mpt__text_encode(mpt_context *ctx, mpt__tokenizer *tokenizer, const 
             size = mpt__utf8_read(text + at, n - at, &code);
             int64_t token = size ? mpt__token_find(tokenizer, text + at, size) : -1;
             if (token < 0)
-                return mpt__reject(ctx, ARGUMENT, "byte %lld begins no character of the vocabulary",
-                                   (int64_t)at);
+                return mpt__reject(ctx, ARGUMENT,
+                                   "%s%sbyte %lld begins no character of the vocabulary", path,
+                                   colon, (int64_t)at);
             mpt__token_put(sink, (int32_t)token);
             continue;
         }
         size = mpt__piece(tokenizer, text + at, n - at);
         for (size_t i = at; i < at + size; i++)
             if (tokenizer->of_byte[text[i]] < 0)
-                return mpt__reject(ctx, ARGUMENT, "byte %lld, which is %d, has no token",
-                                   (int64_t)i, (int)text[i]);
+                return mpt__reject(ctx, ARGUMENT, "%s%sbyte %lld, which is %d, has no token", path,
+                                   colon, (int64_t)i, (int)text[i]);
         if (!mpt__symbols_room(ctx, tokenizer, size, &symbols)) return false;
         mpt__piece_encode(tokenizer, &symbols, text + at, (int32_t)size, sink);
     }
@@ -35003,7 +35006,7 @@ int64_t mpt_encode(mpt_tokenizer tokenizer, const char *text, size_t bytes, int3
     if ((!text && bytes) || (!tokens && capacity) || capacity < 0)
         mpt__error(ctx, ARGUMENT, "%lld bytes of text%s, room for %lld tokens%s", (int64_t)bytes,
                    text ? "" : " at NULL", capacity, tokens ? "" : " at NULL");
-    else if (mpt__text_encode(ctx, found, (const uint8_t *)text, bytes, &sink))
+    else if (mpt__text_encode(ctx, found, "", (const uint8_t *)text, bytes, &sink))
         return sink.count;
     return -1;
 }
@@ -35093,7 +35096,8 @@ static bool mpt__window_make(const mpt__dataset *dataset, int64_t at, uint64_t s
 }
 
 /* Checks a config and fills in what it leaves open; the number of windows, 0 with an error. */
-static int64_t mpt__window_count(mpt_context *ctx, mpt_window_config *config, int64_t count) {
+static int64_t mpt__window_count(mpt_context *ctx, mpt_window_config *config, const char *path,
+                                 int64_t count) {
     if (config->block < 1 || config->block > INT32_MAX || config->stride < 0 ||
         config->samples < 0 || config->vocabulary < 0)
         return mpt__reject(ctx, ARGUMENT,
@@ -35102,8 +35106,8 @@ static int64_t mpt__window_count(mpt_context *ctx, mpt_window_config *config, in
                            config->block, config->stride, config->samples, config->vocabulary);
     if (count <= config->block)
         return mpt__reject(ctx, ARGUMENT,
-                           "%lld tokens; windows of %lld and the token after them need %lld", count,
-                           config->block, config->block + 1);
+                           "%s%s%lld tokens; windows of %lld and the token after them need %lld",
+                           path, *path ? ": " : "", count, config->block, config->block + 1);
     if (config->stride == 0) config->stride = config->block;
     int64_t beside = (count - 1 - config->block) / config->stride + 1;
     return config->random && config->samples > 0 ? config->samples : beside;
@@ -35114,7 +35118,7 @@ static mpt__dataset *mpt__window_new(mpt_context *ctx, mpt__tokens *tokens, size
     mpt_user_dataset_config samples;
     mpt__dataset *dataset = NULL;
     mpt__zero(samples);
-    samples.count = mpt__window_count(ctx, &tokens->config, tokens->count);
+    samples.count = mpt__window_count(ctx, &tokens->config, tokens->path, tokens->count);
     samples.dtype = samples.target_dtype = MPT_I64;
     samples.shape = samples.target_shape = MPT_SHAPE(tokens->config.block);
     if (samples.count > 0) dataset = mpt__dataset_new(ctx, &samples, false);
@@ -35151,7 +35155,7 @@ mpt_dataset mpt_token_memory(mpt_context *ctx, const int32_t *values, int64_t co
     tokens.count = count;
     if (!values || count < 1 || count > PTRDIFF_MAX / tokens.width) {
         mpt__error(ctx, ARGUMENT, "%lld tokens%s", count, values ? "" : " at NULL");
-    } else if (mpt__window_count(ctx, &tokens.config, count) > 0) {
+    } else if (mpt__window_count(ctx, &tokens.config, "", count) > 0) {
         size_t bytes = (size_t)count * sizeof *values;
         uint8_t *copy = (uint8_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
         mpt__token_sink sink = {NULL, copy, tokens.width, 0, count};
@@ -35205,15 +35209,15 @@ mpt_dataset mpt_text_file(mpt_tokenizer tokenizer, const char *path,
     if (!path) mpt__error(ctx, ARGUMENT, "path is NULL");
     uint8_t *text = path ? mpt__text_read(ctx, path, PTRDIFF_MAX, &n) : NULL;
     mpt__token_sink sink = {NULL, NULL, tokens.width, 0, 0};
-    if (text && mpt__text_encode(ctx, found, text, n, &sink) &&
-        mpt__window_count(ctx, &tokens.config, sink.count) > 0) {
+    if (text && mpt__text_encode(ctx, found, path, text, n, &sink) &&
+        mpt__window_count(ctx, &tokens.config, path, sink.count) > 0) {
         size_t bytes = (size_t)(sink.count * tokens.width);
         sink.packed = (uint8_t *)mpt__allocate(&ctx->base, bytes, MPT_MEMORY_DATA);
         tokens.count = sink.capacity = sink.count;
         tokens.bytes = sink.packed;
         sink.count = 0;
         if (sink.packed) {
-            mpt__text_encode(ctx, found, text, n, &sink);
+            mpt__text_encode(ctx, found, path, text, n, &sink);
             dataset = mpt__window_new(ctx, &tokens, bytes);
         }
     }

@@ -538,6 +538,39 @@ TEST(optimizers_of_two_nets) {
     mpt_destroy(ctx);
 }
 
+/* ==== Optimizers: one of your own: the sign of a running mean of gradients */
+static mpt_status lean(mpt_context *ctx, const mpt_user_update *p, void *user) {
+    const double momentum = *(const double *)user;
+    mpt_mul_scalar_(p->state[0], momentum); /* all of it in place, by ops: on every device */
+    mpt_add_(p->state[0], mpt_mul_scalar(p->gradient, 1 - momentum));
+    mpt_mul_scalar_(p->value, 1 - p->lr * p->weight_decay);
+    mpt_add_(p->value, mpt_mul_scalar(mpt_sign(p->state[0]), -p->lr));
+    return mpt_error_code(ctx);
+}
+
+TEST(optimizers_of_your_own) {
+    double momentum = 0.9, last = 1;
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_nn_linear(ctx, 8, 1);
+    mpt_user_optimizer_config config = mpt_user_optimizer_config_default();
+    config.update = lean, config.user = &momentum, config.lr = 0.05;
+    config.states = 1, config.state_names[0] = "momentum"; /* as checkpoints call it */
+    mpt_optimizer opt = mpt_user_optimizer(net, &config);
+    mpt_schedule_create(opt, mpt_cosine_lr(200, 0), MPT_PER_STEP);
+    for (int i = 0; i < 200; i++) {
+        mpt_step_begin(ctx);
+        mpt_tensor x = mpt_rand(ctx, MPT_F32, MPT_SHAPE(32, 8));
+        mpt_tensor loss = mpt_mse_loss(mpt_forward(net, x), mpt_sum(x, 1, true), MPT_MEAN);
+        mpt_zero_grad(opt);
+        mpt_backward(loss);
+        mpt_step(opt); /* calls lean for "weight" and for "bias" */
+        if (i == 199) last = mpt_item(loss);
+        mpt_step_end(ctx);
+    }
+    CHECK(last < 1e-3 && mpt_applied_steps(opt) == 200);
+    mpt_destroy(ctx);
+}
+
 /* ==== Gradient scaler: steps in fp16; one that overflows is skipped */
 TEST(gradient_scaler) {
     mpt_context *ctx = mpt_create(NULL);
@@ -1058,6 +1091,7 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_WATCH, modules_ops_of_two),
               T(optimizers),
               T(optimizers_of_two_nets),
+              T_UNLESS(MPTRAIN_NO_WATCH, optimizers_of_your_own),
               T(gradient_scaler),
               T(data),
               T_UNLESS(MPTRAIN_NO_THREADS, data_of_functions),

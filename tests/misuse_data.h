@@ -541,6 +541,34 @@ TEST(captured_steps) {
     mpt_captured_destroy(captured);
 }
 
+#ifndef MPTRAIN_NO_WATCH
+static mpt_status own_update(mpt_context *c, const mpt_user_update *u, void *user) {
+    (void)c, (void)u, (void)user;
+    return MPT_OK;
+}
+
+TEST(own_optimizers) {
+    mpt_user_optimizer_config own = mpt_user_optimizer_config_default();
+    own.update = own_update;
+    QUIET(mpt_user_optimizer_config_default, own.lr == 1e-3 && own.states == 0);
+    MODULE(mpt_user_optimizer, CHECK(mpt_user_optimizer(h_, &own).slot == 0));
+    CASE(mpt_user_optimizer, STATE, "allow_shared", mpt_user_optimizer(f.t.net, &own));
+    CASE(mpt_user_optimizer, ARGUMENT, "a config with an update", mpt_user_optimizer(f.net, NULL));
+    own.states = 4;
+    CASE(mpt_user_optimizer, ARGUMENT, "0..3 states, got 4", mpt_user_optimizer(f.net, &own));
+    own.states = 1, own.state_names[0] = "a.b";
+    CASE(mpt_user_optimizer, ARGUMENT, "state_names[0] = \"a.b\"",
+         mpt_user_optimizer(f.net, &own));
+    own.state_names[0] = NULL, own.lr = -1;
+    CASE(mpt_user_optimizer, ARGUMENT, "lr = -1", mpt_user_optimizer(f.net, &own));
+}
+#else
+TEST(own_optimizers) {
+    cover("mpt_user_optimizer"), cover("mpt_user_optimizer_config_default");
+    SKIP("mpt_user_optimizer: built with MPTRAIN_NO_WATCH");
+}
+#endif
+
 #ifndef MPTRAIN_NO_FIT
 #define FIT_SETTING(field, value, code, text) \
     do { \

@@ -670,6 +670,12 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
                           "backward from a tensor without history: nothing it was computed from "
                           "requires a gradient (gradients have none), or it was made under "
                           "mpt_no_grad_begin or mpt_inference_begin");
+#ifndef MPTRAIN_NO_WATCH
+    if (ctx->in_update)
+        return mpt__error(ctx, STATE,
+                          "an optimizer's update is under way, and is made of ops alone; call "
+                          "mpt_backward before mpt_step");
+#endif
     if (ctx->in_backward)
         return mpt__error(ctx, STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "

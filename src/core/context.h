@@ -368,6 +368,7 @@ struct mpt_context {
     int dropped_no_grad, dropped_inference, dropped_recompute, dropped_autocast, dropped_scopes;
     bool dropped_step;
     bool in_backward;
+    bool in_update;       /* a user's update of a parameter runs: in_backward is set, too */
     uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;

@@ -112,7 +112,8 @@ that differs between them.
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
-                         mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite
+                         mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
+                         mpt_user_optimizer
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -299,6 +300,25 @@ parameter whose gradient is none is left alone by the step. Schedules per step a
 applied steps, so skipped steps do not advance them; those per epoch by mpt_schedule_step. They are
 made of curves: mpt_linear_lr(0.1, 1, 500), then mpt_cosine_lr(9500, 0), by mpt_sequential_lr.
 mpt_ema_create keeps averages of the weights.
+
+An optimizer of your own is a function that updates one parameter with ops, in place:
+
+    static mpt_status lean(mpt_context *ctx, const mpt_user_update *p, void *user) {
+        double momentum = *(const double *)user;
+        mpt_mul_scalar_(p->state[0], momentum);
+        mpt_add_(p->state[0], mpt_mul_scalar(mpt_sign(p->gradient), 1 - momentum));
+        mpt_mul_scalar_(p->value, 1 - p->lr * p->weight_decay);
+        mpt_add_(p->value, mpt_mul_scalar(p->state[0], -p->lr));
+        return mpt_error_code(ctx);
+    }
+    mpt_user_optimizer_config config = mpt_user_optimizer_config_default();
+    config.update = lean, config.user = &momentum, config.lr = 3e-4;
+    config.states = 1, config.state_names[0] = "momentum";
+    mpt_optimizer optimizer = mpt_user_optimizer(net, &config);
+
+It is an optimizer like all others: mpt_step, scalers, groups, schedules, clipping, fp32 masters of
+half parameters and checkpoints work as they do. A step goes through copies, so that one that fails
+changes nothing; it waits for the device, and cannot be captured.
 
 ==== MANUAL 9: data ============================================================================
 

@@ -277,6 +277,39 @@ MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_confi
 MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config);
 MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config);
 
+/* An optimizer of your own. mpt_step, or mpt_scaler_step, calls `update` once for each parameter
+   that has a gradient, with tensors that are copies, all fp32 and of the parameter's shape; what it
+   leaves in `value` and `state` becomes the parameter, in its dtype, and its state. It is made of
+   ops, runs without history and autocast, and changes tensors in place: mpt_add_, mpt_copy_,
+   mpt_write. Its own tensors end with it. A status other than MPT_OK, or an error in it, is an
+   error of the step, which then changes nothing at all, as a step does that the scaler skips.
+   mpt_step, mpt_backward, mpt_optimizer_add and mpt_optimizer_destroy are refused in it. Groups,
+   schedules, clipping and checkpoints are as for all optimizers; half parameters have fp32 masters.
+   A step waits for the device; captured steps and recordings refuse it. */
+enum { MPT_MAX_STATES = 3 };
+typedef struct mpt_user_update {
+    mpt_tensor value;                 /* the parameter, or the master of a half one */
+    mpt_tensor gradient;              /* unscaled and clipped */
+    mpt_tensor state[MPT_MAX_STATES]; /* 0 at first; behind the last one null handles */
+    int64_t step;                     /* of this parameter, from 1 */
+    double lr, weight_decay;          /* of its group; nothing has been decayed */
+    int group;
+    const char *path; /* "0.weight" */
+} mpt_user_update;
+typedef struct mpt_user_optimizer_config {
+    mpt_status (*update)(mpt_context *context, const mpt_user_update *parameter, void *user);
+    void *user;
+    double lr;           /* 1e-3 */
+    double weight_decay; /* 0 */
+    int states;          /* 0, up to MPT_MAX_STATES: tensors that the optimizer keeps for each */
+    /* In checkpoints, of 1 to 31 letters, digits and underscores, copied; NULL: "state0" .. */
+    const char *state_names[MPT_MAX_STATES];
+    bool allow_shared; /* false */
+} mpt_user_optimizer_config;
+MPTRAIN_API mpt_user_optimizer_config mpt_user_optimizer_config_default(void);
+MPTRAIN_API mpt_optimizer mpt_user_optimizer(mpt_module module,
+                                             const mpt_user_optimizer_config *config);
+
 /* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
    module's parameters (those already held move there), with its own lr and decay: all below
    `module`, or the one at path `parameter` if that is not NULL. */

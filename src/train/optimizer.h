@@ -8,7 +8,7 @@
 
 /* ==== Contract ==== */
 
-enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+enum { MPT__MOMENTS = MPT_MAX_STATES, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
 
 /* When an optimizer has a moment. */
 typedef enum { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
@@ -69,6 +69,7 @@ enum {
 typedef enum { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
 
 struct mpt__schedule; /* train/rates.c */
+struct mpt__own;      /* train/own.c */
 
 typedef struct {
     mpt__id id;
@@ -97,7 +98,17 @@ typedef struct {
     mpt__stage stage;
     bool checked;                   /* its gradients were looked at: found_inf means something */
     struct mpt__schedule *schedule; /* NULL = none */
+    struct mpt__own *own;           /* NULL: the kernel of its rule updates */
 } mpt__optimizer;
+
+/* What an optimizer that updates on the host has of its own: the first member of more. */
+typedef struct mpt__own {
+    size_t bytes; /* of all of it */
+    mpt__rule rule;
+    /* In the place of launches, with what those get: see mpt__optimizer_update. */
+    mpt_status (*update)(mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot);
+    void (*end)(mpt_context *ctx, struct mpt__own *own); /* before the bytes are given back */
+} mpt__own;
 
 #define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
 

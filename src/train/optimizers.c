@@ -305,6 +305,12 @@ static void mpt__optimizer_free(mpt_context *ctx, void *object) {
     for (int64_t i = 0; i < optimizer->group_count; i++)
         mpt__group_free(ctx, &optimizer->groups[i]);
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(ctx, optimizer->slot[i]);
+#ifndef MPTRAIN_NO_WATCH
+    if (optimizer->own) {
+        optimizer->own->end(ctx, optimizer->own);
+        mpt__host_free(ctx, optimizer->own, optimizer->own->bytes);
+    }
+#endif
     mpt__items_free(ctx, optimizer);
     mpt__room_free(ctx, optimizer->states, optimizer->state_capacity);
     mpt__room_free(ctx, optimizer->groups, optimizer->group_capacity);
@@ -355,9 +361,23 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     return mpt__optimizer_handle(ctx, NULL);
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__not_updating(ctx) true
+#else
+/* Whether no user's update runs, which would find another optimizer when it returns; else an
+   error. */
+static bool mpt__not_updating(mpt_context *ctx) {
+    return !ctx->in_update ||
+           mpt__reject(ctx, STATE,
+                       "an optimizer's update is under way, and is made of ops alone; call this "
+                       "before mpt_step or after it");
+}
+#endif
+
 mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
-    if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
+    if (optimizer && mpt__not_updating(handle.context))
+        mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
     return mpt__status_of(handle.context);
 }
 
@@ -521,7 +541,7 @@ int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *param
     mpt__lend(handle, module.context);
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
-    if (!optimizer) return -1;
+    if (!optimizer || !mpt__not_updating(ctx)) return -1;
     double lr = config ? config->lr : optimizer->groups[0].lr;
     double weight_decay = config ? config->weight_decay : optimizer->groups[0].weight_decay;
     if (!mpt__check_rate(ctx, lr, weight_decay)) return -1;

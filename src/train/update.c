@@ -388,6 +388,9 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
 /* One launch per state and group; each commits its step counts, the last one the step. */
 static mpt_status mpt__launch_updates(mpt_context *ctx, mpt__optimizer *optimizer,
                                       uint16_t found_slot) {
+#ifndef MPTRAIN_NO_WATCH
+    if (optimizer->own) return optimizer->own->update(ctx, optimizer, found_slot);
+#endif
     const int64_t *group = mpt__row_groups(optimizer);
     MPT__EACH_STATE(state, optimizer) {
         int64_t row = state->row, end = row + state->rows, rows;
@@ -438,7 +441,7 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
    on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    if (!mpt__ok(ctx)) return ctx->base.status;
+    if (!mpt__ok(ctx) || !mpt__not_updating(ctx)) return ctx->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(ctx, optimizer);
         return MPT_OK;
