@@ -163,6 +163,7 @@ MPT__END_REGION
 #include "train/scaler.c"
 MPT__BEGIN_COLD
 #include "train/own.c"
+#include "train/lbfgs.c"
 #include "train/schedule.c"
 #include "train/checkpoint.c"
 #include "train/state.c"

@@ -571,6 +571,36 @@ TEST(optimizers_of_your_own) {
     mpt_destroy(ctx);
 }
 
+/* ==== Optimizers: L-BFGS, which asks for the loss of several points: a net becomes a curve */
+typedef struct curve {
+    mpt_module net;
+    mpt_tensor t, y;
+} curve;
+
+static mpt_tensor curve_loss(mpt_context *ctx, void *user) {
+    curve *f = (curve *)user;
+    (void)ctx;
+    mpt_tensor loss = mpt_mse_loss(mpt_forward(f->net, f->t), f->y, MPT_MEAN);
+    mpt_backward(loss); /* gradients were cleared */
+    return loss;
+}
+
+TEST(optimizers_lbfgs) {
+    mpt_context *ctx = mpt_create(NULL);
+    curve f;
+    f.net = mpt_sequential(ctx, mpt_nn_linear(ctx, 1, 8), mpt_nn_tanh(ctx),
+                           mpt_nn_linear(ctx, 8, 1), MPT_END);
+    f.t = mpt_mul_scalar(mpt_reshape(mpt_arange(ctx, MPT_F32, 40), MPT_SHAPE(40, 1)), 0.1);
+    f.y = mpt_add_scalar(mpt_exp(mpt_neg(f.t)), 0.5);
+    mpt_lbfgs_config config = mpt_lbfgs_config_default();
+    config.strong_wolfe = true;
+    mpt_optimizer opt = mpt_lbfgs(f.net, &config);
+    double loss = 1;
+    for (int i = 0; i < 5; i++) loss = mpt_lbfgs_step(opt, curve_loss, &f); /* 20 iterations each */
+    CHECK(loss < 1e-4);
+    mpt_destroy(ctx);
+}
+
 /* ==== Gradient scaler: steps in fp16; one that overflows is skipped */
 TEST(gradient_scaler) {
     mpt_context *ctx = mpt_create(NULL);
@@ -1092,6 +1122,7 @@ TEST_TABLE = {T(basic_types),
               T(optimizers),
               T(optimizers_of_two_nets),
               T_UNLESS(MPTRAIN_NO_WATCH, optimizers_of_your_own),
+              T_UNLESS(MPTRAIN_NO_WATCH, optimizers_lbfgs),
               T(gradient_scaler),
               T(data),
               T_UNLESS(MPTRAIN_NO_THREADS, data_of_functions),

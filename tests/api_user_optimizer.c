@@ -412,7 +412,7 @@ TEST(an_error_changes_nothing) {
     static const char *const says[MOODS] = {"",
                                             "the update of 2.weight reported",
                                             "mpt_matmul",
-                                            "index",
+                                            "of the indices is 7",
                                             "an optimizer's update is under way",
                                             "mpt_backward before mpt_step",
                                             "call this before mpt_step",

@@ -562,7 +562,32 @@ TEST(own_optimizers) {
     own.state_names[0] = NULL, own.lr = -1;
     CASE(mpt_user_optimizer, ARGUMENT, "lr = -1", mpt_user_optimizer(f.net, &own));
 }
+
+static mpt_tensor no_closure(mpt_context *c, void *user) {
+    (void)user;
+    return mpt_zeros(c, MPT_F32, MPT_SCALAR);
+}
+
+TEST(lbfgs_optimizers) {
+    mpt_lbfgs_config config = mpt_lbfgs_config_default();
+    QUIET(mpt_lbfgs_config_default, config.lr == 1 && config.history_size == 100);
+    MODULE(mpt_lbfgs, CHECK(mpt_lbfgs(h_, NULL).slot == 0));
+    CASE(mpt_lbfgs, STATE, "allow_shared", mpt_lbfgs(f.t.net, NULL));
+    config.history_size = 0;
+    CASE(mpt_lbfgs, ARGUMENT, "history_size = 0", mpt_lbfgs(f.net, &config));
+    config = mpt_lbfgs_config_default(), config.max_iter = 0;
+    CASE(mpt_lbfgs, ARGUMENT, "max_iter = 0", mpt_lbfgs(f.net, &config));
+    OPTIMIZER(mpt_lbfgs_step, CHECK(isnan(mpt_lbfgs_step(h_, no_closure, NULL))));
+    CASE(mpt_lbfgs_step, ARGUMENT, "closure is NULL", mpt_lbfgs_step(f.t.optimizer, NULL, NULL));
+    CASE(mpt_lbfgs_step, ARGUMENT, "is not of mpt_lbfgs; call mpt_step",
+         mpt_lbfgs_step(f.t.optimizer, no_closure, NULL));
+}
 #else
+TEST(lbfgs_optimizers) {
+    cover("mpt_lbfgs"), cover("mpt_lbfgs_config_default"), cover("mpt_lbfgs_step");
+    SKIP("mpt_lbfgs: built with MPTRAIN_NO_WATCH");
+}
+
 TEST(own_optimizers) {
     cover("mpt_user_optimizer"), cover("mpt_user_optimizer_config_default");
     SKIP("mpt_user_optimizer: built with MPTRAIN_NO_WATCH");

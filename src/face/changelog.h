@@ -13,7 +13,8 @@
     that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up to AMX, for
     AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
     yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight;
-    confusion matrices; optimizers of the user's own (mpt_user_optimizer).
+    confusion matrices; optimizers of the user's own (mpt_user_optimizer);
+    L-BFGS.
 */
 
 /* ==== Licence ================================================================================

@@ -113,7 +113,7 @@ that differs between them.
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
                          mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
-                         mpt_user_optimizer
+                         mpt_user_optimizer, mpt_lbfgs
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -319,6 +319,20 @@ An optimizer of your own is a function that updates one parameter with ops, in p
 It is an optimizer like all others: mpt_step, scalers, groups, schedules, clipping, fp32 masters of
 half parameters and checkpoints work as they do. A step goes through copies, so that one that fails
 changes nothing; it waits for the device, and cannot be captured.
+
+For small problems of one batch there is L-BFGS. It needs the loss again at several points, so it
+gets a function that computes it and runs backward; gradients are cleared before:
+
+    static mpt_tensor closure(mpt_context *ctx, void *user) {
+        struct fit *f = (struct fit *)user;
+        mpt_tensor loss = mpt_mse_loss(mpt_forward(f->net, f->x), f->y, MPT_MEAN);
+        mpt_backward(loss);
+        return loss;
+    }
+    mpt_lbfgs_config config = mpt_lbfgs_config_default();
+    config.strong_wolfe = true;
+    mpt_optimizer optimizer = mpt_lbfgs(net, &config);
+    for (int i = 0; i < 10; i++) loss = mpt_lbfgs_step(optimizer, closure, &f);
 
 ==== MANUAL 9: data ============================================================================
 

@@ -310,6 +310,31 @@ MPTRAIN_API mpt_user_optimizer_config mpt_user_optimizer_config_default(void);
 MPTRAIN_API mpt_optimizer mpt_user_optimizer(mpt_module module,
                                              const mpt_user_optimizer_config *config);
 
+/* L-BFGS, as torch.optim.LBFGS: for problems of one batch, with few parameters. All of them are one
+   vector; what it remembers, 2 history_size + 8 such vectors of fp32, lies in host memory, and sums
+   are double. There is one group: mpt_optimizer_add is refused. */
+typedef struct mpt_lbfgs_config {
+    double lr;               /* 1: length of a step, or where its line search begins */
+    int max_iter;            /* 20 iterations in a step */
+    int max_eval;            /* 0: max_iter 5 / 4; evaluations after which no iteration begins */
+    double tolerance_grad;   /* 1e-7: ends where no gradient is larger */
+    double tolerance_change; /* 1e-9: ends where values or loss change by less */
+    int history_size;        /* 100 steps, 1 to 10000 */
+    bool strong_wolfe;       /* false; true: a line search to the strong Wolfe conditions */
+    bool allow_shared;       /* false */
+} mpt_lbfgs_config;
+MPTRAIN_API mpt_lbfgs_config mpt_lbfgs_config_default(void);
+MPTRAIN_API mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config);
+/* Computes the loss of the parameters as they are, calls mpt_backward on it, and returns it, one
+   element. Gradients are cleared before each call; tensors that it makes end with it. */
+typedef mpt_tensor (*mpt_closure)(mpt_context *context, void *user);
+/* Up to max_iter iterations, each with one call of the closure or, in a line search, up to 26. In
+   place of mpt_step, which is refused, in a step or outside. Returns the loss of the first call,
+   NaN on error: then parameters are as they were, and the history begins anew. A loss that is not
+   finite is an error; a line search goes back from it instead, unless it is the first. Waits for
+   the device. */
+MPTRAIN_API double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, void *user);
+
 /* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
    module's parameters (those already held move there), with its own lr and decay: all below
    `module`, or the one at path `parameter` if that is not NULL. */

@@ -101,25 +101,19 @@ typedef struct {
     struct mpt__own *own;           /* NULL: the kernel of its rule updates */
 } mpt__optimizer;
 
-/* What an optimizer that updates on the host has of its own: the first member of more. */
-typedef struct mpt__own {
-    size_t bytes; /* of all of it */
-    mpt__rule rule;
-    /* In the place of launches, with what those get: see mpt__optimizer_update. */
-    mpt_status (*update)(mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot);
-    void (*end)(mpt_context *ctx, struct mpt__own *own); /* before the bytes are given back */
-} mpt__own;
 
 #define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
-   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
+   where storage is 0, an array on the host, or a number of 8 bytes there, or, where both are NULL,
+   a device scalar. */
 typedef struct {
     const char *name;
     uint32_t storage;
     mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
     int64_t offset, count;
     void *host;
+    void *array; /* `count` elements on the host; NULL: a number, or in a storage */
     uint16_t slot;
     mpt_shape shape; /* of the elements; of numbers the scalar's */
     uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
@@ -132,6 +126,20 @@ typedef struct {
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 
+/* What an optimizer that updates on the host has of its own: the first member of more. */
+typedef struct mpt__own {
+    size_t bytes; /* of all of it */
+    mpt__rule rule;
+    bool whole;   /* takes all parameters together: no groups, no options */
+    bool running; /* amid a step, in a function of the user's */
+    /* In the place of launches, with what those get: see mpt__optimizer_update. */
+    mpt_status (*update)(mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot);
+    void (*end)(mpt_context *ctx, struct mpt__own *own); /* before the bytes are given back */
+    /* Shows what it keeps besides; NULL: nothing. */
+    mpt_status (*visit)(mpt_context *ctx, struct mpt__own *own, mpt__state_item *item,
+                        mpt__state_visitor visit, void *user);
+} mpt__own;
+
 /* Adds name and bits of a state item to the hash at `user`. */
 static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     uint64_t *hash = (uint64_t *)user;
@@ -141,8 +149,9 @@ static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_
         int64_t size = (int64_t)mpt_dtype_size(item->dtype);
         *hash =
             mpt__hash_storage(ctx, *hash, item->storage, item->offset * size, item->count * size);
-    } else if (item->host) {
-        *hash = mpt__hash_bytes(*hash, item->host, 8);
+    } else if (item->host || item->array) {
+        size_t size = item->array ? (size_t)item->count * mpt_dtype_size(item->dtype) : 8;
+        *hash = mpt__hash_bytes(*hash, item->array ? item->array : item->host, size);
     } else {
         *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(ctx, item->slot));
     }

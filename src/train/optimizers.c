@@ -362,21 +362,21 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
 }
 
 #ifdef MPTRAIN_NO_WATCH
-#define mpt__not_updating(ctx) true
+#define mpt__not_updating(ctx, optimizer) true
 #else
-/* Whether no user's update runs, which would find another optimizer when it returns; else an
-   error. */
-static bool mpt__not_updating(mpt_context *ctx) {
-    return !ctx->in_update ||
+/* Whether no function of the user's runs that would find another optimizer when it returns; else
+   an error. */
+static bool mpt__not_updating(mpt_context *ctx, const mpt__optimizer *optimizer) {
+    return (!ctx->in_update && !(optimizer->own && optimizer->own->running)) ||
            mpt__reject(ctx, STATE,
-                       "an optimizer's update is under way, and is made of ops alone; call this "
-                       "before mpt_step or after it");
+                       "an optimizer's update is under way; call this before mpt_step or "
+                       "mpt_lbfgs_step, or after it");
 }
 #endif
 
 mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
-    if (optimizer && mpt__not_updating(handle.context))
+    if (optimizer && mpt__not_updating(handle.context, optimizer))
         mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
     return mpt__status_of(handle.context);
 }
@@ -541,7 +541,14 @@ int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *param
     mpt__lend(handle, module.context);
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
-    if (!optimizer || !mpt__not_updating(ctx)) return -1;
+    if (!optimizer || !mpt__not_updating(ctx, optimizer)) return -1;
+#ifndef MPTRAIN_NO_WATCH
+    if (optimizer->own && optimizer->own->whole) {
+        mpt__error(ctx, UNSUPPORTED,
+                   "L-BFGS takes all parameters together; put them into one module before");
+        return -1;
+    }
+#endif
     double lr = config ? config->lr : optimizer->groups[0].lr;
     double weight_decay = config ? config->weight_decay : optimizer->groups[0].weight_decay;
     if (!mpt__check_rate(ctx, lr, weight_decay)) return -1;
@@ -596,6 +603,12 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
     mpt__text list = mpt__text_make(names, sizeof names);
     if (!optimizer || !mpt__check_group(handle.context, optimizer, group, 0)) return NULL;
     const mpt__rule *rule = optimizer->rule;
+#ifndef MPTRAIN_NO_WATCH
+    if (optimizer->own && optimizer->own->whole) {
+        mpt__error(handle.context, ARGUMENT, "L-BFGS has no options but its lr");
+        return NULL;
+    }
+#endif
     *low = 0, *below = MPT__NO_LIMIT;
     if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
     for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {

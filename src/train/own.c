@@ -63,6 +63,17 @@ static mpt__own_place mpt__own_place_of(mpt_context *ctx, const mpt__optimizer *
     return k == 0 && !mirror ? value : in_mirror;
 }
 
+/* The value of an item from its master, if it has one. */
+static void mpt__own_round(mpt_context *ctx, const mpt__optimizer *optimizer,
+                           const mpt__optim_item *item) {
+    const mpt__optim_state *state = &optimizer->states[item->state];
+    const mpt__parameter *parameter = &ctx->parameters[item->parameter];
+    const mpt__block *block = mpt__block_of(ctx, state);
+    if (!state->mirror[MPT__MASTER]) return;
+    mpt__copy_elements(ctx, state->mirror[MPT__MASTER], MPT_F32, parameter->offset - state->first,
+                       block->values, (mpt_dtype)block->dtype, parameter->offset, parameter->numel);
+}
+
 /* A copy of a parameter's elements that lie at a place, in the scope that is open. */
 static mpt_tensor mpt__own_copy(mpt_context *ctx, const mpt__parameter *parameter,
                                 const mpt__own_place *from) {
@@ -179,19 +190,13 @@ static mpt_status mpt__own_apply(mpt_context *ctx, mpt__user_updates *updates,
         const mpt__optim_item *item = &optimizer->items[i];
         if (!item->had_grad) continue;
         const mpt__parameter *parameter = &ctx->parameters[item->parameter];
-        const mpt__optim_state *state = &optimizer->states[item->state];
         for (int k = 0; k <= updates->config.states; k++) {
             const mpt__own_place place = mpt__own_place_of(ctx, optimizer, item, k);
             const mpt__tensor *copy = mpt__live(ctx, updates->copies[i].of[k]);
             mpt__copy_elements(ctx, copy->storage, MPT_F32, copy->offset, place.storage,
                                place.dtype, place.offset, parameter->numel);
         }
-        if (state->mirror[MPT__MASTER]) {
-            const mpt__block *block = mpt__block_of(ctx, state);
-            mpt__copy_elements(ctx, state->mirror[MPT__MASTER], MPT_F32,
-                               parameter->offset - state->first, block->values,
-                               (mpt_dtype)block->dtype, parameter->offset, parameter->numel);
-        }
+        mpt__own_round(ctx, optimizer, item);
         updates->steps[i]++;
     }
     mpt__upload(ctx, optimizer->counts, 0, updates->steps, optimizer->item_count * 8);
@@ -218,11 +223,13 @@ static mpt_status mpt__own_update(mpt_context *ctx, mpt__optimizer *optimizer,
     mpt__download(ctx, updates->steps, optimizer->counts, 0, count * 8);
     mpt__materialise(ctx, optimizer);
     MPT__EACH_STATE(state, optimizer) { mpt__master_refresh(ctx, optimizer, state); }
+    updates->own.running = true;
     const mpt__own_frame frame = mpt__own_begin(ctx);
     if (mpt__ok(ctx) && mpt__scope_open(ctx) == MPT_OK &&
         mpt__own_calls(ctx, updates, optimizer) == MPT_OK)
         mpt__own_apply(ctx, updates, optimizer, applied);
     mpt__own_end(ctx, &frame);
+    updates->own.running = false;
     return ctx->base.status;
 }
 

@@ -68,6 +68,11 @@ static int64_t mpt__item_bytes(const mpt__state_item *item) {
     return item->count * (int64_t)mpt_dtype_size(item->dtype);
 }
 
+/* Whether an item is a number, wherever it lies, and no array. */
+static bool mpt__item_single(const mpt__state_item *item) {
+    return !item->storage && !item->array;
+}
+
 /* The 8 bytes of a number, wherever it lies. */
 static void mpt__item_get(mpt_context *ctx, const mpt__state_item *item, int64_t *number) {
     if (item->host)
@@ -136,6 +141,19 @@ typedef struct {
     uint64_t hash;
 } mpt__state_saving;
 
+/* Elements that lie on the host. */
+static bool mpt__write_array(mpt__writer *writer, const void *array, mpt_dtype dtype,
+                             int64_t count, uint8_t *chunk) {
+    const int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
+    for (int64_t done = 0, take; done < total; done += take) {
+        take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
+        memcpy(chunk, (const uint8_t *)array + done, (size_t)take);
+        mpt__file_order(chunk, (size_t)take, (size_t)size);
+        if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
+    }
+    return true;
+}
+
 static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__state_saving *saving = (mpt__state_saving *)user;
     mpt__writer *writer = saving->writer;
@@ -150,6 +168,8 @@ static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_
     if (item->storage) {
         mpt__write_elements(writer, ctx, item->storage, item->dtype, item->offset, item->count,
                             saving->chunk);
+    } else if (item->array) {
+        mpt__write_array(saving->writer, item->array, item->dtype, item->count, saving->chunk);
     } else {
         mpt__item_get(ctx, item, &number);
         mpt__file_order((uint8_t *)&number, 8, 8);
@@ -251,7 +271,7 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
                           item->name, mpt__file_dtype_name(entry->dtype), &shape,
                           mpt__dtype_info[item->dtype].file_name, &item->shape);
     entry->weight = 1; /* known */
-    if (item->storage) return MPT_OK;
+    if (!mpt__item_single(item)) return MPT_OK;
     return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
 }
 
@@ -260,12 +280,16 @@ static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state
     const mpt__entry *entry = mpt__state_entry(a, item->name);
     int64_t size = (int64_t)mpt_dtype_size(item->dtype);
     if (!entry) return mpt__error(ctx, FORMAT, "%s: no %s", a->json.name, item->name);
-    if (!item->storage) { /* what has to be the same is, and others may be reading it */
+    if (mpt__item_single(item)) { /* what has to be the same is, and others may be reading it */
         if (!item->same) mpt__item_set(ctx, item, mpt__entry_number(a, entry));
         return ctx->base.status;
     }
     if (mpt__big_endian())
         mpt__file_order(a->own_data + entry->begin, (size_t)mpt__item_bytes(item), (size_t)size);
+    if (item->array) {
+        memcpy(item->array, a->data + entry->begin, (size_t)mpt__item_bytes(item));
+        return ctx->base.status;
+    }
     return mpt__upload(ctx, item->storage, item->offset * size, a->data + entry->begin,
                        mpt__item_bytes(item));
 }
@@ -392,6 +416,7 @@ static mpt_status mpt__snapshot_item(mpt_context *ctx, void *user, const mpt__st
     memcpy(to, &mark, 8);
     memset(to + 8 + n, 0, (size_t)(mpt__aligned_up(n, 8) - n));
     if (item->storage) return mpt__download(ctx, to + 8, item->storage, item->offset * size, n);
+    if (item->array) return memcpy(to + 8, item->array, (size_t)n), ctx->base.status;
     mpt__item_get(ctx, item, &number);
     memcpy(to + 8, &number, 8);
     return ctx->base.status;
@@ -422,7 +447,7 @@ static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__s
     int64_t number;
     if (from && memcmp(from, &mark, 8) == 0) {
         memcpy(&number, from + 8, 8);
-        return item->storage ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
+        return !mpt__item_single(item) ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
     }
     return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
                       item->name);
@@ -434,6 +459,7 @@ static mpt_status mpt__snapshot_apply(mpt_context *ctx, void *user, const mpt__s
     const uint8_t *from = mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(n, 8));
     if (!from) return mpt__error(ctx, FORMAT, "the block ends before %s", item->name);
     if (item->storage) return mpt__upload(ctx, item->storage, item->offset * size, from + 8, n);
+    if (item->array) return memcpy(item->array, from + 8, (size_t)n), ctx->base.status;
     memcpy(&number, from + 8, 8);
     if (!item->same) mpt__item_set(ctx, item, number);
     return ctx->base.status;

@@ -441,7 +441,7 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
    on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    if (!mpt__ok(ctx) || !mpt__not_updating(ctx)) return ctx->base.status;
+    if (!mpt__ok(ctx) || !mpt__not_updating(ctx, optimizer)) return ctx->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(ctx, optimizer);
         return MPT_OK;
@@ -538,6 +538,13 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
         status = visit(ctx, user, &item);
     }
     item.rate = false, item.most = 0;
+#ifndef MPTRAIN_NO_WATCH
+    if (status == MPT_OK && optimizer->own && optimizer->own->visit) {
+        status = optimizer->own->visit(ctx, optimizer->own, &item, visit, user);
+        mpt__zero(item);
+        item.count = 1, item.shape = MPT_SCALAR;
+    }
+#endif
     if (status != MPT_OK || !optimizer->schedule) return status;
     return mpt__schedule_visit(ctx, optimizer->schedule, &item, visit, user);
 }
