@@ -230,15 +230,19 @@ static void solve(double *w) {
     for (int r = 0; r < WIDTH; r++) w[r] = a[r][WIDTH] / a[r][r];
 }
 
+static mpt_optimizer small_lbfgs(mpt_module net, int max_iter, bool wolfe) {
+    mpt_lbfgs_config config = mpt_lbfgs_config_default();
+    config.history_size = MEMORY, config.max_iter = max_iter, config.strong_wolfe = wolfe;
+    config.lr = 0.8;
+    return mpt_lbfgs(net, &config);
+}
+
 static problem new_squares(mpt_context *c, int max_iter, bool wolfe) {
     problem p;
-    mpt_lbfgs_config config = mpt_lbfgs_config_default();
     memset(&p, 0, sizeof p);
     make_rows();
     p.net = mpt_nn_linear_no_bias(c, WIDTH, 1);
-    config.history_size = MEMORY, config.max_iter = max_iter, config.strong_wolfe = wolfe;
-    config.lr = 0.8;
-    p.optimizer = mpt_lbfgs(p.net, &config);
+    p.optimizer = small_lbfgs(p.net, max_iter, wolfe);
     return p;
 }
 
@@ -476,6 +480,42 @@ TEST(steps_take_no_memory) {
     CHECK(memory.live == 0 && memory.torn == 0);
 }
 
+/* Each allocation of making and of a step is refused once: an error, and then all goes on. */
+TEST(each_allocation_is_refused) {
+    uint64_t whole = 0;
+    for (int64_t n = 0; n < 1000; n++) {
+        arena memory;
+        mpt_config config = mpt_config_default();
+        arena_use(&memory, &config);
+        config.threads = 1;
+        mpt_context *c = mpt_create(&config);
+        problem p;
+        memset(&p, 0, sizeof p);
+        make_rows();
+        p.net = mpt_nn_linear_no_bias(c, WIDTH, 1);
+        memory.fail_at = n ? memory.calls + n : 0, memory.failures = 1;
+        p.optimizer = small_lbfgs(p.net, 4, true);
+        if (mpt_failed(c)) {
+            check_error(c, MPT_ERROR_MEMORY, "");
+            p.optimizer = small_lbfgs(p.net, 4, true);
+        }
+        const uint64_t before = mpt_module_hash(p.net);
+        mpt_lbfgs_step(p.optimizer, squares, &p);
+        if (mpt_failed(c)) {
+            check_error(c, MPT_ERROR_MEMORY, "");
+            CHECK(mpt_module_hash(p.net) == before);
+            mpt_lbfgs_step(p.optimizer, squares, &p);
+        }
+        const uint64_t hash = mpt_module_hash(p.net) ^ mpt_optimizer_hash(p.optimizer);
+        if (n == 0) whole = hash;
+        CHECK(hash == whole);
+        mpt_destroy(c);
+        CHECK(memory.live == 0 && memory.torn == 0);
+        if (n > 0 && memory.refused == 0) break;
+        CHECK(n < 999);
+    }
+}
+
 /* The same bits with any number of threads. */
 TEST(threads_change_nothing) {
     uint64_t hash[2];
@@ -504,5 +544,6 @@ TEST_TABLE = {T(line_searches_keep_their_promise),
               T(stopped_and_gone_on),
 #endif
               T(steps_take_no_memory),
+              T(each_allocation_is_refused),
               T(threads_change_nothing)};
 TEST_MAIN

@@ -574,6 +574,70 @@ TEST(steps_take_no_memory) {
     CHECK(memory.live == 0 && memory.torn == 0);
 }
 
+#ifndef MPTRAIN_NO_FIT
+/* The short road takes them, too, in fp16 with a scaler. */
+TEST(fits_take_them) {
+    float x[64][IN];
+    int64_t y[64];
+    for (int i = 0; i < 64; i++) {
+        y[i] = i % OUT;
+        for (int k = 0; k < IN; k++) x[i][k] = (float)sin(i * 0.3 + k) + 2.0f * (k == i % OUT);
+    }
+    mpt_context *c = mpt_create(NULL);
+    mpt_memory_dataset_config data = mpt_memory_dataset_config_default();
+    data.count = 64, data.dtype = MPT_F32, data.shape = MPT_SHAPE(IN);
+    data.inputs = x, data.targets = y;
+    mpt_module net = mpt_sequential(c, new_net(c), mpt_nn_log_softmax(c, -1), MPT_END);
+    mpt_user_optimizer_config own = mpt_user_optimizer_config_default();
+    own.update = muon_update, own.states = 1, own.lr = muon_lr;
+    mpt_fit_config config = mpt_fit_config_default();
+    config.epochs = 1, config.precision = MPT_F16;
+    mpt_optimizer optimizer = mpt_user_optimizer(net, &own);
+    mpt_loader loader = mpt_loader_create(c, mpt_memory_dataset(c, &data), NULL);
+    const double first = mpt_fit(net, optimizer, loader, &config).train_loss;
+    config.epochs = 60;
+    CHECK(mpt_fit(net, optimizer, loader, &config).train_loss < 0.5 * first);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+#endif
+
+/* Each allocation of making and of two steps is refused once: an error, and then all goes on. */
+TEST(each_allocation_is_refused) {
+    uint64_t whole = 0;
+    for (int64_t n = 0; n < 1000; n++) {
+        arena memory;
+        mpt_config config = mpt_config_default();
+        mpt_user_optimizer_config own = mpt_user_optimizer_config_default();
+        arena_use(&memory, &config);
+        config.threads = 1;
+        mpt_context *c = mpt_create(&config);
+        mpt_module net = new_net(c);
+        own.update = muon_update, own.states = 1;
+        memory.fail_at = n ? memory.calls + n : 0, memory.failures = 1;
+        mpt_optimizer optimizer = mpt_user_optimizer(net, &own);
+        if (mpt_failed(c)) {
+            check_error(c, MPT_ERROR_MEMORY, "");
+            optimizer = mpt_user_optimizer(net, &own);
+        }
+        for (int i = 0; i < 2;) {
+            const uint64_t before = mpt_module_hash(net) ^ mpt_optimizer_hash(optimizer);
+            muon_steps(net, optimizer, i, i + 1);
+            if (!mpt_failed(c)) i++;
+            if (!mpt_failed(c)) continue;
+            check_error(c, MPT_ERROR_MEMORY, "");
+            CHECK((mpt_module_hash(net) ^ mpt_optimizer_hash(optimizer)) == before);
+        }
+        const uint64_t hash = mpt_module_hash(net) ^ mpt_optimizer_hash(optimizer);
+        if (n == 0) whole = hash;
+        CHECK(hash == whole);
+        mpt_destroy(c);
+        CHECK(memory.live == 0 && memory.torn == 0);
+        if (n > 0 && memory.refused == 0) break;
+        CHECK(n < 999);
+    }
+}
+
 TEST_TABLE = {T(sign_sgd_in_fp32),
               T(sign_sgd_in_bf16_with_masters),
               T(sign_sgd_in_fp16_skips),
@@ -590,5 +654,9 @@ TEST_TABLE = {T(sign_sgd_in_fp32),
 #if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO) && !defined(MPTRAIN_NO_RESUME)
               T(stopped_and_gone_on),
 #endif
-              T(steps_take_no_memory)};
+              T(steps_take_no_memory),
+#ifndef MPTRAIN_NO_FIT
+              T(fits_take_them),
+#endif
+              T(each_allocation_is_refused)};
 TEST_MAIN

@@ -422,8 +422,9 @@ static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
     }
     bool more = size > of->config.tolerance_grad;
     for (int i = 1; more; i++) more = mpt__lbfgs_iterate(run, lr, &loss, i == of->config.max_iter);
+    if (!mpt__ok(run->context)) return MPT__NAN_F64;
     of->evaluations += run->evaluations;
-    return mpt__ok(run->context) ? first : MPT__NAN_F64;
+    return first;
 }
 
 /* After an error: the values are those of before, and the history begins anew. */
