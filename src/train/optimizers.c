@@ -76,8 +76,9 @@ static uint32_t mpt__foreign_writes(const mpt_context *ctx, const mpt__optimizer
 }
 
 /* Loads the master again where others wrote the values. */
-static mpt_status mpt__master_refresh(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                      mpt__optim_state *state) {
+static MPT__FORCE_INLINE mpt_status mpt__master_refresh(mpt_context *ctx,
+                                                        const mpt__optimizer *optimizer,
+                                                        mpt__optim_state *state) {
     uint32_t now = mpt__foreign_writes(ctx, optimizer, state);
     if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
     state->agreed = now;
@@ -85,8 +86,8 @@ static mpt_status mpt__master_refresh(mpt_context *ctx, const mpt__optimizer *op
 }
 
 /* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
-static void mpt__values_updated(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                mpt__optim_state *state, int form) {
+static MPT__FORCE_INLINE void mpt__values_updated(mpt_context *ctx, const mpt__optimizer *optimizer,
+                                                  mpt__optim_state *state, int form) {
     mpt__block *block = mpt__block_of(ctx, state);
     uint32_t version = ++ctx->storages[block->values].version;
     if (form >= 0 && mpt__ok(ctx)) block->form_version[form] = version;
@@ -364,14 +365,15 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
 #ifdef MPTRAIN_NO_WATCH
 #define mpt__not_updating(ctx, optimizer) true
 #else
-/* Whether no function of the user's runs that would find another optimizer when it returns; else
-   an error. */
-static bool mpt__not_updating(mpt_context *ctx, const mpt__optimizer *optimizer) {
-    return (!ctx->in_update && !(optimizer->own && optimizer->own->running)) ||
-           mpt__reject(ctx, STATE,
+static MPT__COLD bool mpt__updating(mpt_context *ctx) {
+    return mpt__reject(ctx, STATE,
                        "an optimizer's update is under way; call this before mpt_step or "
                        "mpt_lbfgs_step, or after it");
 }
+/* Whether no function of the user's runs that would find another optimizer when it returns; else
+   an error. */
+#define mpt__not_updating(ctx, optimizer) \
+    ((!(ctx)->in_update && !((optimizer)->own && (optimizer)->own->running)) || mpt__updating(ctx))
 #endif
 
 mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {

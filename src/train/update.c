@@ -388,9 +388,6 @@ static mpt_status mpt__launch_update(mpt_context *ctx, const mpt__optimizer *opt
 /* One launch per state and group; each commits its step counts, the last one the step. */
 static mpt_status mpt__launch_updates(mpt_context *ctx, mpt__optimizer *optimizer,
                                       uint16_t found_slot) {
-#ifndef MPTRAIN_NO_WATCH
-    if (optimizer->own) return optimizer->own->update(ctx, optimizer, found_slot);
-#endif
     const int64_t *group = mpt__row_groups(optimizer);
     MPT__EACH_STATE(state, optimizer) {
         int64_t row = state->row, end = row + state->rows, rows;
@@ -404,6 +401,16 @@ static mpt_status mpt__launch_updates(mpt_context *ctx, mpt__optimizer *optimize
     }
     return ctx->base.status;
 }
+
+/* Optimizers of the user's own bring another way along. */
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__apply_update mpt__launch_updates
+#else
+#define mpt__apply_update(ctx, optimizer, found_slot) \
+    (MPT__UNLIKELY((optimizer)->own != NULL) \
+         ? (optimizer)->own->update(ctx, optimizer, found_slot) \
+         : mpt__launch_updates(ctx, optimizer, found_slot))
+#endif
 
 /* A warning that names parameters without a gradient; once, until there is one again. */
 static void mpt__warn_no_grad(mpt_context *ctx, mpt__optimizer *optimizer) {
@@ -456,7 +463,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
     ctx->launch.phase = MPT__UPDATE;
     mpt__recorder_note(ctx, MPT__OPTIMIZER, &optimizer->id);
     mpt_status status = mpt__schedule_before_step(ctx, optimizer);
-    if (status == MPT_OK) status = mpt__launch_updates(ctx, optimizer, found_slot);
+    if (status == MPT_OK) status = mpt__apply_update(ctx, optimizer, found_slot);
     ctx->launch.phase = phase;
     if (status != MPT_OK) return status;
     ctx->committed = ctx->now;
