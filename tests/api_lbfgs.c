@@ -75,8 +75,8 @@ static mpt_tensor rosenbrock(mpt_context *c, void *user) {
     problem *p = (problem *)user;
     mpt_tensor x = mpt_parameter(p->net, "x");
     mpt_tensor a = mpt_select(x, 0, 0), b = mpt_select(x, 0, 1);
-    mpt_tensor far = mpt_sub(b, mpt_mul(a, a)), rest = mpt_add_scalar(mpt_neg(a), 1);
-    mpt_tensor loss = mpt_sum(mpt_add(mpt_mul_scalar(mpt_mul(far, far), 100), mpt_mul(rest, rest)),
+    mpt_tensor off = mpt_sub(b, mpt_mul(a, a)), rest = mpt_add_scalar(mpt_neg(a), 1);
+    mpt_tensor loss = mpt_sum(mpt_add(mpt_mul_scalar(mpt_mul(off, off), 100), mpt_mul(rest, rest)),
                               MPT_ALL_DIMS, false);
     if (p->calls++ == p->at && p->wish) return misbehave(c, p, loss);
     mpt_backward(loss);
@@ -84,9 +84,9 @@ static mpt_tensor rosenbrock(mpt_context *c, void *user) {
 }
 
 static double rosenbrock_in_c(const double *x, double *slope) {
-    const double far = x[1] - x[0] * x[0], rest = 1 - x[0];
-    slope[0] = -400 * x[0] * far - 2 * rest, slope[1] = 200 * far;
-    return 100 * far * far + rest * rest;
+    const double off = x[1] - x[0] * x[0], rest = 1 - x[0];
+    slope[0] = -400 * x[0] * off - 2 * rest, slope[1] = 200 * off;
+    return 100 * off * off + rest * rest;
 }
 
 static const float start[2] = {-1.2f, 1};
@@ -469,8 +469,8 @@ TEST(steps_take_no_memory) {
     mpt_lbfgs_step(p.optimizer, squares, &p);
     const int64_t calls = memory.calls;
     for (int i = 0; i < 3; i++) {
-        const float far[WIDTH] = {3, -2, (float)i, 5, 1}; /* something to do */
-        mpt_write(mpt_parameter(p.net, "weight"), far, sizeof far);
+        const float away[WIDTH] = {3, -2, (float)i, 5, 1}; /* something to do */
+        mpt_write(mpt_parameter(p.net, "weight"), away, sizeof away);
         mpt_lbfgs_step(p.optimizer, squares, &p);
     }
     CHECK_EQ_INT(memory.calls, calls);
