@@ -135,7 +135,8 @@ that differs between them.
     MPTRAIN_NO_TABLES    without tables (CSV)
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
-                         mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite
+                         mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
+                         mpt_user_optimizer, mpt_lbfgs
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -322,6 +323,39 @@ parameter whose gradient is none is left alone by the step. Schedules per step a
 applied steps, so skipped steps do not advance them; those per epoch by mpt_schedule_step. They are
 made of curves: mpt_linear_lr(0.1, 1, 500), then mpt_cosine_lr(9500, 0), by mpt_sequential_lr.
 mpt_ema_create keeps averages of the weights.
+
+An optimizer of your own is a function that updates one parameter with ops, in place:
+
+    static mpt_status lean(mpt_context *ctx, const mpt_user_update *p, void *user) {
+        double momentum = *(const double *)user;
+        mpt_mul_scalar_(p->state[0], momentum);
+        mpt_add_(p->state[0], mpt_mul_scalar(mpt_sign(p->gradient), 1 - momentum));
+        mpt_mul_scalar_(p->value, 1 - p->lr * p->weight_decay);
+        mpt_add_(p->value, mpt_mul_scalar(p->state[0], -p->lr));
+        return mpt_error_code(ctx);
+    }
+    mpt_user_optimizer_config config = mpt_user_optimizer_config_default();
+    config.update = lean, config.user = &momentum, config.lr = 3e-4;
+    config.states = 1, config.state_names[0] = "momentum";
+    mpt_optimizer optimizer = mpt_user_optimizer(net, &config);
+
+It is an optimizer like all others: mpt_step, scalers, groups, schedules, clipping, fp32 masters of
+half parameters and checkpoints work as they do. A step goes through copies, so that one that fails
+changes nothing; it waits for the device, and cannot be captured.
+
+For small problems of one batch there is L-BFGS. It needs the loss again at several points, so it
+gets a function that computes it and runs backward; gradients are cleared before:
+
+    static mpt_tensor closure(mpt_context *ctx, void *user) {
+        struct fit *f = (struct fit *)user;
+        mpt_tensor loss = mpt_mse_loss(mpt_forward(f->net, f->x), f->y, MPT_MEAN);
+        mpt_backward(loss);
+        return loss;
+    }
+    mpt_lbfgs_config config = mpt_lbfgs_config_default();
+    config.strong_wolfe = true;
+    mpt_optimizer optimizer = mpt_lbfgs(net, &config);
+    for (int i = 0; i < 10; i++) loss = mpt_lbfgs_step(optimizer, closure, &f);
 
 ==== MANUAL 9: data ============================================================================
 
@@ -1489,6 +1523,64 @@ MPTRAIN_API mpt_optimizer mpt_rmsprop(mpt_module module, const mpt_rmsprop_confi
 MPTRAIN_API mpt_optimizer mpt_adagrad(mpt_module module, const mpt_adagrad_config *config);
 MPTRAIN_API mpt_optimizer mpt_adadelta(mpt_module module, const mpt_adadelta_config *config);
 MPTRAIN_API mpt_optimizer mpt_lion(mpt_module module, const mpt_lion_config *config);
+
+/* An optimizer of your own. mpt_step, or mpt_scaler_step, calls `update` once for each parameter
+   that has a gradient, with tensors that are copies, all fp32 and of the parameter's shape; what it
+   leaves in `value` and `state` becomes the parameter, in its dtype, and its state. It is made of
+   ops, runs without history and autocast, and changes tensors in place: mpt_add_, mpt_copy_,
+   mpt_write. Its own tensors end with it. A status other than MPT_OK, or an error in it, is an
+   error of the step, which then changes nothing at all, as a step does that the scaler skips.
+   mpt_step, mpt_backward, mpt_optimizer_add and mpt_optimizer_destroy are refused in it. Groups,
+   schedules, clipping and checkpoints are as for all optimizers; half parameters have fp32 masters.
+   A step waits for the device; captured steps and recordings refuse it. */
+enum { MPT_MAX_STATES = 3 };
+typedef struct mpt_user_update {
+    mpt_tensor value;                 /* the parameter, or the master of a half one */
+    mpt_tensor gradient;              /* unscaled and clipped */
+    mpt_tensor state[MPT_MAX_STATES]; /* 0 at first; behind the last one null handles */
+    int64_t step;                     /* of this parameter, from 1 */
+    double lr, weight_decay;          /* of its group; nothing has been decayed */
+    int group;
+    const char *path; /* "0.weight" */
+} mpt_user_update;
+typedef struct mpt_user_optimizer_config {
+    mpt_status (*update)(mpt_context *context, const mpt_user_update *parameter, void *user);
+    void *user;
+    double lr;           /* 1e-3 */
+    double weight_decay; /* 0 */
+    int states;          /* 0, up to MPT_MAX_STATES: tensors that the optimizer keeps for each */
+    /* In checkpoints, of 1 to 31 letters, digits and underscores, copied; NULL: "state0" .. */
+    const char *state_names[MPT_MAX_STATES];
+    bool allow_shared; /* false */
+} mpt_user_optimizer_config;
+MPTRAIN_API mpt_user_optimizer_config mpt_user_optimizer_config_default(void);
+MPTRAIN_API mpt_optimizer mpt_user_optimizer(mpt_module module,
+                                             const mpt_user_optimizer_config *config);
+
+/* L-BFGS, as torch.optim.LBFGS: for problems of one batch, with few parameters. All of them are one
+   vector; what it remembers, 2 history_size + 8 such vectors of fp32, lies in host memory, and sums
+   are double. There is one group: mpt_optimizer_add is refused. */
+typedef struct mpt_lbfgs_config {
+    double lr;               /* 1: length of a step, or where its line search begins */
+    int max_iter;            /* 20 iterations in a step */
+    int max_eval;            /* 0: max_iter 5 / 4; evaluations after which no iteration begins */
+    double tolerance_grad;   /* 1e-7: ends where no gradient is larger */
+    double tolerance_change; /* 1e-9: ends where values or loss change by less */
+    int history_size;        /* 100 steps, 1 to 10000 */
+    bool strong_wolfe;       /* false; true: a line search to the strong Wolfe conditions */
+    bool allow_shared;       /* false */
+} mpt_lbfgs_config;
+MPTRAIN_API mpt_lbfgs_config mpt_lbfgs_config_default(void);
+MPTRAIN_API mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config);
+/* Computes the loss of the parameters as they are, calls mpt_backward on it, and returns it, one
+   element. Gradients are cleared before each call; tensors that it makes end with it. */
+typedef mpt_tensor (*mpt_closure)(mpt_context *context, void *user);
+/* Up to max_iter iterations, each with one call of the closure or, in a line search, up to 26. In
+   place of mpt_step, which is refused, in a step or outside. Returns the loss of the first call,
+   NaN on error: then parameters are as they were, and the history begins anew. A loss that is not
+   finite is an error; a line search goes back from it instead, unless it is the first. Waits for
+   the device. */
+MPTRAIN_API double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, void *user);
 
 /* Parameter groups. Group 0 holds what the creator got; mpt_optimizer_add makes another one of the
    module's parameters (those already held move there), with its own lr and decay: all below
@@ -18945,6 +19037,7 @@ struct mpt_context {
     int dropped_no_grad, dropped_inference, dropped_recompute, dropped_autocast, dropped_scopes;
     bool dropped_step;
     bool in_backward;
+    bool in_update;       /* a user's update of a parameter runs: in_backward is set, too */
     uint32_t loss_scaler; /* of the backward pass: as that of a parameter */
     uint8_t autocast[MPT__MAX_REGIONS + 1]; /* mpt_dtype by depth; F32 = off, as at depth 0 */
     int autocast_depth;
@@ -21295,6 +21388,12 @@ mpt_status mpt_backward_from(mpt_tensor tensor, mpt_tensor gradient, bool retain
                           "backward from a tensor without history: nothing it was computed from "
                           "requires a gradient (gradients have none), or it was made under "
                           "mpt_no_grad_begin or mpt_inference_begin");
+#ifndef MPTRAIN_NO_WATCH
+    if (ctx->in_update)
+        return mpt__error(ctx, STATE,
+                          "an optimizer's update is under way, and is made of ops alone; call "
+                          "mpt_backward before mpt_step");
+#endif
     if (ctx->in_backward)
         return mpt__error(ctx, STATE,
                           "a backward pass is under way; a user op's backward is made of ops and "
@@ -38957,7 +39056,7 @@ MPT__END_REGION
 
 /* ==== Contract ==== */
 
-enum { MPT__MOMENTS = 3, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
+enum { MPT__MOMENTS = MPT_MAX_STATES, MPT__MASTER = MPT__MOMENTS, MPT__MIRRORS, MPT__SETTINGS = 3 };
 
 /* When an optimizer has a moment. */
 typedef enum { MPT__ALWAYS, MPT__IF_FIRST, MPT__IF_VARIANT } mpt__need;
@@ -39018,6 +39117,7 @@ enum {
 typedef enum { MPT__READY, MPT__UNSCALED, MPT__STEPPED, MPT__SKIPPED } mpt__stage;
 
 struct mpt__schedule; /* train/rates.c */
+struct mpt__own;      /* train/own.c */
 
 typedef struct {
     mpt__id id;
@@ -39046,18 +39146,21 @@ typedef struct {
     mpt__stage stage;
     bool checked;                   /* its gradients were looked at: found_inf means something */
     struct mpt__schedule *schedule; /* NULL = none */
+    struct mpt__own *own;           /* NULL: the kernel of its rule updates */
 } mpt__optimizer;
 
 #define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
-   where storage is 0, a number of 8 bytes on the host, or, where that is NULL, a device scalar. */
+   where storage is 0, an array on the host, or a number of 8 bytes there, or, where both are NULL,
+   a device scalar. */
 typedef struct {
     const char *name;
     uint32_t storage;
     mpt_dtype dtype; /* MPT_F64 or MPT_I64 for numbers */
     int64_t offset, count;
     void *host;
+    void *array; /* `count` elements on the host; NULL: a number, or in a storage */
     uint16_t slot;
     mpt_shape shape; /* of the elements; of numbers the scalar's */
     uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
@@ -39070,6 +39173,20 @@ typedef struct {
 } mpt__state_item;
 typedef mpt_status (*mpt__state_visitor)(mpt_context *ctx, void *user, const mpt__state_item *item);
 
+/* What an optimizer that updates on the host has of its own: the first member of more. */
+typedef struct mpt__own {
+    size_t bytes; /* of all of it */
+    mpt__rule rule;
+    bool whole;   /* takes all parameters together: no groups, no options */
+    bool running; /* amid a step, in a function of the user's */
+    /* In the place of launches, with what those get: see mpt__optimizer_update. */
+    mpt_status (*update)(mpt_context *ctx, mpt__optimizer *optimizer, uint16_t found_slot);
+    void (*end)(mpt_context *ctx, struct mpt__own *own); /* before the bytes are given back */
+    /* Shows what it keeps besides; NULL: nothing. */
+    mpt_status (*visit)(mpt_context *ctx, struct mpt__own *own, mpt__state_item *item,
+                        mpt__state_visitor visit, void *user);
+} mpt__own;
+
 /* Adds name and bits of a state item to the hash at `user`. */
 static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     uint64_t *hash = (uint64_t *)user;
@@ -39079,8 +39196,9 @@ static mpt_status mpt__hash_item(mpt_context *ctx, void *user, const mpt__state_
         int64_t size = (int64_t)mpt_dtype_size(item->dtype);
         *hash =
             mpt__hash_storage(ctx, *hash, item->storage, item->offset * size, item->count * size);
-    } else if (item->host) {
-        *hash = mpt__hash_bytes(*hash, item->host, 8);
+    } else if (item->host || item->array) {
+        size_t size = item->array ? (size_t)item->count * mpt_dtype_size(item->dtype) : 8;
+        *hash = mpt__hash_bytes(*hash, item->array ? item->array : item->host, size);
     } else {
         *hash = mpt__hash_u64(*hash, (uint64_t)mpt__scalar_get_i(ctx, item->slot));
     }
@@ -39507,8 +39625,9 @@ static uint32_t mpt__foreign_writes(const mpt_context *ctx, const mpt__optimizer
 }
 
 /* Loads the master again where others wrote the values. */
-static mpt_status mpt__master_refresh(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                      mpt__optim_state *state) {
+static MPT__FORCE_INLINE mpt_status mpt__master_refresh(mpt_context *ctx,
+                                                        const mpt__optimizer *optimizer,
+                                                        mpt__optim_state *state) {
     uint32_t now = mpt__foreign_writes(ctx, optimizer, state);
     if (!state->mirror[MPT__MASTER] || state->agreed == now) return MPT_OK;
     state->agreed = now;
@@ -39516,8 +39635,8 @@ static mpt_status mpt__master_refresh(mpt_context *ctx, const mpt__optimizer *op
 }
 
 /* Forms and saved tensors notice an update by the version; `form` (-1: none) was written too. */
-static void mpt__values_updated(mpt_context *ctx, const mpt__optimizer *optimizer,
-                                mpt__optim_state *state, int form) {
+static MPT__FORCE_INLINE void mpt__values_updated(mpt_context *ctx, const mpt__optimizer *optimizer,
+                                                  mpt__optim_state *state, int form) {
     mpt__block *block = mpt__block_of(ctx, state);
     uint32_t version = ++ctx->storages[block->values].version;
     if (form >= 0 && mpt__ok(ctx)) block->form_version[form] = version;
@@ -39736,6 +39855,12 @@ static void mpt__optimizer_free(mpt_context *ctx, void *object) {
     for (int64_t i = 0; i < optimizer->group_count; i++)
         mpt__group_free(ctx, &optimizer->groups[i]);
     for (int i = 0; i < MPT__OPTIM_SLOTS; i++) mpt__scalar_free(ctx, optimizer->slot[i]);
+#ifndef MPTRAIN_NO_WATCH
+    if (optimizer->own) {
+        optimizer->own->end(ctx, optimizer->own);
+        mpt__host_free(ctx, optimizer->own, optimizer->own->bytes);
+    }
+#endif
     mpt__items_free(ctx, optimizer);
     mpt__room_free(ctx, optimizer->states, optimizer->state_capacity);
     mpt__room_free(ctx, optimizer->groups, optimizer->group_capacity);
@@ -39786,9 +39911,24 @@ static mpt_optimizer mpt__optimizer_new(const char *name, mpt_module module, con
     return mpt__optimizer_handle(ctx, NULL);
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__not_updating(ctx, optimizer) true
+#else
+static MPT__COLD bool mpt__updating(mpt_context *ctx) {
+    return mpt__reject(ctx, STATE,
+                       "an optimizer's update is under way; call this before mpt_step or "
+                       "mpt_lbfgs_step, or after it");
+}
+/* Whether no function of the user's runs that would find another optimizer when it returns; else
+   an error. */
+#define mpt__not_updating(ctx, optimizer) \
+    ((!(ctx)->in_update && !((optimizer)->own && (optimizer)->own->running)) || mpt__updating(ctx))
+#endif
+
 mpt_status mpt_optimizer_destroy(mpt_optimizer handle) {
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_destroy");
-    if (optimizer) mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
+    if (optimizer && mpt__not_updating(handle.context, optimizer))
+        mpt__object_free(handle.context, MPT__OPTIMIZER, optimizer->id.slot);
     return mpt__status_of(handle.context);
 }
 
@@ -39952,7 +40092,14 @@ int mpt_optimizer_add(mpt_optimizer handle, mpt_module module, const char *param
     mpt__lend(handle, module.context);
     mpt_context *ctx = handle.context;
     mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_optimizer_add");
-    if (!optimizer) return -1;
+    if (!optimizer || !mpt__not_updating(ctx, optimizer)) return -1;
+#ifndef MPTRAIN_NO_WATCH
+    if (optimizer->own && optimizer->own->whole) {
+        mpt__error(ctx, UNSUPPORTED,
+                   "L-BFGS takes all parameters together; put them into one module before");
+        return -1;
+    }
+#endif
     double lr = config ? config->lr : optimizer->groups[0].lr;
     double weight_decay = config ? config->weight_decay : optimizer->groups[0].weight_decay;
     if (!mpt__check_rate(ctx, lr, weight_decay)) return -1;
@@ -40007,6 +40154,12 @@ static double *mpt__option(mpt_optimizer handle, const char *call, int group, co
     mpt__text list = mpt__text_make(names, sizeof names);
     if (!optimizer || !mpt__check_group(handle.context, optimizer, group, 0)) return NULL;
     const mpt__rule *rule = optimizer->rule;
+#ifndef MPTRAIN_NO_WATCH
+    if (optimizer->own && optimizer->own->whole) {
+        mpt__error(handle.context, ARGUMENT, "L-BFGS has no options but its lr");
+        return NULL;
+    }
+#endif
     *low = 0, *below = MPT__NO_LIMIT;
     if (name && strcmp(name, "weight_decay") == 0) return &optimizer->groups[group].weight_decay;
     for (int i = 0; i < MPT__SETTINGS && rule->setting[i].name; i++) {
@@ -40708,6 +40861,16 @@ static mpt_status mpt__launch_updates(mpt_context *ctx, mpt__optimizer *optimize
     return ctx->base.status;
 }
 
+/* Optimizers of the user's own bring another way along. */
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__apply_update mpt__launch_updates
+#else
+#define mpt__apply_update(ctx, optimizer, found_slot) \
+    (MPT__UNLIKELY((optimizer)->own != NULL) \
+         ? (optimizer)->own->update(ctx, optimizer, found_slot) \
+         : mpt__launch_updates(ctx, optimizer, found_slot))
+#endif
+
 /* A warning that names parameters without a gradient; once, until there is one again. */
 static void mpt__warn_no_grad(mpt_context *ctx, mpt__optimizer *optimizer) {
     char names[200];
@@ -40744,7 +40907,7 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
    on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
                                         uint16_t found_slot) {
-    if (!mpt__ok(ctx)) return ctx->base.status;
+    if (!mpt__ok(ctx) || !mpt__not_updating(ctx, optimizer)) return ctx->base.status;
     if (optimizer->with_grad == 0) {
         mpt__warn_no_grad(ctx, optimizer);
         return MPT_OK;
@@ -40759,7 +40922,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
     ctx->launch.phase = MPT__UPDATE;
     mpt__recorder_note(ctx, MPT__OPTIMIZER, &optimizer->id);
     mpt_status status = mpt__schedule_before_step(ctx, optimizer);
-    if (status == MPT_OK) status = mpt__launch_updates(ctx, optimizer, found_slot);
+    if (status == MPT_OK) status = mpt__apply_update(ctx, optimizer, found_slot);
     ctx->launch.phase = phase;
     if (status != MPT_OK) return status;
     ctx->committed = ctx->now;
@@ -40841,6 +41004,13 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
         status = visit(ctx, user, &item);
     }
     item.rate = false, item.most = 0;
+#ifndef MPTRAIN_NO_WATCH
+    if (status == MPT_OK && optimizer->own && optimizer->own->visit) {
+        status = optimizer->own->visit(ctx, optimizer->own, &item, visit, user);
+        mpt__zero(item);
+        item.count = 1, item.shape = MPT_SCALAR;
+    }
+#endif
     if (status != MPT_OK || !optimizer->schedule) return status;
     return mpt__schedule_visit(ctx, optimizer->schedule, &item, visit, user);
 }
@@ -41420,6 +41590,931 @@ mpt_status mpt_scaler_set_state(mpt_scaler handle, const mpt_scaler_state *state
 MPT__END_REGION
 
 MPT__BEGIN_COLD
+/* ------------------------
+ * train/own.c: optimizers that a user writes, as an update of one parameter made of ops.
+ *
+ * An update works on copies, in fp32 and from the pool: of the value or its master, the gradient
+ * and the states. They go back once all parameters are done, so that a step is applied as a whole
+ * or not at all. Groups, schedules, masters and checkpoints are those of every optimizer.
+ * ---------------------- */
+
+mpt_user_optimizer_config mpt_user_optimizer_config_default(void) {
+    mpt_user_optimizer_config config;
+    mpt__zero(config);
+    config.lr = 1e-3;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_WATCH /* which small targets define */
+
+mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_config *config) {
+    (void)config;
+    mpt__watch_missing(module.context, "mpt_user_optimizer");
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+#else
+
+enum { MPT__OWN_NAME = 32, MPT__OWN_COPIES = 1 + MPT__MOMENTS };
+
+/* The copies of a parameter: of its value, then of its states. */
+typedef struct {
+    mpt_tensor of[MPT__OWN_COPIES];
+} mpt__own_copies;
+
+typedef struct {
+    mpt__own own;
+    mpt_user_optimizer_config config;
+    char names[MPT__MOMENTS][MPT__OWN_NAME];
+    mpt__own_copies *copies; /* by item, while a step runs */
+    int64_t copies_capacity;
+    int64_t *steps; /* by item */
+    int64_t steps_capacity;
+} mpt__user_updates;
+
+/* ==== An update ==== */
+
+/* Where a value (k = 0) or a state of an item lies. */
+typedef struct {
+    uint32_t storage;
+    mpt_dtype dtype;
+    int64_t offset;
+} mpt__own_place;
+
+static mpt__own_place mpt__own_place_of(mpt_context *ctx, const mpt__optimizer *optimizer,
+                                        const mpt__optim_item *item, int k) {
+    const mpt__optim_state *state = &optimizer->states[item->state];
+    int64_t offset = ctx->parameters[item->parameter].offset;
+    uint32_t mirror = state->mirror[k == 0 ? (int)MPT__MASTER : k - 1];
+    const mpt__own_place in_mirror = {mirror, MPT_F32, offset - state->first};
+    const mpt__own_place value = {mpt__block_of(ctx, state)->values, MPT_F32, offset};
+    return k == 0 && !mirror ? value : in_mirror;
+}
+
+/* The value of an item from its master, if it has one. */
+static void mpt__own_round(mpt_context *ctx, const mpt__optimizer *optimizer,
+                           const mpt__optim_item *item) {
+    const mpt__optim_state *state = &optimizer->states[item->state];
+    const mpt__parameter *parameter = &ctx->parameters[item->parameter];
+    const mpt__block *block = mpt__block_of(ctx, state);
+    if (!state->mirror[MPT__MASTER]) return;
+    mpt__copy_elements(ctx, state->mirror[MPT__MASTER], MPT_F32, parameter->offset - state->first,
+                       block->values, (mpt_dtype)block->dtype, parameter->offset, parameter->numel);
+}
+
+/* A copy of a parameter's elements that lie at a place, in the scope that is open. */
+static mpt_tensor mpt__own_copy(mpt_context *ctx, const mpt__parameter *parameter,
+                                const mpt__own_place *from) {
+    mpt__tensor *copy =
+        mpt__tensor_new(ctx, MPT_F32, &parameter->tensor->shape, MPT_MEMORY_WORKSPACE);
+    if (!copy) return mpt__null(ctx);
+    return mpt__tensor_done(ctx, copy,
+                            mpt__copy_elements(ctx, from->storage, from->dtype, from->offset,
+                                               copy->storage, MPT_F32, copy->offset,
+                                               parameter->numel));
+}
+
+/* What a user's update must leave as it found it. */
+typedef struct {
+    int scopes, no_grad, inference, autocast;
+    int64_t kept; /* tensors of the scopes */
+    uint8_t region;
+    bool in_backward;
+} mpt__own_frame;
+
+static mpt__own_frame mpt__own_begin(mpt_context *ctx) {
+    mpt__own_frame frame = {ctx->scope_depth,    ctx->no_grad_depth, ctx->inference_depth,
+                            ctx->autocast_depth, ctx->scoped_count,  ctx->autocast[1],
+                            ctx->in_backward};
+    ctx->no_grad_depth++;
+    ctx->autocast_depth = 0;
+    ctx->forward_depth++;
+    ctx->in_backward = ctx->in_update = true;
+    return frame;
+}
+
+/* Closes what an update, or its failure, has left open. */
+static void mpt__own_end(mpt_context *ctx, const mpt__own_frame *frame) {
+    if (ctx->scope_depth > frame->scopes) {
+        mpt__scope_drop(ctx, frame->kept);
+        ctx->scope_depth = frame->scopes;
+    }
+    ctx->no_grad_depth = frame->no_grad, ctx->inference_depth = frame->inference;
+    ctx->autocast_depth = frame->autocast, ctx->autocast[1] = frame->region;
+    ctx->forward_depth--;
+    ctx->in_backward = frame->in_backward, ctx->in_update = false;
+}
+
+/* Calls the user's update on the copies of an item. */
+static mpt_status mpt__own_call(mpt_context *ctx, const mpt__user_updates *updates,
+                                const mpt__optimizer *optimizer, int64_t i, double lr) {
+    const mpt__optim_item *item = &optimizer->items[i];
+    const mpt__parameter *parameter = &ctx->parameters[item->parameter];
+    const mpt__optim_state *state = &optimizer->states[item->state];
+    const char *call = ctx->base.op, *path = parameter->path;
+    const struct mpt__recording *recorder = ctx->recorder;
+    const int depth = ctx->scope_depth, no_grad = ctx->no_grad_depth;
+    const int inference = ctx->inference_depth;
+    const mpt__own_place gradient = {mpt__block_of(ctx, state)->gradients, MPT_F32,
+                                     parameter->offset};
+    mpt_user_update update;
+    mpt__zero(update);
+    if (mpt__scope_open(ctx) != MPT_OK) return ctx->base.status;
+    update.value = updates->copies[i].of[0];
+    for (int k = 0; k < MPT__MOMENTS; k++)
+        update.state[k] =
+            k < updates->config.states ? updates->copies[i].of[1 + k] : mpt__null(ctx);
+    update.gradient = mpt__own_copy(ctx, parameter, &gradient);
+    update.step = updates->steps[i] + 1;
+    update.lr = lr, update.weight_decay = optimizer->groups[item->group].weight_decay;
+    update.group = (int)item->group;
+    update.path = path;
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    mpt_status status = updates->config.update(ctx, &update, updates->config.user);
+    ctx->base.op = call; /* not the last one that the user's function made */
+    ctx->no_grad_depth = no_grad, ctx->inference_depth = inference, ctx->autocast_depth = 0;
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    if (status != MPT_OK)
+        return mpt__error_of(ctx, status, "the update of %s reported: %s", path,
+                             mpt_status_name(status));
+    if (ctx->scope_depth != depth + 1 || ctx->recorder != recorder)
+        return mpt__error(ctx, STATE,
+                          "the update of %s began or ended a scope, a step or a recording and left "
+                          "it so",
+                          path);
+    for (int k = 0; k <= updates->config.states; k++)
+        if (!mpt__live(ctx, updates->copies[i].of[k]))
+            return mpt__error(ctx, STATE, "the update of %s released a tensor that it was given",
+                              path);
+    return mpt__scope_close(ctx, 0);
+}
+
+/* Calls it on all that have a gradient. Each in a scope of its own within that of the copies. */
+static mpt_status mpt__own_calls(mpt_context *ctx, const mpt__user_updates *updates,
+                                 mpt__optimizer *optimizer) {
+    MPT__PLAIN_FLOATS;
+    double lr = 0;
+    uint32_t group = UINT32_MAX;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__optim_item *item = &optimizer->items[i];
+        if (!item->had_grad) continue;
+        for (int k = 0; k <= updates->config.states; k++) {
+            const mpt__own_place place = mpt__own_place_of(ctx, optimizer, item, k);
+            updates->copies[i].of[k] =
+                mpt__own_copy(ctx, &ctx->parameters[item->parameter], &place);
+        }
+        if (item->group != group)
+            lr = mpt__schedule_lr(ctx, optimizer, &optimizer->groups[group = item->group]);
+        if (!mpt__ok(ctx) || mpt__own_call(ctx, updates, optimizer, i, lr) != MPT_OK) break;
+    }
+    mpt__wait(ctx); /* bad indices of ops show now, before anything is changed */
+    return ctx->base.status;
+}
+
+/* Puts the copies back and counts the step. */
+static mpt_status mpt__own_apply(mpt_context *ctx, mpt__user_updates *updates,
+                                 mpt__optimizer *optimizer, int64_t applied) {
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__optim_item *item = &optimizer->items[i];
+        if (!item->had_grad) continue;
+        const mpt__parameter *parameter = &ctx->parameters[item->parameter];
+        for (int k = 0; k <= updates->config.states; k++) {
+            const mpt__own_place place = mpt__own_place_of(ctx, optimizer, item, k);
+            const mpt__tensor *copy = mpt__live(ctx, updates->copies[i].of[k]);
+            mpt__copy_elements(ctx, copy->storage, MPT_F32, copy->offset, place.storage,
+                               place.dtype, place.offset, parameter->numel);
+        }
+        mpt__own_round(ctx, optimizer, item);
+        updates->steps[i]++;
+    }
+    mpt__upload(ctx, optimizer->counts, 0, updates->steps, optimizer->item_count * 8);
+    mpt__scalar_set_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED], applied + 1);
+    MPT__EACH_STATE(state, optimizer) { mpt__values_updated(ctx, optimizer, state, -1); }
+    return ctx->base.status;
+}
+
+/* A step. Waits for the device, which alone knows whether a gradient has overflowed, and whether a
+   target or an index was a bad one. */
+static mpt_status mpt__own_update(mpt_context *ctx, mpt__optimizer *optimizer,
+                                  uint16_t found_slot) {
+    mpt__user_updates *updates = (mpt__user_updates *)optimizer->own;
+    if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
+        return mpt__error(ctx, UNSUPPORTED,
+                          "an optimizer of mpt_user_optimizer runs on the host: neither captured "
+                          "steps nor recordings can repeat it");
+    int64_t applied = mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]);
+    if (!mpt__ok(ctx) || (found_slot && ctx->scalars[found_slot].i)) return ctx->base.status;
+    int64_t count = optimizer->item_count;
+    if (!mpt__room(ctx, updates->copies, updates->copies_capacity, count) ||
+        !mpt__room(ctx, updates->steps, updates->steps_capacity, count))
+        return ctx->base.status;
+    mpt__download(ctx, updates->steps, optimizer->counts, 0, count * 8);
+    mpt__materialise(ctx, optimizer);
+    MPT__EACH_STATE(state, optimizer) { mpt__master_refresh(ctx, optimizer, state); }
+    updates->own.running = true;
+    const mpt__own_frame frame = mpt__own_begin(ctx);
+    if (mpt__ok(ctx) && mpt__scope_open(ctx) == MPT_OK &&
+        mpt__own_calls(ctx, updates, optimizer) == MPT_OK)
+        mpt__own_apply(ctx, updates, optimizer, applied);
+    mpt__own_end(ctx, &frame);
+    updates->own.running = false;
+    return ctx->base.status;
+}
+
+/* ==== Making ==== */
+
+static void mpt__own_free(mpt_context *ctx, mpt__own *own) {
+    mpt__user_updates *updates = (mpt__user_updates *)own;
+    mpt__room_free(ctx, updates->copies, updates->copies_capacity);
+    mpt__room_free(ctx, updates->steps, updates->steps_capacity);
+}
+
+/* A name of a state is a part of a name in checkpoints. */
+static bool mpt__own_name_good(const char *name) {
+    size_t length = strlen(name);
+    for (size_t i = 0; i < length; i++)
+        if (!((name[i] >= 'a' && name[i] <= 'z') || (name[i] >= 'A' && name[i] <= 'Z') ||
+              (name[i] >= '0' && name[i] <= '9') || name[i] == '_'))
+            return false;
+    return length > 0 && length < MPT__OWN_NAME && strcmp(name, "master") != 0 &&
+           strcmp(name, "step") != 0;
+}
+
+/* Names of states as the user gives them, else by their number. */
+static bool mpt__own_names(mpt_context *ctx, mpt__user_updates *updates) {
+    const mpt_user_optimizer_config *c = &updates->config;
+    for (int k = 0; k < c->states; k++) {
+        char *name = updates->names[k];
+        const char *given = c->state_names[k];
+        if (given && !mpt__own_name_good(given))
+            return mpt__reject(ctx, ARGUMENT,
+                               "state_names[%d] = \"%s\"; expected 1 to %d letters, digits or "
+                               "underscores, and neither \"master\" nor \"step\"",
+                               k, given, (int)MPT__OWN_NAME - 1);
+        if (given)
+            mpt__format_text(name, MPT__OWN_NAME, "%s", given);
+        else
+            mpt__format_text(name, MPT__OWN_NAME, "state%d", k);
+        for (int other = 0; other < k; other++)
+            if (strcmp(updates->names[other], name) == 0)
+                return mpt__reject(ctx, ARGUMENT, "two states are named \"%s\"", name);
+        updates->own.rule.moment[k].name = name;
+    }
+    return true;
+}
+
+#define MPT__OWN_NONE \
+    { NULL, MPT__ALWAYS }
+#define MPT__OWN_STATE \
+    { "state", MPT__ALWAYS }
+#define MPT__OWN_RULE(a, b, c) \
+    { \
+        (mpt__kernel)0, MPT__FN_NONE, false, {a, b, c}, { \
+            {NULL, 0, 0}, {NULL, 0, 0}, { NULL, 0, 0 } \
+        } \
+    }
+static const mpt__rule mpt__own_rules[1 + MPT__MOMENTS] = {
+    MPT__OWN_RULE(MPT__OWN_NONE, MPT__OWN_NONE, MPT__OWN_NONE),
+    MPT__OWN_RULE(MPT__OWN_STATE, MPT__OWN_NONE, MPT__OWN_NONE),
+    MPT__OWN_RULE(MPT__OWN_STATE, MPT__OWN_STATE, MPT__OWN_NONE),
+    MPT__OWN_RULE(MPT__OWN_STATE, MPT__OWN_STATE, MPT__OWN_STATE)};
+
+mpt_optimizer mpt_user_optimizer(mpt_module module, const mpt_user_optimizer_config *config) {
+    static const char call[] = "mpt_user_optimizer";
+    mpt_context *ctx = module.context;
+    const mpt_user_optimizer_config c = config ? *config : mpt_user_optimizer_config_default();
+    const mpt__plan plan = {c.lr,  c.weight_decay, {0, 0, 0}, false,
+                            false, c.allow_shared, false,     0};
+    if (!c.update || c.states < 0 || c.states > MPT__MOMENTS) {
+        mpt__misuse(ctx, call, ARGUMENT,
+                    "expected a config with an update and 0..%d states, got %s%d",
+                    (int)MPT__MOMENTS, c.update ? "" : "none and ", c.states);
+        return mpt__optimizer_handle(ctx, NULL);
+    }
+    const mpt_optimizer made = mpt__optimizer_new(call, module, &mpt__own_rules[c.states], &plan);
+    if (!made.slot) return made;
+    mpt__optimizer *optimizer = mpt__optimizer_at(ctx, made);
+    mpt__user_updates *updates = (mpt__user_updates *)mpt__host_new(ctx, sizeof *updates);
+    if (updates) {
+        optimizer->own = &updates->own;
+        updates->own.bytes = sizeof *updates;
+        updates->own.rule = *optimizer->rule;
+        updates->own.update = mpt__own_update, updates->own.end = mpt__own_free;
+        updates->config = c;
+        if (mpt__own_names(ctx, updates)) {
+            optimizer->rule = &updates->own.rule;
+            return made;
+        }
+    }
+    mpt__object_free(ctx, MPT__OPTIMIZER, made.slot);
+    return mpt__optimizer_handle(ctx, NULL);
+}
+
+#endif /* MPTRAIN_NO_WATCH */
+
+/* ------------------------
+ * train/lbfgs.c: L-BFGS, which evaluates its loss several times in a step.
+ *
+ * As torch.optim.LBFGS: Nocedal & Wright, Numerical Optimization, algorithms 7.4, 3.5 and 3.6, with
+ * the constants of minFunc. All parameters are one vector of fp32 in host memory, as is what is
+ * remembered of steps; sums are double. Of the device it asks values and gradients alone.
+ * ---------------------- */
+
+mpt_lbfgs_config mpt_lbfgs_config_default(void) {
+    mpt_lbfgs_config config = {1, 20, 0, 1e-7, 1e-9, 100, false, false};
+    return config;
+}
+
+#ifdef MPTRAIN_NO_WATCH
+
+mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
+    (void)config;
+    mpt__watch_missing(module.context, "mpt_lbfgs");
+    return mpt__optimizer_handle(module.context, NULL);
+}
+
+double mpt_lbfgs_step(mpt_optimizer optimizer, mpt_closure closure, void *user) {
+    (void)closure, (void)user;
+    mpt__watch_missing(optimizer.context, "mpt_lbfgs_step");
+    return MPT__NAN_F64;
+}
+
+#else
+
+/* The vectors, behind which stand differences of gradients, then steps, of the history. */
+enum {
+    MPT__LBFGS_FIRST, /* values when the step began */
+    MPT__LBFGS_FROM,  /* when the iteration began */
+    MPT__LBFGS_VALUES,
+    MPT__LBFGS_GRADIENT,
+    MPT__LBFGS_BEFORE, /* gradient when the iteration began */
+    MPT__LBFGS_DIRECTION,
+    MPT__LBFGS_PROBED, /* gradients in a line search */
+    MPT__LBFGS_SPARE,
+    MPT__LBFGS_VECTORS
+};
+
+enum { MPT__LBFGS_HISTORY = 10000, MPT__LBFGS_SEARCHES = 25 };
+
+typedef struct {
+    mpt__own own;
+    mpt_lbfgs_config config;
+    int64_t n; /* elements of a vector */
+    int64_t iterations, evaluations;
+    int64_t pairs;   /* taken into the history so far: pair p has place p % history_size */
+    double t, scale; /* length of the last step; first guess of the inverse curvature */
+    double *rho;     /* by place: 1 / (y s) */
+    double *alpha;   /* of an iteration, likewise */
+    float *vectors;
+} mpt__lbfgs;
+
+typedef struct {
+    mpt_context *context;
+    mpt__optimizer *optimizer;
+    mpt__lbfgs *of;
+    mpt_closure closure;
+    void *user;
+    int evaluations;
+} mpt__lbfgs_run;
+
+static float *mpt__lbfgs_vector(const mpt__lbfgs *of, int64_t i) { return of->vectors + i * of->n; }
+
+/* The difference of gradients (which 0) or the step (1) of a pair. */
+static float *mpt__lbfgs_pair(const mpt__lbfgs *of, int64_t pair, int which) {
+    int64_t size = of->config.history_size;
+    return mpt__lbfgs_vector(of, MPT__LBFGS_VECTORS + which * size + pair % size);
+}
+
+/* ==== Vectors ==== */
+
+enum { MPT__LBFGS_LANES = 8 }; /* partial sums, in a fixed order */
+
+static double mpt__lbfgs_dot(const float *a, const float *b, int64_t n) {
+    double sum[MPT__LBFGS_LANES] = {0}, all = 0;
+    for (int64_t i = 0; i < n; i++) sum[i % MPT__LBFGS_LANES] += (double)a[i] * (double)b[i];
+    for (int i = 0; i < MPT__LBFGS_LANES; i++) all += sum[i];
+    return all;
+}
+
+/* to = x + factor y */
+static void mpt__lbfgs_add(float *to, const float *x, double factor, const float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = (float)((double)x[i] + factor * (double)y[i]);
+}
+
+/* The sum of magnitudes, or the largest of them. NaN if there is one. */
+static double mpt__lbfgs_size(const float *x, int64_t n, bool sum) {
+    double size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double a = x[i] < 0 ? -(double)x[i] : (double)x[i];
+        size = sum ? size + a : a > size || a != a ? a : size;
+    }
+    return size;
+}
+
+/* ==== Values and gradients ==== */
+
+/* Values of all parameters, or their masters, into a vector or out of it. */
+static mpt_status mpt__lbfgs_move(const mpt__lbfgs_run *run, float *vector, bool out) {
+    mpt_context *ctx = run->context;
+    mpt__optimizer *optimizer = run->optimizer;
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__optim_item *item = &optimizer->items[i];
+        const mpt__parameter *parameter = &ctx->parameters[item->parameter];
+        const mpt__own_place at = mpt__own_place_of(ctx, optimizer, item, 0);
+        int64_t bytes = parameter->numel * 4;
+        if (out) {
+            mpt__upload(ctx, at.storage, at.offset * 4, vector, bytes);
+            mpt__own_round(ctx, optimizer, item);
+        } else {
+            mpt__download(ctx, vector, at.storage, at.offset * 4, bytes);
+        }
+        vector += parameter->numel;
+    }
+    for (int64_t i = 0; out && i < optimizer->state_count; i++)
+        mpt__values_updated(ctx, optimizer, &optimizer->states[i], -1);
+    return ctx->base.status;
+}
+
+/* The loss that the closure gives, in a scope of its own. */
+static double mpt__lbfgs_loss(const mpt__lbfgs_run *run) {
+    mpt_context *ctx = run->context;
+    const struct mpt__recording *recorder = ctx->recorder;
+    const char *call = ctx->base.op;
+    const int depth = ctx->scope_depth;
+    double value = MPT__NAN_F64;
+    if (mpt__scope_open(ctx) != MPT_OK) return value;
+    mpt_tensor loss = run->closure(ctx, run->user);
+    ctx->base.op = call;
+    if (!mpt__ok(ctx)) return value;
+    if (ctx->scope_depth != depth + 1 || ctx->recorder != recorder) {
+        mpt__error(ctx, STATE,
+                   "the closure began or ended a scope, a step or a recording and left it so, or "
+                   "cleared an error");
+        return value;
+    }
+    const mpt__tensor *found = mpt__at(ctx, loss, "loss of the closure");
+    if (found && mpt__tensor_numel(found) != 1)
+        mpt__error(ctx, SHAPE, "the closure gave a loss of shape %S, expected one element",
+                   &found->shape);
+    else if (found)
+        mpt__read_as(ctx, found, MPT_F64, &value);
+    mpt__scope_close(ctx, 0);
+    return value;
+}
+
+static void mpt__lbfgs_clear(mpt_context *ctx, const mpt__optimizer *optimizer) {
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        mpt__clear_grad(&ctx->parameters[optimizer->items[i].parameter]);
+}
+
+/* Loss and gradient at the values that the parameters have; NaN on error. */
+static double mpt__lbfgs_evaluate(mpt__lbfgs_run *run, float *gradient) {
+    mpt_context *ctx = run->context;
+    mpt__optimizer *optimizer = run->optimizer;
+    mpt__lbfgs_clear(ctx, optimizer);
+    const double loss = mpt__lbfgs_loss(run);
+    run->evaluations++;
+    if (!mpt__ok(ctx) || mpt__pattern(ctx, optimizer, MPT__PLAIN) != MPT_OK) return MPT__NAN_F64;
+    if (optimizer->with_grad == 0) {
+        mpt__error(ctx, STATE,
+                   "no parameter has a gradient after the closure; call mpt_backward in it");
+        return MPT__NAN_F64;
+    }
+    mpt__materialise(ctx, optimizer);
+    for (int64_t i = 0; i < optimizer->item_count; i++) {
+        const mpt__optim_item *item = &optimizer->items[i];
+        const mpt__parameter *parameter = &ctx->parameters[item->parameter];
+        const size_t bytes = (size_t)parameter->numel * 4;
+        if (item->had_grad)
+            mpt__download(ctx, gradient, ctx->blocks[item->block].gradients, parameter->offset * 4,
+                          (int64_t)bytes);
+        else
+            memset(gradient, 0, bytes);
+        gradient += parameter->numel;
+    }
+    return mpt__ok(ctx) ? loss : MPT__NAN_F64;
+}
+
+/* Puts the values t along the direction. */
+static bool mpt__lbfgs_go(const mpt__lbfgs_run *run, double t) {
+    const mpt__lbfgs *of = run->of;
+    float *values = mpt__lbfgs_vector(of, MPT__LBFGS_VALUES);
+    mpt__lbfgs_add(values, mpt__lbfgs_vector(of, MPT__LBFGS_FROM), t,
+                   mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION), of->n);
+    return mpt__lbfgs_move(run, values, true) == MPT_OK;
+}
+
+/* ==== The line search ==== */
+
+typedef struct {
+    double t, loss, slope; /* along the direction */
+    float *gradient;
+} mpt__lbfgs_point;
+
+/* Fills in a point at t. A loss or slope that is not finite counts as infinitely bad. */
+static bool mpt__lbfgs_probe(mpt__lbfgs_run *run, mpt__lbfgs_point *point, double t) {
+    const mpt__lbfgs *of = run->of;
+    if (!mpt__lbfgs_go(run, t)) return false;
+    point->t = t;
+    point->loss = mpt__lbfgs_evaluate(run, point->gradient);
+    point->slope =
+        mpt__lbfgs_dot(point->gradient, mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION), of->n);
+    if (!mpt__f64_is_finite(point->loss) || !mpt__f64_is_finite(point->slope))
+        point->loss = MPT__INF_F64;
+    return mpt__ok(run->context);
+}
+
+/* Where the cubic through two points, with their slopes, is lowest in [low, high]. */
+static double mpt__lbfgs_lowest(const mpt__lbfgs_point *a, const mpt__lbfgs_point *b, double low,
+                                double high) {
+    if (a->t > b->t) {
+        const mpt__lbfgs_point *other = a;
+        a = b, b = other;
+    }
+    if (a->loss >= MPT__INF_F64) return b->t - (b->t - a->t) / 8; /* half would be too timid */
+    if (b->loss >= MPT__INF_F64) return a->t + (b->t - a->t) / 8;
+    const double d1 = a->slope + b->slope - 3 * (a->loss - b->loss) / (a->t - b->t);
+    const double square = d1 * d1 - a->slope * b->slope;
+    if (!(square >= 0) || !mpt__f64_is_finite(square)) return (low + high) / 2;
+    const double d2 = sqrt(square);
+    const double t = b->t - (b->t - a->t) * ((b->slope + d2 - d1) / (b->slope - a->slope + 2 * d2));
+    if (t != t) return (low + high) / 2;
+    return t < low ? low : t > high ? high : t;
+}
+
+static double mpt__lbfgs_abs(double x) { return x < 0 ? -x : x; }
+
+/* What a search knows: where it began, two points, one for the next, and how often it looked. */
+typedef struct {
+    mpt__lbfgs_point start, a, b, next;
+    double slope_most; /* of a point that is good enough */
+    int looks;
+    bool done; /* b is good enough */
+} mpt__lbfgs_search;
+
+static bool mpt__lbfgs_too_high(const mpt__lbfgs_search *s, const mpt__lbfgs_point *point) {
+    return point->loss > s->start.loss + 1e-4 * point->t * s->start.slope;
+}
+
+/* Goes on until a and b have a good point between them, or b is one. */
+static bool mpt__lbfgs_bracket(mpt__lbfgs_run *run, mpt__lbfgs_search *s, double t) {
+    if (!mpt__lbfgs_probe(run, &s->b, t)) return false;
+    for (; s->looks < MPT__LBFGS_SEARCHES; s->looks++) {
+        if (mpt__lbfgs_too_high(s, &s->b) || (s->looks > 1 && s->b.loss >= s->a.loss)) return true;
+        s->done = mpt__lbfgs_abs(s->b.slope) <= s->slope_most;
+        if (s->done || s->b.slope >= 0) return true;
+        t = mpt__lbfgs_lowest(&s->a, &s->b, s->b.t + 0.01 * (s->b.t - s->a.t), 10 * s->b.t);
+        float *gradient = s->a.gradient;
+        s->a = s->b;
+        s->b.gradient = gradient;
+        if (!mpt__lbfgs_probe(run, &s->b, t)) return false;
+    }
+    memcpy(s->a.gradient, s->start.gradient, (size_t)run->of->n * sizeof(float));
+    s->start.gradient = s->a.gradient;
+    s->a = s->start;
+    return true;
+}
+
+/* The next t between a and b: not too near to one of them twice in a row. */
+static double mpt__lbfgs_between(const mpt__lbfgs_search *s, bool *stuck) {
+    const double left = s->a.t < s->b.t ? s->a.t : s->b.t,
+                 right = s->a.t < s->b.t ? s->b.t : s->a.t;
+    const double t = mpt__lbfgs_lowest(&s->a, &s->b, left, right), edge = 0.1 * (right - left);
+    const bool near_edge = right - t < edge || t - left < edge;
+    const bool moves = near_edge && (*stuck || t >= right || t <= left);
+    *stuck = near_edge && !moves;
+    if (!moves) return t;
+    return right - t < t - left ? right - edge : left + edge;
+}
+
+/* Narrows the bracket. Gives the point to take, NULL on error. */
+static mpt__lbfgs_point *mpt__lbfgs_zoom(mpt__lbfgs_run *run, mpt__lbfgs_search *s) {
+    mpt__lbfgs_point *low = &s->a, *high = &s->b;
+    const double reach =
+        mpt__lbfgs_size(mpt__lbfgs_vector(run->of, MPT__LBFGS_DIRECTION), run->of->n, false);
+    bool stuck = false;
+    if (s->done) return &s->b;
+    if (s->b.loss < s->a.loss) low = &s->b, high = &s->a;
+    while (!s->done && s->looks < MPT__LBFGS_SEARCHES &&
+           mpt__lbfgs_abs(s->b.t - s->a.t) * reach >= 1e-9) {
+        if (!mpt__lbfgs_probe(run, &s->next, mpt__lbfgs_between(s, &stuck))) return NULL;
+        s->looks++;
+        mpt__lbfgs_point now = s->next;
+        s->next.gradient = high->gradient;
+        if (mpt__lbfgs_too_high(s, &now) || now.loss >= low->loss) {
+            *high = now;
+            if (high->loss < low->loss || (high->loss == low->loss && high == &s->a)) {
+                mpt__lbfgs_point *other = low;
+                low = high, high = other;
+            }
+            continue;
+        }
+        s->done = mpt__lbfgs_abs(now.slope) <= s->slope_most;
+        if (!s->done && now.slope * (high->t - low->t) >= 0)
+            *high = *low;
+        else
+            s->next.gradient = low->gradient;
+        *low = now;
+    }
+    return low;
+}
+
+/* Strong Wolfe: finds t, and has values, loss and gradient there. */
+static bool mpt__lbfgs_wolfe(mpt__lbfgs_run *run, double *t, double *loss, double slope) {
+    const mpt__lbfgs *of = run->of;
+    float *gradient = mpt__lbfgs_vector(of, MPT__LBFGS_GRADIENT);
+    mpt__lbfgs_search s;
+    mpt__zero(s);
+    s.start.loss = *loss, s.start.slope = slope;
+    s.a = s.start;
+    s.start.gradient = mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE);
+    s.a.gradient = gradient;
+    s.b.gradient = mpt__lbfgs_vector(of, MPT__LBFGS_PROBED);
+    s.next.gradient = mpt__lbfgs_vector(of, MPT__LBFGS_SPARE);
+    s.slope_most = -0.9 * slope;
+    if (!mpt__lbfgs_bracket(run, &s, *t)) return false;
+    const mpt__lbfgs_point *taken = mpt__lbfgs_zoom(run, &s);
+    if (!taken) return false;
+    *t = taken->t, *loss = taken->loss;
+    if (taken->gradient != gradient)
+        memcpy(gradient, taken->gradient, (size_t)of->n * sizeof *gradient);
+    return mpt__lbfgs_go(run, *t);
+}
+
+/* ==== Iterations ==== */
+
+/* Takes what the last step has shown of the curvature into the history. */
+static void mpt__lbfgs_learn(mpt__lbfgs *of) {
+    float *y = mpt__lbfgs_vector(of, MPT__LBFGS_PROBED),
+          *s = mpt__lbfgs_vector(of, MPT__LBFGS_SPARE);
+    const float *direction = mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION);
+    mpt__lbfgs_add(y, mpt__lbfgs_vector(of, MPT__LBFGS_GRADIENT), -1,
+                   mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE), of->n);
+    for (int64_t i = 0; i < of->n; i++) s[i] = (float)((double)direction[i] * of->t);
+    const double ys = mpt__lbfgs_dot(y, s, of->n);
+    if (!(ys > 1e-10)) return;
+    const size_t bytes = (size_t)of->n * sizeof *y;
+    memcpy(mpt__lbfgs_pair(of, of->pairs, 0), y, bytes);
+    memcpy(mpt__lbfgs_pair(of, of->pairs, 1), s, bytes);
+    of->rho[of->pairs++ % of->config.history_size] = 1 / ys;
+    of->scale = ys / mpt__lbfgs_dot(y, y, of->n);
+}
+
+/* The direction: the gradient times what the history says of the inverse Hessian, negated. */
+static void mpt__lbfgs_aim(mpt__lbfgs *of) {
+    const int64_t n = of->n, size = of->config.history_size;
+    const float *gradient = mpt__lbfgs_vector(of, MPT__LBFGS_GRADIENT);
+    float *d = mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION);
+    for (int64_t i = 0; i < n; i++) d[i] = -gradient[i];
+    const int64_t first = of->pairs > size ? of->pairs - size : 0;
+    for (int64_t p = of->pairs - 1; p >= first; p--) {
+        const double alpha = mpt__lbfgs_dot(mpt__lbfgs_pair(of, p, 1), d, n) * of->rho[p % size];
+        of->alpha[p % size] = alpha;
+        mpt__lbfgs_add(d, d, -alpha, mpt__lbfgs_pair(of, p, 0), n);
+    }
+    for (int64_t i = 0; i < n; i++) d[i] = (float)((double)d[i] * of->scale);
+    for (int64_t p = first; p < of->pairs; p++) {
+        const double beta = mpt__lbfgs_dot(mpt__lbfgs_pair(of, p, 0), d, n) * of->rho[p % size];
+        mpt__lbfgs_add(d, d, of->alpha[p % size] - beta, mpt__lbfgs_pair(of, p, 1), n);
+    }
+}
+
+/* One iteration, the last one of a step or not. Gives whether another one may follow. */
+static bool mpt__lbfgs_iterate(mpt__lbfgs_run *run, double lr, double *loss, bool last) {
+    mpt__lbfgs *of = run->of;
+    const mpt_lbfgs_config *c = &of->config;
+    const size_t bytes = (size_t)of->n * sizeof(float);
+    float *gradient = mpt__lbfgs_vector(of, MPT__LBFGS_GRADIENT);
+    const float *direction = mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION);
+    const double before = *loss;
+    if (of->iterations++ > 0) mpt__lbfgs_learn(of);
+    mpt__lbfgs_aim(of);
+    memcpy(mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE), gradient, bytes);
+    of->t = lr;
+    if (of->iterations == 1) {
+        const double sum = mpt__lbfgs_size(gradient, of->n, true);
+        if (sum > 1) of->t = lr / sum;
+    }
+    const double slope = mpt__lbfgs_dot(gradient, direction, of->n);
+    if (!(slope <= -c->tolerance_change)) return false;
+    mpt__lbfgs_move(run, mpt__lbfgs_vector(of, MPT__LBFGS_FROM), false);
+    if (c->strong_wolfe) {
+        if (!mpt__lbfgs_wolfe(run, &of->t, loss, slope)) return false;
+    } else {
+        if (!mpt__lbfgs_go(run, of->t) || last) return false;
+        *loss = mpt__lbfgs_evaluate(run, gradient);
+        if (mpt__ok(run->context) && !mpt__f64_is_finite(*loss))
+            mpt__error(run->context, NUMERIC,
+                       "the loss is %g after %d evaluations; a smaller lr may help, or "
+                       "strong_wolfe, which steps back from what is not finite",
+                       *loss, run->evaluations);
+        if (!mpt__ok(run->context)) return false;
+    }
+    const double moved = mpt__lbfgs_abs(of->t) * mpt__lbfgs_size(direction, of->n, false);
+    return !last && run->evaluations < (c->max_eval ? c->max_eval : (int64_t)c->max_iter * 5 / 4) &&
+           mpt__lbfgs_size(gradient, of->n, false) > c->tolerance_grad &&
+           moved > c->tolerance_change && mpt__lbfgs_abs(*loss - before) >= c->tolerance_change;
+}
+
+/* All iterations of a step. Gives the loss where it began. */
+static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
+    mpt__lbfgs *of = run->of;
+    float *gradient = mpt__lbfgs_vector(of, MPT__LBFGS_GRADIENT);
+    mpt__optimizer *optimizer = run->optimizer;
+    const double lr = mpt__schedule_lr(run->context, optimizer, &optimizer->groups[0]);
+    const double first = mpt__lbfgs_evaluate(run, gradient);
+    double loss = first;
+    if (!mpt__ok(run->context)) return MPT__NAN_F64;
+    const double size = mpt__lbfgs_size(gradient, of->n, false);
+    if (!mpt__f64_is_finite(first) || !mpt__f64_is_finite(size)) {
+        mpt__error(run->context, NUMERIC, "the loss is %g, its largest gradient %g", first, size);
+        return MPT__NAN_F64;
+    }
+    bool more = size > of->config.tolerance_grad;
+    for (int i = 1; more; i++) more = mpt__lbfgs_iterate(run, lr, &loss, i == of->config.max_iter);
+    if (!mpt__ok(run->context)) return MPT__NAN_F64;
+    of->evaluations += run->evaluations;
+    return first;
+}
+
+/* After an error: the values are those of before, and the history begins anew. */
+static void mpt__lbfgs_go_back(const mpt__lbfgs_run *run) {
+    mpt_context *ctx = run->context;
+    const mpt_status status = ctx->base.status;
+    ctx->base.status = MPT_OK; /* so that halves can be written */
+    mpt__lbfgs_move(run, mpt__lbfgs_vector(run->of, MPT__LBFGS_FIRST), true);
+    ctx->base.status = status;
+    run->of->iterations = run->of->pairs = 0;
+    run->of->t = run->of->scale = 1;
+}
+
+/* Whether a step may begin. */
+static bool mpt__lbfgs_ready(mpt_context *ctx, const mpt__optimizer *optimizer) {
+    if (optimizer->own->running)
+        return mpt__reject(ctx, STATE,
+                           "a step of this optimizer is under way; its closure calls it");
+    if (!mpt__no_slice(ctx) || !mpt__not_updating(ctx, optimizer)) return false;
+    if (ctx->capturing || (ctx->recorder && !ctx->recorder->own))
+        return mpt__reject(ctx, UNSUPPORTED,
+                           "L-BFGS runs on the host: neither captured steps nor recordings can "
+                           "repeat it");
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        if (mpt__averages_applied(ctx, optimizer->states[i].block))
+            return mpt__reject(ctx, STATE,
+                               "the module's values are averages; call mpt_ema_restore first");
+    return true;
+}
+
+static mpt_status mpt__lbfgs_update(mpt_context *ctx, mpt__optimizer *optimizer,
+                                    uint16_t found_slot) {
+    (void)optimizer, (void)found_slot;
+    return mpt__error(
+        ctx, STATE,
+        "L-BFGS evaluates the loss several times in a step; call mpt_lbfgs_step, with "
+        "a function that does so");
+}
+
+double mpt_lbfgs_step(mpt_optimizer handle, mpt_closure closure, void *user) {
+    MPT__PLAIN_FLOATS;
+    mpt_context *ctx = handle.context;
+    mpt__optimizer *optimizer = mpt__optimizer_enter(handle, "mpt_lbfgs_step");
+    if (!optimizer) return MPT__NAN_F64;
+    if (!closure || !optimizer->own || optimizer->own->update != mpt__lbfgs_update) {
+        mpt__error(ctx, ARGUMENT,
+                   closure ? "the optimizer is not of mpt_lbfgs; call mpt_step"
+                           : "closure is NULL");
+        return MPT__NAN_F64;
+    }
+    if (!mpt__lbfgs_ready(ctx, optimizer)) return MPT__NAN_F64;
+    mpt__lbfgs *of = (mpt__lbfgs *)optimizer->own;
+    mpt__lbfgs_run run = {ctx, optimizer, of, closure, user, 0};
+    mpt__lbfgs_clear(ctx, optimizer);
+    if (mpt__pattern(ctx, optimizer, MPT__PLAIN) != MPT_OK) return MPT__NAN_F64;
+    mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
+    const int scopes = ctx->scope_depth;
+    const int64_t kept = ctx->scoped_count;
+    for (int64_t i = 0; i < optimizer->state_count; i++)
+        mpt__master_refresh(ctx, optimizer, &optimizer->states[i]);
+    if (mpt__lbfgs_move(&run, mpt__lbfgs_vector(of, MPT__LBFGS_FIRST), false) != MPT_OK)
+        return MPT__NAN_F64;
+    of->own.running = true;
+    ctx->forward_depth++;
+    const double loss = mpt__lbfgs_iterations(&run);
+    ctx->forward_depth--;
+    of->own.running = false;
+    if (!mpt__ok(ctx)) {
+        if (ctx->scope_depth > scopes) {
+            mpt__scope_drop(ctx, kept);
+            ctx->scope_depth = scopes;
+        }
+        mpt__lbfgs_go_back(&run);
+        return MPT__NAN_F64;
+    }
+    int64_t applied = mpt__scalar_get_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED]);
+    mpt__scalar_set_i(ctx, optimizer->slot[MPT__OPTIM_APPLIED], applied + 1);
+    ctx->committed = ctx->now;
+    ctx->committed.updates = ++ctx->now.updates;
+    return loss;
+}
+
+/* ==== Making ==== */
+
+static void mpt__lbfgs_free(mpt_context *ctx, mpt__own *own) {
+    mpt__lbfgs *of = (mpt__lbfgs *)own;
+    const size_t size = (size_t)of->config.history_size;
+    mpt__host_free(ctx, of->rho, 2 * size * sizeof *of->rho);
+    mpt__host_free(ctx, of->vectors,
+                   (MPT__LBFGS_VECTORS + 2 * size) * (size_t)of->n * sizeof *of->vectors);
+}
+
+/* What checkpoints have besides what every optimizer shows. */
+static mpt_status mpt__lbfgs_visit(mpt_context *ctx, mpt__own *own, mpt__state_item *item,
+                                   mpt__state_visitor visit, void *user) {
+    mpt__lbfgs *of = (mpt__lbfgs *)own;
+    const int64_t size = of->config.history_size;
+    const struct {
+        const char *name;
+        void *at;
+        mpt_dtype dtype;
+        int64_t rows, columns; /* of an array; rows 0: of a vector; columns 0: a number */
+    } rows[] = {{"lbfgs.iterations", &of->iterations, MPT_I64, 0, 0},
+                {"lbfgs.evaluations", &of->evaluations, MPT_I64, 0, 0},
+                {"lbfgs.pairs", &of->pairs, MPT_I64, 0, 0},
+                {"lbfgs.step_size", &of->t, MPT_F64, 0, 0},
+                {"lbfgs.scale", &of->scale, MPT_F64, 0, 0},
+                {"lbfgs.rho", of->rho, MPT_F64, 0, size},
+                {"lbfgs.gradient", mpt__lbfgs_vector(of, MPT__LBFGS_BEFORE), MPT_F32, 0, of->n},
+                {"lbfgs.direction", mpt__lbfgs_vector(of, MPT__LBFGS_DIRECTION), MPT_F32, 0, of->n},
+                {"lbfgs.changes", mpt__lbfgs_pair(of, 0, 0), MPT_F32, size, of->n},
+                {"lbfgs.steps", mpt__lbfgs_pair(of, 0, 1), MPT_F32, size, of->n}};
+    mpt_status status = MPT_OK;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
+        mpt__zero(*item);
+        item->name = rows[i].name, item->dtype = rows[i].dtype;
+        item->shape = MPT_SCALAR, item->count = 1;
+        if (rows[i].columns) {
+            item->array = rows[i].at;
+            item->shape = rows[i].rows ? MPT_SHAPE(rows[i].rows, rows[i].columns)
+                                       : MPT_SHAPE(rows[i].columns);
+            item->count = (rows[i].rows ? rows[i].rows : 1) * rows[i].columns;
+        } else {
+            item->host = rows[i].at;
+            item->most = rows[i].dtype == MPT_I64 ? INT64_MAX : 0;
+        }
+        status = visit(ctx, user, item);
+    }
+    return status;
+}
+
+static bool mpt__lbfgs_check(mpt_context *ctx, const mpt_lbfgs_config *c) {
+    if (c->history_size > MPT__LBFGS_HISTORY)
+        return mpt__reject(ctx, ARGUMENT, "history_size = %d; expected 1 to %d", c->history_size,
+                           (int)MPT__LBFGS_HISTORY);
+    return mpt__check_count(ctx, "history_size", c->history_size, 1) &&
+           mpt__check_count(ctx, "max_iter", c->max_iter, 1) &&
+           mpt__check_count(ctx, "max_eval", c->max_eval, 0) &&
+           mpt__check_number(ctx, "tolerance_grad", c->tolerance_grad, 0, MPT__NO_LIMIT) &&
+           mpt__check_number(ctx, "tolerance_change", c->tolerance_change, 0, MPT__NO_LIMIT);
+}
+
+/* The memory of an optimizer that has its parameters. */
+static bool mpt__lbfgs_make(mpt_context *ctx, mpt__optimizer *optimizer,
+                            const mpt_lbfgs_config *c) {
+    mpt__lbfgs *of = (mpt__lbfgs *)mpt__host_new(ctx, sizeof *of);
+    const int64_t rows = MPT__LBFGS_VECTORS + 2 * (int64_t)c->history_size;
+    if (!of) return false;
+    optimizer->own = &of->own;
+    of->own.bytes = sizeof *of;
+    of->own.rule = *optimizer->rule;
+    of->own.whole = true;
+    of->own.update = mpt__lbfgs_update, of->own.end = mpt__lbfgs_free;
+    of->own.visit = mpt__lbfgs_visit;
+    of->config = *c;
+    of->t = of->scale = 1;
+    for (int64_t i = 0; i < optimizer->item_count; i++)
+        of->n += ctx->parameters[optimizer->items[i].parameter].numel;
+    of->rho = (double *)mpt__host_array(ctx, 2 * (int64_t)c->history_size, sizeof *of->rho);
+    if (!of->rho) return false;
+    of->alpha = of->rho + c->history_size;
+    of->vectors = (float *)mpt__host_array(ctx, of->n > INT64_MAX / rows ? INT64_MAX : of->n * rows,
+                                           sizeof *of->vectors);
+    return of->vectors != NULL;
+}
+
+mpt_optimizer mpt_lbfgs(mpt_module module, const mpt_lbfgs_config *config) {
+    mpt_context *ctx = module.context;
+    const mpt_lbfgs_config c = config ? *config : mpt_lbfgs_config_default();
+    const mpt__plan plan = {c.lr, 0, {0, 0, 0}, false, false, c.allow_shared, false, 0};
+    const mpt_optimizer made = mpt__optimizer_new("mpt_lbfgs", module, &mpt__own_rules[0], &plan);
+    if (!made.slot) return made;
+    if (mpt__lbfgs_check(ctx, &c) && mpt__lbfgs_make(ctx, mpt__optimizer_at(ctx, made), &c))
+        return made;
+    mpt__object_free(ctx, MPT__OPTIMIZER, made.slot);
+    return mpt__optimizer_handle(ctx, NULL);
+}
+
+#endif /* MPTRAIN_NO_WATCH */
+
 /* ------------------------
  * train/schedule.c: schedules: curves, what joins them, one cycle, plateaus; how the device gets
  * their rates stands in train/rates.c.
@@ -43279,6 +44374,11 @@ static int64_t mpt__item_bytes(const mpt__state_item *item) {
     return item->count * (int64_t)mpt_dtype_size(item->dtype);
 }
 
+/* Whether an item is a number, wherever it lies, and no array. */
+static bool mpt__item_single(const mpt__state_item *item) {
+    return !item->storage && !item->array;
+}
+
 /* The 8 bytes of a number, wherever it lies. */
 static void mpt__item_get(mpt_context *ctx, const mpt__state_item *item, int64_t *number) {
     if (item->host)
@@ -43347,6 +44447,19 @@ typedef struct {
     uint64_t hash;
 } mpt__state_saving;
 
+/* Elements that lie on the host. */
+static bool mpt__write_array(mpt__writer *writer, const void *array, mpt_dtype dtype,
+                             int64_t count, uint8_t *chunk) {
+    const int64_t size = (int64_t)mpt_dtype_size(dtype), total = count * size;
+    for (int64_t done = 0, take; done < total; done += take) {
+        take = total - done < MPT__SAVE_CHUNK ? total - done : MPT__SAVE_CHUNK;
+        memcpy(chunk, (const uint8_t *)array + done, (size_t)take);
+        mpt__file_order(chunk, (size_t)take, (size_t)size);
+        if (!mpt__write_bytes(writer, chunk, (size_t)take)) return false;
+    }
+    return true;
+}
+
 static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_item *item) {
     mpt__state_saving *saving = (mpt__state_saving *)user;
     mpt__writer *writer = saving->writer;
@@ -43361,6 +44474,8 @@ static mpt_status mpt__save_item(mpt_context *ctx, void *user, const mpt__state_
     if (item->storage) {
         mpt__write_elements(writer, ctx, item->storage, item->dtype, item->offset, item->count,
                             saving->chunk);
+    } else if (item->array) {
+        mpt__write_array(saving->writer, item->array, item->dtype, item->count, saving->chunk);
     } else {
         mpt__item_get(ctx, item, &number);
         mpt__file_order((uint8_t *)&number, 8, 8);
@@ -43462,7 +44577,7 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
                           item->name, mpt__file_dtype_name(entry->dtype), &shape,
                           mpt__dtype_info[item->dtype].file_name, &item->shape);
     entry->weight = 1; /* known */
-    if (item->storage) return MPT_OK;
+    if (!mpt__item_single(item)) return MPT_OK;
     return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
 }
 
@@ -43471,12 +44586,16 @@ static mpt_status mpt__apply_item(mpt_context *ctx, void *user, const mpt__state
     const mpt__entry *entry = mpt__state_entry(a, item->name);
     int64_t size = (int64_t)mpt_dtype_size(item->dtype);
     if (!entry) return mpt__error(ctx, FORMAT, "%s: no %s", a->json.name, item->name);
-    if (!item->storage) { /* what has to be the same is, and others may be reading it */
+    if (mpt__item_single(item)) { /* what has to be the same is, and others may be reading it */
         if (!item->same) mpt__item_set(ctx, item, mpt__entry_number(a, entry));
         return ctx->base.status;
     }
     if (mpt__big_endian())
         mpt__file_order(a->own_data + entry->begin, (size_t)mpt__item_bytes(item), (size_t)size);
+    if (item->array) {
+        memcpy(item->array, a->data + entry->begin, (size_t)mpt__item_bytes(item));
+        return ctx->base.status;
+    }
     return mpt__upload(ctx, item->storage, item->offset * size, a->data + entry->begin,
                        mpt__item_bytes(item));
 }
@@ -43603,6 +44722,7 @@ static mpt_status mpt__snapshot_item(mpt_context *ctx, void *user, const mpt__st
     memcpy(to, &mark, 8);
     memset(to + 8 + n, 0, (size_t)(mpt__aligned_up(n, 8) - n));
     if (item->storage) return mpt__download(ctx, to + 8, item->storage, item->offset * size, n);
+    if (item->array) return memcpy(to + 8, item->array, (size_t)n), ctx->base.status;
     mpt__item_get(ctx, item, &number);
     memcpy(to + 8, &number, 8);
     return ctx->base.status;
@@ -43633,7 +44753,7 @@ static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__s
     int64_t number;
     if (from && memcmp(from, &mark, 8) == 0) {
         memcpy(&number, from + 8, 8);
-        return item->storage ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
+        return !mpt__item_single(item) ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
     }
     return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
                       item->name);
@@ -43645,6 +44765,7 @@ static mpt_status mpt__snapshot_apply(mpt_context *ctx, void *user, const mpt__s
     const uint8_t *from = mpt__snapshot_take(snapshot, 8 + mpt__aligned_up(n, 8));
     if (!from) return mpt__error(ctx, FORMAT, "the block ends before %s", item->name);
     if (item->storage) return mpt__upload(ctx, item->storage, item->offset * size, from + 8, n);
+    if (item->array) return memcpy(item->array, from + 8, (size_t)n), ctx->base.status;
     memcpy(&number, from + 8, 8);
     if (!item->same) mpt__item_set(ctx, item, number);
     return ctx->base.status;
@@ -46503,7 +47624,8 @@ MPT__END_FLOAT_CONTROL
     that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up to AMX, for
     AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
     yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight;
-    confusion matrices.
+    confusion matrices; optimizers of the user's own (mpt_user_optimizer);
+    L-BFGS.
 */
 
 /* ==== Licence ================================================================================
