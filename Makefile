@@ -63,6 +63,12 @@ HEADER := src/mptrain.h
 INCLUDES := -Isrc -I.
 endif
 
+# As many jobs as there are cores, but no more than eight, unless the command line says how many.
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(or $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null) && \
+    { [ "$$n" -lt 8 ] && echo "$$n" || echo 8; }),1)
+endif
+
 # The rooms, in the order of the spine, and the wings with what they may use, from src/README.md.
 ROOMS := $(shell sed -n 's/^.include "\(.*\)"$$/src\/\1/p' src/mptrain.h)
 WINGS := $(shell sed -n 's/^| `\([a-z]*\)\/` .*/\1/p' src/README.md)

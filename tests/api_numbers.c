@@ -586,7 +586,27 @@ TEST(cosines_and_distances_beyond_fp32) {
     }
 }
 
-TEST_TABLE = {T(uniform_numbers_stay_below_one),
+/* 300 ones in one place: a sum that is kept in bf16 stays at 256, as 257 is none of its numbers. */
+TEST(scattered_sums_are_wide) {
+    enum { N = 300 };
+    mpt_context *c = mpt_create(NULL);
+    float sum[2];
+    const mpt_dtype halves[] = {MPT_BF16, MPT_F16};
+    for (int k = 0; k < 2; k++) {
+        mpt_scope_begin(c);
+        mpt_tensor index = mpt_zeros(c, MPT_I64, MPT_SHAPE(N));
+        mpt_tensor ones = mpt_full(c, halves[k], MPT_SHAPE(N), k ? 8 : 1);
+        mpt_tensor out = mpt_scatter_add(mpt_zeros(c, halves[k], MPT_SHAPE(2)), 0, index, ones);
+        mpt_read_f32(out, sum, 2);
+        CHECK(sum[0] == (k ? 2400 : 300) && sum[1] == 0);
+        mpt_scope_end(c);
+    }
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
+}
+
+TEST_TABLE = {T(scattered_sums_are_wide),
+              T(uniform_numbers_stay_below_one),
               T(draws_like_another_tensor),
               T(draws_by_weight),
               T(captured_steps_cannot_draw_by_weight),

@@ -81,7 +81,6 @@ typedef struct stream {
     mpt_context *context;
     mpt_tensor x, y;
     mpt_optimizer optimizer;
-    mpt_scaler scaler;
 } stream;
 
 static void run_to_bf16(void *self) { mpt_release(mpt_cast(((stream *)self)->x, MPT_BF16)); }
@@ -93,14 +92,6 @@ static void run_update(void *self) { mpt_step(((stream *)self)->optimizer); }
 static void run_add(void *self) {
     stream *t = (stream *)self;
     mpt_release(mpt_add(t->x, t->y));
-}
-
-/* From the second time on the gradients carry a multiplier that is written out first. */
-static void run_unscale(void *self) {
-    stream *t = (stream *)self;
-    mpt_unscale(t->scaler, t->optimizer);
-    mpt_scaler_skip(t->scaler, t->optimizer);
-    mpt_scaler_update(t->scaler);
 }
 
 /* Bytes of memory traffic per element: what is read, what is written, and for an output that was
@@ -116,8 +107,7 @@ static const struct {
                {"relu", run_relu, 4 + 4 + 4, MPT_DTYPE_NONE},
                {"add", run_add, 8 + 4 + 4, MPT_F32},
                {"sgd", run_update, 8 + 4, MPT_DTYPE_NONE},
-               {"adamw", run_update, 16 + 12, MPT_DTYPE_NONE},
-               {"unscale", run_unscale, 4 + 4 + 4, MPT_DTYPE_NONE}};
+               {"adamw", run_update, 16 + 12, MPT_DTYPE_NONE}};
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 static mpt_status forward_identity(mpt_module self, void *user, const mpt_tensor *in, int n_in,
@@ -139,12 +129,9 @@ static void make_update(stream *t, int64_t n, bool adamw) {
     mpt_adamw_config adam = mpt_adamw_config_default();
     sgd.lr = adam.lr = 1e-6;
     t->optimizer = adamw ? mpt_adamw(module, &adam) : mpt_sgd(module, &sgd);
-    mpt_scaler_config scaler = mpt_scaler_config_default();
-    scaler.init_scale = 1, scaler.fixed = true;
-    t->scaler = mpt_grad_scaler(t->context, &scaler);
     mpt_step_begin(t->context);
     mpt_tensor sum = mpt_sum(mpt_parameter(module, "weight"), MPT_ALL_DIMS, false);
-    mpt_backward(mpt_scale_loss(t->scaler, sum));
+    mpt_backward(sum);
     mpt_step_end(t->context);
 }
 
@@ -163,7 +150,7 @@ static bool make_kernel(subject *s, int argc, char **argv, char *error, size_t s
         s->context = t->context = make_context(argv[2], error, size);
         if (!t->context) return false;
         s->work = kernels[i].bytes * (double)n;
-        if (kernels[i].run == run_update || kernels[i].run == run_unscale) {
+        if (kernels[i].run == run_update) {
             make_update(t, n, strcmp(argv[0], "sgd") != 0);
             return true;
         }

@@ -16,7 +16,7 @@ import sys
 
 PRECISIONS = ('fp32', 'bf16')
 DTYPES = ('f32', 'bf16', 'f16')
-KERNELS = ('add', 'relu', 'f32_to_f16', 'f32_to_bf16', 'bf16_to_f32', 'sgd', 'adamw', 'unscale')
+KERNELS = ('add', 'relu', 'f32_to_f16', 'f32_to_bf16', 'bf16_to_f32', 'sgd', 'adamw')
 GROUPS = {  # name: seconds of a sample, (program, subject) of each row
     'mlp': (0.1, [('mlp', f'mlp {size} {p} {optimizer} 1')
                   for size, optimizer in (('784-128-64-10 64', 'sgd'),
