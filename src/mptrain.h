@@ -168,6 +168,7 @@ MPT__BEGIN_COLD
 #include "train/checkpoint.c"
 #include "train/state.c"
 #include "train/resume.c"
+#include "train/compare.c"
 #include "train/series.c"
 #include "train/fit.c"
 #include "graph/capture.c"

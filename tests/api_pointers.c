@@ -144,6 +144,8 @@ CALL(histogram, int64_t, status_of(mpt_histogram(ones, -1, 1, to, (int)n)))
 CALL(confusion, int64_t, status_of(mpt_confusion(x, mpt_argmax(x, 1, false), to, WIDTH)))
 CALL(histograms, char, mpt_histograms(net, false, to, (size_t)n))
 CALL(determinism, char, mpt_determinism(c, to, (size_t)n))
+CALL(checkpoint_difference, char, mpt_checkpoint_difference(c, weight_path, to, (size_t)n))
+CALL(snapshot_difference, char, mpt_snapshot_difference(c, "", 0, to, (size_t)n))
 CALL(mean, double, status_of(mpt_dataset_statistics(data, to, NULL)))
 CALL(deviation, double, status_of(mpt_dataset_statistics(data, NULL, to)))
 CALL(sample_input, float, status_of(mpt_sample(data, 1, to, NULL)))
@@ -234,6 +236,8 @@ static const row rows[] = {
     {"mpt_confusion", "counts", ONE_MUST, 8 * WIDTH * WIDTH, 1, call_confusion, "0 classes", 0},
     {"mpt_histograms", "text", TEXT, 1, 0, call_histograms, "", 0},
     {"mpt_determinism", "text", TEXT, 1, 0, call_determinism, "", 0},
+    {"mpt_checkpoint_difference", "text", TEXT, 1, 0, call_checkpoint_difference, "", 0},
+    {"mpt_snapshot_difference", "text", TEXT, 1, 0, call_snapshot_difference, "", 0},
     {"mpt_dataset_statistics", "mean", ONE, 8, 1, call_mean, "", 0},
     {"mpt_dataset_statistics", "deviation", ONE, 8, 1, call_deviation, "", 0},
     {"mpt_random_split", "parts", COUNTED, sizeof(mpt_dataset), 3, call_random_split, "", 0},

@@ -553,15 +553,60 @@ TEST(between_steps_only) {
     mpt_destroy(t.context);
 }
 
+/* The first piece that differs is named, with its place and both values. */
+TEST(where_two_runs_part) {
+    static char block[1 << 17];
+    char text[300] = "";
+    make_data();
+    training a = begin(&setups[2], 1, 3), b = begin(&setups[2], 2, 3);
+    run(&a, 0, STOP), run(&b, 0, STOP);
+    CHECK_EQ_INT(mpt_snapshot(a.context, block, sizeof block), MPT_OK);
+    CHECK_EQ_INT(mpt_snapshot_difference(b.context, block, sizeof block, text, sizeof text), 0);
+    CHECK_EQ_STR(text, "");
+    float weights[FEATURES * 12];
+    mpt_tensor weight = mpt_parameter(b.net, "0.weight");
+    mpt_read_f32(weight, weights, FEATURES * 12);
+    const float before = weights[2 * FEATURES + 3];
+    weights[2 * FEATURES + 3] = 0.25f;
+    mpt_write(weight, weights, sizeof weights);
+    char expected[100];
+    snprintf(expected, sizeof expected, "0.weight[2, 3] is 0.25 here and %.9g there",
+             (double)before);
+    CHECK_EQ_INT(mpt_snapshot_difference(b.context, block, sizeof block, text, sizeof text),
+                 (int)strlen(expected));
+    CHECK_EQ_STR(text, expected);
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
+    const char *path = test_tmp_path("part.safetensors"), *plain = test_tmp_path("plain.st");
+    CHECK_EQ_INT(mpt_checkpoint_save(a.context, path), MPT_OK);
+    mpt_checkpoint_difference(b.context, path, text, sizeof text);
+    CHECK_EQ_STR(text, expected);
+    CHECK_EQ_INT(mpt_checkpoint_difference(a.context, path, text, sizeof text), 0);
+    run(&b, STOP, STOP + 1);
+    mpt_checkpoint_difference(b.context, path, text, sizeof text);
+    CHECK_EQ_STR(text, "mptrain.step is 12 here and 11 there");
+    CHECK_EQ_INT(mpt_save(a.net, plain), MPT_OK); /* weights alone */
+    mpt_checkpoint_difference(a.context, plain, text, sizeof text);
+    CHECK_CONTAINS(text, "mptrain.format");
+    CHECK_CONTAINS(text, "here alone");
+    mpt_metric_push(b.context, "more", mpt_ones(b.context, MPT_F32, MPT_SCALAR));
+    CHECK_EQ_INT(mpt_checkpoint_save(b.context, path), MPT_OK);
+    mpt_metric_reset(b.context, "more");
+    mpt_checkpoint_difference(b.context, path, text, sizeof text);
+    CHECK_EQ_STR(text, "mptrain.metric.more.sum is 0 here and 1 there");
+#endif
+    mpt_destroy(a.context);
+    mpt_destroy(b.context);
+}
+
 #if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
 TEST_TABLE = {T(stopped_and_gone_on),     T(files_that_are_whole_and_cut),
               T(files_of_others),         T(numbers_that_cannot_be),
               T(weights_of_a_checkpoint), T(nets_with_equal_names),
               T(back_and_forward),        T(captured_steps_go_back),
               T(on_another_device),       T(snapshots_take_no_memory),
-              T(between_steps_only)};
+              T(between_steps_only),      T(where_two_runs_part)};
 #else
-TEST_TABLE = {T(back_and_forward), T(captured_steps_go_back), T(on_another_device),
-              T(snapshots_take_no_memory), T(between_steps_only)};
+TEST_TABLE = {T(back_and_forward),   T(captured_steps_go_back), T(on_another_device),
+              T(snapshots_take_no_memory), T(between_steps_only), T(where_two_runs_part)};
 #endif
 TEST_MAIN

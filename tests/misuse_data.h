@@ -391,6 +391,15 @@ TEST(files) {
          mpt_restore(f.context, block, sizeof block));
     NOWHERE(mpt_snapshot_bytes, mpt_snapshot_bytes(NULL) == -1);
     NOWHERE(mpt_state_hash, mpt_state_hash(NULL) == 0);
+    NOWHERE(mpt_checkpoint_difference, mpt_checkpoint_difference(NULL, "unused", NULL, 0) == 0);
+    CASE(mpt_checkpoint_difference, ARGUMENT, "path is empty",
+         mpt_checkpoint_difference(f.context, NULL, NULL, 0));
+    CASE(mpt_checkpoint_difference, MPT_ERROR_IO, "no/such/file",
+         mpt_checkpoint_difference(f.context, "no/such/file", NULL, 0));
+    NOWHERE(mpt_snapshot_difference,
+            mpt_snapshot_difference(NULL, block, sizeof block, NULL, 0) == 0);
+    CASE(mpt_snapshot_difference, ARGUMENT, "block is NULL",
+         mpt_snapshot_difference(f.context, NULL, 64, NULL, 0));
     MODULE(mpt_save, mpt_save(h_, "unused"));
     CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, NULL));
     CASE(mpt_save, ARGUMENT, "path is empty", mpt_save(f.net, ""));

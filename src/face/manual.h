@@ -433,7 +433,8 @@ mpt_checkpoint_load are for files of your own naming.
 
 The middle of an epoch is as good a place as any, and so is that of an accumulation of gradients.
 mpt_snapshot and mpt_restore do the same in a block of memory, without names, for programs that go
-back and try again. mpt_state_hash tells whether two trainings are equal.
+back and try again. mpt_state_hash tells whether two trainings are equal, and
+mpt_checkpoint_difference or mpt_snapshot_difference where they begin not to be.
 
 ==== MANUAL 11: finding out what happens =======================================================
 

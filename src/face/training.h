@@ -751,6 +751,14 @@ MPTRAIN_API mpt_status mpt_snapshot(mpt_context *context, void *block, size_t by
 MPTRAIN_API mpt_status mpt_restore(mpt_context *context, const void *block, size_t bytes);
 /* A hash of the same, equal where all of it is equal to the bit; 0 on error. */
 MPTRAIN_API uint64_t mpt_state_hash(mpt_context *context);
+/* Where this training and another run of it part: the first piece of the state that differs from a
+   checkpoint's, or from a snapshot's, as text: "0.weight[3, 1] is 0.25 here and 0.5 there". Returns
+   the length it needs, which is 0 for equal ones; mpt_failed tells those from a file that cannot be
+   read. Counters come before weights, and weights before moments. */
+MPTRAIN_API size_t mpt_checkpoint_difference(mpt_context *context, const char *path, char *text,
+                                             size_t size);
+MPTRAIN_API size_t mpt_snapshot_difference(mpt_context *context, const void *block, size_t bytes,
+                                           char *text, size_t size);
 
 /* Checkpoints in a folder, for trainings of hours: DIR/step-000000001200.safetensors.
 
