@@ -63,8 +63,9 @@ HEADER := src/mptrain.h
 INCLUDES := -Isrc -I.
 endif
 
-# As many jobs as there are cores, but no more than eight, unless the command line says how many.
-ifeq ($(MAKELEVEL),0)
+# As many jobs as there are cores, but no more than eight, unless the command line says how many. What
+# only runs a script that calls make is left out.
+ifneq ($(filter all test tests examples mnist cuda lint benches,$(or $(MAKECMDGOALS),all)),)
 MAKEFLAGS += -j$(or $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null) && \
     { [ "$$n" -lt 8 ] && echo "$$n" || echo 8; }),1)
 endif

@@ -335,6 +335,7 @@ An optimizer of your own is a function that updates one parameter with ops, in p
         return mpt_error_code(ctx);
     }
     mpt_user_optimizer_config config = mpt_user_optimizer_config_default();
+    static double momentum = 0.9;
     config.update = lean, config.user = &momentum, config.lr = 3e-4;
     config.states = 1, config.state_names[0] = "momentum";
     mpt_optimizer optimizer = mpt_user_optimizer(net, &config);
@@ -355,7 +356,8 @@ gets a function that computes it and runs backward; gradients are cleared before
     mpt_lbfgs_config config = mpt_lbfgs_config_default();
     config.strong_wolfe = true;
     mpt_optimizer optimizer = mpt_lbfgs(net, &config);
-    for (int i = 0; i < 10; i++) loss = mpt_lbfgs_step(optimizer, closure, &f);
+    struct fit f = {net, x, y}; // your own
+    for (int i = 0; i < 10; i++) printf("%g\n", mpt_lbfgs_step(optimizer, closure, &f));
 
 ==== MANUAL 9: data ============================================================================
 
