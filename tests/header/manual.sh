@@ -17,7 +17,7 @@ for block in manual*.txt; do
         echo '#include "mptrain.h"'
         echo 'void update_and_draw(void);'
         echo 'struct fit { mpt_module net; mpt_tensor x, y; };'
-        awk '/^static .*{$/ { on = 1 } on { print } /^}$/ { on = 0 }' "$block"
+        awk '/^static .*\) {$/ { on = 1 } on { print } /^}$/ { on = 0 }' "$block"
         for end in ';' ' {'; do
             echo 'void fragment(mpt_context *ctx, mpt_optimizer optimizer, mpt_module net,'
             echo '              mpt_loader loader, mpt_batch b, int model, mpt_captured captured,'
@@ -26,7 +26,7 @@ for block in manual*.txt; do
         echo '    (void)ctx, (void)optimizer, (void)net, (void)loader, (void)b, (void)model;'
         echo '    (void)captured, (void)x, (void)y, (void)running;'
         echo '    {'
-        awk '/^static .*{$/ { on = 1 } !on { print } /^}$/ { on = 0 }' "$block"
+        awk '/^static .*\) {$/ { on = 1 } !on { print } /^}$/ { on = 0 }' "$block"
         echo '    }'
         echo '}'
     } >"${block%.txt}.c"
