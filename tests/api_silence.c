@@ -442,6 +442,14 @@ TEST(bad_labels_are_told_with_their_bounds) {
                              mpt_ones(c, MPT_F32, MPT_SHAPE(3)), none, MPT_MEAN);
     check_named(c, MPT_ERROR_NUMERIC, "element 1 of the input is not in [0, 1] but -0.25",
                 "logits");
+    mpt_binary_cross_entropy(mpt_neg(mpt_ones(c, MPT_F32, MPT_SHAPE(2))),
+                             mpt_ones(c, MPT_F32, MPT_SHAPE(2)), none, MPT_MEAN);
+    check_named(c, MPT_ERROR_NUMERIC, "element 0 of the input is not in [0, 1] but -1",
+                "takes logits");
+    mpt_embedding(mpt_full(c, MPT_I64, MPT_SHAPE(2), 9), x, -1);
+    check_named(c, MPT_ERROR_INDEX, "element 0 of the indices is 9: expected 0 to 2", "launch");
+    mpt_cross_entropy(x, mpt_full(c, MPT_I64, MPT_SHAPE(3), 4), NULL);
+    check_named(c, MPT_ERROR_INDEX, "target of sample 0 is 4: expected", "0 to 3");
     mpt_module_class cls; /* what a device tells late names no module, for it would be another */
     memset(&cls, 0, sizeof cls);
     cls.name = "waits", cls.forward = waiting_forward, cls.n_inputs = cls.n_outputs = 1;
