@@ -334,6 +334,9 @@ TEST(files_of_other_kinds) {
                 {"\x1f\x8b\x08\0\1\2\3\4\0\3zip, zip", 18, "cnzbow", "compressed by gzip"},
                 {"PK\3\4\x14\0\0\0\x08\0archive/data.pkl", 24, "cniw", "a zip archive"},
                 {"PK", 2, "z", "this is no .npz: it has no directory"},
+                {"PK\5\6\0\0\0\0\1\0\1\0\0\0\0\0\x16\0\0\0\x0a\0" /* an entry that is cut */
+                 "PK\1\2\0\0\0\0\0\0",
+                 32, "z", "the directory of the .npz is damaged"},
                 {"\x93NUMPY\1\0\x46\0{'descr': '<f4'", 24, "cziw", "a NumPy array"},
                 {"\x80\x02\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19.", 16, "cniw", "a Python pickle"},
                 {"GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16, "cniw", "a GGUF file"}};
