@@ -21,6 +21,7 @@
 #                      --only conv2d,steps"
 #   make gpu-check     all that needs an NVIDIA GPU;  PART="build mnist models"  DATA=  SIM=1
 #   make check-instructions  instruction counts against committed figures;  UPDATE=1 writes them
+#   make messages      every error and log line of the library, by room;  WORD="scaler"
 #   make coverage      the branches of src/ that the suite takes, by room;  ROOM=data/idx.c lists the rest
 #   make mutate        breaks the library in N small places, one by one: does a test notice?  N=20
 #                      SEED=1  ONLY="src/ground/parallel.c"
@@ -197,6 +198,9 @@ bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
 	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
 
+messages:
+	@$(PYTHON) tools/messages.py $(WORD)
+
 bench-pairs:
 	@$(PYTHON) tools/bench/pairs.py --build '$(BUILD)/pairs' --old '$(OLD)' --rows '$(ROWS)' \
 	    --make '$(MAKE)' $(ARGS)
@@ -328,6 +332,6 @@ $(BUILD)/tests/%.log: $(BUILD)/tests/%$(EXE) FORCE
 
 FORCE:
 .PHONY: all mnist examples cuda tests test amalgamate check-header house lint reference header-test bench benches bench-peers bench-pairs compare tables gpu-check \
-    check-instructions coverage mutate torture torture-long install clean FORCE
+    check-instructions coverage messages mutate torture torture-long install clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -26885,7 +26885,7 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
     mpt__attributes attributes = mpt__norm_attributes(dims, eps);
     if (sum) *sum = mpt__null(ctx);
     if (!mpt__enter(ctx, name)) return mpt__null(ctx);
-    if (!sum) return mpt__refuse(ctx, ARGUMENT, "there is no place for the sum");
+    if (!sum) return mpt__refuse(ctx, ARGUMENT, "sum is NULL");
     if (!mpt__at(ctx, x, "argument 1") || !mpt__at(ctx, residual, "argument 2") ||
         !mpt__call_begin(&frame, ctx, op, 4, 2, &attributes))
         return mpt__null(ctx);
@@ -29753,7 +29753,7 @@ mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
 static bool mpt__dataset_filled(mpt_context *ctx, const mpt__dataset *dataset) {
     return dataset->count > 0 ||
            mpt__reject(ctx, STATE,
-                       "this table, of mpt_table_load, has no samples: it is what others are like");
+                       "a table of mpt_table_load has no samples: it tells what others are like");
 }
 
 int64_t mpt_dataset_size(mpt_dataset dataset) {
@@ -35992,7 +35992,8 @@ static bool mpt__loader_check(mpt_context *ctx, const mpt__dataset *dataset,
         sum += config->weights[i];
     }
     if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
-        return mpt__reject(ctx, ARGUMENT, "the weights sum to %g", sum);
+        return mpt__reject(ctx, ARGUMENT, "the weights sum to %g: expected a finite sum above 0",
+                           sum);
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
         return mpt__reject(ctx, ARGUMENT, "rank %d of world %d; ranks are 0 to world - 1",
                            config->rank, config->world);
@@ -42338,7 +42339,9 @@ static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
     if (!mpt__ok(run->context)) return MPT__NAN_F64;
     const double size = mpt__lbfgs_size(gradient, of->n, false);
     if (!mpt__f64_is_finite(first) || !mpt__f64_is_finite(size)) {
-        mpt__error(run->context, NUMERIC, "the loss is %g, its largest gradient %g", first, size);
+        mpt__error(run->context, NUMERIC,
+                   "the loss is %g and its largest gradient %g: both have to be finite", first,
+                   size);
         return MPT__NAN_F64;
     }
     bool more = size > of->config.tolerance_grad;
@@ -47352,7 +47355,8 @@ static bool mpt__draw_row(mpt_context *ctx, const mpt__draw *draw, int64_t row) 
                            "row %lld has %lld weights above 0: expected %lld or more", row, some,
                            need);
     return mpt__f64_is_finite(draw->sums[1]) ||
-           mpt__reject(ctx, ARGUMENT, "the weights of row %lld add up to %g", row, draw->sums[1]);
+           mpt__reject(ctx, ARGUMENT, "the weights of row %lld add up to %g: expected a finite sum",
+                       row, draw->sums[1]);
 }
 
 /* The leaf that lies at a part of the sum. Never one of weight 0: a side that sums up to nothing is
@@ -47568,7 +47572,8 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
                   config->device_index);
     } else if (config->memory_limit < 0) {
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is negative; 0 means none");
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is %lld; 0 means none",
+                  config->memory_limit);
     }
     return base->status == MPT_OK;
 }

@@ -43,7 +43,8 @@ static bool mpt__check_config(mpt__base *base, const mpt_config *config) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "device_index = %d: the first device is 0",
                   config->device_index);
     } else if (config->memory_limit < 0) {
-        mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is negative; 0 means none");
+        mpt__fail(base, MPT_ERROR_ARGUMENT, "memory_limit is %lld; 0 means none",
+                  config->memory_limit);
     }
     return base->status == MPT_OK;
 }

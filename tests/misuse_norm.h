@@ -23,7 +23,7 @@ TEST(norms) {
     TENSOR(mpt_add_rms_norm, mpt_add_rms_norm(t_, t_, 1, nil, 1e-5, &sum));
     CASE(mpt_add_layer_norm, BAD_HANDLE, "argument 2 is a null",
          mpt_add_layer_norm(f.x, f.none, 1, nil, nil, 1e-5, &sum));
-    CASE(mpt_add_layer_norm, ARGUMENT, "no place for the sum",
+    CASE(mpt_add_layer_norm, ARGUMENT, "sum is NULL",
          mpt_add_layer_norm(f.x, f.x, 1, nil, nil, 1e-5, NULL));
     CASE(mpt_add_layer_norm, SHAPE, "argument 4 is [8], expected [4, 8]",
          mpt_add_layer_norm(f.x, eight, 1, nil, nil, 1e-5, &sum));

@@ -539,7 +539,7 @@ mpt_status mpt_random_split(mpt_dataset dataset, const double *fractions, int n,
 static bool mpt__dataset_filled(mpt_context *ctx, const mpt__dataset *dataset) {
     return dataset->count > 0 ||
            mpt__reject(ctx, STATE,
-                       "this table, of mpt_table_load, has no samples: it is what others are like");
+                       "a table of mpt_table_load has no samples: it tells what others are like");
 }
 
 int64_t mpt_dataset_size(mpt_dataset dataset) {

@@ -655,7 +655,8 @@ static bool mpt__loader_check(mpt_context *ctx, const mpt__dataset *dataset,
         sum += config->weights[i];
     }
     if (config->weights && !(sum > 0.0 && mpt__f64_is_finite(sum)))
-        return mpt__reject(ctx, ARGUMENT, "the weights sum to %g", sum);
+        return mpt__reject(ctx, ARGUMENT, "the weights sum to %g: expected a finite sum above 0",
+                           sum);
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
         return mpt__reject(ctx, ARGUMENT, "rank %d of world %d; ranks are 0 to world - 1",
                            config->rank, config->world);

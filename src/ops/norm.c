@@ -367,7 +367,7 @@ static mpt_tensor mpt__apply_add_norm(const char *name, int op, mpt_tensor x, mp
     mpt__attributes attributes = mpt__norm_attributes(dims, eps);
     if (sum) *sum = mpt__null(ctx);
     if (!mpt__enter(ctx, name)) return mpt__null(ctx);
-    if (!sum) return mpt__refuse(ctx, ARGUMENT, "there is no place for the sum");
+    if (!sum) return mpt__refuse(ctx, ARGUMENT, "sum is NULL");
     if (!mpt__at(ctx, x, "argument 1") || !mpt__at(ctx, residual, "argument 2") ||
         !mpt__call_begin(&frame, ctx, op, 4, 2, &attributes))
         return mpt__null(ctx);

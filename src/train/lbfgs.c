@@ -417,7 +417,9 @@ static double mpt__lbfgs_iterations(mpt__lbfgs_run *run) {
     if (!mpt__ok(run->context)) return MPT__NAN_F64;
     const double size = mpt__lbfgs_size(gradient, of->n, false);
     if (!mpt__f64_is_finite(first) || !mpt__f64_is_finite(size)) {
-        mpt__error(run->context, NUMERIC, "the loss is %g, its largest gradient %g", first, size);
+        mpt__error(run->context, NUMERIC,
+                   "the loss is %g and its largest gradient %g: both have to be finite", first,
+                   size);
         return MPT__NAN_F64;
     }
     bool more = size > of->config.tolerance_grad;

@@ -67,7 +67,8 @@ static bool mpt__draw_row(mpt_context *ctx, const mpt__draw *draw, int64_t row) 
                            "row %lld has %lld weights above 0: expected %lld or more", row, some,
                            need);
     return mpt__f64_is_finite(draw->sums[1]) ||
-           mpt__reject(ctx, ARGUMENT, "the weights of row %lld add up to %g", row, draw->sums[1]);
+           mpt__reject(ctx, ARGUMENT, "the weights of row %lld add up to %g: expected a finite sum",
+                       row, draw->sums[1]);
 }
 
 /* The leaf that lies at a part of the sum. Never one of weight 0: a side that sums up to nothing is
