@@ -210,9 +210,10 @@ program rounds, flushes denormals or traps either (fesetround, -ffast-math, feen
 computes, your functions that it calls among it, has the usual mode, and yours is back when a call
 returns. (MSVC: kernels alone.) Initial weights depend on (seed, number of the tree in its context
 or its label, path such as "0.weight") and are the same everywhere; a creation that failed does not
-count. With isa = MPT_ISA_REF (or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD
-levels give the same bits for any thread count and every run, but differ from one another in the
-last places.
+count. With isa = MPT_ISA_PORTABLE (or MPTRAIN_ISA=portable) every platform computes the same bits,
+those of MPT_ISA_REF and of MPTRAIN_NO_SIMD, and dense nets lose little by it; convolutions are as
+slow as the reference. The other levels give the same bits for any thread count and every run, but
+differ from one another in the last places.
 
 Because C evaluates arguments in any order, nothing depends on the order in which the arguments of
 mpt_sequential are made.
@@ -650,6 +651,9 @@ typedef enum mpt_isa {
     MPT_ISA_AMX,
     MPT_ISA_NEON,
     MPT_ISA_NEON_BF16,
+    MPT_ISA_PORTABLE, /* the bits of MPT_ISA_REF, the same on every machine, by what vectors the
+                         CPU has: for programs that train in lockstep on different machines.
+                         Convolutions and products in attention are no faster than REF's */
     MPT_ISA_UNKNOWN /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 
@@ -7239,6 +7243,8 @@ typedef struct mpt__cpu {
     mpt_isa isa;
     mpt__backend *backend;
     const struct mpt__routines *routines; /* of the highest level */
+    void *own;                            /* NULL, or routines that are this backend's */
+    size_t own_bytes;
     mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
     mpt__cpu_kernel replaced[MPT__CPU_REPLACED];
     int n_replaced;
@@ -7386,6 +7392,7 @@ static void mpt__cpu_counts(void *self, int64_t *parallel_runs, int64_t by_threa
 static void mpt__cpu_destroy(void *self) {
     mpt__cpu *cpu = (mpt__cpu *)self;
     mpt__pool_destroy(cpu->pool);
+    mpt__release(cpu->base, cpu->own, cpu->own_bytes, MPT_MEMORY_HOST);
     mpt__release(cpu->base, cpu, sizeof *cpu, MPT_MEMORY_HOST);
 }
 
@@ -11814,9 +11821,10 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
 #define MPT__EMULATOR_FN MPT__AVX2
 #define MPT__EMULATOR_OP MPT__AVX2_OP
 #endif
-#define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level
+#define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level, \
+    MPT__CHAIN(&mpt__avx2_chain_level)
 #else
-#define MPT__AVX2_LEVEL false, NULL, NULL
+#define MPT__AVX2_LEVEL false, NULL, NULL, NULL
 #endif
 
 /* ------------------------
@@ -12174,9 +12182,10 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
-#define MPT__AVX512_LEVEL true, &mpt__avx512_routines, &mpt__avx512_gemm_level
+#define MPT__AVX512_LEVEL true, &mpt__avx512_routines, &mpt__avx512_gemm_level, \
+    MPT__CHAIN(&mpt__avx512_chain_level)
 #else
-#define MPT__AVX512_LEVEL false, NULL, NULL
+#define MPT__AVX512_LEVEL false, NULL, NULL, NULL
 #endif
 
 /* ------------------------
@@ -12426,9 +12435,10 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #include MPTRAIN_FILE
 #undef MPT__TEMPLATE
 
-#define MPT__NEON_LEVEL true, &mpt__neon_routines, &mpt__neon_gemm_level
+#define MPT__NEON_LEVEL true, &mpt__neon_routines, &mpt__neon_gemm_level, \
+    MPT__CHAIN(&mpt__neon_chain_level)
 #else
-#define MPT__NEON_LEVEL false, NULL, NULL
+#define MPT__NEON_LEVEL false, NULL, NULL, NULL
 #endif
 
 /* ------------------------
@@ -12832,9 +12842,9 @@ static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
 
 #undef MPT__V
 #undef MPT__WIDTH
-#define MPT__BF16X2_LEVEL true, NULL, &mpt__bf16x2_gemm_level
+#define MPT__BF16X2_LEVEL true, NULL, &mpt__bf16x2_gemm_level, NULL
 #else
-#define MPT__BF16X2_LEVEL false, NULL, NULL
+#define MPT__BF16X2_LEVEL false, NULL, NULL, NULL
 #endif
 
 /* ------------------------
@@ -13276,9 +13286,9 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
                    : &mpt__amx_gemm_level;
 }
 
-#define MPT__AMX_LEVEL true, NULL, &mpt__amx_gemm_level
+#define MPT__AMX_LEVEL true, NULL, &mpt__amx_gemm_level, NULL
 #else
-#define MPT__AMX_LEVEL false, NULL, NULL
+#define MPT__AMX_LEVEL false, NULL, NULL, NULL
 #endif
 
 /* ------------------------
@@ -13500,9 +13510,9 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__bf16x4_gemm_level : &mpt__neon_gemm_level;
 }
 
-#define MPT__BF16X4_LEVEL true, NULL, &mpt__bf16x4_gemm_level
+#define MPT__BF16X4_LEVEL true, NULL, &mpt__bf16x4_gemm_level, NULL
 #else
-#define MPT__BF16X4_LEVEL false, NULL, NULL
+#define MPT__BF16X4_LEVEL false, NULL, NULL, NULL
 #endif
 
 /* ------------------------
@@ -13733,7 +13743,12 @@ static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
     return size <= width ? size > 0 : (size + width - 1) / width; /* few spare the division */
 }
 
+/* Whether sums are chains over all of K, as in the reference: such a level has but one road. What C
+   held before is then no beginning of them. */
+static bool mpt__gemm_chains(const mpt__gemm_level *level) { return level->direct == NULL; }
+
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
+    if (g->accumulate && mpt__gemm_chains(g->level)) return false;
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE &&
            g->onto == 0;
 }
@@ -14495,13 +14510,14 @@ static void mpt__gemm_run(const mpt__cpu_call *call) {
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
-    mpt__kernel_flushes(true);
+    const bool flushes = !mpt__gemm_chains(level);
+    mpt__kernel_flushes(flushes);
     if (mpt__gemm_tiny(level, call->launch, call->data)) {
-        mpt__kernel_flushed(true);
+        mpt__kernel_flushed(flushes);
         return;
     }
     if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
-        mpt__kernel_flushed(true);
+        mpt__kernel_flushed(flushes);
         mpt__cpu_fall_back(call);
         return;
     }
@@ -14514,7 +14530,7 @@ static void mpt__gemm_run(const mpt__cpu_call *call) {
         watch.dry = false;
         mpt__gemm_run_batch(&g, call->pool, &batch);
     }
-    mpt__kernel_flushed(true);
+    mpt__kernel_flushed(flushes);
     if (watch.refused) mpt__cpu_fall_back(call);
 }
 
@@ -18448,12 +18464,22 @@ typedef struct mpt__cpu_level {
     bool built;                  /* in this build */
     const mpt__routines *routines;     /* NULL: those of the slower one */
     const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of routines */
+    const struct mpt__gemm_level *chain; /* NULL, or the reference's products in its vectors */
 } mpt__cpu_level;
+
+#ifdef MPTRAIN_NO_RESUME
+#define MPT__CHAIN(level) NULL
+#define MPT__PORTABLE_LEVEL false, NULL, NULL, NULL
+#else
+#define MPT__CHAIN(level) level
+#define MPT__PORTABLE_LEVEL true, NULL, NULL, NULL
+#endif
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
-    {MPT_ISA_NULL, "null", 0, true, NULL, NULL},
-    {MPT_ISA_REF, "ref", 0, true, &mpt__ref_routines, NULL},
+    {MPT_ISA_NULL, "null", 0, true, NULL, NULL, NULL},
+    {MPT_ISA_REF, "ref", 0, true, &mpt__ref_routines, NULL, NULL},
+    {MPT_ISA_PORTABLE, "portable", 0, MPT__PORTABLE_LEVEL},
     {MPT_ISA_AVX2, "avx2", MPT__CPU_AVX2, MPT__AVX2_LEVEL},
     {MPT_ISA_AVX512, "avx512", MPT__CPU_AVX512, MPT__AVX512_LEVEL},
     {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16, MPT__BF16X2_LEVEL},
@@ -18496,7 +18522,7 @@ static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
     mpt_isa best = MPT_ISA_REF;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        if (!level->built || level->isa == MPT_ISA_NULL ||
+        if (!level->built || level->isa == MPT_ISA_NULL || level->isa == MPT_ISA_PORTABLE ||
             !mpt__isa_supported(level->isa, features))
             continue;
         if (level->isa == MPT_ISA_AVX512_BF16 && (features & MPT__CPU_AMX_TILE)) continue;
@@ -18529,7 +18555,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
     if (level == NULL) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
-                  "auto, ref, avx2, avx512, avx512bf16, amx, neon or neonbf16");
+                  "auto, ref, avx2, avx512, avx512bf16, amx, neon, neonbf16 or portable");
         return false;
     }
     if (!level->built) {
@@ -18656,6 +18682,29 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
 }
 
+/* The reference's kernels in the widest vectors that give its bits, and products of matrices in its
+   order. */
+static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
+    const mpt__cpu_level *best = NULL;
+    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+        const mpt__cpu_level *level = &mpt__cpu_levels[i];
+        if (level->chain && mpt__isa_supported(level->isa, mpt__cpu_features())) best = level;
+    }
+    if (best == NULL) return true;
+#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
+    mpt__routines *own = (mpt__routines *)mpt__allocate(cpu->base, sizeof *own, MPT_MEMORY_HOST);
+    if (own == NULL) return false;
+    *own = *best->routines;
+    own->sum_products = mpt__ref_routines.sum_products;
+    own->flushes = mpt__ref_routines.flushes;
+    own->gemm = NULL;
+    cpu->routines = own;
+    cpu->own = own, cpu->own_bytes = sizeof *own;
+    mpt__cpu_add_products(cpu, best->chain, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
+#endif
+    return true;
+}
+
 MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
                                                mpt__backend *backend, mpt_isa *chosen) {
     uint32_t features =
@@ -18670,7 +18719,10 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int
     if (cpu == NULL) return base->status;
     if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
-    return MPT_OK;
+    if (isa != MPT_ISA_PORTABLE || mpt__cpu_add_portable(cpu)) return MPT_OK;
+    backend->destroy(backend->self);
+    memset(backend, 0, sizeof *backend);
+    return base->status;
 }
 
 MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
@@ -47274,10 +47326,10 @@ size_t mpt_determinism(mpt_context *ctx, char *text, size_t size) {
 #if defined(MPTRAIN_CUDA) || !defined(MPTRAIN_NO_SIMD) /* portable kernels give one result */
     if (!ctx->backend.synchronous)
         mpt__write_text(&out, "on %s: sums in other trees than the CPU's\n", ctx->backend.name);
-    else if (mpt_get_isa(ctx) != MPT_ISA_REF)
+    else if (mpt_get_isa(ctx) != MPT_ISA_REF && mpt_get_isa(ctx) != MPT_ISA_PORTABLE)
         mpt__write_text(&out,
-                        "%s kernels: other levels differ in the last places (MPT_ISA_REF gives one "
-                        "result everywhere)\n",
+                        "%s kernels: other levels differ in the last places (MPT_ISA_PORTABLE "
+                        "gives one result everywhere)\n",
                         ctx->backend.name);
     if (ctx->timed_products)
         mpt__write_text(&out, "matmul, linear: mpt_benchmark chose by timing; keep the choices "
@@ -47818,13 +47870,12 @@ MPT__END_FLOAT_CONTROL
 
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
-    modules, optimizers, schedules, averages of weights, data loading, tables that programs without
-    the training data read as it was read, safetensors, checkpoints and snapshots of whole trainings
-    that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up to AMX, for
-    AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
-    yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight;
-    confusion matrices; optimizers of the user's own (mpt_user_optimizer);
-    L-BFGS.
+    modules, optimizers, also of your own, schedules, averages of weights, data loading, tables that
+    programs without the training data read as it was read, safetensors, checkpoints and snapshots
+    of whole trainings that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up
+    to AMX, for AArch64, and portable C everywhere, whose bits vectors give on request; CUDA kernels
+    in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
+    a second file; draws of classes by weight; confusion matrices; L-BFGS.
 */
 
 /* ==== Licence ================================================================================
@@ -49250,6 +49301,12 @@ MPT__FN MPT__NOINLINE v_f v_activate(v_f a, int activation) {
 #define MPT__TILE_STEP(i) \
     if (i < height) x##i = MPT__ROW_STEP(i, b0, x##i); \
     if (i < height && wide) y##i = MPT__ROW_STEP(i, b1, y##i);
+#define MPT__TILE_APART(i) \
+    if (i < height) x##i = v_add(x##i, v_mul(v_set(MPT__LINES_A##i), b0)); \
+    if (i < height && wide) y##i = v_add(y##i, v_mul(v_set(MPT__LINES_A##i), b1));
+#define MPT__CHAIN_LOAD(i) \
+    if (i < height) x##i = v_load(to + i * ld); \
+    if (i < height && wide) y##i = v_load(to + i * ld + MPT__WIDTH);
 #define MPT__TILE_ADD(i) \
     if (i < height) x##i = v_add(v_load(to + i * ld), x##i); \
     if (i < height && wide) y##i = v_add(v_load(to + i * ld + MPT__WIDTH), y##i);
@@ -49300,6 +49357,52 @@ static void MPT__LEVEL(gemm_tile)(MPT__TILE_TAKES) {
                                                    : MPT__BY_WIDTH(tile_few);
     tile(MPT__TILE_GIVES);
 }
+
+#ifndef MPTRAIN_NO_RESUME
+/* The same in the order of the reference: each element is one chain of products and sums, which a
+   later block of K goes on with, each rounded. With adders of their own, as on Zen 4, that takes 4
+   to 8 % longer (an MLP of 784-128-64-10, measured); with FMA units alone it is half as fast. */
+MPT__OP void MPT__LEVEL(chain)(MPT__TILE_TAKES, int height, bool wide) {
+    const int width = wide ? 2 * MPT__WIDTH : MPT__WIDTH;
+    const bool whole = (how & MPT__GEMM_ROOM) || (rows == height && columns == width);
+    MPT__ALIGN(64) float beside[MPT__TILE_ROWS * 2 * MPT__WIDTH];
+    const int64_t b_step = b->inner;
+    const float *from = mpt__gemm_floats_of(b);
+    float *to = whole ? c : beside;
+    const int64_t ld = whole ? ldc : width;
+    MPT__TILE_LINES(a, MPT__IN_PLACE, MPT__TILE_ROWS)
+    MPT__ROWS_14(MPT__TILE_ZERO)
+    if (how & MPT__GEMM_ADD) {
+        if (!whole) memset(beside, 0, sizeof beside);
+        for (int i = 0; i < rows && !whole; i++)
+            memcpy(beside + i * ld, c + i * ldc, (size_t)columns * sizeof *c);
+        MPT__ROWS_14(MPT__CHAIN_LOAD)
+    }
+    for (; depth > 0; depth--, from += b_step) {
+        const v_f b0 = v_load(from), b1 = wide ? v_load(from + MPT__WIDTH) : b0;
+        MPT__ROWS_14(MPT__TILE_APART)
+        MPT__TILE_NEXT(MPT__IN_PLACE);
+    }
+    MPT__ROWS_14(MPT__TILE_STORE)
+    if (!whole) v_put_tile(beside, ld, c, ldc, rows, columns, false);
+}
+#define MPT__CHAIN_OF(name, height) \
+    MPT__FN void MPT__LEVEL(name##_narrow)(MPT__TILE_TAKES) { \
+        MPT__LEVEL(chain)(MPT__TILE_GIVES, height, false); \
+    } \
+    MPT__FN void MPT__LEVEL(name##_wide)(MPT__TILE_TAKES) { \
+        MPT__LEVEL(chain)(MPT__TILE_GIVES, height, true); \
+    }
+MPT__CHAIN_OF(chain_few, MPT__TILE_FEW)
+MPT__CHAIN_OF(chain_middle, MPT__TILE_MIDDLE)
+MPT__CHAIN_OF(chain_most, MPT__TILE_ROWS)
+static void MPT__LEVEL(gemm_chain)(MPT__TILE_TAKES) {
+    mpt__gemm_tile *tile = rows > MPT__TILE_MIDDLE ? MPT__BY_WIDTH(chain_most)
+                           : rows > MPT__TILE_FEW  ? MPT__BY_WIDTH(chain_middle)
+                                                   : MPT__BY_WIDTH(chain_few);
+    tile(MPT__TILE_GIVES);
+}
+#endif
 
 /* ==== B where it lies ==== */
 
@@ -49772,6 +49875,13 @@ static const mpt__gemm_level MPT__LEVEL(gemm_level) = {
     MPT__DIRECT_ROWS, MPT__LEVEL(gemm_sweep), MPT__LEVEL(gemm_dot), MPT__LEVEL(gemm_pack),
     MPT__LEVEL(gemm_load), MPT__LEVEL(gemm_finish), NULL, NULL, false, MPT__IN_PLACE,
     MPT__TILE_MIDDLE};
+#ifndef MPTRAIN_NO_RESUME
+static const mpt__gemm_level MPT__LEVEL(chain_level) = {
+    MPT__TILE_ROWS, 2 * MPT__WIDTH, MPT__DIRECT_ROWS, 4, 1, 384, MPT__CHUNK_ROWS, MPT__RATE,
+    MPT__LEVEL(gemm_chain), NULL, NULL, 0, NULL, NULL, MPT__LEVEL(gemm_pack),
+    MPT__LEVEL(gemm_load), MPT__LEVEL(gemm_finish), NULL, NULL, false, MPT__IN_PLACE,
+    MPT__TILE_MIDDLE};
+#endif
 
 #endif
 /* ------------------------

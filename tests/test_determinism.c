@@ -340,6 +340,10 @@ TEST(reference_training_is_pinned) {
     }
     config.threads = 1;
     CHECK(training_bits(&config) == hash);
+#ifndef MPTRAIN_NO_RESUME
+    config.isa = MPT_ISA_PORTABLE;
+    CHECK(training_bits(&config) == hash);
+#endif
 }
 
 TEST_TABLE = {T(threads_do_not_change_bits),

@@ -417,7 +417,7 @@ TEST(contexts) {
     no_context("99");
     c = mpt_config_default(), c.isa = MPT_ISA_UNKNOWN; /* of MPTRAIN_ISA=AVX2, say */
     QUIET(mpt_create, mpt_create(&c) == NULL);
-    no_context("isa (MPTRAIN_ISA) 9: expected auto, ref, avx2");
+    no_context("isa (MPTRAIN_ISA) 10: expected auto, ref, avx2");
     c = mpt_config_default(), c.device = (mpt_device)7;
     QUIET(mpt_create, mpt_create(&c) == NULL);
     no_context("device 7");

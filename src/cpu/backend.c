@@ -58,6 +58,8 @@ typedef struct mpt__cpu {
     mpt_isa isa;
     mpt__backend *backend;
     const struct mpt__routines *routines; /* of the highest level */
+    void *own;                            /* NULL, or routines that are this backend's */
+    size_t own_bytes;
     mpt__cpu_kernel kernel[MPT__KERNEL_COUNT];
     mpt__cpu_kernel replaced[MPT__CPU_REPLACED];
     int n_replaced;
@@ -205,6 +207,7 @@ static void mpt__cpu_counts(void *self, int64_t *parallel_runs, int64_t by_threa
 static void mpt__cpu_destroy(void *self) {
     mpt__cpu *cpu = (mpt__cpu *)self;
     mpt__pool_destroy(cpu->pool);
+    mpt__release(cpu->base, cpu->own, cpu->own_bytes, MPT_MEMORY_HOST);
     mpt__release(cpu->base, cpu, sizeof *cpu, MPT_MEMORY_HOST);
 }
 

@@ -111,7 +111,12 @@ static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
     return size <= width ? size > 0 : (size + width - 1) / width; /* few spare the division */
 }
 
+/* Whether sums are chains over all of K, as in the reference: such a level has but one road. What C
+   held before is then no beginning of them. */
+static bool mpt__gemm_chains(const mpt__gemm_level *level) { return level->direct == NULL; }
+
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
+    if (g->accumulate && mpt__gemm_chains(g->level)) return false;
     return g->alpha == 1.0f && g->bias.data == NULL && g->activation == MPT_ACTIVATION_NONE &&
            g->onto == 0;
 }
@@ -873,13 +878,14 @@ static void mpt__gemm_run(const mpt__cpu_call *call) {
     mpt__gemm_watch watch = {0, false};
     mpt__gemm_batch batch;
     char nothing[1] = {0}; /* where products need none: offsets of 0 count from somewhere */
-    mpt__kernel_flushes(true);
+    const bool flushes = !mpt__gemm_chains(level);
+    mpt__kernel_flushes(flushes);
     if (mpt__gemm_tiny(level, call->launch, call->data)) {
-        mpt__kernel_flushed(true);
+        mpt__kernel_flushed(flushes);
         return;
     }
     if (!mpt__gemm_read(&g, level, call->launch, call->data)) {
-        mpt__kernel_flushed(true);
+        mpt__kernel_flushed(flushes);
         mpt__cpu_fall_back(call);
         return;
     }
@@ -892,7 +898,7 @@ static void mpt__gemm_run(const mpt__cpu_call *call) {
         watch.dry = false;
         mpt__gemm_run_batch(&g, call->pool, &batch);
     }
-    mpt__kernel_flushed(true);
+    mpt__kernel_flushed(flushes);
     if (watch.refused) mpt__cpu_fall_back(call);
 }
 

@@ -123,12 +123,22 @@ typedef struct mpt__cpu_level {
     bool built;                  /* in this build */
     const mpt__routines *routines;     /* NULL: those of the slower one */
     const struct mpt__gemm_level *gemm; /* NULL: none but those that are made of routines */
+    const struct mpt__gemm_level *chain; /* NULL, or the reference's products in its vectors */
 } mpt__cpu_level;
+
+#ifdef MPTRAIN_NO_RESUME
+#define MPT__CHAIN(level) NULL
+#define MPT__PORTABLE_LEVEL false, NULL, NULL, NULL
+#else
+#define MPT__CHAIN(level) level
+#define MPT__PORTABLE_LEVEL true, NULL, NULL, NULL
+#endif
 
 /* From the slowest to the fastest. */
 static const mpt__cpu_level mpt__cpu_levels[] = {
-    {MPT_ISA_NULL, "null", 0, true, NULL, NULL},
-    {MPT_ISA_REF, "ref", 0, true, &mpt__ref_routines, NULL},
+    {MPT_ISA_NULL, "null", 0, true, NULL, NULL, NULL},
+    {MPT_ISA_REF, "ref", 0, true, &mpt__ref_routines, NULL, NULL},
+    {MPT_ISA_PORTABLE, "portable", 0, MPT__PORTABLE_LEVEL},
     {MPT_ISA_AVX2, "avx2", MPT__CPU_AVX2, MPT__AVX2_LEVEL},
     {MPT_ISA_AVX512, "avx512", MPT__CPU_AVX512, MPT__AVX512_LEVEL},
     {MPT_ISA_AVX512_BF16, "avx512bf16", MPT__CPU_AVX512 | MPT__CPU_AVX512_BF16, MPT__BF16X2_LEVEL},
@@ -171,7 +181,7 @@ static mpt_isa mpt__cpu_best(uint32_t features, bool amx) {
     mpt_isa best = MPT_ISA_REF;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
         const mpt__cpu_level *level = &mpt__cpu_levels[i];
-        if (!level->built || level->isa == MPT_ISA_NULL ||
+        if (!level->built || level->isa == MPT_ISA_NULL || level->isa == MPT_ISA_PORTABLE ||
             !mpt__isa_supported(level->isa, features))
             continue;
         if (level->isa == MPT_ISA_AVX512_BF16 && (features & MPT__CPU_AMX_TILE)) continue;
@@ -204,7 +214,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
     const char *best = mpt__cpu_find_level(mpt__cpu_best(features, amx))->name;
     if (level == NULL) {
         mpt__fail(base, MPT_ERROR_ARGUMENT, "isa (MPTRAIN_ISA) %d: expected %s", (int)isa,
-                  "auto, ref, avx2, avx512, avx512bf16, amx, neon or neonbf16");
+                  "auto, ref, avx2, avx512, avx512bf16, amx, neon, neonbf16 or portable");
         return false;
     }
     if (!level->built) {
@@ -331,6 +341,29 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
 }
 
+/* The reference's kernels in the widest vectors that give its bits, and products of matrices in its
+   order. */
+static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
+    const mpt__cpu_level *best = NULL;
+    for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
+        const mpt__cpu_level *level = &mpt__cpu_levels[i];
+        if (level->chain && mpt__isa_supported(level->isa, mpt__cpu_features())) best = level;
+    }
+    if (best == NULL) return true;
+#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
+    mpt__routines *own = (mpt__routines *)mpt__allocate(cpu->base, sizeof *own, MPT_MEMORY_HOST);
+    if (own == NULL) return false;
+    *own = *best->routines;
+    own->sum_products = mpt__ref_routines.sum_products;
+    own->flushes = mpt__ref_routines.flushes;
+    own->gemm = NULL;
+    cpu->routines = own;
+    cpu->own = own, cpu->own_bytes = sizeof *own;
+    mpt__cpu_add_products(cpu, best->chain, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
+#endif
+    return true;
+}
+
 MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
                                                mpt__backend *backend, mpt_isa *chosen) {
     uint32_t features =
@@ -345,7 +378,10 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int
     if (cpu == NULL) return base->status;
     if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
-    return MPT_OK;
+    if (isa != MPT_ISA_PORTABLE || mpt__cpu_add_portable(cpu)) return MPT_OK;
+    backend->destroy(backend->self);
+    memset(backend, 0, sizeof *backend);
+    return base->status;
 }
 
 MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,

@@ -8,13 +8,12 @@
 
 0.1.0
     First release: tensors, autograd, autocast to fp16 and bf16, pure half, gradient scaling,
-    modules, optimizers, schedules, averages of weights, data loading, tables that programs without
-    the training data read as it was read, safetensors, checkpoints and snapshots of whole trainings
-    that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up to AMX, for
-    AArch64, and portable C everywhere; CUDA kernels in mptrain_cuda.cu, which no real GPU has run
-    yet; captured steps; on request the CPU kernels in a second file; draws of classes by weight;
-    confusion matrices; optimizers of the user's own (mpt_user_optimizer);
-    L-BFGS.
+    modules, optimizers, also of your own, schedules, averages of weights, data loading, tables that
+    programs without the training data read as it was read, safetensors, checkpoints and snapshots
+    of whole trainings that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up
+    to AMX, for AArch64, and portable C everywhere, whose bits vectors give on request; CUDA kernels
+    in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
+    a second file; draws of classes by weight; confusion matrices; L-BFGS.
 */
 
 /* ==== Licence ================================================================================

@@ -187,9 +187,10 @@ program rounds, flushes denormals or traps either (fesetround, -ffast-math, feen
 computes, your functions that it calls among it, has the usual mode, and yours is back when a call
 returns. (MSVC: kernels alone.) Initial weights depend on (seed, number of the tree in its context
 or its label, path such as "0.weight") and are the same everywhere; a creation that failed does not
-count. With isa = MPT_ISA_REF (or MPTRAIN_NO_SIMD) every platform computes the same bits. The SIMD
-levels give the same bits for any thread count and every run, but differ from one another in the
-last places.
+count. With isa = MPT_ISA_PORTABLE (or MPTRAIN_ISA=portable) every platform computes the same bits,
+those of MPT_ISA_REF and of MPTRAIN_NO_SIMD, and dense nets lose little by it; convolutions are as
+slow as the reference. The other levels give the same bits for any thread count and every run, but
+differ from one another in the last places.
 
 Because C evaluates arguments in any order, nothing depends on the order in which the arguments of
 mpt_sequential are made.

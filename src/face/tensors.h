@@ -132,6 +132,9 @@ typedef enum mpt_isa {
     MPT_ISA_AMX,
     MPT_ISA_NEON,
     MPT_ISA_NEON_BF16,
+    MPT_ISA_PORTABLE, /* the bits of MPT_ISA_REF, the same on every machine, by what vectors the
+                         CPU has: for programs that train in lockstep on different machines.
+                         Convolutions and products in attention are no faster than REF's */
     MPT_ISA_UNKNOWN /* of a name in MPTRAIN_ISA that is none: mpt_create refuses it */
 } mpt_isa;
 

@@ -441,9 +441,9 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
                    : &mpt__amx_gemm_level;
 }
 
-#define MPT__AMX_LEVEL true, NULL, &mpt__amx_gemm_level
+#define MPT__AMX_LEVEL true, NULL, &mpt__amx_gemm_level, NULL
 #else
-#define MPT__AMX_LEVEL false, NULL, NULL
+#define MPT__AMX_LEVEL false, NULL, NULL, NULL
 #endif
 
 #endif

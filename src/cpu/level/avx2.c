@@ -376,9 +376,10 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
 #define MPT__EMULATOR_FN MPT__AVX2
 #define MPT__EMULATOR_OP MPT__AVX2_OP
 #endif
-#define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level
+#define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level, \
+    MPT__CHAIN(&mpt__avx2_chain_level)
 #else
-#define MPT__AVX2_LEVEL false, NULL, NULL
+#define MPT__AVX2_LEVEL false, NULL, NULL, NULL
 #endif
 
 #endif

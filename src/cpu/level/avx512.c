@@ -351,9 +351,10 @@ MPT__AVX512 void mpt__avx512_u8_to_half(const uint8_t *from, uint16_t *to, size_
 #include "cpu/template/update.c"
 #include "cpu/template/level.c"
 
-#define MPT__AVX512_LEVEL true, &mpt__avx512_routines, &mpt__avx512_gemm_level
+#define MPT__AVX512_LEVEL true, &mpt__avx512_routines, &mpt__avx512_gemm_level, \
+    MPT__CHAIN(&mpt__avx512_chain_level)
 #else
-#define MPT__AVX512_LEVEL false, NULL, NULL
+#define MPT__AVX512_LEVEL false, NULL, NULL, NULL
 #endif
 
 #endif

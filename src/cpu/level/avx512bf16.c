@@ -403,9 +403,9 @@ static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
 
 #undef MPT__V
 #undef MPT__WIDTH
-#define MPT__BF16X2_LEVEL true, NULL, &mpt__bf16x2_gemm_level
+#define MPT__BF16X2_LEVEL true, NULL, &mpt__bf16x2_gemm_level, NULL
 #else
-#define MPT__BF16X2_LEVEL false, NULL, NULL
+#define MPT__BF16X2_LEVEL false, NULL, NULL, NULL
 #endif
 
 #endif

@@ -243,9 +243,10 @@ MPT__NEON_OP mpt__v4_halves mpt__v4_halves_high(mpt__v4_halves a, mpt__v4_halves
 #include "cpu/template/update.c"
 #include "cpu/template/level.c"
 
-#define MPT__NEON_LEVEL true, &mpt__neon_routines, &mpt__neon_gemm_level
+#define MPT__NEON_LEVEL true, &mpt__neon_routines, &mpt__neon_gemm_level, \
+    MPT__CHAIN(&mpt__neon_chain_level)
 #else
-#define MPT__NEON_LEVEL false, NULL, NULL
+#define MPT__NEON_LEVEL false, NULL, NULL, NULL
 #endif
 
 #endif

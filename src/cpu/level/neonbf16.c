@@ -221,9 +221,9 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__bf16x4_gemm_level : &mpt__neon_gemm_level;
 }
 
-#define MPT__BF16X4_LEVEL true, NULL, &mpt__bf16x4_gemm_level
+#define MPT__BF16X4_LEVEL true, NULL, &mpt__bf16x4_gemm_level, NULL
 #else
-#define MPT__BF16X4_LEVEL false, NULL, NULL
+#define MPT__BF16X4_LEVEL false, NULL, NULL, NULL
 #endif
 
 #endif
