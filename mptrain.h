@@ -13745,7 +13745,13 @@ static int64_t mpt__gemm_panels(int64_t size, int64_t width) {
 
 /* Whether sums are chains over all of K, as in the reference: such a level has but one road. What C
    held before is then no beginning of them. */
-static bool mpt__gemm_chains(const mpt__gemm_level *level) { return level->direct == NULL; }
+static bool mpt__gemm_chains(const mpt__gemm_level *level) {
+#ifdef MPTRAIN_NO_RESUME
+    return (void)level, false;
+#else
+    return level->direct == NULL;
+#endif
+}
 
 static bool mpt__gemm_is_plain(const mpt__gemm *g) {
     if (g->accumulate && mpt__gemm_chains(g->level)) return false;
@@ -18682,8 +18688,9 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
 }
 
+#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
 /* The reference's kernels in the widest vectors that give its bits, and products of matrices in its
-   order. */
+   order. False where memory is out. */
 static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
     const mpt__cpu_level *best = NULL;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
@@ -18691,7 +18698,6 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
         if (level->chain && mpt__isa_supported(level->isa, mpt__cpu_features())) best = level;
     }
     if (best == NULL) return true;
-#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
     mpt__routines *own = (mpt__routines *)mpt__allocate(cpu->base, sizeof *own, MPT_MEMORY_HOST);
     if (own == NULL) return false;
     *own = *best->routines;
@@ -18701,9 +18707,9 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
     cpu->routines = own;
     cpu->own = own, cpu->own_bytes = sizeof *own;
     mpt__cpu_add_products(cpu, best->chain, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
-#endif
     return true;
 }
+#endif
 
 MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
                                                mpt__backend *backend, mpt_isa *chosen) {
@@ -18719,10 +18725,14 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int
     if (cpu == NULL) return base->status;
     if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
-    if (isa != MPT_ISA_PORTABLE || mpt__cpu_add_portable(cpu)) return MPT_OK;
-    backend->destroy(backend->self);
-    memset(backend, 0, sizeof *backend);
-    return base->status;
+#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
+    if (isa == MPT_ISA_PORTABLE && !mpt__cpu_add_portable(cpu)) {
+        backend->destroy(backend->self);
+        memset(backend, 0, sizeof *backend);
+        return base->status;
+    }
+#endif
+    return MPT_OK;
 }
 
 MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,

@@ -341,8 +341,9 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
 #endif
 }
 
+#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
 /* The reference's kernels in the widest vectors that give its bits, and products of matrices in its
-   order. */
+   order. False where memory is out. */
 static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
     const mpt__cpu_level *best = NULL;
     for (int i = 0; i < MPT__CPU_LEVEL_COUNT; i++) {
@@ -350,7 +351,6 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
         if (level->chain && mpt__isa_supported(level->isa, mpt__cpu_features())) best = level;
     }
     if (best == NULL) return true;
-#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
     mpt__routines *own = (mpt__routines *)mpt__allocate(cpu->base, sizeof *own, MPT_MEMORY_HOST);
     if (own == NULL) return false;
     *own = *best->routines;
@@ -360,9 +360,9 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
     cpu->routines = own;
     cpu->own = own, cpu->own_bytes = sizeof *own;
     mpt__cpu_add_products(cpu, best->chain, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
-#endif
     return true;
 }
+#endif
 
 MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int threads, bool amx,
                                                mpt__backend *backend, mpt_isa *chosen) {
@@ -378,10 +378,14 @@ MPT__SHARED mpt_status mpt__cpu_backend_create(mpt__base *base, mpt_isa isa, int
     if (cpu == NULL) return base->status;
     if (isa != MPT_ISA_NULL) mpt__cpu_add_levels(cpu);
     *chosen = isa;
-    if (isa != MPT_ISA_PORTABLE || mpt__cpu_add_portable(cpu)) return MPT_OK;
-    backend->destroy(backend->self);
-    memset(backend, 0, sizeof *backend);
-    return base->status;
+#if defined(MPT__HAS_GEMM) && !defined(MPTRAIN_NO_RESUME)
+    if (isa == MPT_ISA_PORTABLE && !mpt__cpu_add_portable(cpu)) {
+        backend->destroy(backend->self);
+        memset(backend, 0, sizeof *backend);
+        return base->status;
+    }
+#endif
+    return MPT_OK;
 }
 
 MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
