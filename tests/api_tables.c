@@ -57,6 +57,23 @@ TEST(what_is_no_number) {
             TEST_FAIL_("\"%s\" is read as %g", texts[i], value);
 }
 
+/* However many zeros an exponent takes back. */
+TEST(zeros_without_end) {
+    enum { ZEROS = 250000 };
+    static char text[ZEROS + 16];
+    double value = 0;
+    memset(text, '0', sizeof text);
+    text[0] = '.';
+    memcpy(text + 1 + ZEROS, "125e250001", 10);
+    CHECK(mpt__parse_double(text, ZEROS + 11, &value) && value == 1.25);
+    memset(text, '0', sizeof text);
+    text[0] = '7';
+    memcpy(text + 1 + ZEROS, "e-250001", 8);
+    CHECK(mpt__parse_double(text, ZEROS + 9, &value) && value == 0.7);
+    CHECK(mpt__parse_double("1e9999999999", 12, &value) && value > 1e308);
+    CHECK(mpt__parse_double("1e-9999999999", 13, &value) && value == 0);
+}
+
 /* ==== Tables ==== */
 
 TEST(columns_of_every_use) {
@@ -1223,6 +1240,7 @@ TEST(sizes_do_not_wrap) {
 TEST_TABLE = {
     T(numbers_are_those_of_python),
     T(what_is_no_number),
+    T(zeros_without_end),
     T(columns_of_every_use),
     T(codes_and_tables_alike),
     T(fitted_tables_alike),

@@ -36,14 +36,14 @@ static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mar
         }
         any = true;
         if (*p == '0' && d->count == 0) {
-            if (d->point > -100000) d->point -= fraction;
+            if (d->point > -1000000000) d->point -= fraction;
             continue;
         }
         if (d->count < 799)
             d->digits[d->count++] = *p;
         else if (*p != '0')
             d->digits[798] = '1'; /* far behind all digits of what it is compared with */
-        if (d->point < 100000) d->point += !fraction;
+        if (d->point < 1000000000) d->point += !fraction;
     }
     if (!any) return false;
     if (p < end && (*p == 'e' || *p == 'E')) {
@@ -51,7 +51,7 @@ static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mar
         if (p < end && (*p == '-' || *p == '+')) p++;
         if (p == end) return false;
         for (; p < end && *p >= '0' && *p <= '9'; p++)
-            if (exponent < 1000000) exponent = exponent * 10 + (*p - '0');
+            if (exponent < 100000000) exponent = exponent * 10 + (*p - '0');
         d->point += below ? -exponent : exponent;
     }
     return p == end;
