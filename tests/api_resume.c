@@ -265,6 +265,13 @@ TEST(numbers_that_cannot_be) {
                 {"mptrain.scaler.0.scale", "expected a finite number", 0, -1},
                 {"mptrain.scaler.0.growth_interval", "expected 0 to", -3, 0},
                 {"mptrain.step", "expected 0 to", INT64_MIN, 0},
+                {"mptrain.step", "expected 0 to 9007199254740992", INT64_MAX, 0},
+                {"mptrain.optimizer.0.applied_steps", "expected 0 to", INT64_MAX, 0},
+                {"mptrain.scaler.0.updates", "expected 0 to", INT64_C(1) << 54, 0},
+                {"mptrain.optimizer.0.schedule.time", "expected -9007", INT64_MAX, 0},
+                {"mptrain.optimizer.0.schedule.time", "expected -9007", INT64_MIN, 0},
+                {"weight.step", "expected 0 to", -1, 0},
+                {"weight.step", "expected 0 to", INT64_MAX, 0},
                 {"mptrain.format", "is 2 there and 1 here", 2, 0}};
     const char *path = test_tmp_path("numbers.safetensors");
     make_data();

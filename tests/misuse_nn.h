@@ -575,6 +575,9 @@ TEST(optimizers) {
     CASE(mpt_schedule_set_state, ARGUMENT, "no state", mpt_schedule_set_state(schedule, NULL));
     state.time = -1;
     CASE(mpt_schedule_set_state, ARGUMENT, "time = -1", mpt_schedule_set_state(schedule, &state));
+    state.time = INT64_MAX; /* which the next step would overflow */
+    CASE(mpt_schedule_set_state, ARGUMENT, "at most 2^53",
+         mpt_schedule_set_state(schedule, &state));
     OBJECT(mpt_schedule_metric, mpt_schedule, f.no_schedule, f.stale_schedule,
            mpt_schedule_metric(h_, 1));
     OBJECT(mpt_schedule_get_state, mpt_schedule, f.no_schedule, f.stale_schedule,

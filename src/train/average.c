@@ -237,7 +237,7 @@ static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__sta
     item.storage = item.module = 0, item.count = 1;
     item.shape = MPT_SCALAR;
     item.dtype = MPT_I64;
-    item.most = INT64_MAX;
+    item.most = MPT__MOST_COUNTED;
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
         item.slot = i ? ema->count_slot : ema->seen_slot;

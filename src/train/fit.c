@@ -700,18 +700,18 @@ static mpt_status mpt__fit_visit(mpt__state_walk *w, mpt__run *run) {
     int64_t epochs = result->epochs, without = fit->epochs_without_better, kept = fit->kept_epoch;
     const mpt__state_row rows[] = {
         {"epochs", MPT__OF_I64, &epochs, false, INT32_MAX - 1},
-        {"steps", MPT__OF_I64, &result->steps, false, INT64_MAX},
-        {"batch", MPT__OF_I64, &fit->progress.batch, false, INT64_MAX},
+        {"steps", MPT__OF_I64, &result->steps, false, MPT__MOST_COUNTED},
+        {"batch", MPT__OF_I64, &fit->progress.batch, false, MPT__MOST_COUNTED},
         {"under_way", MPT__OF_BOOL, &fit->under_way, false, 0},
         {"stop", MPT__OF_BOOL, &fit->stop, false, 0},
         {"stopped_early", MPT__OF_BOOL, &result->stopped_early, false, 0},
         {"saved", MPT__OF_BOOL, &fit->saved, false, 0},
         {"told", MPT__OF_BOOL, &fit->told, false, 0},
-        {"lost", MPT__OF_I64, &fit->lost, false, INT64_MAX},
+        {"lost", MPT__OF_I64, &fit->lost, false, MPT__MOST_COUNTED},
         {"best", MPT__OF_F64, &fit->best, false, 0},
         {"epochs_without_better", MPT__OF_I64, &without, false, INT32_MAX - 1},
         {"kept_epoch", MPT__OF_I64, &kept, false, INT32_MAX},
-        {"skipped_before", MPT__OF_I64, &fit->skipped_before, false, INT64_MAX},
+        {"skipped_before", MPT__OF_I64, &fit->skipped_before, false, MPT__MOST_COUNTED},
         {"train_loss", MPT__OF_F64, &result->train_loss, false, 0},
         {"validation_loss", MPT__OF_F64, &result->validation_loss, false, 0},
         {"validation_accuracy", MPT__OF_F64, &result->validation_accuracy, false, 0}};

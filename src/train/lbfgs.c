@@ -551,7 +551,7 @@ static mpt_status mpt__lbfgs_visit(mpt_context *ctx, mpt__own *own, mpt__state_i
             item->count = (rows[i].rows ? rows[i].rows : 1) * rows[i].columns;
         } else {
             item->host = rows[i].at;
-            item->most = rows[i].dtype == MPT_I64 ? INT64_MAX : 0;
+            item->most = rows[i].dtype == MPT_I64 ? MPT__MOST_COUNTED : 0;
         }
         status = visit(ctx, user, item);
     }

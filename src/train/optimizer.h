@@ -102,6 +102,8 @@ typedef struct {
 } mpt__optimizer;
 
 
+/* By a counter: none gets there, and sums of some do not overflow. */
+#define MPT__MOST_COUNTED (INT64_C(1) << 53)
 #define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
@@ -118,7 +120,8 @@ typedef struct {
     mpt_shape shape; /* of the elements; of numbers the scalar's */
     uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
     /* What a number may be: with `same`, which says how things are set up, no other; with `most`
-       above 0 (of MPT_I64) from 0 to that; with `rate` (of MPT_F64) finite and 0 or more. */
+       above 0 (of MPT_I64, also of one in a storage) from 0 to that, below 0 from that to as much
+       above; with `rate` (of MPT_F64) finite and 0 or more. */
     bool same, rate;
     int64_t most;
     /* NULL, or what a number is a hash of: no state, but what tells a training from another. */

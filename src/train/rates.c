@@ -307,10 +307,10 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
         void *host;
         mpt_dtype dtype;
         int64_t most;
-    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64, 0},
+    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64, -MPT__MOST_COUNTED},
                 {"schedule.best", &schedule->state.best, MPT_F64, 0},
-                {"schedule.bad", &schedule->state.bad, MPT_I64, INT64_MAX},
-                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, INT64_MAX}};
+                {"schedule.bad", &schedule->state.bad, MPT_I64, MPT__MOST_COUNTED},
+                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, MPT__MOST_COUNTED}};
     mpt_status status = MPT_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
         item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;

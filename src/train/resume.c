@@ -73,6 +73,11 @@ static bool mpt__item_single(const mpt__state_item *item) {
     return !item->storage && !item->array;
 }
 
+/* Whether it has limits, so that its first 8 bytes are looked at. */
+static bool mpt__item_limited(const mpt__state_item *item) {
+    return mpt__item_single(item) || item->most != 0;
+}
+
 /* The 8 bytes of a number, wherever it lies. */
 static void mpt__item_get(mpt_context *ctx, const mpt__state_item *item, int64_t *number) {
     if (item->host)
@@ -93,12 +98,14 @@ static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mp
                                     int64_t there) {
     int64_t here;
     double x, y;
+    const int64_t least = item->most < 0 ? item->most : 0, most = item->most - 2 * least;
+    if (item->most && (there < least || there > most))
+        return mpt__error(ctx, FORMAT, "%s: %s is %lld: expected %lld to %lld", from, item->name,
+                          there, least, most);
+    if (item->storage) return MPT_OK;
     mpt__item_get(ctx, item, &here);
     memcpy(&x, &here, 8);
     memcpy(&y, &there, 8);
-    if (item->most > 0 && (there < 0 || there > item->most))
-        return mpt__error(ctx, FORMAT, "%s: %s is %lld: expected 0 to %lld", from, item->name,
-                          there, item->most);
     if (item->rate && !(y >= 0 && mpt__f64_is_finite(y)))
         return mpt__error(ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from,
                           item->name, y);
@@ -271,7 +278,7 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
                           item->name, mpt__file_dtype_name(entry->dtype), &shape,
                           mpt__dtype_info[item->dtype].file_name, &item->shape);
     entry->weight = 1; /* known */
-    if (!mpt__item_single(item)) return MPT_OK;
+    if (!mpt__item_limited(item)) return MPT_OK;
     return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
 }
 
@@ -447,7 +454,7 @@ static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__s
     int64_t number;
     if (from && memcmp(from, &mark, 8) == 0) {
         memcpy(&number, from + 8, 8);
-        return !mpt__item_single(item) ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
+        return mpt__item_limited(item) ? mpt__number_check(ctx, "the block", item, number) : MPT_OK;
     }
     return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
                       item->name);

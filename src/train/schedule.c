@@ -320,6 +320,10 @@ mpt_status mpt_schedule_set_state(mpt_schedule handle, const mpt_schedule_state 
         !mpt__check_count(ctx, "bad", state->bad, 0) ||
         !mpt__check_count(ctx, "cooldown", state->cooldown, 0))
         return ctx->base.status;
+    if (state->time > MPT__MOST_COUNTED || state->bad > MPT__MOST_COUNTED ||
+        state->cooldown > MPT__MOST_COUNTED)
+        return mpt__error(ctx, ARGUMENT, "time = %lld, bad = %lld, cooldown = %lld; at most 2^53",
+                          state->time, state->bad, state->cooldown);
     int64_t applied = mpt__schedule_time(ctx, schedule) - schedule->state.time;
     schedule->state = *state;
     schedule->state.time -= applied;

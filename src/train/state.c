@@ -143,7 +143,7 @@ static mpt_status mpt__state_identity(mpt__state_walk *w, const char *name, uint
 static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt__number_kind kind,
                                   uint16_t slot) {
     mpt__state_item item;
-    mpt__state_number(&item, kind, kind == MPT__OF_I64 ? INT64_MAX : 0);
+    mpt__state_number(&item, kind, kind == MPT__OF_I64 ? MPT__MOST_COUNTED : 0);
     item.slot = slot;
     mpt__state_named(w, name);
     return mpt__state_show(w, &item);
@@ -212,7 +212,8 @@ static MPT__UNUSED mpt_status mpt__state_kept(mpt__state_walk *w, const mpt__ten
 static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
                                    const char *path) {
     mpt_context *ctx = w->context;
-    const mpt__state_row rows[] = {{"count", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
+    const mpt__state_row rows[] = {
+        {"count", MPT__OF_I64, &module->draws.count, false, MPT__MOST_COUNTED}};
     const bool now = module->draws.count > 0 && ctx->now.step == 0;
     mpt__state_of_net(w, "draws", number, path);
     mpt__state_named(w, "count");
@@ -359,9 +360,9 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false, INT64_MAX},
         {"scaled", MPT__OF_BOOL, &scaler->scaled, false, 0},
         {"stepped", MPT__OF_BOOL, &scaler->stepped, false, 0},
-        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false, INT64_MAX},
-        {"window_steps", MPT__OF_I64, &scaler->window_steps, false, INT64_MAX},
-        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false, INT64_MAX},
+        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false, MPT__MOST_COUNTED},
+        {"window_steps", MPT__OF_I64, &scaler->window_steps, false, MPT__MOST_COUNTED},
+        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false, MPT__MOST_COUNTED},
         {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false, 0}};
     const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
@@ -421,9 +422,9 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
         {"samples", MPT__OF_I64, &loader->total, true, 0},
         {"batch", MPT__OF_I64, &loader->config.batch, true, 0},
         {"seed", MPT__OF_I64, &loader->config.seed, true, 0},
-        {"delivered", MPT__OF_I64, &loader->delivered, false, INT64_MAX},
-        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false, INT64_MAX},
-        {"skipped", MPT__OF_I64, &loader->skipped, false, INT64_MAX},
+        {"delivered", MPT__OF_I64, &loader->delivered, false, MPT__MOST_COUNTED},
+        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false, MPT__MOST_COUNTED},
+        {"skipped", MPT__OF_I64, &loader->skipped, false, MPT__MOST_COUNTED},
         {"epoch", MPT__OF_I64, &epoch, false, MPT__LAST_EPOCH},
         {"next", MPT__OF_I64, &next, false, loader->batches},
         {"open", MPT__OF_BOOL, &open, false, 0}};
@@ -501,11 +502,12 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
     int64_t format = MPT__STATE_FORMAT;
     const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true, 0},
                                    {"seed", MPT__OF_I64, &ctx->config.seed, true, 0},
-                                   {"step", MPT__OF_I64, &ctx->now.step, false, INT64_MAX},
-                                   {"updates", MPT__OF_I64, &ctx->now.updates, false, INT64_MAX},
+                                   {"step", MPT__OF_I64, &ctx->now.step, false, MPT__MOST_COUNTED},
+                                   {"updates", MPT__OF_I64, &ctx->now.updates, false,
+                                    MPT__MOST_COUNTED},
                                    {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
                                    {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
-                                    INT64_MAX},
+                                    MPT__MOST_COUNTED},
                                    {"best", MPT__OF_F64, &ctx->best, false, 0}};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);

@@ -517,6 +517,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
             item.storage = step ? optimizer->counts : state->mirror[k];
             if (!item.storage) continue;
             item.dtype = step ? MPT_I64 : MPT_F32;
+            item.most = step ? MPT__MOST_COUNTED : 0;
             item.offset = step ? i : parameter->offset - state->first;
             item.count = step ? 1 : parameter->numel;
             item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
@@ -535,7 +536,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
     item.count = 1;
     item.shape = MPT_SCALAR;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
-    item.most = INT64_MAX;
+    item.most = MPT__MOST_COUNTED;
     status = visit(ctx, user, &item);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "group.%lld.lr", i);
