@@ -73,6 +73,16 @@ static mpt_config fuzz_config(heap *h) {
     return config;
 }
 
+/* The files of a folder of the disk; for config.io.list. */
+static MAYBE_UNUSED bool list_files(void *user, const char *path, mpt_list_entry entry, void *to) {
+    const disk *d = (const disk *)user;
+    const size_t n = strlen(path);
+    for (int i = 0; i < 8; i++)
+        if (d->files[i].exists && strncmp(d->files[i].path, path, n) == 0)
+            entry(to, d->files[i].path + n + 1, false);
+    return true;
+}
+
 /* ==== Bytes ==== */
 
 typedef struct fuzz_input {

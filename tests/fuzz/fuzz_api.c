@@ -21,6 +21,7 @@ static struct {
     mpt_recording recordings[OBJECTS];
     mpt_op ops[OBJECTS];
     mpt_op_call *call; /* of the user's op that runs */
+    size_t block;      /* bytes of the snapshot */
     int depth;
 } f;
 
@@ -260,6 +261,16 @@ static void call_order(void) {
     }
 }
 
+static void call_pick(void) {
+    static int64_t counts[64];
+    mpt_tensor x = tensor();
+    switch (pick(3)) {
+    case 0: put(mpt_select(x, dim(), count())); break;
+    case 1: put(mpt_multinomial(x, count(), flip())); break;
+    default: mpt_confusion(x, tensor(), counts, (int)pick(10) - 1); break;
+    }
+}
+
 static void call_read(void) {
     static int64_t out[2 * ELEMENTS];
     mpt_tensor x = tensor();
@@ -331,7 +342,8 @@ static void (*const calls[])(void) = {
     call_read,      call_backward, call_backward, call_lifetime, call_lifetime, call_region,
     call_layer,     call_tree,    call_module,    call_module, call_optimizer, call_optimizer,
     call_scaler,    call_scaler,  call_schedule,  call_train,  call_train,     call_data,
-    call_inspect,   call_user_op, call_inplace,   call_inplace, call_order,     call_attention};
+    call_inspect,   call_user_op, call_inplace,   call_inplace, call_order,     call_attention,
+    call_whole,     call_folder,  call_pick};
 
 /* One call; an error stays only where the byte says so. */
 static void next_call(void) {
@@ -357,12 +369,15 @@ static void run(heap *h) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const mpt_isa levels[4] = {MPT_ISA_AUTO, MPT_ISA_REF, MPT_ISA_AUTO, MPT_ISA_NULL};
     heap h, h_other;
+    disk d;
     if (size < 3 || size > MAX_SIZE) return 0;
     memset(&f, 0, sizeof f);
     for (int i = 0; i < ELEMENTS; i++) source[i] = wrapped[i] = i % 5;
     f.in.data = data, f.in.size = size;
     mpt_config config = fuzz_config(&h), other_config = fuzz_config(&h_other);
     mpt_context *other = NULL;
+    disk_use(&d, &config);
+    config.io.list = list_files;
     unsigned how = next_byte(&f.in);
     config.isa = levels[how & 3];
     h.fail_at = (int64_t)next_byte(&f.in) * (how & 4 ? 1 : 0);
@@ -380,7 +395,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     } else {
         PROMISE(h.fail_at != 0 && mpt_error(NULL)[0] != 0);
     }
-    PROMISE(h.live == 0);
+    PROMISE(h.live == 0 && d.open_now == 0);
+    disk_free(&d);
     return 0;
 }
 

@@ -3,6 +3,7 @@
 
 static mpt_status forward_calls(mpt_module self, void *user, const mpt_tensor *in, int n_in,
                                 mpt_tensor *out, int n_out);
+static void calls_within(void);
 
 /* ==== Modules ==== */
 
@@ -60,6 +61,36 @@ static void call_module(void) {
 
 /* ==== Optimizers, scalers, schedules ==== */
 
+/* An update that may make the wrong calls, too. */
+static mpt_status update_calls(mpt_context *c, const mpt_user_update *p, void *user) {
+    (void)user;
+    calls_within();
+    if (flip()) mpt_add_(p->value, mpt_mul_scalar(p->gradient, -p->lr));
+    if (flip()) mpt_copy_(p->state[0], p->gradient);
+    return pick(16) == 15 ? MPT_ERROR_STATE : mpt_error_code(c);
+}
+
+static mpt_optimizer make_user_optimizer(mpt_module m) {
+    mpt_user_optimizer_config config = mpt_user_optimizer_config_default();
+    config.update = update_calls;
+    config.states = (int)pick(5), config.weight_decay = 0.01;
+    return mpt_user_optimizer(m, &config);
+}
+
+static mpt_tensor closure_calls(mpt_context *c, void *user) {
+    calls_within();
+    mpt_tensor x = pick(8) ? mpt_ones(c, MPT_F32, MPT_SHAPE(4, 3)) : tensor();
+    mpt_tensor loss = mpt_sum(mpt_forward(*(mpt_module *)user, x), MPT_ALL_DIMS, false);
+    if (pick(8)) mpt_backward(loss);
+    return loss;
+}
+
+static mpt_optimizer make_lbfgs(mpt_module m) {
+    mpt_lbfgs_config config = mpt_lbfgs_config_default();
+    config.history_size = (int)pick(4), config.max_iter = 1 + (int)pick(3);
+    return mpt_lbfgs(m, &config);
+}
+
 static mpt_optimizer make_optimizer(void) {
     mpt_sgd_config sgd = mpt_sgd_config_default();
     mpt_adam_config adam = mpt_adam_config_default();
@@ -68,14 +99,17 @@ static mpt_optimizer make_optimizer(void) {
     sgd.allow_shared = adam.allow_shared = (b & 4) != 0;
     if (b & 8) sgd.momentum = number(), sgd.nesterov = flip(), adam.beta2 = number();
     if (b & 16) sgd.lr = adam.lr = number(), sgd.weight_decay = adam.weight_decay = number();
+    if (b >= 224) return make_lbfgs(m);
+    if (b >= 192) return make_user_optimizer(m);
     if ((b & 3) == 0) return mpt_sgd(m, b & 32 ? NULL : &sgd);
     return (b & 3) == 1 ? mpt_adam(m, &adam) : mpt_adamw(m, &adam);
 }
 
 static void call_optimizer(void) {
     mpt_optimizer o = optimizer();
+    mpt_module m = module();
     mpt_group_config group = {number(), 0.01};
-    switch (pick(13)) {
+    switch (pick(14)) {
     case 0: case 1: f.optimizers[pick(OBJECTS)] = make_optimizer(); break;
     case 2: mpt_optimizer_add(o, module(), flip() ? "weight" : NULL, &group); break;
     case 3: mpt_set_lr(o, (int)pick(4) - 1, group.lr); break;
@@ -86,6 +120,13 @@ static void call_optimizer(void) {
     case 8: mpt_applied_steps(o); break;
     case 9: mpt_optimizer_hash(o); break;
     case 10: if (flip()) mpt_optimizer_destroy(o); break;
+    case 11:
+        if (f.depth >= MAX_DEPTH) break;
+        if (flip()) o = f.optimizers[pick(OBJECTS)] = make_lbfgs(m);
+        f.depth++;
+        mpt_lbfgs_step(o, closure_calls, &m);
+        f.depth--;
+        break;
     default: mpt_step(o); break;
     }
 }
@@ -139,7 +180,7 @@ static void call_train(void) {
                              mpt_nn_linear(c, 5, 5), MPT_END);
         put_module(net);
         if (b & 2) mpt_half(net, b & 4 ? MPT_F16 : MPT_BF16);
-        *o = mpt_adamw(net, NULL);
+        *o = b & 128 ? make_user_optimizer(net) : mpt_adamw(net, NULL);
         s = f.scalers[pick(OBJECTS)] = mpt_grad_scaler(c, NULL);
     }
     mpt_tensor x = b & 8 ? tensor() : mpt_from(c, MPT_F32, MPT_SHAPE(4, 3), "0123456789abcdef"
@@ -158,6 +199,47 @@ static void call_train(void) {
     if (b & 32) put(loss), mpt_metric_push(c, "loss", loss);
     if (b & 16) mpt_scaler_update(s);
     if (!(b & 64)) mpt_step_end(c);
+}
+
+/* ==== Whole trainings ==== */
+
+/* A block may be of another moment, and have a byte changed. */
+static void call_whole(void) {
+    static uint8_t block[1 << 16];
+    mpt_context *c = f.context;
+    const int64_t n = mpt_snapshot_bytes(c);
+    const size_t room = sizeof block;
+    switch (pick(6)) {
+    case 0: case 1:
+        if (n > (int64_t)room) break;
+        if (mpt_snapshot(c, block, room) == MPT_OK) f.block = (size_t)n;
+        break;
+    case 2: case 3: mpt_restore(c, block, f.block - (next_byte(&f.in) == 255)); break;
+    case 4: block[(pick(256) << 8 | pick(256)) % room] ^= (uint8_t)next_byte(&f.in); break;
+    default:
+        mpt_snapshot_difference(c, block, f.block, text, pick(sizeof text));
+        mpt_state_hash(c);
+        break;
+    }
+}
+
+static void call_folder(void) {
+    mpt_context *c = f.context;
+    mpt_checkpoint_config config = mpt_checkpoint_config_default();
+    switch (pick(9)) {
+    case 0:
+        config.every = count(), config.keep = (int)count();
+        config.resume = flip();
+        mpt_checkpoint_open(c, flip() ? "r" : "r/", &config);
+        break;
+    case 1: case 2: mpt_checkpoint_step(c); break;
+    case 3: mpt_checkpoint_best(c, number()); break;
+    case 4: mpt_checkpoint_close(c); break;
+    case 5: mpt_checkpoint_save(c, "r/step-7.safetensors"); break;
+    case 6: mpt_checkpoint_load(c, "r/step-7.safetensors"); break;
+    case 7: mpt_checkpoint_statistics(c), mpt_request_stop(c, flip()); break;
+    default: mpt_checkpoint_difference(c, "r/step-7.safetensors", text, pick(sizeof text)); break;
+    }
 }
 
 /* ==== Data ==== */

@@ -100,15 +100,6 @@ static void train(resumed *t, int steps, bool waiting) {
     }
 }
 
-static bool list_files(void *user, const char *path, mpt_list_entry entry, void *to) {
-    const disk *d = (const disk *)user;
-    const size_t n = strlen(path);
-    for (int i = 0; i < 8; i++)
-        if (d->files[i].exists && strncmp(d->files[i].path, path, n) == 0)
-            entry(to, d->files[i].path + n + 1, false);
-    return true;
-}
-
 static mpt_context *make_context(heap *h, disk *d) {
     mpt_config config = fuzz_config(h);
     disk_use(d, &config);
