@@ -1078,8 +1078,9 @@ static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
         }
     }
     const int64_t before[2] = {count[0], count[1]};
-    counts[0] = before[0] + (updates && good);
-    counts[1] = before[1] + (updates && !good);
+    /* What a file says may be anything. */
+    counts[0] = (int64_t)((uint64_t)before[0] + (updates && good));
+    counts[1] = (int64_t)((uint64_t)before[1] + (updates && !good));
 }
 #endif
 
