@@ -16933,8 +16933,9 @@ static void mpt__cpu_running_stats(const mpt__cpu_call *call) {
         }
     }
     const int64_t before[2] = {count[0], count[1]};
-    counts[0] = before[0] + (updates && good);
-    counts[1] = before[1] + (updates && !good);
+    /* What a file says may be anything. */
+    counts[0] = (int64_t)((uint64_t)before[0] + (updates && good));
+    counts[1] = (int64_t)((uint64_t)before[1] + (updates && !good));
 }
 #endif
 
@@ -31060,14 +31061,14 @@ static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mar
         }
         any = true;
         if (*p == '0' && d->count == 0) {
-            if (d->point > -100000) d->point -= fraction;
+            if (d->point > -1000000000) d->point -= fraction;
             continue;
         }
         if (d->count < 799)
             d->digits[d->count++] = *p;
         else if (*p != '0')
             d->digits[798] = '1'; /* far behind all digits of what it is compared with */
-        if (d->point < 100000) d->point += !fraction;
+        if (d->point < 1000000000) d->point += !fraction;
     }
     if (!any) return false;
     if (p < end && (*p == 'e' || *p == 'E')) {
@@ -31075,7 +31076,7 @@ static bool mpt__decimal_read(mpt__decimal *d, const char *p, size_t n, char mar
         if (p < end && (*p == '-' || *p == '+')) p++;
         if (p == end) return false;
         for (; p < end && *p >= '0' && *p <= '9'; p++)
-            if (exponent < 1000000) exponent = exponent * 10 + (*p - '0');
+            if (exponent < 100000000) exponent = exponent * 10 + (*p - '0');
         d->point += below ? -exponent : exponent;
     }
     return p == end;
@@ -39223,6 +39224,8 @@ typedef struct {
     struct mpt__own *own;           /* NULL: the kernel of its rule updates */
 } mpt__optimizer;
 
+/* By a counter: none gets there, and sums of some do not overflow. */
+#define MPT__MOST_COUNTED (INT64_C(1) << 53)
 #define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
 
 /* One piece of an object's state, for hash, save, load and comparison: elements of a storage, or,
@@ -39239,7 +39242,8 @@ typedef struct {
     mpt_shape shape; /* of the elements; of numbers the scalar's */
     uint32_t module; /* slot of that whose parameter this is about; 0 = of none */
     /* What a number may be: with `same`, which says how things are set up, no other; with `most`
-       above 0 (of MPT_I64) from 0 to that; with `rate` (of MPT_F64) finite and 0 or more. */
+       above 0 (of MPT_I64, also of one in a storage) from 0 to that, below 0 from that to as much
+       above; with `rate` (of MPT_F64) finite and 0 or more. */
     bool same, rate;
     int64_t most;
     /* NULL, or what a number is a hash of: no state, but what tells a training from another. */
@@ -39611,10 +39615,10 @@ static mpt_status mpt__schedule_visit(mpt_context *ctx, mpt__schedule *schedule,
         void *host;
         mpt_dtype dtype;
         int64_t most;
-    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64, 0},
+    } rows[] = {{"schedule.time", &schedule->state.time, MPT_I64, -MPT__MOST_COUNTED},
                 {"schedule.best", &schedule->state.best, MPT_F64, 0},
-                {"schedule.bad", &schedule->state.bad, MPT_I64, INT64_MAX},
-                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, INT64_MAX}};
+                {"schedule.bad", &schedule->state.bad, MPT_I64, MPT__MOST_COUNTED},
+                {"schedule.cooldown", &schedule->state.cooldown, MPT_I64, MPT__MOST_COUNTED}};
     mpt_status status = MPT_OK;
     for (size_t i = 0; i < sizeof rows / sizeof *rows && status == MPT_OK; i++) {
         item->name = rows[i].name, item->host = rows[i].host, item->dtype = rows[i].dtype;
@@ -40507,7 +40511,7 @@ static mpt_status mpt__ema_visit(mpt_context *ctx, const mpt__ema *ema, mpt__sta
     item.storage = item.module = 0, item.count = 1;
     item.shape = MPT_SCALAR;
     item.dtype = MPT_I64;
-    item.most = INT64_MAX;
+    item.most = MPT__MOST_COUNTED;
     for (int i = 0; i < 2 && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "%s", i ? "updates" : "applied_steps");
         item.slot = i ? ema->count_slot : ema->seen_slot;
@@ -41050,6 +41054,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
             item.storage = step ? optimizer->counts : state->mirror[k];
             if (!item.storage) continue;
             item.dtype = step ? MPT_I64 : MPT_F32;
+            item.most = step ? MPT__MOST_COUNTED : 0;
             item.offset = step ? i : parameter->offset - state->first;
             item.count = step ? 1 : parameter->numel;
             item.shape = step ? MPT_SCALAR : parameter->tensor->shape;
@@ -41068,7 +41073,7 @@ static mpt_status mpt__optimizer_visit(mpt_context *ctx, const mpt__optimizer *o
     item.count = 1;
     item.shape = MPT_SCALAR;
     item.slot = optimizer->slot[MPT__OPTIM_APPLIED];
-    item.most = INT64_MAX;
+    item.most = MPT__MOST_COUNTED;
     status = visit(ctx, user, &item);
     for (int64_t i = 0; i < optimizer->group_count && status == MPT_OK; i++) {
         mpt__format_text(name, sizeof name, "group.%lld.lr", i);
@@ -42535,7 +42540,7 @@ static mpt_status mpt__lbfgs_visit(mpt_context *ctx, mpt__own *own, mpt__state_i
             item->count = (rows[i].rows ? rows[i].rows : 1) * rows[i].columns;
         } else {
             item->host = rows[i].at;
-            item->most = rows[i].dtype == MPT_I64 ? INT64_MAX : 0;
+            item->most = rows[i].dtype == MPT_I64 ? MPT__MOST_COUNTED : 0;
         }
         status = visit(ctx, user, item);
     }
@@ -42909,6 +42914,10 @@ mpt_status mpt_schedule_set_state(mpt_schedule handle, const mpt_schedule_state 
         !mpt__check_count(ctx, "bad", state->bad, 0) ||
         !mpt__check_count(ctx, "cooldown", state->cooldown, 0))
         return ctx->base.status;
+    if (state->time > MPT__MOST_COUNTED || state->bad > MPT__MOST_COUNTED ||
+        state->cooldown > MPT__MOST_COUNTED)
+        return mpt__error(ctx, ARGUMENT, "time = %lld, bad = %lld, cooldown = %lld; at most 2^53",
+                          state->time, state->bad, state->cooldown);
     int64_t applied = mpt__schedule_time(ctx, schedule) - schedule->state.time;
     schedule->state = *state;
     schedule->state.time -= applied;
@@ -43970,7 +43979,7 @@ static mpt_status mpt__state_identity(mpt__state_walk *w, const char *name, uint
 static mpt_status mpt__state_slot(mpt__state_walk *w, const char *name, mpt__number_kind kind,
                                   uint16_t slot) {
     mpt__state_item item;
-    mpt__state_number(&item, kind, kind == MPT__OF_I64 ? INT64_MAX : 0);
+    mpt__state_number(&item, kind, kind == MPT__OF_I64 ? MPT__MOST_COUNTED : 0);
     item.slot = slot;
     mpt__state_named(w, name);
     return mpt__state_show(w, &item);
@@ -44039,7 +44048,8 @@ static MPT__UNUSED mpt_status mpt__state_kept(mpt__state_walk *w, const mpt__ten
 static mpt_status mpt__state_draws(mpt__state_walk *w, mpt__module *module, int number,
                                    const char *path) {
     mpt_context *ctx = w->context;
-    const mpt__state_row rows[] = {{"count", MPT__OF_I64, &module->draws.count, false, INT64_MAX}};
+    const mpt__state_row rows[] = {
+        {"count", MPT__OF_I64, &module->draws.count, false, MPT__MOST_COUNTED}};
     const bool now = module->draws.count > 0 && ctx->now.step == 0;
     mpt__state_of_net(w, "draws", number, path);
     mpt__state_named(w, "count");
@@ -44186,9 +44196,9 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         {"growth_interval", MPT__OF_I64, &scaler->config.growth_interval, false, INT64_MAX},
         {"scaled", MPT__OF_BOOL, &scaler->scaled, false, 0},
         {"stepped", MPT__OF_BOOL, &scaler->stepped, false, 0},
-        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false, INT64_MAX},
-        {"window_steps", MPT__OF_I64, &scaler->window_steps, false, INT64_MAX},
-        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false, INT64_MAX},
+        {"lost_losses", MPT__OF_I64, &scaler->lost_losses, false, MPT__MOST_COUNTED},
+        {"window_steps", MPT__OF_I64, &scaler->window_steps, false, MPT__MOST_COUNTED},
+        {"window_skipped", MPT__OF_I64, &scaler->window_skipped, false, MPT__MOST_COUNTED},
         {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false, 0}};
     const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
@@ -44248,9 +44258,9 @@ static mpt_status mpt__state_loader(mpt__state_walk *w, mpt__loader *loader) {
         {"samples", MPT__OF_I64, &loader->total, true, 0},
         {"batch", MPT__OF_I64, &loader->config.batch, true, 0},
         {"seed", MPT__OF_I64, &loader->config.seed, true, 0},
-        {"delivered", MPT__OF_I64, &loader->delivered, false, INT64_MAX},
-        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false, INT64_MAX},
-        {"skipped", MPT__OF_I64, &loader->skipped, false, INT64_MAX},
+        {"delivered", MPT__OF_I64, &loader->delivered, false, MPT__MOST_COUNTED},
+        {"delivered_samples", MPT__OF_I64, &loader->delivered_samples, false, MPT__MOST_COUNTED},
+        {"skipped", MPT__OF_I64, &loader->skipped, false, MPT__MOST_COUNTED},
         {"epoch", MPT__OF_I64, &epoch, false, MPT__LAST_EPOCH},
         {"next", MPT__OF_I64, &next, false, loader->batches},
         {"open", MPT__OF_BOOL, &open, false, 0}};
@@ -44328,11 +44338,12 @@ static mpt_status mpt__visit_state(mpt__state_walk *w) {
     int64_t format = MPT__STATE_FORMAT;
     const mpt__state_row rows[] = {{"format", MPT__OF_I64, &format, true, 0},
                                    {"seed", MPT__OF_I64, &ctx->config.seed, true, 0},
-                                   {"step", MPT__OF_I64, &ctx->now.step, false, INT64_MAX},
-                                   {"updates", MPT__OF_I64, &ctx->now.updates, false, INT64_MAX},
+                                   {"step", MPT__OF_I64, &ctx->now.step, false, MPT__MOST_COUNTED},
+                                   {"updates", MPT__OF_I64, &ctx->now.updates, false,
+                                    MPT__MOST_COUNTED},
                                    {"draws", MPT__OF_I64, &ctx->now.draws, false, 0},
                                    {"calls", MPT__OF_I64, &ctx->now.module_calls, false,
-                                    INT64_MAX},
+                                    MPT__MOST_COUNTED},
                                    {"best", MPT__OF_F64, &ctx->best, false, 0}};
     w->prefix = mpt__format_text(w->name, sizeof w->name, "mptrain.");
     mpt_status status = MPT__STATE_ROWS(w, rows);
@@ -44455,6 +44466,11 @@ static bool mpt__item_single(const mpt__state_item *item) {
     return !item->storage && !item->array;
 }
 
+/* Whether it has limits, so that its first 8 bytes are looked at. */
+static bool mpt__item_limited(const mpt__state_item *item) {
+    return mpt__item_single(item) || item->most != 0;
+}
+
 /* The 8 bytes of a number, wherever it lies. */
 static void mpt__item_get(mpt_context *ctx, const mpt__state_item *item, int64_t *number) {
     if (item->host)
@@ -44475,12 +44491,14 @@ static mpt_status mpt__number_check(mpt_context *ctx, const char *from, const mp
                                     int64_t there) {
     int64_t here;
     double x, y;
+    const int64_t least = item->most < 0 ? item->most : 0, most = item->most - 2 * least;
+    if (item->most && (there < least || there > most))
+        return mpt__error(ctx, FORMAT, "%s: %s is %lld: expected %lld to %lld", from, item->name,
+                          there, least, most);
+    if (item->storage) return MPT_OK;
     mpt__item_get(ctx, item, &here);
     memcpy(&x, &here, 8);
     memcpy(&y, &there, 8);
-    if (item->most > 0 && (there < 0 || there > item->most))
-        return mpt__error(ctx, FORMAT, "%s: %s is %lld: expected 0 to %lld", from, item->name,
-                          there, item->most);
     if (item->rate && !(y >= 0 && mpt__f64_is_finite(y)))
         return mpt__error(ctx, FORMAT, "%s: %s is %g: expected a finite number, 0 or more", from,
                           item->name, y);
@@ -44653,7 +44671,7 @@ static mpt_status mpt__check_item(mpt_context *ctx, void *user, const mpt__state
                           item->name, mpt__file_dtype_name(entry->dtype), &shape,
                           mpt__dtype_info[item->dtype].file_name, &item->shape);
     entry->weight = 1; /* known */
-    if (!mpt__item_single(item)) return MPT_OK;
+    if (!mpt__item_limited(item)) return MPT_OK;
     return mpt__number_check(ctx, a->json.name, item, mpt__entry_number(a, entry));
 }
 
@@ -44829,7 +44847,7 @@ static mpt_status mpt__snapshot_check(mpt_context *ctx, void *user, const mpt__s
     int64_t number;
     if (from && memcmp(from, &mark, 8) == 0) {
         memcpy(&number, from + 8, 8);
-        return !mpt__item_single(item) ? MPT_OK : mpt__number_check(ctx, "the block", item, number);
+        return mpt__item_limited(item) ? mpt__number_check(ctx, "the block", item, number) : MPT_OK;
     }
     return mpt__error(ctx, FORMAT, "the block is no snapshot of this training: %s is not in it",
                       item->name);
@@ -46180,18 +46198,18 @@ static mpt_status mpt__fit_visit(mpt__state_walk *w, mpt__run *run) {
     int64_t epochs = result->epochs, without = fit->epochs_without_better, kept = fit->kept_epoch;
     const mpt__state_row rows[] = {
         {"epochs", MPT__OF_I64, &epochs, false, INT32_MAX - 1},
-        {"steps", MPT__OF_I64, &result->steps, false, INT64_MAX},
-        {"batch", MPT__OF_I64, &fit->progress.batch, false, INT64_MAX},
+        {"steps", MPT__OF_I64, &result->steps, false, MPT__MOST_COUNTED},
+        {"batch", MPT__OF_I64, &fit->progress.batch, false, MPT__MOST_COUNTED},
         {"under_way", MPT__OF_BOOL, &fit->under_way, false, 0},
         {"stop", MPT__OF_BOOL, &fit->stop, false, 0},
         {"stopped_early", MPT__OF_BOOL, &result->stopped_early, false, 0},
         {"saved", MPT__OF_BOOL, &fit->saved, false, 0},
         {"told", MPT__OF_BOOL, &fit->told, false, 0},
-        {"lost", MPT__OF_I64, &fit->lost, false, INT64_MAX},
+        {"lost", MPT__OF_I64, &fit->lost, false, MPT__MOST_COUNTED},
         {"best", MPT__OF_F64, &fit->best, false, 0},
         {"epochs_without_better", MPT__OF_I64, &without, false, INT32_MAX - 1},
         {"kept_epoch", MPT__OF_I64, &kept, false, INT32_MAX},
-        {"skipped_before", MPT__OF_I64, &fit->skipped_before, false, INT64_MAX},
+        {"skipped_before", MPT__OF_I64, &fit->skipped_before, false, MPT__MOST_COUNTED},
         {"train_loss", MPT__OF_F64, &result->train_loss, false, 0},
         {"validation_loss", MPT__OF_F64, &result->validation_loss, false, 0},
         {"validation_accuracy", MPT__OF_F64, &result->validation_accuracy, false, 0}};

@@ -145,6 +145,7 @@ MPT__END_REGION
 #include "nn/module.c"
 MPT__BEGIN_COLD
 #include "nn/query.c"
+#include "nn/hooks.c"
 #include "nn/conv.c"
 #include "nn/norm.c"
 #include "nn/attention.c"

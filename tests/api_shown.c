@@ -418,6 +418,35 @@ TEST(modules_ops) {
     mpt_destroy(ctx);
 }
 
+/* ==== Modules: hooks: how many of a layer's activations are alive, how large its gradient is */
+static mpt_status count_alive(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                              mpt_tensor *out, int n_out) {
+    (void)in, (void)n_in, (void)n_out;
+    mpt_tensor alive = mpt_cast(mpt_gt_scalar(out[0], 0.0), MPT_F32);
+    *(double *)user = mpt_item(mpt_mean(alive, MPT_ALL_DIMS, false)); /* waits for a GPU */
+    return mpt_error_code(self.context);
+}
+
+static mpt_status measure(mpt_module self, void *user, int output, mpt_tensor *gradient) {
+    (void)output; /* of a module that has several */
+    *(double *)user = mpt_item(mpt_sum(mpt_abs(*gradient), MPT_ALL_DIMS, false));
+    return mpt_error_code(self.context);
+}
+
+TEST(modules_hooks) {
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_module net = mpt_sequential(ctx, mpt_nn_linear(ctx, 4, 16), mpt_nn_relu(ctx), MPT_END);
+    double alive = -1, size = -1;
+    mpt_hook_forward(mpt_child(net, "1"), count_alive, &alive);
+    mpt_hook_backward(mpt_child(net, "1"), measure, &size);
+    mpt_tensor y = mpt_forward(net, mpt_ones(ctx, MPT_F32, MPT_SHAPE(2, 4)));
+    mpt_backward(mpt_sum(y, MPT_ALL_DIMS, false)); /* 1 for each of 2 * 16 */
+    CHECK(alive > 0 && alive < 1 && size == 32 && !mpt_failed(ctx));
+    mpt_hook_forward(mpt_child(net, "1"), NULL, NULL); /* off, and the layers are fused again */
+    mpt_hook_backward(mpt_child(net, "1"), NULL, NULL);
+    mpt_destroy(ctx);
+}
+
 /* ==== Modules: an op of your own whose forward is C code: cube roots */
 static mpt_status root_forward(mpt_op_call *call, void *user) {
     (void)user;
@@ -1116,6 +1145,7 @@ TEST_TABLE = {T(basic_types),
               T(autograd_accumulates),
               T(autocast),
               T(modules),
+              T_UNLESS(MPTRAIN_NO_WATCH, modules_hooks),
               T(modules_ops),
               T(modules_ops_in_c),
               T_UNLESS(MPTRAIN_NO_WATCH, modules_ops_of_two),

@@ -60,6 +60,13 @@ static mpt_status destroys_itself(mpt_module self, void *user, const mpt_tensor 
     return mpt_module_destroy(self);
 }
 
+#ifndef MPTRAIN_NO_WATCH
+static mpt_status hooked_back(mpt_module self, void *user, int output, mpt_tensor *gradient) {
+    (void)self, (void)user, (void)output, (void)gradient;
+    return MPT_OK;
+}
+#endif
+
 static mpt_module_class class_of(mpt_status (*forward)(mpt_module, void *, const mpt_tensor *, int,
                                                        mpt_tensor *, int)) {
     mpt_module_class cls;
@@ -217,6 +224,18 @@ TEST(module_trees) {
     MODULE(mpt_train, mpt_train(h_));
     MODULE(mpt_eval, mpt_eval(h_));
     MODULE(mpt_freeze, mpt_freeze(h_, true));
+#ifdef MPTRAIN_NO_WATCH
+    cover("mpt_hook_forward"), cover("mpt_hook_backward");
+#else
+    MODULE(mpt_hook_forward, mpt_hook_forward(h_, pass_on, NULL));
+    MODULE(mpt_hook_forward, mpt_hook_forward(h_, NULL, NULL));
+    MODULE(mpt_hook_backward, mpt_hook_backward(h_, hooked_back, NULL));
+    CASE(mpt_hook_forward, ARGUMENT, "hook its children", mpt_hook_forward(list, pass_on, NULL));
+    CASE(mpt_hook_backward, ARGUMENT, "hook its children",
+         mpt_hook_backward(list, hooked_back, NULL));
+    QUIET(mpt_hook_forward, mpt_hook_forward(list, NULL, NULL) == MPT_OK);
+    QUIET(mpt_hook_backward, mpt_hook_backward(list, NULL, NULL) == MPT_OK);
+#endif
     MODULE(mpt_is_training, CHECK(!mpt_is_training(h_)));
     MODULE(mpt_set_label, mpt_set_label(h_, "l"));
     CASE(mpt_set_label, ARGUMENT, "label is NULL", mpt_set_label(list, NULL));

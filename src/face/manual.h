@@ -113,7 +113,7 @@ that differs between them.
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
                          mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
-                         mpt_user_optimizer, mpt_lbfgs
+                         mpt_user_optimizer, mpt_lbfgs, mpt_hook_forward, mpt_hook_backward
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -290,6 +290,8 @@ values are drawn at once. A module of your own is an mpt_module_class with a for
 mpt_add_child and mpt_add_parameter build it, mpt_parameter(self, "name") reads it in forward. A
 module used twice is shared and counted once. mpt_train and mpt_eval switch dropout. For inference
 mpt_fuse makes one launch of each convolution and the batch norm, relu and sum behind it.
+mpt_hook_forward and mpt_hook_backward show what a module gives, and the gradient of that, to a
+function of yours, which may put another tensor in its place.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. It runs on GPUs as they do; kernels of your own cannot be registered, but C code can

@@ -112,6 +112,27 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out);
+
+/* Hooks: functions of yours at a module, one of each kind, put on at any time; NULL takes it off.
+   The module then runs by itself: an activation behind it is no part of its launch. The forward
+   hook is called behind each forward of the module with what that got and gave, and may put other
+   tensors of any shape into out[0..n_out), with history or without. mpt_keep what is to outlive the
+   step. Another status than MPT_OK is an error that names the module and ends the forward, and so
+   is mpt_module_destroy in a hook. A list has no forward, so a hook on it is an error. So is
+   recording a module with a hook, as recordings and captured steps run without the host; what was
+   recorded before replays without it, and a captured step is recorded anew. mpt_copy_module and
+   files leave hooks out. */
+typedef mpt_status (*mpt_forward_hook)(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                       mpt_tensor *out, int n_out);
+MPTRAIN_API mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, void *user);
+/* The backward hook is called in mpt_backward, for each forward that it was on in and the loss
+   depends on, with the gradient of output number `output`, in that one's shape and dtype, a scaled
+   loss's times the scale. It may put another one of that shape into *gradient, from which backward
+   goes on into the module; changing the given one in place is an error. */
+typedef mpt_status (*mpt_backward_hook)(mpt_module self, void *user, int output,
+                                        mpt_tensor *gradient);
+MPTRAIN_API mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user);
+
 /* Training, which is the state after creation, or not, for a module and all below it: whether
    dropout is on, and batch norm takes the statistics of the batch. */
 MPTRAIN_API mpt_status mpt_train(mpt_module module);

@@ -277,8 +277,9 @@ static uint64_t mpt__modes_now(const mpt_context *ctx) {
     uint64_t hash = 0;
     for (int64_t i = 1; i < modules->count; i++) {
         const mpt__module *module = (const mpt__module *)modules->rows[i].object;
-        if (module && (!mpt__in_training(module) || module->policy))
-            hash = mpt__hash_u64(hash, (uint64_t)i << 9 | (uint64_t)module->policy << 1 |
+        if (module && (!mpt__in_training(module) || module->policy || mpt__hooks_of(module)))
+            hash = mpt__hash_u64(hash, (uint64_t)i << 10 | (uint64_t)module->policy << 2 |
+                                           (mpt__hooks_of(module) ? 2 : 0) |
                                            (mpt__in_training(module) ? 0 : 1));
     }
     for (int64_t i = 0; i < ctx->parameter_count; i++) {

@@ -245,7 +245,7 @@ static void mpt__fp8_new(mpt_context *ctx, mpt__module *module, const mpt_fp8_co
     mpt__running *running = (mpt__running *)mpt__host_new(ctx, sizeof *running);
     if (!running) return;
     module->running = running;
-    module->run = mpt__fp8_forward;
+    *mpt__run_place(module) = mpt__fp8_forward;
     running->margin = config->margin;
     running->values = mpt__storage_new(ctx, shape.dim[0] * shape.dim[1] * 4, MPT_MEMORY_PARAMETER,
                                        MPT__FROM_DEVICE, true);

@@ -33,7 +33,7 @@ static void mpt__unfuse(mpt_context *ctx, mpt__module *root) {
     for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
         if (!mpt__is_conv(m)) continue;
         mpt__running_free(ctx, m->running);
-        m->running = NULL, m->run = NULL;
+        m->running = NULL, *mpt__run_place(m) = NULL;
     }
 }
 
@@ -186,7 +186,7 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
         mpt__storage_new(ctx, floats * 4, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
     const char *why = conv->running->values ? mpt__fold_try(ctx, conv, *norm, *call, *next) : NULL;
     if (!why && mpt__ok(ctx)) {
-        conv->run = mpt__fused_forward;
+        *mpt__run_place(conv) = mpt__fused_forward;
         return NULL;
     }
     mpt__running_free(ctx, conv->running);

@@ -111,6 +111,23 @@ typedef struct mpt__module mpt__module;
 typedef mpt_tensor (*mpt__layer_run)(mpt_context *ctx, mpt__module *module, mpt_tensor x,
                                      mpt_tensor residual, bool relu);
 
+/* What a user looks at a module with; see nn/hooks.c, which fills it in. */
+typedef struct {
+    mpt_forward_hook forward; /* NULL: none of that kind */
+    mpt_backward_hook backward;
+    void *forward_user, *backward_user;
+    mpt__layer_run run; /* what `run` of the module would be */
+    /* Behind a forward. */
+    mpt_status (*call)(mpt_context *ctx, mpt__module *module, const mpt_tensor *in, int n_in,
+                       mpt_tensor *out, int n_out);
+} mpt__hooks;
+
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__hooks_of(module) ((mpt__hooks *)NULL)
+#else
+#define mpt__hooks_of(module) ((module)->hooks)
+#endif
+
 struct mpt__module {
     mpt__id id;
     mpt_module_class cls;
@@ -128,7 +145,7 @@ struct mpt__module {
     bool training, frozen; /* asked for, see mpt__in_training; `frozen`: the tree is in use */
     bool fixed;            /* mpt_freeze */
     uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
-    bool watched;          /* of a root, once frozen: a user's forward runs somewhere in the tree */
+    bool watched;          /* of a root, once frozen: a user's forward or hook runs in the tree */
     uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
     uint32_t path;         /* index in ctx->paths, once frozen */
     uint64_t path_hash;
@@ -138,6 +155,7 @@ struct mpt__module {
     uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
     mpt__running *running; /* NULL: it keeps none */
     mpt__layer_run run;    /* NULL: its op is all */
+    mpt__hooks *hooks;     /* NULL: nobody looks */
     bool noticed;          /* its first forward in training looked for a bias before it */
 };
 
@@ -148,6 +166,16 @@ MPT__HANDLE_AT(module, MPT__MODULE)
 
 static mpt__module *mpt__module_slot(mpt_context *ctx, uint32_t slot) {
     return (mpt__module *)mpt__object_slot(ctx, MPT__MODULE, slot);
+}
+
+/* Where what a layer does beside its op is set. */
+static MPT__UNUSED mpt__layer_run *mpt__run_place(mpt__module *module) {
+    return mpt__hooks_of(module) ? &mpt__hooks_of(module)->run : &module->run;
+}
+
+/* Whether somebody may have put a handle by of what passes through a module. */
+static bool mpt__looked_at(const mpt__module *module) {
+    return module->layer == MPT__LAYER_user || mpt__hooks_of(module);
 }
 
 static MPT__INLINE bool mpt__in_training(const mpt__module *module) {

@@ -84,6 +84,7 @@ static void mpt__module_free(mpt_context *ctx, void *object) {
     mpt__room_free(ctx, module->children, module->child_capacity);
     mpt__room_free(ctx, module->parameters, module->parameter_capacity);
     mpt__running_free(ctx, module->running);
+    if (mpt__hooks_of(module)) mpt__host_free(ctx, module->hooks, sizeof *module->hooks);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
@@ -617,7 +618,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
     uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
     mpt__module *module = mpt__walk_begin(walk, ctx, root);
     for (; module; module = mpt__walk_next(walk)) {
-        root->watched |= module->layer == MPT__LAYER_user;
+        root->watched |= mpt__looked_at(module);
         module->path = mpt__path_new(ctx, *walk->path ? walk->path : module->cls.name);
         if (!module->path) return ctx->base.status;
         module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
@@ -766,33 +767,40 @@ static mpt_status mpt__user_forward_call(mpt_context *ctx, mpt__module *module,
                              mpt_status_name(status));
     if (out[0].slot == 0)
         return mpt__error(ctx, STATE, "forward of %s did not set output 0", cls->name);
-    return MPT_OK;
+    return mpt__hooks_of(module) ? module->hooks->call(ctx, module, in, n_in, out, n_out) : MPT_OK;
 }
 
 static bool mpt__is_batch_norm(const mpt__module *module) {
     return module->layer == MPT__LAYER_batch_norm1d || module->layer == MPT__LAYER_batch_norm2d;
 }
 
-/* A layer of one input and one output that is more than an op. */
-static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module *module,
-                                                   mpt_tensor x, mpt_activation activation) {
-    mpt_tensor out = mpt__null(ctx);
+/* A layer that is neither an op nor the user's, and has no `run`. */
+static mpt_tensor mpt__layer_plain(mpt_context *ctx, mpt__module *module, mpt_tensor x) {
     switch (module->layer) {
-    case MPT__LAYER_user:
-    case MPT__LAYER_multi_head_attention:
-        mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
-        return out;
     case MPT__LAYER_dropout:
         return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
                                  mpt__dropout_count(ctx, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
     default:
-        if (module->run)
-            return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
-        mpt__error(ctx, UNSUPPORTED,
-                   "a list has no forward of its own; call its children, see mpt_child");
+        return mpt__refuse(ctx, UNSUPPORTED,
+                           "a list has no forward of its own; call its children, see mpt_child");
+    }
+}
+
+/* A layer of one input and one output that is more than an op, or has a hook. */
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module *module,
+                                                   mpt_tensor x, mpt_activation activation) {
+    mpt_tensor out = mpt__null(ctx);
+    if (module->run)
+        return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
+    switch (module->layer) {
+    case MPT__LAYER_user:
+    case MPT__LAYER_multi_head_attention:
+        mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
         return out;
+    default:
+        return mpt__layer_plain(ctx, module, x);
     }
 }
 
@@ -817,7 +825,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *ctx, mpt__mod
     mpt__tensor *out = NULL;
     if (mpt__layer_rows[module->layer].op && !module->run) {
         out = mpt__op_layer_forward(ctx, module, x, activation);
-    } else if (module->layer == MPT__LAYER_sequential) {
+    } else if (module->layer == MPT__LAYER_sequential && !mpt__hooks_of(module)) {
         out = mpt__sequential_forward(ctx, module, x);
     } else {
         mpt_tensor made = mpt__layer_forward(ctx, module, mpt__handle(ctx, x), activation);
@@ -828,8 +836,9 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *ctx, mpt__mod
 }
 
 /* Children in order. A linear layer takes an activation that follows it into its own call, a batch
-   norm and a convolution a relu. What passes between children is given up as soon as the next one
-   has it, unless a user's forward in the tree may have put a handle of it by. */
+   norm and a convolution a relu, unless one of the two has a hook. What passes between children is
+   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
+   a handle of it by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module,
                                                           mpt__tensor *x) {
     mpt__tensor *now = x;
@@ -840,9 +849,11 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
         bool linear = child->layer == MPT__LAYER_linear;
         bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
                                 child->layer <= MPT__LAYER_conv_transpose2d);
-        if (((takes && !child->run) || mpt__is_batch_norm(child)) && i + 1 < module->child_count) {
+        if (((takes && !child->run) || (mpt__is_batch_norm(child) && !mpt__hooks_of(child))) &&
+            i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
-            if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
+            if (next->policy == child->policy && !mpt__hooks_of(next) &&
+                (linear || next->layer == MPT__LAYER_relu))
                 activation = mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(ctx, child, now, activation);

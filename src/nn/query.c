@@ -524,7 +524,7 @@ mpt_status mpt_module_destroy(mpt_module root) {
     if (!found) return mpt__status_of(ctx);
     if (found->parent)
         return mpt__error(ctx, STATE, "the module is part of another one; destroy the root");
-    if (ctx->module)
+    if (ctx->module || ctx->forward_depth || ctx->in_backward)
         return mpt__error(ctx, STATE, "a forward is under way; destroy modules after it");
     const mpt__module_parameter *row;
     mpt__walk walk;
