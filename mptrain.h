@@ -136,7 +136,7 @@ that differs between them.
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
                          mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
-                         mpt_user_optimizer, mpt_lbfgs
+                         mpt_user_optimizer, mpt_lbfgs, mpt_hook_forward, mpt_hook_backward
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -313,6 +313,8 @@ values are drawn at once. A module of your own is an mpt_module_class with a for
 mpt_add_child and mpt_add_parameter build it, mpt_parameter(self, "name") reads it in forward. A
 module used twice is shared and counted once. mpt_train and mpt_eval switch dropout. For inference
 mpt_fuse makes one launch of each convolution and the batch norm, relu and sum behind it.
+mpt_hook_forward and mpt_hook_backward show what a module gives, and the gradient of that, to a
+function of yours, which may put another tensor in its place.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. It runs on GPUs as they do; kernels of your own cannot be registered, but C code can
@@ -1366,6 +1368,27 @@ MPTRAIN_API mpt_tensor mpt_parameter_at(mpt_module module, int index, char *path
 MPTRAIN_API mpt_tensor mpt_forward(mpt_module module, mpt_tensor x);
 MPTRAIN_API mpt_status mpt_forward_n(mpt_module module, const mpt_tensor *in, int n_in,
                                      mpt_tensor *out, int n_out);
+
+/* Hooks: functions of yours at a module, one of each kind, put on at any time; NULL takes it off.
+   The module then runs by itself: an activation behind it is no part of its launch. The forward
+   hook is called behind each forward of the module with what that got and gave, and may put other
+   tensors of any shape into out[0..n_out), with history or without. mpt_keep what is to outlive the
+   step. Another status than MPT_OK is an error that names the module and ends the forward, and so
+   is mpt_module_destroy in a hook. A list has no forward, so a hook on it is an error. So is
+   recording a module with a hook, as recordings and captured steps run without the host; what was
+   recorded before replays without it, and a captured step is recorded anew. mpt_copy_module and
+   files leave hooks out. */
+typedef mpt_status (*mpt_forward_hook)(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                       mpt_tensor *out, int n_out);
+MPTRAIN_API mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, void *user);
+/* The backward hook is called in mpt_backward, for each forward that it was on in and the loss
+   depends on, with the gradient of output number `output`, in that one's shape and dtype, a scaled
+   loss's times the scale. It may put another one of that shape into *gradient, from which backward
+   goes on into the module; changing the given one in place is an error. */
+typedef mpt_status (*mpt_backward_hook)(mpt_module self, void *user, int output,
+                                        mpt_tensor *gradient);
+MPTRAIN_API mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user);
+
 /* Training, which is the state after creation, or not, for a module and all below it: whether
    dropout is on, and batch norm takes the statistics of the batch. */
 MPTRAIN_API mpt_status mpt_train(mpt_module module);
@@ -13749,7 +13772,7 @@ static bool mpt__gemm_chains(const mpt__gemm_level *level) {
 #ifdef MPTRAIN_NO_RESUME
     return (void)level, false;
 #else
-    return level->direct == NULL;
+    return level->direct == NULL && level->unit == 1; /* tiles have units of 2 */
 #endif
 }
 
@@ -36290,6 +36313,23 @@ typedef struct mpt__module mpt__module;
 typedef mpt_tensor (*mpt__layer_run)(mpt_context *ctx, mpt__module *module, mpt_tensor x,
                                      mpt_tensor residual, bool relu);
 
+/* What a user looks at a module with; see nn/hooks.c, which fills it in. */
+typedef struct {
+    mpt_forward_hook forward; /* NULL: none of that kind */
+    mpt_backward_hook backward;
+    void *forward_user, *backward_user;
+    mpt__layer_run run; /* what `run` of the module would be */
+    /* Behind a forward. */
+    mpt_status (*call)(mpt_context *ctx, mpt__module *module, const mpt_tensor *in, int n_in,
+                       mpt_tensor *out, int n_out);
+} mpt__hooks;
+
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__hooks_of(module) ((mpt__hooks *)NULL)
+#else
+#define mpt__hooks_of(module) ((module)->hooks)
+#endif
+
 struct mpt__module {
     mpt__id id;
     mpt_module_class cls;
@@ -36307,7 +36347,7 @@ struct mpt__module {
     bool training, frozen; /* asked for, see mpt__in_training; `frozen`: the tree is in use */
     bool fixed;            /* mpt_freeze */
     uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
-    bool watched;          /* of a root, once frozen: a user's forward runs somewhere in the tree */
+    bool watched;          /* of a root, once frozen: a user's forward or hook runs in the tree */
     uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
     uint32_t path;         /* index in ctx->paths, once frozen */
     uint64_t path_hash;
@@ -36317,6 +36357,7 @@ struct mpt__module {
     uint64_t label;        /* hash of the label, which stands for `creation`; 0 = none */
     mpt__running *running; /* NULL: it keeps none */
     mpt__layer_run run;    /* NULL: its op is all */
+    mpt__hooks *hooks;     /* NULL: nobody looks */
     bool noticed;          /* its first forward in training looked for a bias before it */
 };
 
@@ -36327,6 +36368,16 @@ MPT__HANDLE_AT(module, MPT__MODULE)
 
 static mpt__module *mpt__module_slot(mpt_context *ctx, uint32_t slot) {
     return (mpt__module *)mpt__object_slot(ctx, MPT__MODULE, slot);
+}
+
+/* Where what a layer does beside its op is set. */
+static MPT__UNUSED mpt__layer_run *mpt__run_place(mpt__module *module) {
+    return mpt__hooks_of(module) ? &mpt__hooks_of(module)->run : &module->run;
+}
+
+/* Whether somebody may have put a handle by of what passes through a module. */
+static bool mpt__looked_at(const mpt__module *module) {
+    return module->layer == MPT__LAYER_user || mpt__hooks_of(module);
 }
 
 static MPT__INLINE bool mpt__in_training(const mpt__module *module) {
@@ -36552,6 +36603,7 @@ static void mpt__module_free(mpt_context *ctx, void *object) {
     mpt__room_free(ctx, module->children, module->child_capacity);
     mpt__room_free(ctx, module->parameters, module->parameter_capacity);
     mpt__running_free(ctx, module->running);
+    if (mpt__hooks_of(module)) mpt__host_free(ctx, module->hooks, sizeof *module->hooks);
 }
 
 /* Slot of another module that holds `child`; 0 if there is none. */
@@ -37085,7 +37137,7 @@ static mpt_status mpt__freeze_places(mpt__walk *walk, mpt__module *root, uint32_
     uint64_t key = root->label ? root->label : mpt__hash_u64(2, (uint64_t)root->creation);
     mpt__module *module = mpt__walk_begin(walk, ctx, root);
     for (; module; module = mpt__walk_next(walk)) {
-        root->watched |= module->layer == MPT__LAYER_user;
+        root->watched |= mpt__looked_at(module);
         module->path = mpt__path_new(ctx, *walk->path ? walk->path : module->cls.name);
         if (!module->path) return ctx->base.status;
         module->path_hash = mpt__hash_bytes(key, walk->path, strlen(walk->path));
@@ -37234,33 +37286,40 @@ static mpt_status mpt__user_forward_call(mpt_context *ctx, mpt__module *module,
                              mpt_status_name(status));
     if (out[0].slot == 0)
         return mpt__error(ctx, STATE, "forward of %s did not set output 0", cls->name);
-    return MPT_OK;
+    return mpt__hooks_of(module) ? module->hooks->call(ctx, module, in, n_in, out, n_out) : MPT_OK;
 }
 
 static bool mpt__is_batch_norm(const mpt__module *module) {
     return module->layer == MPT__LAYER_batch_norm1d || module->layer == MPT__LAYER_batch_norm2d;
 }
 
-/* A layer of one input and one output that is more than an op. */
-static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module *module,
-                                                   mpt_tensor x, mpt_activation activation) {
-    mpt_tensor out = mpt__null(ctx);
+/* A layer that is neither an op nor the user's, and has no `run`. */
+static mpt_tensor mpt__layer_plain(mpt_context *ctx, mpt__module *module, mpt_tensor x) {
     switch (module->layer) {
-    case MPT__LAYER_user:
-    case MPT__LAYER_multi_head_attention:
-        mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
-        return out;
     case MPT__LAYER_dropout:
         return mpt__dropout_call(x, module->attributes.imm[0], module->path_hash,
                                  mpt__dropout_count(ctx, module));
     case MPT__LAYER_flatten:
         return mpt_flatten(x, 1, -1);
     default:
-        if (module->run)
-            return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
-        mpt__error(ctx, UNSUPPORTED,
-                   "a list has no forward of its own; call its children, see mpt_child");
+        return mpt__refuse(ctx, UNSUPPORTED,
+                           "a list has no forward of its own; call its children, see mpt_child");
+    }
+}
+
+/* A layer of one input and one output that is more than an op, or has a hook. */
+static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module *module,
+                                                   mpt_tensor x, mpt_activation activation) {
+    mpt_tensor out = mpt__null(ctx);
+    if (module->run)
+        return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
+    switch (module->layer) {
+    case MPT__LAYER_user:
+    case MPT__LAYER_multi_head_attention:
+        mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
         return out;
+    default:
+        return mpt__layer_plain(ctx, module, x);
     }
 }
 
@@ -37285,7 +37344,7 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *ctx, mpt__mod
     mpt__tensor *out = NULL;
     if (mpt__layer_rows[module->layer].op && !module->run) {
         out = mpt__op_layer_forward(ctx, module, x, activation);
-    } else if (module->layer == MPT__LAYER_sequential) {
+    } else if (module->layer == MPT__LAYER_sequential && !mpt__hooks_of(module)) {
         out = mpt__sequential_forward(ctx, module, x);
     } else {
         mpt_tensor made = mpt__layer_forward(ctx, module, mpt__handle(ctx, x), activation);
@@ -37296,8 +37355,9 @@ static MPT__FORCE_INLINE mpt__tensor *mpt__module_run(mpt_context *ctx, mpt__mod
 }
 
 /* Children in order. A linear layer takes an activation that follows it into its own call, a batch
-   norm and a convolution a relu. What passes between children is given up as soon as the next one
-   has it, unless a user's forward in the tree may have put a handle of it by. */
+   norm and a convolution a relu, unless one of the two has a hook. What passes between children is
+   given up as soon as the next one has it, unless a user's forward or hook in the tree may have put
+   a handle of it by. */
 static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module,
                                                           mpt__tensor *x) {
     mpt__tensor *now = x;
@@ -37308,9 +37368,11 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
         bool linear = child->layer == MPT__LAYER_linear;
         bool takes = linear || (child->layer >= MPT__LAYER_conv2d &&
                                 child->layer <= MPT__LAYER_conv_transpose2d);
-        if (((takes && !child->run) || mpt__is_batch_norm(child)) && i + 1 < module->child_count) {
+        if (((takes && !child->run) || (mpt__is_batch_norm(child) && !mpt__hooks_of(child))) &&
+            i + 1 < module->child_count) {
             const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
-            if (next->policy == child->policy && (linear || next->layer == MPT__LAYER_relu))
+            if (next->policy == child->policy && !mpt__hooks_of(next) &&
+                (linear || next->layer == MPT__LAYER_relu))
                 activation = mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(ctx, child, now, activation);
@@ -37898,7 +37960,7 @@ mpt_status mpt_module_destroy(mpt_module root) {
     if (!found) return mpt__status_of(ctx);
     if (found->parent)
         return mpt__error(ctx, STATE, "the module is part of another one; destroy the root");
-    if (ctx->module)
+    if (ctx->module || ctx->forward_depth || ctx->in_backward)
         return mpt__error(ctx, STATE, "a forward is under way; destroy modules after it");
     const mpt__module_parameter *row;
     mpt__walk walk;
@@ -37969,6 +38031,217 @@ mpt_status mpt_tie(mpt_module module, const char *path, const char *source) {
     row->owner = owner->id.slot, row->owner_row = k;
     return MPT_OK;
 }
+
+/* ------------------------
+ * nn/hooks.c: functions of the user's behind a module's forward, and in backward before its own.
+ *
+ * A hooked layer runs by mpt__hooked_run, and so leaves the paths of those that nobody looks at. A
+ * backward hook is an op that hands its input on as it is, behind the module.
+ * ---------------------- */
+
+#ifdef MPTRAIN_NO_WATCH
+
+mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, void *user) {
+    (void)fn, (void)user;
+    return mpt__watch_missing(module.context, "mpt_hook_forward");
+}
+mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user) {
+    (void)fn, (void)user;
+    return mpt__watch_missing(module.context, "mpt_hook_backward");
+}
+
+#else
+
+/* Whether a hook may run: nothing calls it when a recording is repeated. */
+static bool mpt__hook_runs(mpt_context *ctx, const mpt__module *module) {
+    ctx->base.op = ctx->in_backward ? "mpt_backward" : "mpt_forward";
+    if (!ctx->capturing && (!ctx->recorder || ctx->recorder->own)) return true;
+    return mpt__reject(ctx, UNSUPPORTED,
+                       "%s has a hook, which runs on the host: neither captured steps nor "
+                       "recordings can repeat it; take it off before",
+                       module->cls.name);
+}
+
+/* What a hook gave back, once it has returned. */
+static mpt_status mpt__hook_status(mpt_context *ctx, const mpt__module *module, const char *kind,
+                                   mpt_status status) {
+    if (!mpt__ok(ctx) || status == MPT_OK) return ctx->base.status;
+    return mpt__error_of(ctx, status, "%s hook of %s reported: %s", kind, module->cls.name,
+                         mpt_status_name(status));
+}
+
+/* ==== Backward ==== */
+
+static mpt_status mpt__hook_op_forward(mpt_op_call *call, void *user) {
+    (void)user;
+    return mpt_op_set_output(call, 0, mpt_op_input(call, 0));
+}
+
+/* Which module it is of stands in the record: slot, generation, number of the output. */
+enum { MPT__HOOK_SLOT = 1, MPT__HOOK_GENERATION, MPT__HOOK_OUTPUT };
+
+static mpt_status mpt__hook_op_backward(mpt_op_call *call, void *user) {
+    mpt_context *ctx = call->frame->context;
+    const int64_t *at = call->frame->attributes->index;
+    const mpt__object *row = &ctx->objects[MPT__MODULE].rows[at[MPT__HOOK_SLOT]];
+    const mpt__module *module = (const mpt__module *)row->object;
+    mpt_tensor gradient = mpt_op_output_grad(call, 0);
+    const mpt__tensor *given = mpt__live(ctx, gradient);
+    (void)user;
+    if (!given) return ctx->base.status;
+    if (!module || row->generation != (uint32_t)at[MPT__HOOK_GENERATION] || !module->hooks ||
+        !module->hooks->backward)
+        return mpt_op_set_input_grad(call, 0, gradient);
+    if (!mpt__hook_runs(ctx, module)) return ctx->base.status;
+    uint32_t storage = given->storage, version = ctx->storages[storage].version;
+    mpt_status status =
+        module->hooks->backward(mpt__module_handle(ctx, module), module->hooks->backward_user,
+                                (int)at[MPT__HOOK_OUTPUT], &gradient);
+    ctx->base.op = "mpt_backward";
+    if (mpt__hook_status(ctx, module, "backward", status) != MPT_OK) return ctx->base.status;
+    if (ctx->storages[storage].version != version)
+        return mpt__error(ctx, STATE,
+                          "the backward hook of %s changed in place the gradient that it got, "
+                          "which others may read; put another tensor into *gradient",
+                          module->cls.name);
+    return mpt_op_set_input_grad(call, 0, gradient);
+}
+
+/* One op for all modules, since ops live as long as the context. */
+static mpt_op mpt__hook_op(mpt_context *ctx) {
+    static const mpt_op_class cls = {
+        "hook", MPT_AUTOCAST_INPUT, mpt__hook_op_forward, mpt__hook_op_backward, 1, 1};
+    for (int64_t i = 1; i < ctx->objects[MPT__USER_OP].count; i++) {
+        const mpt__op *op = (const mpt__op *)mpt__object_slot(ctx, MPT__USER_OP, (uint32_t)i);
+        if (op && op->cls.forward == cls.forward) return mpt__op_handle(ctx, op);
+    }
+    return mpt_op_register(ctx, &cls, NULL);
+}
+
+/* An output with the hook's op behind it, where backward will come. */
+static mpt_status mpt__hook_output(mpt_context *ctx, const mpt__module *module, mpt_tensor *out,
+                                   int i) {
+    const mpt__tensor *made = mpt__live(ctx, out[i]);
+    if (!made || !(made->flags & MPT__REQUIRES_GRAD) || ctx->no_grad_depth || ctx->inference_depth)
+        return MPT_OK;
+    mpt_tensor seen = mpt__null(ctx);
+    mpt_status status = mpt_op_apply(mpt__hook_op(ctx), &out[i], 1, &seen, 1);
+    ctx->base.op = "mpt_forward";
+    if (status != MPT_OK) return status;
+    mpt__attributes *attributes = &mpt__live(ctx, seen)->record->attributes;
+    attributes->index[MPT__HOOK_SLOT] = module->id.slot;
+    attributes->index[MPT__HOOK_GENERATION] = module->id.generation;
+    attributes->index[MPT__HOOK_OUTPUT] = i;
+    out[i] = seen;
+    return MPT_OK;
+}
+
+/* ==== Forward ==== */
+
+static mpt_status mpt__hook_call(mpt_context *ctx, mpt__module *module, const mpt_tensor *in,
+                                 int n_in, mpt_tensor *out, int n_out) {
+    MPT__PLAIN_FLOATS;
+    const mpt__hooks *hooks = module->hooks;
+    mpt__wait_no_more(ctx); /* a convolution that is to be fused, whose result would be gone */
+    if (!mpt__hook_runs(ctx, module) || !mpt__user_forward_begin(ctx, module->cls.name))
+        return ctx->base.status;
+    mpt_status status =
+        hooks->forward(mpt__module_handle(ctx, module), hooks->forward_user, in, n_in, out, n_out);
+    ctx->forward_depth--;
+    ctx->base.op = "mpt_forward";
+    if (mpt__hook_status(ctx, module, "forward", status) != MPT_OK) return ctx->base.status;
+    for (int i = 0; i < n_out; i++)
+        if ((i == 0 || out[i].slot) && !mpt__at(ctx, out[i], "output behind a forward hook"))
+            return ctx->base.status;
+    return MPT_OK;
+}
+
+/* All behind a forward. A hook may take off itself, or the other one. */
+static mpt_status mpt__hooks_call(mpt_context *ctx, mpt__module *module, const mpt_tensor *in,
+                                  int n_in, mpt_tensor *out, int n_out) {
+    mpt__module_begin(ctx, module); /* children have run since */
+    if (module->hooks->forward && mpt__hook_call(ctx, module, in, n_in, out, n_out) != MPT_OK)
+        return ctx->base.status;
+    for (int i = 0; i < n_out && mpt__ok(ctx) && module->hooks && module->hooks->backward; i++)
+        mpt__hook_output(ctx, module, out, i);
+    return ctx->base.status;
+}
+
+/* `run` of a hooked layer that is not the user's. */
+static mpt_tensor mpt__hooked_run(mpt_context *ctx, mpt__module *module, mpt_tensor x,
+                                  mpt_tensor residual, bool relu) {
+    mpt__layer_run run = module->hooks->run;
+    mpt__tensor *made = NULL;
+    mpt_tensor in[2], out = mpt__null(ctx);
+    in[0] = x, in[1] = residual;
+    if (run)
+        out = run(ctx, module, x, residual, relu);
+    else if (mpt__layer_rows[module->layer].op)
+        made = mpt__op_layer_forward(ctx, module, mpt__live(ctx, x), MPT_ACTIVATION_NONE);
+    else if (module->layer == MPT__LAYER_sequential)
+        made = mpt__sequential_forward(ctx, module, mpt__live(ctx, x));
+    else
+        out = mpt__layer_plain(ctx, module, x);
+    if (made) out = mpt__handle(ctx, made);
+    if (out.slot && module->hooks) mpt__hooks_call(ctx, module, in, residual.slot ? 2 : 1, &out, 1);
+    return mpt__ok(ctx) ? out : mpt__null(ctx);
+}
+
+/* ==== Putting on, taking off ==== */
+
+/* The module of such a call, with a place for hooks where one is to be put on; NULL on error. */
+static mpt__module *mpt__hooks_begin(mpt_module handle, const char *call, bool on) {
+    mpt_context *ctx = handle.context;
+    mpt__module *module = mpt__module_enter(handle, call);
+    if (!module || module->hooks || !on) return module;
+    if (module->layer == MPT__LAYER_list) {
+        mpt__error(ctx, ARGUMENT, "a list has no forward of its own; hook its children");
+        return NULL;
+    }
+    mpt__hooks *hooks = (mpt__hooks *)mpt__host_new(ctx, sizeof *hooks);
+    if (!hooks) return NULL;
+    mpt__zero(*hooks);
+    hooks->call = mpt__hooks_call;
+    hooks->run = module->run;
+    if (!module->cls.forward) module->run = mpt__hooked_run;
+    module->hooks = hooks;
+    return module;
+}
+
+/* Behind a change: no hook is left, or tensors that pass through the tree may be put by. */
+static mpt_status mpt__hooks_end(mpt_context *ctx, mpt__module *module) {
+    mpt__hooks *hooks = module->hooks;
+    if (!hooks->forward && !hooks->backward) {
+        module->run = hooks->run;
+        module->hooks = NULL;
+        mpt__host_free(ctx, hooks, sizeof *hooks);
+    }
+    mpt__module *root = mpt__module_root(ctx, module);
+    if (!root->frozen) return MPT_OK;
+    root->watched = false;
+    mpt__walk walk;
+    for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk))
+        root->watched |= mpt__looked_at(m);
+    return ctx->base.status;
+}
+
+mpt_status mpt_hook_forward(mpt_module module, mpt_forward_hook fn, void *user) {
+    mpt__module *found = mpt__hooks_begin(module, "mpt_hook_forward", fn != NULL);
+    if (!found || !found->hooks) return mpt__status_of(module.context);
+    found->hooks->forward = fn;
+    found->hooks->forward_user = user;
+    return mpt__hooks_end(module.context, found);
+}
+
+mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user) {
+    mpt__module *found = mpt__hooks_begin(module, "mpt_hook_backward", fn != NULL);
+    if (!found || !found->hooks) return mpt__status_of(module.context);
+    found->hooks->backward = fn;
+    found->hooks->backward_user = user;
+    return mpt__hooks_end(module.context, found);
+}
+
+#endif /* MPTRAIN_NO_WATCH */
 
 /* ------------------------
  * nn/conv.c: layers of images: convolutions, upsampling.
@@ -38826,7 +39099,7 @@ static void mpt__fp8_new(mpt_context *ctx, mpt__module *module, const mpt_fp8_co
     mpt__running *running = (mpt__running *)mpt__host_new(ctx, sizeof *running);
     if (!running) return;
     module->running = running;
-    module->run = mpt__fp8_forward;
+    *mpt__run_place(module) = mpt__fp8_forward;
     running->margin = config->margin;
     running->values = mpt__storage_new(ctx, shape.dim[0] * shape.dim[1] * 4, MPT_MEMORY_PARAMETER,
                                        MPT__FROM_DEVICE, true);
@@ -38905,7 +39178,7 @@ static void mpt__unfuse(mpt_context *ctx, mpt__module *root) {
     for (mpt__module *m = mpt__walk_begin(&walk, ctx, root); m; m = mpt__walk_next(&walk)) {
         if (!mpt__is_conv(m)) continue;
         mpt__running_free(ctx, m->running);
-        m->running = NULL, m->run = NULL;
+        m->running = NULL, *mpt__run_place(m) = NULL;
     }
 }
 
@@ -39058,7 +39331,7 @@ static const char *mpt__fuse_layer(const mpt__trace *trace, mpt__module *conv,
         mpt__storage_new(ctx, floats * 4, MPT_MEMORY_FORM, MPT__FROM_DEVICE, false);
     const char *why = conv->running->values ? mpt__fold_try(ctx, conv, *norm, *call, *next) : NULL;
     if (!why && mpt__ok(ctx)) {
-        conv->run = mpt__fused_forward;
+        *mpt__run_place(conv) = mpt__fused_forward;
         return NULL;
     }
     mpt__running_free(ctx, conv->running);
@@ -46594,8 +46867,9 @@ static uint64_t mpt__modes_now(const mpt_context *ctx) {
     uint64_t hash = 0;
     for (int64_t i = 1; i < modules->count; i++) {
         const mpt__module *module = (const mpt__module *)modules->rows[i].object;
-        if (module && (!mpt__in_training(module) || module->policy))
-            hash = mpt__hash_u64(hash, (uint64_t)i << 9 | (uint64_t)module->policy << 1 |
+        if (module && (!mpt__in_training(module) || module->policy || mpt__hooks_of(module)))
+            hash = mpt__hash_u64(hash, (uint64_t)i << 10 | (uint64_t)module->policy << 2 |
+                                           (mpt__hooks_of(module) ? 2 : 0) |
                                            (mpt__in_training(module) ? 0 : 1));
     }
     for (int64_t i = 0; i < ctx->parameter_count; i++) {
@@ -47903,7 +48177,7 @@ MPT__END_FLOAT_CONTROL
     of whole trainings that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up
     to AMX, for AArch64, and portable C everywhere, whose bits vectors give on request; CUDA kernels
     in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
-    a second file; draws of classes by weight; confusion matrices; L-BFGS.
+    a second file; draws of classes by weight; confusion matrices; L-BFGS; hooks at modules.
 */
 
 /* ==== Licence ================================================================================

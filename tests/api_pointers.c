@@ -252,8 +252,8 @@ static const row rows[] = {
     {"mpt_snapshot", "block", REFUSES, 1, 0, call_snapshot, "a snapshot", 0}, /* asks for need */
     {"mpt_load_memory", "loaded", ONE, sizeof(int), 1, call_load_memory, "", 1},
     {"mpt_step_slice", "done", ONE, sizeof(bool), 1, call_step_slice, "", 0},
-    {"mpt_add_layer_norm", "sum", ONE_MUST, TENSORS, 1, call_add_layer_norm, "no place", 0},
-    {"mpt_add_rms_norm", "sum", ONE_MUST, TENSORS, 1, call_add_rms_norm, "no place", 0},
+    {"mpt_add_layer_norm", "sum", ONE_MUST, TENSORS, 1, call_add_layer_norm, "sum is NULL", 0},
+    {"mpt_add_rms_norm", "sum", ONE_MUST, TENSORS, 1, call_add_rms_norm, "sum is NULL", 0},
     {"mpt_fuse", "text", NAME, 1, 0, call_fuse, "", 0},
     {"mpt_encode", "tokens", LIST, 4, 4, call_encode, "", 1},
     {"mpt_decode", "text", LIST, 1, 3, call_decode, "", 1}};

@@ -117,7 +117,7 @@ static bool mpt__gemm_chains(const mpt__gemm_level *level) {
 #ifdef MPTRAIN_NO_RESUME
     return (void)level, false;
 #else
-    return level->direct == NULL;
+    return level->direct == NULL && level->unit == 1; /* tiles have units of 2 */
 #endif
 }
 
