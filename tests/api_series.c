@@ -483,6 +483,7 @@ TEST(fits_go_on) {
             config = fit_config(&t, how, &w);
             config.checkpoints = second, config.save_every = k % 2 ? 5 : 0;
             result = mpt_fit(t.net, t.optimizer, t.loader, &config);
+            CHECK_EQ_STR(mpt_error(t.context), "");
             CHECK(same_result(&result, &expected));
             CHECK_EQ_INT(w.steps, expected.steps - stops[i]);
             if (mpt_state_hash(t.context) != hash) TEST_FAIL_("setup %d, stop %d", k, i);

@@ -351,9 +351,9 @@ static mpt_status mpt__state_optimizer(mpt__state_walk *w, mpt__optimizer *optim
 /* ==== Scalers ==== */
 
 static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
-    static const char *const names[MPT__SCALER_SLOTS] = {
+    static const char *const names[MPT__SCALER_SEED] = {
         "scale", "growth_tracker", "found_inf", "updates", "skipped", "skipped_in_a_row",
-        "last_skipped_step", "outcome", "loss_found_inf", "loss_scale"};
+        "last_skipped_step", "outcome", "loss_found_inf"};
     const mpt__state_row rows[] = {
         {"growth_factor", MPT__OF_RATE, &scaler->config.growth_factor, false, 0},
         {"backoff_factor", MPT__OF_RATE, &scaler->config.backoff_factor, false, 0},
@@ -366,7 +366,7 @@ static mpt_status mpt__state_scaler(mpt__state_walk *w, mpt__scaler *scaler) {
         {"skipped_before", MPT__OF_I64, &scaler->skipped_before, false, 0}};
     const mpt_scaler_config before = scaler->config;
     mpt_status status = w->context->base.status;
-    for (int i = 0; i < MPT__SCALER_SLOTS && status == MPT_OK; i++)
+    for (int i = 0; i < MPT__SCALER_SEED && status == MPT_OK; i++) /* the seed is a step's own */
         status = mpt__state_slot(w, names[i],
                                  i == MPT__SCALER_SCALE ? MPT__OF_RATE : MPT__OF_I64,
                                  scaler->slots[i]);
