@@ -101,7 +101,6 @@ typedef struct {
     struct mpt__own *own;           /* NULL: the kernel of its rule updates */
 } mpt__optimizer;
 
-
 /* By a counter: none gets there, and sums of some do not overflow. */
 #define MPT__MOST_COUNTED (INT64_C(1) << 53)
 #define MPT__STATE_NAME (MPT__PATH_BYTES + 64) /* room for a path and what stands behind it */
