@@ -3,7 +3,8 @@
  *
  * Nobody waits: what is not known yet is guessed to be as before. When the truth comes and differs,
  * the training goes back to a snapshot of that frame and runs again from there.
- * test arguments: --frames 2000 */
+ * test arguments: --frames 2000
+ * test warnings: 1 (without a GPU each player says where it computes) */
 #include "common.h"
 
 typedef struct settings {
