@@ -6784,16 +6784,19 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
     D(MPT_U8, uint8_t, , (uint8_t)mpt__truncate_f64(MPT__GET(double), 0.0, 256.0)) \
     D(MPT_BOOL, uint8_t, !!, (uint8_t)(MPT__GET(double) != 0))
 
-/* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
+/* Elements that lie together have a loop of their own, for speed: any stride is right for both. gcc
+   -O2 makes no vectors of it, so that only reals gain by it there. */
 #ifdef __OPTIMIZE_SIZE__
-#define MPT__OWN_LOOP(stride) false
+#define MPT__OWN_LOOP false
+#elif defined(__GNUC__) && !defined(__clang__)
+#define MPT__OWN_LOOP (form == MPT__AS_REAL && stride == 1)
 #else
-#define MPT__OWN_LOOP(stride) ((stride) == 1)
+#define MPT__OWN_LOOP (stride == 1)
 #endif
 #define MPT__LOAD_CASE(id, storage, in, out) \
     case id: { \
         const storage *from = (const storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) \
+        if (MPT__OWN_LOOP) \
             for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i])); \
         else \
             for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i * stride])); \
@@ -6801,7 +6804,7 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
 #define MPT__STORE_CASE(id, storage, in, out) \
     case id: { \
         storage *to = (storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) \
+        if (MPT__OWN_LOOP) \
             for (int64_t i = 0; i < n; i++) to[i] = out; \
         else \
             for (int64_t i = 0; i < n; i++) to[i * stride] = out; \
@@ -6862,6 +6865,8 @@ static void mpt__load_i64(int64_t *to, const void *data, uint8_t dtype, int64_t 
 /* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
 static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
                            const int64_t *from, int64_t n) {
+    const mpt__form form = MPT__AS_I64;
+    (void)form;
     switch (dtype) {
         MPT__STORE_CASE(MPT_I64, int64_t, , from[i])
         MPT__STORE_CASE(MPT_I32, int32_t, , (int32_t)(uint32_t)(uint64_t)from[i])
@@ -8955,10 +8960,14 @@ static void mpt__cpu_reduce_outputs(const mpt__cpu_reduce_work *w, int64_t chunk
     mpt__cpu_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
         m = mpt__cpu_min(mpt__cpu_min(left, MPT__BLOCK), mpt__cpu_room(&at, &w->reduced));
-        for (int64_t i = 0; w->by_columns && i < m; i++) {
-            mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
-            int64_t from = offset + at.offset + i * inner;
-            w->combine(to, to, mpt__cpu_in(&w->in.view, from, stride, x, n), n, 0, 0);
+        for (int64_t i = 0, lines = 1; w->by_columns && i < m; i += lines) {
+            const int64_t place = (first + i) % MPT__SUM_LANES;
+            const int64_t from = offset + at.offset + i * inner;
+            mpt__real *to = lane + place * n;
+            if (inner == n && stride == 1) /* lines one behind the other, as their lanes are */
+                lines = mpt__cpu_min(mpt__cpu_min(m - i, MPT__SUM_LANES - place), MPT__BLOCK / n);
+            w->combine(to, to, mpt__cpu_in(&w->in.view, from, stride, x, lines * n), lines * n, 0,
+                       0);
         }
         for (int64_t j = 0; !w->by_columns && j < n; j++) {
             int64_t from = offset + at.offset + j * stride;
@@ -11349,6 +11358,19 @@ static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
 }
 static int64_t mpt__round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Narrow rows of C, one behind the other, are put many at a time: `shared` gets their bias as often
+   behind itself, and is returned; *last are the columns of the last of the new rows. */
+static MPT__UNUSED const char *mpt__gemm_repeat(float shared[64], const mpt__gemm_side *bias,
+                                                int64_t *rows, int64_t *columns, int64_t *last) {
+    const int64_t n = *columns, many = mpt__smaller_of(64 / n, *rows), all = *rows * n;
+    for (int64_t x = 0; x < n; x++) shared[x] = ((const float *)(const void *)bias->data)[x];
+    for (int64_t x = n; x < many * n; x++) shared[x] = shared[x - n];
+    *rows = (*rows + many - 1) / many;
+    *columns = many * n;
+    *last = all - (*rows - 1) * *columns;
+    return (const char *)shared;
+}
 
 /* ==== Rows of a tile ====
  *
@@ -14238,7 +14260,7 @@ static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_si
     return out;
 }
 
-/* One or two rows of C: B is read along its lines. */
+/* One or two long rows of C: B is read along its lines. */
 static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
                                   const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
                                   int64_t n) {
@@ -14284,7 +14306,7 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     mpt__gemm_side own =
         mpt__gemm_as_floats(g, d->by_rows ? &g->a : &g->b, d->in_place, begin, count, copy);
     const mpt__gemm_side *a = d->by_rows ? &own : &d->a, *b = d->by_rows ? &d->b : &own;
-    if (!d->dots && m <= 2 && g->k > 32) {
+    if (!d->dots && m <= 2 && g->k > 32 && n > g->level->columns) {
         mpt__gemm_direct_wide(g, a, b, i0, j0, m, n);
         return;
     }
@@ -50112,10 +50134,11 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
     const v_f alpha = v_set(g->alpha);
     float shared[64];
     char *c = g->c + (i * g->c_row + j) * bytes;
+    int64_t c_row = g->c_row, last = columns;
     mpt__gemm_side bias = g->bias;
     if (biased) bias.data = mpt__gemm_at(&bias, i, j);
-    if (!biased && ld == columns && g->c_row == columns) {
-        columns *= rows;
+    if (!biased && ld == columns && c_row == columns) {
+        columns = last = columns * rows;
         rows = 1;
     }
     if (!biased || (bias.outer == 0 && columns <= 64)) {
@@ -50125,12 +50148,18 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
         }
         bias.dtype = MPT_F32, bias.round = 0;
     }
+    if (biased && bias.outer == 0 && rows > 1 && columns <= 32 && ld == columns &&
+        c_row == columns) {
+        bias.data = mpt__gemm_repeat(shared, &bias, &rows, &columns, &last);
+        ld = c_row = columns;
+    }
     const bool simple =
         !scaled && !accumulate && !other && bias.dtype == MPT_F32 && bias.round == 0;
-    if (simple && columns == 2 * MPT__WIDTH && (!biased || bias.outer == 0)) { /* a tile's width */
+    if (simple && columns == 2 * MPT__WIDTH && last == columns && /* a tile's width */
+        (!biased || bias.outer == 0)) {
         const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;
         const v_f b0 = v_load(more), b1 = v_load(more + MPT__WIDTH);
-        for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {
+        for (; rows > 0; rows--, sum += ld, c += c_row * bytes) {
             v_f v0 = v_load(sum), v1 = v_load(sum + MPT__WIDTH);
             if (biased) v0 = v_add(v0, b0), v1 = v_add(v1, b1);
             if (relu) v0 = v_relu(v0), v1 = v_relu(v1);
@@ -50138,16 +50167,17 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
         }
         return;
     }
-    for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {
+    for (int64_t r = 1; r <= rows; r++, sum += ld, c += c_row * bytes) {
+        const int64_t width = r < rows ? columns : last;
         int64_t x = 0;
-        for (; simple && x + MPT__WIDTH <= columns; x += MPT__WIDTH) {
+        for (; simple && x + MPT__WIDTH <= width; x += MPT__WIDTH) {
             v_f v = v_load(sum + x);
             if (biased) v = v_add(v, v_load(mpt__gemm_floats_of(&bias) + x));
             if (relu) v = v_relu(v);
             store(c + x * bytes, v, MPT__WIDTH, dtype);
         }
-        for (; x < columns; x += MPT__WIDTH) {
-            const int64_t n = columns - x;
+        for (; x < width; x += MPT__WIDTH) {
+            const int64_t n = width - x;
             v_f v = v_load_as(sum + x, n, MPT_F32);
             if (scaled) v = v_mul(v, alpha);
             if (biased) {

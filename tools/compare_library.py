@@ -468,6 +468,23 @@ def run_theirs(case, precision, entering):
     return [value.detach() for value in outputs], [leaf.grad for leaf, _ in pairs]
 
 
+class Single:
+    """What PyTorch itself makes of a case in fp32, asked only where we are outside a bound."""
+
+    def __init__(self, case, entering):
+        self.asked, self.value = (case, entering), None
+
+    def excuses(self, kind, i, got, want):
+        """Long sums that cancel: we are at most four times as far from the truth."""
+        if got.dtype != torch.float32 or not got.isfinite().all():
+            return False
+        if self.value is None:
+            self.value = run_theirs(self.asked[0], torch.float32, self.asked[1])
+        theirs = self.value[kind][i]
+        return theirs is not None and bool((got.double() - want).abs().max() <=
+                                           4 * (theirs.double() - want).abs().max())
+
+
 def compare(m, case, draw):
     """Yields what both sides disagree about."""
     refusal, results, grads, entering = None, [], [], []
@@ -497,13 +514,13 @@ def compare(m, case, draw):
     eps = max(EPSILON.get(name, 0) for name in [*dtypes, expected, case.autocast])
     sizes = [largest(given.base) for given in case.inputs]
     floor = sizes[0] * sizes[1] if case.result == 'low' else max(sizes) * max(1, case.flow / 4)
-    overflowed = False
+    overflowed, single = False, Single(case, entering)
     for i, (got, want) in enumerate(zip(results, wanted)):
         dtype = names[got.dtype]
         if got.dtype.is_floating_point and dtype != expected and expected in FLOATS:
             yield f'result {i}: {dtype}, not {expected}'
         fault = differs(got, want, dtype, (eps, case.whole, case.k), floor)
-        if fault:
+        if fault and (draw.special or not single.excuses(0, i, got, want)):
             yield f'result {i}: {fault}'
         overflowed |= bool(got.double().isinf().sum() > want.double().isinf().sum())
     if overflowed:  # gradients are made of such results
@@ -518,5 +535,5 @@ def compare(m, case, draw):
                 yield f'gradient of input {i}: {"none" if got is None else "one"}'
             continue
         fault = differs(got, want, case.inputs[i].dtype, (eps, True, 4 * case.k), floor)
-        if fault:
+        if fault and (draw.special or not single.excuses(1, i, got, want)):
             yield f'gradient of input {i}: {fault}'

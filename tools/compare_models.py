@@ -1,5 +1,6 @@
 """compare_models.py: random nets against PyTorch's, and ways that lead to the same bits against one
 another."""
+import copy
 import math
 import re
 
@@ -247,9 +248,9 @@ def forward_backward(m, net, given, autocast=None, channels_last=False, times=1,
     return result
 
 
-def their_gradients(given, times=1):
+def their_gradients(given, times=1, dtype=torch.float64):
     given.theirs.zero_grad()
-    x = given.x.double().requires_grad_()
+    x = given.x.to(dtype).requires_grad_()
     for _ in range(times):
         out = given.theirs(x)
         F.cross_entropy(out, given.y).backward()
@@ -261,16 +262,29 @@ def scale_of(grads):
                default=0.0)
 
 
-def against(given, ours, theirs, bound):
-    out, x_grad, grads = ours
-    if far(out, theirs[0], bound):
-        yield f'{given}: output {first(out)}, not {first(theirs[0])}'
+def no_worse(got, theirs, want):
+    """Whether we are at most twice as far from the truth as PyTorch itself is in the same precision:
+    there are nets, as several attentions in a row whose scores are large, that none can follow."""
+    error = (got.double() - want).norm()
+    return bool(error <= 2 * (theirs.double() - want).norm()) or not theirs.isfinite().all()
+
+
+def against(given, ours, theirs, bound, times=1):
+    """What is further from the truth than the bound, and than PyTorch in fp32 leaves it."""
     size = max(scale_of(theirs[2]), 1e-3)
-    if far(x_grad, theirs[1], bound, size):
-        yield f'{given}: gradient of the input'
-    for name, want in theirs[2].items():
-        if grads[name] is None or far(grads[name], want, bound, size):
-            yield f'{given}: gradient of {name}'
+    rows = [('output', ours[0], theirs[0], 1e-4), ('gradient of the input', ours[1], theirs[1], size)]
+    rows += [(f'gradient of {name}', ours[2][name], want, size) for name, want in theirs[2].items()]
+    outside = [row for row in rows if row[1] is None or far(row[1], row[2], bound, row[3])]
+    if not outside:
+        return
+    single = copy.copy(given)
+    single.theirs = copy.deepcopy(given.theirs).float()
+    out, x_grad, grads = their_gradients(single, times, torch.float32)
+    peers = {'output': out, 'gradient of the input': x_grad,
+             **{f'gradient of {name}': value for name, value in grads.items()}}
+    for what, got, want, _ in outside:
+        if got is None or not no_worse(got, peers[what], want):
+            yield f'{given}: {what}: {first(got) if got is not None else None}, not {first(want)}'
 
 
 def same_bits(given, what, a, b):
@@ -291,7 +305,7 @@ def _(m, draw):
     times = draw.choice(1, 1, 2, 3)
     ours = forward_backward(m, net, given, channels_last=given.rank == 4 and draw.chance(0.5),
                             times=times)
-    yield from against(given, ours, their_gradients(given, times), 2e-3)
+    yield from against(given, ours, their_gradients(given, times), 2e-3, times)
     for name, buffer in given.theirs.named_buffers():
         got = m.torch(m.buffer(net, name))
         if far(got, buffer.double(), 2e-3):
@@ -307,6 +321,17 @@ def _(m, draw):
     m.module_destroy(net)
 
 
+def their_autocast(given, low):
+    """What PyTorch's own autocast makes of the net, from weights and inputs of fp32."""
+    theirs = copy.deepcopy(given.theirs).float()
+    theirs.zero_grad()
+    with torch.autocast('cpu', {'f16': torch.float16, 'bf16': torch.bfloat16}[low]):
+        out = theirs(given.x.float())
+        loss = F.cross_entropy(out.float(), given.y)
+    loss.backward()
+    return out.detach(), {name: p.grad for name, p in theirs.named_parameters()}
+
+
 @check('net in autocast')
 def _(m, draw):
     """Loose: roundings of a deep net add up. Nested regions that switch casting off are exact."""
@@ -314,11 +339,16 @@ def _(m, draw):
     net = given.build(m)
     ours = forward_backward(m, net, given, low, given.rank == 4 and draw.chance(0.5))
     want = their_gradients(given)
-    if far(ours[0], want[0], 0.3):
-        yield f'{low} {given}: output {ours[0].flatten()[:3].tolist()}'
-    for name, value in want[2].items():
-        if ours[2][name] is None or far(ours[2][name], value, 1, scale_of(want[2])):
-            yield f'{low} {given}: gradient of {name}'
+    outside = [name for name, value in want[2].items() if ours[2][name] is None or far(
+        ours[2][name], value, 1, scale_of(want[2]))]
+    if outside or far(ours[0], want[0], 0.3):
+        out, grads = their_autocast(given, low)
+        if not no_worse(ours[0], out, want[0]):
+            yield f'{low} {given}: output {first(ours[0])}, not {first(want[0])}, where PyTorch ' \
+                  f'in {low} has {first(out)}'
+        for name in outside:
+            if ours[2][name] is None or not no_worse(ours[2][name], grads[name], want[2][name]):
+                yield f'{low} {given}: gradient of {name}'
     ours = forward_backward(m, net, given, low, nested='f32')
     given.theirs.train()
     yield from against(given, ours, their_gradients(given), 2e-3)

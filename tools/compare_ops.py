@@ -165,11 +165,13 @@ def reduction(name, theirs, result, domain, before, after):
         shape = draw.shape(0, 4)
         dim = None if draw.chance(0.25) else draw.dim(len(shape))
         keep = draw.chance(0.5)
+        many = math.prod(shape) if dim is None else shape[dim] if shape else 1
         return Case(lambda m, x: getattr(m, name.split()[0])(
                         x, *before, m.header_all_dims if dim is None else dim, keep, *after),
                     lambda x: over_all(theirs)(x, dim, keep),
                     [draw.input(shape, domain=domain, grad=result != 'i64')], result,
                     autocast=autocast(draw), flow=64 if name[:3] in ('var', 'std') else 4,
+                    k=max(4, math.sqrt(many) / 2),  # a rounding for each, of either sign
                     note=f'dim {dim} keep {keep}')
     OPS[name] = draw_case
 

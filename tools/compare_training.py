@@ -280,6 +280,7 @@ class Training:
         name = draw_values['optimizer']
         self.optimizer = getattr(m, name)(self.net, getattr(m, name + '_config')(
             **draw_values['options']))
+        m.error_if_nonfinite(self.optimizer, False)  # some draws diverge, and are to do so alike
         self.scaler = m.grad_scaler(m.scaler_config(
             init_scale=draw_values['scale'], growth_interval=2)) if draw_values['scaled'] else None
         self.schedule = schedule.ours(m, self.optimizer, 0) if schedule else None

@@ -583,7 +583,7 @@ static mpt__gemm_side mpt__gemm_as_floats(const mpt__gemm *g, const mpt__gemm_si
     return out;
 }
 
-/* One or two rows of C: B is read along its lines. */
+/* One or two long rows of C: B is read along its lines. */
 static void mpt__gemm_direct_wide(const mpt__gemm *g, const mpt__gemm_side *a,
                                   const mpt__gemm_side *b, int64_t i0, int64_t j0, int64_t m,
                                   int64_t n) {
@@ -629,7 +629,7 @@ static void mpt__gemm_direct_chunk(void *work, int64_t chunk, int thread) {
     mpt__gemm_side own =
         mpt__gemm_as_floats(g, d->by_rows ? &g->a : &g->b, d->in_place, begin, count, copy);
     const mpt__gemm_side *a = d->by_rows ? &own : &d->a, *b = d->by_rows ? &d->b : &own;
-    if (!d->dots && m <= 2 && g->k > 32) {
+    if (!d->dots && m <= 2 && g->k > 32 && n > g->level->columns) {
         mpt__gemm_direct_wide(g, a, b, i0, j0, m, n);
         return;
     }

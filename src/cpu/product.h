@@ -195,6 +195,19 @@ static const float *mpt__gemm_floats_of(const mpt__gemm_side *s) {
 static int64_t mpt__round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 static int64_t mpt__smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* Narrow rows of C, one behind the other, are put many at a time: `shared` gets their bias as often
+   behind itself, and is returned; *last are the columns of the last of the new rows. */
+static MPT__UNUSED const char *mpt__gemm_repeat(float shared[64], const mpt__gemm_side *bias,
+                                                int64_t *rows, int64_t *columns, int64_t *last) {
+    const int64_t n = *columns, many = mpt__smaller_of(64 / n, *rows), all = *rows * n;
+    for (int64_t x = 0; x < n; x++) shared[x] = ((const float *)(const void *)bias->data)[x];
+    for (int64_t x = n; x < many * n; x++) shared[x] = shared[x - n];
+    *rows = (*rows + many - 1) / many;
+    *columns = many * n;
+    *last = all - (*rows - 1) * *columns;
+    return (const char *)shared;
+}
+
 /* ==== Rows of a tile ====
  *
  * Rows are spelled out, so that every compiler keeps the tile in registers: x0, x1 .. are the first

@@ -47,10 +47,14 @@ static void mpt__cpu_reduce_outputs(const mpt__cpu_reduce_work *w, int64_t chunk
     mpt__cpu_start(&at, &w->reduced, first);
     for (first = 0; left > 0; left -= m, first += m) {
         m = mpt__cpu_min(mpt__cpu_min(left, MPT__BLOCK), mpt__cpu_room(&at, &w->reduced));
-        for (int64_t i = 0; w->by_columns && i < m; i++) {
-            mpt__real *to = lane + (first + i) % MPT__SUM_LANES * n;
-            int64_t from = offset + at.offset + i * inner;
-            w->combine(to, to, mpt__cpu_in(&w->in.view, from, stride, x, n), n, 0, 0);
+        for (int64_t i = 0, lines = 1; w->by_columns && i < m; i += lines) {
+            const int64_t place = (first + i) % MPT__SUM_LANES;
+            const int64_t from = offset + at.offset + i * inner;
+            mpt__real *to = lane + place * n;
+            if (inner == n && stride == 1) /* lines one behind the other, as their lanes are */
+                lines = mpt__cpu_min(mpt__cpu_min(m - i, MPT__SUM_LANES - place), MPT__BLOCK / n);
+            w->combine(to, to, mpt__cpu_in(&w->in.view, from, stride, x, lines * n), lines * n, 0,
+                       0);
         }
         for (int64_t j = 0; !w->by_columns && j < n; j++) {
             int64_t from = offset + at.offset + j * stride;

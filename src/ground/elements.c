@@ -37,16 +37,19 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
     D(MPT_U8, uint8_t, , (uint8_t)mpt__truncate_f64(MPT__GET(double), 0.0, 256.0)) \
     D(MPT_BOOL, uint8_t, !!, (uint8_t)(MPT__GET(double) != 0))
 
-/* Elements that lie together have a loop of their own, for speed: any stride is right for both. */
+/* Elements that lie together have a loop of their own, for speed: any stride is right for both. gcc
+   -O2 makes no vectors of it, so that only reals gain by it there. */
 #ifdef __OPTIMIZE_SIZE__
-#define MPT__OWN_LOOP(stride) false
+#define MPT__OWN_LOOP false
+#elif defined(__GNUC__) && !defined(__clang__)
+#define MPT__OWN_LOOP (form == MPT__AS_REAL && stride == 1)
 #else
-#define MPT__OWN_LOOP(stride) ((stride) == 1)
+#define MPT__OWN_LOOP (stride == 1)
 #endif
 #define MPT__LOAD_CASE(id, storage, in, out) \
     case id: { \
         const storage *from = (const storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) \
+        if (MPT__OWN_LOOP) \
             for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i])); \
         else \
             for (int64_t i = 0; i < n; i++) MPT__PUT(in(from[i * stride])); \
@@ -54,7 +57,7 @@ static int64_t mpt__truncate_f64(double x, double low, double beyond) {
 #define MPT__STORE_CASE(id, storage, in, out) \
     case id: { \
         storage *to = (storage *)data + offset; \
-        if (MPT__OWN_LOOP(stride)) \
+        if (MPT__OWN_LOOP) \
             for (int64_t i = 0; i < n; i++) to[i] = out; \
         else \
             for (int64_t i = 0; i < n; i++) to[i * stride] = out; \
@@ -115,6 +118,8 @@ static void mpt__load_i64(int64_t *to, const void *data, uint8_t dtype, int64_t 
 /* Integers to a narrower integer dtype keep their low bits; BOOL is whether they are not 0. */
 static void mpt__store_i64(void *data, uint8_t dtype, int64_t offset, int64_t stride,
                            const int64_t *from, int64_t n) {
+    const mpt__form form = MPT__AS_I64;
+    (void)form;
     switch (dtype) {
         MPT__STORE_CASE(MPT_I64, int64_t, , from[i])
         MPT__STORE_CASE(MPT_I32, int32_t, , (int32_t)(uint32_t)(uint64_t)from[i])

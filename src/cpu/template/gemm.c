@@ -555,10 +555,11 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
     const v_f alpha = v_set(g->alpha);
     float shared[64];
     char *c = g->c + (i * g->c_row + j) * bytes;
+    int64_t c_row = g->c_row, last = columns;
     mpt__gemm_side bias = g->bias;
     if (biased) bias.data = mpt__gemm_at(&bias, i, j);
-    if (!biased && ld == columns && g->c_row == columns) {
-        columns *= rows;
+    if (!biased && ld == columns && c_row == columns) {
+        columns = last = columns * rows;
         rows = 1;
     }
     if (!biased || (bias.outer == 0 && columns <= 64)) {
@@ -568,12 +569,18 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
         }
         bias.dtype = MPT_F32, bias.round = 0;
     }
+    if (biased && bias.outer == 0 && rows > 1 && columns <= 32 && ld == columns &&
+        c_row == columns) {
+        bias.data = mpt__gemm_repeat(shared, &bias, &rows, &columns, &last);
+        ld = c_row = columns;
+    }
     const bool simple =
         !scaled && !accumulate && !other && bias.dtype == MPT_F32 && bias.round == 0;
-    if (simple && columns == 2 * MPT__WIDTH && (!biased || bias.outer == 0)) { /* a tile's width */
+    if (simple && columns == 2 * MPT__WIDTH && last == columns && /* a tile's width */
+        (!biased || bias.outer == 0)) {
         const float *more = biased ? mpt__gemm_floats_of(&bias) : sum;
         const v_f b0 = v_load(more), b1 = v_load(more + MPT__WIDTH);
-        for (; rows > 0; rows--, sum += ld, c += g->c_row * bytes) {
+        for (; rows > 0; rows--, sum += ld, c += c_row * bytes) {
             v_f v0 = v_load(sum), v1 = v_load(sum + MPT__WIDTH);
             if (biased) v0 = v_add(v0, b0), v1 = v_add(v1, b1);
             if (relu) v0 = v_relu(v0), v1 = v_relu(v1);
@@ -581,16 +588,17 @@ MPT__OP void MPT__LEVEL(gemm_finish_as)(const mpt__gemm *g, const float *sum, in
         }
         return;
     }
-    for (int64_t r = 0; r < rows; r++, sum += ld, c += g->c_row * bytes) {
+    for (int64_t r = 1; r <= rows; r++, sum += ld, c += c_row * bytes) {
+        const int64_t width = r < rows ? columns : last;
         int64_t x = 0;
-        for (; simple && x + MPT__WIDTH <= columns; x += MPT__WIDTH) {
+        for (; simple && x + MPT__WIDTH <= width; x += MPT__WIDTH) {
             v_f v = v_load(sum + x);
             if (biased) v = v_add(v, v_load(mpt__gemm_floats_of(&bias) + x));
             if (relu) v = v_relu(v);
             store(c + x * bytes, v, MPT__WIDTH, dtype);
         }
-        for (; x < columns; x += MPT__WIDTH) {
-            const int64_t n = columns - x;
+        for (; x < width; x += MPT__WIDTH) {
+            const int64_t n = width - x;
             v_f v = v_load_as(sum + x, n, MPT_F32);
             if (scaled) v = v_mul(v, alpha);
             if (biased) {
