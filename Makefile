@@ -13,6 +13,7 @@
 #   make benches       builds the benchmarks in tools/bench/
 #   make bench         the benchmarks in tools/bench/: ours against ceilings
 #   make bench-peers   and against PyTorch;  ROWS="tiny mnist"  WRITE=1  PYTHON=  PROTOTYPE=folder
+#                      OTHERS=folder with libraries in C, see tools/bench/small_peer.py
 #   make bench-pairs   mptrain.h against that of revision OLD, or of that file;  ROWS="mlp norms"
 #   make tables        what precision costs and saves whole models, in build/tables/tables.md: about
 #                      an hour;  DATA=  ROWS="resnet gpt bert vit"  SEEDS="0 1 2"  TINY=1  WRITE=1
@@ -192,11 +193,11 @@ bench: $(filter $(BUILD)/bench/bench_%,$(BENCH_PROGRAMS))
 	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
 
 PYTHON ?= python3
-PEER_BENCHES := $(patsubst %,$(BUILD)/bench/bench_%$(EXE),shapes conv mlp models)
+PEER_BENCHES := $(patsubst %,$(BUILD)/bench/bench_%$(EXE),shapes conv mlp models small)
 bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \
-	    --prototype '$(PROTOTYPE)' $(if $(WRITE),--write)
+	    --prototype '$(PROTOTYPE)' --others '$(OTHERS)' $(if $(WRITE),--write)
 
 messages:
 	@$(PYTHON) tools/messages.py $(WORD)

@@ -2,6 +2,7 @@
 the project they meet.
 
     peers.py --build FOLDER [--rows ROW,ROW] [--write] [--data FOLDER] [--prototype FOLDER]
+             [--others FOLDER]
 
 Each repetition measures everyone once, between two looks at the speed of the machine's matrix
 tiles; it counts only if that was the same all along. One thread is measured in CPU time, more in
@@ -47,6 +48,7 @@ try:
     from torch import nn
 
     import models_peer
+    import small_peer
 except ImportError as error:
     sys.exit(f'{error}: the peers need PyTorch 2 and numpy; PYTHON= names an interpreter with both')
 
@@ -62,9 +64,10 @@ options = None
 class Server:
     """One of our programs, started with --serve: see measure.h for what it understands."""
 
-    def __init__(self, program, *arguments):
+    def __init__(self, program, *arguments, more=None):
         self.process = subprocess.Popen([program, *arguments], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True, env=OURS)
+                                        stdout=subprocess.PIPE, text=True,
+                                        env={**OURS, **(more or {})})
 
     def ask(self, line):
         self.process.stdin.write(line + '\n')
@@ -883,6 +886,35 @@ def tiny():
                 f'{1e6 * times.median("torch"):.0f} us')
 
 
+# Times others that a net is to be trained at, at least: name of the net, of the other one.
+SMALL_TARGETS = {('mnist', 'KANN with OpenBLAS'): 1.3}
+
+
+@row('small', 'steps of small nets in fp32, one thread, times PyTorch and other libraries in C')
+def small():
+    folder = os.path.join(options.build, 'bench')
+    ours = Server(os.path.join(folder, 'bench_small'), '--serve')
+    # OpenBLAS takes this CPU's widest vectors only for cores that it knows by name.
+    wide = {'OPENBLAS_CORETYPE': 'SkylakeX'} if 'avx512f' in cpu_flags() else {}
+    others = {name: Server(program, '--serve', more=wide) for name, program in
+              small_peer.build(options.others, options.cc, folder).items()}
+    for net in small_peer.nets():
+        subjects = {'ours': Ours(ours, f'net {net} fp32 1', 1)}
+        torch.set_num_threads(1)
+        subjects['PyTorch'] = Peer(small_peer.torch_step(net), 1)
+        for name, server in others.items():
+            try:
+                subjects[name] = Ours(server, f'net {net}', 1)
+            except RuntimeError as error:
+                detail(str(error))
+        names = list(subjects)
+        times = alternate(subjects, 0.05)
+        for name in names[1:]:
+            verdict(f'{net}, times {name}', times.faster('ours', name),
+                    SMALL_TARGETS.get((net, name)),
+                    f'{1e6 * times.median("ours"):.1f} and {1e6 * times.median(name):.1f} us')
+
+
 def run_once(words):
     """Seconds of a program: what it prints after that word, else wall clock."""
     start = time.perf_counter()
@@ -1019,6 +1051,7 @@ def main():
     parser.add_argument('--write', action='store_true')
     parser.add_argument('--data', default='')
     parser.add_argument('--prototype', default='')
+    parser.add_argument('--others', default='', help='where small_peer.py finds other libraries')
     parser.add_argument('--cc', default='cc')
     options = parser.parse_args()
     wanted = re.split(r'[, ]+', options.rows.strip()) if options.rows.strip() else list(rows)
