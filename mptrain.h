@@ -36669,6 +36669,7 @@ typedef struct mpt__walk {
     int64_t row;         /* its next parameter */
     uint32_t mark;
     int depth;
+    bool buffers; /* of mpt__walk_weight: the parameters are behind it */
     mpt__level level[MPT__MAX_DEPTH];
     char path[MPT__PATH_BYTES]; /* of the current one */
 } mpt__walk;
@@ -36687,6 +36688,7 @@ static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *ctx, mpt__modu
     walk->context = ctx;
     walk->mark = ++ctx->module_mark;
     walk->depth = 0;
+    walk->buffers = false;
     walk->path[0] = '\0';
     return mpt__walk_to(walk, root, 0);
 }
@@ -37588,6 +37590,22 @@ static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
     return row ? &walk->context->parameters[row->parameter - 1] : NULL;
 }
 
+/* The next weight of such a tree, parameters first, then what else is state: the one order in which
+   files, checkpoints and hashes have them. False at the end. */
+static bool mpt__walk_weight(mpt__walk *walk, mpt__buffer *weight) {
+    const mpt__parameter *parameter = walk->buffers ? NULL : mpt__walk_values(walk);
+    if (parameter) {
+        weight->tensor = parameter->tensor, weight->path = parameter->path;
+        return true;
+    }
+    if (!walk->buffers) {
+        mpt__walk_begin(walk, walk->context,
+                        mpt__module_slot(walk->context, walk->level[0].slot));
+        walk->buffers = true;
+    }
+    return mpt__walk_buffer(walk, weight);
+}
+
 /* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
 static const char *mpt__relative_path(mpt_context *ctx, const mpt__module *module,
                                       const char *path) {
@@ -37962,17 +37980,12 @@ uint64_t mpt_module_hash(mpt_module module) {
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
     if (!found) return 0;
     uint64_t hash = 0;
-    const mpt__parameter *parameter;
-    mpt__buffer buffer;
+    mpt__buffer weight;
     mpt__walk walk;
     mpt__walk_begin(&walk, ctx, found);
-    while ((parameter = mpt__walk_values(&walk)) != NULL)
-        hash = mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, parameter->path),
-                                parameter->tensor);
-    mpt__walk_begin(&walk, ctx, found);
-    while (mpt__walk_buffer(&walk, &buffer))
+    while (mpt__walk_weight(&walk, &weight))
         hash =
-            mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, buffer.path), buffer.tensor);
+            mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, weight.path), weight.tensor);
     return hash;
 }
 
@@ -43511,29 +43524,19 @@ static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__te
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_at(ctx, module);
-    const mpt__parameter *parameter;
-    mpt__buffer buffer;
+    mpt__buffer weight;
     mpt__walk walk;
     weights->rows = NULL;
     weights->count = 0;
     if (!found || mpt__freeze(ctx, found) != MPT_OK) return false;
     mpt__walk_begin(&walk, ctx, found);
-    while (mpt__walk_values(&walk) != NULL) weights->count++;
-    mpt__walk_begin(&walk, ctx, found);
-    while (mpt__walk_buffer(&walk, &buffer)) weights->count++;
+    while (mpt__walk_weight(&walk, &weight)) weights->count++;
     weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
     if (weights->rows == NULL) weights->count = 0;
-    int64_t row = 0;
     mpt__walk_begin(&walk, ctx, found);
-    while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, parameter->path),
-                        parameter->tensor);
-    }
-    mpt__walk_begin(&walk, ctx, found);
-    while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
-        mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, buffer.path),
-                        buffer.tensor);
-    }
+    for (int64_t row = 0; row < weights->count && mpt__walk_weight(&walk, &weight); row++)
+        mpt__weight_set(&weights->rows[row], mpt__relative_path(ctx, found, weight.path),
+                        weight.tensor);
     return mpt__ok(ctx);
 }
 
@@ -44393,7 +44396,7 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     mpt_context *ctx = w->context;
     mpt__walk walk;
     mpt__parameter *parameter;
-    mpt__buffer buffer;
+    mpt__buffer weight;
     bool used = root->frozen;
     const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false, 0}};
     mpt__state_prefix(w, "net", number);
@@ -44407,11 +44410,8 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
         status = mpt__state_identity(w, "config", mpt__config_hash(ctx, root),
                                      "the net's layers and their settings", true);
     mpt__walk_begin(&walk, ctx, root);
-    while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
-        status = mpt__state_tensor(w, parameter->tensor, number, parameter->path);
-    if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
-    while (status == MPT_OK && mpt__walk_buffer(&walk, &buffer))
-        status = mpt__state_tensor(w, buffer.tensor, number, buffer.path);
+    while (status == MPT_OK && mpt__walk_weight(&walk, &weight))
+        status = mpt__state_tensor(w, weight.tensor, number, weight.path);
     if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
     while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
         status = mpt__state_gradient(w, parameter, number);

@@ -128,6 +128,7 @@ typedef struct mpt__walk {
     int64_t row;         /* its next parameter */
     uint32_t mark;
     int depth;
+    bool buffers; /* of mpt__walk_weight: the parameters are behind it */
     mpt__level level[MPT__MAX_DEPTH];
     char path[MPT__PATH_BYTES]; /* of the current one */
 } mpt__walk;
@@ -146,6 +147,7 @@ static mpt__module *mpt__walk_begin(mpt__walk *walk, mpt_context *ctx, mpt__modu
     walk->context = ctx;
     walk->mark = ++ctx->module_mark;
     walk->depth = 0;
+    walk->buffers = false;
     walk->path[0] = '\0';
     return mpt__walk_to(walk, root, 0);
 }

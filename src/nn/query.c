@@ -130,6 +130,22 @@ static mpt__parameter *mpt__walk_values(mpt__walk *walk) {
     return row ? &walk->context->parameters[row->parameter - 1] : NULL;
 }
 
+/* The next weight of such a tree, parameters first, then what else is state: the one order in which
+   files, checkpoints and hashes have them. False at the end. */
+static bool mpt__walk_weight(mpt__walk *walk, mpt__buffer *weight) {
+    const mpt__parameter *parameter = walk->buffers ? NULL : mpt__walk_values(walk);
+    if (parameter) {
+        weight->tensor = parameter->tensor, weight->path = parameter->path;
+        return true;
+    }
+    if (!walk->buffers) {
+        mpt__walk_begin(walk, walk->context,
+                        mpt__module_slot(walk->context, walk->level[0].slot));
+        walk->buffers = true;
+    }
+    return mpt__walk_buffer(walk, weight);
+}
+
 /* The path of a parameter or buffer as seen from `module`, whose own path is a prefix of it. */
 static const char *mpt__relative_path(mpt_context *ctx, const mpt__module *module,
                                       const char *path) {
@@ -504,17 +520,12 @@ uint64_t mpt_module_hash(mpt_module module) {
     mpt__module *found = mpt__module_frozen(module, "mpt_module_hash");
     if (!found) return 0;
     uint64_t hash = 0;
-    const mpt__parameter *parameter;
-    mpt__buffer buffer;
+    mpt__buffer weight;
     mpt__walk walk;
     mpt__walk_begin(&walk, ctx, found);
-    while ((parameter = mpt__walk_values(&walk)) != NULL)
-        hash = mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, parameter->path),
-                                parameter->tensor);
-    mpt__walk_begin(&walk, ctx, found);
-    while (mpt__walk_buffer(&walk, &buffer))
+    while (mpt__walk_weight(&walk, &weight))
         hash =
-            mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, buffer.path), buffer.tensor);
+            mpt__hash_tensor(ctx, hash, mpt__relative_path(ctx, found, weight.path), weight.tensor);
     return hash;
 }
 

@@ -285,29 +285,19 @@ static void mpt__weight_set(mpt__weight *weight, const char *path, const mpt__te
 static bool mpt__weights_make(mpt_module module, mpt__weights *weights) {
     mpt_context *ctx = module.context;
     mpt__module *found = mpt__module_at(ctx, module);
-    const mpt__parameter *parameter;
-    mpt__buffer buffer;
+    mpt__buffer weight;
     mpt__walk walk;
     weights->rows = NULL;
     weights->count = 0;
     if (!found || mpt__freeze(ctx, found) != MPT_OK) return false;
     mpt__walk_begin(&walk, ctx, found);
-    while (mpt__walk_values(&walk) != NULL) weights->count++;
-    mpt__walk_begin(&walk, ctx, found);
-    while (mpt__walk_buffer(&walk, &buffer)) weights->count++;
+    while (mpt__walk_weight(&walk, &weight)) weights->count++;
     weights->rows = (mpt__weight *)mpt__host_new(ctx, (size_t)weights->count * sizeof(mpt__weight));
     if (weights->rows == NULL) weights->count = 0;
-    int64_t row = 0;
     mpt__walk_begin(&walk, ctx, found);
-    while (row < weights->count && (parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, parameter->path),
-                        parameter->tensor);
-    }
-    mpt__walk_begin(&walk, ctx, found);
-    while (row < weights->count && mpt__walk_buffer(&walk, &buffer)) {
-        mpt__weight_set(&weights->rows[row++], mpt__relative_path(ctx, found, buffer.path),
-                        buffer.tensor);
-    }
+    for (int64_t row = 0; row < weights->count && mpt__walk_weight(&walk, &weight); row++)
+        mpt__weight_set(&weights->rows[row], mpt__relative_path(ctx, found, weight.path),
+                        weight.tensor);
     return mpt__ok(ctx);
 }
 

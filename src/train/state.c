@@ -262,7 +262,7 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
     mpt_context *ctx = w->context;
     mpt__walk walk;
     mpt__parameter *parameter;
-    mpt__buffer buffer;
+    mpt__buffer weight;
     bool used = root->frozen;
     const mpt__state_row rows[] = {{"used", MPT__OF_BOOL, &used, false, 0}};
     mpt__state_prefix(w, "net", number);
@@ -276,11 +276,8 @@ static mpt_status mpt__state_net(mpt__state_walk *w, mpt__module *root, int numb
         status = mpt__state_identity(w, "config", mpt__config_hash(ctx, root),
                                      "the net's layers and their settings", true);
     mpt__walk_begin(&walk, ctx, root);
-    while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
-        status = mpt__state_tensor(w, parameter->tensor, number, parameter->path);
-    if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
-    while (status == MPT_OK && mpt__walk_buffer(&walk, &buffer))
-        status = mpt__state_tensor(w, buffer.tensor, number, buffer.path);
+    while (status == MPT_OK && mpt__walk_weight(&walk, &weight))
+        status = mpt__state_tensor(w, weight.tensor, number, weight.path);
     if (status == MPT_OK) mpt__walk_begin(&walk, ctx, root);
     while (status == MPT_OK && (parameter = mpt__walk_values(&walk)) != NULL)
         status = mpt__state_gradient(w, parameter, number);
