@@ -55,6 +55,7 @@ MPT__BEGIN_KERNELS
 #include "cpu/halves.c"
 #include "cpu/rows.c"
 #include "cpu/loss.c"
+#include "cpu/recurrent.c"
 #include "cpu/optimizer.c"
 #include "cpu/product.h"
 #include "cpu/vectors.h"
@@ -108,6 +109,7 @@ MPT__BEGIN_COLD
 #include "ops/norm.c"
 #include "ops/attention.c"
 #include "ops/resize.c"
+#include "ops/recurrent.c"
 #include "ops/user.c"
 #include "ops/inplace.c"
 #include "ops/einsum.c"
@@ -149,6 +151,7 @@ MPT__BEGIN_COLD
 #include "nn/conv.c"
 #include "nn/norm.c"
 #include "nn/attention.c"
+#include "nn/recurrent.c"
 #include "nn/fp8.c"
 #include "nn/fuse.c"
 MPT__END_REGION

@@ -28,6 +28,17 @@ static mpt_tensor labels(void) {
     return mpt_from(c, MPT_I64, MPT_SHAPE(4), values);
 }
 
+/* Of a step of four sequences by a cell of so many gates. */
+static mpt_tensor recurrent(mpt_tensor x, int gates) {
+    mpt_cell_config how = mpt_cell_config_default();
+    mpt_tensor step = mpt_reshape(x, MPT_SHAPE(1, 4, 4));
+    how.weight_ih = mpt_slice(x, 0, 0, gates, 1);
+    how.weight_hh = mpt_slice(how.weight_ih, 1, 0, 1, 1);
+    return gates == 4   ? mpt_lstm(step, &how, NULL, NULL)
+           : gates == 3 ? mpt_gru(step, &how, NULL)
+                        : mpt_rnn(step, &how, NULL);
+}
+
 static mpt_tensor call(const char *op, mpt_tensor x) {
     mpt_tensor two[2];
     two[0] = two[1] = x;
@@ -129,6 +140,9 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("max_pool2d", mpt_max_pool2d(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), NULL));
     OP("avg_pool2d", mpt_avg_pool2d(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), NULL));
     OP("linear_cross_entropy", mpt_linear_cross_entropy(x, x, labels(), NULL));
+    OP("rnn", recurrent(x, 1));
+    OP("gru", recurrent(x, 3));
+    OP("lstm", recurrent(x, 4));
 #undef OP
     return none;
 }
@@ -247,6 +261,9 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"group_norm", "any", 'i'},
                            {"max_pool2d", "input", 'i'},
                            {"avg_pool2d", "input", 'i'},
+                           {"rnn", "f16 / bf16", 'l'},
+                           {"gru", "f16 / bf16", 'l'},
+                           {"lstm", "f16 / bf16", 'l'},
                            {"linear_cross_entropy", "f32 always", 'L'},
                            {"user", "any", '-'}};
 enum { ROWS = sizeof rows / sizeof rows[0] };

@@ -157,6 +157,21 @@ CALL(load, int, status_of(mpt_load(net, weight_path, NULL, to)))
 CALL(snapshot, void, status_of(mpt_snapshot(c, to, (size_t)n)))
 CALL(load_memory, int, status_of(mpt_load_memory(net, weights, weight_bytes, NULL, to)))
 CALL(step_slice, bool, status_of(mpt_step_slice(captured, x, none, 1e9, to)))
+static mpt_tensor recurrent(int gates, mpt_tensor *h, mpt_tensor *cells) {
+    mpt_cell_config how = mpt_cell_config_default();
+    how.weight_ih = mpt_ones(c, MPT_F32, MPT_SHAPE(gates, WIDTH));
+    how.weight_hh = mpt_ones(c, MPT_F32, MPT_SHAPE(gates, 1));
+    mpt_tensor steps = mpt_reshape(x, MPT_SHAPE(2, 2, WIDTH));
+    if (h) *h = none; /* what it holds is the state to begin with */
+    if (cells) *cells = none;
+    return gates == 4   ? mpt_lstm(steps, &how, h, cells)
+           : gates == 3 ? mpt_gru(steps, &how, h)
+                        : mpt_rnn(steps, &how, h);
+}
+CALL(rnn, mpt_tensor, made(recurrent(1, to, NULL)))
+CALL(gru, mpt_tensor, made(recurrent(3, to, NULL)))
+CALL(lstm_h, mpt_tensor, made(recurrent(4, to, NULL)))
+CALL(lstm_c, mpt_tensor, made(recurrent(4, NULL, to)))
 CALL(add_layer_norm, mpt_tensor, made(mpt_add_layer_norm(x, x, 1, none, none, 1e-5, to)))
 CALL(add_rms_norm, mpt_tensor, made(mpt_add_rms_norm(x, x, 1, none, 1e-5, to)))
 CALL(fuse, char, mpt_fuse(convolutions, image, to, (size_t)n))
@@ -254,6 +269,10 @@ static const row rows[] = {
     {"mpt_step_slice", "done", ONE, sizeof(bool), 1, call_step_slice, "", 0},
     {"mpt_add_layer_norm", "sum", ONE_MUST, TENSORS, 1, call_add_layer_norm, "sum is NULL", 0},
     {"mpt_add_rms_norm", "sum", ONE_MUST, TENSORS, 1, call_add_rms_norm, "sum is NULL", 0},
+    {"mpt_rnn", "h", ONE, TENSORS, 1, call_rnn, "", 0},
+    {"mpt_gru", "h", ONE, TENSORS, 1, call_gru, "", 0},
+    {"mpt_lstm", "h", ONE, TENSORS, 1, call_lstm_h, "", 0},
+    {"mpt_lstm", "c", ONE, TENSORS, 1, call_lstm_c, "", 0},
     {"mpt_fuse", "text", NAME, 1, 0, call_fuse, "", 0},
     {"mpt_encode", "tokens", LIST, 4, 4, call_encode, "", 1},
     {"mpt_decode", "text", LIST, 1, 3, call_decode, "", 1}};

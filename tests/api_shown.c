@@ -988,6 +988,28 @@ TEST(embedding_and_attention) {
     mpt_destroy(ctx);
 }
 
+/* ==== Recurrent layers: sequences of several lengths, then one number after the other */
+TEST(recurrent_layers) {
+    static const int64_t steps[3] = {7, 4, 5};
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_recurrent_config two = mpt_recurrent_config_default();
+    two.layers = 2, two.batch_first = true;
+    mpt_module net = mpt_nn_gru(ctx, 1, 16, &two);
+    mpt_tensor x = mpt_randn(ctx, MPT_F32, MPT_SHAPE(3, 7, 1)), out[2]; /* [B, T, 1] */
+    mpt_tensor in[] = {x, mpt_from(ctx, MPT_I64, MPT_SHAPE(3), steps)};
+    mpt_forward_n(net, in, 2, out, 2); /* every step [3, 7, 16]; the state at the end [2, 3, 16] */
+    mpt_tensor given[] = {mpt_slice(x, 1, 0, 1, 1), mpt_zeros(ctx, MPT_F32, MPT_SHAPE(2, 3, 16))};
+    for (int t = 0; t < 7; t++) { /* the same for the longest, as numbers come in */
+        mpt_tensor now[2];
+        given[0] = mpt_slice(x, 1, t, t + 1, 1);
+        mpt_forward_n(net, given, 2, now, 2);
+        given[1] = mpt_detach(now[1]);
+    }
+    mpt_tensor last = mpt_slice(out[1], 1, 0, 1, 1);
+    CHECK(mpt_allclose(last, mpt_slice(given[1], 1, 0, 1, 1), 1e-5, 1e-6));
+    mpt_destroy(ctx);
+}
+
 /* ==== Images of another size: a decoder that doubles its picture twice */
 TEST(images_of_another_size) {
     mpt_context *ctx = mpt_create(NULL);
@@ -1167,6 +1189,7 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_CONV, normalisation_and_pooling),
               T_UNLESS(MPTRAIN_NO_CONV, normalisation_frozen),
               T_UNLESS(MPTRAIN_NO_ATTENTION, embedding_and_attention),
+              T_UNLESS(MPTRAIN_NO_RECURRENT, recurrent_layers),
               T_UNLESS(MPTRAIN_NO_CONV, images_of_another_size),
               T(images),
               T_UNLESS(MPTRAIN_NO_TEXT, text),

@@ -12,7 +12,7 @@
 
 #include "harness.h"
 
-enum { MAX_IN = 4, VARIANTS = 5, MAX_NUMEL = 256 };
+enum { MAX_IN = 8, VARIANTS = 5, MAX_NUMEL = 256 };
 #if defined(MPTRAIN_CUDA)
 static const double step = 5e-4, tolerance = 2e-3;
 #else
@@ -310,6 +310,30 @@ static mpt_tensor call_linear_cross_entropy(const mpt_tensor *in, int v) {
                                     &config);
 }
 
+/* x, weights, biases, h, c, weight_hr: in the third variant they are those of a projection, which
+   the others do not have. The output and the states side by side. */
+static mpt_tensor call_recurrent(const mpt_tensor *in, int v, int states) {
+    static const int64_t steps[2] = {1, 2};
+    mpt_cell_config how = mpt_cell_config_default();
+    mpt_tensor h = in[5], c = states > 1 ? in[6] : none(), all[3];
+    how.weight_ih = in[1], how.weight_hh = in[2];
+    how.bias_ih = in[3], how.bias_hh = in[4];
+    how.reverse = v == 1 || v == 4;
+    how.batch_first = v == 2;
+    how.relu = v == 3 && !states;
+    if (v == 3 && states > 1) how.weight_hr = in[7];
+    if (v >= 3) how.lengths = mpt_from(context, MPT_I64, MPT_SHAPE(2), steps);
+    all[0] = states > 1    ? mpt_lstm(in[0], &how, &h, &c)
+             : states == 1 ? mpt_gru(in[0], &how, &h)
+                           : mpt_rnn(in[0], &how, &h);
+    all[1] = h, all[2] = c;
+    for (int i = 0; i < (states > 1 ? 3 : 2); i++) all[i] = mpt_flatten(all[i], 0, -1);
+    return mpt_cat(all, states > 1 ? 3 : 2, 0);
+}
+CALL(rnn, call_recurrent(in, v, 0))
+CALL(gru, call_recurrent(in, v, 1))
+CALL(lstm, call_recurrent(in, v, 2))
+
 static mpt_status square_forward(mpt_op_call *call, void *user) {
     (void)user;
     mpt_tensor x = mpt_op_input(call, 0);
@@ -545,6 +569,23 @@ static void make_cases(void) {
     CASE(embedding, 1, -2, 2, tables);
     CASE(scaled_dot_product_attention, 3, -2, 2, heads);
     CASE(linear_cross_entropy, 2, -2, 2, classified);
+#define RECURRENT(G, T, B, I) {S(T, B, I), S(G * 2, I), S(G * 2, 2), S(G * 2), S(G * 2), S(B, 2)}
+#define RECURRENT_FIRST(G, B, T, I) \
+    {S(B, T, I), S(G * 2, I), S(G * 2, 2), S(G * 2), S(G * 2), S(B, 2)}
+#define RECURRENTS(G) \
+    {RECURRENT(G, 3, 2, 3), RECURRENT(G, 3, 1, 2), RECURRENT_FIRST(G, 2, 3, 2), \
+     RECURRENT(G, 3, 2, 2), RECURRENT(G, 3, 2, 1)}
+#define PROJECTED(T, B, I, P, R) \
+    {S(T, B, I), S(8, I), S(8, R), S(8), S(8), S(B, R), S(B, 2), S(P, 2)}
+    const mpt_shape of_one[VARIANTS][MAX_IN] = RECURRENTS(1);
+    const mpt_shape of_three[VARIANTS][MAX_IN] = RECURRENTS(3);
+    const mpt_shape of_four[VARIANTS][MAX_IN] = {
+        PROJECTED(3, 2, 3, 1, 2), PROJECTED(3, 1, 2, 1, 2),
+        {S(2, 3, 2), S(8, 2), S(8, 2), S(8), S(8), S(2, 2), S(2, 2), S(1, 2)},
+        PROJECTED(3, 2, 2, 1, 1), PROJECTED(3, 2, 1, 1, 2)};
+    CASE(rnn, 6, -1, 1, of_one);
+    CASE(gru, 6, -1, 1, of_three);
+    CASE(lstm, 8, -1, 1, of_four);
 }
 
 /* ==== The check ==== */
@@ -642,6 +683,7 @@ static void check_variant(const op_case *row, int variant, bool transposed) {
             bool layer = strcmp(row->op, "linear") == 0 || strncmp(row->op, "conv", 4) == 0;
             bool no_bias = layer && variant == 4 && i == 2;
             bool unused = strstr(row->op, "_norm") != NULL && i == 2;
+            unused |= strcmp(row->op, "lstm") == 0 && variant != 3 && i == 7;
             CHECK(no_bias || unused || (strcmp(row->op, "where") == 0 && i == 2));
             continue;
         }
@@ -799,7 +841,8 @@ static bool without_floats(const char *op) {
 
 TEST(every_row_met_its_goldens) {
     static const char *const files[] = {"equal.more.bin", "equal.losses.bin", "equal.norm.bin",
-                                        "equal.conv.bin", "equal.attention.bin"};
+                                        "equal.conv.bin", "equal.attention.bin",
+                                        "equal.recurrent.bin"};
     static const char *const dtypes[] = {"fp32", "fp16", "bf16", "whole numbers"};
     seen_count = 0;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)

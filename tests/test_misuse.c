@@ -1279,6 +1279,7 @@ TEST(autograd) {
 #include "misuse_nn.h"
 #include "misuse_conv.h"
 #include "misuse_norm.h"
+#include "misuse_recurrent.h"
 #include "misuse_data.h"
 #include "misuse_again.h"
 

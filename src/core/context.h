@@ -104,9 +104,15 @@ typedef struct {
 
 /* ==== Tape ==== */
 
-#define MPT__MAX_INPUTS 8
+#define MPT__USER_INPUTS 8 /* of user ops, and what they save */
 #define MPT__MAX_OUTPUTS 4
-#define MPT__MAX_SAVED 8
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__MAX_INPUTS MPT__USER_INPUTS
+#define MPT__MAX_SAVED MPT__USER_INPUTS
+#else
+#define MPT__MAX_INPUTS 9
+#define MPT__MAX_SAVED 16
+#endif
 
 /* What an op call was told besides tensors; index[0..rank) is a shape where the op takes one. */
 typedef struct {

@@ -124,6 +124,21 @@ typedef struct mpt__rows {
     bool adds;
 } mpt__rows;
 
+#ifndef MPTRAIN_NO_RECURRENT
+/* n elements of a step of one sequence: RECURRENT and, the last line, RECURRENT_BACKWARD. NULL:
+   absent. What is written may lie where the same was read. */
+typedef struct mpt__cell_block {
+    int cell, gates;
+    int64_t n;
+    const mpt__real *in[4], *before; /* what x gives, or the gates; o3 */
+    mpt__real *out[4];               /* the gates, or the slopes by what x gives */
+    const mpt__real *state[4], *bias[4];
+    mpt__real *after, *h;
+    const mpt__real *dy, *kept; /* o5, o4 */
+    mpt__real *more[4], *dh, *dc; /* o2, o6, o7 */
+} mpt__cell_block;
+#endif
+
 typedef struct mpt__routines {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
@@ -173,6 +188,10 @@ typedef struct mpt__routines {
     mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
+#ifndef MPTRAIN_NO_RECURRENT
+    void (*cell)(const mpt__cell_block *b);
+    void (*cell_slopes)(const mpt__cell_block *b);
+#endif
 } mpt__routines;
 
 /* ==== Operands ==== */

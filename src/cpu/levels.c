@@ -272,6 +272,11 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 #define mpt__cpu_fp8_update NULL
 #endif
 
+#ifdef MPTRAIN_NO_RECURRENT
+#define mpt__cpu_recurrent NULL
+#endif
+#define mpt__cpu_recurrent_backward mpt__cpu_recurrent
+
 /* They compute in the routines of any level. */
 static const mpt__cpu_run mpt__cpu_kernels[] = {
 #define MPT__ROW(id, name, effect) mpt__cpu_##name,

@@ -61,6 +61,11 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
 #else
 #define MPT__LINK_NO_FP8 without
 #endif
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__LINK_NO_RECURRENT with
+#else
+#define MPT__LINK_NO_RECURRENT without
+#endif
 #define MPT__LINK_NAME(X, how, option) X(mpt__cpu_file_##how##_MPTRAIN_##option)
 #define MPT__LINK_OPTION(X, how, option) MPT__LINK_NAME(X, how, option)
 #define MPT__LINK(X, option) MPT__LINK_OPTION(X, MPT__LINK_##option, option)
@@ -70,8 +75,9 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
     MPT__LINK(X, NO_THREADS) \
     MPT__LINK(X, NO_SIMD) \
     MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
-        MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK_VALUES( \
-            X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, MPTRAIN_VERSION_PATCH, MPT__REAL)
+        MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK(X, NO_RECURRENT) \
+            MPT__LINK_VALUES(X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, \
+                             MPTRAIN_VERSION_PATCH, MPT__REAL)
 extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;
 #ifdef MPTRAIN_CPU_IMPLEMENTATION
 #define MPT__LINK_DEFINE(name) \

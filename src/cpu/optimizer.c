@@ -6,7 +6,7 @@
 #define MPT__CPU_OPTIMIZER_INCLUDED
 
 #include "cpu/halves.c"
-#include "cpu/loss.c"
+#include "cpu/recurrent.c"
 
 /* ==== Gradients ==== */
 
@@ -592,6 +592,10 @@ static const mpt__routines mpt__ref_routines = {
     NULL,
     false,
     MPT__REF_NORM_WORDS,
+#ifndef MPTRAIN_NO_RECURRENT
+    mpt__ref_cell,
+    mpt__ref_cell_slopes,
+#endif
 };
 
 #endif

@@ -97,6 +97,10 @@
 #undef v_gelu_slope
 #undef v_gelu_tanh_slope
 #undef v_silu_slope
+#undef v_lstm
+#undef v_lstm_slopes
+#undef v_gru
+#undef v_gru_slopes
 #undef v_log1p
 #undef v_expm1
 #undef v_sign

@@ -48,4 +48,5 @@ namespace {
 #include "norm.cu"
 #include "attention.cu"
 #include "fp8.cu"
+#include "recurrent.cu"
 #include "runtime.cu"

@@ -226,6 +226,7 @@ mpt_status mpt__cuda_stage_settle(void *self, void *pointer) {
 /* Two kernels that one function computes. */
 #define mpt__cuda_pair_loss_backward mpt__cuda_pair_loss
 #define mpt__cuda_interpolate_backward mpt__cuda_interpolate
+#define mpt__cuda_recurrent_backward mpt__cuda_recurrent
 #define mpt__cuda_pool_backward mpt__cuda_pool
 #define mpt__cuda_conv_backward_input mpt__cuda_conv
 #define mpt__cuda_conv_backward_weight mpt__cuda_conv

@@ -20,9 +20,10 @@
  *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
- *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Images of
- *     another size, Images, Text, Tables, Arrays: examples of each are in tests/api_shown.c;
- *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
+ *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Recurrent
+ *     layers, Images of another size, Images, Text, Tables, Arrays: examples of each are in
+ *     tests/api_shown.c; then, where MPTRAIN_IMPLEMENTATION is defined, the implementation;
+ *     changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
 
@@ -106,6 +107,7 @@ that differs between them.
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
     MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
+    MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
     MPTRAIN_NO_GRAPH     without captured steps
     MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
@@ -200,8 +202,8 @@ mpt_sequential are made.
 Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each op runs in the
 precision of one table, the same on every device (mpt_autocast_policy prints it):
 
-    low          matmul, linear, convolutions, scaled_dot_product_attention, and the products,
-                 not the loss, of linear_cross_entropy
+    low          matmul, linear, convolutions, scaled_dot_product_attention, rnn, lstm, gru, and
+                 the products, not the loss, of linear_cross_entropy
     fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
                  prod, norm, logsumexp, cumsum, all losses
     as input     everything else; inputs of different dtypes meet in fp32

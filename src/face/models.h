@@ -207,6 +207,68 @@ MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t
 MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
                                                 const mpt_nll_config *config);
 
+/* ==== Recurrent layers =====================================================================
+
+   Formulas, names and layouts are PyTorch's. Sequences are [T, B, features], or [B, T, features]
+   with batch_first. Gates and cells are computed and kept in fp32. A forward without history keeps
+   nothing. Builds with MPTRAIN_NO_RECURRENT have none of this: an error. */
+
+/* One layer in one direction. Null handles: absent. */
+typedef struct mpt_cell_config {
+    mpt_tensor weight_ih, weight_hh; /* [G H, features], [G H, H]; G: 1, of an LSTM 4, of a GRU 3 */
+    mpt_tensor bias_ih, bias_hh;     /* [G H] */
+    mpt_tensor weight_hr;            /* [P, H], of an LSTM: h is P wide, and weight_hh [G H, P] */
+    mpt_tensor lengths;              /* i64 [B]: steps that each sequence has, from 0 to T */
+    bool batch_first;                /* false */
+    bool reverse;                    /* false; true: from the last step to the first */
+    bool relu;                       /* false: tanh; of mpt_rnn */
+} mpt_cell_config;
+MPTRAIN_API mpt_cell_config mpt_cell_config_default(void);
+/* x -> the state h at each step, [T, B, H] or [B, T, H]. *h, *c [B, H]: before the call the state
+   to begin with, a null handle for zeros; after it that at the end. NULL: zeros, and nobody asks.
+   Gradients flow through both; mpt_detach or mpt_keep a state to cut them off. Where a sequence is
+   over, its output is 0 and its state stays, as with torch's pack_padded_sequence; `reverse` begins
+   at its last step. Lengths are read on the device, so that a captured step may have others each
+   time. Matmul-like for autocast. */
+MPTRAIN_API mpt_tensor mpt_rnn(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h);
+/* LSTM: gates i, f, g, o. */
+MPTRAIN_API mpt_tensor mpt_lstm(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h,
+                                mpt_tensor *c);
+/* GRU: gates r, z, n. */
+MPTRAIN_API mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h);
+
+typedef struct mpt_recurrent_config {
+    int layers;          /* 1; up to 64 */
+    bool bias;           /* true */
+    bool batch_first;    /* false */
+    bool bidirectional;  /* false; true: outputs of both directions side by side */
+    bool relu;           /* false: tanh; of mpt_nn_rnn and its cell */
+    double dropout;      /* 0: between layers, in training */
+    int64_t projection;  /* 0: none; of mpt_nn_lstm, torch's proj_size, below `hidden` */
+} mpt_recurrent_config;
+MPTRAIN_API mpt_recurrent_config mpt_recurrent_config_default(void);
+/* torch.nn.RNN, LSTM, GRU: "weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0" and, with a
+   projection, "weight_hr_l0", the same for further layers, with "_reverse" for the other direction;
+   uniform within 1 / sqrt(hidden). mpt_forward gives the output of the last layer. mpt_forward_n
+   takes x, then h (of an LSTM h and c) or nothing, then i64 lengths [B] or nothing; and gives the
+   output, h, c, as many as are asked for. States are [layers directions, B, hidden]. Without a
+   batch x is [T, features] and states are [layers directions, hidden]. */
+MPTRAIN_API mpt_module mpt_nn_rnn(mpt_context *context, int64_t in, int64_t hidden,
+                                  const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_lstm(mpt_context *context, int64_t in, int64_t hidden,
+                                   const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_gru(mpt_context *context, int64_t in, int64_t hidden,
+                                  const mpt_recurrent_config *config);
+/* torch.nn.RNNCell, LSTMCell, GRUCell: one step. "weight_ih", "weight_hh", "bias_ih", "bias_hh".
+   mpt_forward_n takes x [B, features] or [features], then h (of an LSTM h and c) or nothing, and
+   gives h, c after it. Of the config bias and relu count; what only layers have is an error. */
+MPTRAIN_API mpt_module mpt_nn_rnn_cell(mpt_context *context, int64_t in, int64_t hidden,
+                                       const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_lstm_cell(mpt_context *context, int64_t in, int64_t hidden,
+                                        const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_gru_cell(mpt_context *context, int64_t in, int64_t hidden,
+                                       const mpt_recurrent_config *config);
+
 /* ==== Images of another size =============================================================== */
 
 typedef enum mpt_interpolation { MPT_NEAREST = 0, MPT_BILINEAR } mpt_interpolation;

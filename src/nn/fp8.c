@@ -8,7 +8,7 @@
 #ifndef MPT__NN_FP8_INCLUDED
 #define MPT__NN_FP8_INCLUDED
 
-#include "nn/attention.c"
+#include "nn/recurrent.c"
 
 mpt_fp8_config mpt_fp8_config_default(void) {
     mpt_fp8_config config = {16, 0};

@@ -44,7 +44,18 @@ typedef struct {
     L(softplus, softplus, 1, NONE) \
     L(hardtanh, hardtanh, 1, NONE) \
     L(upsample, interpolate, 1, NONE) \
-    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
+    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L) MPT__RECURRENT_LAYERS(L)
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__RECURRENT_LAYERS(L)
+#else
+#define MPT__RECURRENT_LAYERS(L) \
+    L(rnn, none, 0, NONE) \
+    L(lstm, none, 0, NONE) \
+    L(gru, none, 0, NONE) \
+    L(rnn_cell, none, 0, NONE) \
+    L(lstm_cell, none, 0, NONE) \
+    L(gru_cell, none, 0, NONE)
+#endif
 #define MPT__CONV_LAYERS(L) \
     L(conv2d, conv2d, 3, NONE) \
     L(conv1d, conv1d, 3, NONE) \

@@ -796,14 +796,9 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module
     mpt_tensor out = mpt__null(ctx);
     if (module->run)
         return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
-    switch (module->layer) {
-    case MPT__LAYER_user:
-    case MPT__LAYER_multi_head_attention:
-        mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
-        return out;
-    default:
-        return mpt__layer_plain(ctx, module, x);
-    }
+    if (!module->cls.forward) return mpt__layer_plain(ctx, module, x);
+    mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
+    return out;
 }
 
 static mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module, mpt__tensor *x);

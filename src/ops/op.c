@@ -57,6 +57,19 @@
     O(linear_cross_entropy, LOSS, linear_nll, linear_nll, linear_nll, NONE, NONE, "")
 #endif
 
+/* Recurrent layers */
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__RECURRENT_OPS(O) \
+    O(rnn, ANY, no_recurrent, none, none, NONE, NONE, "RNN") \
+    O(lstm, ANY, no_recurrent, none, none, NONE, NONE, "LSTM") \
+    O(gru, ANY, no_recurrent, none, none, NONE, NONE, "GRU")
+#else
+#define MPT__RECURRENT_OPS(O) \
+    O(rnn, LOW, recurrent, recurrent, recurrent, NONE, NONE, "RNN") \
+    O(lstm, LOW, recurrent, recurrent, recurrent, NONE, NONE, "LSTM") \
+    O(gru, LOW, recurrent, recurrent, recurrent, NONE, NONE, "GRU")
+#endif
+
 #define MPT__OPS(O) \
     O(add, INPUT, binary, binary, add, ADD, NONE, "Add") \
     O(sub, INPUT, binary, binary, add, SUB, NEG, "Sub") \
@@ -157,7 +170,7 @@
     O(multi_margin_loss, LOSS, pair, pair, pair, MULTI_MARGIN, NONE, "") \
     O(interpolate, INPUT, interpolate, interpolate, interpolate, NONE, NONE, "Resize") \
     O(argsort, INPUT, argsort, argsort, none, NONE, NONE, "") \
-    MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
+    MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O) MPT__RECURRENT_OPS(O)
 
 typedef enum {
     MPT__OP_none,

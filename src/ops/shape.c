@@ -467,13 +467,13 @@ static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int 
 static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
                             bool stacks) {
     mpt_context *ctx = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
-    mpt_tensor group[MPT__MAX_INPUTS];
+    mpt_tensor group[MPT__USER_INPUTS];
     int in_group = 0;
     for (int i = 0; i < count && ctx; i++) {
         if (!tensors[i].context && !tensors[i].slot)
             return mpt__misused(ctx, name, HANDLE, "argument %d is a null handle", i + 1);
         group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
-        if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
+        if (in_group < MPT__USER_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes = mpt__no_attributes;
         attributes.index[0] = dim;
         group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);

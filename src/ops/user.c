@@ -7,7 +7,7 @@
 #ifndef MPT__OPS_USER_INCLUDED
 #define MPT__OPS_USER_INCLUDED
 
-#include "ops/resize.c"
+#include "ops/recurrent.c"
 
 typedef struct {
     mpt__id id;
@@ -31,13 +31,13 @@ struct mpt_op_call {
 mpt_op mpt_op_register(mpt_context *ctx, const mpt_op_class *cls, void *user) {
     if (!mpt__enter(ctx, "mpt_op_register")) return mpt__op_handle(ctx, NULL);
     bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
-                cls->n_inputs <= MPT__MAX_INPUTS && cls->n_outputs >= 1 &&
+                cls->n_inputs <= MPT__USER_INPUTS && cls->n_outputs >= 1 &&
                 cls->n_outputs <= MPT__MAX_OUTPUTS;
     mpt__op *op = NULL;
     if (!good)
         mpt__error(ctx, ARGUMENT,
                    "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
-                   (int)MPT__MAX_INPUTS, (int)MPT__MAX_OUTPUTS);
+                   (int)MPT__USER_INPUTS, (int)MPT__MAX_OUTPUTS);
     else
         op = (mpt__op *)mpt__object_make(ctx, MPT__USER_OP, sizeof *op);
     if (op) op->cls = *cls, op->user = user;
@@ -50,7 +50,7 @@ mpt_op mpt_op_register(mpt_context *ctx, const mpt_op_class *cls, void *user) {
 static mpt_tensor *mpt__call_slot(mpt_op_call *call, const char *name, int kind, int index) {
     if (!call || !mpt__enter(call->frame->context, name)) return NULL;
     int count = kind == MPT__CALL_OUTPUT  ? call->frame->n_out
-                : kind == MPT__CALL_SAVED ? MPT__MAX_SAVED
+                : kind == MPT__CALL_SAVED ? MPT__USER_INPUTS
                                           : call->frame->n_in;
     if (index >= 0 && index < count) return &call->slot[kind][index];
     mpt__error(call->frame->context, ARGUMENT, "op %s: index %d is not in 0..%d",
@@ -109,7 +109,7 @@ mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
     if (!call->backward) return mpt__refuse(ctx, STATE, "to be called in %s only", "backward");
     const mpt__tensor *dy = call->frame->dy[index];
     if (dy) return mpt__handle(ctx, mpt__tensor_alias(ctx, dy));
-    const mpt__tensor *like = call->frame->saved[MPT__MAX_SAVED + index]; /* there are several */
+    const mpt__tensor *like = call->frame->saved[MPT__USER_INPUTS + index]; /* there are several */
     return mpt__filled(ctx, "mpt_op_output_grad", (mpt_dtype)like->dtype, &like->shape, 0.0);
 }
 
@@ -148,7 +148,7 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
     /* Saved tensors and gradients live in slots whose handles may have ended: show them as
        views. */
     if (mpt_scope_begin(ctx) != MPT_OK) return ctx->base.status;
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+    for (int i = 0; i < MPT__USER_INPUTS; i++) {
         const mpt__tensor *saved = frame->saved[i];
         if (!saved) continue;
         call.slot[MPT__CALL_SAVED][i] = mpt__handle(ctx, mpt__tensor_alias(ctx, saved));
@@ -236,7 +236,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
         frame->out[i] = mpt__tensor_alias(ctx, value);
         if (!frame->out[i]) return ctx->base.status;
     }
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+    for (int i = 0; i < MPT__USER_INPUTS; i++) {
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
         mpt__save(frame, saved.slot ? mpt__at(ctx, saved, "saved tensor") : NULL);
     }
@@ -253,7 +253,7 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
         return mpt__error(ctx, ARGUMENT, "op %s takes %d inputs and %d outputs, got %d and %d",
                           found->cls.name, found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
-    mpt_tensor cast[MPT__MAX_INPUTS];
+    mpt_tensor cast[MPT__USER_INPUTS];
     mpt__user_cast_inputs(ctx, found, in, n_in, cast);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = (int64_t)op.slot;

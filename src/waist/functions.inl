@@ -49,4 +49,44 @@ MPT__OP v_f v_silu_slope(v_f a) {
     return v_mul(s, v_add(one, v_mul(a, v_sub(one, s))));
 }
 
+#ifndef MPTRAIN_NO_RECURRENT
+/* ==== Recurrent cells ====
+ *
+ * a: what x gives to the gates, which become the gates; backward: the gates, which become the
+ * slopes by what x and state gave. What they return is h, or the slope by the state before. */
+
+/* i f g o; *c: before, then after. */
+MPT__OP v_f v_lstm(v_f *a, v_f *c) {
+    a[0] = v_sigmoid(a[0]), a[1] = v_sigmoid(a[1]);
+    a[2] = v_tanh(a[2]), a[3] = v_sigmoid(a[3]);
+    *c = v_add(v_mul(a[1], *c), v_mul(a[0], a[2]));
+    return v_mul(a[3], v_tanh(*c));
+}
+/* dh and dc: slopes by h and by c after; returns that by c before. */
+MPT__OP v_f v_lstm_slopes(v_f *a, v_f before, v_f after, v_f dh, v_f dc) {
+    v_f one = v_set(1), i = a[0], f = a[1], g = a[2], o = a[3], t = v_tanh(after);
+    v_f slope = v_add(dc, v_mul(v_mul(dh, o), v_sub(one, v_mul(t, t))));
+    a[0] = v_mul(v_mul(slope, g), v_mul(i, v_sub(one, i)));
+    a[1] = v_mul(v_mul(slope, before), v_mul(f, v_sub(one, f)));
+    a[2] = v_mul(v_mul(slope, i), v_sub(one, v_mul(g, g)));
+    a[3] = v_mul(v_mul(dh, t), v_mul(o, v_sub(one, o)));
+    return v_mul(slope, f);
+}
+/* r z n; p: the third part of what h gives. */
+MPT__OP v_f v_gru(v_f *a, v_f p, v_f h) {
+    a[0] = v_sigmoid(a[0]), a[1] = v_sigmoid(a[1]);
+    a[2] = v_tanh(v_add(a[2], v_mul(a[0], p)));
+    return v_add(a[2], v_mul(a[1], v_sub(h, a[2])));
+}
+/* *p becomes the slope by it; returns what reaches h straight. */
+MPT__OP v_f v_gru_slopes(v_f *a, v_f *p, v_f h, v_f dh) {
+    v_f one = v_set(1), r = a[0], z = a[1], n = a[2];
+    a[2] = v_mul(v_mul(dh, v_sub(one, z)), v_sub(one, v_mul(n, n)));
+    a[1] = v_mul(v_mul(dh, v_sub(h, n)), v_mul(z, v_sub(one, z)));
+    a[0] = v_mul(v_mul(a[2], *p), v_mul(r, v_sub(one, r)));
+    *p = v_mul(a[2], r);
+    return v_mul(dh, z);
+}
+#endif
+
 #endif

@@ -156,7 +156,8 @@ typedef struct mpt__operand {
  */
 #define MPT__KERNELS(K) \
     MPT__CORE_KERNELS(K) \
-    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
+    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K) \
+    MPT__RECURRENT_KERNELS(K)
 #define MPT__CORE_KERNELS(K) \
     K(FILL, fill, 0) \
     K(COPY, copy, 0) \
@@ -296,6 +297,33 @@ typedef enum mpt__fp8_way {
 } mpt__fp8_way;
 enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY }; /* in a state */
 enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
+
+/* ---- Recurrent cells ----
+ *
+ * A step of B sequences by a cell, index[0], of H numbers; all operands are [B, n] with neighbours
+ * in a row, n being H or G H with G gates side by side: 1; LSTM: 4, i f g o; GRU: 3, r z n. Slopes
+ * are those of the loss. A sequence whose o(lengths) <= index[1], the step's number, is over: it
+ * gives 0, and what its state is stays.
+ *
+ * RECURRENT  o0 rw: what x gives to the gates, in; the gates, out. o1? r: what the state gives, o2?
+ *           r [G H]: its bias; absent: 0. o3? r: LSTM c, GRU h before, absent: 0; o4? w: LSTM c,
+ *           GRU the third part of o1 + o2. o5 w h. o6? r lengths i64 [B], o7? w h that stays, where
+ *           a sequence is over o8? r, absent: 0. CARRY: o5 w = o1 r, n any.
+ * RECURRENT_BACKWARD  o0 r gates, o3? r and o4 r as above; o5? r slope by h; o6 rw slope by the
+ *           state after, which becomes what of that by the state before does not go through o2; o7
+ *           rw the same of c (LSTM). o1 w slopes by what x gives, o2? w by what the state gives
+ *           (GRU; those of others are o1). o8? r lengths. CARRY: o1 w = o5 + o6, which becomes
+ *           0. */
+#define MPT__RECURRENT_KERNELS(K) \
+    K(RECURRENT, recurrent, 0) \
+    K(RECURRENT_BACKWARD, recurrent_backward, 0)
+typedef enum mpt__cell {
+    MPT__CELL_TANH,
+    MPT__CELL_RELU,
+    MPT__CELL_LSTM,
+    MPT__CELL_GRU,
+    MPT__CELL_CARRY
+} mpt__cell;
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,

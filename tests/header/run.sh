@@ -228,7 +228,7 @@ two_files() { # two_files NAME COMPILER LANGUAGE FLAGS
     done
 }
 mixed='-DMPTRAIN_NO_THREADS -DMPTRAIN_NO_SIMD -DMPTRAIN_NO_AMX -DMPTRAIN_EMULATE_AMX
-    -DMPTRAIN_NO_CONV -DMPTRAIN_NO_ATTENTION -DMPTRAIN_NO_FP8'
+    -DMPTRAIN_NO_CONV -DMPTRAIN_NO_ATTENTION -DMPTRAIN_NO_FP8 -DMPTRAIN_NO_RECURRENT'
 mixed=$(echo $mixed)
 for c in $c_compilers; do
     if [ $c = gcc ]; then level=-O2; else level=-O0; fi
@@ -262,7 +262,7 @@ add_option_job none ''
 for option in $options; do add_option_job "$option" "-D$option"; done
 add_option_job all "$all_options"
 core_options=
-for option in CONV ATTENTION FP8 FIT GRAPH RESUME WATCH; do
+for option in CONV ATTENTION FP8 FIT GRAPH RECURRENT RESUME WATCH; do
     core_options="$core_options -DMPTRAIN_NO_$option"
 done
 job core-object "$cc -std=c11 -O2 $strict $include $core_options -c -o core.o implementation.c"
@@ -277,7 +277,8 @@ if have $arm; then
     job embedded-profile-with-all-layers "$tiny $strict -Wframe-larger-than=8192 $embedded \
         -c -o frames.o implementation.c"
     job embedded-profile "$tiny $strict $embedded -DMPTRAIN_NO_CONV -DMPTRAIN_NO_ATTENTION \
-        -DMPTRAIN_NO_GRAPH -DMPTRAIN_NO_WATCH -DMPTRAIN_NO_RESUME -c -o embedded.o implementation.c"
+        -DMPTRAIN_NO_GRAPH -DMPTRAIN_NO_WATCH -DMPTRAIN_NO_RESUME \
+        -DMPTRAIN_NO_RECURRENT -c -o embedded.o implementation.c"
     # What a device gets: a program that trains, without what it does not call.
     job embedded-program "$tiny -ffunction-sections -fdata-sections -Wl,--gc-sections -o embedded \
         $top/examples/embedded.c -lm"

@@ -39,6 +39,7 @@
 #include "cpu/template/norm.c"
 #include "cpu/template/gemm.c"
 #include "cpu/template/halves.c"
+#include "cpu/template/recurrent.c"
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -92,6 +93,11 @@ static const mpt__routines MPT__LEVEL(routines) = {
     NULL,
     NULL
 #endif
+#endif
+#ifndef MPTRAIN_NO_RECURRENT
+    ,
+    MPT__LEVEL(cell),
+    MPT__LEVEL(cell_slopes)
 #endif
 };
 
