@@ -297,6 +297,15 @@ static mpt_tensor call_scaled_dot_product_attention(const mpt_tensor *in, int v)
     return mpt_scaled_dot_product_attention(in[0], in[1], in[2], &config);
 }
 
+static mpt_tensor call_rope(const mpt_tensor *in, int v) {
+    mpt_rope_config config = mpt_rope_config_default();
+    config.base = v ? 500.0 * v : 10000.0;
+    config.offset = 3 * v;
+    config.interleaved = v & 1;
+    config.heads = v > 2 ? 2 : 0;
+    return mpt_rope(in[0], &config);
+}
+
 static mpt_tensor call_linear_cross_entropy(const mpt_tensor *in, int v) {
     static const int64_t targets[6] = {1, 0, -100, 2, 1, 2};
     static const double by_class[3] = {0.5, 2.0, 1.25};
@@ -457,6 +466,8 @@ static void make_cases(void) {
                                                {S(1, 4), S(1, 4), S(1, 4)}};
     const mpt_shape tables[VARIANTS][MAX_IN] = {
         {S(3, 4)}, {S(5, 1)}, {S(3, 2)}, {S(4, 5)}, {S(3, 3)}};
+    const mpt_shape turned[VARIANTS][MAX_IN] = {
+        {S(5, 4)}, {S(2, 3, 6)}, {S(1, 2, 3, 8)}, {S(2, 3, 8)}, {S(1, 9, 4)}};
     const mpt_shape heads[VARIANTS][MAX_IN] = {{S(3, 4), S(5, 4), S(5, 2)},
                                                {S(2, 4, 3), S(2, 6, 3), S(2, 6, 3)},
                                                {S(2, 3, 4), S(1, 5, 4), S(1, 5, 4)},
@@ -568,6 +579,7 @@ static void make_cases(void) {
     CASE(user, 1, -2, 2, matrix);
     CASE(embedding, 1, -2, 2, tables);
     CASE(scaled_dot_product_attention, 3, -2, 2, heads);
+    CASE(rope, 1, -2, 2, turned);
     CASE(linear_cross_entropy, 2, -2, 2, classified);
 #define RECURRENT(G, T, B, I) {S(T, B, I), S(G * 2, I), S(G * 2, 2), S(G * 2), S(G * 2), S(B, 2)}
 #define RECURRENT_FIRST(G, B, T, I) \
@@ -842,7 +854,7 @@ static bool without_floats(const char *op) {
 TEST(every_row_met_its_goldens) {
     static const char *const files[] = {"equal.more.bin", "equal.losses.bin", "equal.norm.bin",
                                         "equal.conv.bin", "equal.attention.bin",
-                                        "equal.recurrent.bin"};
+                                        "equal.recurrent.bin", "equal.transformer.bin"};
     static const char *const dtypes[] = {"fp32", "fp16", "bf16", "whole numbers"};
     seen_count = 0;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)

@@ -1084,6 +1084,26 @@ TEST(attention) {
     config.dropout = 0, config.scale = 1e308 * 10;
     CASE(mpt_scaled_dot_product_attention, ARGUMENT, "a finite number",
          mpt_scaled_dot_product_attention(q, q, q, &config));
+    mpt_rope_config rope = mpt_rope_config_default();
+    QUIET(mpt_rope_config_default, rope.base == 10000);
+    TENSOR(mpt_rope, mpt_rope(t_, NULL));
+    CASE(mpt_rope, SHAPE, "[.., T, D] of rank 2 to 4", mpt_rope(deep, NULL));
+    CASE(mpt_rope, SHAPE, "input [3, 5]: expected [.., T, D]", mpt_rope(f.wide, NULL));
+    CASE(mpt_rope, DTYPE, "argument 1 has dtype int64", mpt_rope(f.longs, NULL));
+    rope.heads = 3;
+    CASE(mpt_rope, SHAPE, "expected [B, T, heads * D] with an even D", mpt_rope(q, &rope));
+    rope.heads = 256;
+    CASE(mpt_rope, ARGUMENT, "256 heads", mpt_rope(f.x, &rope));
+    rope.heads = 0, rope.base = 0;
+    CASE(mpt_rope, ARGUMENT, "base 0", mpt_rope(f.x, &rope));
+    rope.base = 1, rope.offset = -1;
+    CASE(mpt_rope, ARGUMENT, "offset -1", mpt_rope(f.x, &rope));
+    TENSOR(mpt_glu, mpt_glu(t_, -1, MPT_GATE_SILU));
+    CASE(mpt_glu, SHAPE, "dimension 0 has no two halves", mpt_glu(f.wide, 0, MPT_GATE_SILU));
+    CASE(mpt_glu, SHAPE, "dimension 2 has no two halves", mpt_glu(f.x, 2, MPT_GATE_SILU));
+    CASE(mpt_glu, ARGUMENT, "gate 3 is no mpt_gate", mpt_glu(f.x, 1, (mpt_gate)3));
+    NOWHERE(mpt_nn_glu, mpt_nn_glu(NULL, MPT_GATE_SILU).slot == 0);
+    CASE(mpt_nn_glu, ARGUMENT, "gate 7 is no mpt_gate", mpt_nn_glu(f.context, (mpt_gate)7));
     mpt_multi_head_config heads = mpt_multi_head_config_default();
     QUIET(mpt_multi_head_config_default, heads.bias);
     NOWHERE(mpt_nn_multi_head_attention, mpt_nn_multi_head_attention(NULL, 8, 2, NULL).slot == 0);
@@ -1094,6 +1114,12 @@ TEST(attention) {
     heads.dropout = -1;
     CASE(mpt_nn_multi_head_attention, ARGUMENT, "dropout -1",
          mpt_nn_multi_head_attention(f.context, 8, 2, &heads));
+    heads.dropout = 0, heads.rope = rope;
+    CASE(mpt_nn_multi_head_attention, ARGUMENT, "rope of base 1, offset -1, heads of 4",
+         mpt_nn_multi_head_attention(f.context, 8, 2, &heads));
+    heads.rope.offset = 0;
+    CASE(mpt_nn_multi_head_attention, ARGUMENT, "heads of 1: expected more than 0, 0 to 2^40",
+         mpt_nn_multi_head_attention(f.context, 8, 8, &heads));
     mpt_module layer = mpt_nn_multi_head_attention(f.context, 8, 2, NULL);
     mpt_tensor in[2], out[2];
     in[0] = in[1] = q;

@@ -126,6 +126,75 @@ static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
     mpt__cpu_embedding_run(call, 2, 0, 1, mpt__cpu_embedding_back_chunk);
 }
 
+/* ==== Rotary positions ==== */
+
+#define MPT__ROPE_ROWS 8   /* positions of a chunk */
+#define MPT__ROPE_PAIRS 64 /* whose sines are held at a time */
+
+typedef struct mpt__cpu_rope_work {
+    const mpt__cpu_call *call;
+    mpt__cpu_view from, to;
+} mpt__cpu_rope_work;
+
+/* m pairs from `first` on of row [b, h, t], by the cosines and sines of their angles. */
+static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3], int64_t first,
+                                int64_t m, const mpt__real *cosine, const mpt__real *sine) {
+    const mpt__launch *launch = w->call->launch;
+    const mpt__operand *x = &launch->operand[0], *y = &launch->operand[1];
+    const bool neighbours = launch->index[1] != 0;
+    const int64_t step = neighbours ? 2 : 1, second = neighbours ? 1 : x->shape[3] / 2;
+    int64_t from = step * first * x->stride[3], to = step * first * y->stride[3];
+    mpt__real block[2][MPT__ROPE_PAIRS], product[MPT__ROPE_PAIRS], sum[MPT__ROPE_PAIRS];
+    for (int d = 0; d < 3; d++) from += row[d] * x->stride[d], to += row[d] * y->stride[d];
+    const mpt__real *a = mpt__cpu_in(&w->from, from, step * x->stride[3], block[0], m);
+    const mpt__real *b =
+        mpt__cpu_in(&w->from, from + second * x->stride[3], step * x->stride[3], block[1], m);
+    for (int i = 0; i < 2; i++) {
+        const mpt__binary_fn times = w->call->routines->binary[MPT__BINARY_MUL];
+        times(product, a, i ? sine : cosine, m, 0, 0);
+        times(sum, b, i ? cosine : sine, m, 0, 0);
+        w->call->routines->binary[i ? MPT__BINARY_ADD : MPT__BINARY_SUB](sum, product, sum, m, 0,
+                                                                         0);
+        mpt__cpu_put(&w->to, to + i * second * y->stride[3], step * y->stride[3], sum, m);
+    }
+}
+
+static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_rope_work *w = (const mpt__cpu_rope_work *)work;
+    const mpt__launch *launch = w->call->launch;
+    const int64_t *size = launch->operand[0].shape, half = size[3] / 2;
+    const int64_t begin = chunk * MPT__ROPE_ROWS;
+    const int64_t end = mpt__cpu_min(begin + MPT__ROPE_ROWS, size[2]);
+    const double slope = -mpt__ln(launch->imm[0]) / (double)half;
+    double frequency[MPT__ROPE_PAIRS], sine, cosine;
+    mpt__real turn[2][MPT__ROPE_PAIRS];
+    int64_t row[3];
+    (void)thread;
+    for (int64_t first = 0, m; first < half; first += m) {
+        m = mpt__cpu_min(MPT__ROPE_PAIRS, half - first);
+        for (int64_t i = 0; i < m; i++) frequency[i] = mpt__exp((double)(first + i) * slope);
+        for (row[2] = begin; row[2] < end; row[2]++) {
+            for (int64_t i = 0; i < m; i++) {
+                mpt__sincos((double)(launch->index[0] + row[2]) * frequency[i], &sine, &cosine);
+                turn[0][i] = (mpt__real)cosine, turn[1][i] = (mpt__real)(sine * launch->imm[1]);
+            }
+            for (row[0] = 0; row[0] < size[0]; row[0]++)
+                for (row[1] = 0; row[1] < size[1]; row[1]++)
+                    mpt__cpu_rope_pairs(w, row, first, m, turn[0], turn[1]);
+        }
+    }
+}
+
+static void mpt__cpu_rope(const mpt__cpu_call *call) {
+    const int64_t *size = call->launch->operand[0].shape;
+    mpt__cpu_rope_work w;
+    w.call = call;
+    w.from = mpt__cpu_view_of(call, 0), w.to = mpt__cpu_view_of(call, 1);
+    const int64_t work = mpt__cpu_times(mpt__cpu_times(size[0], size[1]), size[2] * size[3]);
+    mpt__parallel(call->pool, mpt__cpu_chunks(size[2], MPT__ROPE_ROWS),
+                  mpt__cpu_cost(call, work, 3.0), mpt__cpu_rope_chunk, &w);
+}
+
 /* ==== Attention: what its three kernels share ==== */
 
 #define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
@@ -270,7 +339,7 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
                                  o->stride[2], 1};
     for (int64_t j = 0; w->pairs && j < t->n; j += MPT__BF16X2_WIDTH)
         mpt__bf16x2_pack(to + j * (columns / 2), true, &side, j,
-                        mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
+                         mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
     if (w->pairs) return;
 #endif
     mpt__attention_rows rows =
@@ -329,8 +398,8 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
 #ifdef MPT__HAS_BF16X2
 /* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
 static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__real *a,
-                                     int64_t outer, int64_t inner, mpt__attention_rows b,
-                                     mpt__real *c, int64_t m, int64_t n, int64_t depth) {
+                                      int64_t outer, int64_t inner, mpt__attention_rows b,
+                                      mpt__real *c, int64_t m, int64_t n, int64_t depth) {
     const int64_t wide = MPT__BF16X2_WIDTH, down = MPT__BF16X2_ROWS, even = (depth + 1) / 2 * 2;
     const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
@@ -338,7 +407,7 @@ static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__r
     float panel[MPT__BF16X2_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
     for (int64_t j = 0; j < n; j += wide)
         mpt__bf16x2_pack(panels + j * (even / 2), true, &rows, j, mpt__cpu_min(wide, n - j), 0,
-                        depth);
+                         depth);
     for (int64_t i = 0; i < m; i += down) {
         const mpt__gemm_side left[2] = {{(const char *)panel, MPT_F32, 0, 1, down},
                                         {(const char *)panels, MPT_F32, 0, 1, 0}};
@@ -348,7 +417,7 @@ static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__r
                 {(const char *)(panels + j * (even / 2)), MPT_F32, 0, 1, wide},
                 {(const char *)panels, MPT_F32, 0, 1, 0}};
             mpt__bf16x2_tile(even, left, right, c + i * n + j, n, (int)mpt__cpu_min(down, m - i),
-                            (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
+                             (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
         }
     }
 }
@@ -388,8 +457,8 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
             mpt__bf16x2_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
-                                 own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
-                                 i == 0 ? (float)w->scale : 1.0f);
+                               own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
+                               i == 0 ? (float)w->scale : 1.0f);
     }
     if (w->pairs) return rows;
 #endif
@@ -468,8 +537,8 @@ static const mpt__real *mpt__attention_row_at(const mpt__attention *w, mpt__atte
    then meet one by one those that see them or are seen. */
 static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attention_tile *at,
                                bool careful, const mpt__real *a, int64_t outer, int64_t inner,
-                               mpt__attention_rows b, bool keys, mpt__real *c, int64_t m,
-                               int64_t n, int64_t depth) {
+                               mpt__attention_rows b, bool keys, mpt__real *c, int64_t m, int64_t n,
+                               int64_t depth) {
     const mpt__attention *w = t->w;
     if (!careful) {
         mpt__attention_add(t, a, outer, inner, b, c, m, n, depth);
@@ -655,7 +724,7 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t i = 0; i < t.n; i++) {
         mpt__real lane[MPT__SUM_LANES] = {0};
         w->routines->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
-                                          w->width, 0, 0);
+                                             w->width, 0, 0);
         w->routines->add_lanes(lane, 0, product, w->width);
         delta[i] = mpt__cpu_fold_lanes(lane);
     }

@@ -506,3 +506,46 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
                                 mpt__attention_bytes(w, true), call->stream>>>(w);
     return MPT_OK;
 }
+
+/* ---- Rotary positions ---- */
+
+struct mpt__rope {
+    mpt__array x, y;
+    long long count, heads, rows, half, first; /* count: pairs */
+    double base, sign;
+    int neighbours;
+};
+
+__global__ void mpt__rope_kernel(const mpt__rope w) {
+    MPT__EACH(i, w.count) {
+        const long long pair = i % w.half, t = i / w.half % w.rows;
+        const long long h = i / w.half / w.rows % w.heads, b = i / w.half / w.rows / w.heads;
+        const double angle =
+            (double)(w.first + t) * pow(w.base, -(double)pair / (double)w.half);
+        const float cosine = (float)cos(angle), sine = (float)(sin(angle) * w.sign);
+        const long long one = w.neighbours ? 2 * pair : pair;
+        const long long two = w.neighbours ? one + 1 : one + w.half;
+        const long long from = mpt__attention_row(w.x, b, h, t);
+        const long long to = mpt__attention_row(w.y, b, h, t);
+        const float p = mpt__load(w.x.data, w.x.dtype, from + one * w.x.stride[3]);
+        const float q = mpt__load(w.x.data, w.x.dtype, from + two * w.x.stride[3]);
+        mpt__put(w.y, to + one * w.y.stride[3], p * cosine - q * sine);
+        mpt__put(w.y, to + two * w.y.stride[3], p * sine + q * cosine);
+    }
+}
+
+mpt_status mpt__cuda_rope(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const int64_t *size = launch->operand[0].shape;
+    mpt__rope w;
+    memset(&w, 0, sizeof w);
+    w.x = mpt__array_of(call, 0);
+    w.y = mpt__array_of(call, 1);
+    w.heads = size[1], w.rows = size[2], w.half = size[3] / 2;
+    w.count = size[0] * w.heads * w.rows * w.half;
+    w.first = launch->index[0], w.neighbours = launch->index[1] != 0;
+    w.base = launch->imm[0], w.sign = launch->imm[1];
+    if (w.count == 0) return MPT_OK;
+    mpt__rope_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}

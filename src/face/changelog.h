@@ -14,7 +14,8 @@
     to AMX, for AArch64, and portable C everywhere, whose bits vectors give on request; CUDA kernels
     in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
     a second file; draws of classes by weight; confusion matrices; L-BFGS; hooks at modules;
-    recurrent layers: RNN, LSTM, GRU and their cells.
+    recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units (SwiGLU), norms
+    of queries and keys.
 */
 
 /* ==== Licence ================================================================================

@@ -186,10 +186,36 @@ MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
 MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                                         const mpt_attention_config *config);
 
+/* Rotary positions, arXiv:2104.09864: pair i of the D / 2 of row t is turned by (offset + t)
+   base^(-2 i / D) radians. x [.., T, D] of rank 2 to 4, or with `heads` [B, T, heads * D], and D
+   even. Angles are doubles, the rest is fp32, also in backward; the result has the dtype of x. */
+typedef struct mpt_rope_config {
+    double base;      /* 10000 */
+    int64_t offset;   /* 0; position of the first row: how many a cache holds */
+    bool interleaved; /* false: elements i and i + D / 2 are a pair, as in GPT-NeoX and Hugging
+                         Face's Llama; true: 2 i and 2 i + 1, as in the paper and Meta's Llama */
+    int heads;        /* 0; side by side in the last dimension, at most 255 */
+} mpt_rope_config;
+MPTRAIN_API mpt_rope_config mpt_rope_config_default(void);
+MPTRAIN_API mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config);
+
+/* Gated units, arXiv:2002.05202: x in two halves a and b along dim. */
+typedef enum mpt_gate {
+    MPT_GATE_SIGMOID = 0, /* a sigmoid(b): torch.nn.functional.glu */
+    MPT_GATE_SILU,        /* silu(a) b: SwiGLU */
+    MPT_GATE_GELU         /* gelu(a) b: GEGLU */
+} mpt_gate;
+MPTRAIN_API mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate);
+/* Along the last dimension. */
+MPTRAIN_API mpt_module mpt_nn_glu(mpt_context *context, mpt_gate gate);
+
 typedef struct mpt_multi_head_config {
     bool bias;      /* true */
     bool causal;    /* false */
     double dropout; /* 0: of the attention weights */
+    bool qk_norm;   /* false; RMS norms of each head's queries and keys, eps 1e-5, with the
+                       parameters "q_norm.weight" and "k_norm.weight" [width / heads], as Qwen3 */
+    mpt_rope_config rope; /* base 0: none. Queries and keys behind the norms; heads do not count */
 } mpt_multi_head_config;
 MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
 /* torch.nn.MultiheadAttention with batch_first and without weights as a result: "in_proj_weight"

@@ -58,8 +58,31 @@ static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor w
     return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
 }
 
+/* The module's attributes: imm[0] base of rotary positions, 0: none; imm[1] dropout; index: causal,
+   norms of queries and keys, offset of positions, interleaved; rank: heads. */
+static bool mpt__places(const mpt__module *module) {
+    return module->attributes.imm[0] > 0.0 || module->attributes.index[1];
+}
+
 static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
     return a.slot == b.slot && a.generation == b.generation;
+}
+
+/* Queries or keys [B, T, width], each head's normed and turned as the layer's config says. */
+static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__module *module,
+                              mpt_tensor x, const char *norm) {
+    const mpt__attributes *a = &module->attributes;
+    const mpt_shape shape = mpt_get_shape(x);
+    mpt_rope_config rope = mpt_rope_config_default();
+    rope.base = a->imm[0], rope.offset = a->index[2], rope.interleaved = a->index[3] != 0;
+    rope.heads = a->rank;
+    if (shape.rank == 3 && a->index[1] && mpt__ok(self.context)) {
+        const mpt_shape heads = MPT_SHAPE(shape.dim[0], shape.dim[1], a->rank, -1);
+        x = mpt__spare(spares, mpt_reshape(x, heads));
+        x = mpt__spare(spares, mpt_forward(mpt_child(self, norm), x));
+        x = mpt__spare(spares, mpt_reshape(x, shape));
+    }
+    return rope.base > 0.0 ? mpt__spare(spares, mpt_rope(x, &rope)) : x;
 }
 
 /* in: x, or query, key, value, and maybe a mask. */
@@ -91,6 +114,13 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
     for (int i = 0; i < 3 && !own; i++)
         part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
+    if (mpt__places(module)) {
+        const mpt_tensor all = part[0];
+        for (int i = 0; i < 3 && own; i++)
+            part[i] = mpt__spare(&spares, mpt_slice(all, -1, i * width, (i + 1) * width, 1));
+        part[0] = mpt__placed(&spares, self, module, part[0], "q_norm");
+        part[1] = mpt__placed(&spares, self, module, part[1], "k_norm");
+    }
     mpt_module project = mpt_child(self, "out_proj");
     if (!mpt__ok(ctx)) return ctx->base.status;
     mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
@@ -107,44 +137,94 @@ mpt_multi_head_config mpt_multi_head_config_default(void) {
     return config;
 }
 
+#ifndef MPTRAIN_NO_ATTENTION
+/* Parameters and children of a layer; children: the last projection, norms of queries and keys. */
+static void mpt__multi_head_fill(mpt_context *ctx, mpt__module *module, int64_t width, int heads,
+                                 const mpt_multi_head_config *config,
+                                 const mpt_module children[3]) {
+    static const char *const names[] = {"out_proj", "q_norm", "k_norm"};
+    const mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
+    mpt__attributes *a = &module->attributes;
+    module->cls.forward = mpt__multi_head_forward;
+    module->cls.n_inputs = 0;
+    a->rank = (uint8_t)heads;
+    a->imm[0] = config->rope.base, a->imm[1] = config->dropout;
+    a->index[0] = config->causal, a->index[1] = config->qk_norm;
+    a->index[2] = config->rope.offset, a->index[3] = config->rope.interleaved;
+    mpt__add_parameter(ctx, module, "in_proj_weight", &weight,
+                       mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
+    if (config->bias) {
+        mpt__add_parameter(ctx, module, "in_proj_bias", &bias, mpt_init_make(MPT_INIT_ZEROS, 0, 0),
+                           0);
+        mpt__module_at(ctx, children[0])->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
+    }
+    for (int i = 0; i < (config->qk_norm ? 3 : 1); i++)
+        mpt__add_child(ctx, module, names[i], mpt__module_at(ctx, children[i]));
+}
+
 mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
                                        const mpt_multi_head_config *config) {
     static const char name[] = "mpt_nn_multi_head_attention";
     mpt_multi_head_config defaults = mpt_multi_head_config_default();
     if (!config) config = &defaults;
+    const bool turns = config->rope.base != 0.0;
     bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
                 width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
-    mpt_module project = mpt__module_handle(ctx, NULL);
-    if (good) project = mpt__linear_new(ctx, name, width, width, config->bias);
-    mpt__module *child = project.slot ? mpt__module_at(ctx, project) : NULL;
+    const bool placed =
+        good && (!turns || (mpt__good_rope(&config->rope) && width / heads % 2 == 0));
+    mpt_module child[3];
+    for (int i = 0; i < 3; i++) child[i] = mpt__module_handle(ctx, NULL);
+    if (placed) child[0] = mpt__linear_new(ctx, name, width, width, config->bias);
+    for (int i = 1; i < 3 && child[0].slot && config->qk_norm; i++)
+        child[i] = mpt_nn_rms_norm(ctx, MPT_SHAPE(width / heads), NULL);
+    const bool whole = child[0].slot && (!config->qk_norm || (child[1].slot && child[2].slot));
     mpt__module *module =
-        child || !good ? mpt__attention_layer(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
+        whole || !placed ? mpt__attention_layer(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
     if (module && !good)
         mpt__error(ctx, ARGUMENT,
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
                    "probability",
                    width, heads, config->dropout);
-#ifndef MPTRAIN_NO_ATTENTION
-    if (module && mpt__ok(ctx)) {
-        mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
-        module->cls.forward = mpt__multi_head_forward;
-        module->cls.n_inputs = 0;
-        module->attributes.rank = (uint8_t)heads;
-        module->attributes.imm[1] = config->dropout;
-        module->attributes.index[0] = config->causal;
-        mpt__add_parameter(ctx, module, "in_proj_weight", &weight,
-                           mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
-        if (config->bias) {
-            mpt__add_parameter(ctx, module, "in_proj_bias", &bias,
-                               mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
-            child->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
-        }
-        mpt__add_child(ctx, module, "out_proj", child);
-    }
-#endif
+    else if (module && !placed)
+        mpt__error(ctx, ARGUMENT,
+                   "rope of base %g, offset %lld, heads of %lld: expected more than 0, 0 to 2^40, "
+                   "and an even width",
+                   config->rope.base, config->rope.offset, width / heads);
+    if (module && mpt__ok(ctx)) mpt__multi_head_fill(ctx, module, width, heads, config, child);
     mpt_module made = mpt__layer_made(ctx, module);
-    if (ctx && !made.slot) mpt__number_back(ctx, &project, 1);
+    if (ctx && !made.slot) mpt__number_back(ctx, child, child[2].slot ? 3 : child[1].slot ? 2 : 1);
     return made;
 }
+
+/* ==== Gated units ==== */
+
+static mpt_tensor mpt__glu_run(mpt_context *ctx, mpt__module *module, mpt_tensor x,
+                               mpt_tensor residual, bool relu) {
+    (void)ctx, (void)residual, (void)relu;
+    return mpt_glu(x, -1, (mpt_gate)module->attributes.index[0]);
+}
+
+mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
+    mpt__module *module = mpt__layer_new(ctx, "mpt_nn_glu", MPT__LAYER_glu);
+    if (!module) return mpt__module_handle(ctx, NULL);
+    module->attributes.index[0] = gate, module->run = mpt__glu_run;
+    mpt__check_gate(ctx, gate);
+    return mpt__layer_made(ctx, module);
+}
+
+#else
+
+mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
+                                       const mpt_multi_head_config *config) {
+    (void)width, (void)heads, (void)config;
+    return mpt__layer_made(ctx, mpt__attention_layer(ctx, "mpt_nn_multi_head_attention",
+                                                     MPT__LAYER_multi_head_attention));
+}
+mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
+    (void)gate;
+    return mpt__layer_made(ctx, mpt__attention_layer(ctx, "mpt_nn_glu", MPT__LAYER_glu));
+}
+
+#endif
 
 #endif

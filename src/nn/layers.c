@@ -70,7 +70,8 @@ typedef struct {
     L(avg_pool2d, avg_pool2d, 1, NONE)
 #define MPT__ATTENTION_LAYERS(L) \
     L(embedding, embedding, 2, NONE) \
-    L(multi_head_attention, none, 0, NONE)
+    L(multi_head_attention, none, 0, NONE) \
+    L(glu, none, 0, NONE)
 
 typedef enum {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,

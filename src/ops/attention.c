@@ -266,6 +266,46 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
     return mpt__submit(ctx, launch);
 }
 
+/* ==== Rotary positions ====
+ *
+ * rank: heads, as above. imm[0]: base; index: the first position, interleaved. */
+
+static mpt_status mpt__rope_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    const int rank = x->shape.rank, heads = frame->attributes->rank;
+    if (!mpt__check_float(frame, 0)) return frame->context->base.status;
+    bool good = heads ? rank == 3 : rank >= 2 && rank <= 4;
+    const int64_t width = good ? x->shape.dim[rank - 1] : 0, unit = heads ? 2 * heads : 2;
+    if (width < unit || width % unit != 0)
+        return mpt__error(frame->context, SHAPE, "input %S: expected %s with an even D", &x->shape,
+                          heads ? "[B, T, heads * D]" : "[.., T, D] of rank 2 to 4");
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    return MPT_OK;
+}
+
+static mpt_status mpt__rope_launch(mpt__frame *frame, const mpt__tensor *from,
+                                   const mpt__tensor *to, double sign, mpt__access access) {
+    const mpt__attributes *a = frame->attributes;
+    const mpt__tensor x = mpt__attention_view(frame, from, 0, 1);
+    const mpt__tensor y = mpt__attention_view(frame, to, 0, 1);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ROPE);
+    launch->imm[0] = a->imm[0], launch->imm[1] = sign;
+    launch->index[0] = a->index[0], launch->index[1] = a->index[1];
+    mpt__reads(launch, 0, &x);
+    mpt__operand_of(launch, 1, &y, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__rope_forward(mpt__frame *frame) {
+    return mpt__rope_launch(frame, frame->in[0], frame->out[0], 1.0, MPT__WRITE);
+}
+
+/* The gradient is turned back. */
+static mpt_status mpt__rope_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
+    return mpt__rope_launch(frame, frame->dy[0], frame->dx, -1.0, frame->access);
+}
+
 /* ==== Linear and cross-entropy ====
  *
  * in: x [.., D], weight [V, D], targets [..], class weights or none. The logits of some rows exist
@@ -521,6 +561,76 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
         drops ? ctx->now.module_calls++ : 0);
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
+
+mpt_rope_config mpt_rope_config_default(void) {
+    mpt_rope_config config;
+    mpt__zero(config);
+    config.base = 10000.0;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_ATTENTION
+static mpt_tensor mpt__no_attention(mpt_tensor x, const char *name) {
+    return mpt__misused(x.context, name, UNSUPPORTED,
+                        "built without attention (MPTRAIN_NO_ATTENTION)");
+}
+mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
+    (void)config;
+    return mpt__no_attention(x, "mpt_rope");
+}
+mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
+    (void)dim, (void)gate;
+    return mpt__no_attention(x, "mpt_glu");
+}
+#else
+static bool mpt__good_rope(const mpt_rope_config *config) {
+    return config->base > 0.0 && mpt__f64_is_finite(config->base) && config->offset >= 0 &&
+           config->offset <= (int64_t)1 << 40;
+}
+
+mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
+    static const char name[] = "mpt_rope";
+    mpt_rope_config defaults = mpt_rope_config_default();
+    if (!config) config = &defaults;
+    if (!mpt__good_rope(config) || config->heads < 0 || config->heads > 255)
+        return mpt__misused(x.context, name, ARGUMENT,
+                            "base %g, offset %lld, %d heads: expected more than 0, 0 to 2^40, and "
+                            "at most 255",
+                            config->base, config->offset, config->heads);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.rank = (uint8_t)config->heads;
+    attributes.imm[0] = config->base;
+    attributes.index[0] = config->offset;
+    attributes.index[1] = config->interleaved;
+    return mpt__apply1(name, MPT__OP_rope, &x, 1, &attributes);
+}
+
+static bool mpt__check_gate(mpt_context *ctx, mpt_gate gate) {
+    return gate == MPT_GATE_SIGMOID || gate == MPT_GATE_SILU || gate == MPT_GATE_GELU ||
+           mpt__reject(ctx, ARGUMENT, "gate %d is no mpt_gate", (int)gate);
+}
+
+mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
+    static const char name[] = "mpt_glu";
+    const mpt__tensor *found = mpt__enter_at(x, name, "argument 1");
+    if (!found) return mpt__null(x.context);
+    const int rank = found->shape.rank, axis = dim < 0 ? dim + rank : dim;
+    if (axis < 0 || axis >= rank || found->shape.dim[axis] % 2 != 0)
+        return mpt__misused(x.context, name, SHAPE, "input %S: dimension %d has no two halves",
+                            &found->shape, dim);
+    if (!mpt__check_gate(x.context, gate)) return mpt__null(x.context);
+    const int64_t half = found->shape.dim[axis] / 2;
+    mpt__spares spares;
+    spares.count = 0;
+    mpt_tensor a = mpt__spare(&spares, mpt_slice(x, axis, 0, half, 1));
+    mpt_tensor b = mpt__spare(&spares, mpt_slice(x, axis, half, 2 * half, 1));
+    if (gate == MPT_GATE_SIGMOID)
+        b = mpt__spare(&spares, mpt_sigmoid(b));
+    else
+        a = mpt__spare(&spares, gate == MPT_GATE_SILU ? mpt_silu(a) : mpt_gelu(a));
+    return mpt__spares_end(&spares, mpt_mul(a, b));
+}
+#endif
 
 mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
                                     const mpt_nll_config *config) {

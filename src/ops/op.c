@@ -54,6 +54,7 @@
 #define MPT__ATTENTION_OPS(O) \
     O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather") \
     O(scaled_dot_product_attention, LOW, attention, attention, attention, NONE, NONE, "Attention") \
+    O(rope, ANY, rope, rope, rope, NONE, NONE, "RotaryEmbedding") \
     O(linear_cross_entropy, LOSS, linear_nll, linear_nll, linear_nll, NONE, NONE, "")
 #endif
 
@@ -214,7 +215,7 @@ static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim
 
 /* What a composition makes on its way, and gives back at its end. */
 typedef struct {
-    mpt_tensor tensor[16];
+    mpt_tensor tensor[24];
     int count;
 } mpt__spares;
 

@@ -264,13 +264,17 @@ typedef struct mpt__operand {
  *           rounded up to 4. compute_dtype rounds o0, o1 and o2 as in GEMM; all in between is fp32.
  * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
  *           sums of dout out, o7? wa dq.
- * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq. */
+ * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq.
+ * ROPE      o1 wa [B, H, T, D] = o0 r, where pair i of D / 2 is turned by imm[1] (index[0] + t)
+ *           imm[0]^(-2 i / D) radians: elements i and i + D / 2, or with index[1] = 1 elements 2 i
+ *           and 2 i + 1. Angles are doubles, products and sums fp32. */
 #define MPT__ATTENTION_KERNELS(K) \
     K(EMBEDDING, embedding, 0) \
     K(EMBEDDING_BACKWARD, embedding_backward, 0) \
     K(ATTENTION, attention, 0) \
     K(ATTENTION_DQ, attention_dq, 0) \
-    K(ATTENTION_DKV, attention_dkv, 0)
+    K(ATTENTION_DKV, attention_dkv, 0) \
+    K(ROPE, rope, 0)
 
 /* ---- fp8 ----
  *

@@ -1,0 +1,174 @@
+/* api_transformer.c: rotary positions, gated units, norms of queries and keys: against PyTorch, and
+   what they promise about bits. */
+#include "golden.h"
+
+#include "checks.h"
+
+#define MAX_IN 8
+
+static mpt_context *context;
+
+static bool begin(int threads) {
+    mpt_config config = mpt_config_default();
+    config.threads = threads;
+    config.seed = 11;
+    config.debug = true;
+    context = mpt_create(&config);
+    if (!context) TEST_FAIL_("%s", mpt_error(NULL));
+    return context != NULL;
+}
+
+/* ==== Goldens ==== */
+
+static mpt_tensor call_op(const golden_case *c, const mpt_tensor *in) {
+    if (strcmp(c->op, "glu") == 0) return mpt_glu(in[0], (int)c->ints[0], (mpt_gate)c->ints[1]);
+    mpt_rope_config rope = mpt_rope_config_default();
+    rope.offset = c->ints[0], rope.interleaved = c->ints[1] != 0, rope.heads = (int)c->ints[2];
+    rope.base = c->reals[0];
+    return mpt_rope(in[0], &rope);
+}
+
+/* ints: heads, norms, 1 for halves and 2 for neighbours, offset. Leaves behind x are parameters. */
+static mpt_tensor call_layer(const golden_case *c, mpt_tensor *in, int n) {
+    mpt_multi_head_config config = mpt_multi_head_config_default();
+    config.causal = true;
+    config.qk_norm = c->ints[1] != 0;
+    if (c->ints[2]) config.rope = mpt_rope_config_default();
+    config.rope.interleaved = c->ints[2] == 2, config.rope.offset = c->ints[3];
+    mpt_module layer =
+        mpt_nn_multi_head_attention(context, c->tensors[0].shape.dim[2], (int)c->ints[0], &config);
+    for (int i = 1; i < n; i++) {
+        const golden_tensor *t = &c->tensors[i];
+        in[i] = mpt_parameter(layer, t->name);
+        CHECK_EQ_INT(mpt_write(in[i], t->data, (size_t)t->count * 4), MPT_OK);
+    }
+    CHECK_EQ_INT(mpt_parameter_count(layer), n - 1);
+    return mpt_forward(layer, in[0]);
+}
+
+static void compare(const golden_case *c, const golden_tensor *want, mpt_tensor tensor) {
+    float *got = (float *)calloc((size_t)want->count + 1, sizeof *got);
+    if (mpt_failed(context) || mpt_read_f32(tensor, got, want->count) != MPT_OK)
+        TEST_FAIL_("%s: %s", c->label, mpt_error(context));
+    else
+        golden_compare(c->label, want, 0, got, want->count);
+    free(got);
+}
+
+static void run_case(const golden_case *c) {
+    mpt_tensor in[MAX_IN];
+    int n = 0;
+    mpt_scope_begin(context);
+    for (int i = 0; i < c->n_tensors && c->tensors[i].role == GOLDEN_LEAF; i++, n++) {
+        const golden_tensor *t = &c->tensors[i];
+        in[i] = mpt_from(context, t->dtype, t->shape, t->data);
+        mpt_requires_grad(in[i], true);
+    }
+    mpt_tensor out =
+        strcmp(c->op, "multi_head_attention") == 0 ? call_layer(c, in, n) : call_op(c, in);
+    const golden_tensor *want = golden_find(c, "out"), *up = golden_find(c, "upstream");
+    CHECK_EQ_INT(mpt_get_dtype(out), want->dtype);
+    compare(c, want, out);
+    mpt_backward_from(out, mpt_from(context, up->dtype, up->shape, up->data), false);
+    for (int i = 0; i < c->n_tensors; i++)
+        if (c->tensors[i].role == GOLDEN_GRADIENT)
+            compare(c, &c->tensors[i], mpt_grad(in[c->tensors[i].input]));
+    check_ok(context);
+    mpt_scope_end(context);
+}
+
+TEST(as_pytorch) {
+    golden_file file;
+    static golden_case c;
+    int run = 0, failed = 0;
+    REQUIRE(golden_open(&file, "transformer.bin") && begin(0));
+    while (golden_next(&file, &c)) {
+        int before = test_failures;
+        run_case(&c);
+        run++;
+        failed += test_failures != before;
+        mpt_clear_error(context);
+    }
+    if (failed) printf("\n  %d of %d cases differ from torch %s", failed, run, file.version);
+    CHECK(run > 40);
+    golden_close(&file);
+    mpt_destroy(context);
+}
+
+/* ==== Rotary positions ==== */
+
+static mpt_tensor noise(mpt_shape shape, uint32_t stream) {
+    int64_t n = 1;
+    for (int d = 0; d < shape.rank; d++) n *= shape.dim[d];
+    float *values = (float *)malloc((size_t)n * sizeof *values);
+    for (int64_t i = 0; i < n; i++) values[i] = golden_uniform(stream, (uint32_t)i);
+    mpt_tensor made = mpt_from(context, MPT_F32, shape, values);
+    free(values);
+    return made;
+}
+
+enum { ROWS = 40, WIDTH = 24, MOST = 3 * ROWS * WIDTH };
+
+/* A later row of a longer text is what the offset makes of it; views are read where they lie. */
+TEST(an_offset_is_the_place_in_a_text) {
+    static float whole[MOST], part[MOST];
+    REQUIRE(begin(2));
+    mpt_tensor x = noise(MPT_SHAPE(3, ROWS, WIDTH), 1);
+    mpt_rope_config rope = mpt_rope_config_default();
+    for (int k = 0; k < 4; k++) {
+        rope.interleaved = k & 1, rope.heads = k & 2 ? 3 : 0, rope.offset = 0;
+        mpt_read_f32(mpt_slice(mpt_rope(x, &rope), 1, 13, ROWS, 1), whole, 3 * 27 * WIDTH);
+        rope.offset = 13;
+        mpt_read_f32(mpt_rope(mpt_slice(x, 1, 13, ROWS, 1), &rope), part, 3 * 27 * WIDTH);
+        CHECK(memcmp(whole, part, sizeof(float) * 3 * 27 * WIDTH) == 0);
+    }
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+/* Turning keeps lengths and the product of a query and a key that are moved by as much. */
+TEST(products_depend_on_the_distance) {
+    static float near_by[25], moved[25];
+    REQUIRE(begin(1));
+    mpt_tensor q = noise(MPT_SHAPE(5, WIDTH), 1), k = noise(MPT_SHAPE(5, WIDTH), 2);
+    mpt_rope_config rope = mpt_rope_config_default();
+    for (int i = 0; i < 2; i++) {
+        mpt_tensor a = mpt_rope(q, &rope), b = mpt_rope(k, &rope);
+        mpt_read_f32(mpt_matmul(a, mpt_transpose(b, 0, 1)), i ? moved : near_by, 25);
+        rope.offset = 100000;
+    }
+    for (int i = 0; i < 25; i++) CHECK_NEAR(near_by[i], moved[i], 1e-5);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST(the_same_bits_for_any_number_of_threads) {
+    static float first[MOST], again[MOST];
+    for (int threads = 1; threads < 4; threads++) {
+        float *to = threads == 1 ? first : again;
+        REQUIRE(begin(threads));
+        mpt_read_f32(mpt_rope(noise(MPT_SHAPE(3, ROWS, WIDTH), 4), NULL), to, MOST);
+        CHECK(memcmp(first, to, sizeof first) == 0);
+        check_ok(context);
+        mpt_destroy(context);
+    }
+}
+
+TEST(gated_layer_is_the_function) {
+    float y[12], want[12];
+    REQUIRE(begin(1));
+    for (int gate = MPT_GATE_SIGMOID; gate <= MPT_GATE_GELU; gate++) {
+        mpt_tensor x = noise(MPT_SHAPE(3, 8), 5);
+        mpt_module net = mpt_sequential(context, mpt_nn_glu(context, (mpt_gate)gate), MPT_END);
+        mpt_read_f32(mpt_forward(net, x), y, 12);
+        mpt_read_f32(mpt_glu(x, 1, (mpt_gate)gate), want, 12);
+        CHECK(memcmp(y, want, sizeof y) == 0);
+    }
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST_TABLE = {T(as_pytorch), T(an_offset_is_the_place_in_a_text),
+              T(products_depend_on_the_distance), T(the_same_bits_for_any_number_of_threads),
+              T(gated_layer_is_the_function)};
+TEST_MAIN

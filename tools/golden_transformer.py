@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/transformer.bin with PyTorch: rotary positions, gated units, attention by
+windows, and attention layers with all of them.
+
+    python3 tools/golden_transformer.py              write it
+    python3 tools/golden_transformer.py --verify     compute it again and compare with the file
+
+The format and the policy of half precision are those of tools/golden.py.
+"""
+import os
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import golden
+from golden import BF16, F16, F32, GRADIENT, LEAF, OUTPUT, UPSTREAM, Case, Tensor, noise
+
+
+def turned(x, base, offset, interleaved):
+    """x [.., T, D]: each pair as a complex number times exp(i angle)."""
+    rows, half = x.shape[-2], x.shape[-1] // 2
+    place = torch.arange(offset, offset + rows, dtype=torch.float64)[:, None]
+    angle = place * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.split(half, -1)
+    pair = a * cosine - b * sine, a * sine + b * cosine
+    return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+
+
+def rope(x, i, r):
+    """ints: offset, interleaved, heads; reals: base."""
+    x, heads = x[0], i[2]
+    wide = x.float()
+    if heads:
+        wide = wide.unflatten(-1, (heads, -1)).transpose(1, 2)
+    wide = turned(wide, r[0], i[0], i[1])
+    if heads:
+        wide = wide.transpose(1, 2).flatten(2)
+    return wide.to(x.dtype)
+
+
+def glu(x, i, r):
+    """ints: dimension, gate."""
+    a, b = x[0].chunk(2, i[0])
+    return a * torch.sigmoid(b) if i[1] == 0 else (F.silu(a) if i[1] == 1 else F.gelu(a)) * b
+
+
+golden.OPS["rope"] = ("input", rope)
+golden.OPS["glu"] = ("input", glu)
+golden.ROUNDS_BETWEEN |= {"glu"}
+
+
+def op_cases(dtype):
+    d = golden.DTYPE_NAME[dtype]
+    for shape, offset, interleaved, heads, base in (
+            ((5, 4), 0, 0, 0, 10000.0), ((2, 3, 6), 7, 1, 0, 500000.0), ((2, 3, 9, 8), 100, 0, 0, 1e4),
+            ((2, 3, 12), 3, 1, 2, 10000.0), ((1, 3, 260), 4000, 0, 1, 10000.0), ((0, 2), 0, 1, 0, 9.0)):
+        label = f"rope {d} {list(shape)} at {offset} {'interleaved' if interleaved else 'halves'}"
+        yield golden.op_case("rope", label, [noise(label, shape, 2).to(dtype)],
+                             [offset, interleaved, heads], [base])
+    for shape, dim in (((3, 8), -1), ((4, 3, 2), 0), ((2, 6, 5), 1)):
+        for gate in range(3):
+            label = f"glu {d} {list(shape)} {dim} gate {gate}"
+            yield golden.op_case("glu", label, [noise(label, shape, 3).to(dtype)], [dim, gate])
+
+
+def layer_cases():
+    """ints: heads, norms of queries and keys, rotary (1: halves, 2: interleaved), offset."""
+    for label, heads, norms, rotary, offset, shape in (
+            ("norms", 2, 1, 0, 0, (2, 5, 8)), ("halves", 3, 0, 1, 2, (1, 4, 12)),
+            ("all interleaved", 2, 1, 2, 5, (2, 6, 8))):
+        width = shape[2]
+        shapes = {"in_proj_weight": (3 * width, width), "in_proj_bias": (3 * width,),
+                  "out_proj.weight": (width, width), "out_proj.bias": (width,)}
+        if norms:
+            shapes |= {f"{n}_norm.weight": (width // heads,) for n in "qk"}
+        p = {n: noise(f"layer {label}/{n}", s).requires_grad_() for n, s in shapes.items()}
+        x = noise(f"layer {label}/x", shape).requires_grad_()
+        parts = F.linear(x, p["in_proj_weight"], p["in_proj_bias"]).chunk(3, -1)
+        parts = [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in parts]
+        for i, n in enumerate("qk"):
+            if norms:
+                parts[i] = F.rms_norm(parts[i], (width // heads,), p[f"{n}_norm.weight"], 1e-5)
+            if rotary:
+                parts[i] = turned(parts[i], 10000.0, offset, rotary == 2)
+        out = F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
+        out = F.linear(out, p["out_proj.weight"], p["out_proj.bias"])
+        upstream = noise(f"layer {label}/upstream", out.shape)
+        found = torch.autograd.grad(out, [x, *p.values()], upstream)
+        tensors = [Tensor(n, t.detach(), LEAF, i)
+                   for i, (n, t) in enumerate([("x", x), *p.items()])]
+        tensors += [Tensor("out", out, OUTPUT), Tensor("upstream", upstream, UPSTREAM)]
+        tensors += [Tensor(f"g{i}", g, GRADIENT, i, atol=2e-5) for i, g in enumerate(found)]
+        yield Case("multi_head_attention", f"layer with {label}", [heads, norms, rotary, offset], [],
+                   tensors)
+
+
+def cases():
+    for dtype in (F32, F16, BF16):
+        yield from op_cases(dtype)
+    yield from layer_cases()
+
+
+def main():
+    torch.set_num_threads(1)
+    made = list(cases())
+    if "--verify" in sys.argv[1:]:
+        return 0 if golden.verify("transformer.bin", made) else 1
+    data = golden.pack_file(made)
+    with open(os.path.join(golden.FOLDER, "transformer.bin"), "wb") as out:
+        out.write(data)
+    print(f"transformer.bin: {len(made)} cases, {len(data)} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
