@@ -22,6 +22,11 @@ static bool begin(int threads) {
 
 static mpt_tensor call_op(const golden_case *c, const mpt_tensor *in) {
     if (strcmp(c->op, "glu") == 0) return mpt_glu(in[0], (int)c->ints[0], (mpt_gate)c->ints[1]);
+    if (strcmp(c->op, "windowed_attention") == 0) {
+        mpt_attention_config config = mpt_attention_config_default();
+        config.causal = true, config.window = c->ints[0], config.offset = c->ints[1];
+        return mpt_scaled_dot_product_attention(in[0], in[1], in[2], &config);
+    }
     mpt_rope_config rope = mpt_rope_config_default();
     rope.offset = c->ints[0], rope.interleaved = c->ints[1] != 0, rope.heads = (int)c->ints[2];
     rope.base = c->reals[0];
@@ -154,6 +159,66 @@ TEST(the_same_bits_for_any_number_of_threads) {
     }
 }
 
+/* ==== Windows ==== */
+
+/* One pass of attention over 150 places, by a window or by the mask that it is; y and gradients. */
+static void windowed(mpt_dtype dtype, bool by_mask, double dropout, float *y) {
+    enum { T = 150, D = 4 };
+    static unsigned char seen[T * T];
+    mpt_tensor x[3];
+    mpt_attention_config config = mpt_attention_config_default();
+    for (int i = 0; i < T * T; i++) seen[i] = i % T <= i / T && i % T > i / T - 30;
+    for (int i = 0; i < 3; i++) {
+        x[i] = mpt_cast(noise(MPT_SHAPE(1, 2, T, D), 20 + (uint32_t)i), dtype);
+        x[i] = mpt_detach(x[i]);
+        mpt_requires_grad(x[i], true);
+    }
+    config.causal = !by_mask, config.window = by_mask ? 0 : 30, config.dropout = dropout;
+    if (by_mask) config.mask = mpt_from(context, MPT_BOOL, MPT_SHAPE(T, T), seen);
+    mpt_step_begin(context); /* the first call of a step: both draw the same */
+    mpt_tensor out = mpt_scaled_dot_product_attention(x[0], x[1], x[2], &config);
+    mpt_read_f32(out, y, 2 * T * D);
+    mpt_backward(mpt_sum(mpt_mul(out, out), MPT_ALL_DIMS, false));
+    for (int i = 0; i < 3; i++) mpt_read_f32(mpt_grad(x[i]), y += 2 * T * D, 2 * T * D);
+    mpt_step_end(context);
+}
+
+TEST(a_window_is_a_mask) {
+    enum { ALL = 4 * 2 * 150 * 4 };
+    static float by_window[ALL], by_mask[ALL], again[ALL];
+    for (int k = 0; k < 4; k++) {
+        const mpt_dtype dtype = k == 3 ? MPT_BF16 : k == 2 ? MPT_F16 : MPT_F32;
+        for (int threads = 1; threads < 4; threads += 2) {
+            REQUIRE(begin(threads));
+            windowed(dtype, false, k == 1 ? 0.3 : 0.0, threads == 1 ? by_window : again);
+            check_ok(context);
+            mpt_destroy(context);
+        }
+        REQUIRE(begin(1));
+        windowed(dtype, true, k == 1 ? 0.3 : 0.0, by_mask);
+        CHECK(memcmp(by_window, again, sizeof again) == 0);
+        for (int i = 0; i < ALL; i++)
+            CHECK_NEAR(by_window[i], by_mask[i], dtype == MPT_F32 ? 1e-5 : 0.03);
+        check_ok(context);
+        mpt_destroy(context);
+    }
+}
+
+/* What lies outside of a window has no part in anything, even if it is NaN. */
+TEST(a_window_hides_what_it_passed) {
+    float y[40], row[4] = {1, 2, 3, 4};
+    REQUIRE(begin(1));
+    mpt_tensor x = noise(MPT_SHAPE(10, 4), 7);
+    for (int i = 0; i < 4; i++) row[i] = (float)NAN;
+    mpt_copy_(mpt_slice(x, 0, 2, 3, 1), mpt_from(context, MPT_F32, MPT_SHAPE(1, 4), row));
+    mpt_attention_config config = mpt_attention_config_default();
+    config.causal = true, config.window = 3;
+    mpt_read_f32(mpt_scaled_dot_product_attention(x, x, x, &config), y, 40);
+    for (int i = 0; i < 10; i++) CHECK_EQ_INT(y[4 * i] != y[4 * i], i >= 2 && i < 5);
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 TEST(gated_layer_is_the_function) {
     float y[12], want[12];
     REQUIRE(begin(1));
@@ -168,7 +233,11 @@ TEST(gated_layer_is_the_function) {
     mpt_destroy(context);
 }
 
-TEST_TABLE = {T(as_pytorch), T(an_offset_is_the_place_in_a_text),
-              T(products_depend_on_the_distance), T(the_same_bits_for_any_number_of_threads),
+TEST_TABLE = {T(as_pytorch),
+              T(an_offset_is_the_place_in_a_text),
+              T(products_depend_on_the_distance),
+              T(the_same_bits_for_any_number_of_threads),
+              T(a_window_is_a_mask),
+              T(a_window_hides_what_it_passed),
               T(gated_layer_is_the_function)};
 TEST_MAIN

@@ -290,6 +290,7 @@ static mpt_tensor call_scaled_dot_product_attention(const mpt_tensor *in, int v)
     for (int i = 0; i < 15; i++) seen[i] = i / 5 != 1 && i % 5 % 3 != 1, bias[i] = 0.3 * i - 2;
     config.causal = v == 1 || v == 3;
     config.scale = v == 3 ? 0.7 : 0;
+    config.window = v == 3 ? 2 : 0, config.offset = v == 1 || v == 3 ? 1 : 0;
     config.dropout = v == 4 ? 0.4 : 0;
     if (v == 2) config.mask = mpt_from(context, MPT_BOOL, MPT_SHAPE(3, 5), seen);
     if (v == 3) config.mask = mpt_from(context, MPT_F64, MPT_SHAPE(3, 1, 5), bias);

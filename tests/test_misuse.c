@@ -1081,7 +1081,13 @@ TEST(attention) {
     config.dropout = 2;
     CASE(mpt_scaled_dot_product_attention, ARGUMENT, "dropout 2",
          mpt_scaled_dot_product_attention(q, q, q, &config));
-    config.dropout = 0, config.scale = 1e308 * 10;
+    config.dropout = 0, config.window = 3;
+    CASE(mpt_scaled_dot_product_attention, ARGUMENT, "a window of causal attention alone",
+         mpt_scaled_dot_product_attention(q, q, q, &config));
+    config.window = 0, config.offset = -2;
+    CASE(mpt_scaled_dot_product_attention, ARGUMENT, "window 0, offset -2: expected 0 to 2^40",
+         mpt_scaled_dot_product_attention(q, q, q, &config));
+    config.offset = 0, config.scale = 1e308 * 10;
     CASE(mpt_scaled_dot_product_attention, ARGUMENT, "a finite number",
          mpt_scaled_dot_product_attention(q, q, q, &config));
     mpt_rope_config rope = mpt_rope_config_default();
@@ -1114,7 +1120,10 @@ TEST(attention) {
     heads.dropout = -1;
     CASE(mpt_nn_multi_head_attention, ARGUMENT, "dropout -1",
          mpt_nn_multi_head_attention(f.context, 8, 2, &heads));
-    heads.dropout = 0, heads.rope = rope;
+    heads.dropout = 0, heads.window = 4;
+    CASE(mpt_nn_multi_head_attention, ARGUMENT, "window 4: expected 0 or more, of causal",
+         mpt_nn_multi_head_attention(f.context, 8, 2, &heads));
+    heads.window = 0, heads.rope = rope;
     CASE(mpt_nn_multi_head_attention, ARGUMENT, "rope of base 1, offset -1, heads of 4",
          mpt_nn_multi_head_attention(f.context, 8, 2, &heads));
     heads.rope.offset = 0;

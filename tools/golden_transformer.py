@@ -51,6 +51,31 @@ golden.OPS["glu"] = ("input", glu)
 golden.ROUNDS_BETWEEN |= {"glu"}
 
 
+def windowed(x, i, r):
+    """ints: window, offset."""
+    q, k, v = x
+    rows = torch.arange(q.shape[-2])[:, None] + i[1]
+    keys = torch.arange(k.shape[-2])
+    seen = (keys <= rows) & (keys > rows - i[0])
+    out = F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+    return torch.where(seen.any(-1, keepdim=True), out, torch.zeros((), dtype=out.dtype))
+
+
+golden.OPS["windowed_attention"] = ("low", windowed)
+golden.SUMS |= {"windowed_attention"}
+golden.ROUNDS_BETWEEN |= {"windowed_attention"}
+
+
+def window_cases():
+    for (q, k), window, offset in (
+            (((1, 2, 150, 3), (1, 1, 150, 3)), 20, 0), (((1, 1, 230, 2), (1, 1, 230, 2)), 100, 0),
+            (((1, 2, 70, 4), (1, 1, 200, 4)), 64, 130), (((1, 1, 5, 4), (1, 1, 9, 4)), 1, 2),
+            (((2, 2, 3, 2), (2, 2, 170, 2)), 1000, 167), (((1, 1, 90, 2), (1, 1, 40, 2)), 7, 0)):
+        label = f"window of {window} {list(q)} at {offset} of {k[2]}"
+        inputs = [noise(f"{label}/{i}", x, 2) for i, x in enumerate((q, k, k))]
+        yield golden.op_case("windowed_attention", label, inputs, [window, offset])
+
+
 def op_cases(dtype):
     d = golden.DTYPE_NAME[dtype]
     for shape, offset, interleaved, heads, base in (
@@ -100,6 +125,7 @@ def cases():
     for dtype in (F32, F16, BF16):
         yield from op_cases(dtype)
     yield from layer_cases()
+    yield from window_cases()
 
 
 def main():

@@ -214,6 +214,7 @@ typedef struct mpt__attention {
     mpt__real scale, kept;  /* kept: factor of what dropout keeps */
     uint32_t threshold;
     mpt__rng_key key;
+    int64_t window, past;           /* of causal attention, as MPT__K_ATTENTION tells */
     bool causal, drops, pairs, dkv; /* pairs: q k and dout v by those of bf16; dkv: dk and dv too */
     int dq;                         /* the operand of that which this pass computes; 0: none */
 #ifdef MPT__HAS_GEMM
@@ -497,7 +498,7 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
 static bool mpt__attention_hides(const mpt__attention *w, const mpt__attention_tile *at, int64_t b,
                                  int64_t query, int64_t key) {
     const mpt__operand *o = &w->o[MPT__AT_MASK];
-    if (w->causal && key > query) return true;
+    if (w->causal && (key > query + w->past || key <= query + w->past - w->window)) return true;
     if (!w->view[MPT__AT_MASK].data) return false;
     const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
     const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK], from + key * o->stride[3]);
@@ -574,6 +575,20 @@ static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attentio
     if (w->kept != 0) w->routines->dropout(to, to, n, w->key, first, w->threshold, w->kept);
 }
 
+static int64_t mpt__attention_within(int64_t at, int64_t n) {
+    return at < 0 ? 0 : mpt__cpu_min(at, n);
+}
+
+/* Of the keys, where the block begins that holds the first one that query `query` sees, and the end
+   of what the one before `end` sees. */
+static int64_t mpt__attention_first_key(const mpt__attention *w, int64_t query) {
+    const int64_t key = mpt__attention_within(query + w->past + 1 - w->window, w->keys);
+    return w->causal ? key / MPT__ATTENTION_BLOCK * MPT__ATTENTION_BLOCK : 0;
+}
+static int64_t mpt__attention_end_key(const mpt__attention *w, int64_t end) {
+    return w->causal ? mpt__cpu_min(w->keys, end + w->past) : w->keys;
+}
+
 /* The scores of a tile into t->score; the other side's rows come back. */
 static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
                                                  const mpt__attention_tile *at) {
@@ -583,15 +598,16 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
         const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
         w->routines->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
     }
-    /* What no causal tile before this one ends in: it crosses the diagonal. */
     mpt__real unseen[MPT__ATTENTION_MOST];
     for (int64_t i = 0; w->causal && i < t->n; i++) unseen[i] = -mpt__real_infinity();
     for (int64_t r = 0; w->causal && r < at->m; r++) {
-        const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
-        const int64_t begin = seen < 0 ? 0 : seen,
-                      end = mpt__cpu_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
-        if (begin < end)
-            memcpy(t->score + r * t->n + begin, unseen, (size_t)(end - begin) * sizeof *unseen);
+        const int64_t far_end = at->query + r + w->past + 1 - at->key;
+        const int64_t first = at->key + r - w->past - at->query;
+        const int64_t begin = mpt__attention_within(t->by_keys ? far_end - w->window : first, t->n);
+        const int64_t end = mpt__attention_within(t->by_keys ? far_end : first + w->window, t->n);
+        mpt__real *row = t->score + r * t->n;
+        memcpy(row, unseen, (size_t)begin * sizeof *unseen);
+        memcpy(row + end, unseen, (size_t)(t->n - end) * sizeof *unseen);
     }
     return rows;
 }
@@ -665,10 +681,10 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
 static void mpt__attention_forward_sum(const mpt__attention_item *t, mpt__real *most,
                                        mpt__real *total, bool careful) {
     const mpt__attention *w = t->w;
-    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t->first + t->n) : w->keys;
+    const int64_t seen = mpt__attention_end_key(w, t->first + t->n);
     for (int64_t i = 0; i < t->n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
     memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
-    for (int64_t key = 0, m; key < seen; key += m) {
+    for (int64_t key = mpt__attention_first_key(w, t->first), m; key < seen; key += m) {
         m = mpt__attention_room(seen, key);
         mpt__attention_tile at = {t->head, t->first, key, m};
         mpt__attention_scores(t, &at);
@@ -795,9 +811,14 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
         mpt__attention_take(w, MPT__AT_K, t->batch, t->head, key, t->n, t->own);
     memset(t->sum[0], 0, (size_t)(t->n * w->depth) * sizeof *t->sum[0]);
     memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
+    int64_t begin = 0, end = queries; /* from the block of the first that sees a key to the last */
+    if (w->causal) {
+        begin = mpt__attention_within(key - w->past - query, queries);
+        begin = begin / MPT__ATTENTION_BLOCK * MPT__ATTENTION_BLOCK;
+        end = mpt__attention_within(key + t->n - 1 + w->window - w->past - query, queries);
+    }
     for (int64_t h = 0; h < heads; h++)
-        for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
-             q += mpt__attention_room(w->queries, query + q))
+        for (int64_t q = begin; q < end; q += mpt__attention_room(w->queries, query + q))
             mpt__attention_back_tile(t, pass, head + h, query + q, own,
                                      t->dq + (h * queries + q) * w->depth);
 }
@@ -809,10 +830,11 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
     const int64_t head = t.head * heads;
     const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
-    const int64_t begin = w->dq ? 0 : t.first, sums = heads * queries * w->depth;
-    int64_t end = w->dq ? w->keys : begin + t.n;
+    const int64_t sums = heads * queries * w->depth;
+    int64_t begin = w->dq ? 0 : t.first, end = w->dq ? w->keys : begin + t.n;
     mpt__attention_pass pass = {w->dkv, w->dq != 0, false};
-    if (!w->dkv && w->causal) end = mpt__cpu_min(end, query + t.n);
+    if (!w->dkv) begin = mpt__attention_first_key(w, query);
+    if (!w->dkv) end = mpt__attention_end_key(w, query + t.n);
     if (w->dq) memset(t.dq, 0, (size_t)sums * sizeof *t.dq);
     t.by_keys = true;
     for (int64_t key = begin; key < end; key += t.n) {
@@ -860,7 +882,8 @@ static void mpt__attention_run(mpt__attention *w, mpt__chunk_fn fn, double produ
     w->blocks = mpt__attention_blocks(w->dkv ? w->keys : w->queries);
     if (w->dkv && w->dq) w->blocks = 1;
     int64_t items = mpt__cpu_times(batches, mpt__cpu_times(heads, w->blocks));
-    const double scores = (double)w->queries * (double)w->keys * (double)w->heads * (double)batches;
+    const double keys = (double)mpt__cpu_min(w->keys, w->window + MPT__ATTENTION_BLOCK);
+    const double scores = (double)w->queries * keys * (double)w->heads * (double)batches;
     const double columns = (double)w->depth + (double)w->width;
     const double cost = scores * columns * products * 0.3 * w->routines->slowness;
     mpt__parallel(w->call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, w);
@@ -884,6 +907,8 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     w.group = k[1] > 0 ? w.heads / k[1] : 1;
     w.scale = (mpt__real)launch->imm[0];
     w.causal = launch->index[0] != 0;
+    w.window = launch->index[1] > 0 ? launch->index[1] : INT64_MAX / 4;
+    w.past = launch->index[2];
     w.drops = p > 0;
     w.key = mpt__cpu_rng_key(call);
     w.kept = lowest <= 4294967295.0 ? (mpt__real)(1 / (1 - p)) : 0;

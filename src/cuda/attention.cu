@@ -71,6 +71,7 @@ mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
 struct mpt__attention {
     mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
     long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
+    long long window, past;
     int depth, width, n;                                  /* n: of each side in a tile */
     int compute, causal, drops;
     float scale;
@@ -138,7 +139,7 @@ __device__ __forceinline__ float mpt__attention_dot(const float *a, const float 
 /* What a mask adds to a score: -infinity where the query does not see the key. */
 __device__ __forceinline__ float mpt__attention_mask(const mpt__attention &w, long long b,
                                                      long long h, long long query, long long key) {
-    if (w.causal && key > query) return -INFINITY;
+    if (w.causal && (key > query + w.past || key <= query + w.past - w.window)) return -INFINITY;
     if (w.mask.data == NULL) return 0.0f;
     const float mask = mpt__load(w.mask.data, w.mask.dtype,
                                  mpt__attention_row(w.mask, b, h, query) + key * w.mask.stride[3]);
@@ -215,10 +216,15 @@ __device__ __forceinline__ unsigned long long mpt__attention_sequence(const mpt_
     return w.drops ? mpt__sequence_of(w.dropout.key) : 0;
 }
 
-/* The keys that the own queries see. */
+/* The keys that the own queries see: from a first one to an end. */
+__device__ __forceinline__ long long mpt__attention_first_key(const mpt__attention &w,
+                                                              const mpt__attention_item &t) {
+    const long long key = t.first + w.past + 1 - w.window;
+    return w.causal && key > 0 ? key : 0;
+}
 __device__ __forceinline__ long long mpt__attention_seen(const mpt__attention &w,
                                                          const mpt__attention_item &t) {
-    return w.causal && t.first + t.n < w.keys ? t.first + t.n : w.keys;
+    return w.causal && t.first + t.n + w.past < w.keys ? t.first + t.n + w.past : w.keys;
 }
 
 /* Raises a query's running maximum and shrinks its sum by as much; the tile becomes the weights. */
@@ -257,7 +263,7 @@ __global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const m
         mpt__attention_clear(sum, w.n * out);
         mpt__attention_clear(total, w.n);
         for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
-        for (long long key = 0; key < seen; key += w.n) {
+        for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
             const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
@@ -334,7 +340,8 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
     again:
         mpt__attention_clear(sum, w.n * wide);
         __syncthreads();
-        for (long long key = 0; w.dq.data != NULL && key < seen; key += w.n) {
+        const long long first = mpt__attention_first_key(w, t);
+        for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
             const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
@@ -373,15 +380,17 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
     const unsigned long long sequence = mpt__attention_sequence(w);
     for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
         const mpt__attention_item t = mpt__attention_at(w, item, true);
-        const long long begin = w.causal ? t.first : 0;
+        const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
+        const long long last = t.first + t.n - 1 + w.window - w.past;
+        const long long end = w.causal && last < w.queries ? last : w.queries;
         mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
         mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
         bool careful = false;
     again:
         mpt__attention_clear(dk, w.n * (wide + out));
         for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
-            for (long long query = begin; query < w.queries; query += w.n) {
-                const int m = (int)(w.queries - query < w.n ? w.queries - query : w.n);
+            for (long long query = begin; query < end; query += w.n) {
+                const int m = (int)(end - query < w.n ? end - query : w.n);
                 const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
                 mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
                 mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
@@ -445,6 +454,8 @@ bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention 
     w->keys = o[1].shape[2];
     w->compute = launch->compute_dtype;
     w->causal = launch->index[0] != 0;
+    w->window = launch->index[1] > 0 ? launch->index[1] : (long long)1 << 60;
+    w->past = launch->index[2];
     w->scale = (float)launch->imm[0];
     w->drops = p > 0;
     w->dropout.key = mpt__key_of(call);

@@ -172,6 +172,9 @@ typedef struct mpt_attention_config {
     bool causal;     /* false */
     double dropout;  /* 0; none in eval mode and in inference, as mpt_dropout */
     double scale;    /* of the scores; 0: 1 / sqrt(D) */
+    int64_t window;  /* 0; with causal: query t sees the last `window` keys up to its own alone, and
+                        time grows with T * window */
+    int64_t offset;  /* 0; with causal: query t stands at key offset + t, as behind a cache */
 } mpt_attention_config;
 MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
 /* softmax(q k^T scale + mask) v: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv] -> [B, H, T, Dv],
@@ -194,7 +197,7 @@ typedef struct mpt_rope_config {
     int64_t offset;   /* 0; position of the first row: how many a cache holds */
     bool interleaved; /* false: elements i and i + D / 2 are a pair, as in GPT-NeoX and Hugging
                          Face's Llama; true: 2 i and 2 i + 1, as in the paper and Meta's Llama */
-    int heads;        /* 0; side by side in the last dimension, at most 255 */
+    int heads;        /* 0; that lie side by side in the last dimension, up to 255 */
 } mpt_rope_config;
 MPTRAIN_API mpt_rope_config mpt_rope_config_default(void);
 MPTRAIN_API mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config);
@@ -215,6 +218,7 @@ typedef struct mpt_multi_head_config {
     double dropout; /* 0: of the attention weights */
     bool qk_norm;   /* false; RMS norms of each head's queries and keys, eps 1e-5, with the
                        parameters "q_norm.weight" and "k_norm.weight" [width / heads], as Qwen3 */
+    int64_t window; /* 0; with causal: as in mpt_attention_config */
     mpt_rope_config rope; /* base 0: none. Queries and keys behind the norms; heads do not count */
 } mpt_multi_head_config;
 MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);

@@ -59,7 +59,7 @@ static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor w
 }
 
 /* The module's attributes: imm[0] base of rotary positions, 0: none; imm[1] dropout; index: causal,
-   norms of queries and keys, offset of positions, interleaved; rank: heads. */
+   norms of queries and keys, offset of positions, interleaved, window; rank: heads. */
 static bool mpt__places(const mpt__module *module) {
     return module->attributes.imm[0] > 0.0 || module->attributes.index[1];
 }
@@ -103,6 +103,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     mpt__attributes attributes =
         mpt__attention_attributes(module->attributes.rank, module->attributes.index[0] != 0, p, 0.0,
                                   module->path_hash, p > 0.0 ? mpt__dropout_count(ctx, module) : 0);
+    attributes.index[3] = module->attributes.index[4];
     int64_t width = module->parameters[0].shape.dim[1];
     mpt_tensor weight = mpt__parameter_handle(ctx, module, 0);
     mpt_tensor bias = module->parameter_count > 1 ? mpt__parameter_handle(ctx, module, 1) : none;
@@ -151,6 +152,7 @@ static void mpt__multi_head_fill(mpt_context *ctx, mpt__module *module, int64_t 
     a->imm[0] = config->rope.base, a->imm[1] = config->dropout;
     a->index[0] = config->causal, a->index[1] = config->qk_norm;
     a->index[2] = config->rope.offset, a->index[3] = config->rope.interleaved;
+    a->index[4] = config->window;
     mpt__add_parameter(ctx, module, "in_proj_weight", &weight,
                        mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
     if (config->bias) {
@@ -185,6 +187,9 @@ mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int head
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
                    "probability",
                    width, heads, config->dropout);
+    else if (module && (config->window < 0 || (config->window && !config->causal)))
+        mpt__error(ctx, ARGUMENT, "window %lld: expected 0 or more, of causal attention alone",
+                   config->window);
     else if (module && !placed)
         mpt__error(ctx, ARGUMENT,
                    "rope of base %g, offset %lld, heads of %lld: expected more than 0, 0 to 2^40, "

@@ -81,7 +81,8 @@ static mpt_status mpt__embedding_backward(mpt__frame *frame) {
  *
  * in: q, k, v and a mask or none. rank 0: they are [.., T, D]; else so many heads lie side by side
  * in the last dimension of [B, T, ..]: of three tensors, or of q alone, where q, k and v follow
- * each other in it. imm: scale, dropout; index: causal, stream and call of dropout. */
+ * each other in it. imm: scale, dropout; index: causal, stream and call of dropout,
+ * window, place of the first query. */
 
 typedef struct {
     mpt__tensor q, k, v;
@@ -181,6 +182,7 @@ static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
     if (launch->imm[0] == 0.0) launch->imm[0] = 1.0 / sqrt((double)at->q.shape.dim[3]);
     launch->imm[1] = a->imm[1];
     launch->index[0] = a->index[0];
+    launch->index[1] = a->index[3], launch->index[2] = a->index[4];
     launch->compute_dtype = (uint8_t)frame->compute;
     if (a->imm[1] > 0.0) mpt__dropout_key(launch, frame->context, a->index[1], a->index[2]);
     mpt__reads(launch, 0, &at->q);
@@ -550,6 +552,13 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     mpt_tensor in[] = {q, k, v, config->mask};
     mpt_context *ctx = mpt__context_of(in, 4);
     double p = config->dropout;
+    const int64_t far_end = (int64_t)1 << 40;
+    if (config->window < 0 || config->window > far_end || config->offset < 0 ||
+        config->offset > far_end || (config->window && !config->causal))
+        return mpt__misused(ctx, name, ARGUMENT,
+                            "window %lld, offset %lld: expected 0 to 2^40, and a window of causal "
+                            "attention alone",
+                            config->window, config->offset);
     if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
         return mpt__misused(ctx, name, ARGUMENT,
                             "dropout %g, scale %g: expected a probability, and a finite number", p,
@@ -559,6 +568,7 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     mpt__attributes attributes = mpt__attention_attributes(
         0, config->causal, p, config->scale, drops ? mpt__hash_u64(ctx->path_hash, 1) : 0,
         drops ? ctx->now.module_calls++ : 0);
+    attributes.index[3] = config->window, attributes.index[4] = config->offset;
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
 

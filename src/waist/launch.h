@@ -255,13 +255,14 @@ typedef struct mpt__operand {
  *           GATHER.
  * EMBEDDING_BACKWARD  o2 wa f32 [V, D]: row o0 r [n] (i64) += row j of o1 r [n, D], in the order of
  *           j; rows of index[0] are left out. A bad index, which adds nothing: as GATHER.
- * ATTENTION o4 w [B, H, T, Dv] = softmax(s) o2 r [B, G, S, Dv], with the scores s = imm[0] o0 r
- *           [B, H, T, D] o1 r [B, G, S, D]^T + o3? r [B, H, T, S] (BOOL: 0 and -infinity); head h
- *           meets head h G / H of o1 and o2, and G divides H. index[0] = 1: query t sees keys up to
- *           t. A query that sees nothing gets 0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores,
- *           +infinity where it sees nothing. imm[1]: probability of dropout on the softmax; weight
- *           [b, h, t, s] draws word ((b H + h) T + t) S' + s of rng, as DROPOUT, with S' = S
- *           rounded up to 4. compute_dtype rounds o0, o1 and o2 as in GEMM; all in between is fp32.
+ * ATTENTION o4 w [B, H, T, Dv] = softmax(s) o2 r [B, G, S, Dv], with the scores s = imm[0] o0 r [B,
+ *           H, T, D] o1 r [B, G, S, D]^T + o3? r [B, H, T, S] (BOOL: 0 and -infinity); head h meets
+ *           head h G / H of o1 and o2, and G divides H. index[0] = 1: query t sees keys up to t +
+ *           index[2], of them the last index[1] where that is not 0. A query that sees nothing gets
+ *           0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores, +infinity where it sees nothing.
+ *           imm[1]: probability of dropout on the softmax; weight [b, h, t, s] draws word ((b H +
+ *           h) T + t) S' + s of rng, as DROPOUT, with S' = S rounded up to 4. compute_dtype rounds
+ *           o0, o1 and o2 as in GEMM; all in between is fp32.
  * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
  *           sums of dout out, o7? wa dq.
  * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq.
