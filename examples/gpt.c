@@ -19,7 +19,7 @@ static mpt_tensor loss_of(mpt_module net, const mpt_batch *b, mpt_tensor positio
                                     b->y, NULL);
 }
 
-/* Continues the prompt. */
+/* Continues the prompt, a token at a time. A full context loses its older half. */
 static void write_text(mpt_context *ctx, mpt_module net, const gpt_settings *s,
                        const text_codec *codec) {
     int64_t seen[8192], length = 0;
@@ -30,13 +30,22 @@ static void write_text(mpt_context *ctx, mpt_module net, const gpt_settings *s,
     c.token = (int64_t *)calloc((size_t)c.count, sizeof *c.token);
     const bool ready = c.p && c.token && n > 0;
     for (int64_t i = n > s->context ? n - s->context : 0; i < n; i++) seen[length++] = prompt[i];
+    if (!s->uncached) mpt_cache_begin(net, 1, s->context);
+    const double start = seconds_now();
     for (int64_t i = 0; ready && i < s->write && !mpt_failed(ctx); i++) {
         const int64_t token = next_token(ctx, net, s, seen, length, &c);
         codec_put(codec, (int32_t)token);
-        if (length == s->context) memmove(seen, seen + 1, (size_t)(--length) * sizeof *seen);
+        fflush(stdout);
+        if (length == s->context) {
+            length -= s->context / 2;
+            memmove(seen, seen + s->context / 2, (size_t)length * sizeof *seen);
+            if (!s->uncached) mpt_cache_rewind(net, 0);
+        }
         seen[length++] = token;
     }
-    printf("\n");
+    if (s->write > 0)
+        printf("\n%.1f tokens per second\n", (double)s->write / (seconds_now() - start));
+    mpt_cache_end(net);
     free(prompt);
     free(c.p);
     free(c.token);

@@ -9,7 +9,7 @@ typedef struct gpt_settings {
     int64_t layers, heads, width, context, batch, steps, write, precision, seed, top_k;
     double lr, temperature, top_p;
     const char *text, *tokens, *weights, *save, *prompt;
-    bool help;
+    bool uncached, help;
     int64_t vocabulary; /* no option: 256, or that of the tokens */
 } gpt_settings;
 
@@ -39,6 +39,8 @@ static const option_row gpt_rows[] = {
      "draw from the likeliest so many, default all"},
     {"--top-p", OPTION_NUMBER, offsetof(gpt_settings, top_p), NULL, 0, 0,
      "and of those that together have this probability, default 1"},
+    {"--no-cache", OPTION_FLAG, offsetof(gpt_settings, uncached), NULL, 0, 0,
+     "compute all of the text again for each token"},
     {"--precision", OPTION_CHOICE, offsetof(gpt_settings, precision), "fp32|fp16|bf16", 0, 0,
      "default bf16"},
     {"--seed", OPTION_INT, offsetof(gpt_settings, seed), NULL, 0, INT32_MAX, "default 0"},
@@ -47,7 +49,7 @@ enum { GPT_ROWS = sizeof gpt_rows / sizeof *gpt_rows };
 
 static const gpt_settings gpt_defaults = {4,    4,    128,       128,  16,    300, 300,
                                           2,    0,    INT32_MAX, 2e-3, 0.7,   1.0, NULL,
-                                          NULL, NULL, NULL,      "\n", false, 256};
+                                          NULL, NULL, NULL,      "\n", false, false, 256};
 
 /* Tokens [B, T] and positions [T] -> [B, T, width], to be multiplied by the embedding. */
 static inline mpt_status gpt_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
@@ -112,14 +114,17 @@ static inline int64_t pick_token(const candidates *c, double top_p, double draw)
 }
 
 /* Draws the token behind those seen, each by its probability to the power of 1 / temperature, from
- * the likeliest --top-k, and of those from the fewest that together have --top-p. */
+ * the likeliest --top-k, and of those from the fewest that together have --top-p. What a cache
+ * holds of them is not computed again. */
 static inline int64_t next_token(mpt_context *ctx, mpt_module net, const gpt_settings *s,
                                  const int64_t *seen, int64_t length, const candidates *c) {
     mpt_scope_begin(ctx);
     mpt_inference_begin(ctx);
-    mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, length), seen), token;
-    mpt_tensor y = hidden(net, tokens, mpt_arange(ctx, MPT_I64, length));
-    y = mpt_matmul(mpt_slice(y, 1, length - 1, length, 1),
+    const int64_t past = mpt_cache_length(net), more = length - past;
+    mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, more), seen + past), token;
+    mpt_tensor places = mpt_slice(mpt_arange(ctx, MPT_I64, length), 0, past, length, 1);
+    mpt_tensor y = hidden(net, tokens, places);
+    y = mpt_matmul(mpt_slice(y, 1, more - 1, more, 1),
                    mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
     y = mpt_softmax(mpt_mul_scalar(y, 1.0 / s->temperature), -1);
     mpt_read_f32(mpt_topk(y, c->count, -1, true, &token), c->p, c->count);

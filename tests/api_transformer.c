@@ -219,6 +219,90 @@ TEST(a_window_hides_what_it_passed) {
     mpt_destroy(context);
 }
 
+/* ==== Caches ==== */
+
+enum { PLACES = 150, WIDE = 16, BATCH = 2, KEPT = BATCH * PLACES * WIDE };
+
+static mpt_module two_layers(int kind) {
+    mpt_multi_head_config config = mpt_multi_head_config_default();
+    config.causal = true;
+    config.qk_norm = kind & 1;
+    if (kind & 2) config.rope = mpt_rope_config_default();
+    config.window = kind & 1 ? 70 : 0;
+    mpt_module first = mpt_nn_multi_head_attention(context, WIDE, 2, &config);
+    return mpt_sequential(context, first, mpt_nn_gelu(context),
+                          mpt_nn_multi_head_attention(context, WIDE, 4, &config), MPT_END);
+}
+
+/* Places `from` to `to` of x pass; what comes out goes to y [BATCH, PLACES, WIDE]. */
+static void pass(mpt_module net, mpt_tensor x, int64_t from, int64_t to, float *y) {
+    static float part[KEPT];
+    mpt_scope_begin(context);
+    mpt_read_f32(mpt_forward(net, mpt_slice(x, 1, from, to, 1)), part, BATCH * (to - from) * WIDE);
+    mpt_scope_end(context);
+    for (int64_t b = 0; b < BATCH; b++)
+        memcpy(y + (b * PLACES + from) * WIDE, part + b * (to - from) * WIDE,
+               (size_t)((to - from) * WIDE) * sizeof *y);
+}
+
+TEST(a_cache_gives_what_the_whole_text_gives) {
+    static float whole[KEPT], by_parts[KEPT];
+    for (int kind = 0; kind < 4; kind++) {
+        REQUIRE(begin(2));
+        mpt_module net = two_layers(kind);
+        mpt_tensor x = noise(MPT_SHAPE(BATCH, PLACES, WIDE), 30);
+        mpt_inference_begin(context);
+        pass(net, x, 0, PLACES, whole);
+        mpt_cache_begin(net, BATCH, PLACES);
+        int64_t calls = 0;
+        for (int again = 0; again < 2; again++) {
+            pass(net, x, 0, 9, by_parts);
+            pass(net, x, 9, 100, by_parts); /* more than one place behind others */
+            for (int64_t t = 100; t < PLACES; t++) {
+                if (!again && t == 102) calls = mpt_memory(context).allocations;
+                CHECK_EQ_INT(mpt_cache_length(net), t);
+                pass(net, x, t, t + 1, by_parts);
+            }
+            for (int i = 0; i < KEPT; i++) CHECK_NEAR(by_parts[i], whole[i], 2e-6);
+            memset(by_parts, 0, sizeof by_parts);
+            mpt_cache_rewind(net, 0);
+        }
+        CHECK_EQ_INT(mpt_memory(context).allocations, calls);
+        mpt_cache_end(net);
+        CHECK_EQ_INT(mpt_cache_length(net), 0);
+        mpt_inference_end(context);
+        check_ok(context);
+        mpt_destroy(context);
+    }
+}
+
+TEST(a_cache_has_an_end) {
+    float y[KEPT];
+    REQUIRE(begin(1));
+    mpt_module net = two_layers(2);
+    mpt_tensor x = noise(MPT_SHAPE(BATCH, PLACES, WIDE), 30);
+    CHECK_EQ_INT(mpt_cache_begin(net, BATCH, 10), MPT_OK);
+    mpt_forward(net, mpt_slice(x, 1, 0, 4, 1));
+    CHECK_EQ_INT(mpt_error_code(context), MPT_ERROR_STATE);
+    CHECK_CONTAINS(mpt_error(context), "mpt_inference_begin");
+    mpt_clear_error(context);
+    mpt_inference_begin(context);
+    pass(net, x, 0, 8, y);
+    mpt_forward(net, mpt_slice(x, 1, 8, 11, 1));
+    CHECK_CONTAINS(mpt_error(context), "3 places more than the 8 that the cache has of 10");
+    mpt_clear_error(context);
+    mpt_inference_begin(context);
+    CHECK_EQ_INT(mpt_cache_length(net), 8);
+    pass(net, x, 8, 10, y);
+    check_ok(context);
+    mpt_forward(net, mpt_slice(x, 0, 0, 1, 1));
+    CHECK_CONTAINS(mpt_error(context), "takes x [2, T, width] alone");
+    mpt_clear_error(context);
+    mpt_module_destroy(net); /* and with it the cache */
+    check_ok(context);
+    mpt_destroy(context);
+}
+
 TEST(gated_layer_is_the_function) {
     float y[12], want[12];
     REQUIRE(begin(1));
@@ -239,5 +323,7 @@ TEST_TABLE = {T(as_pytorch),
               T(the_same_bits_for_any_number_of_threads),
               T(a_window_is_a_mask),
               T(a_window_hides_what_it_passed),
+              T(a_cache_gives_what_the_whole_text_gives),
+              T(a_cache_has_an_end),
               T(gated_layer_is_the_function)};
 TEST_MAIN

@@ -1129,6 +1129,20 @@ TEST(attention) {
     heads.rope.offset = 0;
     CASE(mpt_nn_multi_head_attention, ARGUMENT, "heads of 1: expected more than 0, 0 to 2^40",
          mpt_nn_multi_head_attention(f.context, 8, 8, &heads));
+    NOWHERE(mpt_cache_begin, mpt_cache_begin(f.no_module, 1, 8) != MPT_OK);
+    CASE(mpt_cache_begin, MPT_ERROR_HANDLE, "was destroyed", mpt_cache_begin(f.stale_module, 1, 8));
+    CASE(mpt_cache_begin, ARGUMENT, "batch 0, capacity 8", mpt_cache_begin(f.net, 0, 8));
+    CASE(mpt_cache_begin, ARGUMENT, "that is causal", mpt_cache_begin(f.net, 1, 8));
+    NOWHERE(mpt_cache_length, mpt_cache_length(f.no_module) == -1);
+    CASE(mpt_cache_length, MPT_ERROR_HANDLE, "was destroyed", mpt_cache_length(f.stale_module));
+    NOWHERE(mpt_cache_rewind, mpt_cache_rewind(f.no_module, 0) != MPT_OK);
+    CASE(mpt_cache_rewind, MPT_ERROR_HANDLE, "was destroyed", mpt_cache_rewind(f.stale_module, 0));
+    NOWHERE(mpt_cache_end, mpt_cache_end(f.no_module) != MPT_OK);
+    CASE(mpt_cache_end, MPT_ERROR_HANDLE, "was destroyed", mpt_cache_end(f.stale_module));
+    heads = mpt_multi_head_config_default(), heads.causal = true;
+    mpt_module causal = mpt_nn_multi_head_attention(f.context, 8, 2, &heads);
+    CASE(mpt_cache_rewind, ARGUMENT, "length 0: expected 0 to the cache's 0",
+         mpt_cache_rewind(causal, 0));
     mpt_module layer = mpt_nn_multi_head_attention(f.context, 8, 2, NULL);
     mpt_tensor in[2], out[2];
     in[0] = in[1] = q;

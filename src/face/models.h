@@ -230,6 +230,19 @@ MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config);
 
+/* Generation, a token at a time: between begin and end the causal layers of
+   mpt_nn_multi_head_attention in a net keep the keys and values of all places that they saw, up to
+   `capacity` for each of `batch` texts. A forward, in inference mode, takes x [batch, T, ..], which
+   stands behind those places, T as often as not 1; rotary positions go on by themselves, those of
+   an embedding begin at mpt_cache_length. Memory is taken in the first forward, none later, in the
+   dtype of its keys. Other layers are left as they are. Begun again, a cache is empty. */
+MPTRAIN_API mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity);
+/* How many places the first of these layers holds; 0 without a cache, -1 on error. */
+MPTRAIN_API int64_t mpt_cache_length(mpt_module net);
+/* Forgets all places from `length` on, for another text or another way to go on. */
+MPTRAIN_API mpt_status mpt_cache_rewind(mpt_module net, int64_t length);
+MPTRAIN_API mpt_status mpt_cache_end(mpt_module net);
+
 /* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
    [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
    time, about 32 MB, in fp32; backward computes them again. The weight may be that of an embedding

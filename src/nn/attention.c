@@ -68,13 +68,71 @@ static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
     return a.slot == b.slot && a.generation == b.generation;
 }
 
+/* ---- Caches ---- */
+
+/* What a layer keeps of the places that it saw; `user` of the module. */
+typedef struct mpt__cache {
+    mpt_context *context;
+    mpt__tensor *kept[2]; /* keys and values [B, capacity, width]; NULL before the first forward */
+    int64_t batch, capacity, length;
+} mpt__cache;
+
+static void mpt__cache_free(void *user) {
+    mpt__cache *cache = (mpt__cache *)user;
+    for (int i = 0; cache && i < 2; i++)
+        if (cache->kept[i]) mpt__tensor_drop(cache->context, cache->kept[i]);
+    if (cache) mpt__host_free(cache->context, cache, sizeof *cache);
+}
+
+/* Whether a forward of x, by itself or not, may go on with what the layer keeps. */
+static bool mpt__cache_takes(mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x,
+                             bool alone) {
+    if (!ctx->inference_depth || ctx->capturing)
+        return mpt__reject(ctx, STATE,
+                           "the layer has a cache, which is for mpt_inference_begin alone, and for "
+                           "no captured step; see mpt_cache_end");
+    if (!x) return false;
+    if (!alone || x->shape.rank != 3 || x->shape.dim[0] != cache->batch)
+        return mpt__reject(ctx, SHAPE,
+                           "input %S: a layer with a cache takes x [%lld, T, width] alone, without "
+                           "a mask",
+                           &x->shape, cache->batch);
+    if (x->shape.dim[1] <= cache->capacity - cache->length) return true;
+    return mpt__reject(ctx, SHAPE, "%lld places more than the %lld that the cache has of %lld",
+                       x->shape.dim[1], cache->length, cache->capacity);
+}
+
+/* Puts keys (i 0) or values behind those of before; gives all of them. */
+static mpt_tensor mpt__cache_put(mpt__spares *spares, mpt__cache *cache, int i, mpt_tensor part) {
+    mpt_context *ctx = cache->context;
+    const mpt__tensor *from = mpt__ok(ctx) ? mpt__at(ctx, part, "input") : NULL;
+    if (!from) return mpt__null(ctx);
+    const mpt_shape all = MPT_SHAPE(cache->batch, cache->capacity, from->shape.dim[2]);
+    if (!cache->kept[i]) {
+        mpt__tensor *made =
+            mpt__tensor_made(ctx, (mpt_dtype)from->dtype, &all, MPT_MEMORY_WORKSPACE, false);
+        if (!made) return mpt__null(ctx);
+        made->flags |= MPT__KEPT | MPT__INFERENCE;
+        cache->kept[i] = made;
+    }
+    mpt__tensor place = *cache->kept[i];
+    place.offset += cache->length * place.stride[1];
+    place.shape.dim[1] = from->shape.dim[1];
+    mpt__touched(ctx, place.storage);
+    if (mpt__launch_copy(ctx, from, &place, MPT__WRITE) != MPT_OK) return mpt__null(ctx);
+    return mpt__spare(spares, mpt_slice(mpt__handle(ctx, cache->kept[i]), 1, 0,
+                                        cache->length + from->shape.dim[1], 1));
+}
+
 /* Queries or keys [B, T, width], each head's normed and turned as the layer's config says. */
 static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__module *module,
                               mpt_tensor x, const char *norm) {
     const mpt__attributes *a = &module->attributes;
     const mpt_shape shape = mpt_get_shape(x);
     mpt_rope_config rope = mpt_rope_config_default();
+    const mpt__cache *cache = (const mpt__cache *)module->user;
     rope.base = a->imm[0], rope.offset = a->index[2], rope.interleaved = a->index[3] != 0;
+    if (cache) rope.offset += cache->length;
     rope.heads = a->rank;
     if (shape.rank == 3 && a->index[1] && mpt__ok(self.context)) {
         const mpt_shape heads = MPT_SHAPE(shape.dim[0], shape.dim[1], a->rank, -1);
@@ -91,7 +149,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     mpt_context *ctx = self.context;
     mpt__module *module = mpt__module_at(ctx, self);
     mpt_tensor part[4], none = mpt__null(NULL);
-    (void)user;
+    mpt__cache *cache = (mpt__cache *)user;
     if (!module) return ctx->base.status;
     if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
         return mpt__error(ctx, ARGUMENT,
@@ -112,19 +170,25 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     if (n_in > 1) own = mpt__same_handle(in[0], in[1]) && mpt__same_handle(in[0], in[2]);
     part[1] = part[2] = none;
     part[3] = n_in == 4 ? in[3] : none;
+    if (cache && !mpt__cache_takes(ctx, cache, mpt__at(ctx, in[0], "input"), n_in == 1))
+        return ctx->base.status;
     if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
     for (int i = 0; i < 3 && !own; i++)
         part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
-    if (mpt__places(module)) {
+    if (cache || mpt__places(module)) {
         const mpt_tensor all = part[0];
         for (int i = 0; i < 3 && own; i++)
             part[i] = mpt__spare(&spares, mpt_slice(all, -1, i * width, (i + 1) * width, 1));
         part[0] = mpt__placed(&spares, self, module, part[0], "q_norm");
         part[1] = mpt__placed(&spares, self, module, part[1], "k_norm");
     }
+    for (int i = 0; cache && i < 2; i++)
+        part[1 + i] = mpt__cache_put(&spares, cache, i, part[1 + i]);
+    if (cache) attributes.index[4] = cache->length;
     mpt_module project = mpt_child(self, "out_proj");
     if (!mpt__ok(ctx)) return ctx->base.status;
     mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
+    if (cache && mpt__ok(ctx)) cache->length += mpt_get_shape(heads).dim[1];
     out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
     return ctx->base.status;
 }
@@ -148,6 +212,7 @@ static void mpt__multi_head_fill(mpt_context *ctx, mpt__module *module, int64_t 
     mpt__attributes *a = &module->attributes;
     module->cls.forward = mpt__multi_head_forward;
     module->cls.n_inputs = 0;
+    module->cls.destroy = mpt__cache_free;
     a->rank = (uint8_t)heads;
     a->imm[0] = config->rope.base, a->imm[1] = config->dropout;
     a->index[0] = config->causal, a->index[1] = config->qk_norm;
@@ -201,6 +266,76 @@ mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int head
     return made;
 }
 
+/* ==== Caches of a net ==== */
+
+/* The next causal attention layer of a walk, from `module` on; NULL at the end. */
+static mpt__module *mpt__cache_layer(mpt__walk *walk, mpt__module *module) {
+    while (module &&
+           !(module->layer == MPT__LAYER_multi_head_attention && module->attributes.index[0]))
+        module = mpt__walk_next(walk);
+    return module;
+}
+
+mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity) {
+    mpt_context *ctx = net.context;
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_begin");
+    mpt__walk walk;
+    if (!found) return mpt__status_of(ctx);
+    if (batch < 1 || capacity < 1 || capacity > (int64_t)1 << 40)
+        return mpt__error(ctx, ARGUMENT, "batch %lld, capacity %lld: expected 1 or more", batch,
+                          capacity);
+    mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, ctx, found));
+    if (!m && mpt__ok(ctx))
+        return mpt__error(ctx, ARGUMENT,
+                          "the module has no layer of mpt_nn_multi_head_attention that is causal");
+    for (; m && mpt__ok(ctx); m = mpt__cache_layer(&walk, mpt__walk_next(&walk))) {
+        mpt__cache *cache = (mpt__cache *)mpt__host_new(ctx, sizeof *cache);
+        if (!cache) break;
+        memset(cache, 0, sizeof *cache);
+        cache->context = ctx, cache->batch = batch, cache->capacity = capacity;
+        mpt__cache_free(m->user);
+        m->user = cache;
+    }
+    return ctx->base.status;
+}
+
+int64_t mpt_cache_length(mpt_module net) {
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_length");
+    mpt__walk walk;
+    if (!found) return -1;
+    const mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, net.context, found));
+    return m && m->user ? ((const mpt__cache *)m->user)->length : 0;
+}
+
+mpt_status mpt_cache_rewind(mpt_module net, int64_t length) {
+    mpt_context *ctx = net.context;
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_rewind");
+    mpt__walk walk;
+    if (!found) return mpt__status_of(ctx);
+    mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, ctx, found));
+    for (; m; m = mpt__cache_layer(&walk, mpt__walk_next(&walk))) {
+        mpt__cache *cache = (mpt__cache *)m->user;
+        if (!cache || length < 0 || length > cache->length)
+            return mpt__error(ctx, ARGUMENT, "length %lld: expected 0 to the cache's %lld", length,
+                              cache ? cache->length : (int64_t)0);
+        cache->length = length;
+    }
+    return ctx->base.status;
+}
+
+mpt_status mpt_cache_end(mpt_module net) {
+    mpt_context *ctx = net.context;
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_end");
+    mpt__walk walk;
+    if (!found) return mpt__status_of(ctx);
+    mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, ctx, found));
+    for (; m; m = mpt__cache_layer(&walk, mpt__walk_next(&walk))) {
+        mpt__cache_free(m->user);
+        m->user = NULL;
+    }
+    return ctx->base.status;
+}
+
 /* ==== Gated units ==== */
 
 static mpt_tensor mpt__glu_run(mpt_context *ctx, mpt__module *module, mpt_tensor x,
@@ -218,6 +353,24 @@ mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
 }
 
 #else
+
+static mpt_status mpt__no_cache(mpt_module net, const char *call) {
+    if (!mpt__enter(net.context, call)) return mpt__status_of(net.context);
+    return mpt__error(net.context, UNSUPPORTED, "built without attention (MPTRAIN_NO_ATTENTION)");
+}
+mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity) {
+    (void)batch, (void)capacity;
+    return mpt__no_cache(net, "mpt_cache_begin");
+}
+mpt_status mpt_cache_rewind(mpt_module net, int64_t length) {
+    (void)length;
+    return mpt__no_cache(net, "mpt_cache_rewind");
+}
+mpt_status mpt_cache_end(mpt_module net) { return mpt__no_cache(net, "mpt_cache_end"); }
+int64_t mpt_cache_length(mpt_module net) {
+    mpt__no_cache(net, "mpt_cache_length");
+    return -1;
+}
 
 mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
                                        const mpt_multi_head_config *config) {
