@@ -336,30 +336,59 @@ TEST(a_convolution_that_mpt_fuse_paired) {
         same_bits(evaluated(net, x, &after), apart);
         CHECK_EQ_INT(after, plain);
     }
-    watcher on_norm =
-        watch(0); /* the pair stays one launch, whose result is seen before the relu */
+    watcher on_norm = watch(0);
     mpt_fuse(net, x, NULL, 0);
-    mpt_hook_forward(norm, look, &on_norm);
+    mpt_hook_forward(norm, look, &on_norm); /* what it got is there, its result before the relu */
     CHECK(apart_by(evaluated(net, x, NULL), apart) < 1e-5);
     CHECK_EQ_INT(on_norm.calls, 1);
+    same_bits(on_norm.in, alone);
     CHECK(mpt_item(mpt_min(mpt_reshape(on_norm.seen, MPT_SHAPE(-1)), 0, false)) < 0);
     CHECK_EQ_STR(mpt_error(c), "");
     mpt_destroy(c);
 }
 
-TEST(a_norm_that_adds) {
+/* Handles that a hook puts by without mpt_keep, read at the end of the step. */
+static mpt_status put_by(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                         mpt_tensor *out, int n_out) {
+    watcher *w = (watcher *)user;
+    w->calls++, w->n_in = n_in, w->n_out = n_out, w->self = self;
+    w->in = in[0], w->seen = out[0];
+    return MPT_OK;
+}
+
+TEST(what_is_put_by_lives_as_long_as_the_step) {
     mpt_context *c = make_context(NULL);
-    mpt_module norm = mpt_nn_batch_norm2d(c, 3, NULL);
-    mpt_tensor in[2], out;
-    watcher w = watch(2);
-    in[0] = some(c, MPT_SHAPE(2, 3, 4, 4)), in[1] = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 3, 4, 4));
-    mpt_eval(norm);
-    mpt_forward_n(norm, in, 2, &out, 1);
-    mpt_tensor want = mpt_mul_scalar(out, 2);
-    mpt_hook_forward(norm, look, &w);
-    CHECK_EQ_INT(mpt_forward_n(norm, in, 2, &out, 1), MPT_OK);
-    CHECK(w.calls == 1 && w.n_in == 2);
-    same_bits(out, want);
+    mpt_module net = image_net(c), conv = mpt_child(net, "0");
+    mpt_tensor x = some(c, MPT_SHAPE(2, 3, 9, 9));
+    mpt_tensor alone = evaluated(conv, x, NULL), apart = evaluated(net, x, NULL);
+    watcher w = watch(0);
+    for (int fused = 0; fused < 2; fused++) { /* a convolution whose work would wait for the norm */
+        if (fused) CHECK_EQ_INT(mpt_fuse(net, x, NULL, 0), 1);
+        mpt_hook_forward(conv, put_by, &w);
+        mpt_step_begin(c);
+        mpt_tensor y = evaluated(net, x, NULL);
+        same_bits(w.in, x);
+        same_bits(w.seen, alone);
+        same_bits(y, apart);
+        mpt_step_end(c);
+        CHECK(!mpt_valid(w.seen) && w.calls == fused + 1);
+        mpt_hook_forward(conv, NULL, NULL);
+    }
+    mpt_module layer = mpt_nn_multi_head_attention(c, 8, 2, NULL);
+    mpt_module project = mpt_child(layer, "out_proj");
+    mpt_tensor tokens = some(c, MPT_SHAPE(2, 3, 8)), in[3], out[1];
+    in[0] = tokens, in[1] = in[2] = mpt_keep(mpt_mul_scalar(tokens, 2));
+    for (int n_in = 1; n_in <= 3; n_in += 2) { /* the heads, which only the projection reads */
+        mpt_hook_forward(project, put_by, &w);
+        mpt_step_begin(c);
+        CHECK_EQ_INT(mpt_forward_n(layer, in, n_in, out, 1), MPT_OK);
+        same_bits(w.seen, out[0]);
+        mpt_hook_forward(project, NULL, NULL);
+        CHECK(mpt_valid(w.in));
+        same_bits(mpt_forward(project, w.in), out[0]);
+        mpt_step_end(c);
+        CHECK(!mpt_valid(w.in));
+    }
     CHECK_EQ_STR(mpt_error(c), "");
     mpt_destroy(c);
 }
@@ -454,6 +483,63 @@ static mpt_status a_step(mpt_module net, mpt_optimizer opt, mpt_tensor x) {
     mpt_backward(loss_of(mpt_forward(net, x)));
     mpt_step(opt);
     return mpt_step_end(net.context);
+}
+
+/* A net of fp8 layers, trained a little, with hooks that look or without; what it gives then. */
+static mpt_tensor in_fp8(mpt_context *c, watcher *forward, watcher *back, bool before) {
+    mpt_module net = small_net(c), first = mpt_child(net, "0");
+    mpt_tensor x = some(c, MPT_SHAPE(ROWS, WIDTH));
+    mpt_sgd_config config = mpt_sgd_config_default();
+    if (forward && before) {
+        mpt_hook_forward(first, look, forward);
+        mpt_hook_backward(first, look_back, back);
+    }
+    mpt_fp8(net, NULL);
+    if (forward && !before) {
+        mpt_hook_forward(first, look, forward);
+        mpt_hook_backward(first, look_back, back);
+    }
+    config.lr = 0.05;
+    mpt_optimizer opt = mpt_sgd(net, &config);
+    for (int i = 0; i < 4; i++) CHECK_EQ_INT(a_step(net, opt, x), MPT_OK);
+    mpt_hook_forward(first, NULL, NULL);
+    mpt_hook_backward(first, NULL, NULL);
+    return mpt_keep(mpt_forward(net, x));
+}
+
+TEST(layers_in_fp8) {
+    static float want[ROWS * 4], got[ROWS * 4];
+    for (int hooked = 0; hooked < 3; hooked++) {
+        mpt_context *c = make_context(NULL);
+        watcher forward = watch(0), back = watch(0);
+        mpt_tensor y = in_fp8(c, hooked ? &forward : NULL, &back, hooked == 1);
+        mpt_read_f32(y, hooked ? got : want, ROWS * 4);
+        if (hooked) {
+            CHECK(forward.calls == 4 && back.calls == 4);
+            CHECK_EQ_INT(mpt_get_shape(forward.seen).dim[1], 8);
+            CHECK_EQ_INT(mpt_get_shape(back.seen).dim[1], 8);
+            CHECK_EQ_BITS(got, want, sizeof want);
+        }
+        CHECK_EQ_STR(mpt_error(c), "");
+        mpt_destroy(c);
+    }
+}
+
+TEST(a_norm_that_adds) {
+    mpt_context *c = make_context(NULL);
+    mpt_module norm = mpt_nn_batch_norm2d(c, 3, NULL);
+    mpt_tensor in[2], out;
+    watcher w = watch(2);
+    in[0] = some(c, MPT_SHAPE(2, 3, 4, 4)), in[1] = mpt_ones(c, MPT_F32, MPT_SHAPE(2, 3, 4, 4));
+    mpt_eval(norm);
+    mpt_forward_n(norm, in, 2, &out, 1);
+    mpt_tensor want = mpt_mul_scalar(out, 2);
+    mpt_hook_forward(norm, look, &w);
+    CHECK_EQ_INT(mpt_forward_n(norm, in, 2, &out, 1), MPT_OK);
+    CHECK(w.calls == 1 && w.n_in == 2);
+    same_bits(out, want);
+    CHECK_EQ_STR(mpt_error(c), "");
+    mpt_destroy(c);
 }
 
 /* A net whose hooks were taken off launches and computes as one that never had any. */
@@ -802,6 +888,8 @@ TEST_TABLE = {T(layers_that_are_fused_are_seen_alone),
               T(attention),
               T(a_convolution_that_mpt_fuse_paired),
               T(a_norm_that_adds),
+              T(what_is_put_by_lives_as_long_as_the_step),
+              T(layers_in_fp8),
               T(gradients_are_those_of_a_net_in_two),
               T(another_gradient_goes_on),
               T(gradients_in_half_precision),

@@ -189,6 +189,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     if (!mpt__ok(ctx)) return ctx->base.status;
     mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
     if (cache && mpt__ok(ctx)) cache->length += mpt_get_shape(heads).dim[1];
+    if (mpt__hooks_of(mpt__module_at(ctx, project))) spares.count--; /* which may put it by */
     out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
     return ctx->base.status;
 }

@@ -144,6 +144,7 @@ static mpt_tensor mpt__hooked_run(mpt_context *ctx, mpt__module *module, mpt_ten
     mpt__tensor *made = NULL;
     mpt_tensor in[2], out = mpt__null(ctx);
     in[0] = x, in[1] = residual;
+    if (module->hooks->forward) mpt__wait_no_more(ctx); /* x, which a norm would take in its own */
     if (run)
         out = run(ctx, module, x, residual, relu);
     else if (mpt__layer_rows[module->layer].op)
