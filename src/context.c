@@ -130,6 +130,7 @@ static bool mpt__scalars_start(mpt_context *ctx) {
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *ctx) {
     ctx->pool_reach = MPT__POOL_REACH;
+    ctx->checks = ctx->config.debug;
     ctx->ops = mpt__op_rows;
     ctx->base.module = mpt__path_now;
     ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
@@ -223,6 +224,7 @@ static void mpt__destroy_tables(mpt_context *ctx) {
     mpt__room_free(ctx, ctx->scoped, ctx->scoped_capacity);
     mpt__room_free(ctx, ctx->storages, ctx->storage_capacity);
     mpt__room_free(ctx, ctx->data, ctx->data_capacity);
+    mpt__room_free(ctx, ctx->shares, ctx->share_capacity);
 }
 
 void mpt_destroy(mpt_context *ctx) {

@@ -84,6 +84,7 @@ MPT__END_REGION
 #ifdef MPTRAIN_IMPLEMENTATION
 #include "core/context.h"
 #include "core/events.c"
+#include "core/share.c"
 #include "core/storage.c"
 #include "core/tensor.c"
 #include "core/autocast.c"
@@ -148,6 +149,7 @@ MPT__END_REGION
 MPT__BEGIN_COLD
 #include "nn/query.c"
 #include "nn/hooks.c"
+#include "nn/share.c"
 #include "nn/conv.c"
 #include "nn/norm.c"
 #include "nn/attention.c"

@@ -95,7 +95,7 @@ TEST(context) {
     mpt_destroy(ctx);
 }
 
-/* ==== Context: inference from several threads, a context for each, with a copy of the net */
+/* ==== Context: inference from several threads, a context for each, with one copy of the weights */
 typedef struct request {
     mpt_context *ctx;
     mpt_module net;
@@ -104,7 +104,6 @@ typedef struct request {
 
 static void *answer(void *argument) {
     request *r = (request *)argument;
-    mpt_eval(r->net);
     mpt_inference_begin(r->ctx);
     mpt_tensor x = mpt_from(r->ctx, MPT_F32, MPT_SHAPE(1, 4), r->input);
     mpt_read_f32(mpt_forward(r->net, x), r->output, 2);
@@ -123,7 +122,7 @@ TEST(context_in_threads) {
         for (int k = 0; k < 4; k++) r[i].input[k] = 1.0f;
         r[i].ctx = mpt_create(&config);
         r[i].net = mpt_nn_linear(r[i].ctx, 4, 2);
-        mpt_copy_module(r[i].net, net); /* uses both contexts, so before the thread */
+        mpt_share_module(r[i].net, net); /* uses both contexts, so before the thread */
         pthread_create(&threads[i], NULL, answer, &r[i]);
     }
     for (int i = 0; i < 3; i++) {

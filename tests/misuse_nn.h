@@ -272,6 +272,15 @@ TEST(module_trees) {
     CASE(mpt_copy_module, SHAPE, "parameter 0.weight is [16, 8] here and [3, 5]",
          mpt_copy_module(
              f.net, mpt_sequential(c, mpt_nn_linear(c, 5, 3), mpt_nn_linear(c, 3, 3), MPT_END)));
+#ifdef MPTRAIN_NO_WATCH
+    cover("mpt_share_module");
+#else
+    MODULE(mpt_share_module, mpt_share_module(h_, mpt_nn_relu(c)));
+    CASE(mpt_share_module, BAD_HANDLE, "the lender is a null handle",
+         mpt_share_module(f.net, f.no_module));
+    CASE(mpt_share_module, ARGUMENT, "both modules are of one context",
+         mpt_share_module(f.net, mpt_nn_relu(c)));
+#endif
     MODULE(mpt_module_destroy, mpt_module_destroy(h_));
     CASE(mpt_module_destroy, STATE, "destroy the root", mpt_module_destroy(mpt_child(f.net, "0")));
     CASE(mpt_module_destroy, STATE, "mpt_optimizer_destroy it first", mpt_module_destroy(f.t.net));

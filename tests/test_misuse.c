@@ -291,7 +291,7 @@ static void case_end_foreign(int line) {
 
 /* Whether the call has another handle, of this context, that the two may not share. */
 static bool has_others(const char *call) {
-    if (strstr(call, "mpt_copy_module")) return false;
+    if (strstr(call, "mpt_copy_module") || strstr(call, "mpt_share_module")) return false;
     if (strstr(call, "mine") || strstr(call, ", optimizer,")) return true;
     while ((call = strstr(call, "f.")) != NULL)
         if (call += 2, call[0] != 'n' || call[2] == 't') return true; /* not nil or none, but net */

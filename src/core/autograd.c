@@ -721,6 +721,11 @@ mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
         return mpt__error(ctx, DTYPE, "a tensor of dtype %D cannot have a gradient", leaf->dtype);
     if (on && (leaf->flags & MPT__INFERENCE))
         return mpt__error(ctx, STATE, "made in inference mode; mpt_clone it outside");
+#ifndef MPTRAIN_NO_WATCH
+    if (on && leaf->parameter && ctx->storages[leaf->storage].source == MPT__OTHERS &&
+        mpt__writing_refused(ctx, leaf->storage))
+        return ctx->base.status;
+#endif
     if (on) {
         leaf->flags |= MPT__REQUIRES_GRAD | MPT__LEAF;
     } else {

@@ -17,7 +17,9 @@
 typedef enum {
     MPT__FROM_POOL,   /* goes back to the pool */
     MPT__FROM_DEVICE, /* own allocation: parameter blocks, optimizer states */
-    MPT__BORROWED     /* the caller's memory: mpt_wrap */
+    MPT__BORROWED,    /* the caller's memory: mpt_wrap */
+    MPT__LENT,        /* what was MPT__FROM_DEVICE, and other contexts may have, too */
+    MPT__OTHERS       /* of another context: read only */
 } mpt__storage_source;
 
 typedef struct {
@@ -32,6 +34,13 @@ typedef struct {
     uint8_t kind;   /* mpt_memory_kind */
     uint8_t live;   /* 2: parameters that were here have moved away */
 } mpt__storage;
+
+/* Memory that several contexts have (core/share.c), and the storage that it is in one. */
+typedef struct mpt__shared mpt__shared;
+typedef struct {
+    uint32_t storage;
+    mpt__shared *memory;
+} mpt__share_entry;
 
 /* ==== Tensors ==== */
 
@@ -428,6 +437,9 @@ struct mpt_context {
     double best;  /* the least value that mpt_checkpoint_best saw, or infinity */
     int32_t stop; /* mpt_request_stop */
     bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
+    bool checks;           /* launches are looked at before: config.debug, or there are shares */
+    mpt__share_entry *shares;    /* of storages that are lent or borrowed */
+    int64_t share_count, share_capacity;
 };
 
 /* ==== Errors, and what waits ==== */

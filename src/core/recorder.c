@@ -219,6 +219,7 @@ mpt_status mpt_replay(mpt_recording recording) {
         if (ctx->storages[recorder->held.id[i]].live == 2)
             return mpt__error(ctx, STATE,
                               "mpt_half has moved parameters since the recording; record anew");
+    if (mpt__launches_refused(ctx, recorder->launches, recorder->count)) return ctx->base.status;
     bool ready = mpt__replay_memory(ctx, recorder, true);
     ctx->device_step = -1; /* the launches may set it */
     if (ready) mpt__replay_launches(ctx, recorder);

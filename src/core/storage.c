@@ -4,7 +4,7 @@
 #ifndef MPT__CORE_STORAGE_INCLUDED
 #define MPT__CORE_STORAGE_INCLUDED
 
-#include "core/events.c"
+#include "core/share.c"
 
 /* ==== Calls ==== */
 
@@ -508,8 +508,12 @@ static mpt_status mpt__check_device(mpt_context *ctx) {
     return MPT__LIKELY(well) ? ctx->base.status : mpt__fail_device(ctx);
 }
 
-/* For config.debug: every element that an operand names lies in its storage. */
+/* Nothing is written that is shared; with config.debug, every element that an operand names lies in
+   its storage. */
 static MPT__COLD mpt_status mpt__check_operands(mpt_context *ctx, const mpt__launch *launch) {
+#ifndef MPTRAIN_NO_WATCH
+    if (mpt__launches_refused(ctx, launch, 1) || !ctx->config.debug) return ctx->base.status;
+#endif
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
@@ -593,7 +597,7 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launc
         (launch->operand[0].stride[1] == 1 ||
          launch->operand[launch->n_operands - 1].stride[1] == 1))
         mpt__launch_order(launch);
-    if (ctx->config.debug && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
+    if (ctx->checks && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
     mpt__execution execution = {ctx->data, mpt__device_scalars(ctx), NULL};
     launch->workspace = !backend->workspace    ? 0
                         : backend->synchronous ? backend->workspace(backend->self, launch)
@@ -636,12 +640,16 @@ static MPT__NOINLINE void mpt__storage_end(mpt_context *ctx, uint32_t id) {
     const mpt__storage *storage = &ctx->storages[id];
     void *data = ctx->data[id];
     ctx->data[id] = NULL;
-    if (storage->source != MPT__BORROWED)
+    if (storage->source != MPT__BORROWED && storage->source != MPT__OTHERS)
         mpt__account_less(&ctx->base, (mpt_memory_kind)storage->kind, storage->held);
     if (storage->source == MPT__FROM_POOL)
         mpt__pool_give(ctx, data, storage->size_class);
     else if (storage->source == MPT__FROM_DEVICE)
         mpt__device_free(ctx, data, storage->held);
+#ifndef MPTRAIN_NO_WATCH
+    else if (storage->source >= MPT__LENT)
+        mpt__share_end(ctx, id);
+#endif
     if (ctx->retire)
         ctx->retire(ctx, id);
     else
@@ -742,6 +750,10 @@ static mpt_status mpt__upload(mpt_context *ctx, uint32_t storage, int64_t byte_o
                               const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
     mpt__wait_no_more(ctx);
+#ifndef MPTRAIN_NO_WATCH
+    if (ctx->share_count > 0 && mpt__share_refuses(ctx, storage, byte_offset))
+        return ctx->base.status;
+#endif
     mpt__backend *backend = &ctx->backend;
     mpt_status status = backend->upload(backend->self, (char *)ctx->data[storage] + byte_offset,
                                         source, (size_t)bytes);

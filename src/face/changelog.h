@@ -15,7 +15,8 @@
     in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
     a second file; draws of classes by weight; confusion matrices; L-BFGS; hooks at modules;
     recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units (SwiGLU), norms
-    of queries and keys, attention by a sliding window, caches of keys and values.
+    of queries and keys, attention by a sliding window, caches of keys and values; one copy of the
+    weights for several threads.
 */
 
 /* ==== Licence ================================================================================

@@ -154,7 +154,8 @@ Memory returns to a pool; once each shape has been seen, a training step makes n
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
 moment, activation, data, batch, workspace, host). mpt_config.memory_limit makes a limit an error
 like any other; mpt_clear_error and a smaller batch go on from there. All memory comes from
-mpt_config.allocator, which is only called by the thread that uses the context.
+mpt_config.allocator, which is only called by the thread that uses the context, but for what
+mpt_share_module lends.
 
 ==== MANUAL 4: errors ==========================================================================
 
@@ -193,6 +194,11 @@ count. With isa = MPT_ISA_PORTABLE (or MPTRAIN_ISA=portable) every platform comp
 those of MPT_ISA_REF and of MPTRAIN_NO_SIMD, and dense nets lose little by it; convolutions are as
 slow as the reference. The other levels give the same bits for any thread count and every run, but
 differ from one another in the last places.
+
+Inference from several threads takes a context for each, with the same net in it, and one copy of
+the weights: mpt_share_module(net of a thread, trained net), before the threads begin. Shared are
+parameters and buffers, read only from then on; each context has half copies and activations of its
+own.
 
 Because C evaluates arguments in any order, nothing depends on the order in which the arguments of
 mpt_sequential are made.

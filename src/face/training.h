@@ -189,6 +189,20 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
 /* Copies the values of parameters, converting dtypes, and of buffers, between trees whose
    parameters have the same shapes in the same order, also between contexts. */
 MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source);
+/* One copy of the weights for inference from several threads: `borrower`, in another context on the
+   same device, takes the parameters and buffers of `lender`, whose paths, shapes and dtypes have to
+   be its own, in place of those that it has, whose memory goes. The first difference is an error
+   that names it. Call it where no other thread uses either context and no step is open; then each
+   context is its thread's again. The borrower is frozen and read only, from the first call on:
+   mpt_train, unfreezing, an optimizer, a load, mpt_half or anything else that would change its
+   values is an error. So is changing the lender's (a step, a load, an op in place, statistics of a
+   batch, mpt_restore) as long as a borrower is there; of a lender that is part of a tree, the
+   parameters beside it, too. Borrowers may lend, and borrow anew from another lender. Either may be
+   destroyed first: the memory, which mpt_memory counts for the lender alone, goes back to the
+   lender's allocator with the last of them, on that one's thread. Half copies of autocast and
+   weights folded by mpt_fuse are each context's own; mpt_half before makes halves shared. Averages
+   and recordings of the borrower that were made before have to be made anew. */
+MPTRAIN_API mpt_status mpt_share_module(mpt_module borrower, mpt_module lender);
 /* Destroys a tree that is not part of another one, with its parameters; children that another tree
    holds stay. An error while an optimizer holds one of them. */
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root);

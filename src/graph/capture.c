@@ -443,6 +443,8 @@ static mpt_status mpt__host_work(mpt_context *ctx, const mpt__recording *recordi
 }
 
 static mpt_status mpt__repeat_begin(mpt_context *ctx, mpt__captured *captured) {
+    if (mpt__launches_refused(ctx, captured->recording->launches, captured->recording->count))
+        return ctx->base.status;
     captured->updates = ctx->now.updates;
     ctx->now.step++;
     ctx->base.step = ctx->now.step;

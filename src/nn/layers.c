@@ -155,7 +155,8 @@ struct mpt__module {
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     bool training, frozen; /* asked for, see mpt__in_training; `frozen`: the tree is in use */
-    bool fixed;            /* mpt_freeze */
+    bool fixed;            /* mpt_freeze, mpt_share_module */
+    bool borrows;          /* mpt_share_module */
     uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
     bool watched;          /* of a root, once frozen: a user's forward or hook runs in the tree */
     uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */

@@ -210,12 +210,26 @@ static bool mpt__any_in_training(mpt_context *ctx, mpt__module *module) {
 }
 #endif
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__may_train(ctx, module) true
+#else
+/* Whether a module has values of its own, else an error. */
+static bool mpt__may_train(mpt_context *ctx, const mpt__module *module) {
+    if (!module->borrows) return true;
+    return mpt__reject(ctx, STATE,
+                       "%s \"%s\" borrows its values from another context (mpt_share_module), so "
+                       "it is frozen",
+                       module->cls.name, mpt__path_text(ctx, module->path));
+}
+#endif
+
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
     mpt__module *found = mpt__module_enter(module, call);
     if (!found) return mpt__status_of(module.context);
     mpt__walk walk;
     found = mpt__walk_begin(&walk, module.context, found);
-    for (; found; found = mpt__walk_next(&walk)) found->training = on;
+    for (; found; found = mpt__walk_next(&walk))
+        if (!on || mpt__may_train(module.context, found)) found->training = on;
     return module.context->base.status;
 }
 
@@ -233,6 +247,7 @@ mpt_status mpt_freeze(mpt_module module, bool on) {
     if (!found) return mpt__status_of(ctx);
     mpt__walk walk;
     for (found = mpt__walk_begin(&walk, ctx, found); found; found = mpt__walk_next(&walk)) {
+        if (!on && !mpt__may_train(ctx, found)) return ctx->base.status;
         found->fixed = on;
         if (found->frozen) mpt__parameters_collect(ctx, found, !on);
     }
@@ -275,6 +290,7 @@ static float *mpt__parameter_values(mpt_context *ctx, const mpt__parameter *para
 
 static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parameter,
                                   mpt_dtype dtype) {
+    if (mpt__writing_refused(ctx, parameter->tensor->storage)) return ctx->base.status;
     if (parameter->optimizer)
         return mpt__error(
             ctx, STATE,
@@ -295,9 +311,10 @@ static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parame
     return ctx->base.status;
 }
 
-/* Converts a parameter into its place in another block. */
+/* Gives a parameter its place in another block, and converts its values there, or takes those that
+   are there. */
 static void mpt__move_parameter(mpt_context *ctx, mpt__parameter *parameter, uint32_t index,
-                                int64_t offset) {
+                                int64_t offset, bool converts) {
     mpt__block *block = &ctx->blocks[index], *old = &ctx->blocks[parameter->block];
     mpt__tensor *tensor = parameter->tensor;
     mpt__gradient_drop(ctx, &tensor->gradient); /* a view of the old block's */
@@ -305,7 +322,7 @@ static void mpt__move_parameter(mpt_context *ctx, mpt__parameter *parameter, uin
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;
-    mpt__launch_copy(ctx, tensor, &moved, MPT__WRITE);
+    if (converts) mpt__launch_copy(ctx, tensor, &moved, MPT__WRITE);
     mpt__storage_retain(ctx, block->values);
     ctx->storages[tensor->storage].live = 2;
     ctx->storages[block->values].version += ctx->storages[tensor->storage].version + 1;
@@ -345,7 +362,7 @@ mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
     if (!values) mpt__block_free(ctx, &ctx->blocks[block]);
     mpt__walk_begin(&walk, ctx, found);
     while (values && (parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt__move_parameter(ctx, parameter, block, offset);
+        mpt__move_parameter(ctx, parameter, block, offset, true);
         offset = mpt__aligned_up(offset + parameter->numel, grain);
     }
     return ctx->base.status;

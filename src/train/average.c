@@ -186,6 +186,7 @@ mpt_status mpt_ema_apply(mpt_ema handle) {
         if (mpt__averages_applied(ctx, part->block))
             return mpt__error(ctx, STATE,
                               "averages were applied already; call mpt_ema_restore first");
+        if (mpt__writing_refused(ctx, block->values)) return ctx->base.status;
         if (!part->backup)
             part->backup = mpt__storage_new(ctx, part->count * mpt__dtype_info[block->dtype].bytes,
                                             MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);

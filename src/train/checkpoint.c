@@ -723,6 +723,7 @@ static bool mpt__load_check(mpt__copy *copy) {
     const mpt__entry *entry = copy->entry;
     mpt_shape want = copy->tensor->shape;
     char shown[MPT__SHOWN_NAME];
+    if (mpt__writing_refused(a->context, copy->tensor->storage)) return false;
     bool divides = entry->parts == 1 || (want.rank > 0 && want.dim[0] % entry->parts == 0);
     bool same = divides && want.rank == entry->rank && (!entry->transpose || entry->rank == 2);
     if (divides && want.rank > 0) want.dim[0] /= entry->parts;

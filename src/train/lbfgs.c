@@ -477,7 +477,8 @@ double mpt_lbfgs_step(mpt_optimizer handle, mpt_closure closure, void *user) {
                            : "closure is NULL");
         return MPT__NAN_F64;
     }
-    if (!mpt__lbfgs_ready(ctx, optimizer)) return MPT__NAN_F64;
+    if (!mpt__lbfgs_ready(ctx, optimizer) || mpt__update_refused(ctx, optimizer))
+        return MPT__NAN_F64;
     mpt__lbfgs *of = (mpt__lbfgs *)optimizer->own;
     mpt__lbfgs_run run = {ctx, optimizer, of, closure, user, 0};
     mpt__lbfgs_clear(ctx, optimizer);

@@ -160,6 +160,11 @@ static mpt_status mpt__check_free(mpt_context *ctx, const mpt__optimizer *optimi
                                   const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[list[i]];
+#ifndef MPTRAIN_NO_WATCH
+        if (ctx->storages[parameter->tensor->storage].source == MPT__OTHERS &&
+            mpt__writing_refused(ctx, parameter->tensor->storage))
+            return ctx->base.status;
+#endif
         if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
             optimizer->shared)
             continue;

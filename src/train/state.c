@@ -38,6 +38,9 @@ typedef struct mpt__state_walk {
 
 static mpt_status mpt__state_show(mpt__state_walk *w, mpt__state_item *item) {
     item->name = w->name;
+    if (w->mode == MPT__STATE_CHECKS && item->storage &&
+        mpt__writing_refused(w->context, item->storage))
+        return w->context->base.status;
     return w->visit(w->context, w->user, item);
 }
 

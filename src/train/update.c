@@ -444,6 +444,23 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
              ctx->base.op, optimizer->uncleared);
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__update_refused(ctx, optimizer) false
+#else
+/* Whether an update would write what is shared, with an error recorded before anything changes. */
+static MPT__COLD bool mpt__update_looked_at(mpt_context *ctx, const mpt__optimizer *optimizer) {
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        const mpt__optim_state *state = &optimizer->states[i];
+        if ((state->rows || optimizer->own) &&
+            mpt__writing_refused(ctx, mpt__block_of(ctx, state)->values))
+            return true;
+    }
+    return false;
+}
+#define mpt__update_refused(ctx, optimizer) \
+    ((ctx)->share_count > 0 && mpt__update_looked_at(ctx, optimizer))
+#endif
+
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
@@ -458,6 +475,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
         if (mpt__averages_applied(ctx, optimizer->states[i].block))
             return mpt__error(ctx, STATE,
                               "the module's values are averages; call mpt_ema_restore first");
+    if (mpt__update_refused(ctx, optimizer)) return ctx->base.status;
     mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
     uint8_t phase = ctx->launch.phase;
     ctx->launch.phase = MPT__UPDATE;
