@@ -314,6 +314,12 @@ static = $(if $(filter $(1),$(SELF)),-DMPTRAIN_STATIC)
 $(foreach s,$(TESTS) $(wildcard tests/tool_*.c),\
     $(eval $(call program_rules,$(s),$(s:tests/%.c=$(BUILD)/tests/%),$$(TEST_CFLAGS) $(call static,$(s)))))
 
+# The kernels of the test that launches its own.
+$(BUILD)/tests/cudasim/api_kernel$(EXE): $(BUILD)/tests/cudasim/kernel.o
+$(BUILD)/tests/cudasim/kernel.o: tests/cudasim/kernel.cu $(BUILD)/flags
+	@echo "  NVCC  $@"
+	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_FLAGS) $(INCLUDES) -c -o $@ $<
+
 # What breaks files and processes on purpose, for POSIX systems.
 $(foreach s,$(wildcard tests/torture/torture_*.c),\
     $(eval $(call program_rules,$(s),$(s:tests/torture/%.c=$(BUILD)/torture/%),$$(CFLAGS))))

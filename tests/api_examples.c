@@ -343,6 +343,27 @@ static void check_shows_quick_start(const char *path, const char *indent) {
     free(wanted);
 }
 
+/* The lines of a kernel that is compiled and run elsewhere, one behind the other. */
+TEST(the_manual_shows_a_kernel) {
+    char *code = read_text("tests/cudasim/kernel.cu"), *text = read_text("src/face/manual.h");
+    if (!code || !text) SKIP("the library's folder (run from the top folder)");
+    char *first = strstr(code, "#include"), *end = strstr(code, "/* ---- So far the manual");
+    const char *at = text;
+    int lines = 0;
+    CHECK(first != NULL && end != NULL);
+    if (end) *end = '\0';
+    for (char *line = first ? strtok(first, "\n") : NULL; line && at; lines++) {
+        char wanted[200];
+        snprintf(wanted, sizeof wanted, "    %s\n", line);
+        at = strstr(at, wanted);
+        if (!at) TEST_FAIL_("the manual does not show: %s", line);
+        line = strtok(NULL, "\n");
+    }
+    CHECK(lines > 30);
+    free(code);
+    free(text);
+}
+
 TEST(quick_start_is_what_is_printed) {
     FILE *file = fopen("README.md", "rb");
     if (!file) SKIP("README.md (run from the top folder)");
@@ -365,5 +386,6 @@ TEST_TABLE = {T(options_defaults),
               T(game_rounds),
               T(cart_as_text),
               T(quick_start_runs),
+              T(the_manual_shows_a_kernel),
               T(quick_start_is_what_is_printed)};
 TEST_MAIN

@@ -372,6 +372,16 @@ TEST(user_ops) {
     CASE(mpt_op_register, ARGUMENT, "a forward", mpt_op_register(c, &cls, NULL));
     cls.forward = op_forward, cls.backward = NULL;
     OBJECT(mpt_op_apply, mpt_op, f.no_op, f.stale_op, mpt_op_apply(h_, &x, 1, &out, 1));
+    NOWHERE(mpt_device_stream, mpt_device_stream(NULL) == NULL);
+    NOWHERE(mpt_device_data, mpt_device_data(f.nil, false) == NULL);
+    if (mpt_get_device(c) == MPT_DEVICE_CUDA) {
+        CASE(mpt_device_data, BAD_HANDLE, "tensor made in step", mpt_device_data(f.stale, true));
+        CASE(mpt_device_data, STATE, "are not in order",
+             mpt_device_data(mpt_transpose(f.x, 0, 1), false));
+    } else {
+        CASE(mpt_device_stream, MPT_ERROR_UNSUPPORTED, "", mpt_device_stream(c));
+        CASE(mpt_device_data, MPT_ERROR_UNSUPPORTED, "", mpt_device_data(f.x, true));
+    }
     CASE(mpt_op_apply, ARGUMENT, "takes 1 inputs and 1 outputs, got 2 and 1",
          mpt_op_apply(op, &x, 2, &out, 1));
     CASE(mpt_op_apply, ARGUMENT, "takes 1 inputs", mpt_op_apply(op, NULL, 1, &out, 1));

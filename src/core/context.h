@@ -437,6 +437,7 @@ struct mpt_context {
     double best;  /* the least value that mpt_checkpoint_best saw, or infinity */
     int32_t stop; /* mpt_request_stop */
     bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
+    bool queues;           /* the program may have, since ctx->backend.stream was last called */
     bool checks;           /* launches are looked at before: config.debug, or there are shares */
     mpt__share_entry *shares;    /* of storages that are lent or borrowed */
     int64_t share_count, share_capacity;

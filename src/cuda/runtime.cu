@@ -138,6 +138,16 @@ mpt_status mpt__cuda_synchronize(void *self) {
     return mpt__cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "work on the GPU");
 }
 
+/* Also tells what the program's own launches left. */
+void *mpt__cuda_stream(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return NULL;
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess && cuda->debug) error = cudaStreamSynchronize(cuda->stream);
+    const char *what = "CUDA code of the program's own";
+    return mpt__cuda_check(cuda, error, what) == MPT_OK ? (void *)cuda->stream : NULL;
+}
+
 mpt_status mpt__cuda_download(void *self, void *destination, const void *source, size_t bytes) {
     mpt__cuda *cuda = mpt__cuda_enter(self);
     if (!cuda) return MPT_ERROR_DEVICE;
@@ -458,6 +468,7 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->upload = mpt__cuda_upload;
     backend->download = mpt__cuda_download;
     backend->synchronize = mpt__cuda_synchronize;
+    backend->stream = mpt__cuda_stream;
     backend->allocate_host = mpt__cuda_allocate_host;
     backend->release_host = mpt__cuda_release_host;
     backend->stage_new = mpt__cuda_stage_new;

@@ -115,7 +115,8 @@ that differs between them.
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
                          mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
-                         mpt_user_optimizer, mpt_lbfgs, mpt_hook_forward, mpt_hook_backward
+                         mpt_user_optimizer, mpt_lbfgs, mpt_hook_forward, mpt_hook_backward,
+                         mpt_share_module
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -302,9 +303,9 @@ mpt_hook_forward and mpt_hook_backward show what a module gives, and the gradien
 function of yours, which may put another tensor in its place.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
-autocast class. It runs on GPUs as they do; kernels of your own cannot be registered, but C code can
-read an input and make an output of it (mpt_read_f32, mpt_from), which waits for the GPU. Gradients
-of gradients are not available.
+autocast class. It runs on GPUs as they do. C code can read an input and make an output of it
+(mpt_read_f32, mpt_from), which waits for the GPU; CUDA kernels of your own do not wait, see MANUAL
+12. Gradients of gradients are not available.
 
 Optimizers follow torch.optim's order of operations. mpt_optimizer_add makes parameter groups. A
 parameter whose gradient is none is left alone by the step. Schedules per step are indexed by
@@ -486,6 +487,57 @@ next frame, with the same bits again:
         mpt_step_slice(captured, x, y, 0.002, &done);       // 2 ms, or one launch longer
         if (done && mpt_loader_next(loader, &b)) x = b.x, y = b.y;   // read when a step begins
     }
+
+An op of your own can launch kernels of your own: mpt_device_data is the place of a tensor on the
+GPU, mpt_device_stream what the library's launches are queued on, so that nothing has to wait. In a
+.cu file of yours, compiled by nvcc beside mptrain_cuda.cu, the square of relu in fp32:
+
+    #include "mptrain.h"
+
+    #include <cuda_runtime.h>
+
+    __global__ static void square(const float *x, float *y, long long n) {
+        const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        if (i < n) y[i] = x[i] > 0 ? x[i] * x[i] : 0;
+    }
+
+    __global__ static void square_back(const float *x, const float *dy, float *dx, long long n) {
+        const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        if (i < n) dx[i] = x[i] > 0 ? 2 * x[i] * dy[i] : 0;
+    }
+
+    static mpt_status forward(mpt_op_call *call, void *user) {
+        mpt_tensor x = mpt_contiguous(mpt_op_input(call, 0));
+        mpt_tensor y = mpt_zeros(x.context, MPT_F32, mpt_get_shape(x));
+        const float *from = (const float *)mpt_device_data(x, false);
+        float *to = (float *)mpt_device_data(y, true);
+        cudaStream_t stream = (cudaStream_t)mpt_device_stream(x.context);
+        const long long n = mpt_numel(x), blocks = (n + 255) / 256;
+        if (!mpt_failed(x.context)) square<<<(unsigned)blocks, 256, 0, stream>>>(from, to, n);
+        mpt_op_save(call, 0, x);
+        return mpt_op_set_output(call, 0, y);
+    }
+
+    static mpt_status backward(mpt_op_call *call, void *user) {
+        mpt_tensor x = mpt_op_saved(call, 0), dy = mpt_contiguous(mpt_op_output_grad(call, 0));
+        mpt_tensor dx = mpt_zeros(x.context, MPT_F32, mpt_get_shape(x));
+        const float *from = (const float *)mpt_device_data(x, false);
+        const float *above = (const float *)mpt_device_data(dy, false);
+        float *to = (float *)mpt_device_data(dx, true);
+        cudaStream_t stream = (cudaStream_t)mpt_device_stream(x.context);
+        const long long n = mpt_numel(x), blocks = (n + 255) / 256;
+        if (!mpt_failed(x.context))
+            square_back<<<(unsigned)blocks, 256, 0, stream>>>(from, above, to, n);
+        return mpt_op_set_input_grad(call, 0, dx);
+    }
+
+    extern "C" mpt_op squared_relu(mpt_context *ctx) {
+        const mpt_op_class cls = {"squared_relu", MPT_AUTOCAST_FP32, forward, backward, 1, 1};
+        return mpt_op_register(ctx, &cls, NULL);
+    }
+
+On a context of the CPU the two give an error; where a program shall run there as well, forward asks
+mpt_get_device and takes ops of the library. A captured step cannot repeat such a kernel.
 
 ==== MANUAL 13: small machines; limits =========================================================
 

@@ -236,6 +236,19 @@ MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index);
 /* In backward; of an output that the loss does not depend on, zeros of its shape and dtype. */
 MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient);
+/* For CUDA kernels of your own, in forward and backward of an op or wherever tensors are: the place
+   of a contiguous tensor's elements in the GPU's memory, and the stream, a cudaStream_t, that the
+   library queues its launches on, whose GPU becomes that of the calling thread. A kernel launched
+   on that stream finds done what was called before it, and later calls find done what it does; work
+   on another stream has to wait for this one, and this one for it (cudaStreamWaitEvent). `writes`:
+   the kernel may change the tensor, and what backward saved of its old value is gone, as with ops
+   in place. A place holds as long as its tensor. NULL and an error on the CPU, in builds without
+   MPTRAIN_CUDA, in recordings and captured steps, which could not repeat the kernel, and of a
+   tensor that is not contiguous (mpt_contiguous): launch nothing then. What a launch in an op's
+   function leaves as CUDA's last error becomes the error of that op. Anomaly mode passes over steps
+   with such kernels. */
+MPTRAIN_API void *mpt_device_data(mpt_tensor tensor, bool writes);
+MPTRAIN_API void *mpt_device_stream(mpt_context *context);
 
 /* ==== Optimizers ============================================================================= */
 

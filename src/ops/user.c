@@ -134,6 +134,13 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *
 static mpt_status mpt__user_status(mpt_context *ctx, const mpt__op *op, const char *call,
                                    mpt_status status) {
     ctx->base.op = call; /* not the last one that the user's function made */
+#if defined(MPTRAIN_CUDA)
+    if (mpt__ok(ctx) && ctx->queues) {
+        ctx->queues = false;
+        if (!ctx->backend.stream(ctx->backend.self))
+            return mpt__error(ctx, DEVICE, "op %s: %s", op->cls.name, ctx->backend.error);
+    }
+#endif
     if (!mpt__ok(ctx) || status == MPT_OK) return ctx->base.status;
     return mpt__error_of(ctx, status, "op %s reported: %s", op->cls.name, mpt_status_name(status));
 }
@@ -278,5 +285,58 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     }
     return ctx->base.status;
 }
+
+/* ==== Kernels of the program's own ==== */
+
+#if defined(MPTRAIN_CUDA)
+/* Whether work may be queued that is no launch, else an error. */
+static bool mpt__queue_open(mpt_context *ctx) {
+    if (!ctx->backend.stream)
+        return mpt__reject(ctx, UNSUPPORTED,
+                           "this context computes on the CPU (mpt_get_device tells); mpt_read and "
+                           "mpt_from are what C code there works with");
+    if (ctx->recorder && !ctx->recorder->own)
+        return mpt__reject(ctx, UNSUPPORTED,
+                           "a kernel of your own is no launch of the library's: neither captured "
+                           "steps nor recordings can repeat it");
+    if (ctx->recorder) ctx->recorder->failed = true; /* anomaly mode is silent then */
+    mpt__wait_no_more(ctx);
+    return mpt__ok(ctx);
+}
+
+void *mpt_device_data(mpt_tensor tensor, bool writes) {
+    mpt_context *ctx = tensor.context;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_device_data", "tensor");
+    if (!found || !mpt__queue_open(ctx)) return NULL;
+    if (!mpt__tensor_contiguous(found)) {
+        mpt__error(ctx, STATE, "the elements of the tensor %S are not in order; mpt_contiguous %s",
+                   &found->shape,
+                   writes ? "gives a copy, and mpt_copy_ writes one back" : "gives them so");
+        return NULL;
+    }
+    if (writes && mpt__writing_refused(ctx, found->storage)) return NULL;
+    if (writes) mpt__touched(ctx, found->storage);
+    return (char *)ctx->data[found->storage] +
+           found->offset * (int64_t)mpt__dtype_info[found->dtype].bytes;
+}
+
+void *mpt_device_stream(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_device_stream") || !mpt__queue_open(ctx)) return NULL;
+    void *stream = ctx->backend.stream(ctx->backend.self);
+    ctx->queues = stream != NULL;
+    if (!stream) mpt__backend_error(ctx, MPT_ERROR_DEVICE);
+    return stream;
+}
+#else
+static MPT__COLD void *mpt__queue_none(mpt_context *ctx, const char *call) {
+    if (mpt__enter(ctx, call)) mpt__error(ctx, UNSUPPORTED, "built without MPTRAIN_CUDA");
+    return NULL;
+}
+void *mpt_device_data(mpt_tensor tensor, bool writes) {
+    (void)writes;
+    return mpt__queue_none(tensor.context, "mpt_device_data");
+}
+void *mpt_device_stream(mpt_context *ctx) { return mpt__queue_none(ctx, "mpt_device_stream"); }
+#endif
 
 #endif

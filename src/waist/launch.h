@@ -549,6 +549,9 @@ typedef struct mpt__backend {
     mpt_status (*upload)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
+    /* NULL: launches are done when they return. What the program queues work of its own on, on the
+       calling thread, in order with launches; NULL if what it queued before went wrong. */
+    void *(*stream)(void *self);
     /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into
        it that is done some time later, at the latest by the next `synchronize`; nobody may touch it
        until then. `place` 0 or 1 tells two such downloads apart, and `landed` whether the last one

@@ -11,7 +11,7 @@ awk '/^## Basic types/ { exit } /^```$/ { on = !on; n += on; next }
     on { print > ("manual" n ".txt") }' reference.md
 fragments=0
 for block in manual*.txt; do
-    if grep -q 'int main' "$block" || ! grep -q '^ *mpt_.*);' "$block"; then continue; fi
+    if grep -q -e 'int main' -e '__global__' "$block" || ! grep -q '^ *mpt_.*);' "$block"; then continue; fi
     {
         echo '#include <stdio.h>'
         echo '#include "mptrain.h"'
