@@ -279,6 +279,7 @@ typedef struct pool_case {
 
 static void count_chunk(void *work, int64_t chunk, int thread) {
     (void)thread;
+    choose(); /* it takes its time */
     ((int *)work)[chunk]++;
 }
 
@@ -309,7 +310,7 @@ static const char *explore_pool(int bound, int threads, int jobs, int chunks) {
 TEST(pool_under_all_schedules) {
     plan.lost = -1;
     CHECK_EQ_STR(explore_pool(3, 2, 1, 2), NULL);
-    CHECK_EQ_STR(explore_pool(3, 2, 2, 2), NULL);
+    CHECK_EQ_STR(explore_pool(2, 2, 2, 2), NULL);
     CHECK_EQ_STR(explore_pool(2, 2, 3, 3), NULL);
     CHECK_EQ_STR(explore_pool(2, 3, 1, 3), NULL);
     CHECK_EQ_STR(explore_pool(1, 3, 2, 2), NULL);
