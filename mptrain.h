@@ -43,9 +43,10 @@
  *     MANUAL 13  small machines; limits
  *     then the API: Basic types, Context, Errors, Memory, Lifetime, Tensors, Operations, Autograd,
  *     Autocast, Modules, Optimizers, Gradient scaler, Data, Files, Metrics, inspection, Captured
- *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Images of
- *     another size, Images, Text, Tables, Arrays: examples of each are in tests/api_shown.c;
- *     then, where MPTRAIN_IMPLEMENTATION is defined, the implementation; changelog and licence.
+ *     steps, Fit, Convolution, Normalisation and pooling, Embedding and attention, Recurrent
+ *     layers, Images of another size, Images, Text, Tables, Arrays: examples of each are in
+ *     tests/api_shown.c; then, where MPTRAIN_IMPLEMENTATION is defined, the implementation;
+ *     changelog and licence.
 
 ==== MANUAL 1: quick start =====================================================================
 
@@ -129,6 +130,7 @@ that differs between them.
     MPTRAIN_NO_FP8       without the two 8-bit float dtypes
     MPTRAIN_NO_CONV      without convolutions, pooling, batch and group norm, images of another size
     MPTRAIN_NO_ATTENTION without attention, embedding, layer and RMS norm
+    MPTRAIN_NO_RECURRENT without RNN, LSTM and GRU
     MPTRAIN_NO_FIT       without mpt_fit and mpt_evaluate; what is left out returns an error
     MPTRAIN_NO_GRAPH     without captured steps
     MPTRAIN_NO_RESUME    without checkpoints of whole trainings and snapshots
@@ -136,7 +138,8 @@ that differs between them.
     MPTRAIN_NO_TEXT      without tokenizers; tokens that are numbers already can still be read
     MPTRAIN_NO_WATCH     without statistics, histograms, anomaly mode, mpt_gradcheck,
                          mpt_determinism, mpt_confusion, mpt_multinomial, mpt_error_if_nonfinite,
-                         mpt_user_optimizer, mpt_lbfgs, mpt_hook_forward, mpt_hook_backward
+                         mpt_user_optimizer, mpt_lbfgs, mpt_hook_forward, mpt_hook_backward,
+                         mpt_share_module
     MPTRAIN_STB_IMAGE    with mpt_image_folder, which calls stb_image.h: it has to be found by the
                          compiler, and implemented in your program (STB_IMAGE_IMPLEMENTATION)
     MPTRAIN_STB_IMAGE_IMPLEMENTATION   implemented here, too: best, as its memory is then zeroed and
@@ -175,7 +178,8 @@ Memory returns to a pool; once each shape has been seen, a training step makes n
 allocator. mpt_memory counts live bytes and peaks by kind (parameter, master, form, gradient,
 moment, activation, data, batch, workspace, host). mpt_config.memory_limit makes a limit an error
 like any other; mpt_clear_error and a smaller batch go on from there. All memory comes from
-mpt_config.allocator, which is only called by the thread that uses the context.
+mpt_config.allocator, which is only called by the thread that uses the context, but for what
+mpt_share_module lends.
 
 ==== MANUAL 4: errors ==========================================================================
 
@@ -215,6 +219,11 @@ those of MPT_ISA_REF and of MPTRAIN_NO_SIMD, and dense nets lose little by it; c
 slow as the reference. The other levels give the same bits for any thread count and every run, but
 differ from one another in the last places.
 
+Inference from several threads takes a context for each, with the same net in it, and one copy of
+the weights: mpt_share_module(net of a thread, trained net), before the threads begin. Shared are
+parameters and buffers, read only from then on; each context has half copies and activations of its
+own.
+
 Because C evaluates arguments in any order, nothing depends on the order in which the arguments of
 mpt_sequential are made.
 
@@ -223,8 +232,8 @@ mpt_sequential are made.
 Between mpt_autocast_begin(ctx, MPT_F16 or MPT_BF16) and mpt_autocast_end, each op runs in the
 precision of one table, the same on every device (mpt_autocast_policy prints it):
 
-    low          matmul, linear, convolutions, scaled_dot_product_attention, and the products,
-                 not the loss, of linear_cross_entropy
+    low          matmul, linear, convolutions, scaled_dot_product_attention, rnn, lstm, gru, and
+                 the products, not the loss, of linear_cross_entropy
     fp32         exp, log, log1p, rsqrt, pow, softplus, softmax, log_softmax, sum, mean,
                  prod, norm, logsumexp, cumsum, all losses
     as input     everything else; inputs of different dtypes meet in fp32
@@ -317,9 +326,9 @@ mpt_hook_forward and mpt_hook_backward show what a module gives, and the gradien
 function of yours, which may put another tensor in its place.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
-autocast class. It runs on GPUs as they do; kernels of your own cannot be registered, but C code can
-read an input and make an output of it (mpt_read_f32, mpt_from), which waits for the GPU. Gradients
-of gradients are not available.
+autocast class. It runs on GPUs as they do. C code can read an input and make an output of it
+(mpt_read_f32, mpt_from), which waits for the GPU; CUDA kernels of your own do not wait, see MANUAL
+12. Gradients of gradients are not available.
 
 Optimizers follow torch.optim's order of operations. mpt_optimizer_add makes parameter groups. A
 parameter whose gradient is none is left alone by the step. Schedules per step are indexed by
@@ -501,6 +510,57 @@ next frame, with the same bits again:
         mpt_step_slice(captured, x, y, 0.002, &done);       // 2 ms, or one launch longer
         if (done && mpt_loader_next(loader, &b)) x = b.x, y = b.y;   // read when a step begins
     }
+
+An op of your own can launch kernels of your own: mpt_device_data is the place of a tensor on the
+GPU, mpt_device_stream what the library's launches are queued on, so that nothing has to wait. In a
+.cu file of yours, compiled by nvcc beside mptrain_cuda.cu, the square of relu in fp32:
+
+    #include "mptrain.h"
+
+    #include <cuda_runtime.h>
+
+    __global__ static void square(const float *x, float *y, long long n) {
+        const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        if (i < n) y[i] = x[i] > 0 ? x[i] * x[i] : 0;
+    }
+
+    __global__ static void square_back(const float *x, const float *dy, float *dx, long long n) {
+        const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        if (i < n) dx[i] = x[i] > 0 ? 2 * x[i] * dy[i] : 0;
+    }
+
+    static mpt_status forward(mpt_op_call *call, void *user) {
+        mpt_tensor x = mpt_contiguous(mpt_op_input(call, 0));
+        mpt_tensor y = mpt_zeros(x.context, MPT_F32, mpt_get_shape(x));
+        const float *from = (const float *)mpt_device_data(x, false);
+        float *to = (float *)mpt_device_data(y, true);
+        cudaStream_t stream = (cudaStream_t)mpt_device_stream(x.context);
+        const long long n = mpt_numel(x), blocks = (n + 255) / 256;
+        if (!mpt_failed(x.context)) square<<<(unsigned)blocks, 256, 0, stream>>>(from, to, n);
+        mpt_op_save(call, 0, x);
+        return mpt_op_set_output(call, 0, y);
+    }
+
+    static mpt_status backward(mpt_op_call *call, void *user) {
+        mpt_tensor x = mpt_op_saved(call, 0), dy = mpt_contiguous(mpt_op_output_grad(call, 0));
+        mpt_tensor dx = mpt_zeros(x.context, MPT_F32, mpt_get_shape(x));
+        const float *from = (const float *)mpt_device_data(x, false);
+        const float *above = (const float *)mpt_device_data(dy, false);
+        float *to = (float *)mpt_device_data(dx, true);
+        cudaStream_t stream = (cudaStream_t)mpt_device_stream(x.context);
+        const long long n = mpt_numel(x), blocks = (n + 255) / 256;
+        if (!mpt_failed(x.context))
+            square_back<<<(unsigned)blocks, 256, 0, stream>>>(from, above, to, n);
+        return mpt_op_set_input_grad(call, 0, dx);
+    }
+
+    extern "C" mpt_op squared_relu(mpt_context *ctx) {
+        const mpt_op_class cls = {"squared_relu", MPT_AUTOCAST_FP32, forward, backward, 1, 1};
+        return mpt_op_register(ctx, &cls, NULL);
+    }
+
+On a context of the CPU the two give an error; where a program shall run there as well, forward asks
+mpt_get_device and takes ops of the library. A captured step cannot repeat such a kernel.
 
 ==== MANUAL 13: small machines; limits =========================================================
 
@@ -1445,6 +1505,20 @@ MPTRAIN_API size_t mpt_summary(mpt_module module, char *text, size_t size);
 /* Copies the values of parameters, converting dtypes, and of buffers, between trees whose
    parameters have the same shapes in the same order, also between contexts. */
 MPTRAIN_API mpt_status mpt_copy_module(mpt_module destination, mpt_module source);
+/* One copy of the weights for inference from several threads: `borrower`, in another context on the
+   same device, takes the parameters and buffers of `lender`, whose paths, shapes and dtypes have to
+   be its own, in place of those that it has, whose memory goes. The first difference is an error
+   that names it. Call it where no other thread uses either context and no step is open; then each
+   context is its thread's again. The borrower is frozen and read only, from the first call on:
+   mpt_train, unfreezing, an optimizer, a load, mpt_half or anything else that would change its
+   values is an error. So is changing the lender's (a step, a load, an op in place, statistics of a
+   batch, mpt_restore) as long as a borrower is there; of a lender that is part of a tree, the
+   parameters beside it, too. Borrowers may lend, and borrow anew from another lender. Either may be
+   destroyed first: the memory, which mpt_memory counts for the lender alone, goes back to the
+   lender's allocator with the last of them, on that one's thread. Half copies of autocast and
+   weights folded by mpt_fuse are each context's own; mpt_half before makes halves shared. Averages
+   and recordings of the borrower that were made before have to be made anew. */
+MPTRAIN_API mpt_status mpt_share_module(mpt_module borrower, mpt_module lender);
 /* Destroys a tree that is not part of another one, with its parameters; children that another tree
    holds stay. An error while an optimizer holds one of them. */
 MPTRAIN_API mpt_status mpt_module_destroy(mpt_module root);
@@ -1478,6 +1552,19 @@ MPTRAIN_API mpt_tensor mpt_op_saved(mpt_op_call *call, int index);
 /* In backward; of an output that the loss does not depend on, zeros of its shape and dtype. */
 MPTRAIN_API mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index);
 MPTRAIN_API mpt_status mpt_op_set_input_grad(mpt_op_call *call, int index, mpt_tensor gradient);
+/* For CUDA kernels of your own, in forward and backward of an op or wherever tensors are: the place
+   of a contiguous tensor's elements in the GPU's memory, and the stream, a cudaStream_t, that the
+   library queues its launches on, whose GPU becomes that of the calling thread. A kernel launched
+   on that stream finds done what was called before it, and later calls find done what it does; work
+   on another stream has to wait for this one, and this one for it (cudaStreamWaitEvent). `writes`:
+   the kernel may change the tensor, and what backward saved of its old value is gone, as with ops
+   in place. A place holds as long as its tensor. NULL and an error on the CPU, in builds without
+   MPTRAIN_CUDA, in recordings and captured steps, which could not repeat the kernel, and of a
+   tensor that is not contiguous (mpt_contiguous): launch nothing then. What a launch in an op's
+   function leaves as CUDA's last error becomes the error of that op. Anomaly mode passes over steps
+   with such kernels. */
+MPTRAIN_API void *mpt_device_data(mpt_tensor tensor, bool writes);
+MPTRAIN_API void *mpt_device_stream(mpt_context *context);
 
 /* ==== Optimizers ============================================================================= */
 
@@ -2478,6 +2565,9 @@ typedef struct mpt_attention_config {
     bool causal;     /* false */
     double dropout;  /* 0; none in eval mode and in inference, as mpt_dropout */
     double scale;    /* of the scores; 0: 1 / sqrt(D) */
+    int64_t window;  /* 0; with causal: query t sees the last `window` keys up to its own alone, and
+                        time grows with T * window */
+    int64_t offset;  /* 0; with causal: query t stands at key offset + t, as behind a cache */
 } mpt_attention_config;
 MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
 /* softmax(q k^T scale + mask) v: q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv] -> [B, H, T, Dv],
@@ -2492,10 +2582,37 @@ MPTRAIN_API mpt_attention_config mpt_attention_config_default(void);
 MPTRAIN_API mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
                                                         const mpt_attention_config *config);
 
+/* Rotary positions, arXiv:2104.09864: pair i of the D / 2 of row t is turned by (offset + t)
+   base^(-2 i / D) radians. x [.., T, D] of rank 2 to 4, or with `heads` [B, T, heads * D], and D
+   even. Angles are doubles, the rest is fp32, also in backward; the result has the dtype of x. */
+typedef struct mpt_rope_config {
+    double base;      /* 10000 */
+    int64_t offset;   /* 0; position of the first row: how many a cache holds */
+    bool interleaved; /* false: elements i and i + D / 2 are a pair, as in GPT-NeoX and Hugging
+                         Face's Llama; true: 2 i and 2 i + 1, as in the paper and Meta's Llama */
+    int heads;        /* 0; that lie side by side in the last dimension, up to 255 */
+} mpt_rope_config;
+MPTRAIN_API mpt_rope_config mpt_rope_config_default(void);
+MPTRAIN_API mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config);
+
+/* Gated units, arXiv:2002.05202: x in two halves a and b along dim. */
+typedef enum mpt_gate {
+    MPT_GATE_SIGMOID = 0, /* a sigmoid(b): torch.nn.functional.glu */
+    MPT_GATE_SILU,        /* silu(a) b: SwiGLU */
+    MPT_GATE_GELU         /* gelu(a) b: GEGLU */
+} mpt_gate;
+MPTRAIN_API mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate);
+/* Along the last dimension. */
+MPTRAIN_API mpt_module mpt_nn_glu(mpt_context *context, mpt_gate gate);
+
 typedef struct mpt_multi_head_config {
     bool bias;      /* true */
     bool causal;    /* false */
     double dropout; /* 0: of the attention weights */
+    bool qk_norm;   /* false; RMS norms of each head's queries and keys, eps 1e-5, with the
+                       parameters "q_norm.weight" and "k_norm.weight" [width / heads], as Qwen3 */
+    int64_t window; /* 0; with causal: as in mpt_attention_config */
+    mpt_rope_config rope; /* base 0: none. Queries and keys behind the norms; heads do not count */
 } mpt_multi_head_config;
 MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
 /* torch.nn.MultiheadAttention with batch_first and without weights as a result: "in_proj_weight"
@@ -2506,12 +2623,87 @@ MPTRAIN_API mpt_multi_head_config mpt_multi_head_config_default(void);
 MPTRAIN_API mpt_module mpt_nn_multi_head_attention(mpt_context *context, int64_t width, int heads,
                                                    const mpt_multi_head_config *config);
 
+/* Generation, a token at a time: between begin and end the causal layers of
+   mpt_nn_multi_head_attention in a net keep the keys and values of all places that they saw, up to
+   `capacity` for each of `batch` texts. A forward, in inference mode, takes x [batch, T, ..], which
+   stands behind those places, T as often as not 1; rotary positions go on by themselves, those of
+   an embedding begin at mpt_cache_length. Memory is taken in the first forward, none later, in the
+   dtype of its keys. Other layers are left as they are. Begun again, a cache is empty. */
+MPTRAIN_API mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity);
+/* How many places the first of these layers holds; 0 without a cache, -1 on error. */
+MPTRAIN_API int64_t mpt_cache_length(mpt_module net);
+/* Forgets all places from `length` on, for another text or another way to go on. */
+MPTRAIN_API mpt_status mpt_cache_rewind(mpt_module net, int64_t length);
+MPTRAIN_API mpt_status mpt_cache_end(mpt_module net);
+
 /* mpt_cross_entropy(mpt_linear(x, weight)) for many classes: x [.., D], weight [V, D], targets i64
    [..] -> fp32, 0-d, or like the targets with MPT_NONE. Of the logits [.., V] some rows exist at a
    time, about 32 MB, in fp32; backward computes them again. The weight may be that of an embedding
    (tied weights): both add to its gradient. */
 MPTRAIN_API mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
                                                 const mpt_nll_config *config);
+
+/* ==== Recurrent layers =====================================================================
+
+   Formulas, names and layouts are PyTorch's. Sequences are [T, B, features], or [B, T, features]
+   with batch_first. Gates and cells are computed and kept in fp32. A forward without history keeps
+   nothing. Builds with MPTRAIN_NO_RECURRENT have none of this: an error. */
+
+/* One layer in one direction. Null handles: absent. */
+typedef struct mpt_cell_config {
+    mpt_tensor weight_ih, weight_hh; /* [G H, features], [G H, H]; G: 1, of an LSTM 4, of a GRU 3 */
+    mpt_tensor bias_ih, bias_hh;     /* [G H] */
+    mpt_tensor weight_hr;            /* [P, H], of an LSTM: h is P wide, and weight_hh [G H, P] */
+    mpt_tensor lengths;              /* i64 [B]: steps that each sequence has, from 0 to T */
+    bool batch_first;                /* false */
+    bool reverse;                    /* false; true: from the last step to the first */
+    bool relu;                       /* false: tanh; of mpt_rnn */
+} mpt_cell_config;
+MPTRAIN_API mpt_cell_config mpt_cell_config_default(void);
+/* x -> the state h at each step, [T, B, H] or [B, T, H]. *h, *c [B, H]: before the call the state
+   to begin with, a null handle for zeros; after it that at the end. NULL: zeros, and nobody asks.
+   Gradients flow through both; mpt_detach or mpt_keep a state to cut them off. Where a sequence is
+   over, its output is 0 and its state stays, as with torch's pack_padded_sequence; `reverse` begins
+   at its last step. Lengths are read on the device, so that a captured step may have others each
+   time. Matmul-like for autocast. */
+MPTRAIN_API mpt_tensor mpt_rnn(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h);
+/* LSTM: gates i, f, g, o. */
+MPTRAIN_API mpt_tensor mpt_lstm(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h,
+                                mpt_tensor *c);
+/* GRU: gates r, z, n. */
+MPTRAIN_API mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h);
+
+typedef struct mpt_recurrent_config {
+    int layers;          /* 1; up to 64 */
+    bool bias;           /* true */
+    bool batch_first;    /* false */
+    bool bidirectional;  /* false; true: outputs of both directions side by side */
+    bool relu;           /* false: tanh; of mpt_nn_rnn and its cell */
+    double dropout;      /* 0: between layers, in training */
+    int64_t projection;  /* 0: none; of mpt_nn_lstm, torch's proj_size, below `hidden` */
+} mpt_recurrent_config;
+MPTRAIN_API mpt_recurrent_config mpt_recurrent_config_default(void);
+/* torch.nn.RNN, LSTM, GRU: "weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0" and, with a
+   projection, "weight_hr_l0", the same for further layers, with "_reverse" for the other direction;
+   uniform within 1 / sqrt(hidden). mpt_forward gives the output of the last layer. mpt_forward_n
+   takes x, then h (of an LSTM h and c) or nothing, then i64 lengths [B] or nothing; and gives the
+   output, h, c, as many as are asked for. States are [layers directions, B, hidden]. Without a
+   batch x is [T, features] and states are [layers directions, hidden]. */
+MPTRAIN_API mpt_module mpt_nn_rnn(mpt_context *context, int64_t in, int64_t hidden,
+                                  const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_lstm(mpt_context *context, int64_t in, int64_t hidden,
+                                   const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_gru(mpt_context *context, int64_t in, int64_t hidden,
+                                  const mpt_recurrent_config *config);
+/* torch.nn.RNNCell, LSTMCell, GRUCell: one step. "weight_ih", "weight_hh", "bias_ih", "bias_hh".
+   mpt_forward_n takes x [B, features] or [features], then h (of an LSTM h and c) or nothing, and
+   gives h, c after it. Of the config bias and relu count; what only layers have is an error. */
+MPTRAIN_API mpt_module mpt_nn_rnn_cell(mpt_context *context, int64_t in, int64_t hidden,
+                                       const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_lstm_cell(mpt_context *context, int64_t in, int64_t hidden,
+                                        const mpt_recurrent_config *config);
+MPTRAIN_API mpt_module mpt_nn_gru_cell(mpt_context *context, int64_t in, int64_t hidden,
+                                       const mpt_recurrent_config *config);
 
 /* ==== Images of another size =============================================================== */
 
@@ -3019,7 +3211,8 @@ typedef struct mpt__operand {
  */
 #define MPT__KERNELS(K) \
     MPT__CORE_KERNELS(K) \
-    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K)
+    MPT__CONV_KERNELS(K) MPT__NORM_KERNELS(K) MPT__ATTENTION_KERNELS(K) MPT__FP8_KERNELS(K) \
+    MPT__RECURRENT_KERNELS(K)
 #define MPT__CORE_KERNELS(K) \
     K(FILL, fill, 0) \
     K(COPY, copy, 0) \
@@ -3117,22 +3310,27 @@ typedef struct mpt__operand {
  *           GATHER.
  * EMBEDDING_BACKWARD  o2 wa f32 [V, D]: row o0 r [n] (i64) += row j of o1 r [n, D], in the order of
  *           j; rows of index[0] are left out. A bad index, which adds nothing: as GATHER.
- * ATTENTION o4 w [B, H, T, Dv] = softmax(s) o2 r [B, G, S, Dv], with the scores s = imm[0] o0 r
- *           [B, H, T, D] o1 r [B, G, S, D]^T + o3? r [B, H, T, S] (BOOL: 0 and -infinity); head h
- *           meets head h G / H of o1 and o2, and G divides H. index[0] = 1: query t sees keys up to
- *           t. A query that sees nothing gets 0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores,
- *           +infinity where it sees nothing. imm[1]: probability of dropout on the softmax; weight
- *           [b, h, t, s] draws word ((b H + h) T + t) S' + s of rng, as DROPOUT, with S' = S
- *           rounded up to 4. compute_dtype rounds o0, o1 and o2 as in GEMM; all in between is fp32.
+ * ATTENTION o4 w [B, H, T, Dv] = softmax(s) o2 r [B, G, S, Dv], with the scores s = imm[0] o0 r [B,
+ *           H, T, D] o1 r [B, G, S, D]^T + o3? r [B, H, T, S] (BOOL: 0 and -infinity); head h meets
+ *           head h G / H of o1 and o2, and G divides H. index[0] = 1: query t sees keys up to t +
+ *           index[2], of them the last index[1] where that is not 0. A query that sees nothing gets
+ *           0. o5? w f32 [B, H, T, 1]: log-sum-exp of its scores, +infinity where it sees nothing.
+ *           imm[1]: probability of dropout on the softmax; weight [b, h, t, s] draws word ((b H +
+ *           h) T + t) S' + s of rng, as DROPOUT, with S' = S rounded up to 4. compute_dtype rounds
+ *           o0, o1 and o2 as in GEMM; all in between is fp32.
  * ATTENTION_DQ  o0 .. o3 as above, o4 r log-sum-exp, o5 r dout, o8 r out -> o6 w f32 [B, H, T, 1]:
  *           sums of dout out, o7? wa dq.
- * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq. */
+ * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq.
+ * ROPE      o1 wa [B, H, T, D] = o0 r, where pair i of D / 2 is turned by imm[1] (index[0] + t)
+ *           imm[0]^(-2 i / D) radians: elements i and i + D / 2, or with index[1] = 1 elements 2 i
+ *           and 2 i + 1. Angles are doubles, products and sums fp32. */
 #define MPT__ATTENTION_KERNELS(K) \
     K(EMBEDDING, embedding, 0) \
     K(EMBEDDING_BACKWARD, embedding_backward, 0) \
     K(ATTENTION, attention, 0) \
     K(ATTENTION_DQ, attention_dq, 0) \
-    K(ATTENTION_DKV, attention_dkv, 0)
+    K(ATTENTION_DKV, attention_dkv, 0) \
+    K(ROPE, rope, 0)
 
 /* ---- fp8 ----
  *
@@ -3159,6 +3357,33 @@ typedef enum mpt__fp8_way {
 } mpt__fp8_way;
 enum { MPT__FP8_SCALE_NOW, MPT__FP8_AMAX, MPT__FP8_HISTORY }; /* in a state */
 enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
+
+/* ---- Recurrent cells ----
+ *
+ * A step of B sequences by a cell, index[0], of H numbers; all operands are [B, n] with neighbours
+ * in a row, n being H or G H with G gates side by side: 1; LSTM: 4, i f g o; GRU: 3, r z n. Slopes
+ * are those of the loss. A sequence whose o(lengths) <= index[1], the step's number, is over: it
+ * gives 0, and what its state is stays.
+ *
+ * RECURRENT  o0 rw: what x gives to the gates, in; the gates, out. o1? r: what the state gives, o2?
+ *           r [G H]: its bias; absent: 0. o3? r: LSTM c, GRU h before, absent: 0; o4? w: LSTM c,
+ *           GRU the third part of o1 + o2. o5 w h. o6? r lengths i64 [B], o7? w h that stays, where
+ *           a sequence is over o8? r, absent: 0. CARRY: o5 w = o1 r, n any.
+ * RECURRENT_BACKWARD  o0 r gates, o3? r and o4 r as above; o5? r slope by h; o6 rw slope by the
+ *           state after, which becomes what of that by the state before does not go through o2; o7
+ *           rw the same of c (LSTM). o1 w slopes by what x gives, o2? w by what the state gives
+ *           (GRU; those of others are o1). o8? r lengths. CARRY: o1 w = o5 + o6, which becomes
+ *           0. */
+#define MPT__RECURRENT_KERNELS(K) \
+    K(RECURRENT, recurrent, 0) \
+    K(RECURRENT_BACKWARD, recurrent_backward, 0)
+typedef enum mpt__cell {
+    MPT__CELL_TANH,
+    MPT__CELL_RELU,
+    MPT__CELL_LSTM,
+    MPT__CELL_GRU,
+    MPT__CELL_CARRY
+} mpt__cell;
 
 typedef enum mpt__kernel {
 #define MPT__ROW(id, name, effect) MPT__K_##id,
@@ -3379,6 +3604,9 @@ typedef struct mpt__backend {
     mpt_status (*upload)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*download)(void *self, void *destination, const void *source, size_t bytes);
     mpt_status (*synchronize)(void *self);
+    /* NULL: launches are done when they return. What the program queues work of its own on, on the
+       calling thread, in order with launches; NULL if what it queued before went wrong. */
+    void *(*stream)(void *self);
     /* Where `synchronous` is false: host memory that `snapshot` can write to, and a download into
        it that is done some time later, at the latest by the next `synchronize`; nobody may touch it
        until then. `place` 0 or 1 tells two such downloads apart, and `landed` whether the last one
@@ -7188,6 +7416,11 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
 #else
 #define MPT__LINK_NO_FP8 without
 #endif
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__LINK_NO_RECURRENT with
+#else
+#define MPT__LINK_NO_RECURRENT without
+#endif
 #define MPT__LINK_NAME(X, how, option) X(mpt__cpu_file_##how##_MPTRAIN_##option)
 #define MPT__LINK_OPTION(X, how, option) MPT__LINK_NAME(X, how, option)
 #define MPT__LINK(X, option) MPT__LINK_OPTION(X, MPT__LINK_##option, option)
@@ -7197,8 +7430,9 @@ MPT__SHARED mpt__pool *mpt__cpu_lends(const mpt__backend *backend,
     MPT__LINK(X, NO_THREADS) \
     MPT__LINK(X, NO_SIMD) \
     MPT__LINK(X, NO_AMX) MPT__LINK(X, EMULATE_AMX) MPT__LINK(X, NO_CONV) \
-        MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK_VALUES( \
-            X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, MPTRAIN_VERSION_PATCH, MPT__REAL)
+        MPT__LINK(X, NO_ATTENTION) MPT__LINK(X, NO_FP8) MPT__LINK(X, NO_RECURRENT) \
+            MPT__LINK_VALUES(X, MPTRAIN_VERSION_MAJOR, MPTRAIN_VERSION_MINOR, \
+                             MPTRAIN_VERSION_PATCH, MPT__REAL)
 extern const char mpt__file_with_MPTRAIN_CPU_SEPARATE;
 #ifdef MPTRAIN_CPU_IMPLEMENTATION
 #define MPT__LINK_DEFINE(name) \
@@ -7620,6 +7854,10 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 #define v_gelu_slope MPT__V(gelu_slope)
 #define v_gelu_tanh_slope MPT__V(gelu_tanh_slope)
 #define v_silu_slope MPT__V(silu_slope)
+#define v_lstm MPT__V(lstm)
+#define v_lstm_slopes MPT__V(lstm_slopes)
+#define v_gru MPT__V(gru)
+#define v_gru_slopes MPT__V(gru_slopes)
 #define v_log1p MPT__V(log1p)
 #define v_expm1 MPT__V(expm1)
 #define v_sign MPT__V(sign)
@@ -7935,6 +8173,21 @@ typedef struct mpt__rows {
     bool adds;
 } mpt__rows;
 
+#ifndef MPTRAIN_NO_RECURRENT
+/* n elements of a step of one sequence: RECURRENT and, the last line, RECURRENT_BACKWARD. NULL:
+   absent. What is written may lie where the same was read. */
+typedef struct mpt__cell_block {
+    int cell, gates;
+    int64_t n;
+    const mpt__real *in[4], *before; /* what x gives, or the gates; o3 */
+    mpt__real *out[4];               /* the gates, or the slopes by what x gives */
+    const mpt__real *state[4], *bias[4];
+    mpt__real *after, *h;
+    const mpt__real *dy, *kept; /* o5, o4 */
+    mpt__real *more[4], *dh, *dc; /* o2, o6, o7 */
+} mpt__cell_block;
+#endif
+
 typedef struct mpt__routines {
     double slowness; /* nanoseconds of what takes the reference level one */
     bool flushes;    /* optimizers take denormals as zero: fading moments would be slow */
@@ -7984,6 +8237,10 @@ typedef struct mpt__routines {
     mpt__norm_fn norm_columns; /* the same of each column, without weight or lanes */
     /* A row of whole lanes, and in the same pass the totals of the next; NULL: none. */
     mpt__norm_fn norm_next, norm_slope_next;
+#ifndef MPTRAIN_NO_RECURRENT
+    void (*cell)(const mpt__cell_block *b);
+    void (*cell_slopes)(const mpt__cell_block *b);
+#endif
 } mpt__routines;
 
 /* ==== Operands ==== */
@@ -10572,6 +10829,231 @@ static void mpt__cpu_pair_loss(const mpt__cpu_call *call) {
 }
 
 /* ------------------------
+ * cpu/recurrent.c: a step of recurrent cells on the CPU.
+ * ---------------------- */
+
+#ifndef MPTRAIN_NO_RECURRENT
+
+/* ==== The reference level ==== */
+
+static mpt__real mpt__ref_cell_sum(const mpt__cell_block *b, int gate, int64_t i) {
+    mpt__real x = b->state[gate] != NULL ? b->state[gate][i] : 0;
+    return b->bias[gate] != NULL ? x + b->bias[gate][i] : x;
+}
+
+static void mpt__ref_cell(const mpt__cell_block *b) {
+    mpt__real a[4], p[4];
+    for (int64_t i = 0; i < b->n; i++) {
+        mpt__real before = b->before != NULL ? b->before[i] : 0;
+        for (int g = 0; g < b->gates; g++) {
+            p[g] = mpt__ref_cell_sum(b, g, i);
+            a[g] = b->cell == MPT__CELL_GRU && g == 2 ? b->in[g][i] : b->in[g][i] + p[g];
+        }
+        if (b->cell == MPT__CELL_LSTM) {
+            b->h[i] = mpt__real_lstm(a, &before);
+            b->after[i] = before;
+        } else if (b->cell == MPT__CELL_GRU) {
+            b->h[i] = mpt__real_gru(a, p[2], before);
+            if (b->after != NULL) b->after[i] = p[2];
+        } else {
+            a[0] = b->cell == MPT__CELL_TANH ? mpt__real_tanh(a[0]) : mpt__real_relu(a[0]);
+            b->h[i] = a[0];
+        }
+        for (int g = 0; g < b->gates; g++) b->out[g][i] = a[g];
+    }
+}
+
+static void mpt__ref_cell_slopes(const mpt__cell_block *b) {
+    mpt__real a[4], p, dh;
+    for (int64_t i = 0; i < b->n; i++) {
+        mpt__real before = b->before != NULL ? b->before[i] : 0;
+        for (int g = 0; g < b->gates; g++) a[g] = b->in[g][i];
+        dh = b->dy != NULL ? b->dy[i] + b->dh[i] : b->dh[i];
+        b->dh[i] = 0;
+        if (b->cell == MPT__CELL_LSTM) {
+            b->dc[i] = mpt__real_lstm_slopes(a, before, b->kept[i], dh, b->dc[i]);
+        } else if (b->cell == MPT__CELL_GRU) {
+            p = b->kept[i];
+            b->dh[i] = mpt__real_gru_slopes(a, &p, before, dh);
+            b->more[0][i] = a[0], b->more[1][i] = a[1], b->more[2][i] = p;
+        } else if (b->cell == MPT__CELL_TANH) {
+            a[0] = dh * (1 - a[0] * a[0]);
+        } else {
+            a[0] = mpt__real_gate(a[0], dh);
+        }
+        for (int g = 0; g < b->gates; g++) b->out[g][i] = a[g];
+    }
+}
+
+/* ==== The kernels ==== */
+
+/* Elements of a row that are computed at a time: what is converted of them lies on the stack. */
+#define MPT__CELL_BLOCK (MPT__BLOCK / 8)
+#define MPT__CELL_OPERANDS 9
+
+typedef struct mpt__cpu_cells {
+    mpt__cpu_view view[MPT__CELL_OPERANDS];
+    int64_t step[MPT__CELL_OPERANDS]; /* between rows */
+    int64_t hidden, now;
+    const mpt__routines *routines;
+    int cell, gates;
+    bool backward;
+} mpt__cpu_cells;
+
+/* Some elements of a row, and what of them does not lie where it is computed. */
+typedef struct mpt__cell_part {
+    const mpt__cpu_cells *w;
+    int64_t row, at, n;
+    int used;
+    mpt__real room[20][MPT__CELL_BLOCK];
+} mpt__cell_part;
+
+static int64_t mpt__cell_place(const mpt__cell_part *part, int k, int gate) {
+    return part->row * part->w->step[k] + gate * part->w->hidden + part->at;
+}
+
+/* Part `gate` of operand k; NULL: absent. */
+static const mpt__real *mpt__cell_in(mpt__cell_part *part, int k, int gate) {
+    const mpt__cpu_view *view = &part->w->view[k];
+    if (view->data == NULL) return NULL;
+    return mpt__cpu_in(view, mpt__cell_place(part, k, gate), 1, part->room[part->used++], part->n);
+}
+
+static mpt__real *mpt__cell_out(mpt__cell_part *part, int k, int gate) {
+    const mpt__cpu_view *view = &part->w->view[k];
+    if (view->data == NULL) return NULL;
+    return mpt__cpu_out(view, mpt__cell_place(part, k, gate), 1, part->room[part->used++]);
+}
+
+static void mpt__cell_put(const mpt__cell_part *part, int k, int gate, const mpt__real *x) {
+    if (x != NULL) mpt__cpu_put(&part->w->view[k], mpt__cell_place(part, k, gate), 1, x, part->n);
+}
+
+/* Operand `to`, if it is there, = operand `from`, or 0 where that is not. */
+static void mpt__cell_move(mpt__cell_part *part, int to, int from, int gates) {
+    static const mpt__real none[MPT__CELL_BLOCK];
+    if (part->w->view[to].data == NULL) return;
+    for (int g = 0; g < gates; g++) {
+        part->used = 0;
+        const mpt__real *x = from < 0 ? NULL : mpt__cell_in(part, from, g);
+        mpt__cpu_put_block(&part->w->view[to], mpt__cell_place(part, to, g), 1, x ? x : none,
+                           part->n);
+    }
+}
+
+static void mpt__cell_forward(mpt__cell_part *part, bool over) {
+    const mpt__cpu_cells *w = part->w;
+    mpt__cell_block b;
+    if (over) {
+        mpt__cell_move(part, 4, w->cell == MPT__CELL_LSTM ? 3 : -1, 1);
+        mpt__cell_move(part, 5, -1, 1);
+        mpt__cell_move(part, 7, 8, 1);
+        return;
+    }
+    if (w->cell == MPT__CELL_CARRY) {
+        mpt__cell_move(part, 5, 1, 1);
+        mpt__cell_move(part, 7, 1, 1);
+        return;
+    }
+    memset(&b, 0, sizeof b);
+    b.cell = w->cell, b.gates = w->gates, b.n = part->n;
+    for (int g = 0; g < w->gates; g++) {
+        b.in[g] = mpt__cell_in(part, 0, g);
+        b.out[g] = mpt__cell_out(part, 0, g);
+        b.state[g] = mpt__cell_in(part, 1, g);
+        b.bias[g] = mpt__cell_in(part, 2, g);
+    }
+    b.before = mpt__cell_in(part, 3, 0);
+    b.after = mpt__cell_out(part, 4, 0);
+    b.h = mpt__cell_out(part, 5, 0);
+    w->routines->cell(&b);
+    for (int g = 0; g < w->gates; g++) mpt__cell_put(part, 0, g, b.out[g]);
+    mpt__cell_put(part, 4, 0, b.after);
+    mpt__cell_put(part, 5, 0, b.h);
+    if (w->view[7].data != NULL)
+        mpt__cpu_put_block(&w->view[7], mpt__cell_place(part, 7, 0), 1, b.h, part->n);
+}
+
+static void mpt__cell_backward(mpt__cell_part *part, bool over) {
+    const mpt__cpu_cells *w = part->w;
+    mpt__cell_block b;
+    if (over) {
+        mpt__cell_move(part, 1, -1, w->gates);
+        mpt__cell_move(part, 2, -1, w->gates);
+        return;
+    }
+    memset(&b, 0, sizeof b);
+    b.cell = w->cell, b.gates = w->gates, b.n = part->n;
+    b.dy = mpt__cell_in(part, 5, 0);
+    b.dh =
+        mpt__cpu_edit(&w->view[6], mpt__cell_place(part, 6, 0), part->room[part->used++], part->n);
+    for (int g = 0; g < w->gates; g++) b.out[g] = mpt__cell_out(part, 1, g);
+    if (w->cell == MPT__CELL_CARRY) {
+        for (int64_t i = 0; i < b.n; i++) {
+            b.out[0][i] = b.dy != NULL ? b.dy[i] + b.dh[i] : b.dh[i];
+            b.dh[i] = 0;
+        }
+    } else {
+        for (int g = 0; g < w->gates; g++) b.in[g] = mpt__cell_in(part, 0, g);
+        for (int g = 0; g < w->gates && w->cell == MPT__CELL_GRU; g++)
+            b.more[g] = mpt__cell_out(part, 2, g);
+        b.before = mpt__cell_in(part, 3, 0);
+        b.kept = mpt__cell_in(part, 4, 0);
+        if (w->view[7].data != NULL)
+            b.dc = mpt__cpu_edit(&w->view[7], mpt__cell_place(part, 7, 0), part->room[part->used++],
+                                 part->n);
+        w->routines->cell_slopes(&b);
+    }
+    for (int g = 0; g < w->gates; g++) mpt__cell_put(part, 1, g, b.out[g]);
+    for (int g = 0; g < 3; g++) mpt__cell_put(part, 2, g, b.more[g]);
+    mpt__cell_put(part, 6, 0, b.dh);
+    mpt__cell_put(part, 7, 0, b.dc);
+}
+
+static void mpt__cpu_cells_row(void *work, int64_t row, int thread) {
+    const mpt__cpu_cells *w = (const mpt__cpu_cells *)work;
+    const int lengths = w->backward ? 8 : 6;
+    mpt__cell_part part;
+    (void)thread;
+    part.w = w, part.row = row;
+    bool over = w->view[lengths].data != NULL &&
+                mpt__cpu_get_integer(&w->view[lengths], row * w->step[lengths]) <= w->now;
+    for (part.at = 0; part.at < w->hidden; part.at += part.n) {
+        part.n = mpt__cpu_min(w->hidden - part.at, MPT__CELL_BLOCK);
+        part.used = 0;
+        if (w->backward)
+            mpt__cell_backward(&part, over);
+        else
+            mpt__cell_forward(&part, over);
+    }
+}
+
+static void mpt__cpu_recurrent(const mpt__cpu_call *call) {
+    static const uint8_t gates[] = {1, 1, 4, 3, 1};
+    const mpt__launch *launch = call->launch;
+    mpt__cpu_cells w;
+    memset(&w, 0, sizeof w);
+    w.backward = launch->kernel == MPT__K_RECURRENT_BACKWARD;
+    w.cell = (int)launch->index[0];
+    w.now = launch->index[1];
+    w.gates = gates[w.cell];
+    w.routines = call->routines;
+    for (int k = 0; k < launch->n_operands && k < MPT__CELL_OPERANDS; k++) {
+        const mpt__operand *o = &launch->operand[k];
+        if (o->storage == 0) continue;
+        w.view[k] = mpt__cpu_view_of(call, k);
+        w.step[k] = k == 2 && !w.backward ? 0 : o->stride[0];
+    }
+    const mpt__operand *size = &launch->operand[w.backward ? 6 : 5];
+    w.hidden = size->shape[1];
+    const int64_t cost =
+        mpt__cpu_cost(call, mpt__cpu_times(size->shape[0], w.hidden), 12.0 * w.gates);
+    mpt__parallel(call->pool, size->shape[0], cost, mpt__cpu_cells_row, &w);
+}
+
+#endif
+
+/* ------------------------
  * cpu/optimizer.c: the kernels of training: gradients, optimizers, loss scaler and device scalars;
  * and the routines of the reference level.
  * ---------------------- */
@@ -11162,6 +11644,10 @@ static const mpt__routines mpt__ref_routines = {
     NULL,
     false,
     MPT__REF_NORM_WORDS,
+#ifndef MPTRAIN_NO_RECURRENT
+    mpt__ref_cell,
+    mpt__ref_cell_slopes,
+#endif
 };
 
 /* ------------------------
@@ -13657,6 +14143,10 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_gelu_slope
 #undef v_gelu_tanh_slope
 #undef v_silu_slope
+#undef v_lstm
+#undef v_lstm_slopes
+#undef v_gru
+#undef v_gru_slopes
 #undef v_log1p
 #undef v_expm1
 #undef v_sign
@@ -17350,6 +17840,75 @@ static void mpt__cpu_embedding_backward(const mpt__cpu_call *call) {
     mpt__cpu_embedding_run(call, 2, 0, 1, mpt__cpu_embedding_back_chunk);
 }
 
+/* ==== Rotary positions ==== */
+
+#define MPT__ROPE_ROWS 8   /* positions of a chunk */
+#define MPT__ROPE_PAIRS 64 /* whose sines are held at a time */
+
+typedef struct mpt__cpu_rope_work {
+    const mpt__cpu_call *call;
+    mpt__cpu_view from, to;
+} mpt__cpu_rope_work;
+
+/* m pairs from `first` on of row [b, h, t], by the cosines and sines of their angles. */
+static void mpt__cpu_rope_pairs(const mpt__cpu_rope_work *w, const int64_t row[3], int64_t first,
+                                int64_t m, const mpt__real *cosine, const mpt__real *sine) {
+    const mpt__launch *launch = w->call->launch;
+    const mpt__operand *x = &launch->operand[0], *y = &launch->operand[1];
+    const bool neighbours = launch->index[1] != 0;
+    const int64_t step = neighbours ? 2 : 1, second = neighbours ? 1 : x->shape[3] / 2;
+    int64_t from = step * first * x->stride[3], to = step * first * y->stride[3];
+    mpt__real block[2][MPT__ROPE_PAIRS], product[MPT__ROPE_PAIRS], sum[MPT__ROPE_PAIRS];
+    for (int d = 0; d < 3; d++) from += row[d] * x->stride[d], to += row[d] * y->stride[d];
+    const mpt__real *a = mpt__cpu_in(&w->from, from, step * x->stride[3], block[0], m);
+    const mpt__real *b =
+        mpt__cpu_in(&w->from, from + second * x->stride[3], step * x->stride[3], block[1], m);
+    for (int i = 0; i < 2; i++) {
+        const mpt__binary_fn times = w->call->routines->binary[MPT__BINARY_MUL];
+        times(product, a, i ? sine : cosine, m, 0, 0);
+        times(sum, b, i ? cosine : sine, m, 0, 0);
+        w->call->routines->binary[i ? MPT__BINARY_ADD : MPT__BINARY_SUB](sum, product, sum, m, 0,
+                                                                         0);
+        mpt__cpu_put(&w->to, to + i * second * y->stride[3], step * y->stride[3], sum, m);
+    }
+}
+
+static void mpt__cpu_rope_chunk(void *work, int64_t chunk, int thread) {
+    const mpt__cpu_rope_work *w = (const mpt__cpu_rope_work *)work;
+    const mpt__launch *launch = w->call->launch;
+    const int64_t *size = launch->operand[0].shape, half = size[3] / 2;
+    const int64_t begin = chunk * MPT__ROPE_ROWS;
+    const int64_t end = mpt__cpu_min(begin + MPT__ROPE_ROWS, size[2]);
+    const double slope = -mpt__ln(launch->imm[0]) / (double)half;
+    double frequency[MPT__ROPE_PAIRS], sine, cosine;
+    mpt__real turn[2][MPT__ROPE_PAIRS];
+    int64_t row[3];
+    (void)thread;
+    for (int64_t first = 0, m; first < half; first += m) {
+        m = mpt__cpu_min(MPT__ROPE_PAIRS, half - first);
+        for (int64_t i = 0; i < m; i++) frequency[i] = mpt__exp((double)(first + i) * slope);
+        for (row[2] = begin; row[2] < end; row[2]++) {
+            for (int64_t i = 0; i < m; i++) {
+                mpt__sincos((double)(launch->index[0] + row[2]) * frequency[i], &sine, &cosine);
+                turn[0][i] = (mpt__real)cosine, turn[1][i] = (mpt__real)(sine * launch->imm[1]);
+            }
+            for (row[0] = 0; row[0] < size[0]; row[0]++)
+                for (row[1] = 0; row[1] < size[1]; row[1]++)
+                    mpt__cpu_rope_pairs(w, row, first, m, turn[0], turn[1]);
+        }
+    }
+}
+
+static void mpt__cpu_rope(const mpt__cpu_call *call) {
+    const int64_t *size = call->launch->operand[0].shape;
+    mpt__cpu_rope_work w;
+    w.call = call;
+    w.from = mpt__cpu_view_of(call, 0), w.to = mpt__cpu_view_of(call, 1);
+    const int64_t work = mpt__cpu_times(mpt__cpu_times(size[0], size[1]), size[2] * size[3]);
+    mpt__parallel(call->pool, mpt__cpu_chunks(size[2], MPT__ROPE_ROWS),
+                  mpt__cpu_cost(call, work, 3.0), mpt__cpu_rope_chunk, &w);
+}
+
 /* ==== Attention: what its three kernels share ==== */
 
 #define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */
@@ -17369,6 +17928,7 @@ typedef struct mpt__attention {
     mpt__real scale, kept;  /* kept: factor of what dropout keeps */
     uint32_t threshold;
     mpt__rng_key key;
+    int64_t window, past;           /* of causal attention, as MPT__K_ATTENTION tells */
     bool causal, drops, pairs, dkv; /* pairs: q k and dout v by those of bf16; dkv: dk and dv too */
     int dq;                         /* the operand of that which this pass computes; 0: none */
 #ifdef MPT__HAS_GEMM
@@ -17494,7 +18054,7 @@ static void mpt__attention_turn(const mpt__attention_item *t, int operand, int i
                                  o->stride[2], 1};
     for (int64_t j = 0; w->pairs && j < t->n; j += MPT__BF16X2_WIDTH)
         mpt__bf16x2_pack(to + j * (columns / 2), true, &side, j,
-                        mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
+                         mpt__cpu_min(MPT__BF16X2_WIDTH, t->n - j), 0, columns);
     if (w->pairs) return;
 #endif
     mpt__attention_rows rows =
@@ -17553,8 +18113,8 @@ static void mpt__attention_product(const mpt__attention *w, const mpt__real *a, 
 #ifdef MPT__HAS_BF16X2
 /* c += a b by pairs of bf16, to which a is rounded: b are rows of an operand as they lie. */
 static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__real *a,
-                                     int64_t outer, int64_t inner, mpt__attention_rows b,
-                                     mpt__real *c, int64_t m, int64_t n, int64_t depth) {
+                                      int64_t outer, int64_t inner, mpt__attention_rows b,
+                                      mpt__real *c, int64_t m, int64_t n, int64_t depth) {
     const int64_t wide = MPT__BF16X2_WIDTH, down = MPT__BF16X2_ROWS, even = (depth + 1) / 2 * 2;
     const mpt__gemm_side tile = {(const char *)a, MPT_F32, 0, outer, inner};
     const mpt__gemm_side rows = {(const char *)b.x, MPT_BF16, 0, 1, b.step};
@@ -17562,7 +18122,7 @@ static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__r
     float panel[MPT__BF16X2_ROWS * MPT__ATTENTION_MOST / 2 + 16], *panels = (float *)t->rows[0];
     for (int64_t j = 0; j < n; j += wide)
         mpt__bf16x2_pack(panels + j * (even / 2), true, &rows, j, mpt__cpu_min(wide, n - j), 0,
-                        depth);
+                         depth);
     for (int64_t i = 0; i < m; i += down) {
         const mpt__gemm_side left[2] = {{(const char *)panel, MPT_F32, 0, 1, down},
                                         {(const char *)panels, MPT_F32, 0, 1, 0}};
@@ -17572,7 +18132,7 @@ static void mpt__attention_add_bf16x2(const mpt__attention_item *t, const mpt__r
                 {(const char *)(panels + j * (even / 2)), MPT_F32, 0, 1, wide},
                 {(const char *)panels, MPT_F32, 0, 1, 0}};
             mpt__bf16x2_tile(even, left, right, c + i * n + j, n, (int)mpt__cpu_min(down, m - i),
-                            (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
+                             (int)mpt__cpu_min(wide, n - j), MPT__GEMM_ADD);
         }
     }
 }
@@ -17612,8 +18172,8 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
         each = at->m - r < 8 ? 1 : 8; /* the last ones one by one: nothing behind them is read */
         for (int64_t j = 0; j < t->n; j += wide)
             mpt__bf16x2_attend(depth / 2, (const float *)rows.x + r * step, each > 1 ? step : 0,
-                                 own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
-                                 i == 0 ? (float)w->scale : 1.0f);
+                               own.x + j * (depth / 2), c + r * t->n + j, t->n, each, t->n - j,
+                               i == 0 ? (float)w->scale : 1.0f);
     }
     if (w->pairs) return rows;
 #endif
@@ -17652,7 +18212,7 @@ static void mpt__attention_mask_row(const mpt__attention *w, const mpt__attentio
 static bool mpt__attention_hides(const mpt__attention *w, const mpt__attention_tile *at, int64_t b,
                                  int64_t query, int64_t key) {
     const mpt__operand *o = &w->o[MPT__AT_MASK];
-    if (w->causal && key > query) return true;
+    if (w->causal && (key > query + w->past || key <= query + w->past - w->window)) return true;
     if (!w->view[MPT__AT_MASK].data) return false;
     const int64_t from = mpt__attention_at(w, MPT__AT_MASK, b, at->head, query);
     const mpt__real mask = mpt__cpu_get_one(&w->view[MPT__AT_MASK], from + key * o->stride[3]);
@@ -17692,8 +18252,8 @@ static const mpt__real *mpt__attention_row_at(const mpt__attention *w, mpt__atte
    then meet one by one those that see them or are seen. */
 static void mpt__attention_sum(const mpt__attention_item *t, const mpt__attention_tile *at,
                                bool careful, const mpt__real *a, int64_t outer, int64_t inner,
-                               mpt__attention_rows b, bool keys, mpt__real *c, int64_t m,
-                               int64_t n, int64_t depth) {
+                               mpt__attention_rows b, bool keys, mpt__real *c, int64_t m, int64_t n,
+                               int64_t depth) {
     const mpt__attention *w = t->w;
     if (!careful) {
         mpt__attention_add(t, a, outer, inner, b, c, m, n, depth);
@@ -17729,6 +18289,20 @@ static void mpt__attention_drop_row(const mpt__attention *w, const mpt__attentio
     if (w->kept != 0) w->routines->dropout(to, to, n, w->key, first, w->threshold, w->kept);
 }
 
+static int64_t mpt__attention_within(int64_t at, int64_t n) {
+    return at < 0 ? 0 : mpt__cpu_min(at, n);
+}
+
+/* Of the keys, where the block begins that holds the first one that query `query` sees, and the end
+   of what the one before `end` sees. */
+static int64_t mpt__attention_first_key(const mpt__attention *w, int64_t query) {
+    const int64_t key = mpt__attention_within(query + w->past + 1 - w->window, w->keys);
+    return w->causal ? key / MPT__ATTENTION_BLOCK * MPT__ATTENTION_BLOCK : 0;
+}
+static int64_t mpt__attention_end_key(const mpt__attention *w, int64_t end) {
+    return w->causal ? mpt__cpu_min(w->keys, end + w->past) : w->keys;
+}
+
 /* The scores of a tile into t->score; the other side's rows come back. */
 static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
                                                  const mpt__attention_tile *at) {
@@ -17738,15 +18312,16 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
         const mpt__real *mask = mpt__attention_by_queries(t, at, mpt__attention_mask_row);
         w->routines->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
     }
-    /* What no causal tile before this one ends in: it crosses the diagonal. */
     mpt__real unseen[MPT__ATTENTION_MOST];
     for (int64_t i = 0; w->causal && i < t->n; i++) unseen[i] = -mpt__real_infinity();
     for (int64_t r = 0; w->causal && r < at->m; r++) {
-        const int64_t seen = t->by_keys ? at->query + r - at->key + 1 : 0;
-        const int64_t begin = seen < 0 ? 0 : seen,
-                      end = mpt__cpu_min(t->n, t->by_keys ? t->n : at->key + r - at->query);
-        if (begin < end)
-            memcpy(t->score + r * t->n + begin, unseen, (size_t)(end - begin) * sizeof *unseen);
+        const int64_t far_end = at->query + r + w->past + 1 - at->key;
+        const int64_t first = at->key + r - w->past - at->query;
+        const int64_t begin = mpt__attention_within(t->by_keys ? far_end - w->window : first, t->n);
+        const int64_t end = mpt__attention_within(t->by_keys ? far_end : first + w->window, t->n);
+        mpt__real *row = t->score + r * t->n;
+        memcpy(row, unseen, (size_t)begin * sizeof *unseen);
+        memcpy(row + end, unseen, (size_t)(t->n - end) * sizeof *unseen);
     }
     return rows;
 }
@@ -17820,10 +18395,10 @@ static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__att
 static void mpt__attention_forward_sum(const mpt__attention_item *t, mpt__real *most,
                                        mpt__real *total, bool careful) {
     const mpt__attention *w = t->w;
-    const int64_t seen = w->causal ? mpt__cpu_min(w->keys, t->first + t->n) : w->keys;
+    const int64_t seen = mpt__attention_end_key(w, t->first + t->n);
     for (int64_t i = 0; i < t->n; i++) most[i] = -mpt__real_infinity(), total[i] = 0;
     memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
-    for (int64_t key = 0, m; key < seen; key += m) {
+    for (int64_t key = mpt__attention_first_key(w, t->first), m; key < seen; key += m) {
         m = mpt__attention_room(seen, key);
         mpt__attention_tile at = {t->head, t->first, key, m};
         mpt__attention_scores(t, &at);
@@ -17879,7 +18454,7 @@ static void mpt__attention_delta_chunk(void *work, int64_t chunk, int thread) {
     for (int64_t i = 0; i < t.n; i++) {
         mpt__real lane[MPT__SUM_LANES] = {0};
         w->routines->binary[MPT__BINARY_MUL](product, dout.x + i * dout.step, out.x + i * out.step,
-                                          w->width, 0, 0);
+                                             w->width, 0, 0);
         w->routines->add_lanes(lane, 0, product, w->width);
         delta[i] = mpt__cpu_fold_lanes(lane);
     }
@@ -17950,9 +18525,14 @@ static void mpt__attention_back_block(mpt__attention_item *t, mpt__attention_pas
         mpt__attention_take(w, MPT__AT_K, t->batch, t->head, key, t->n, t->own);
     memset(t->sum[0], 0, (size_t)(t->n * w->depth) * sizeof *t->sum[0]);
     memset(t->sum[1], 0, (size_t)(t->n * w->width) * sizeof *t->sum[1]);
+    int64_t begin = 0, end = queries; /* from the block of the first that sees a key to the last */
+    if (w->causal) {
+        begin = mpt__attention_within(key - w->past - query, queries);
+        begin = begin / MPT__ATTENTION_BLOCK * MPT__ATTENTION_BLOCK;
+        end = mpt__attention_within(key + t->n - 1 + w->window - w->past - query, queries);
+    }
     for (int64_t h = 0; h < heads; h++)
-        for (int64_t q = w->causal && key > query ? key - query : 0; q < queries;
-             q += mpt__attention_room(w->queries, query + q))
+        for (int64_t q = begin; q < end; q += mpt__attention_room(w->queries, query + q))
             mpt__attention_back_tile(t, pass, head + h, query + q, own,
                                      t->dq + (h * queries + q) * w->depth);
 }
@@ -17964,10 +18544,11 @@ static void mpt__attention_back_chunk(void *work, int64_t chunk, int thread) {
     mpt__attention_item t = mpt__attention_begin(w, chunk, thread, w->dkv);
     const int64_t head = t.head * heads;
     const int64_t query = w->dkv ? 0 : t.first, queries = w->dkv ? w->queries : t.n;
-    const int64_t begin = w->dq ? 0 : t.first, sums = heads * queries * w->depth;
-    int64_t end = w->dq ? w->keys : begin + t.n;
+    const int64_t sums = heads * queries * w->depth;
+    int64_t begin = w->dq ? 0 : t.first, end = w->dq ? w->keys : begin + t.n;
     mpt__attention_pass pass = {w->dkv, w->dq != 0, false};
-    if (!w->dkv && w->causal) end = mpt__cpu_min(end, query + t.n);
+    if (!w->dkv) begin = mpt__attention_first_key(w, query);
+    if (!w->dkv) end = mpt__attention_end_key(w, query + t.n);
     if (w->dq) memset(t.dq, 0, (size_t)sums * sizeof *t.dq);
     t.by_keys = true;
     for (int64_t key = begin; key < end; key += t.n) {
@@ -18015,7 +18596,8 @@ static void mpt__attention_run(mpt__attention *w, mpt__chunk_fn fn, double produ
     w->blocks = mpt__attention_blocks(w->dkv ? w->keys : w->queries);
     if (w->dkv && w->dq) w->blocks = 1;
     int64_t items = mpt__cpu_times(batches, mpt__cpu_times(heads, w->blocks));
-    const double scores = (double)w->queries * (double)w->keys * (double)w->heads * (double)batches;
+    const double keys = (double)mpt__cpu_min(w->keys, w->window + MPT__ATTENTION_BLOCK);
+    const double scores = (double)w->queries * keys * (double)w->heads * (double)batches;
     const double columns = (double)w->depth + (double)w->width;
     const double cost = scores * columns * products * 0.3 * w->routines->slowness;
     mpt__parallel(w->call->pool, items, cost < 9e18 ? (int64_t)cost : INT64_MAX, fn, w);
@@ -18039,6 +18621,8 @@ static void mpt__attention_launch_of(const mpt__cpu_call *call, bool pairs) {
     w.group = k[1] > 0 ? w.heads / k[1] : 1;
     w.scale = (mpt__real)launch->imm[0];
     w.causal = launch->index[0] != 0;
+    w.window = launch->index[1] > 0 ? launch->index[1] : INT64_MAX / 4;
+    w.past = launch->index[2];
     w.drops = p > 0;
     w.key = mpt__cpu_rng_key(call);
     w.kept = lowest <= 4294967295.0 ? (mpt__real)(1 / (1 - p)) : 0;
@@ -18651,6 +19235,7 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 #define mpt__cpu_embedding NULL
 #define mpt__cpu_embedding_backward NULL
 #define mpt__cpu_attention NULL
+#define mpt__cpu_rope NULL
 #endif
 #define mpt__cpu_attention_dq mpt__cpu_attention
 #define mpt__cpu_attention_dkv mpt__cpu_attention
@@ -18664,6 +19249,11 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 #define mpt__cpu_fp8_scale NULL
 #define mpt__cpu_fp8_update NULL
 #endif
+
+#ifdef MPTRAIN_NO_RECURRENT
+#define mpt__cpu_recurrent NULL
+#endif
+#define mpt__cpu_recurrent_backward mpt__cpu_recurrent
 
 /* They compute in the routines of any level. */
 static const mpt__cpu_run mpt__cpu_kernels[] = {
@@ -18805,7 +19395,9 @@ MPT__END_REGION
 typedef enum {
     MPT__FROM_POOL,   /* goes back to the pool */
     MPT__FROM_DEVICE, /* own allocation: parameter blocks, optimizer states */
-    MPT__BORROWED     /* the caller's memory: mpt_wrap */
+    MPT__BORROWED,    /* the caller's memory: mpt_wrap */
+    MPT__LENT,        /* what was MPT__FROM_DEVICE, and other contexts may have, too */
+    MPT__OTHERS       /* of another context: read only */
 } mpt__storage_source;
 
 typedef struct {
@@ -18820,6 +19412,13 @@ typedef struct {
     uint8_t kind;   /* mpt_memory_kind */
     uint8_t live;   /* 2: parameters that were here have moved away */
 } mpt__storage;
+
+/* Memory that several contexts have (core/share.c), and the storage that it is in one. */
+typedef struct mpt__shared mpt__shared;
+typedef struct {
+    uint32_t storage;
+    mpt__shared *memory;
+} mpt__share_entry;
 
 /* ==== Tensors ==== */
 
@@ -18892,9 +19491,15 @@ typedef struct {
 
 /* ==== Tape ==== */
 
-#define MPT__MAX_INPUTS 8
+#define MPT__USER_INPUTS 8 /* of user ops, and what they save */
 #define MPT__MAX_OUTPUTS 4
-#define MPT__MAX_SAVED 8
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__MAX_INPUTS MPT__USER_INPUTS
+#define MPT__MAX_SAVED MPT__USER_INPUTS
+#else
+#define MPT__MAX_INPUTS 9
+#define MPT__MAX_SAVED 16
+#endif
 
 /* What an op call was told besides tensors; index[0..rank) is a shape where the op takes one. */
 typedef struct {
@@ -19210,6 +19815,10 @@ struct mpt_context {
     double best;  /* the least value that mpt_checkpoint_best saw, or infinity */
     int32_t stop; /* mpt_request_stop */
     bool warned_clipped;   /* that a step took gradients clipped by a norm that is not finite */
+    bool queues;           /* the program may have, since ctx->backend.stream was last called */
+    bool checks;           /* launches are looked at before: config.debug, or there are shares */
+    mpt__share_entry *shares;    /* of storages that are lent or borrowed */
+    int64_t share_count, share_capacity;
 };
 
 /* ==== Errors, and what waits ==== */
@@ -19291,6 +19900,147 @@ static MPT__NOINLINE void mpt__tell_listeners(mpt_context *ctx, mpt__event event
 static MPT__FORCE_INLINE void mpt__tell(mpt_context *ctx, mpt__event event, const void *what) {
     if (MPT__UNLIKELY(ctx->heard >> event & 1)) mpt__tell_listeners(ctx, event, what);
 }
+
+/* ------------------------
+ * core/share.c: memory that several contexts read.
+ *
+ * What a context lends belongs, from then on, to all that have it, and goes back to the allocator
+ * that it came from with the last of them, on whatever thread that ends. As long as there are two,
+ * nobody may write it: launches, uploads and whoever asks before are refused.
+ * ---------------------- */
+
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__writing_refused(ctx, storage) false
+#define mpt__launches_refused(ctx, launches, count) false
+#else
+
+struct mpt__shared {
+    int64_t holders; /* storages of all contexts; atomic */
+    void *data;
+    int64_t bytes;
+    mpt_allocator allocator; /* of the first lender, for a CPU's memory and for this */
+};
+
+static mpt__share_entry *mpt__share_of(mpt_context *ctx, uint32_t storage) {
+    mpt__share_entry *share = ctx->shares;
+    while (share->storage != storage) share++;
+    return share;
+}
+
+/* A storage of this context becomes one that others can have, too. NULL with an error recorded. */
+static mpt__shared *mpt__share_out(mpt_context *ctx, uint32_t id) {
+    if (ctx->storages[id].source >= MPT__LENT) return mpt__share_of(ctx, id)->memory;
+    if (!mpt__grow(&ctx->base, &ctx->shares, &ctx->share_capacity, ctx->share_count + 1,
+                   sizeof *ctx->shares, MPT_MEMORY_HOST))
+        return NULL;
+    const mpt_allocator allocator = ctx->base.allocator;
+    mpt__shared *memory =
+        (mpt__shared *)allocator.allocate(allocator.user, sizeof *memory, MPT__ALIGNMENT);
+    if (!memory) {
+        mpt__fail_memory(&ctx->base, sizeof *memory, MPT_MEMORY_HOST);
+        return NULL;
+    }
+    memory->holders = 1;
+    memory->data = ctx->data[id];
+    memory->bytes = ctx->storages[id].held;
+    memory->allocator = allocator;
+    mpt__share_entry *share = &ctx->shares[ctx->share_count++];
+    share->storage = id, share->memory = memory;
+    ctx->storages[id].source = MPT__LENT;
+    ctx->checks = true;
+    return memory;
+}
+
+/* An unused row of the table of storages becomes that memory, with one reference; the context has
+   room for one more share. */
+static void mpt__share_in(mpt_context *ctx, uint32_t id, mpt__shared *memory, int64_t bytes) {
+    mpt__storage *storage = &ctx->storages[id];
+    mpt__zero(*storage);
+    ctx->data[id] = memory->data;
+    storage->bytes = bytes;
+    storage->references = 1;
+    storage->source = MPT__OTHERS;
+    storage->kind = MPT_MEMORY_PARAMETER;
+    storage->live = 1;
+    mpt__share_entry *share = &ctx->shares[ctx->share_count++];
+    share->storage = id, share->memory = memory;
+    mpt__atomic_add64(&memory->holders, 1);
+    ctx->checks = true;
+}
+
+/* The end of such a storage. What the device still does with it is done before others go on. */
+static void mpt__share_end(mpt_context *ctx, uint32_t id) {
+    mpt__share_entry *share = mpt__share_of(ctx, id);
+    mpt__shared *memory = share->memory;
+    const mpt__backend *backend = &ctx->backend;
+    *share = ctx->shares[--ctx->share_count];
+    ctx->checks = ctx->config.debug || ctx->share_count > 0;
+    if (ctx->storages[id].source == MPT__LENT) {
+        ctx->base.memory.held -= memory->bytes;
+        ctx->base.memory.releases++;
+    }
+    if (!backend->synchronous) backend->synchronize(backend->self);
+    if (mpt__atomic_add64(&memory->holders, -1) > 1) return;
+    const mpt_allocator allocator = memory->allocator;
+    if (backend->release)
+        backend->release(backend->self, memory->data, (size_t)memory->bytes);
+    else
+        allocator.release(allocator.user, memory->data, (size_t)memory->bytes, MPT__ALIGNMENT);
+    allocator.release(allocator.user, memory, sizeof *memory, MPT__ALIGNMENT);
+}
+
+/* The parameter whose values hold that byte; NULL: it is none. */
+static const mpt__parameter *mpt__share_parameter(const mpt_context *ctx, uint32_t storage,
+                                                  int64_t byte) {
+    for (int64_t i = 0; i < ctx->parameter_count; i++) {
+        const mpt__parameter *parameter = &ctx->parameters[i];
+        if (parameter->live && parameter->tensor && parameter->tensor->storage == storage &&
+            byte < (parameter->tensor->offset + parameter->numel) *
+                       mpt__dtype_info[parameter->tensor->dtype].bytes)
+            return parameter;
+    }
+    return NULL;
+}
+
+/* Whether a storage is one that must not be written now, with an error recorded. */
+static MPT__COLD bool mpt__share_refuses(mpt_context *ctx, uint32_t id, int64_t byte) {
+    const mpt__storage *storage = &ctx->storages[id];
+    if (!id || storage->source < MPT__LENT) return false;
+    int64_t others = mpt__atomic_add64(&mpt__share_of(ctx, id)->memory->holders, 0) - 1;
+    if (storage->source == MPT__LENT && others == 0) return false;
+    const mpt__parameter *parameter = mpt__share_parameter(ctx, id, byte);
+    const char *kind = parameter ? "parameter " : "a buffer";
+    const char *path = parameter ? parameter->path : "";
+    if (storage->source == MPT__OTHERS)
+        mpt__error(ctx, STATE,
+                   "%s%s is borrowed from another context (mpt_share_module) and read only; train "
+                   "or load a net of its own, and share that",
+                   kind, path);
+    else
+        mpt__error(ctx, STATE,
+                   "%s%s is lent to %lld other module%s (mpt_share_module), which may be reading "
+                   "it; destroy those first, or train and load another net",
+                   kind, path, others, others == 1 ? "" : "s");
+    return true;
+}
+
+#define mpt__writing_refused(ctx, storage) \
+    ((ctx)->share_count > 0 && mpt__share_refuses(ctx, storage, 0))
+
+/* Whether launches, recorded before or about to run, would write such a storage. */
+static MPT__COLD bool mpt__launches_refused(mpt_context *ctx, const mpt__launch *launches,
+                                            int64_t count) {
+    for (int64_t i = 0; i < count && ctx->share_count > 0; i++)
+        for (int k = 0; k < launches[i].n_operands; k++) {
+            const mpt__operand *operand = &launches[i].operand[k];
+            if (operand->access != MPT__READ &&
+                mpt__share_refuses(ctx, operand->storage,
+                                   operand->offset * mpt__dtype_info[operand->dtype].bytes))
+                return true;
+        }
+    return false;
+}
+#endif
 
 /* ------------------------
  * core/storage.c: public calls, the pool, launches, storages.
@@ -19798,8 +20548,12 @@ static mpt_status mpt__check_device(mpt_context *ctx) {
     return MPT__LIKELY(well) ? ctx->base.status : mpt__fail_device(ctx);
 }
 
-/* For config.debug: every element that an operand names lies in its storage. */
+/* Nothing is written that is shared; with config.debug, every element that an operand names lies in
+   its storage. */
 static MPT__COLD mpt_status mpt__check_operands(mpt_context *ctx, const mpt__launch *launch) {
+#ifndef MPTRAIN_NO_WATCH
+    if (mpt__launches_refused(ctx, launch, 1) || !ctx->config.debug) return ctx->base.status;
+#endif
     for (int i = 0; i < launch->n_operands; i++) {
         const mpt__operand *operand = &launch->operand[i];
         if (!operand->storage) continue;
@@ -19883,7 +20637,7 @@ static MPT__NOINLINE mpt_status mpt__submit(mpt_context *ctx, mpt__launch *launc
         (launch->operand[0].stride[1] == 1 ||
          launch->operand[launch->n_operands - 1].stride[1] == 1))
         mpt__launch_order(launch);
-    if (ctx->config.debug && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
+    if (ctx->checks && mpt__check_operands(ctx, launch) != MPT_OK) return ctx->base.status;
     mpt__execution execution = {ctx->data, mpt__device_scalars(ctx), NULL};
     launch->workspace = !backend->workspace    ? 0
                         : backend->synchronous ? backend->workspace(backend->self, launch)
@@ -19926,12 +20680,16 @@ static MPT__NOINLINE void mpt__storage_end(mpt_context *ctx, uint32_t id) {
     const mpt__storage *storage = &ctx->storages[id];
     void *data = ctx->data[id];
     ctx->data[id] = NULL;
-    if (storage->source != MPT__BORROWED)
+    if (storage->source != MPT__BORROWED && storage->source != MPT__OTHERS)
         mpt__account_less(&ctx->base, (mpt_memory_kind)storage->kind, storage->held);
     if (storage->source == MPT__FROM_POOL)
         mpt__pool_give(ctx, data, storage->size_class);
     else if (storage->source == MPT__FROM_DEVICE)
         mpt__device_free(ctx, data, storage->held);
+#ifndef MPTRAIN_NO_WATCH
+    else if (storage->source >= MPT__LENT)
+        mpt__share_end(ctx, id);
+#endif
     if (ctx->retire)
         ctx->retire(ctx, id);
     else
@@ -20032,6 +20790,10 @@ static mpt_status mpt__upload(mpt_context *ctx, uint32_t storage, int64_t byte_o
                               const void *source, int64_t bytes) {
     if (bytes == 0) return MPT_OK;
     mpt__wait_no_more(ctx);
+#ifndef MPTRAIN_NO_WATCH
+    if (ctx->share_count > 0 && mpt__share_refuses(ctx, storage, byte_offset))
+        return ctx->base.status;
+#endif
     mpt__backend *backend = &ctx->backend;
     mpt_status status = backend->upload(backend->self, (char *)ctx->data[storage] + byte_offset,
                                         source, (size_t)bytes);
@@ -21558,6 +22320,11 @@ mpt_status mpt_requires_grad(mpt_tensor tensor, bool on) {
         return mpt__error(ctx, DTYPE, "a tensor of dtype %D cannot have a gradient", leaf->dtype);
     if (on && (leaf->flags & MPT__INFERENCE))
         return mpt__error(ctx, STATE, "made in inference mode; mpt_clone it outside");
+#ifndef MPTRAIN_NO_WATCH
+    if (on && leaf->parameter && ctx->storages[leaf->storage].source == MPT__OTHERS &&
+        mpt__writing_refused(ctx, leaf->storage))
+        return ctx->base.status;
+#endif
     if (on) {
         leaf->flags |= MPT__REQUIRES_GRAD | MPT__LEAF;
     } else {
@@ -21863,6 +22630,7 @@ mpt_status mpt_replay(mpt_recording recording) {
         if (ctx->storages[recorder->held.id[i]].live == 2)
             return mpt__error(ctx, STATE,
                               "mpt_half has moved parameters since the recording; record anew");
+    if (mpt__launches_refused(ctx, recorder->launches, recorder->count)) return ctx->base.status;
     bool ready = mpt__replay_memory(ctx, recorder, true);
     ctx->device_step = -1; /* the launches may set it */
     if (ready) mpt__replay_launches(ctx, recorder);
@@ -22274,6 +23042,13 @@ mpt_status mpt_error_code(mpt_context *ctx) {
 /* ------------------------
  * core/values.c: tensors made from values, values out of tensors, tensors as text.
  * ---------------------- */
+
+/* The error of a call that a build left out. */
+static MPT__COLD MPT__UNUSED mpt_status mpt__absent(mpt_context *ctx, const char *call,
+                                                    const char *what) {
+    if (mpt__enter(ctx, call)) mpt__error(ctx, UNSUPPORTED, "built without %s", what);
+    return mpt__status_of(ctx);
+}
 
 /* ==== Scopes and steps ==== */
 
@@ -22743,10 +23518,7 @@ size_t mpt_format(mpt_tensor tensor, const mpt_print_config *config, char *text,
 #ifdef MPTRAIN_NO_WATCH
 
 static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
-    if (!ctx) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
-    return mpt__error(ctx, UNSUPPORTED,
-                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
+    return mpt__absent(ctx, call, "what looks at a training (MPTRAIN_NO_WATCH)");
 }
 
 static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {
@@ -23143,15 +23915,23 @@ MPT__END_REGION
 
 /* Embedding, attention */
 #ifdef MPTRAIN_NO_ATTENTION
-#define MPT__ATTENTION_OPS(O) \
-    O(embedding, ANY, no_attention, none, none, NONE, NONE, "Gather") \
-    O(scaled_dot_product_attention, ANY, no_attention, none, none, NONE, NONE, "") \
-    O(linear_cross_entropy, ANY, no_attention, none, none, NONE, NONE, "")
+#define MPT__ATTENTION_OPS(O)
 #else
 #define MPT__ATTENTION_OPS(O) \
     O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather") \
     O(scaled_dot_product_attention, LOW, attention, attention, attention, NONE, NONE, "Attention") \
+    O(rope, ANY, rope, rope, rope, NONE, NONE, "RotaryEmbedding") \
     O(linear_cross_entropy, LOSS, linear_nll, linear_nll, linear_nll, NONE, NONE, "")
+#endif
+
+/* Recurrent layers */
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__RECURRENT_OPS(O)
+#else
+#define MPT__RECURRENT_OPS(O) \
+    O(rnn, LOW, recurrent, recurrent, recurrent, NONE, NONE, "RNN") \
+    O(lstm, LOW, recurrent, recurrent, recurrent, NONE, NONE, "LSTM") \
+    O(gru, LOW, recurrent, recurrent, recurrent, NONE, NONE, "GRU")
 #endif
 
 #define MPT__OPS(O) \
@@ -23254,7 +24034,7 @@ MPT__END_REGION
     O(multi_margin_loss, LOSS, pair, pair, pair, MULTI_MARGIN, NONE, "") \
     O(interpolate, INPUT, interpolate, interpolate, interpolate, NONE, NONE, "Resize") \
     O(argsort, INPUT, argsort, argsort, none, NONE, NONE, "") \
-    MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O)
+    MPT__CONV_OPS(O) MPT__NORM_OPS(O) MPT__ATTENTION_OPS(O) MPT__RECURRENT_OPS(O)
 
 typedef enum {
     MPT__OP_none,
@@ -23298,7 +24078,7 @@ static mpt_tensor mpt__apply_dim(const char *name, int op, mpt_tensor x, int dim
 
 /* What a composition makes on its way, and gives back at its end. */
 typedef struct {
-    mpt_tensor tensor[16];
+    mpt_tensor tensor[24];
     int count;
 } mpt__spares;
 
@@ -25091,13 +25871,13 @@ static mpt_tensor mpt__with_dim(const char *name, mpt_tensor x, int number, int 
 static mpt_tensor mpt__join(const char *name, const mpt_tensor *tensors, int count, int dim,
                             bool stacks) {
     mpt_context *ctx = tensors && count > 0 ? mpt__context_of(tensors, count) : NULL;
-    mpt_tensor group[MPT__MAX_INPUTS];
+    mpt_tensor group[MPT__USER_INPUTS];
     int in_group = 0;
     for (int i = 0; i < count && ctx; i++) {
         if (!tensors[i].context && !tensors[i].slot)
             return mpt__misused(ctx, name, HANDLE, "argument %d is a null handle", i + 1);
         group[in_group++] = stacks ? mpt__with_dim(name, tensors[i], i + 1, dim) : tensors[i];
-        if (in_group < MPT__MAX_INPUTS && i + 1 < count) continue;
+        if (in_group < MPT__USER_INPUTS && i + 1 < count) continue;
         mpt__attributes attributes = mpt__no_attributes;
         attributes.index[0] = dim;
         group[0] = mpt__apply1(name, MPT__OP_cat, group, in_group, &attributes);
@@ -27242,9 +28022,9 @@ MPT__END_REGION
 
 #ifdef MPTRAIN_NO_ATTENTION
 
-static mpt_status mpt__no_attention_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, UNSUPPORTED,
-                      "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
+static mpt_tensor mpt__no_attention(mpt_tensor x, const char *name) {
+    mpt__absent(x.context, name, "attention and embedding (MPTRAIN_NO_ATTENTION)");
+    return mpt__null(x.context);
 }
 
 #else
@@ -27314,7 +28094,8 @@ static mpt_status mpt__embedding_backward(mpt__frame *frame) {
  *
  * in: q, k, v and a mask or none. rank 0: they are [.., T, D]; else so many heads lie side by side
  * in the last dimension of [B, T, ..]: of three tensors, or of q alone, where q, k and v follow
- * each other in it. imm: scale, dropout; index: causal, stream and call of dropout. */
+ * each other in it. imm: scale, dropout; index: causal, stream and call of dropout,
+ * window, place of the first query. */
 
 typedef struct {
     mpt__tensor q, k, v;
@@ -27414,6 +28195,7 @@ static mpt__launch *mpt__attention_launch(mpt__frame *frame, mpt__kernel kernel,
     if (launch->imm[0] == 0.0) launch->imm[0] = 1.0 / sqrt((double)at->q.shape.dim[3]);
     launch->imm[1] = a->imm[1];
     launch->index[0] = a->index[0];
+    launch->index[1] = a->index[3], launch->index[2] = a->index[4];
     launch->compute_dtype = (uint8_t)frame->compute;
     if (a->imm[1] > 0.0) mpt__dropout_key(launch, frame->context, a->index[1], a->index[2]);
     mpt__reads(launch, 0, &at->q);
@@ -27497,6 +28279,46 @@ static mpt_status mpt__attention_backward(mpt__frame *frame) {
     if (target[2]) mpt__operand_of(launch, 8, &to.v, access[2]);
     if (target[0] && later) mpt__operand_of(launch, 9, &to.q, access[0]);
     return mpt__submit(ctx, launch);
+}
+
+/* ==== Rotary positions ====
+ *
+ * rank: heads, as above. imm[0]: base; index: the first position, interleaved. */
+
+static mpt_status mpt__rope_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0];
+    const int rank = x->shape.rank, heads = frame->attributes->rank;
+    if (!mpt__check_float(frame, 0)) return frame->context->base.status;
+    bool good = heads ? rank == 3 : rank >= 2 && rank <= 4;
+    const int64_t width = good ? x->shape.dim[rank - 1] : 0, unit = heads ? 2 * heads : 2;
+    if (width < unit || width % unit != 0)
+        return mpt__error(frame->context, SHAPE, "input %S: expected %s with an even D", &x->shape,
+                          heads ? "[B, T, heads * D]" : "[.., T, D] of rank 2 to 4");
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    return MPT_OK;
+}
+
+static mpt_status mpt__rope_launch(mpt__frame *frame, const mpt__tensor *from,
+                                   const mpt__tensor *to, double sign, mpt__access access) {
+    const mpt__attributes *a = frame->attributes;
+    const mpt__tensor x = mpt__attention_view(frame, from, 0, 1);
+    const mpt__tensor y = mpt__attention_view(frame, to, 0, 1);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ROPE);
+    launch->imm[0] = a->imm[0], launch->imm[1] = sign;
+    launch->index[0] = a->index[0], launch->index[1] = a->index[1];
+    mpt__reads(launch, 0, &x);
+    mpt__operand_of(launch, 1, &y, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__rope_forward(mpt__frame *frame) {
+    return mpt__rope_launch(frame, frame->in[0], frame->out[0], 1.0, MPT__WRITE);
+}
+
+/* The gradient is turned back. */
+static mpt_status mpt__rope_backward(mpt__frame *frame) {
+    if (!mpt__dx_into(frame)) return mpt__outcome(frame);
+    return mpt__rope_launch(frame, frame->dy[0], frame->dx, -1.0, frame->access);
 }
 
 /* ==== Linear and cross-entropy ====
@@ -27707,18 +28529,52 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
+mpt_attention_config mpt_attention_config_default(void) {
+    mpt_attention_config config;
+    mpt__zero(config);
+    return config;
+}
+
+mpt_rope_config mpt_rope_config_default(void) {
+    mpt_rope_config config;
+    mpt__zero(config);
+    config.base = 10000.0;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_ATTENTION
+
+mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
+    (void)weight, (void)padding_index;
+    return mpt__no_attention(ids, "mpt_embedding");
+}
+mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                            const mpt_attention_config *config) {
+    (void)k, (void)v, (void)config;
+    return mpt__no_attention(q, "mpt_scaled_dot_product_attention");
+}
+mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
+    (void)config;
+    return mpt__no_attention(x, "mpt_rope");
+}
+mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
+    (void)dim, (void)gate;
+    return mpt__no_attention(x, "mpt_glu");
+}
+mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                    const mpt_nll_config *config) {
+    (void)weight, (void)targets, (void)config;
+    return mpt__no_attention(x, "mpt_linear_cross_entropy");
+}
+
+#else
+
 mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
     mpt_tensor in[] = {ids, weight};
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = padding_index;
     attributes.required = 2;
     return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
-}
-
-mpt_attention_config mpt_attention_config_default(void) {
-    mpt_attention_config config;
-    mpt__zero(config);
-    return config;
 }
 
 /* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
@@ -27743,6 +28599,13 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     mpt_tensor in[] = {q, k, v, config->mask};
     mpt_context *ctx = mpt__context_of(in, 4);
     double p = config->dropout;
+    const int64_t far_end = (int64_t)1 << 40;
+    if (config->window < 0 || config->window > far_end || config->offset < 0 ||
+        config->offset > far_end || (config->window && !config->causal))
+        return mpt__misused(ctx, name, ARGUMENT,
+                            "window %lld, offset %lld: expected 0 to 2^40, and a window of causal "
+                            "attention alone",
+                            config->window, config->offset);
     if (!(p >= 0.0 && p <= 1.0) || !mpt__f64_is_finite(config->scale))
         return mpt__misused(ctx, name, ARGUMENT,
                             "dropout %g, scale %g: expected a probability, and a finite number", p,
@@ -27752,7 +28615,56 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     mpt__attributes attributes = mpt__attention_attributes(
         0, config->causal, p, config->scale, drops ? mpt__hash_u64(ctx->path_hash, 1) : 0,
         drops ? ctx->now.module_calls++ : 0);
+    attributes.index[3] = config->window, attributes.index[4] = config->offset;
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
+}
+
+static bool mpt__good_rope(const mpt_rope_config *config) {
+    return config->base > 0.0 && mpt__f64_is_finite(config->base) && config->offset >= 0 &&
+           config->offset <= (int64_t)1 << 40;
+}
+
+mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
+    static const char name[] = "mpt_rope";
+    mpt_rope_config defaults = mpt_rope_config_default();
+    if (!config) config = &defaults;
+    if (!mpt__good_rope(config) || config->heads < 0 || config->heads > 255)
+        return mpt__misused(x.context, name, ARGUMENT,
+                            "base %g, offset %lld, %d heads: expected more than 0, 0 to 2^40, and "
+                            "at most 255",
+                            config->base, config->offset, config->heads);
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.rank = (uint8_t)config->heads;
+    attributes.imm[0] = config->base;
+    attributes.index[0] = config->offset;
+    attributes.index[1] = config->interleaved;
+    return mpt__apply1(name, MPT__OP_rope, &x, 1, &attributes);
+}
+
+static bool mpt__check_gate(mpt_context *ctx, mpt_gate gate) {
+    return gate == MPT_GATE_SIGMOID || gate == MPT_GATE_SILU || gate == MPT_GATE_GELU ||
+           mpt__reject(ctx, ARGUMENT, "gate %d is no mpt_gate", (int)gate);
+}
+
+mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
+    static const char name[] = "mpt_glu";
+    const mpt__tensor *found = mpt__enter_at(x, name, "argument 1");
+    if (!found) return mpt__null(x.context);
+    const int rank = found->shape.rank, axis = dim < 0 ? dim + rank : dim;
+    if (axis < 0 || axis >= rank || found->shape.dim[axis] % 2 != 0)
+        return mpt__misused(x.context, name, SHAPE, "input %S: dimension %d has no two halves",
+                            &found->shape, dim);
+    if (!mpt__check_gate(x.context, gate)) return mpt__null(x.context);
+    const int64_t half = found->shape.dim[axis] / 2;
+    mpt__spares spares;
+    spares.count = 0;
+    mpt_tensor a = mpt__spare(&spares, mpt_slice(x, axis, 0, half, 1));
+    mpt_tensor b = mpt__spare(&spares, mpt_slice(x, axis, half, 2 * half, 1));
+    if (gate == MPT_GATE_SIGMOID)
+        b = mpt__spare(&spares, mpt_sigmoid(b));
+    else
+        a = mpt__spare(&spares, gate == MPT_GATE_SILU ? mpt_silu(a) : mpt_gelu(a));
+    return mpt__spares_end(&spares, mpt_mul(a, b));
 }
 
 mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
@@ -27773,6 +28685,8 @@ mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor 
     attributes.imm[0] = config->label_smoothing;
     return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
 }
+
+#endif
 
 MPT__END_REGION
 
@@ -27887,6 +28801,615 @@ mpt_tensor mpt_interpolate(mpt_tensor x, mpt_shape size, double scale, mpt_inter
 MPT__END_REGION
 
 /* ------------------------
+ * ops/recurrent.c: recurrent nets as ops: one layer in one direction.
+ *
+ * What x gives to the gates of all steps is one product; then each step is a product with the state
+ * and a launch for the gates. Backward goes the other way, and the weights' gradients are a product
+ * over all steps. Gates and cells are kept in fp32, whatever the dtype of x.
+ * ---------------------- */
+
+mpt_cell_config mpt_cell_config_default(void) {
+    mpt_cell_config how;
+    mpt__zero(how);
+    return how;
+}
+
+#ifdef MPTRAIN_NO_RECURRENT
+
+static mpt_tensor mpt__no_recurrent(mpt_tensor x, const char *name) {
+    mpt__absent(x.context, name, "recurrent layers (MPTRAIN_NO_RECURRENT)");
+    return mpt__null(x.context);
+}
+mpt_tensor mpt_rnn(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
+    (void)how, (void)h;
+    return mpt__no_recurrent(x, "mpt_rnn");
+}
+mpt_tensor mpt_lstm(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
+    (void)how, (void)h, (void)c;
+    return mpt__no_recurrent(x, "mpt_lstm");
+}
+mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
+    (void)how, (void)h;
+    return mpt__no_recurrent(x, "mpt_gru");
+}
+
+#else
+
+/* Inputs, and what of them is saved at the same positions; then what forward adds. */
+enum {
+    MPT__RNN_X,
+    MPT__RNN_IH,
+    MPT__RNN_HH,
+    MPT__RNN_BIAS_IH,
+    MPT__RNN_BIAS_HH,
+    MPT__RNN_HR,
+    MPT__RNN_H,
+    MPT__RNN_C,
+    MPT__RNN_LENGTHS,
+    MPT__RNN_INPUTS,
+    MPT__RNN_GATES = MPT__RNN_INPUTS,
+    MPT__RNN_AFTER,  /* cells of an LSTM; of a GRU what the state gives to n */
+    MPT__RNN_STATES, /* those that the next step begins with: the output, unless lengths differ */
+    MPT__RNN_INNER,  /* before the projection */
+    MPT__RNN_SAVED
+};
+
+/* What a call is about. index[0]: batch_first; index[1]: backwards in time. */
+typedef struct {
+    mpt__cell cell;
+    bool batch_first, reverse, wide;            /* wide: with a projection */
+    int64_t gates, steps, batch, hidden, width; /* width: of the state */
+    mpt_dtype real;
+} mpt__recurrence;
+
+static mpt__recurrence mpt__recurrence_of(const mpt__frame *frame) {
+    mpt__recurrence r;
+    const mpt_shape *x = &frame->in[MPT__RNN_X]->shape, *w = &frame->in[MPT__RNN_HH]->shape;
+    bool relu = frame->attributes->activation == MPT_ACTIVATION_RELU;
+    r.cell = frame->op == MPT__OP_lstm  ? MPT__CELL_LSTM
+             : frame->op == MPT__OP_gru ? MPT__CELL_GRU
+             : relu                     ? MPT__CELL_RELU
+                                        : MPT__CELL_TANH;
+    r.gates = r.cell == MPT__CELL_LSTM ? 4 : r.cell == MPT__CELL_GRU ? 3 : 1;
+    r.batch_first = frame->attributes->index[0] != 0;
+    r.reverse = frame->attributes->index[1] != 0;
+    r.wide = frame->in[MPT__RNN_HR] != NULL;
+    r.steps = x->dim[r.batch_first];
+    r.batch = x->dim[!r.batch_first];
+    r.hidden = w->dim[0] / r.gates;
+    r.width = w->dim[1];
+    r.real = mpt__loss_dtype(frame);
+    return r;
+}
+
+/* ==== Shapes ==== */
+
+static bool mpt__is_matrix(const mpt__tensor *x, int64_t rows, int64_t columns) {
+    return x->shape.rank == 2 && x->shape.dim[0] == rows && x->shape.dim[1] == columns;
+}
+
+static mpt_status mpt__recurrent_weights(mpt__frame *frame, const mpt__recurrence *r) {
+    mpt_context *ctx = frame->context;
+    const mpt__tensor *hr = frame->in[MPT__RNN_HR];
+    int64_t rows = r->gates * r->hidden;
+    if (hr && (r->cell != MPT__CELL_LSTM || !mpt__is_matrix(hr, r->width, r->hidden)))
+        return mpt__error(ctx, SHAPE,
+                          "weight_hr %S: expected [%lld, %lld], of an LSTM, whose weight_hh is "
+                          "[4 hidden, projection]",
+                          &hr->shape, r->width, r->hidden);
+    if (!hr && r->width != r->hidden)
+        return mpt__error(ctx, SHAPE, "weight_hh %S: expected [%lld hidden, hidden]",
+                          &frame->in[MPT__RNN_HH]->shape, r->gates);
+    for (int i = MPT__RNN_BIAS_IH; i <= MPT__RNN_BIAS_HH; i++) {
+        const mpt__tensor *bias = frame->in[i];
+        if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != rows))
+            return mpt__error(ctx, SHAPE, "%s %S: expected [%lld]",
+                              i == MPT__RNN_BIAS_IH ? "bias_ih" : "bias_hh", &bias->shape, rows);
+    }
+    return MPT_OK;
+}
+
+static mpt_status mpt__recurrent_states(mpt__frame *frame, const mpt__recurrence *r) {
+    mpt_context *ctx = frame->context;
+    const mpt__tensor *h = frame->in[MPT__RNN_H], *c = frame->in[MPT__RNN_C];
+    const mpt__tensor *lengths = frame->in[MPT__RNN_LENGTHS];
+    if (h && !mpt__is_matrix(h, r->batch, r->width))
+        return mpt__error(ctx, SHAPE, "state h %S: expected [%lld, %lld]", &h->shape, r->batch,
+                          r->width);
+    if (c && !mpt__is_matrix(c, r->batch, r->hidden))
+        return mpt__error(ctx, SHAPE, "state c %S: expected [%lld, %lld]", &c->shape, r->batch,
+                          r->hidden);
+    if (lengths && lengths->dtype != MPT_I64)
+        return mpt__error(ctx, DTYPE, "lengths are %D: expected i64; mpt_cast them",
+                          lengths->dtype);
+    if (lengths && (lengths->shape.rank != 1 || lengths->shape.dim[0] != r->batch))
+        return mpt__error(ctx, SHAPE, "lengths %S: expected one for each sequence, [%lld]",
+                          &lengths->shape, r->batch);
+    return MPT_OK;
+}
+
+static mpt_status mpt__recurrent_shape(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    const mpt_shape *x = &frame->in[MPT__RNN_X]->shape, *ih = &frame->in[MPT__RNN_IH]->shape;
+    const mpt_shape *hh = &frame->in[MPT__RNN_HH]->shape;
+    int gates = frame->op == MPT__OP_lstm ? 4 : frame->op == MPT__OP_gru ? 3 : 1;
+    if (x->rank != 3 || x->dim[frame->attributes->index[0] != 0] == 0)
+        return mpt__error(ctx, SHAPE,
+                          "input %S: expected [T, B, features] of a step or more, or [B, T, "
+                          "features] with batch_first",
+                          x);
+    if (ih->rank != 2 || hh->rank != 2 || ih->dim[0] != hh->dim[0] || hh->dim[0] == 0 ||
+        hh->dim[0] % gates != 0 || ih->dim[1] != x->dim[2])
+        return mpt__error(ctx, SHAPE,
+                          "weight_ih %S, weight_hh %S: expected [%d hidden, %lld], as many as x "
+                          "has features, and [%d hidden, hidden]",
+                          ih, hh, gates, x->dim[2], gates);
+    mpt__recurrence r = mpt__recurrence_of(frame);
+    if (mpt__recurrent_weights(frame, &r) != MPT_OK || mpt__recurrent_states(frame, &r) != MPT_OK)
+        return ctx->base.status;
+    frame->out_shape[0] = *x;
+    frame->out_shape[0].dim[2] = r.width;
+    frame->out_shape[1] = MPT_SHAPE(r.batch, r.width);
+    frame->out_shape[2] = MPT_SHAPE(r.batch, r.hidden);
+    frame->out_dtype[1] = frame->out_dtype[2] = frame->out_dtype[0];
+    return MPT_OK;
+}
+
+/* ==== Steps ==== */
+
+/* The step at time t of [T, B, n], or [B, T, n], as [B, n]. */
+static mpt__tensor mpt__step_of(const mpt__recurrence *r, const mpt__tensor *all, int64_t t) {
+    mpt__tensor view = *all;
+    view.shape = MPT_SHAPE(r->batch, all->shape.dim[2]);
+    view.offset += t * all->stride[r->batch_first];
+    view.stride[0] = all->stride[!r->batch_first];
+    view.stride[1] = all->stride[2];
+    return view;
+}
+
+/* `count` steps from t on. */
+static mpt__tensor mpt__steps_of(const mpt__recurrence *r, const mpt__tensor *all, int64_t t,
+                                 int64_t count) {
+    mpt__tensor view = *all;
+    view.shape.dim[r->batch_first] = count;
+    view.offset += t * all->stride[r->batch_first];
+    return view;
+}
+
+/* Of x's layout, with n numbers a step. */
+static mpt__tensor *mpt__steps_new(mpt__frame *frame, const mpt__recurrence *r, mpt_dtype dtype,
+                                   int64_t n) {
+    mpt_shape shape =
+        r->batch_first ? MPT_SHAPE(r->batch, r->steps, n) : MPT_SHAPE(r->steps, r->batch, n);
+    return mpt__temporary(frame, dtype, &shape);
+}
+
+static mpt__tensor *mpt__state_new(mpt__frame *frame, const mpt__recurrence *r, int64_t n) {
+    mpt_shape shape = MPT_SHAPE(r->batch, n);
+    return mpt__temporary(frame, r->real, &shape);
+}
+
+static int64_t mpt__time_of(const mpt__recurrence *r, int64_t step) {
+    return r->reverse ? r->steps - 1 - step : step;
+}
+
+/* out = a w or a w^T, with a weight as mpt__gemm_source gave it. */
+static mpt_status mpt__recurrent_product(mpt__frame *frame, const mpt__tensor *a,
+                                         const mpt__tensor *weight, const mpt__source *source,
+                                         bool transposed, const mpt__tensor *bias,
+                                         const mpt__tensor *out, mpt__access access) {
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    const mpt__operand *rows = mpt__operand_rows(launch, 0, a, false, MPT__READ);
+    mpt__linear_weight(launch, weight, source, transposed);
+    if (bias) mpt__operand_matrix(launch, 2, bias, rows->shape[0], 0, false, MPT__READ);
+    mpt__operand_rows(launch, 3, out, false, access);
+    return mpt__submit(frame->context, launch);
+}
+
+/* The dense tensors that the kernels read of an input; NULL where it is absent. */
+static bool mpt__recurrent_dense(mpt__frame *frame, const mpt__tensor *from,
+                                 const mpt__tensor **dense) {
+    *dense = from ? mpt__contiguous_of(frame, from) : NULL;
+    return *dense || !from;
+}
+
+static mpt__launch *mpt__cell_launch(mpt__frame *frame, const mpt__recurrence *r, bool backward,
+                                     mpt__cell cell, int64_t t, const mpt__tensor *lengths) {
+    mpt__launch *launch =
+        mpt__launch_begin(frame->context, backward ? MPT__K_RECURRENT_BACKWARD : MPT__K_RECURRENT);
+    launch->index[0] = cell;
+    launch->index[1] = t;
+    if (lengths) mpt__reads(launch, backward ? 8 : 6, lengths);
+    (void)r;
+    return launch;
+}
+
+/* ==== Forward ==== */
+
+typedef struct {
+    mpt__recurrence r;
+    mpt__source hh, hr;
+    const mpt__tensor *h, *c, *lengths, *bias; /* dense; NULL: absent */
+    mpt__tensor *gates, *after, *states, *inner, *given, *wide;
+    bool keeps; /* all steps of `after` */
+} mpt__unrolled;
+
+static bool mpt__unrolled_begin(mpt__frame *frame, mpt__unrolled *u) {
+    mpt_context *ctx = frame->context;
+    mpt__tensor *const *in = frame->in;
+    u->r = mpt__recurrence_of(frame);
+    const mpt__recurrence *r = &u->r;
+    mpt_dtype dtype = frame->out_dtype[0];
+    bool two = r->cell == MPT__CELL_LSTM || r->cell == MPT__CELL_GRU;
+    u->after = u->inner = u->wide = NULL;
+    u->states = frame->out[0];
+    u->keeps = frame->records;
+    if (!mpt__recurrent_dense(frame, in[MPT__RNN_H], &u->h) ||
+        !mpt__recurrent_dense(frame, in[MPT__RNN_C], &u->c) ||
+        !mpt__recurrent_dense(frame, in[MPT__RNN_LENGTHS], &u->lengths) ||
+        !mpt__recurrent_dense(frame, in[MPT__RNN_BIAS_HH], &u->bias))
+        return false;
+    u->gates = mpt__steps_new(frame, r, r->real, r->gates * r->hidden);
+    u->given = u->gates ? mpt__state_new(frame, r, r->gates * r->hidden) : NULL;
+    if (u->given && two && u->keeps)
+        u->after = mpt__steps_new(frame, r, r->real, r->hidden);
+    else if (u->given && r->cell == MPT__CELL_LSTM)
+        u->after = mpt__state_new(frame, r, r->hidden);
+    if (mpt__ok(ctx) && u->lengths) u->states = mpt__steps_new(frame, r, dtype, r->width);
+    if (mpt__ok(ctx) && r->wide) u->inner = mpt__steps_new(frame, r, dtype, r->hidden);
+    if (mpt__ok(ctx) && r->wide && u->lengths) u->wide = mpt__state_new(frame, r, r->width);
+    if (!mpt__ok(ctx) || !mpt__gemm_source(ctx, in[MPT__RNN_HH], frame->compute, &u->hh))
+        return false;
+    return !r->wide || mpt__gemm_source(ctx, in[MPT__RNN_HR], frame->compute, &u->hr);
+}
+
+static void mpt__unrolled_save(mpt__frame *frame, const mpt__unrolled *u) {
+    for (int i = 0; i < MPT__RNN_INPUTS; i++) {
+        bool bias = i == MPT__RNN_BIAS_IH || i == MPT__RNN_BIAS_HH;
+        mpt__save(frame, bias ? NULL : frame->in[i]);
+    }
+    mpt__save(frame, u->gates);
+    mpt__save(frame, u->after);
+    mpt__save(frame, u->states);
+    mpt__save(frame, u->inner);
+}
+
+/* The products of a step with its state; false where there is none, which counts as 0. */
+static bool mpt__unrolled_given(mpt__frame *frame, const mpt__unrolled *u,
+                                const mpt__tensor *before) {
+    if (!before) return false;
+    mpt__recurrent_product(frame, before, frame->in[MPT__RNN_HH], &u->hh, true, NULL, u->given,
+                           MPT__WRITE);
+    return mpt__ok(frame->context);
+}
+
+/* The projection of a step, and what of it is over. */
+static mpt_status mpt__unrolled_project(mpt__frame *frame, const mpt__unrolled *u, int64_t t,
+                                        const mpt__tensor *before) {
+    mpt__tensor inner = mpt__step_of(&u->r, u->inner, t);
+    mpt__tensor out = mpt__step_of(&u->r, frame->out[0], t);
+    mpt__recurrent_product(frame, &inner, frame->in[MPT__RNN_HR], &u->hr, true, NULL,
+                           u->lengths ? u->wide : &out, MPT__WRITE);
+    if (!u->lengths || !mpt__ok(frame->context)) return mpt__outcome(frame);
+    mpt__tensor state = mpt__step_of(&u->r, u->states, t);
+    mpt__launch *launch = mpt__cell_launch(frame, &u->r, false, MPT__CELL_CARRY, t, u->lengths);
+    mpt__reads(launch, 1, u->wide);
+    mpt__writes(launch, 5, &out);
+    mpt__writes(launch, 7, &state);
+    if (before) mpt__reads(launch, 8, before);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__unrolled_step(mpt__frame *frame, const mpt__unrolled *u, int64_t step) {
+    const mpt__recurrence *r = &u->r;
+    int64_t t = mpt__time_of(r, step), last = mpt__time_of(r, step - 1);
+    mpt__tensor gates = mpt__step_of(r, u->gates, t), cell, after, kept, state, out;
+    const mpt__tensor *before = u->h, *c = u->c;
+    bool first = step == 0;
+    if (!first) kept = mpt__step_of(r, u->states, last), before = &kept;
+    if (u->after && u->keeps) after = mpt__step_of(r, u->after, t);
+    if (u->after && !u->keeps) after = *u->after;
+    if (!first && r->cell == MPT__CELL_LSTM)
+        cell = u->keeps ? mpt__step_of(r, u->after, last) : *u->after, c = &cell;
+    bool given = mpt__unrolled_given(frame, u, before);
+    if (!mpt__ok(frame->context)) return mpt__outcome(frame);
+    out = mpt__step_of(r, r->wide ? u->inner : frame->out[0], t);
+    mpt__launch *launch = mpt__cell_launch(frame, r, false, r->cell, t, u->lengths);
+    mpt__operand_of(launch, 0, &gates, MPT__READ_WRITE);
+    if (given) mpt__reads(launch, 1, u->given);
+    if (u->bias) mpt__reads(launch, 2, u->bias);
+    if (r->cell == MPT__CELL_LSTM && c) mpt__reads(launch, 3, c);
+    if (r->cell == MPT__CELL_GRU && before) mpt__reads(launch, 3, before);
+    if (u->after) mpt__writes(launch, 4, &after);
+    mpt__writes(launch, 5, &out);
+    if (u->lengths && !r->wide) {
+        state = mpt__step_of(r, u->states, t);
+        mpt__writes(launch, 7, &state);
+        if (before) mpt__reads(launch, 8, before);
+    }
+    mpt_status status = mpt__submit(frame->context, launch);
+    return status == MPT_OK && r->wide ? mpt__unrolled_project(frame, u, t, before) : status;
+}
+
+static mpt_status mpt__recurrent_forward(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    mpt__source ih;
+    mpt__unrolled u;
+    if (!mpt__unrolled_begin(frame, &u) ||
+        !mpt__gemm_source(ctx, frame->in[MPT__RNN_IH], frame->compute, &ih))
+        return ctx->base.status;
+    const mpt__recurrence *r = &u.r;
+    const mpt__tensor *x = mpt__contiguous_of(frame, frame->in[MPT__RNN_X]);
+    if (!x) return ctx->base.status;
+    mpt__unrolled_save(frame, &u);
+    mpt__recurrent_product(frame, x, frame->in[MPT__RNN_IH], &ih, true, frame->in[MPT__RNN_BIAS_IH],
+                           u.gates, MPT__WRITE);
+    for (int64_t step = 0; step < r->steps && mpt__ok(ctx); step++)
+        if (mpt__unrolled_step(frame, &u, step) != MPT_OK) return ctx->base.status;
+    int64_t end = mpt__time_of(r, r->steps - 1);
+    mpt__tensor last = mpt__step_of(r, u.states, end);
+    if (mpt__launch_copy(ctx, &last, frame->out[1], MPT__WRITE) != MPT_OK || frame->n_out < 3)
+        return ctx->base.status;
+    last = u.keeps ? mpt__step_of(r, u.after, end) : *u.after;
+    return mpt__launch_copy(ctx, &last, frame->out[2], MPT__WRITE);
+}
+
+/* ==== Backward ==== */
+
+typedef struct {
+    mpt__recurrence r;
+    mpt__source hh, hr;
+    const mpt__tensor *h, *c, *lengths, *dy;
+    mpt__tensor *slopes, *by_state; /* by what x gives to the gates, by what the state gives */
+    mpt__tensor *projected;         /* by the projected state */
+    mpt__tensor *dh, *dc, *dm;      /* of the step under way; dm: before the projection */
+} mpt__rolled;
+
+/* A slope that begins as that of an output, or 0. */
+static mpt__tensor *mpt__rolled_state(mpt__frame *frame, const mpt__recurrence *r, int64_t n,
+                                      int output) {
+    const mpt__tensor *from = output < frame->n_out ? frame->dy[output] : NULL;
+    mpt__tensor *state = mpt__state_new(frame, r, n);
+    if (!state) return NULL;
+    if (from)
+        mpt__launch_copy(frame->context, from, state, MPT__WRITE);
+    else
+        mpt__launch_fill(frame->context, state, 0.0);
+    return mpt__ok(frame->context) ? state : NULL;
+}
+
+static bool mpt__rolled_begin(mpt__frame *frame, mpt__rolled *b) {
+    mpt_context *ctx = frame->context;
+    mpt__tensor *const *saved = frame->saved;
+    b->r = mpt__recurrence_of(frame);
+    const mpt__recurrence *r = &b->r;
+    mpt_dtype dtype = (mpt_dtype)saved[MPT__RNN_STATES]->dtype;
+    int64_t rows = r->gates * r->hidden;
+    b->projected = b->dc = b->dm = NULL;
+    if (!mpt__recurrent_dense(frame, saved[MPT__RNN_H], &b->h) ||
+        !mpt__recurrent_dense(frame, saved[MPT__RNN_C], &b->c) ||
+        !mpt__recurrent_dense(frame, saved[MPT__RNN_LENGTHS], &b->lengths) ||
+        !mpt__recurrent_dense(frame, frame->dy[0], &b->dy))
+        return false;
+    b->slopes = b->by_state = mpt__steps_new(frame, r, dtype, rows);
+    if (b->slopes && r->cell == MPT__CELL_GRU) b->by_state = mpt__steps_new(frame, r, dtype, rows);
+    if (mpt__ok(ctx) && r->wide) {
+        b->projected = mpt__steps_new(frame, r, dtype, r->width);
+        b->dm = b->projected ? mpt__state_new(frame, r, r->hidden) : NULL;
+    }
+    b->dh = mpt__ok(ctx) ? mpt__rolled_state(frame, r, r->width, 1) : NULL;
+    if (b->dh && r->cell == MPT__CELL_LSTM) b->dc = mpt__rolled_state(frame, r, r->hidden, 2);
+    if (!mpt__ok(ctx) || !mpt__gemm_source(ctx, saved[MPT__RNN_HH], frame->compute, &b->hh))
+        return false;
+    return !r->wide || mpt__gemm_source(ctx, saved[MPT__RNN_HR], frame->compute, &b->hr);
+}
+
+/* The slope by the output of a step, and through the projection. */
+static mpt_status mpt__rolled_project(mpt__frame *frame, const mpt__rolled *b, int64_t t) {
+    mpt__tensor dy, projected = mpt__step_of(&b->r, b->projected, t);
+    mpt__launch *launch = mpt__cell_launch(frame, &b->r, true, MPT__CELL_CARRY, t, b->lengths);
+    mpt__writes(launch, 1, &projected);
+    if (b->dy) dy = mpt__step_of(&b->r, b->dy, t), mpt__reads(launch, 5, &dy);
+    mpt__operand_of(launch, 6, b->dh, MPT__READ_WRITE);
+    if (mpt__submit(frame->context, launch) != MPT_OK) return mpt__outcome(frame);
+    return mpt__recurrent_product(frame, &projected, frame->saved[MPT__RNN_HR], &b->hr, false, NULL,
+                                  b->dm, MPT__WRITE);
+}
+
+static mpt_status mpt__rolled_step(mpt__frame *frame, const mpt__rolled *b, int64_t step) {
+    const mpt__recurrence *r = &b->r;
+    mpt__tensor *const *saved = frame->saved;
+    int64_t t = mpt__time_of(r, step), last = mpt__time_of(r, step - 1);
+    bool lstm = r->cell == MPT__CELL_LSTM, gru = r->cell == MPT__CELL_GRU;
+    const mpt__tensor *before = lstm ? b->c : b->h;
+    mpt__tensor gates = mpt__step_of(r, saved[MPT__RNN_GATES], t), dy, after, kept;
+    mpt__tensor slopes = mpt__step_of(r, b->slopes, t), by_state = mpt__step_of(r, b->by_state, t);
+    if (step > 0)
+        kept = mpt__step_of(r, saved[lstm ? MPT__RNN_AFTER : MPT__RNN_STATES], last),
+        before = &kept;
+    if (r->wide && mpt__rolled_project(frame, b, t) != MPT_OK) return mpt__outcome(frame);
+    mpt__launch *launch = mpt__cell_launch(frame, r, true, r->cell, t, b->lengths);
+    mpt__reads(launch, 0, &gates);
+    mpt__writes(launch, 1, &slopes);
+    if (gru) mpt__writes(launch, 2, &by_state);
+    if (before && (lstm || gru)) mpt__reads(launch, 3, before);
+    if (lstm || gru) {
+        after = mpt__step_of(r, saved[MPT__RNN_AFTER], t);
+        mpt__reads(launch, 4, &after);
+    }
+    if (b->dy && !r->wide) dy = mpt__step_of(r, b->dy, t), mpt__reads(launch, 5, &dy);
+    mpt__operand_of(launch, 6, r->wide ? b->dm : b->dh, MPT__READ_WRITE);
+    if (lstm) mpt__operand_of(launch, 7, b->dc, MPT__READ_WRITE);
+    mpt_status status = mpt__submit(frame->context, launch);
+    if (status != MPT_OK || (step == 0 && !mpt__wants(frame, MPT__RNN_H))) return status;
+    return mpt__recurrent_product(frame, &by_state, saved[MPT__RNN_HH], &b->hh, false, NULL, b->dh,
+                                  gru || b->lengths ? MPT__ACCUMULATE : MPT__WRITE);
+}
+
+/* dw = slopes^T of, over all steps that both have. */
+static mpt_status mpt__rolled_weight(mpt__frame *frame, int i, const mpt__tensor *slopes,
+                                     const mpt__tensor *of) {
+    mpt__access access;
+    const mpt__tensor *dw = mpt__gradient_into(frame, i, &access);
+    if (!dw) return mpt__outcome(frame);
+    mpt__launch *launch = mpt__gemm_begin(frame);
+    mpt__operand_rows(launch, 0, slopes, true, MPT__READ);
+    mpt__operand_rows(launch, 1, of, false, MPT__READ);
+    mpt__operand_matrix(launch, 3, dw, dw->shape.dim[0], dw->stride[0], false, access);
+    return mpt__submit(frame->context, launch);
+}
+
+static mpt_status mpt__rolled_bias(mpt__frame *frame, int i, const mpt__tensor *slopes) {
+    mpt__access access;
+    const mpt__tensor *db = mpt__gradient_into(frame, i, &access);
+    if (!db) return mpt__outcome(frame);
+    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_REDUCE);
+    launch->function = MPT__FN_SUM;
+    const mpt__operand *rows = mpt__operand_rows(launch, 0, slopes, false, MPT__READ);
+    mpt__operand_matrix(launch, 1, db, 1, 0, false, access);
+    if (rows->shape[0] == 1) launch->kernel = MPT__K_COPY; /* nothing to sum */
+    return mpt__submit(frame->context, launch);
+}
+
+/* The gradient of weight_hh: of steps and the states before them, which lie together where there
+   was none before the first; else they are brought together. */
+static mpt_status mpt__rolled_recurrent(mpt__frame *frame, const mpt__rolled *b) {
+    const mpt__recurrence *r = &b->r;
+    const mpt__tensor *states = frame->saved[MPT__RNN_STATES];
+    mpt__tensor from = mpt__steps_of(r, states, r->reverse ? 1 : 0, r->steps - 1);
+    int64_t to = r->reverse ? 0 : 1;
+    if (!mpt__wants(frame, MPT__RNN_HH)) return MPT_OK;
+    if (!b->h && !r->batch_first) {
+        mpt__tensor slopes = mpt__steps_of(r, b->by_state, to, r->steps - 1);
+        return mpt__rolled_weight(frame, MPT__RNN_HH, &slopes, &from);
+    }
+    const mpt__tensor *all = mpt__steps_new(frame, r, (mpt_dtype)states->dtype, r->width);
+    if (!all) return mpt__outcome(frame);
+    mpt__tensor rest = mpt__steps_of(r, all, to, r->steps - 1);
+    mpt__tensor first = mpt__step_of(r, all, mpt__time_of(r, 0));
+    if (r->steps > 1) mpt__launch_copy(frame->context, &from, &rest, MPT__WRITE);
+    if (b->h)
+        mpt__launch_copy(frame->context, b->h, &first, MPT__WRITE);
+    else
+        mpt__launch_fill(frame->context, &first, 0.0);
+    return mpt__rolled_weight(frame, MPT__RNN_HH, b->by_state, all);
+}
+
+/* The gradient of a state that the first step began with. */
+static mpt_status mpt__rolled_begun(mpt__frame *frame, int i, const mpt__tensor *slope) {
+    mpt__access access;
+    const mpt__tensor *target = mpt__gradient_into(frame, i, &access);
+    return target ? mpt__launch_copy(frame->context, slope, target, access) : mpt__outcome(frame);
+}
+
+static mpt_status mpt__recurrent_backward(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    mpt__access access;
+    mpt__rolled b;
+    if (!mpt__rolled_begin(frame, &b)) return ctx->base.status;
+    for (int64_t step = b.r.steps - 1; step >= 0; step--)
+        if (mpt__rolled_step(frame, &b, step) != MPT_OK) return ctx->base.status;
+    const mpt__tensor *x = frame->saved[MPT__RNN_X];
+    if (mpt__wants(frame, MPT__RNN_IH)) x = mpt__contiguous_of(frame, x);
+    const mpt__tensor *dx = x ? mpt__gradient_into(frame, MPT__RNN_X, &access) : NULL;
+    if (dx) {
+        mpt__source ih;
+        if (!mpt__gemm_source(ctx, frame->saved[MPT__RNN_IH], frame->compute, &ih))
+            return ctx->base.status;
+        mpt__recurrent_product(frame, b.slopes, frame->saved[MPT__RNN_IH], &ih, false, NULL, dx,
+                               access);
+    }
+    if (!mpt__ok(ctx) || mpt__rolled_weight(frame, MPT__RNN_IH, b.slopes, x) != MPT_OK ||
+        mpt__rolled_recurrent(frame, &b) != MPT_OK ||
+        mpt__rolled_bias(frame, MPT__RNN_BIAS_IH, b.slopes) != MPT_OK ||
+        mpt__rolled_bias(frame, MPT__RNN_BIAS_HH, b.by_state) != MPT_OK)
+        return ctx->base.status;
+    if (b.r.wide &&
+        mpt__rolled_weight(frame, MPT__RNN_HR, b.projected, frame->saved[MPT__RNN_INNER]) != MPT_OK)
+        return ctx->base.status;
+    mpt_status status = mpt__rolled_begun(frame, MPT__RNN_H, b.dh);
+    return status == MPT_OK && b.dc ? mpt__rolled_begun(frame, MPT__RNN_C, b.dc) : status;
+}
+
+/* ==== The functions ==== */
+
+/* One output for each state and one besides, on the inputs of its record. */
+static mpt_status mpt__recurrent_run(mpt__frame *frame) {
+    mpt_context *ctx = frame->context;
+    mpt_status status = mpt__call_shape(frame);
+    for (int i = 0; i < frame->n_out; i++) {
+        frame->out[i] = status != MPT_OK
+                            ? NULL
+                            : mpt__tensor_make(ctx, frame->out_dtype[i], &frame->out_shape[i],
+                                               MPT_MEMORY_ACTIVATION, true);
+        if (!frame->out[i]) status = ctx->base.status;
+    }
+    if (status == MPT_OK) status = mpt__call_forward(frame);
+    mpt__call_end(frame, frame->n_out, status);
+    for (int i = 0; i < frame->n_out && status != MPT_OK; i++)
+        if (frame->out[i]) mpt__tensor_drop(ctx, frame->out[i]);
+    return status;
+}
+
+/* state: h, and c of an LSTM; before the call and, where it is an error, null, after it. */
+static mpt_tensor mpt__recurrent_call(const char *name, int op, mpt_tensor x,
+                                      const mpt_cell_config *how, mpt_tensor *const state[2]) {
+    mpt_cell_config none = mpt_cell_config_default();
+    const int n_out = op == MPT__OP_lstm ? 3 : 2;
+    if (!how) how = &none;
+    mpt_tensor in[] = {x,
+                       how->weight_ih,
+                       how->weight_hh,
+                       how->bias_ih,
+                       how->bias_hh,
+                       how->weight_hr,
+                       mpt__null(NULL),
+                       mpt__null(NULL),
+                       how->lengths};
+    const int n_in = sizeof in / sizeof *in;
+    mpt__attributes attributes = mpt__no_attributes;
+    mpt__frame frame;
+    for (int i = 0; i < n_out - 1; i++)
+        if (state[i]) in[6 + i] = *state[i];
+    mpt_context *ctx = mpt__context_of(in, n_in);
+    for (int i = 0; i < n_out - 1; i++)
+        if (state[i]) *state[i] = mpt__null(ctx);
+    attributes.required = (uint8_t)(n_in - 1); /* lengths are of another dtype than the others */
+    attributes.index[0] = how->batch_first;
+    attributes.index[1] = how->reverse;
+    attributes.activation = (uint8_t)(how->relu ? MPT_ACTIVATION_RELU : MPT_ACTIVATION_TANH);
+    if (!mpt__enter(ctx, name) || !mpt__call_begin(&frame, ctx, op, n_in, n_out, &attributes))
+        return mpt__null(ctx);
+    if (!mpt__find_inputs(ctx, in, n_in, 3, frame.record->in)) {
+        mpt__record_spare(ctx, frame.record);
+        return mpt__null(ctx);
+    }
+    if (mpt__recurrent_run(&frame) != MPT_OK) return mpt__null(ctx);
+    for (int i = 1; i < n_out; i++) {
+        if (state[i - 1])
+            *state[i - 1] = mpt__handle(ctx, frame.out[i]);
+        else
+            mpt__tensor_drop(ctx, frame.out[i]);
+    }
+    return mpt__handle(ctx, frame.out[0]);
+}
+
+mpt_tensor mpt_rnn(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
+    mpt_tensor *const state[] = {h, NULL};
+    return mpt__recurrent_call("mpt_rnn", MPT__OP_rnn, x, how, state);
+}
+mpt_tensor mpt_lstm(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
+    mpt_tensor *const state[] = {h, c};
+    return mpt__recurrent_call("mpt_lstm", MPT__OP_lstm, x, how, state);
+}
+mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
+    mpt_tensor *const state[] = {h, NULL};
+    return mpt__recurrent_call("mpt_gru", MPT__OP_gru, x, how, state);
+}
+
+#endif
+
+/* ------------------------
  * ops/user.c: ops that users define as compositions of ops.
  *
  * forward and backward run without history; the engine leaves one record for the whole, which holds
@@ -27915,13 +29438,13 @@ struct mpt_op_call {
 mpt_op mpt_op_register(mpt_context *ctx, const mpt_op_class *cls, void *user) {
     if (!mpt__enter(ctx, "mpt_op_register")) return mpt__op_handle(ctx, NULL);
     bool good = cls && cls->name && cls->forward && cls->n_inputs >= 1 &&
-                cls->n_inputs <= MPT__MAX_INPUTS && cls->n_outputs >= 1 &&
+                cls->n_inputs <= MPT__USER_INPUTS && cls->n_outputs >= 1 &&
                 cls->n_outputs <= MPT__MAX_OUTPUTS;
     mpt__op *op = NULL;
     if (!good)
         mpt__error(ctx, ARGUMENT,
                    "expected a class with a name, a forward, 1..%d inputs and 1..%d outputs",
-                   (int)MPT__MAX_INPUTS, (int)MPT__MAX_OUTPUTS);
+                   (int)MPT__USER_INPUTS, (int)MPT__MAX_OUTPUTS);
     else
         op = (mpt__op *)mpt__object_make(ctx, MPT__USER_OP, sizeof *op);
     if (op) op->cls = *cls, op->user = user;
@@ -27934,7 +29457,7 @@ mpt_op mpt_op_register(mpt_context *ctx, const mpt_op_class *cls, void *user) {
 static mpt_tensor *mpt__call_slot(mpt_op_call *call, const char *name, int kind, int index) {
     if (!call || !mpt__enter(call->frame->context, name)) return NULL;
     int count = kind == MPT__CALL_OUTPUT  ? call->frame->n_out
-                : kind == MPT__CALL_SAVED ? MPT__MAX_SAVED
+                : kind == MPT__CALL_SAVED ? MPT__USER_INPUTS
                                           : call->frame->n_in;
     if (index >= 0 && index < count) return &call->slot[kind][index];
     mpt__error(call->frame->context, ARGUMENT, "op %s: index %d is not in 0..%d",
@@ -27993,7 +29516,7 @@ mpt_tensor mpt_op_output_grad(mpt_op_call *call, int index) {
     if (!call->backward) return mpt__refuse(ctx, STATE, "to be called in %s only", "backward");
     const mpt__tensor *dy = call->frame->dy[index];
     if (dy) return mpt__handle(ctx, mpt__tensor_alias(ctx, dy));
-    const mpt__tensor *like = call->frame->saved[MPT__MAX_SAVED + index]; /* there are several */
+    const mpt__tensor *like = call->frame->saved[MPT__USER_INPUTS + index]; /* there are several */
     return mpt__filled(ctx, "mpt_op_output_grad", (mpt_dtype)like->dtype, &like->shape, 0.0);
 }
 
@@ -28018,6 +29541,13 @@ static void mpt__user_call_begin(mpt_op_call *call, mpt__frame *frame, mpt__op *
 static mpt_status mpt__user_status(mpt_context *ctx, const mpt__op *op, const char *call,
                                    mpt_status status) {
     ctx->base.op = call; /* not the last one that the user's function made */
+#if defined(MPTRAIN_CUDA)
+    if (mpt__ok(ctx) && ctx->queues) {
+        ctx->queues = false;
+        if (!ctx->backend.stream(ctx->backend.self))
+            return mpt__error(ctx, DEVICE, "op %s: %s", op->cls.name, ctx->backend.error);
+    }
+#endif
     if (!mpt__ok(ctx) || status == MPT_OK) return ctx->base.status;
     return mpt__error_of(ctx, status, "op %s reported: %s", op->cls.name, mpt_status_name(status));
 }
@@ -28032,7 +29562,7 @@ static mpt_status mpt__user_backward(mpt__frame *frame) {
     /* Saved tensors and gradients live in slots whose handles may have ended: show them as
        views. */
     if (mpt_scope_begin(ctx) != MPT_OK) return ctx->base.status;
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+    for (int i = 0; i < MPT__USER_INPUTS; i++) {
         const mpt__tensor *saved = frame->saved[i];
         if (!saved) continue;
         call.slot[MPT__CALL_SAVED][i] = mpt__handle(ctx, mpt__tensor_alias(ctx, saved));
@@ -28120,7 +29650,7 @@ static mpt_status mpt__user_run(mpt__frame *frame, mpt__op *op, mpt_op_call *cal
         frame->out[i] = mpt__tensor_alias(ctx, value);
         if (!frame->out[i]) return ctx->base.status;
     }
-    for (int i = 0; i < MPT__MAX_SAVED; i++) {
+    for (int i = 0; i < MPT__USER_INPUTS; i++) {
         mpt_tensor saved = call->slot[MPT__CALL_SAVED][i];
         mpt__save(frame, saved.slot ? mpt__at(ctx, saved, "saved tensor") : NULL);
     }
@@ -28137,7 +29667,7 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     if (!in || !out || n_in != found->cls.n_inputs || n_out != found->cls.n_outputs)
         return mpt__error(ctx, ARGUMENT, "op %s takes %d inputs and %d outputs, got %d and %d",
                           found->cls.name, found->cls.n_inputs, found->cls.n_outputs, n_in, n_out);
-    mpt_tensor cast[MPT__MAX_INPUTS];
+    mpt_tensor cast[MPT__USER_INPUTS];
     mpt__user_cast_inputs(ctx, found, in, n_in, cast);
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = (int64_t)op.slot;
@@ -28162,6 +29692,59 @@ mpt_status mpt_op_apply(mpt_op op, const mpt_tensor *in, int n_in, mpt_tensor *o
     }
     return ctx->base.status;
 }
+
+/* ==== Kernels of the program's own ==== */
+
+#if defined(MPTRAIN_CUDA)
+/* Whether work may be queued that is no launch, else an error. */
+static bool mpt__queue_open(mpt_context *ctx) {
+    if (!ctx->backend.stream)
+        return mpt__reject(ctx, UNSUPPORTED,
+                           "this context computes on the CPU (mpt_get_device tells); mpt_read and "
+                           "mpt_from are what C code there works with");
+    if (ctx->recorder && !ctx->recorder->own)
+        return mpt__reject(ctx, UNSUPPORTED,
+                           "a kernel of your own is no launch of the library's: neither captured "
+                           "steps nor recordings can repeat it");
+    if (ctx->recorder) ctx->recorder->failed = true; /* anomaly mode is silent then */
+    mpt__wait_no_more(ctx);
+    return mpt__ok(ctx);
+}
+
+void *mpt_device_data(mpt_tensor tensor, bool writes) {
+    mpt_context *ctx = tensor.context;
+    const mpt__tensor *found = mpt__enter_at(tensor, "mpt_device_data", "tensor");
+    if (!found || !mpt__queue_open(ctx)) return NULL;
+    if (!mpt__tensor_contiguous(found)) {
+        mpt__error(ctx, STATE, "the elements of the tensor %S are not in order; mpt_contiguous %s",
+                   &found->shape,
+                   writes ? "gives a copy, and mpt_copy_ writes one back" : "gives them so");
+        return NULL;
+    }
+    if (writes && mpt__writing_refused(ctx, found->storage)) return NULL;
+    if (writes) mpt__touched(ctx, found->storage);
+    return (char *)ctx->data[found->storage] +
+           found->offset * (int64_t)mpt__dtype_info[found->dtype].bytes;
+}
+
+void *mpt_device_stream(mpt_context *ctx) {
+    if (!mpt__enter(ctx, "mpt_device_stream") || !mpt__queue_open(ctx)) return NULL;
+    void *stream = ctx->backend.stream(ctx->backend.self);
+    ctx->queues = stream != NULL;
+    if (!stream) mpt__backend_error(ctx, MPT_ERROR_DEVICE);
+    return stream;
+}
+#else
+void *mpt_device_data(mpt_tensor tensor, bool writes) {
+    (void)writes;
+    mpt__absent(tensor.context, "mpt_device_data", "MPTRAIN_CUDA");
+    return NULL;
+}
+void *mpt_device_stream(mpt_context *ctx) {
+    mpt__absent(ctx, "mpt_device_stream", "MPTRAIN_CUDA");
+    return NULL;
+}
+#endif
 
 /* ------------------------
  * ops/inplace.c: ops that write their result over their first argument.
@@ -36268,7 +37851,18 @@ typedef struct {
     L(softplus, softplus, 1, NONE) \
     L(hardtanh, hardtanh, 1, NONE) \
     L(upsample, interpolate, 1, NONE) \
-    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L)
+    MPT__CONV_LAYERS(L) MPT__NORM_LAYERS(L) MPT__ATTENTION_LAYERS(L) MPT__RECURRENT_LAYERS(L)
+#ifdef MPTRAIN_NO_RECURRENT
+#define MPT__RECURRENT_LAYERS(L)
+#else
+#define MPT__RECURRENT_LAYERS(L) \
+    L(rnn, none, 0, NONE) \
+    L(lstm, none, 0, NONE) \
+    L(gru, none, 0, NONE) \
+    L(rnn_cell, none, 0, NONE) \
+    L(lstm_cell, none, 0, NONE) \
+    L(gru_cell, none, 0, NONE)
+#endif
 #define MPT__CONV_LAYERS(L) \
     L(conv2d, conv2d, 3, NONE) \
     L(conv1d, conv1d, 3, NONE) \
@@ -36281,9 +37875,14 @@ typedef struct {
     L(group_norm, group_norm, 3, NONE) \
     L(max_pool2d, max_pool2d, 1, NONE) \
     L(avg_pool2d, avg_pool2d, 1, NONE)
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ATTENTION_LAYERS(L)
+#else
 #define MPT__ATTENTION_LAYERS(L) \
     L(embedding, embedding, 2, NONE) \
-    L(multi_head_attention, none, 0, NONE)
+    L(multi_head_attention, none, 0, NONE) \
+    L(glu, none, 0, NONE)
+#endif
 
 typedef enum {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,
@@ -36367,7 +37966,8 @@ struct mpt__module {
     mpt__module_parameter *parameters;
     int64_t parameter_count, parameter_capacity;
     bool training, frozen; /* asked for, see mpt__in_training; `frozen`: the tree is in use */
-    bool fixed;            /* mpt_freeze */
+    bool fixed;            /* mpt_freeze, mpt_share_module */
+    bool borrows;          /* mpt_share_module */
     uint32_t before;       /* modes that come back, the last one in bit 0: see mpt__modes_begin */
     bool watched;          /* of a root, once frozen: a user's forward or hook runs in the tree */
     uint8_t policy;        /* mpt_set_dtype_policy; MPT_DTYPE_NONE = none */
@@ -36504,10 +38104,12 @@ static void mpt__drawn_values(mpt_context *ctx, const mpt__module *module, int64
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
         for (size_t k = 0; k < count; k++) values[k] = (float)a;
+#ifndef MPTRAIN_NO_ATTENTION
     if (module->layer == MPT__LAYER_embedding && module->attributes.index[0] >= 0) {
         int64_t width = row->shape.dim[1];
         memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
     }
+#endif
 }
 
 /* Whether a parameter holds what was drawn for it, which `values` has, and nothing since. */
@@ -37337,14 +38939,9 @@ static MPT__NOINLINE mpt_tensor mpt__layer_forward(mpt_context *ctx, mpt__module
     mpt_tensor out = mpt__null(ctx);
     if (module->run)
         return module->run(ctx, module, x, mpt__null(NULL), activation == MPT_ACTIVATION_RELU);
-    switch (module->layer) {
-    case MPT__LAYER_user:
-    case MPT__LAYER_multi_head_attention:
-        mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
-        return out;
-    default:
-        return mpt__layer_plain(ctx, module, x);
-    }
+    if (!module->cls.forward) return mpt__layer_plain(ctx, module, x);
+    mpt__user_forward_call(ctx, module, &x, 1, &out, 1);
+    return out;
 }
 
 static mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt__module *module, mpt__tensor *x);
@@ -37670,12 +39267,26 @@ static bool mpt__any_in_training(mpt_context *ctx, mpt__module *module) {
 }
 #endif
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__may_train(ctx, module) true
+#else
+/* Whether a module has values of its own, else an error. */
+static bool mpt__may_train(mpt_context *ctx, const mpt__module *module) {
+    if (!module->borrows) return true;
+    return mpt__reject(ctx, STATE,
+                       "%s \"%s\" borrows its values from another context (mpt_share_module), so "
+                       "it is frozen",
+                       module->cls.name, mpt__path_text(ctx, module->path));
+}
+#endif
+
 static mpt_status mpt__train(mpt_module module, const char *call, bool on) {
     mpt__module *found = mpt__module_enter(module, call);
     if (!found) return mpt__status_of(module.context);
     mpt__walk walk;
     found = mpt__walk_begin(&walk, module.context, found);
-    for (; found; found = mpt__walk_next(&walk)) found->training = on;
+    for (; found; found = mpt__walk_next(&walk))
+        if (!on || mpt__may_train(module.context, found)) found->training = on;
     return module.context->base.status;
 }
 
@@ -37693,6 +39304,7 @@ mpt_status mpt_freeze(mpt_module module, bool on) {
     if (!found) return mpt__status_of(ctx);
     mpt__walk walk;
     for (found = mpt__walk_begin(&walk, ctx, found); found; found = mpt__walk_next(&walk)) {
+        if (!on && !mpt__may_train(ctx, found)) return ctx->base.status;
         found->fixed = on;
         if (found->frozen) mpt__parameters_collect(ctx, found, !on);
     }
@@ -37735,6 +39347,7 @@ static float *mpt__parameter_values(mpt_context *ctx, const mpt__parameter *para
 
 static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parameter,
                                   mpt_dtype dtype) {
+    if (mpt__writing_refused(ctx, parameter->tensor->storage)) return ctx->base.status;
     if (parameter->optimizer)
         return mpt__error(
             ctx, STATE,
@@ -37755,9 +39368,10 @@ static mpt_status mpt__check_half(mpt_context *ctx, const mpt__parameter *parame
     return ctx->base.status;
 }
 
-/* Converts a parameter into its place in another block. */
+/* Gives a parameter its place in another block, and converts its values there, or takes those that
+   are there. */
 static void mpt__move_parameter(mpt_context *ctx, mpt__parameter *parameter, uint32_t index,
-                                int64_t offset) {
+                                int64_t offset, bool converts) {
     mpt__block *block = &ctx->blocks[index], *old = &ctx->blocks[parameter->block];
     mpt__tensor *tensor = parameter->tensor;
     mpt__gradient_drop(ctx, &tensor->gradient); /* a view of the old block's */
@@ -37765,7 +39379,7 @@ static void mpt__move_parameter(mpt_context *ctx, mpt__parameter *parameter, uin
     moved.storage = block->values;
     moved.dtype = block->dtype;
     moved.offset = offset;
-    mpt__launch_copy(ctx, tensor, &moved, MPT__WRITE);
+    if (converts) mpt__launch_copy(ctx, tensor, &moved, MPT__WRITE);
     mpt__storage_retain(ctx, block->values);
     ctx->storages[tensor->storage].live = 2;
     ctx->storages[block->values].version += ctx->storages[tensor->storage].version + 1;
@@ -37805,7 +39419,7 @@ mpt_status mpt_half(mpt_module module, mpt_dtype dtype) {
     if (!values) mpt__block_free(ctx, &ctx->blocks[block]);
     mpt__walk_begin(&walk, ctx, found);
     while (values && (parameter = mpt__walk_values(&walk)) != NULL) {
-        mpt__move_parameter(ctx, parameter, block, offset);
+        mpt__move_parameter(ctx, parameter, block, offset, true);
         offset = mpt__aligned_up(offset + parameter->numel, grain);
     }
     return ctx->base.status;
@@ -38209,6 +39823,7 @@ static mpt_tensor mpt__hooked_run(mpt_context *ctx, mpt__module *module, mpt_ten
     mpt__tensor *made = NULL;
     mpt_tensor in[2], out = mpt__null(ctx);
     in[0] = x, in[1] = residual;
+    if (module->hooks->forward) mpt__wait_no_more(ctx); /* x, which a norm would take in its own */
     if (run)
         out = run(ctx, module, x, residual, relu);
     else if (mpt__layer_rows[module->layer].op)
@@ -38274,6 +39889,255 @@ mpt_status mpt_hook_backward(mpt_module module, mpt_backward_hook fn, void *user
     found->hooks->backward = fn;
     found->hooks->backward_user = user;
     return mpt__hooks_end(module.context, found);
+}
+
+#endif /* MPTRAIN_NO_WATCH */
+
+/* ------------------------
+ * nn/share.c: one copy of the weights for a module in each of several contexts.
+ * ---------------------- */
+
+#ifdef MPTRAIN_NO_WATCH
+
+mpt_status mpt_share_module(mpt_module borrower, mpt_module lender) {
+    mpt__lend(borrower, lender.context);
+    return mpt__watch_missing(borrower.context, "mpt_share_module");
+}
+
+#else
+
+/* A call under way. Rows are pairs: a storage of the lender's, and that of the borrower's which is
+   to be the same memory, with a reference. */
+typedef struct {
+    mpt_context *to, *from;
+    mpt__module *target, *origin;
+    uint32_t *rows;
+    int64_t count, capacity;
+} mpt__sharing;
+
+/* ==== What has to agree ==== */
+
+static bool mpt__share_between(mpt_context *ctx, mpt_context *of, const char *whose) {
+    const char *what = of->recorder                           ? "a recording is under way"
+                       : of->sliced                           ? "a step is under way in slices"
+                       : of->step_depth                       ? "a step is open"
+                       : of->in_backward || of->forward_depth ? "a forward or backward runs"
+                                                              : NULL;
+    if (!what) return true;
+    return mpt__reject(ctx, STATE, "%s in the context of the %s; share between steps", what, whose);
+}
+
+static bool mpt__share_contexts(const mpt__sharing *s) {
+    mpt_context *to = s->to, *from = s->from;
+    if (to == from)
+        return mpt__reject(to, ARGUMENT,
+                           "both modules are of one context, where one can be used in both places; "
+                           "mpt_tie ties single parameters");
+    if (to->config.device != from->config.device ||
+        (!to->backend.synchronous && to->config.device_index != from->config.device_index))
+        return mpt__reject(to, DEVICE,
+                           "the two contexts compute on different devices; mpt_copy_module copies");
+    return mpt__share_between(to, to, "borrower") && mpt__share_between(to, from, "lender");
+}
+
+/* Of a parameter or buffer and its counterpart; `theirs` NULL: there is none. */
+static bool mpt__share_fits(const mpt__sharing *s, const char *kind, const char *path,
+                            const mpt__tensor *mine, const char *their_path,
+                            const mpt__tensor *theirs) {
+    path = mpt__relative_path(s->to, s->target, path);
+    if (!theirs) return mpt__reject(s->to, SHAPE, "the lender has no %s %s", kind, path);
+    their_path = mpt__relative_path(s->from, s->origin, their_path);
+    if (strcmp(path, their_path) != 0)
+        return mpt__reject(s->to, SHAPE, "%s %s is %s in the lender", kind, path, their_path);
+    if (!mpt__same_shape(mine, theirs))
+        return mpt__reject(s->to, SHAPE, "%s %s is %S here and %S in the lender", kind, path,
+                           &mine->shape, &theirs->shape);
+    if (mine->dtype != theirs->dtype)
+        return mpt__reject(s->to, DTYPE,
+                           "%s %s is %D here and %D in the lender; mpt_half makes them alike", kind,
+                           path, mine->dtype, theirs->dtype);
+    return true;
+}
+
+/* The first parameter or buffer that one of the two has and the other has not is an error, and so
+   is a parameter of the borrower's that is being trained. */
+static bool mpt__share_compare(const mpt__sharing *s) {
+    mpt__walk mine, theirs;
+    const mpt__parameter *a, *b;
+    mpt__buffer here, there;
+    mpt__walk_begin(&mine, s->to, s->target);
+    mpt__walk_begin(&theirs, s->from, s->origin);
+    while (a = mpt__walk_values(&mine), b = mpt__walk_values(&theirs), a != NULL) {
+        if (!mpt__share_fits(s, "parameter", a->path, a->tensor, b ? b->path : NULL,
+                             b ? b->tensor : NULL))
+            return false;
+        if (a->optimizer)
+            return mpt__reject(s->to, STATE,
+                               "parameter %s belongs to an optimizer, which cannot train what is "
+                               "borrowed; mpt_optimizer_destroy it first",
+                               a->path);
+    }
+    if (b)
+        return mpt__reject(s->to, SHAPE, "the borrower has no parameter %s, which the lender has",
+                           mpt__relative_path(s->from, s->origin, b->path));
+    mpt__walk_begin(&mine, s->to, s->target);
+    mpt__walk_begin(&theirs, s->from, s->origin);
+    for (;;) {
+        bool one = mpt__walk_buffer(&mine, &here), other = mpt__walk_buffer(&theirs, &there);
+        if (!one && !other) return mpt__ok(s->to);
+        if (!one)
+            return mpt__reject(s->to, SHAPE, "the borrower has no buffer %s, which the lender has",
+                               mpt__relative_path(s->from, s->origin, there.path));
+        if (!mpt__share_fits(s, "buffer", here.path, here.tensor, other ? there.path : NULL,
+                             other ? there.tensor : NULL))
+            return false;
+    }
+}
+
+/* ==== Before anything changes ==== */
+
+/* The borrower's storage of the lender's memory; 0: not yet made. */
+static uint32_t mpt__share_row(const mpt__sharing *s, uint32_t storage) {
+    for (int64_t i = 0; i < s->count; i += 2)
+        if (s->rows[i] == storage) return s->rows[i + 1];
+    return 0;
+}
+
+/* Makes it, or finds that of another net of the borrower's; false with an error recorded. */
+static bool mpt__share_make(mpt__sharing *s, uint32_t storage) {
+    mpt_context *to = s->to;
+    if (mpt__share_row(s, storage)) return true;
+    if (!mpt__room(to, s->rows, s->capacity, s->count + 2) ||
+        !mpt__room(to, to->shares, to->share_capacity, to->share_count + 1))
+        return false;
+    mpt__shared *memory = mpt__share_out(s->from, storage);
+    if (!memory)
+        return mpt__reject(to, STATE, "the lender's context failed: %s", mpt_error(s->from));
+    uint32_t row = 0;
+    for (int64_t i = 0; i < to->share_count && !row; i++)
+        if (to->shares[i].memory == memory) row = to->shares[i].storage;
+    if (row) {
+        mpt__storage_retain(to, row);
+    } else {
+        row = mpt__storage_row(to);
+        if (!row) return false;
+        mpt__share_in(to, row, memory, s->from->storages[storage].bytes);
+    }
+    s->rows[s->count] = storage, s->rows[s->count + 1] = row;
+    s->count += 2;
+    return true;
+}
+
+/* The borrower's block over a storage; UINT32_MAX: there is none. */
+static uint32_t mpt__share_block(const mpt_context *ctx, uint32_t storage) {
+    for (int64_t i = 0; i < ctx->block_count; i++)
+        if (ctx->blocks[i].live && ctx->blocks[i].values == storage) return (uint32_t)i;
+    return UINT32_MAX;
+}
+
+static bool mpt__share_prepare(mpt__sharing *s) {
+    mpt_context *to = s->to;
+    mpt__walk walk;
+    mpt__buffer buffer;
+    const mpt__parameter *theirs;
+    mpt__walk_begin(&walk, s->from, s->origin);
+    while ((theirs = mpt__walk_values(&walk)) != NULL) {
+        if (!mpt__share_make(s, theirs->tensor->storage)) return false;
+        uint32_t row = mpt__share_row(s, theirs->tensor->storage);
+        if (mpt__share_block(to, row) != UINT32_MAX) continue;
+        uint32_t index = mpt__block_new(to, (mpt_dtype)theirs->tensor->dtype);
+        if (index == UINT32_MAX) return false;
+        to->blocks[index].values = row;
+        to->blocks[index].numel = s->from->blocks[theirs->block].numel;
+        mpt__storage_retain(to, row);
+    }
+    mpt__walk_begin(&walk, s->from, s->origin);
+    while (mpt__walk_buffer(&walk, &buffer))
+        if (!mpt__share_make(s, buffer.tensor->storage)) return false;
+    return mpt__ok(to);
+}
+
+/* Gives back what the call holds, and blocks in which nothing came to lie. */
+static void mpt__share_settle(mpt__sharing *s) {
+    mpt_context *to = s->to;
+    for (int64_t i = 0; i < s->count; i += 2) {
+        uint32_t index = mpt__share_block(to, s->rows[i + 1]);
+        if (index != UINT32_MAX && to->blocks[index].parameters == 0)
+            mpt__block_free(to, &to->blocks[index]);
+        mpt__storage_release(to, s->rows[i + 1]);
+    }
+    mpt__room_free(to, s->rows, s->capacity);
+}
+
+/* ==== The change ==== */
+
+/* A storage of running state gives way to another one. */
+static void mpt__share_state(mpt_context *ctx, mpt__running *running, uint32_t *storage,
+                             uint32_t row) {
+    uint32_t old = *storage;
+    if (!old || old == row) return;
+    for (int i = 0; i < MPT__BUFFERS; i++) {
+        mpt__tensor *tensor = running->buffer[i];
+        if (!tensor || tensor->storage != old) continue;
+        tensor->storage = row;
+        mpt__storage_retain(ctx, row);
+        mpt__storage_release(ctx, old);
+    }
+    ctx->storages[row].version += ctx->storages[old].version + 1;
+    ctx->storages[old].live = 2;
+    *storage = row;
+    mpt__storage_retain(ctx, row);
+    mpt__storage_release(ctx, old);
+    ctx->moves++;
+}
+
+static void mpt__share_change(const mpt__sharing *s) {
+    mpt_context *to = s->to;
+    mpt__walk mine, theirs;
+    mpt__parameter *a;
+    const mpt__parameter *b;
+    mpt__walk_begin(&mine, to, s->target);
+    mpt__walk_begin(&theirs, s->from, s->origin);
+    while ((a = mpt__walk_values(&mine)) != NULL && (b = mpt__walk_values(&theirs)) != NULL) {
+        uint32_t row = mpt__share_row(s, b->tensor->storage);
+        if (a->tensor->storage != row || a->tensor->offset != b->tensor->offset)
+            mpt__move_parameter(to, a, mpt__share_block(to, row), b->tensor->offset, false);
+    }
+    mpt__module *m = mpt__walk_begin(&mine, to, s->target);
+    mpt__module *of = mpt__walk_begin(&theirs, s->from, s->origin);
+    for (; m && of; m = mpt__walk_next(&mine), of = mpt__walk_next(&theirs)) {
+        m->fixed = m->borrows = true;
+        mpt__parameters_collect(to, m, false);
+    }
+    mpt__buffer here, there;
+    mpt__walk_begin(&mine, to, s->target);
+    mpt__walk_begin(&theirs, s->from, s->origin);
+    while (mpt__walk_buffer(&mine, &here) && mpt__walk_buffer(&theirs, &there)) {
+        mpt__running *running = mine.module->running;
+        uint32_t row = mpt__share_row(s, there.tensor->storage), was = here.tensor->storage;
+        if (was == running->values) mpt__share_state(to, running, &running->values, row);
+        if (was == running->counts) mpt__share_state(to, running, &running->counts, row);
+    }
+}
+
+mpt_status mpt_share_module(mpt_module borrower, mpt_module lender) {
+    mpt__lend(borrower, lender.context);
+    mpt__sharing s;
+    mpt__zero(s);
+    s.to = borrower.context, s.from = lender.context;
+    s.target = mpt__module_enter(borrower, "mpt_share_module");
+    if (!s.target) return mpt__status_of(s.to);
+    if (!s.from) return mpt__error(s.to, HANDLE, "the lender is a null handle");
+    if (!mpt__share_contexts(&s) || mpt__freeze(s.to, s.target) != MPT_OK) return s.to->base.status;
+    s.origin = mpt__module_frozen(lender, "mpt_share_module");
+    if (s.origin) mpt__wait(s.from); /* so that values are there, whoever reads them */
+    if (!s.origin || !mpt__ok(s.from))
+        return mpt__error(s.to, STATE, "the lender's context failed: %s", mpt_error(s.from));
+    if (mpt__share_compare(&s)) {
+        if (mpt__share_prepare(&s)) mpt__share_change(&s);
+        mpt__share_settle(&s);
+    }
+    return s.to->base.status;
 }
 
 #endif /* MPTRAIN_NO_WATCH */
@@ -38750,20 +40614,12 @@ mpt_module mpt_nn_adaptive_avg_pool2d(mpt_context *ctx, int64_t height, int64_t 
  * nn/attention.c: layers of embedding and attention.
  * ---------------------- */
 
-static mpt__module *mpt__attention_layer(mpt_context *ctx, const char *call, mpt__layer layer) {
-    mpt__module *module = mpt__layer_new(ctx, call, layer);
-#ifdef MPTRAIN_NO_ATTENTION
-    if (module)
-        mpt__error(ctx, UNSUPPORTED,
-                   "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
-#endif
-    return module;
-}
+#ifndef MPTRAIN_NO_ATTENTION
 
 /* ==== Embedding ==== */
 
 mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int64_t padding_index) {
-    mpt__module *module = mpt__attention_layer(ctx, "mpt_nn_embedding", MPT__LAYER_embedding);
+    mpt__module *module = mpt__layer_new(ctx, "mpt_nn_embedding", MPT__LAYER_embedding);
     if (!module) return mpt__module_handle(ctx, NULL);
     module->attributes.index[0] = padding_index;
     mpt_shape shape = MPT_SHAPE(count, width);
@@ -38779,7 +40635,6 @@ mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int6
 
 /* ==== Attention ==== */
 
-#ifndef MPTRAIN_NO_ATTENTION
 /* Heads side by side in [B, T, E]; k and v null: q holds all three. */
 static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
     mpt__frame frame;
@@ -38802,8 +40657,89 @@ static mpt_tensor mpt__projected(mpt__spares *spares, mpt_tensor x, mpt_tensor w
     return mpt__spare(spares, mpt_linear(x, weight, part, MPT_ACTIVATION_NONE));
 }
 
+/* The module's attributes: imm[0] base of rotary positions, 0: none; imm[1] dropout; index: causal,
+   norms of queries and keys, offset of positions, interleaved, window; rank: heads. */
+static bool mpt__places(const mpt__module *module) {
+    return module->attributes.imm[0] > 0.0 || module->attributes.index[1];
+}
+
 static bool mpt__same_handle(mpt_tensor a, mpt_tensor b) {
     return a.slot == b.slot && a.generation == b.generation;
+}
+
+/* ---- Caches ---- */
+
+/* What a layer keeps of the places that it saw; `user` of the module. */
+typedef struct mpt__cache {
+    mpt_context *context;
+    mpt__tensor *kept[2]; /* keys and values [B, capacity, width]; NULL before the first forward */
+    int64_t batch, capacity, length;
+} mpt__cache;
+
+static void mpt__cache_free(void *user) {
+    mpt__cache *cache = (mpt__cache *)user;
+    for (int i = 0; cache && i < 2; i++)
+        if (cache->kept[i]) mpt__tensor_drop(cache->context, cache->kept[i]);
+    if (cache) mpt__host_free(cache->context, cache, sizeof *cache);
+}
+
+/* Whether a forward of x, by itself or not, may go on with what the layer keeps. */
+static bool mpt__cache_takes(mpt_context *ctx, const mpt__cache *cache, const mpt__tensor *x,
+                             bool alone) {
+    if (!ctx->inference_depth || ctx->capturing)
+        return mpt__reject(ctx, STATE,
+                           "the layer has a cache, which is for mpt_inference_begin alone, and for "
+                           "no captured step; see mpt_cache_end");
+    if (!x) return false;
+    if (!alone || x->shape.rank != 3 || x->shape.dim[0] != cache->batch)
+        return mpt__reject(ctx, SHAPE,
+                           "input %S: a layer with a cache takes x [%lld, T, width] alone, without "
+                           "a mask",
+                           &x->shape, cache->batch);
+    if (x->shape.dim[1] <= cache->capacity - cache->length) return true;
+    return mpt__reject(ctx, SHAPE, "%lld places more than the %lld that the cache has of %lld",
+                       x->shape.dim[1], cache->length, cache->capacity);
+}
+
+/* Puts keys (i 0) or values behind those of before; gives all of them. */
+static mpt_tensor mpt__cache_put(mpt__spares *spares, mpt__cache *cache, int i, mpt_tensor part) {
+    mpt_context *ctx = cache->context;
+    const mpt__tensor *from = mpt__ok(ctx) ? mpt__at(ctx, part, "input") : NULL;
+    if (!from) return mpt__null(ctx);
+    const mpt_shape all = MPT_SHAPE(cache->batch, cache->capacity, from->shape.dim[2]);
+    if (!cache->kept[i]) {
+        mpt__tensor *made =
+            mpt__tensor_made(ctx, (mpt_dtype)from->dtype, &all, MPT_MEMORY_WORKSPACE, false);
+        if (!made) return mpt__null(ctx);
+        made->flags |= MPT__KEPT | MPT__INFERENCE;
+        cache->kept[i] = made;
+    }
+    mpt__tensor place = *cache->kept[i];
+    place.offset += cache->length * place.stride[1];
+    place.shape.dim[1] = from->shape.dim[1];
+    mpt__touched(ctx, place.storage);
+    if (mpt__launch_copy(ctx, from, &place, MPT__WRITE) != MPT_OK) return mpt__null(ctx);
+    return mpt__spare(spares, mpt_slice(mpt__handle(ctx, cache->kept[i]), 1, 0,
+                                        cache->length + from->shape.dim[1], 1));
+}
+
+/* Queries or keys [B, T, width], each head's normed and turned as the layer's config says. */
+static mpt_tensor mpt__placed(mpt__spares *spares, mpt_module self, const mpt__module *module,
+                              mpt_tensor x, const char *norm) {
+    const mpt__attributes *a = &module->attributes;
+    const mpt_shape shape = mpt_get_shape(x);
+    mpt_rope_config rope = mpt_rope_config_default();
+    const mpt__cache *cache = (const mpt__cache *)module->user;
+    rope.base = a->imm[0], rope.offset = a->index[2], rope.interleaved = a->index[3] != 0;
+    if (cache) rope.offset += cache->length;
+    rope.heads = a->rank;
+    if (shape.rank == 3 && a->index[1] && mpt__ok(self.context)) {
+        const mpt_shape heads = MPT_SHAPE(shape.dim[0], shape.dim[1], a->rank, -1);
+        x = mpt__spare(spares, mpt_reshape(x, heads));
+        x = mpt__spare(spares, mpt_forward(mpt_child(self, norm), x));
+        x = mpt__spare(spares, mpt_reshape(x, shape));
+    }
+    return rope.base > 0.0 ? mpt__spare(spares, mpt_rope(x, &rope)) : x;
 }
 
 /* in: x, or query, key, value, and maybe a mask. */
@@ -38812,7 +40748,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     mpt_context *ctx = self.context;
     mpt__module *module = mpt__module_at(ctx, self);
     mpt_tensor part[4], none = mpt__null(NULL);
-    (void)user;
+    mpt__cache *cache = (mpt__cache *)user;
     if (!module) return ctx->base.status;
     if (n_out != 1 || (n_in != 1 && n_in != 3 && n_in != 4))
         return mpt__error(ctx, ARGUMENT,
@@ -38824,6 +40760,7 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     mpt__attributes attributes =
         mpt__attention_attributes(module->attributes.rank, module->attributes.index[0] != 0, p, 0.0,
                                   module->path_hash, p > 0.0 ? mpt__dropout_count(ctx, module) : 0);
+    attributes.index[3] = module->attributes.index[4];
     int64_t width = module->parameters[0].shape.dim[1];
     mpt_tensor weight = mpt__parameter_handle(ctx, module, 0);
     mpt_tensor bias = module->parameter_count > 1 ? mpt__parameter_handle(ctx, module, 1) : none;
@@ -38832,12 +40769,26 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
     if (n_in > 1) own = mpt__same_handle(in[0], in[1]) && mpt__same_handle(in[0], in[2]);
     part[1] = part[2] = none;
     part[3] = n_in == 4 ? in[3] : none;
+    if (cache && !mpt__cache_takes(ctx, cache, mpt__at(ctx, in[0], "input"), n_in == 1))
+        return ctx->base.status;
     if (own) part[0] = mpt__spare(&spares, mpt_linear(in[0], weight, bias, MPT_ACTIVATION_NONE));
     for (int i = 0; i < 3 && !own; i++)
         part[i] = mpt__projected(&spares, in[i], weight, bias, width, i);
+    if (cache || mpt__places(module)) {
+        const mpt_tensor all = part[0];
+        for (int i = 0; i < 3 && own; i++)
+            part[i] = mpt__spare(&spares, mpt_slice(all, -1, i * width, (i + 1) * width, 1));
+        part[0] = mpt__placed(&spares, self, module, part[0], "q_norm");
+        part[1] = mpt__placed(&spares, self, module, part[1], "k_norm");
+    }
+    for (int i = 0; cache && i < 2; i++)
+        part[1 + i] = mpt__cache_put(&spares, cache, i, part[1 + i]);
+    if (cache) attributes.index[4] = cache->length;
     mpt_module project = mpt_child(self, "out_proj");
     if (!mpt__ok(ctx)) return ctx->base.status;
     mpt_tensor heads = mpt__spare(&spares, mpt__merged_attention(part, &attributes));
+    if (cache && mpt__ok(ctx)) cache->length += mpt_get_shape(heads).dim[1];
+    if (mpt__hooks_of(mpt__module_at(ctx, project))) spares.count--; /* which may put it by */
     out[0] = mpt__spares_end(&spares, mpt_forward(project, heads));
     return ctx->base.status;
 }
@@ -38851,45 +40802,559 @@ mpt_multi_head_config mpt_multi_head_config_default(void) {
     return config;
 }
 
+#ifndef MPTRAIN_NO_ATTENTION
+/* Parameters and children of a layer; children: the last projection, norms of queries and keys. */
+static void mpt__multi_head_fill(mpt_context *ctx, mpt__module *module, int64_t width, int heads,
+                                 const mpt_multi_head_config *config,
+                                 const mpt_module children[3]) {
+    static const char *const names[] = {"out_proj", "q_norm", "k_norm"};
+    const mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
+    mpt__attributes *a = &module->attributes;
+    module->cls.forward = mpt__multi_head_forward;
+    module->cls.n_inputs = 0;
+    module->cls.destroy = mpt__cache_free;
+    a->rank = (uint8_t)heads;
+    a->imm[0] = config->rope.base, a->imm[1] = config->dropout;
+    a->index[0] = config->causal, a->index[1] = config->qk_norm;
+    a->index[2] = config->rope.offset, a->index[3] = config->rope.interleaved;
+    a->index[4] = config->window;
+    mpt__add_parameter(ctx, module, "in_proj_weight", &weight,
+                       mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
+    if (config->bias) {
+        mpt__add_parameter(ctx, module, "in_proj_bias", &bias, mpt_init_make(MPT_INIT_ZEROS, 0, 0),
+                           0);
+        mpt__module_at(ctx, children[0])->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
+    }
+    for (int i = 0; i < (config->qk_norm ? 3 : 1); i++)
+        mpt__add_child(ctx, module, names[i], mpt__module_at(ctx, children[i]));
+}
+
 mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
                                        const mpt_multi_head_config *config) {
     static const char name[] = "mpt_nn_multi_head_attention";
     mpt_multi_head_config defaults = mpt_multi_head_config_default();
     if (!config) config = &defaults;
+    const bool turns = config->rope.base != 0.0;
     bool good = width >= 1 && width <= INT32_MAX && heads >= 1 && heads <= 255 &&
                 width % heads == 0 && config->dropout >= 0.0 && config->dropout <= 1.0;
-    mpt_module project = mpt__module_handle(ctx, NULL);
-    if (good) project = mpt__linear_new(ctx, name, width, width, config->bias);
-    mpt__module *child = project.slot ? mpt__module_at(ctx, project) : NULL;
+    const bool placed =
+        good && (!turns || (mpt__good_rope(&config->rope) && width / heads % 2 == 0));
+    mpt_module child[3];
+    for (int i = 0; i < 3; i++) child[i] = mpt__module_handle(ctx, NULL);
+    if (placed) child[0] = mpt__linear_new(ctx, name, width, width, config->bias);
+    for (int i = 1; i < 3 && child[0].slot && config->qk_norm; i++)
+        child[i] = mpt_nn_rms_norm(ctx, MPT_SHAPE(width / heads), NULL);
+    const bool whole = child[0].slot && (!config->qk_norm || (child[1].slot && child[2].slot));
     mpt__module *module =
-        child || !good ? mpt__attention_layer(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
+        whole || !placed ? mpt__layer_new(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
     if (module && !good)
         mpt__error(ctx, ARGUMENT,
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
                    "probability",
                    width, heads, config->dropout);
-#ifndef MPTRAIN_NO_ATTENTION
-    if (module && mpt__ok(ctx)) {
-        mpt_shape weight = MPT_SHAPE(3 * width, width), bias = MPT_SHAPE(3 * width);
-        module->cls.forward = mpt__multi_head_forward;
-        module->cls.n_inputs = 0;
-        module->attributes.rank = (uint8_t)heads;
-        module->attributes.imm[1] = config->dropout;
-        module->attributes.index[0] = config->causal;
-        mpt__add_parameter(ctx, module, "in_proj_weight", &weight,
-                           mpt_init_make(MPT_INIT_XAVIER_UNIFORM, 1, 0), 0);
-        if (config->bias) {
-            mpt__add_parameter(ctx, module, "in_proj_bias", &bias,
-                               mpt_init_make(MPT_INIT_ZEROS, 0, 0), 0);
-            child->parameters[1].init = mpt_init_make(MPT_INIT_ZEROS, 0, 0);
-        }
-        mpt__add_child(ctx, module, "out_proj", child);
-    }
-#endif
+    else if (module && (config->window < 0 || (config->window && !config->causal)))
+        mpt__error(ctx, ARGUMENT, "window %lld: expected 0 or more, of causal attention alone",
+                   config->window);
+    else if (module && !placed)
+        mpt__error(ctx, ARGUMENT,
+                   "rope of base %g, offset %lld, heads of %lld: expected more than 0, 0 to 2^40, "
+                   "and an even width",
+                   config->rope.base, config->rope.offset, width / heads);
+    if (module && mpt__ok(ctx)) mpt__multi_head_fill(ctx, module, width, heads, config, child);
     mpt_module made = mpt__layer_made(ctx, module);
-    if (ctx && !made.slot) mpt__number_back(ctx, &project, 1);
+    if (ctx && !made.slot) mpt__number_back(ctx, child, child[2].slot ? 3 : child[1].slot ? 2 : 1);
     return made;
 }
+
+/* ==== Caches of a net ==== */
+
+/* The next causal attention layer of a walk, from `module` on; NULL at the end. */
+static mpt__module *mpt__cache_layer(mpt__walk *walk, mpt__module *module) {
+    while (module &&
+           !(module->layer == MPT__LAYER_multi_head_attention && module->attributes.index[0]))
+        module = mpt__walk_next(walk);
+    return module;
+}
+
+mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity) {
+    mpt_context *ctx = net.context;
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_begin");
+    mpt__walk walk;
+    if (!found) return mpt__status_of(ctx);
+    if (batch < 1 || capacity < 1 || capacity > (int64_t)1 << 40)
+        return mpt__error(ctx, ARGUMENT, "batch %lld, capacity %lld: expected 1 or more", batch,
+                          capacity);
+    mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, ctx, found));
+    if (!m && mpt__ok(ctx))
+        return mpt__error(ctx, ARGUMENT,
+                          "the module has no layer of mpt_nn_multi_head_attention that is causal");
+    for (; m && mpt__ok(ctx); m = mpt__cache_layer(&walk, mpt__walk_next(&walk))) {
+        mpt__cache *cache = (mpt__cache *)mpt__host_new(ctx, sizeof *cache);
+        if (!cache) break;
+        memset(cache, 0, sizeof *cache);
+        cache->context = ctx, cache->batch = batch, cache->capacity = capacity;
+        mpt__cache_free(m->user);
+        m->user = cache;
+    }
+    return ctx->base.status;
+}
+
+int64_t mpt_cache_length(mpt_module net) {
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_length");
+    mpt__walk walk;
+    if (!found) return -1;
+    const mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, net.context, found));
+    return m && m->user ? ((const mpt__cache *)m->user)->length : 0;
+}
+
+mpt_status mpt_cache_rewind(mpt_module net, int64_t length) {
+    mpt_context *ctx = net.context;
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_rewind");
+    mpt__walk walk;
+    if (!found) return mpt__status_of(ctx);
+    mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, ctx, found));
+    for (; m; m = mpt__cache_layer(&walk, mpt__walk_next(&walk))) {
+        mpt__cache *cache = (mpt__cache *)m->user;
+        if (!cache || length < 0 || length > cache->length)
+            return mpt__error(ctx, ARGUMENT, "length %lld: expected 0 to the cache's %lld", length,
+                              cache ? cache->length : (int64_t)0);
+        cache->length = length;
+    }
+    return ctx->base.status;
+}
+
+mpt_status mpt_cache_end(mpt_module net) {
+    mpt_context *ctx = net.context;
+    mpt__module *found = mpt__module_enter(net, "mpt_cache_end");
+    mpt__walk walk;
+    if (!found) return mpt__status_of(ctx);
+    mpt__module *m = mpt__cache_layer(&walk, mpt__walk_begin(&walk, ctx, found));
+    for (; m; m = mpt__cache_layer(&walk, mpt__walk_next(&walk))) {
+        mpt__cache_free(m->user);
+        m->user = NULL;
+    }
+    return ctx->base.status;
+}
+
+/* ==== Gated units ==== */
+
+static mpt_tensor mpt__glu_run(mpt_context *ctx, mpt__module *module, mpt_tensor x,
+                               mpt_tensor residual, bool relu) {
+    (void)ctx, (void)residual, (void)relu;
+    return mpt_glu(x, -1, (mpt_gate)module->attributes.index[0]);
+}
+
+mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
+    mpt__module *module = mpt__layer_new(ctx, "mpt_nn_glu", MPT__LAYER_glu);
+    if (!module) return mpt__module_handle(ctx, NULL);
+    module->attributes.index[0] = gate, module->run = mpt__glu_run;
+    mpt__check_gate(ctx, gate);
+    return mpt__layer_made(ctx, module);
+}
+
+#else
+
+static mpt_status mpt__no_attention_in(mpt_context *ctx, const char *call) {
+    return mpt__absent(ctx, call, "attention and embedding (MPTRAIN_NO_ATTENTION)");
+}
+static mpt_module mpt__no_attention_layer(mpt_context *ctx, const char *call) {
+    mpt__no_attention_in(ctx, call);
+    return mpt__module_handle(ctx, NULL);
+}
+mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity) {
+    (void)batch, (void)capacity;
+    return mpt__no_attention_in(net.context, "mpt_cache_begin");
+}
+mpt_status mpt_cache_rewind(mpt_module net, int64_t length) {
+    (void)length;
+    return mpt__no_attention_in(net.context, "mpt_cache_rewind");
+}
+mpt_status mpt_cache_end(mpt_module net) {
+    return mpt__no_attention_in(net.context, "mpt_cache_end");
+}
+int64_t mpt_cache_length(mpt_module net) {
+    mpt__no_attention_in(net.context, "mpt_cache_length");
+    return -1;
+}
+mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int64_t padding_index) {
+    (void)count, (void)width, (void)padding_index;
+    return mpt__no_attention_layer(ctx, "mpt_nn_embedding");
+}
+mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
+                                       const mpt_multi_head_config *config) {
+    (void)width, (void)heads, (void)config;
+    return mpt__no_attention_layer(ctx, "mpt_nn_multi_head_attention");
+}
+mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
+    (void)gate;
+    return mpt__no_attention_layer(ctx, "mpt_nn_glu");
+}
+
+#endif
+
+/* ------------------------
+ * nn/recurrent.c: recurrent layers and their cells.
+ * ---------------------- */
+
+mpt_recurrent_config mpt_recurrent_config_default(void) {
+    mpt_recurrent_config config;
+    mpt__zero(config);
+    config.layers = 1;
+    config.bias = true;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_RECURRENT
+
+static mpt_module mpt__recurrent_none(mpt_context *ctx, const char *call) {
+    mpt__absent(ctx, call, "recurrent layers (MPTRAIN_NO_RECURRENT)");
+    return mpt__module_handle(ctx, NULL);
+}
+#define MPT__DEFINE_RECURRENT(name) \
+    mpt_module mpt_nn_##name(mpt_context *ctx, int64_t in, int64_t hidden, \
+                             const mpt_recurrent_config *config) { \
+        (void)in, (void)hidden, (void)config; \
+        return mpt__recurrent_none(ctx, "mpt_nn_" #name); \
+    }
+
+#else
+
+/* ==== Forward ==== */
+
+#define MPT__RNN_LAYERS 64 /* at most, in each direction */
+
+/* Attributes of a module: activation; imm[0]: dropout; index: */
+enum {
+    MPT__RNN_BATCH_FIRST,
+    MPT__RNN_DIRECTIONS,
+    MPT__RNN_LAYER_COUNT,
+    MPT__RNN_BIAS,
+    MPT__RNN_HIDDEN,
+    MPT__RNN_PROJECTION
+};
+
+static bool mpt__is_lstm(const mpt__module *module) {
+    return module->layer == MPT__LAYER_lstm || module->layer == MPT__LAYER_lstm_cell;
+}
+
+/* What a call is given and gives. state: h and c, of all layers; null: zeros. */
+typedef struct {
+    mpt_tensor x, lengths, state[2];
+    mpt_tensor made[2][2 * MPT__RNN_LAYERS]; /* states at the end, by layer and direction */
+    int states;                              /* 2 of an LSTM */
+    bool batched;
+} mpt__recurrent;
+
+/* Takes the inputs apart: x, then h and maybe c or none, then lengths or none. */
+static bool mpt__recurrent_inputs(mpt_context *ctx, const mpt__module *module, const mpt_tensor *in,
+                                  int n_in, int n_out, mpt__recurrent *r) {
+    const mpt_tensor none = mpt__null(NULL);
+    r->states = mpt__is_lstm(module) ? 2 : 1;
+    r->x = in[0];
+    r->lengths = r->state[0] = r->state[1] = none;
+    bool cell = module->layer >= MPT__LAYER_rnn_cell;
+    int n = n_in;
+    if (n > 1 && !cell && mpt_get_dtype(in[n - 1]) == MPT_I64) r->lengths = in[--n];
+    ctx->base.op = "mpt_forward"; /* not the last call */
+    if ((n != 1 && n != 1 + r->states) || n_out > r->states + !cell)
+        return mpt__reject(ctx, ARGUMENT,
+                           "%d inputs, %d outputs: expected x, then %s or nothing%s, and at most "
+                           "%d outputs",
+                           n_in, n_out, r->states > 1 ? "h and c" : "h",
+                           cell ? "" : ", then i64 lengths or nothing", r->states + !cell);
+    for (int i = 1; i < n; i++) r->state[i - 1] = in[i];
+    return true;
+}
+
+/* x with the dimension of the batch that it may lack: dimension `batch` of the result. */
+static mpt_tensor mpt__recurrent_batched(mpt_tensor x, int rank, int batch) {
+    mpt_shape shape = mpt_get_shape(x);
+    if (shape.rank != rank - 1) return mpt_reshape(x, shape);
+    for (int i = shape.rank++; i > batch; i--) shape.dim[i] = shape.dim[i - 1];
+    shape.dim[batch] = 1;
+    return mpt_reshape(x, shape);
+}
+
+/* The same backwards: gives x up. */
+static mpt_tensor mpt__recurrent_given(mpt_tensor x, bool batched, int batch) {
+    if (batched || !x.slot) return x;
+    mpt_shape shape = mpt_get_shape(x);
+    for (int i = batch; i + 1 < shape.rank; i++) shape.dim[i] = shape.dim[i + 1];
+    shape.rank--;
+    mpt_tensor flat = mpt_reshape(x, shape);
+    mpt_release(x);
+    return flat;
+}
+
+/* Weights of layer and direction number k. */
+static mpt_cell_config mpt__recurrent_weights_of(mpt_context *ctx, const mpt__module *module,
+                                                 int64_t k) {
+    mpt_cell_config how = mpt_cell_config_default();
+    const mpt__attributes *a = &module->attributes;
+    bool bias = a->index[MPT__RNN_BIAS] != 0, wide = a->index[MPT__RNN_PROJECTION] != 0;
+    int64_t at = k * (2 + 2 * bias + wide);
+    how.weight_ih = mpt__parameter_handle(ctx, module, at++);
+    how.weight_hh = mpt__parameter_handle(ctx, module, at++);
+    if (bias) how.bias_ih = mpt__parameter_handle(ctx, module, at++);
+    if (bias) how.bias_hh = mpt__parameter_handle(ctx, module, at++);
+    if (wide) how.weight_hr = mpt__parameter_handle(ctx, module, at);
+    how.batch_first = a->index[MPT__RNN_BATCH_FIRST] != 0;
+    how.reverse = k % a->index[MPT__RNN_DIRECTIONS] != 0;
+    how.relu = a->activation == MPT_ACTIVATION_RELU;
+    return how;
+}
+
+static mpt_tensor mpt__recurrent_apply(const mpt__module *module, mpt_tensor x,
+                                       const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
+    if (mpt__is_lstm(module)) return mpt_lstm(x, how, h, c);
+    bool gru = module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell;
+    return gru ? mpt_gru(x, how, h) : mpt_rnn(x, how, h);
+}
+
+/* State number k of all of one kind, [layers, B, n], as [B, n]. */
+static mpt_tensor mpt__recurrent_state(mpt_tensor all, int64_t k) {
+    mpt_shape shape = mpt_get_shape(all), one = MPT_SHAPE(shape.dim[1], shape.dim[2]);
+    if (shape.dim[0] == 1) return mpt_reshape(all, one);
+    mpt_tensor part = mpt_slice(all, 0, k, k + 1, 1), state = mpt_reshape(part, one);
+    mpt_release(part);
+    return state;
+}
+
+/* One layer in all directions. */
+static mpt_tensor mpt__recurrent_layer(mpt_context *ctx, mpt__module *module, mpt__recurrent *r,
+                                       mpt_tensor x, int64_t layer) {
+    const int directions = (int)module->attributes.index[MPT__RNN_DIRECTIONS];
+    mpt_tensor out[2], state[2];
+    for (int d = 0; d < directions && mpt__ok(ctx); d++) {
+        const int64_t k = layer * directions + d;
+        mpt_cell_config how = mpt__recurrent_weights_of(ctx, module, k);
+        how.lengths = r->lengths;
+        for (int i = 0; i < 2; i++) {
+            state[i] = r->state[i].slot ? mpt__recurrent_state(r->state[i], k) : mpt__null(NULL);
+            r->made[i][k] = state[i];
+        }
+        out[d] = mpt__recurrent_apply(module, x, &how, &r->made[0][k], &r->made[1][k]);
+        for (int i = 0; i < 2; i++)
+            if (state[i].slot) mpt_release(state[i]);
+    }
+    if (!mpt__ok(ctx)) return mpt__null(ctx);
+    if (directions == 1) return out[0];
+    mpt_tensor both = mpt_cat(out, 2, 2);
+    for (int d = 0; d < 2; d++) mpt_release(out[d]);
+    return both;
+}
+
+/* The states of all layers as one tensor; gives them up. */
+static mpt_tensor mpt__recurrent_gathered(mpt__recurrent *r, int i, int count) {
+    for (int k = 0; k < count; k++) {
+        mpt_shape shape = mpt_get_shape(r->made[i][k]);
+        mpt_tensor state = r->made[i][k];
+        r->made[i][k] = mpt_reshape(state, MPT_SHAPE(1, shape.dim[0], shape.dim[1]));
+        mpt_release(state);
+    }
+    if (count == 1) return mpt__recurrent_given(r->made[i][0], r->batched, 1);
+    mpt_tensor all = mpt_cat(r->made[i], count, 0);
+    for (int k = 0; k < count; k++) mpt_release(r->made[i][k]);
+    return mpt__recurrent_given(all, r->batched, 1);
+}
+
+/* States have to be of all layers, and of as many sequences as x. */
+static bool mpt__recurrent_check(mpt_context *ctx, const mpt__module *module,
+                                 const mpt__recurrent *r) {
+    const mpt__attributes *a = &module->attributes;
+    mpt_shape x = mpt_get_shape(r->x);
+    int64_t count = a->index[MPT__RNN_LAYER_COUNT] * a->index[MPT__RNN_DIRECTIONS];
+    ctx->base.op = "mpt_forward";
+    if (x.rank != 3)
+        return mpt__reject(ctx, SHAPE,
+                           "input %S: expected [T, B, features], [B, T, features] with "
+                           "batch_first, or [T, features]",
+                           &x);
+    for (int i = 0; i < 2; i++) {
+        int64_t width = i == 0 && a->index[MPT__RNN_PROJECTION] ? a->index[MPT__RNN_PROJECTION]
+                                                                : a->index[MPT__RNN_HIDDEN];
+        mpt_shape expected = MPT_SHAPE(count, x.dim[!a->index[MPT__RNN_BATCH_FIRST]], width);
+        if (!r->state[i].slot) continue;
+        mpt_shape got = mpt_get_shape(r->state[i]);
+        ctx->base.op = "mpt_forward";
+        if (got.rank != 3 || memcmp(got.dim, expected.dim, 3 * sizeof *got.dim) != 0)
+            return mpt__reject(ctx, SHAPE, "state %s %S: expected %S", i ? "c" : "h", &got,
+                               &expected);
+    }
+    return true;
+}
+
+static mpt_status mpt__recurrent_layers(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                        mpt_tensor *out, int n_out) {
+    mpt_context *ctx = self.context;
+    mpt__module *module = mpt__module_at(ctx, self);
+    mpt__recurrent r;
+    mpt__spares spares;
+    (void)user;
+    spares.count = 0;
+    if (!module || !mpt__recurrent_inputs(ctx, module, in, n_in, n_out, &r))
+        return ctx->base.status;
+    const int64_t *how = module->attributes.index;
+    const int batch = how[MPT__RNN_BATCH_FIRST] ? 0 : 1, layers = (int)how[MPT__RNN_LAYER_COUNT];
+    const double p = ctx->module_training ? module->attributes.imm[0] : 0.0;
+    r.batched = mpt_get_shape(r.x).rank != 2;
+    r.x = mpt__spare(&spares, mpt__recurrent_batched(r.x, 3, batch));
+    for (int i = 0; i < 2; i++)
+        if (r.state[i].slot)
+            r.state[i] = mpt__spare(&spares, mpt__recurrent_batched(r.state[i], 3, 1));
+    if (!mpt__ok(ctx) || !mpt__recurrent_check(ctx, module, &r)) return ctx->base.status;
+    mpt_tensor x = r.x;
+    for (int layer = 0; layer < layers && mpt__ok(ctx); layer++) {
+        mpt_tensor y = mpt__recurrent_layer(ctx, module, &r, x, layer), dropped = y;
+        if (layer + 1 < layers && p > 0.0)
+            dropped = mpt__dropout_call(y, p, module->path_hash, mpt__dropout_count(ctx, module));
+        if (layer > 0) mpt_release(x);
+        if (p > 0.0 && layer + 1 < layers) mpt_release(y);
+        x = dropped;
+    }
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    const int count = layers * (int)how[MPT__RNN_DIRECTIONS];
+    out[0] = mpt__recurrent_given(x, r.batched, batch);
+    for (int i = 0; i < r.states; i++) {
+        if (i + 1 < n_out) out[i + 1] = mpt__recurrent_gathered(&r, i, count);
+        for (int k = 0; k < count && i + 1 >= n_out; k++) mpt_release(r.made[i][k]);
+    }
+    mpt__spares_end(&spares, out[0]);
+    return ctx->base.status;
+}
+
+static mpt_status mpt__recurrent_cell(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                      mpt_tensor *out, int n_out) {
+    mpt_context *ctx = self.context;
+    mpt__module *module = mpt__module_at(ctx, self);
+    mpt__recurrent r;
+    mpt__spares spares;
+    mpt_tensor state[2];
+    (void)user;
+    spares.count = 0;
+    if (!module || !mpt__recurrent_inputs(ctx, module, in, n_in, n_out, &r))
+        return ctx->base.status;
+    mpt_shape shape = mpt_get_shape(r.x);
+    ctx->base.op = "mpt_forward";
+    if (shape.rank != 1 && shape.rank != 2)
+        return mpt__error(ctx, SHAPE, "input %S: expected [B, features], or [features]", &shape);
+    r.batched = shape.rank == 2;
+    mpt_shape step = MPT_SHAPE(1, r.batched ? shape.dim[0] : 1, shape.dim[shape.rank - 1]);
+    r.x = mpt__spare(&spares, mpt_reshape(r.x, step));
+    for (int i = 0; i < 2; i++) {
+        state[i] = r.state[i];
+        if (state[i].slot) state[i] = mpt__spare(&spares, mpt__recurrent_batched(state[i], 2, 0));
+    }
+    mpt_cell_config how = mpt__recurrent_weights_of(ctx, module, 0);
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    mpt__spare(&spares, mpt__recurrent_apply(module, r.x, &how, &state[0], &state[1]));
+    if (!mpt__ok(ctx)) return ctx->base.status;
+    for (int i = 0; i < r.states; i++) {
+        if (i < n_out)
+            out[i] = mpt__recurrent_given(state[i], r.batched, 0);
+        else
+            mpt_release(state[i]);
+    }
+    mpt__spares_end(&spares, out[0]);
+    return ctx->base.status;
+}
+
+/* ==== Constructors ==== */
+
+static void mpt__recurrent_parameters(mpt_context *ctx, mpt__module *module, int64_t in,
+                                      const char *suffix) {
+    const int64_t *how = module->attributes.index;
+    const int64_t hidden = how[MPT__RNN_HIDDEN], projection = how[MPT__RNN_PROJECTION];
+    const int64_t rows =
+        hidden * (mpt__is_lstm(module)                                                      ? 4
+                  : module->layer == MPT__LAYER_gru || module->layer == MPT__LAYER_gru_cell ? 3
+                                                                                            : 1);
+    static const char *const names[] = {"weight_ih", "weight_hh", "bias_ih", "bias_hh",
+                                        "weight_hr"};
+    const mpt_shape shapes[] = {MPT_SHAPE(rows, in),
+                                MPT_SHAPE(rows, projection ? projection : hidden), MPT_SHAPE(rows),
+                                MPT_SHAPE(rows), MPT_SHAPE(projection, hidden)};
+    for (int i = 0; i < 5; i++) {
+        char name[40];
+        if ((i == 2 || i == 3) && !how[MPT__RNN_BIAS]) continue;
+        if (i == 4 && !projection) continue;
+        mpt__format_text(name, sizeof name, "%s%s", names[i], suffix);
+        mpt__layer_parameter(ctx, module, name, shapes[i], hidden);
+    }
+}
+
+static void mpt__recurrent_build(mpt_context *ctx, mpt__module *module, int64_t in, int64_t hidden,
+                                 const mpt_recurrent_config *config) {
+    int64_t *how = module->attributes.index;
+    const int directions = config->bidirectional ? 2 : 1;
+    const int64_t width = config->projection ? config->projection : hidden;
+    module->attributes.imm[0] = config->dropout;
+    module->attributes.activation =
+        (uint8_t)(config->relu ? MPT_ACTIVATION_RELU : MPT_ACTIVATION_TANH);
+    how[MPT__RNN_BATCH_FIRST] = config->batch_first;
+    how[MPT__RNN_DIRECTIONS] = directions;
+    how[MPT__RNN_LAYER_COUNT] = config->layers;
+    how[MPT__RNN_BIAS] = config->bias;
+    how[MPT__RNN_HIDDEN] = hidden;
+    how[MPT__RNN_PROJECTION] = config->projection;
+    module->cls.n_inputs = module->cls.n_outputs = 0;
+    if (module->layer >= MPT__LAYER_rnn_cell) {
+        module->cls.forward = mpt__recurrent_cell;
+        mpt__recurrent_parameters(ctx, module, in, "");
+        return;
+    }
+    module->cls.forward = mpt__recurrent_layers;
+    for (int layer = 0; layer < config->layers; layer++) {
+        for (int d = 0; d < directions; d++) {
+            char suffix[24];
+            mpt__format_text(suffix, sizeof suffix, "_l%d%s", layer, d ? "_reverse" : "");
+            mpt__recurrent_parameters(ctx, module, layer ? width * directions : in, suffix);
+        }
+    }
+}
+
+static mpt_module mpt__recurrent_new(mpt_context *ctx, const char *call, mpt__layer layer,
+                                     int64_t in, int64_t hidden,
+                                     const mpt_recurrent_config *given) {
+    mpt_recurrent_config config = given ? *given : mpt_recurrent_config_default();
+    mpt__module *module = mpt__layer_new(ctx, call, layer);
+    bool lstm = layer == MPT__LAYER_lstm, cell = layer >= MPT__LAYER_rnn_cell;
+    bool rnn = layer == MPT__LAYER_rnn || layer == MPT__LAYER_rnn_cell;
+    if (!module) return mpt__module_handle(ctx, NULL);
+    if (in < 1 || hidden < 1 || hidden > INT32_MAX)
+        mpt__error(ctx, ARGUMENT, "%lld -> %lld features: expected 1 or more", in, hidden);
+    else if (config.layers < 1 || config.layers > MPT__RNN_LAYERS ||
+             !(config.dropout >= 0.0 && config.dropout <= 1.0))
+        mpt__error(ctx, ARGUMENT, "%d layers, dropout %g: expected 1 to %d, and a probability",
+                   config.layers, config.dropout, (int)MPT__RNN_LAYERS);
+    else if (config.projection < 0 || config.projection >= hidden || (config.projection && !lstm))
+        mpt__error(ctx, ARGUMENT,
+                   "projection %lld: expected less than %lld, of an LSTM; 0 for none",
+                   config.projection, hidden);
+    else if (config.relu && !rnn)
+        mpt__error(ctx, ARGUMENT, "relu is for an RNN; the gates of others are fixed");
+    else if (cell && (config.layers > 1 || config.bidirectional || config.dropout > 0.0))
+        mpt__error(ctx, ARGUMENT, "a cell is one step of one layer in one direction");
+    else
+        mpt__recurrent_build(ctx, module, in, hidden, &config);
+    return mpt__layer_made(ctx, module);
+}
+
+#define MPT__DEFINE_RECURRENT(name) \
+    mpt_module mpt_nn_##name(mpt_context *ctx, int64_t in, int64_t hidden, \
+                             const mpt_recurrent_config *config) { \
+        return mpt__recurrent_new(ctx, "mpt_nn_" #name, MPT__LAYER_##name, in, hidden, config); \
+    }
+
+#endif
+
+MPT__DEFINE_RECURRENT(rnn)
+MPT__DEFINE_RECURRENT(lstm)
+MPT__DEFINE_RECURRENT(gru)
+MPT__DEFINE_RECURRENT(rnn_cell)
+MPT__DEFINE_RECURRENT(lstm_cell)
+MPT__DEFINE_RECURRENT(gru_cell)
+#undef MPT__DEFINE_RECURRENT
 
 /* ------------------------
  * nn/fp8.c: linear layers whose products are of fp8 numbers, by delayed scaling.
@@ -40095,6 +42560,11 @@ static mpt_status mpt__check_free(mpt_context *ctx, const mpt__optimizer *optimi
                                   const uint32_t *list, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const mpt__parameter *parameter = &ctx->parameters[list[i]];
+#ifndef MPTRAIN_NO_WATCH
+        if (ctx->storages[parameter->tensor->storage].source == MPT__OTHERS &&
+            mpt__writing_refused(ctx, parameter->tensor->storage))
+            return ctx->base.status;
+#endif
         if (!parameter->optimizer || parameter->optimizer == optimizer->id.slot ||
             optimizer->shared)
             continue;
@@ -40768,6 +43238,7 @@ mpt_status mpt_ema_apply(mpt_ema handle) {
         if (mpt__averages_applied(ctx, part->block))
             return mpt__error(ctx, STATE,
                               "averages were applied already; call mpt_ema_restore first");
+        if (mpt__writing_refused(ctx, block->values)) return ctx->base.status;
         if (!part->backup)
             part->backup = mpt__storage_new(ctx, part->count * mpt__dtype_info[block->dtype].bytes,
                                             MPT_MEMORY_WORKSPACE, MPT__FROM_DEVICE, false);
@@ -41289,6 +43760,23 @@ static void mpt__count_uncleared(mpt_context *ctx, mpt__optimizer *optimizer) {
              ctx->base.op, optimizer->uncleared);
 }
 
+#ifdef MPTRAIN_NO_WATCH
+#define mpt__update_refused(ctx, optimizer) false
+#else
+/* Whether an update would write what is shared, with an error recorded before anything changes. */
+static MPT__COLD bool mpt__update_looked_at(mpt_context *ctx, const mpt__optimizer *optimizer) {
+    for (int64_t i = 0; i < optimizer->state_count; i++) {
+        const mpt__optim_state *state = &optimizer->states[i];
+        if ((state->rows || optimizer->own) &&
+            mpt__writing_refused(ctx, mpt__block_of(ctx, state)->values))
+            return true;
+    }
+    return false;
+}
+#define mpt__update_refused(ctx, optimizer) \
+    ((ctx)->share_count > 0 && mpt__update_looked_at(ctx, optimizer))
+#endif
+
 /* Updates everything that has a gradient, as mpt__pattern found it. It is queued; nothing happens
    on the device while found_slot (0: none) or the error word is set. */
 static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimizer,
@@ -41303,6 +43791,7 @@ static mpt_status mpt__optimizer_update(mpt_context *ctx, mpt__optimizer *optimi
         if (mpt__averages_applied(ctx, optimizer->states[i].block))
             return mpt__error(ctx, STATE,
                               "the module's values are averages; call mpt_ema_restore first");
+    if (mpt__update_refused(ctx, optimizer)) return ctx->base.status;
     mpt__tell(ctx, MPT__GRADIENTS_DONE, NULL);
     uint8_t phase = ctx->launch.phase;
     ctx->launch.phase = MPT__UPDATE;
@@ -42774,7 +45263,8 @@ double mpt_lbfgs_step(mpt_optimizer handle, mpt_closure closure, void *user) {
                            : "closure is NULL");
         return MPT__NAN_F64;
     }
-    if (!mpt__lbfgs_ready(ctx, optimizer)) return MPT__NAN_F64;
+    if (!mpt__lbfgs_ready(ctx, optimizer) || mpt__update_refused(ctx, optimizer))
+        return MPT__NAN_F64;
     mpt__lbfgs *of = (mpt__lbfgs *)optimizer->own;
     mpt__lbfgs_run run = {ctx, optimizer, of, closure, user, 0};
     mpt__lbfgs_clear(ctx, optimizer);
@@ -43962,6 +46452,7 @@ static bool mpt__load_check(mpt__copy *copy) {
     const mpt__entry *entry = copy->entry;
     mpt_shape want = copy->tensor->shape;
     char shown[MPT__SHOWN_NAME];
+    if (mpt__writing_refused(a->context, copy->tensor->storage)) return false;
     bool divides = entry->parts == 1 || (want.rank > 0 && want.dim[0] % entry->parts == 0);
     bool same = divides && want.rank == entry->rank && (!entry->transpose || entry->rank == 2);
     if (divides && want.rank > 0) want.dim[0] /= entry->parts;
@@ -44172,6 +46663,9 @@ typedef struct mpt__state_walk {
 
 static mpt_status mpt__state_show(mpt__state_walk *w, mpt__state_item *item) {
     item->name = w->name;
+    if (w->mode == MPT__STATE_CHECKS && item->storage &&
+        mpt__writing_refused(w->context, item->storage))
+        return w->context->base.status;
     return w->visit(w->context, w->user, item);
 }
 
@@ -47055,6 +49549,8 @@ static mpt_status mpt__host_work(mpt_context *ctx, const mpt__recording *recordi
 }
 
 static mpt_status mpt__repeat_begin(mpt_context *ctx, mpt__captured *captured) {
+    if (mpt__launches_refused(ctx, captured->recording->launches, captured->recording->count))
+        return ctx->base.status;
     captured->updates = ctx->now.updates;
     ctx->now.step++;
     ctx->base.step = ctx->now.step;
@@ -48035,6 +50531,7 @@ static bool mpt__scalars_start(mpt_context *ctx) {
 /* The parts that need the backend: device scalars and the tables' destructors. */
 static bool mpt__context_start(mpt_context *ctx) {
     ctx->pool_reach = MPT__POOL_REACH;
+    ctx->checks = ctx->config.debug;
     ctx->ops = mpt__op_rows;
     ctx->base.module = mpt__path_now;
     ctx->can_repeat = mpt__can_repeat, ctx->repeat = mpt__repeat;
@@ -48128,6 +50625,7 @@ static void mpt__destroy_tables(mpt_context *ctx) {
     mpt__room_free(ctx, ctx->scoped, ctx->scoped_capacity);
     mpt__room_free(ctx, ctx->storages, ctx->storage_capacity);
     mpt__room_free(ctx, ctx->data, ctx->data_capacity);
+    mpt__room_free(ctx, ctx->shares, ctx->share_capacity);
 }
 
 void mpt_destroy(mpt_context *ctx) {
@@ -48199,7 +50697,10 @@ MPT__END_FLOAT_CONTROL
     of whole trainings that go on to the bit, in a folder by themselves, CPU kernels for x86-64 up
     to AMX, for AArch64, and portable C everywhere, whose bits vectors give on request; CUDA kernels
     in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
-    a second file; draws of classes by weight; confusion matrices; L-BFGS; hooks at modules.
+    a second file; draws of classes by weight; confusion matrices; L-BFGS; hooks at modules;
+    recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units (SwiGLU), norms
+    of queries and keys, attention by a sliding window, caches of keys and values; one copy of the
+    weights for several threads; CUDA kernels of your own in ops.
 */
 
 /* ==== Licence ================================================================================
@@ -48422,6 +50923,46 @@ MPT__OP v_f v_silu_slope(v_f a) {
     v_f s = v_sigmoid(a), one = v_set(1);
     return v_mul(s, v_add(one, v_mul(a, v_sub(one, s))));
 }
+
+#ifndef MPTRAIN_NO_RECURRENT
+/* ==== Recurrent cells ====
+ *
+ * a: what x gives to the gates, which become the gates; backward: the gates, which become the
+ * slopes by what x and state gave. What they return is h, or the slope by the state before. */
+
+/* i f g o; *c: before, then after. */
+MPT__OP v_f v_lstm(v_f *a, v_f *c) {
+    a[0] = v_sigmoid(a[0]), a[1] = v_sigmoid(a[1]);
+    a[2] = v_tanh(a[2]), a[3] = v_sigmoid(a[3]);
+    *c = v_add(v_mul(a[1], *c), v_mul(a[0], a[2]));
+    return v_mul(a[3], v_tanh(*c));
+}
+/* dh and dc: slopes by h and by c after; returns that by c before. */
+MPT__OP v_f v_lstm_slopes(v_f *a, v_f before, v_f after, v_f dh, v_f dc) {
+    v_f one = v_set(1), i = a[0], f = a[1], g = a[2], o = a[3], t = v_tanh(after);
+    v_f slope = v_add(dc, v_mul(v_mul(dh, o), v_sub(one, v_mul(t, t))));
+    a[0] = v_mul(v_mul(slope, g), v_mul(i, v_sub(one, i)));
+    a[1] = v_mul(v_mul(slope, before), v_mul(f, v_sub(one, f)));
+    a[2] = v_mul(v_mul(slope, i), v_sub(one, v_mul(g, g)));
+    a[3] = v_mul(v_mul(dh, t), v_mul(o, v_sub(one, o)));
+    return v_mul(slope, f);
+}
+/* r z n; p: the third part of what h gives. */
+MPT__OP v_f v_gru(v_f *a, v_f p, v_f h) {
+    a[0] = v_sigmoid(a[0]), a[1] = v_sigmoid(a[1]);
+    a[2] = v_tanh(v_add(a[2], v_mul(a[0], p)));
+    return v_add(a[2], v_mul(a[1], v_sub(h, a[2])));
+}
+/* *p becomes the slope by it; returns what reaches h straight. */
+MPT__OP v_f v_gru_slopes(v_f *a, v_f *p, v_f h, v_f dh) {
+    v_f one = v_set(1), r = a[0], z = a[1], n = a[2];
+    a[2] = v_mul(v_mul(dh, v_sub(one, z)), v_sub(one, v_mul(n, n)));
+    a[1] = v_mul(v_mul(dh, v_sub(h, n)), v_mul(z, v_sub(one, z)));
+    a[0] = v_mul(v_mul(a[2], *p), v_mul(r, v_sub(one, r)));
+    *p = v_mul(a[2], r);
+    return v_mul(dh, z);
+}
+#endif
 
 #endif
 #endif
@@ -50295,6 +52836,112 @@ static void MPT__LEVEL(halves_copy)(const mpt__cpu_call *call) {
 }
 
 #endif
+/* ------------------------
+ * cpu/template/recurrent.c: a step of recurrent cells (mpt__cell_block, cpu/elementwise.c): the
+ * operations of the reference level, cpu/recurrent.c, in the same order.
+ * ---------------------- */
+#if defined(MPT__V) && !defined(MPTRAIN_NO_RECURRENT)
+
+/* Behind n elements nothing is read or written. */
+MPT__OP v_f MPT__LEVEL(cell_load)(const float *x, int64_t n) {
+    return n >= MPT__WIDTH ? v_load(x) : v_load_as(x, n, MPT_F32);
+}
+MPT__OP void MPT__LEVEL(cell_store)(float *x, v_f value, int64_t n) {
+    if (n >= MPT__WIDTH)
+        v_store(x, value);
+    else
+        v_store_as(x, value, n, MPT_F32);
+}
+/* Element i, 0 where there is nothing. */
+MPT__OP v_f MPT__LEVEL(cell_get)(const float *x, int64_t i, int64_t n) {
+    return x != NULL ? MPT__LEVEL(cell_load)(x + i, n - i) : v_zero();
+}
+MPT__OP v_f MPT__LEVEL(cell_sum)(const mpt__cell_block *b, int gate, int64_t i) {
+    v_f x = MPT__LEVEL(cell_get)(b->state[gate], i, b->n);
+    if (b->bias[gate] == NULL) return x;
+    return v_add(x, MPT__LEVEL(cell_load)(b->bias[gate] + i, b->n - i));
+}
+
+MPT__OP void MPT__LEVEL(cell_of)(const mpt__cell_block *b, int cell, int gates) {
+    for (int64_t i = 0; i < b->n; i += MPT__WIDTH) {
+        v_f a[4], p = v_zero(), h, before = MPT__LEVEL(cell_get)(b->before, i, b->n);
+        for (int g = 0; g < gates; g++) {
+            a[g] = MPT__LEVEL(cell_load)(b->in[g] + i, b->n - i);
+            p = MPT__LEVEL(cell_sum)(b, g, i);
+            if (cell != MPT__CELL_GRU || g < 2) a[g] = v_add(a[g], p);
+        }
+        if (cell == MPT__CELL_LSTM)
+            h = v_lstm(a, &before), p = before;
+        else if (cell == MPT__CELL_GRU)
+            h = v_gru(a, p, before);
+        else
+            h = a[0] = cell == MPT__CELL_TANH ? v_tanh(a[0]) : v_relu(a[0]);
+        for (int g = 0; g < gates; g++) MPT__LEVEL(cell_store)(b->out[g] + i, a[g], b->n - i);
+        if (gates > 1 && b->after != NULL) MPT__LEVEL(cell_store)(b->after + i, p, b->n - i);
+        MPT__LEVEL(cell_store)(b->h + i, h, b->n - i);
+    }
+}
+MPT__FN void MPT__LEVEL(cell)(const mpt__cell_block *b) {
+    switch (b->cell) {
+    case MPT__CELL_TANH:
+        MPT__LEVEL(cell_of)(b, MPT__CELL_TANH, 1);
+        break;
+    case MPT__CELL_RELU:
+        MPT__LEVEL(cell_of)(b, MPT__CELL_RELU, 1);
+        break;
+    case MPT__CELL_LSTM:
+        MPT__LEVEL(cell_of)(b, MPT__CELL_LSTM, 4);
+        break;
+    default:
+        MPT__LEVEL(cell_of)(b, MPT__CELL_GRU, 3);
+        break;
+    }
+}
+
+MPT__OP void MPT__LEVEL(cell_slopes_of)(const mpt__cell_block *b, int cell, int gates) {
+    for (int64_t i = 0; i < b->n; i += MPT__WIDTH) {
+        const int64_t left = b->n - i;
+        v_f a[4], dh = MPT__LEVEL(cell_load)(b->dh + i, left), rest = v_zero();
+        v_f before = MPT__LEVEL(cell_get)(b->before, i, b->n);
+        for (int g = 0; g < gates; g++) a[g] = MPT__LEVEL(cell_load)(b->in[g] + i, left);
+        if (b->dy != NULL) dh = v_add(MPT__LEVEL(cell_load)(b->dy + i, left), dh);
+        if (cell == MPT__CELL_LSTM) {
+            v_f after = MPT__LEVEL(cell_load)(b->kept + i, left);
+            v_f dc = MPT__LEVEL(cell_load)(b->dc + i, left);
+            MPT__LEVEL(cell_store)(b->dc + i, v_lstm_slopes(a, before, after, dh, dc), left);
+        } else if (cell == MPT__CELL_GRU) {
+            v_f p = MPT__LEVEL(cell_load)(b->kept + i, left);
+            rest = v_gru_slopes(a, &p, before, dh);
+            MPT__LEVEL(cell_store)(b->more[0] + i, a[0], left);
+            MPT__LEVEL(cell_store)(b->more[1] + i, a[1], left);
+            MPT__LEVEL(cell_store)(b->more[2] + i, p, left);
+        } else if (cell == MPT__CELL_TANH) {
+            a[0] = v_mul(dh, v_sub(v_set(1), v_mul(a[0], a[0])));
+        } else {
+            a[0] = v_gate(a[0], dh);
+        }
+        MPT__LEVEL(cell_store)(b->dh + i, rest, left);
+        for (int g = 0; g < gates; g++) MPT__LEVEL(cell_store)(b->out[g] + i, a[g], left);
+    }
+}
+MPT__FN void MPT__LEVEL(cell_slopes)(const mpt__cell_block *b) {
+    switch (b->cell) {
+    case MPT__CELL_TANH:
+        MPT__LEVEL(cell_slopes_of)(b, MPT__CELL_TANH, 1);
+        break;
+    case MPT__CELL_RELU:
+        MPT__LEVEL(cell_slopes_of)(b, MPT__CELL_RELU, 1);
+        break;
+    case MPT__CELL_LSTM:
+        MPT__LEVEL(cell_slopes_of)(b, MPT__CELL_LSTM, 4);
+        break;
+    default:
+        MPT__LEVEL(cell_slopes_of)(b, MPT__CELL_GRU, 3);
+        break;
+    }
+}
+
+#endif
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -50348,6 +52995,11 @@ static const mpt__routines MPT__LEVEL(routines) = {
     NULL,
     NULL
 #endif
+#endif
+#ifndef MPTRAIN_NO_RECURRENT
+    ,
+    MPT__LEVEL(cell),
+    MPT__LEVEL(cell_slopes)
 #endif
 };
 

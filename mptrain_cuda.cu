@@ -817,6 +817,46 @@ MPT__OP v_f v_silu_slope(v_f a) {
     return v_mul(s, v_add(one, v_mul(a, v_sub(one, s))));
 }
 
+#ifndef MPTRAIN_NO_RECURRENT
+/* ==== Recurrent cells ====
+ *
+ * a: what x gives to the gates, which become the gates; backward: the gates, which become the
+ * slopes by what x and state gave. What they return is h, or the slope by the state before. */
+
+/* i f g o; *c: before, then after. */
+MPT__OP v_f v_lstm(v_f *a, v_f *c) {
+    a[0] = v_sigmoid(a[0]), a[1] = v_sigmoid(a[1]);
+    a[2] = v_tanh(a[2]), a[3] = v_sigmoid(a[3]);
+    *c = v_add(v_mul(a[1], *c), v_mul(a[0], a[2]));
+    return v_mul(a[3], v_tanh(*c));
+}
+/* dh and dc: slopes by h and by c after; returns that by c before. */
+MPT__OP v_f v_lstm_slopes(v_f *a, v_f before, v_f after, v_f dh, v_f dc) {
+    v_f one = v_set(1), i = a[0], f = a[1], g = a[2], o = a[3], t = v_tanh(after);
+    v_f slope = v_add(dc, v_mul(v_mul(dh, o), v_sub(one, v_mul(t, t))));
+    a[0] = v_mul(v_mul(slope, g), v_mul(i, v_sub(one, i)));
+    a[1] = v_mul(v_mul(slope, before), v_mul(f, v_sub(one, f)));
+    a[2] = v_mul(v_mul(slope, i), v_sub(one, v_mul(g, g)));
+    a[3] = v_mul(v_mul(dh, t), v_mul(o, v_sub(one, o)));
+    return v_mul(slope, f);
+}
+/* r z n; p: the third part of what h gives. */
+MPT__OP v_f v_gru(v_f *a, v_f p, v_f h) {
+    a[0] = v_sigmoid(a[0]), a[1] = v_sigmoid(a[1]);
+    a[2] = v_tanh(v_add(a[2], v_mul(a[0], p)));
+    return v_add(a[2], v_mul(a[1], v_sub(h, a[2])));
+}
+/* *p becomes the slope by it; returns what reaches h straight. */
+MPT__OP v_f v_gru_slopes(v_f *a, v_f *p, v_f h, v_f dh) {
+    v_f one = v_set(1), r = a[0], z = a[1], n = a[2];
+    a[2] = v_mul(v_mul(dh, v_sub(one, z)), v_sub(one, v_mul(n, n)));
+    a[1] = v_mul(v_mul(dh, v_sub(h, n)), v_mul(z, v_sub(one, z)));
+    a[0] = v_mul(v_mul(a[2], *p), v_mul(r, v_sub(one, r)));
+    *p = v_mul(a[2], r);
+    return v_mul(dh, z);
+}
+#endif
+
 #endif
 
 template <int N>
@@ -6272,6 +6312,7 @@ mpt_status mpt__cuda_embedding_backward(const mpt__cuda_call *call) {
 struct mpt__attention {
     mpt__array q, k, v, mask, lse, dout, delta, out, dq, dk, dv; /* lse: written by forward */
     long long heads, group, queries, keys, blocks, items; /* group: query heads of a key head */
+    long long window, past;
     int depth, width, n;                                  /* n: of each side in a tile */
     int compute, causal, drops;
     float scale;
@@ -6339,7 +6380,7 @@ __device__ __forceinline__ float mpt__attention_dot(const float *a, const float 
 /* What a mask adds to a score: -infinity where the query does not see the key. */
 __device__ __forceinline__ float mpt__attention_mask(const mpt__attention &w, long long b,
                                                      long long h, long long query, long long key) {
-    if (w.causal && key > query) return -INFINITY;
+    if (w.causal && (key > query + w.past || key <= query + w.past - w.window)) return -INFINITY;
     if (w.mask.data == NULL) return 0.0f;
     const float mask = mpt__load(w.mask.data, w.mask.dtype,
                                  mpt__attention_row(w.mask, b, h, query) + key * w.mask.stride[3]);
@@ -6416,10 +6457,15 @@ __device__ __forceinline__ unsigned long long mpt__attention_sequence(const mpt_
     return w.drops ? mpt__sequence_of(w.dropout.key) : 0;
 }
 
-/* The keys that the own queries see. */
+/* The keys that the own queries see: from a first one to an end. */
+__device__ __forceinline__ long long mpt__attention_first_key(const mpt__attention &w,
+                                                              const mpt__attention_item &t) {
+    const long long key = t.first + w.past + 1 - w.window;
+    return w.causal && key > 0 ? key : 0;
+}
 __device__ __forceinline__ long long mpt__attention_seen(const mpt__attention &w,
                                                          const mpt__attention_item &t) {
-    return w.causal && t.first + t.n < w.keys ? t.first + t.n : w.keys;
+    return w.causal && t.first + t.n + w.past < w.keys ? t.first + t.n + w.past : w.keys;
 }
 
 /* Raises a query's running maximum and shrinks its sum by as much; the tile becomes the weights. */
@@ -6458,7 +6504,7 @@ __global__ void __launch_bounds__(MPT__THREADS, 2) mpt__attention_kernel(const m
         mpt__attention_clear(sum, w.n * out);
         mpt__attention_clear(total, w.n);
         for (int r = (int)threadIdx.x; r < w.n; r += (int)blockDim.x) most[r] = -INFINITY;
-        for (long long key = 0; key < seen; key += w.n) {
+        for (long long key = mpt__attention_first_key(w, t); key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
             const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
@@ -6535,7 +6581,8 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
     again:
         mpt__attention_clear(sum, w.n * wide);
         __syncthreads();
-        for (long long key = 0; w.dq.data != NULL && key < seen; key += w.n) {
+        const long long first = mpt__attention_first_key(w, t);
+        for (long long key = first; w.dq.data != NULL && key < seen; key += w.n) {
             const int m = (int)(seen - key < w.n ? seen - key : w.n);
             const mpt__attention_tile at = {t.batch, t.head, t.first, key, false, careful};
             mpt__attention_load(w.k, w.compute, t.batch, key_head, key, m, w.depth, 1.0f, k);
@@ -6574,15 +6621,17 @@ __global__ void __launch_bounds__(MPT__THREADS, 2)
     const unsigned long long sequence = mpt__attention_sequence(w);
     for (long long item = blockIdx.x; item < w.items; item += gridDim.x) {
         const mpt__attention_item t = mpt__attention_at(w, item, true);
-        const long long begin = w.causal ? t.first : 0;
+        const long long begin = w.causal && t.first > w.past ? t.first - w.past : 0;
+        const long long last = t.first + t.n - 1 + w.window - w.past;
+        const long long end = w.causal && last < w.queries ? last : w.queries;
         mpt__attention_load(w.k, w.compute, t.batch, t.head, t.first, t.n, w.depth, w.scale, k);
         mpt__attention_load(w.v, w.compute, t.batch, t.head, t.first, t.n, w.width, 1.0f, v);
         bool careful = false;
     again:
         mpt__attention_clear(dk, w.n * (wide + out));
         for (long long h = t.head * w.group; h < (t.head + 1) * w.group; h++) {
-            for (long long query = begin; query < w.queries; query += w.n) {
-                const int m = (int)(w.queries - query < w.n ? w.queries - query : w.n);
+            for (long long query = begin; query < end; query += w.n) {
+                const int m = (int)(end - query < w.n ? end - query : w.n);
                 const mpt__attention_tile tile = {t.batch, h, t.first, query, true, careful};
                 mpt__attention_load(w.q, w.compute, t.batch, h, query, m, w.depth, 1.0f, q);
                 mpt__attention_load(w.dout, 0, t.batch, h, query, m, w.width, 1.0f, dout);
@@ -6646,6 +6695,8 @@ bool mpt__attention_of(const mpt__cuda_call *call, bool by_keys, mpt__attention 
     w->keys = o[1].shape[2];
     w->compute = launch->compute_dtype;
     w->causal = launch->index[0] != 0;
+    w->window = launch->index[1] > 0 ? launch->index[1] : (long long)1 << 60;
+    w->past = launch->index[2];
     w->scale = (float)launch->imm[0];
     w->drops = p > 0;
     w->dropout.key = mpt__key_of(call);
@@ -6705,6 +6756,49 @@ mpt_status mpt__cuda_attention_dkv(const mpt__cuda_call *call) {
     if (w.items == 0) return MPT_OK;
     mpt__attention_dkv_kernel<<<mpt__attention_blocks(w), MPT__THREADS,
                                 mpt__attention_bytes(w, true), call->stream>>>(w);
+    return MPT_OK;
+}
+
+/* ---- Rotary positions ---- */
+
+struct mpt__rope {
+    mpt__array x, y;
+    long long count, heads, rows, half, first; /* count: pairs */
+    double base, sign;
+    int neighbours;
+};
+
+__global__ void mpt__rope_kernel(const mpt__rope w) {
+    MPT__EACH(i, w.count) {
+        const long long pair = i % w.half, t = i / w.half % w.rows;
+        const long long h = i / w.half / w.rows % w.heads, b = i / w.half / w.rows / w.heads;
+        const double angle =
+            (double)(w.first + t) * pow(w.base, -(double)pair / (double)w.half);
+        const float cosine = (float)cos(angle), sine = (float)(sin(angle) * w.sign);
+        const long long one = w.neighbours ? 2 * pair : pair;
+        const long long two = w.neighbours ? one + 1 : one + w.half;
+        const long long from = mpt__attention_row(w.x, b, h, t);
+        const long long to = mpt__attention_row(w.y, b, h, t);
+        const float p = mpt__load(w.x.data, w.x.dtype, from + one * w.x.stride[3]);
+        const float q = mpt__load(w.x.data, w.x.dtype, from + two * w.x.stride[3]);
+        mpt__put(w.y, to + one * w.y.stride[3], p * cosine - q * sine);
+        mpt__put(w.y, to + two * w.y.stride[3], p * sine + q * cosine);
+    }
+}
+
+mpt_status mpt__cuda_rope(const mpt__cuda_call *call) {
+    const mpt__launch *launch = call->launch;
+    const int64_t *size = launch->operand[0].shape;
+    mpt__rope w;
+    memset(&w, 0, sizeof w);
+    w.x = mpt__array_of(call, 0);
+    w.y = mpt__array_of(call, 1);
+    w.heads = size[1], w.rows = size[2], w.half = size[3] / 2;
+    w.count = size[0] * w.heads * w.rows * w.half;
+    w.first = launch->index[0], w.neighbours = launch->index[1] != 0;
+    w.base = launch->imm[0], w.sign = launch->imm[1];
+    if (w.count == 0) return MPT_OK;
+    mpt__rope_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
     return MPT_OK;
 }
 /* ------------------------
@@ -6780,6 +6874,138 @@ mpt_status mpt__cuda_fp8_update(const mpt__cuda_call *call) {
         (int)call->launch->index[1], call->scalars);
     return MPT_OK;
 }
+/* ==== Recurrent cells: RECURRENT, RECURRENT_BACKWARD ==== */
+
+/* A row of an operand for each sequence. */
+struct mpt__cell_rows {
+    void *data; /* NULL: absent */
+    long long step;
+    int dtype, unused;
+};
+
+struct mpt__cells {
+    mpt__cell_rows at[9];
+    long long count, hidden, now;
+    int cell, gates;
+};
+
+/* Element i of part `gate` of a row; 0 where there is none. */
+__device__ __forceinline__ float mpt__cell_get(const mpt__cells &w, int k, long long row, int gate,
+                                               long long i) {
+    const mpt__cell_rows &from = w.at[k];
+    if (from.data == NULL) return 0.0f;
+    return mpt__load(from.data, from.dtype, row * from.step + gate * w.hidden + i);
+}
+
+__device__ __forceinline__ void mpt__cell_put(const mpt__cells &w, int k, long long row, int gate,
+                                              long long i, float x) {
+    const mpt__cell_rows &to = w.at[k];
+    if (to.data != NULL)
+        mpt__store(to.data, to.dtype, row * to.step + gate * w.hidden + i, x);
+}
+
+__device__ __forceinline__ bool mpt__cell_over(const mpt__cells &w, int k, long long row) {
+    const mpt__cell_rows &lengths = w.at[k];
+    return lengths.data != NULL && ((const long long *)lengths.data)[row * lengths.step] <= w.now;
+}
+
+__device__ __forceinline__ void mpt__cell_over_forward(const mpt__cells &w, long long row,
+                                                       long long i) {
+    mpt__cell_put(w, 4, row, 0, i,
+                  w.cell == MPT__CELL_LSTM ? mpt__cell_get(w, 3, row, 0, i) : 0.0f);
+    mpt__cell_put(w, 5, row, 0, i, 0.0f);
+    mpt__cell_put(w, 7, row, 0, i, mpt__cell_get(w, 8, row, 0, i));
+}
+
+__global__ void mpt__cell_kernel(const mpt__cells w) {
+    MPT__EACH(k, w.count) {
+        const long long row = k / w.hidden, i = k % w.hidden;
+        float a[4], p[4], h, before = mpt__cell_get(w, 3, row, 0, i);
+        if (mpt__cell_over(w, 6, row)) {
+            mpt__cell_over_forward(w, row, i);
+            continue;
+        }
+        for (int g = 0; g < 4; g++) {
+            if (g >= w.gates) break;
+            p[g] = mpt__cell_get(w, 1, row, g, i) + mpt__cell_get(w, 2, row, g, i);
+            a[g] = mpt__cell_get(w, 0, row, g, i);
+            if (w.cell != MPT__CELL_GRU || g < 2) a[g] += p[g];
+        }
+        switch (w.cell) {
+        case MPT__CELL_LSTM:
+            h = v_lstm(a, &before);
+            mpt__cell_put(w, 4, row, 0, i, before);
+            break;
+        case MPT__CELL_GRU:
+            h = v_gru(a, p[2], before);
+            mpt__cell_put(w, 4, row, 0, i, p[2]);
+            break;
+        case MPT__CELL_TANH: h = a[0] = v_tanh(a[0]); break;
+        case MPT__CELL_RELU: h = a[0] = v_relu(a[0]); break;
+        default: h = p[0]; break;
+        }
+        for (int g = 0; g < 4; g++)
+            if (g < w.gates) mpt__cell_put(w, 0, row, g, i, a[g]);
+        mpt__cell_put(w, 5, row, 0, i, h);
+        mpt__cell_put(w, 7, row, 0, i, h);
+    }
+}
+
+__global__ void mpt__cell_slopes_kernel(const mpt__cells w) {
+    MPT__EACH(k, w.count) {
+        const long long row = k / w.hidden, i = k % w.hidden;
+        float a[4] = {0.0f, 0.0f, 0.0f, 0.0f}, p = 0.0f, rest = 0.0f;
+        const bool over = mpt__cell_over(w, 8, row);
+        for (int g = 0; g < 4; g++)
+            if (g < w.gates && !over) a[g] = mpt__cell_get(w, 0, row, g, i);
+        if (!over) {
+            const float dh = mpt__cell_get(w, 5, row, 0, i) + mpt__cell_get(w, 6, row, 0, i);
+            const float before = mpt__cell_get(w, 3, row, 0, i);
+            p = mpt__cell_get(w, 4, row, 0, i);
+            switch (w.cell) {
+            case MPT__CELL_LSTM:
+                mpt__cell_put(w, 7, row, 0, i,
+                              v_lstm_slopes(a, before, p, dh, mpt__cell_get(w, 7, row, 0, i)));
+                break;
+            case MPT__CELL_GRU: rest = v_gru_slopes(a, &p, before, dh); break;
+            case MPT__CELL_TANH: a[0] = dh * (1 - a[0] * a[0]); break;
+            case MPT__CELL_RELU: a[0] = v_gate(a[0], dh); break;
+            default: a[0] = dh; break;
+            }
+            mpt__cell_put(w, 6, row, 0, i, rest);
+        }
+        for (int g = 0; g < 4; g++)
+            if (g < w.gates) mpt__cell_put(w, 1, row, g, i, a[g]);
+        for (int g = 0; g < 3; g++) mpt__cell_put(w, 2, row, g, i, g < 2 ? a[g] : p);
+    }
+}
+
+mpt_status mpt__cuda_recurrent(const mpt__cuda_call *call) {
+    static const int gates[] = {1, 1, 4, 3, 1};
+    const mpt__launch *launch = call->launch;
+    const bool backward = launch->kernel == MPT__K_RECURRENT_BACKWARD;
+    const mpt__operand &size = launch->operand[backward ? 6 : 5];
+    mpt__cells w;
+    memset(&w, 0, sizeof w);
+    w.cell = (int)launch->index[0];
+    w.gates = gates[w.cell];
+    w.now = launch->index[1];
+    w.hidden = size.shape[1];
+    w.count = size.shape[0] * w.hidden;
+    for (int k = 0; k < launch->n_operands && k < 9; k++) {
+        if (launch->operand[k].storage == 0) continue;
+        w.at[k].data = call->data[k];
+        w.at[k].dtype = launch->operand[k].dtype;
+        w.at[k].step = k == 2 && !backward ? 0 : launch->operand[k].stride[0];
+    }
+    if (w.count == 0) return MPT_OK;
+    if (backward)
+        mpt__cell_slopes_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
+    else
+        mpt__cell_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
 /* ==== Memory and transfers ==== */
 
 #define MPT__STAGES 4 /* uploads under way at once */
@@ -6920,6 +7146,16 @@ mpt_status mpt__cuda_synchronize(void *self) {
     return mpt__cuda_check(cuda, cudaStreamSynchronize(cuda->stream), "work on the GPU");
 }
 
+/* Also tells what the program's own launches left. */
+void *mpt__cuda_stream(void *self) {
+    mpt__cuda *cuda = mpt__cuda_enter(self);
+    if (!cuda) return NULL;
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess && cuda->debug) error = cudaStreamSynchronize(cuda->stream);
+    const char *what = "CUDA code of the program's own";
+    return mpt__cuda_check(cuda, error, what) == MPT_OK ? (void *)cuda->stream : NULL;
+}
+
 mpt_status mpt__cuda_download(void *self, void *destination, const void *source, size_t bytes) {
     mpt__cuda *cuda = mpt__cuda_enter(self);
     if (!cuda) return MPT_ERROR_DEVICE;
@@ -7008,6 +7244,7 @@ mpt_status mpt__cuda_stage_settle(void *self, void *pointer) {
 /* Two kernels that one function computes. */
 #define mpt__cuda_pair_loss_backward mpt__cuda_pair_loss
 #define mpt__cuda_interpolate_backward mpt__cuda_interpolate
+#define mpt__cuda_recurrent_backward mpt__cuda_recurrent
 #define mpt__cuda_pool_backward mpt__cuda_pool
 #define mpt__cuda_conv_backward_input mpt__cuda_conv
 #define mpt__cuda_conv_backward_weight mpt__cuda_conv
@@ -7239,6 +7476,7 @@ extern "C" mpt_status mpt__cuda_backend_create(mpt__backend *backend, int versio
     backend->upload = mpt__cuda_upload;
     backend->download = mpt__cuda_download;
     backend->synchronize = mpt__cuda_synchronize;
+    backend->stream = mpt__cuda_stream;
     backend->allocate_host = mpt__cuda_allocate_host;
     backend->release_host = mpt__cuda_release_host;
     backend->stage_new = mpt__cuda_stage_new;

@@ -17,7 +17,7 @@
 
 #include "read_file.h"
 
-enum { MAX_ROOMS = 128, MAX_PATH_LENGTH = 512 };
+enum { MAX_ROOMS = 192, MAX_PATH_LENGTH = 512 };
 
 typedef struct {
     char folder[MAX_PATH_LENGTH]; /* of the spine, with the '/' */

@@ -14,10 +14,7 @@
 #ifdef MPTRAIN_NO_WATCH
 
 static mpt_status mpt__watch_missing(mpt_context *ctx, const char *call) {
-    if (!ctx) return MPT_ERROR_HANDLE;
-    if (!mpt__enter(ctx, call)) return mpt__status_of(ctx);
-    return mpt__error(ctx, UNSUPPORTED,
-                      "built without what looks at a training (MPTRAIN_NO_WATCH)");
+    return mpt__absent(ctx, call, "what looks at a training (MPTRAIN_NO_WATCH)");
 }
 
 static void mpt__anomaly_stop(mpt_context *ctx, void *user, const void *what) {

@@ -6,6 +6,13 @@
 
 #include "core/inspect.c"
 
+/* The error of a call that a build left out. */
+static MPT__COLD MPT__UNUSED mpt_status mpt__absent(mpt_context *ctx, const char *call,
+                                                    const char *what) {
+    if (mpt__enter(ctx, call)) mpt__error(ctx, UNSUPPORTED, "built without %s", what);
+    return mpt__status_of(ctx);
+}
+
 /* ==== Scopes and steps ==== */
 
 mpt_status mpt_scope_begin(mpt_context *ctx) {

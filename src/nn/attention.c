@@ -6,20 +6,12 @@
 
 #include "nn/norm.c"
 
-static mpt__module *mpt__attention_layer(mpt_context *ctx, const char *call, mpt__layer layer) {
-    mpt__module *module = mpt__layer_new(ctx, call, layer);
-#ifdef MPTRAIN_NO_ATTENTION
-    if (module)
-        mpt__error(ctx, UNSUPPORTED,
-                   "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
-#endif
-    return module;
-}
+#ifndef MPTRAIN_NO_ATTENTION
 
 /* ==== Embedding ==== */
 
 mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int64_t padding_index) {
-    mpt__module *module = mpt__attention_layer(ctx, "mpt_nn_embedding", MPT__LAYER_embedding);
+    mpt__module *module = mpt__layer_new(ctx, "mpt_nn_embedding", MPT__LAYER_embedding);
     if (!module) return mpt__module_handle(ctx, NULL);
     module->attributes.index[0] = padding_index;
     mpt_shape shape = MPT_SHAPE(count, width);
@@ -35,7 +27,6 @@ mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int6
 
 /* ==== Attention ==== */
 
-#ifndef MPTRAIN_NO_ATTENTION
 /* Heads side by side in [B, T, E]; k and v null: q holds all three. */
 static mpt_tensor mpt__merged_attention(const mpt_tensor in[4], const mpt__attributes *attributes) {
     mpt__frame frame;
@@ -247,7 +238,7 @@ mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int head
         child[i] = mpt_nn_rms_norm(ctx, MPT_SHAPE(width / heads), NULL);
     const bool whole = child[0].slot && (!config->qk_norm || (child[1].slot && child[2].slot));
     mpt__module *module =
-        whole || !placed ? mpt__attention_layer(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
+        whole || !placed ? mpt__layer_new(ctx, name, MPT__LAYER_multi_head_attention) : NULL;
     if (module && !good)
         mpt__error(ctx, ARGUMENT,
                    "width %lld, %d heads, dropout %g: expected a multiple of 1 to 255 heads, and a "
@@ -355,33 +346,40 @@ mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
 
 #else
 
-static mpt_status mpt__no_cache(mpt_module net, const char *call) {
-    if (!mpt__enter(net.context, call)) return mpt__status_of(net.context);
-    return mpt__error(net.context, UNSUPPORTED, "built without attention (MPTRAIN_NO_ATTENTION)");
+static mpt_status mpt__no_attention_in(mpt_context *ctx, const char *call) {
+    return mpt__absent(ctx, call, "attention and embedding (MPTRAIN_NO_ATTENTION)");
+}
+static mpt_module mpt__no_attention_layer(mpt_context *ctx, const char *call) {
+    mpt__no_attention_in(ctx, call);
+    return mpt__module_handle(ctx, NULL);
 }
 mpt_status mpt_cache_begin(mpt_module net, int64_t batch, int64_t capacity) {
     (void)batch, (void)capacity;
-    return mpt__no_cache(net, "mpt_cache_begin");
+    return mpt__no_attention_in(net.context, "mpt_cache_begin");
 }
 mpt_status mpt_cache_rewind(mpt_module net, int64_t length) {
     (void)length;
-    return mpt__no_cache(net, "mpt_cache_rewind");
+    return mpt__no_attention_in(net.context, "mpt_cache_rewind");
 }
-mpt_status mpt_cache_end(mpt_module net) { return mpt__no_cache(net, "mpt_cache_end"); }
+mpt_status mpt_cache_end(mpt_module net) {
+    return mpt__no_attention_in(net.context, "mpt_cache_end");
+}
 int64_t mpt_cache_length(mpt_module net) {
-    mpt__no_cache(net, "mpt_cache_length");
+    mpt__no_attention_in(net.context, "mpt_cache_length");
     return -1;
 }
-
+mpt_module mpt_nn_embedding(mpt_context *ctx, int64_t count, int64_t width, int64_t padding_index) {
+    (void)count, (void)width, (void)padding_index;
+    return mpt__no_attention_layer(ctx, "mpt_nn_embedding");
+}
 mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int heads,
                                        const mpt_multi_head_config *config) {
     (void)width, (void)heads, (void)config;
-    return mpt__layer_made(ctx, mpt__attention_layer(ctx, "mpt_nn_multi_head_attention",
-                                                     MPT__LAYER_multi_head_attention));
+    return mpt__no_attention_layer(ctx, "mpt_nn_multi_head_attention");
 }
 mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
     (void)gate;
-    return mpt__layer_made(ctx, mpt__attention_layer(ctx, "mpt_nn_glu", MPT__LAYER_glu));
+    return mpt__no_attention_layer(ctx, "mpt_nn_glu");
 }
 
 #endif

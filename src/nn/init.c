@@ -95,10 +95,12 @@ static void mpt__drawn_values(mpt_context *ctx, const mpt__module *module, int64
         mpt__random_normal(key, 0, count, (float)a, (float)b, values);
     else
         for (size_t k = 0; k < count; k++) values[k] = (float)a;
+#ifndef MPTRAIN_NO_ATTENTION
     if (module->layer == MPT__LAYER_embedding && module->attributes.index[0] >= 0) {
         int64_t width = row->shape.dim[1];
         memset(values + module->attributes.index[0] * width, 0, (size_t)width * sizeof(float));
     }
+#endif
 }
 
 /* Whether a parameter holds what was drawn for it, which `values` has, and nothing since. */

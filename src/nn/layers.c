@@ -68,10 +68,14 @@ typedef struct {
     L(group_norm, group_norm, 3, NONE) \
     L(max_pool2d, max_pool2d, 1, NONE) \
     L(avg_pool2d, avg_pool2d, 1, NONE)
+#ifdef MPTRAIN_NO_ATTENTION
+#define MPT__ATTENTION_LAYERS(L)
+#else
 #define MPT__ATTENTION_LAYERS(L) \
     L(embedding, embedding, 2, NONE) \
     L(multi_head_attention, none, 0, NONE) \
     L(glu, none, 0, NONE)
+#endif
 
 typedef enum {
 #define MPT__ROW(name, op, inputs, activation) MPT__LAYER_##name,

@@ -17,7 +17,7 @@ mpt_recurrent_config mpt_recurrent_config_default(void) {
 #ifdef MPTRAIN_NO_RECURRENT
 
 static mpt_module mpt__recurrent_none(mpt_context *ctx, const char *call) {
-    mpt__misuse(ctx, call, UNSUPPORTED, "built without recurrent layers (MPTRAIN_NO_RECURRENT)");
+    mpt__absent(ctx, call, "recurrent layers (MPTRAIN_NO_RECURRENT)");
     return mpt__module_handle(ctx, NULL);
 }
 #define MPT__DEFINE_RECURRENT(name) \

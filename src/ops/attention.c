@@ -9,9 +9,9 @@
 
 #ifdef MPTRAIN_NO_ATTENTION
 
-static mpt_status mpt__no_attention_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, UNSUPPORTED,
-                      "built without attention and embedding (MPTRAIN_NO_ATTENTION)");
+static mpt_tensor mpt__no_attention(mpt_tensor x, const char *name) {
+    mpt__absent(x.context, name, "attention and embedding (MPTRAIN_NO_ATTENTION)");
+    return mpt__null(x.context);
 }
 
 #else
@@ -516,18 +516,52 @@ static mpt_status mpt__linear_nll_backward(mpt__frame *frame) {
 
 MPT__BEGIN_COLD
 
+mpt_attention_config mpt_attention_config_default(void) {
+    mpt_attention_config config;
+    mpt__zero(config);
+    return config;
+}
+
+mpt_rope_config mpt_rope_config_default(void) {
+    mpt_rope_config config;
+    mpt__zero(config);
+    config.base = 10000.0;
+    return config;
+}
+
+#ifdef MPTRAIN_NO_ATTENTION
+
+mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
+    (void)weight, (void)padding_index;
+    return mpt__no_attention(ids, "mpt_embedding");
+}
+mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tensor v,
+                                            const mpt_attention_config *config) {
+    (void)k, (void)v, (void)config;
+    return mpt__no_attention(q, "mpt_scaled_dot_product_attention");
+}
+mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
+    (void)config;
+    return mpt__no_attention(x, "mpt_rope");
+}
+mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
+    (void)dim, (void)gate;
+    return mpt__no_attention(x, "mpt_glu");
+}
+mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
+                                    const mpt_nll_config *config) {
+    (void)weight, (void)targets, (void)config;
+    return mpt__no_attention(x, "mpt_linear_cross_entropy");
+}
+
+#else
+
 mpt_tensor mpt_embedding(mpt_tensor ids, mpt_tensor weight, int64_t padding_index) {
     mpt_tensor in[] = {ids, weight};
     mpt__attributes attributes = mpt__no_attributes;
     attributes.index[0] = padding_index;
     attributes.required = 2;
     return mpt__apply1("mpt_embedding", MPT__OP_embedding, in, 2, &attributes);
-}
-
-mpt_attention_config mpt_attention_config_default(void) {
-    mpt_attention_config config;
-    mpt__zero(config);
-    return config;
 }
 
 /* Attributes of a call; `heads` as MPT__OP_scaled_dot_product_attention has them. */
@@ -572,27 +606,6 @@ mpt_tensor mpt_scaled_dot_product_attention(mpt_tensor q, mpt_tensor k, mpt_tens
     return mpt__apply1(name, MPT__OP_scaled_dot_product_attention, in, 4, &attributes);
 }
 
-mpt_rope_config mpt_rope_config_default(void) {
-    mpt_rope_config config;
-    mpt__zero(config);
-    config.base = 10000.0;
-    return config;
-}
-
-#ifdef MPTRAIN_NO_ATTENTION
-static mpt_tensor mpt__no_attention(mpt_tensor x, const char *name) {
-    return mpt__misused(x.context, name, UNSUPPORTED,
-                        "built without attention (MPTRAIN_NO_ATTENTION)");
-}
-mpt_tensor mpt_rope(mpt_tensor x, const mpt_rope_config *config) {
-    (void)config;
-    return mpt__no_attention(x, "mpt_rope");
-}
-mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
-    (void)dim, (void)gate;
-    return mpt__no_attention(x, "mpt_glu");
-}
-#else
 static bool mpt__good_rope(const mpt_rope_config *config) {
     return config->base > 0.0 && mpt__f64_is_finite(config->base) && config->offset >= 0 &&
            config->offset <= (int64_t)1 << 40;
@@ -640,7 +653,6 @@ mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
         a = mpt__spare(&spares, gate == MPT_GATE_SILU ? mpt_silu(a) : mpt_gelu(a));
     return mpt__spares_end(&spares, mpt_mul(a, b));
 }
-#endif
 
 mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
                                     const mpt_nll_config *config) {
@@ -660,6 +672,8 @@ mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor 
     attributes.imm[0] = config->label_smoothing;
     return mpt__apply1(name, MPT__OP_linear_cross_entropy, in, 4, &attributes);
 }
+
+#endif
 
 MPT__END_REGION
 

@@ -46,10 +46,7 @@
 
 /* Embedding, attention */
 #ifdef MPTRAIN_NO_ATTENTION
-#define MPT__ATTENTION_OPS(O) \
-    O(embedding, ANY, no_attention, none, none, NONE, NONE, "Gather") \
-    O(scaled_dot_product_attention, ANY, no_attention, none, none, NONE, NONE, "") \
-    O(linear_cross_entropy, ANY, no_attention, none, none, NONE, NONE, "")
+#define MPT__ATTENTION_OPS(O)
 #else
 #define MPT__ATTENTION_OPS(O) \
     O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather") \
@@ -60,10 +57,7 @@
 
 /* Recurrent layers */
 #ifdef MPTRAIN_NO_RECURRENT
-#define MPT__RECURRENT_OPS(O) \
-    O(rnn, ANY, no_recurrent, none, none, NONE, NONE, "RNN") \
-    O(lstm, ANY, no_recurrent, none, none, NONE, NONE, "LSTM") \
-    O(gru, ANY, no_recurrent, none, none, NONE, NONE, "GRU")
+#define MPT__RECURRENT_OPS(O)
 #else
 #define MPT__RECURRENT_OPS(O) \
     O(rnn, LOW, recurrent, recurrent, recurrent, NONE, NONE, "RNN") \

@@ -10,11 +10,29 @@
 
 #include "ops/resize.c"
 
+mpt_cell_config mpt_cell_config_default(void) {
+    mpt_cell_config how;
+    mpt__zero(how);
+    return how;
+}
+
 #ifdef MPTRAIN_NO_RECURRENT
 
-static mpt_status mpt__no_recurrent_shape(mpt__frame *frame) {
-    return mpt__error(frame->context, UNSUPPORTED,
-                      "built without recurrent layers (MPTRAIN_NO_RECURRENT)");
+static mpt_tensor mpt__no_recurrent(mpt_tensor x, const char *name) {
+    mpt__absent(x.context, name, "recurrent layers (MPTRAIN_NO_RECURRENT)");
+    return mpt__null(x.context);
+}
+mpt_tensor mpt_rnn(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
+    (void)how, (void)h;
+    return mpt__no_recurrent(x, "mpt_rnn");
+}
+mpt_tensor mpt_lstm(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h, mpt_tensor *c) {
+    (void)how, (void)h, (void)c;
+    return mpt__no_recurrent(x, "mpt_lstm");
+}
+mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
+    (void)how, (void)h;
+    return mpt__no_recurrent(x, "mpt_gru");
 }
 
 #else
@@ -515,15 +533,7 @@ static mpt_status mpt__recurrent_backward(mpt__frame *frame) {
     return status == MPT_OK && b.dc ? mpt__rolled_begun(frame, MPT__RNN_C, b.dc) : status;
 }
 
-#endif
-
 /* ==== The functions ==== */
-
-mpt_cell_config mpt_cell_config_default(void) {
-    mpt_cell_config how;
-    mpt__zero(how);
-    return how;
-}
 
 /* One output for each state and one besides, on the inputs of its record. */
 static mpt_status mpt__recurrent_run(mpt__frame *frame) {
@@ -598,5 +608,7 @@ mpt_tensor mpt_gru(mpt_tensor x, const mpt_cell_config *how, mpt_tensor *h) {
     mpt_tensor *const state[] = {h, NULL};
     return mpt__recurrent_call("mpt_gru", MPT__OP_gru, x, how, state);
 }
+
+#endif
 
 #endif

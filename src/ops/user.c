@@ -328,15 +328,15 @@ void *mpt_device_stream(mpt_context *ctx) {
     return stream;
 }
 #else
-static MPT__COLD void *mpt__queue_none(mpt_context *ctx, const char *call) {
-    if (mpt__enter(ctx, call)) mpt__error(ctx, UNSUPPORTED, "built without MPTRAIN_CUDA");
-    return NULL;
-}
 void *mpt_device_data(mpt_tensor tensor, bool writes) {
     (void)writes;
-    return mpt__queue_none(tensor.context, "mpt_device_data");
+    mpt__absent(tensor.context, "mpt_device_data", "MPTRAIN_CUDA");
+    return NULL;
 }
-void *mpt_device_stream(mpt_context *ctx) { return mpt__queue_none(ctx, "mpt_device_stream"); }
+void *mpt_device_stream(mpt_context *ctx) {
+    mpt__absent(ctx, "mpt_device_stream", "MPTRAIN_CUDA");
+    return NULL;
+}
 #endif
 
 #endif
