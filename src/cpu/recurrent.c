@@ -105,7 +105,7 @@ static void mpt__cell_put(const mpt__cell_part *part, int k, int gate, const mpt
 
 /* Operand `to`, if it is there, = operand `from`, or 0 where that is not. */
 static void mpt__cell_move(mpt__cell_part *part, int to, int from, int gates) {
-    static const mpt__real none[MPT__CELL_BLOCK];
+    static const mpt__real none[MPT__CELL_BLOCK] = {0};
     if (part->w->view[to].data == NULL) return;
     for (int g = 0; g < gates; g++) {
         part->used = 0;
