@@ -95,6 +95,8 @@ def binary(name, theirs, result, domain):
                     [draw.input(a, first, domain, result != 'bool'),
                      draw.input(b, second, domain, result != 'bool')],
                     result, autocast=cast, whole=False,
+                    # The gradient of an exponent adds up results, which are large.
+                    flow=1000 if name == 'pow' else 4,
                     refused=first != second and not cast and not name.startswith('logical'))
     OPS[name] = draw_case
 
