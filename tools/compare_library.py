@@ -469,7 +469,7 @@ def run_theirs(case, precision, entering):
 
 
 class Single:
-    """What PyTorch itself makes of a case in fp32 or half, asked only where we are outside a bound."""
+    """What PyTorch itself makes of a case in fp32 or half; asked where we are outside a bound."""
 
     def __init__(self, case, entering):
         self.asked, self.values = (case, entering), {}

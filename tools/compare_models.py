@@ -263,8 +263,8 @@ def scale_of(grads):
 
 
 def no_worse(got, theirs, want):
-    """Whether we are at most twice as far from the truth as PyTorch itself is in the same precision:
-    there are nets, as several attentions in a row whose scores are large, that none can follow."""
+    """Whether we are at most twice as far from the truth as PyTorch is in the same precision: there
+    are nets, as several attentions in a row whose scores are large, that none can follow."""
     error = (got.double() - want).norm()
     return bool(error <= 2 * (theirs.double() - want).norm()) or not theirs.isfinite().all()
 
@@ -272,7 +272,8 @@ def no_worse(got, theirs, want):
 def against(given, ours, theirs, bound, times=1):
     """What is further from the truth than the bound, and than PyTorch in fp32 leaves it."""
     size = max(scale_of(theirs[2]), 1e-3)
-    rows = [('output', ours[0], theirs[0], 1e-4), ('gradient of the input', ours[1], theirs[1], size)]
+    rows = [('output', ours[0], theirs[0], 1e-4),
+            ('gradient of the input', ours[1], theirs[1], size)]
     rows += [(f'gradient of {name}', ours[2][name], want, size) for name, want in theirs[2].items()]
     outside = [row for row in rows if row[1] is None or far(row[1], row[2], bound, row[3])]
     if not outside:

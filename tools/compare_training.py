@@ -271,7 +271,7 @@ def _(m, draw):
                 return
         for path, value in exact.net.state_dict().items():
             got, peer = m.torch(m.parameter(net, path)), single.net.state_dict()[path]
-            if name == 'lion':  # moves by the rate up or down: where a sum is almost 0, roundings say
+            if name == 'lion':  # up or down by the rate: where a sum is almost 0, roundings say
                 settled = (got - value).abs() < 0.5 * exact.optimizer.param_groups[-1]['lr']
                 if settled.float().mean() > 0.9:
                     got = torch.where(settled, got.double(), value)
