@@ -11239,6 +11239,7 @@ MPT__OP void mpt__real_store_as(void *p, mpt__real x, int64_t n, int dtype) {
 #undef MPT__FN
 #undef MPT__OP
 #undef MPT__ANY_UPDATE
+#undef MPT__MOMENTS
 
 static void mpt__cpu_put_stochastic(const mpt__cpu_update *w, int64_t offset, const mpt__real *x,
                                     int64_t n) {
@@ -51149,8 +51150,10 @@ MPT__FN void MPT__LEVEL(any_update)(const mpt__cpu_update *w, mpt__real *p, cons
                        m[1] != NULL, m[2] != NULL, false, v_updated);
     if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
+#define MPT__MOMENTS MPT__ANY_UPDATE
 #else
 #define MPT__ANY_UPDATE MPT__BELOW(any_update)
+#define MPT__MOMENTS MPT__LEVEL(moments)
 #endif
 
 /* The rest of a block, from `at` on, which is less than a vector. */
@@ -51172,6 +51175,23 @@ MPT__FN void MPT__LEVEL(sgd)(const mpt__cpu_update *w, mpt__real *p, const mpt__
     MPT__LEVEL(update_rest)(w, p, g, m, along, at, n);
     if (MPT__WIDTH == 1 && half != NULL) mpt__store_real(half, w->param.dtype, 0, 1, p, n);
 }
+#if MPT__WIDTH == 16
+MPT__OP v_f MPT__LEVEL(plain_rmsprop)(const mpt__law *law, const v_rates *r, v_f p, v_f g, v_f *a,
+                                      v_f *b, v_f *c) {
+    g = v_decayed(law, r, &p, g);
+    return MPT__V(rmsprop)(law, r, p, g, a, b, c);
+}
+/* Plain RMSprop waits for roots and quotients, and some CPUs do 16 in the time of 8; the others are
+   too seldom for more code. */
+MPT__FN void MPT__LEVEL(moments)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
+                                 mpt__real *const *m, void *half, int64_t n) {
+    const bool plain = w->law.function == MPT__FN_RMSPROP && m[1] == NULL && m[2] == NULL;
+    const int64_t at = plain ? n - n % MPT__WIDTH : 0;
+    MPT__LEVEL(update)(w, p, g, m, half, at, true, true, false, false, false,
+                       MPT__LEVEL(plain_rmsprop));
+    MPT__LEVEL(update_rest)(w, p, g, m, half, at, n);
+}
+#endif
 /* Rounding to bf16 in the many instructions of 8 lanes would crowd out the roots and quotients;
    measured. */
 MPT__FN void MPT__LEVEL(adam)(const mpt__cpu_update *w, mpt__real *p, const mpt__real *g,
@@ -52972,7 +52992,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
     MPT__STREAM,
     MPT__LEVEL(sgd),
     MPT__LEVEL(adam),
-    MPT__ANY_UPDATE,
+    MPT__MOMENTS,
     MPT__GATE,
 #ifdef MPTRAIN_NO_CONV
     NULL,
@@ -53016,6 +53036,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
 #undef MPT__FN
 #undef MPT__OP
 #undef MPT__ANY_UPDATE
+#undef MPT__MOMENTS
 #undef MPT__BELOW
 #undef MPT__SLOWNESS
 #undef MPT__STREAM

@@ -187,6 +187,7 @@ MPT__OP void mpt__real_store_as(void *p, mpt__real x, int64_t n, int dtype) {
 #undef MPT__FN
 #undef MPT__OP
 #undef MPT__ANY_UPDATE
+#undef MPT__MOMENTS
 
 static void mpt__cpu_put_stochastic(const mpt__cpu_update *w, int64_t offset, const mpt__real *x,
                                     int64_t n) {

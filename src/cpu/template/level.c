@@ -70,7 +70,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
     MPT__STREAM,
     MPT__LEVEL(sgd),
     MPT__LEVEL(adam),
-    MPT__ANY_UPDATE,
+    MPT__MOMENTS,
     MPT__GATE,
 #ifdef MPTRAIN_NO_CONV
     NULL,
@@ -114,6 +114,7 @@ static const mpt__routines MPT__LEVEL(routines) = {
 #undef MPT__FN
 #undef MPT__OP
 #undef MPT__ANY_UPDATE
+#undef MPT__MOMENTS
 #undef MPT__BELOW
 #undef MPT__SLOWNESS
 #undef MPT__STREAM
