@@ -388,6 +388,67 @@ TEST(long_rows) {
     free(dy);
 }
 
+/* Windows of two by two, one beside the other, of every width and number of channels, with ties,
+   zeros of both signs, infinities and NaN: the vectors do what the reference does, gradients that
+   are added to others too. results: y, and dx after one pass and after two. */
+enum { WINDOW_MOST = 3 * 34 * 9 * 41 };
+static int64_t pool_in_two(mpt_isa isa, mpt_shape shape, mpt_dtype dtype, int kind,
+                           float *results) {
+    static const float odd[8] = {-0.0f, 0.0f, 1.0f, 1.0f, -2.0f, 0.5f, -INFINITY, NAN};
+    const bool most = kind & 1, last = kind & 2;
+    mpt_config config = mpt_config_default();
+    config.threads = isa == MPT_ISA_REF ? 1 : 2;
+    if (isa != MPT_ISA_AUTO) config.isa = isa; /* else as the environment says */
+    config.device = MPT_DEVICE_CPU;
+    context = mpt_create(&config);
+    mpt_shape order = MPT_SHAPE(0, 2, 3, 1), back = MPT_SHAPE(0, 3, 1, 2), out_shape = shape;
+    out_shape.dim[2] /= 2, out_shape.dim[3] /= 2;
+    const int64_t n = shape.dim[0] * shape.dim[1] * shape.dim[2] * shape.dim[3];
+    const int64_t outs = shape.dim[0] * shape.dim[1] * out_shape.dim[2] * out_shape.dim[3];
+    float *values = numbers(3, n), *slopes = numbers(4, n);
+    for (int64_t i = 0; i < n; i++)
+        if (slopes[i] > 0) values[i] = odd[i * 5 % 7 + (i % 31 == 0)];
+    for (int64_t i = 0; i < n; i += 11) slopes[i] = -0.0f;
+    mpt_tensor x = mpt_cast(mpt_from(context, MPT_F32, shape, values), dtype);
+    mpt_tensor dy = mpt_cast(mpt_from(context, MPT_F32, out_shape, slopes), dtype);
+    if (last) x = mpt_permute(mpt_clone(mpt_permute(x, order)), back);
+    x = mpt_detach(x);
+    mpt_requires_grad(x, true);
+    for (int pass = 0; pass < 2; pass++) {
+        mpt_tensor y = most ? mpt_max_pool2d(x, NULL) : mpt_avg_pool2d(x, NULL);
+        CHECK_EQ_INT(mpt_backward_from(y, dy, false), MPT_OK);
+        CHECK_EQ_INT(mpt_read_f32(mpt_cast(y, MPT_F32), results, outs), MPT_OK);
+        CHECK_EQ_INT(mpt_read_f32(mpt_cast(mpt_grad(x), MPT_F32), results + outs + pass * n, n),
+                     MPT_OK);
+    }
+    if (mpt_failed(context)) TEST_FAIL_("%s", mpt_error(context));
+    mpt_destroy(context);
+    free(values), free(slopes);
+    return outs + 2 * n;
+}
+
+TEST(windows_of_two_by_two) {
+    static const mpt_dtype dtypes[] = {MPT_F32, MPT_F16, MPT_BF16};
+    float *got = (float *)malloc(2 * 3 * WINDOW_MOST * sizeof *got), *want = got + 3 * WINDOW_MOST;
+    for (int64_t size = 2; got && size <= 40; size++) {
+        const mpt_shape shape =
+            MPT_SHAPE(size % 3 + 1, (size * 7) % 33 + 1, 2 + size % 7, size + (size > 30));
+        for (int k = 0; k < 12; k++) {
+            const int64_t n = pool_in_two(MPT_ISA_REF, shape, dtypes[k / 4], k % 4, want);
+            REQUIRE(pool_in_two(MPT_ISA_AUTO, shape, dtypes[k / 4], k % 4, got) == n);
+            for (int64_t i = 0; i < n; i++) {
+                if (memcmp(&got[i], &want[i], sizeof *got) == 0) continue;
+                if (isnan(got[i]) && isnan(want[i])) continue;
+                TEST_FAIL_("width %d, %s, kind %d: %g at %d, expected %g", (int)size,
+                           mpt_dtype_name(dtypes[k / 4]), k % 4, (double)got[i], (int)i,
+                           (double)want[i]);
+                break;
+            }
+        }
+    }
+    free(got);
+}
+
 /* ==== Running statistics ==== */
 
 static mpt_module make_net(mpt_context *in, double momentum) {
@@ -971,5 +1032,6 @@ TEST_TABLE = {
     T(goldens), T(large), T(far_from_zero), T(long_rows), T(running_statistics), T(several_batches),
     T(evaluation), T(state), T(captured), T(training), T(fused), T(lists_and_notices), T(rows),
     T(nan_of_all_bits), T(beyond_caches), T(added_to_the_gradient_that_is_there),
-    T(rms_norm_after_a_layer_with_a_bias), T(windows_larger_than_the_input)};
+    T(rms_norm_after_a_layer_with_a_bias), T(windows_larger_than_the_input),
+    T(windows_of_two_by_two)};
 TEST_MAIN

@@ -114,6 +114,18 @@ typedef struct mpt__product_sums {
     int64_t count, depth, n;
 } mpt__product_sums;
 
+/* Windows of two by two pixels, one beside the other, and their maxima or means y; back: of dy, dx.
+   All lie in one of x, whose lines have `width` pixels. Steps are in elements. A maximum's index is
+   that of its pixel, `first` that of the first. */
+typedef struct mpt__windows {
+    char *x, *y;
+    int32_t *index;                 /* NULL: nobody asks */
+    int64_t lines, count, channels; /* channels: that are neighbours; 0: one, pixels are */
+    int64_t x_line, x_pixel, y_line, y_pixel, index_line, index_pixel, width, first;
+    uint8_t dtype; /* float or half */
+    bool most, back, adds;
+} mpt__windows;
+
 /* Rows of a table, for ids begin .. end: copied to `rows`, or those, reals, added to it. Ids but
    0 .. size-1 give zeros, or nothing, as that of padding does. The row of `ahead` ids later, of n,
    is fetched with each. Steps in bytes, that of ids in elements. */
@@ -151,6 +163,7 @@ typedef struct mpt__routines {
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*sum_products)(const mpt__product_sums *p);
+    void (*windows)(const mpt__windows *p); /* NULL: one by one */
     /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
                     bool differences);

@@ -16,7 +16,8 @@ typedef struct mpt__pooling_work {
     const mpt__operand *more, *less; /* x or dx; y or dy */
     const int32_t *index;
     int64_t window[2], step[2], padding[2];
-    bool most, along_c, adaptive, padding_counts;
+    int64_t lines, blocks; /* of windows of two by two: lines of y of a task, tasks of an image */
+    bool back, most, along_c, adaptive, padding_counts;
 } mpt__pooling_work;
 
 /* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
@@ -197,9 +198,80 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
     }
 }
 
+/* ==== Windows of two by two, one beside the other ==== */
+
+#define MPT__POOLING_TASK 2048 /* elements of y that a task has at least, where there are so many */
+
+static bool mpt__pooling_is_dense(const mpt__operand *o, bool along_c) {
+    return o->stride[along_c ? 1 : 3] == 1;
+}
+
+/* Whether the level has vectors for all of it. The index is exact in a float up to 2^24. */
+static bool mpt__pooling_is_two(const mpt__pooling_work *w) {
+    const mpt__operand *o = &w->launch->operand[w->back ? 1 : 2];
+    const bool index = w->view[w->back ? 1 : 2].data != NULL;
+    bool two = w->routines->windows != NULL && !w->adaptive && w->more->shape[3] < 1 << 23;
+    for (int d = 0; d < 2; d++) {
+        two = two && w->window[d] == 2 && w->step[d] == 2 && w->padding[d] == 0 &&
+              2 * w->less->shape[2 + d] <= w->more->shape[2 + d];
+    }
+    return two && w->more->dtype == w->less->dtype &&
+           (mpt__cpu_is_real(w->more->dtype) || mpt__cpu_is_half(w->more->dtype)) &&
+           mpt__pooling_is_dense(w->more, w->along_c) &&
+           mpt__pooling_is_dense(w->less, w->along_c) &&
+           (!index || mpt__pooling_is_dense(o, w->along_c));
+}
+
+/* What no window covers at the right of lines h.. has no gradient. */
+static void mpt__pooling_rest(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t h,
+                              int64_t lines) {
+    const int64_t width = w->more->shape[3], covered = 2 * w->less->shape[3];
+    for (int64_t end = h + lines; h < end; h++) {
+        for (int64_t i = covered; i < width; i++) {
+            if (w->along_c)
+                mpt__pooling_back_pixel(w, n, h, i);
+            else
+                mpt__cpu_put_one(&w->view[2], mpt__pooling_at(w->more, n, c, h, i), 0);
+        }
+    }
+}
+
+static void mpt__pooling_two(void *work, int64_t task, int thread) {
+    const mpt__pooling_work *w = (const mpt__pooling_work *)work;
+    const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[w->back ? 1 : 2];
+    const int64_t bytes = mpt__dtype_info[x->dtype].bytes, planes = w->along_c ? 1 : x->shape[1];
+    const int64_t line = task % w->blocks * w->lines, plane = task / w->blocks;
+    const int64_t n = plane / planes, c = plane % planes;
+    const mpt__cpu_view *index = &w->view[w->back ? 1 : 2];
+    mpt__windows p;
+    (void)thread;
+    p.x = (char *)w->view[w->back ? 2 : 0].data + mpt__pooling_at(x, n, c, 2 * line, 0) * bytes;
+    p.y = (char *)w->view[w->back ? 0 : 1].data + mpt__pooling_at(y, n, c, line, 0) * bytes;
+    p.index = (int32_t *)index->data;
+    if (p.index != NULL) p.index += mpt__pooling_at(o, n, c, line, 0);
+    p.lines = mpt__cpu_min(w->lines, y->shape[2] - line);
+    p.count = y->shape[3], p.channels = w->along_c ? x->shape[1] : 0;
+    p.x_line = x->stride[2], p.x_pixel = x->stride[3];
+    p.y_line = y->stride[2], p.y_pixel = y->stride[3];
+    p.index_line = o->stride[2], p.index_pixel = o->stride[3];
+    p.width = x->shape[3], p.first = 2 * line * p.width;
+    p.dtype = x->dtype, p.most = w->most, p.back = w->back;
+    p.adds = w->back && w->view[2].accumulate;
+    w->routines->windows(&p);
+    if (!w->back) return;
+    mpt__pooling_rest(w, n, c, 2 * line, 2 * p.lines);
+    if (line + p.lines < y->shape[2]) return;
+    for (int64_t h = 2 * y->shape[2]; h < x->shape[2]; h++) {
+        if (!w->along_c) mpt__pooling_back_line(w, n, c, h);
+        for (int64_t i = 0; w->along_c && i < p.width; i++) mpt__pooling_back_pixel(w, n, h, i);
+    }
+}
+
+/* ==== All of them ==== */
+
 static void mpt__pooling_task(void *work, int64_t task, int thread) {
     const mpt__pooling_work *w = (const mpt__pooling_work *)work;
-    const bool back = w->launch->kernel == MPT__K_POOL_BACKWARD;
+    const bool back = w->back;
     const mpt__operand *o = back ? w->more : w->less;
     const int64_t rows = task % o->shape[2], rest = task / o->shape[2];
     (void)thread;
@@ -218,6 +290,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     mpt__pooling_work w;
     w.launch = launch;
     w.routines = call->routines;
+    w.back = back;
     for (int k = 0; k < 3; k++) {
         memset(&w.view[k], 0, sizeof w.view[k]);
         if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
@@ -240,6 +313,14 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     if (all == 0) return;
     if (!w.along_c) tasks *= o->shape[1];
     double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
+    if (mpt__cpu_numel(w.less) > 0 && mpt__pooling_is_two(&w)) {
+        const int64_t line = w.less->shape[3] * (w.along_c ? w.less->shape[1] : 1);
+        w.lines = mpt__cpu_min(MPT__POOLING_TASK / line + 1, w.less->shape[2]);
+        w.blocks = mpt__cpu_chunks(w.less->shape[2], w.lines);
+        tasks = tasks / o->shape[2] * w.blocks;
+        mpt__parallel(call->pool, tasks, (int64_t)(cost * 0.25), mpt__pooling_two, &w);
+        return;
+    }
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
 }
 #endif

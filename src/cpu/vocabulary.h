@@ -94,6 +94,8 @@
 #define v_words_from MPT__V(words_from)
 #define v_load_quads MPT__V(load_quads)
 #define v_transpose4 MPT__V(transpose4)
+#define v_split MPT__V(split)
+#define v_merge MPT__V(merge)
 #define v_load_two MPT__V(load_two)
 #define v_load_apart MPT__V(load_apart)
 #define v_store_two MPT__V(store_two)

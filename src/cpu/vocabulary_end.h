@@ -25,6 +25,8 @@
 #undef v_words_from
 #undef v_load_quads
 #undef v_transpose4
+#undef v_split
+#undef v_merge
 #undef v_load_two
 #undef v_load_apart
 #undef v_store_two

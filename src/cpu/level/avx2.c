@@ -166,6 +166,19 @@ MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2
     *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
 }
 
+/* Of the lanes of a and then b: those with even numbers to a, the others to b; and back. */
+MPT__AVX2_OP void mpt__v8_split(mpt__v8_f *a, mpt__v8_f *b) {
+    const __m256 low = _mm256_permute2f128_ps(*a, *b, 0x20);
+    const __m256 high = _mm256_permute2f128_ps(*a, *b, 0x31);
+    *a = _mm256_shuffle_ps(low, high, 0x88);
+    *b = _mm256_shuffle_ps(low, high, 0xdd);
+}
+MPT__AVX2_OP void mpt__v8_merge(mpt__v8_f *a, mpt__v8_f *b) {
+    const __m256 low = _mm256_unpacklo_ps(*a, *b), high = _mm256_unpackhi_ps(*a, *b);
+    *a = _mm256_permute2f128_ps(low, high, 0x20);
+    *b = _mm256_permute2f128_ps(low, high, 0x31);
+}
+
 /* Loads quarter l (4 lanes) from p + l * step. */
 MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);

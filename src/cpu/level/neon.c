@@ -122,6 +122,16 @@ MPT__NEON_OP void mpt__v4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
         memcpy(p, &v, n < 4 ? (size_t)n * 4 : sizeof v);
     }
 }
+MPT__NEON_OP void mpt__v4_split(mpt__v4_f *a, mpt__v4_f *b) {
+    const float32x4_t even = vuzp1q_f32(*a, *b);
+    *b = vuzp2q_f32(*a, *b);
+    *a = even;
+}
+MPT__NEON_OP void mpt__v4_merge(mpt__v4_f *a, mpt__v4_f *b) {
+    const float32x4_t low = vzip1q_f32(*a, *b);
+    *b = vzip2q_f32(*a, *b);
+    *a = low;
+}
 MPT__NEON_OP void mpt__v4_transpose4(mpt__v4_f *r0, mpt__v4_f *r1, mpt__v4_f *r2, mpt__v4_f *r3) {
     float32x4_t low02 = vzip1q_f32(*r0, *r2), high02 = vzip2q_f32(*r0, *r2);
     float32x4_t low13 = vzip1q_f32(*r1, *r3), high13 = vzip2q_f32(*r1, *r3);

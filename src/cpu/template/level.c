@@ -40,6 +40,7 @@
 #include "cpu/template/gemm.c"
 #include "cpu/template/halves.c"
 #include "cpu/template/recurrent.c"
+#include "cpu/template/pool.c"
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -56,8 +57,10 @@ static const mpt__routines MPT__LEVEL(routines) = {
     MPT__LEVEL(max_lanes),
 #ifdef MPTRAIN_NO_CONV
     mpt__ref_sum_products,
+    NULL,
 #else
     MPT__LEVEL(sum_products),
+    MPT__LEVEL(windows),
 #endif
     MPT__LEVEL(add_exp),
     MPT__LEVEL(softmax),
