@@ -7782,6 +7782,8 @@ static mpt__cpu *mpt__cpu_create(mpt__base *base, mpt_isa isa, const char *name,
 #define v_words_from MPT__V(words_from)
 #define v_load_quads MPT__V(load_quads)
 #define v_transpose4 MPT__V(transpose4)
+#define v_split MPT__V(split)
+#define v_merge MPT__V(merge)
 #define v_load_two MPT__V(load_two)
 #define v_load_apart MPT__V(load_apart)
 #define v_store_two MPT__V(store_two)
@@ -8163,6 +8165,18 @@ typedef struct mpt__product_sums {
     int64_t count, depth, n;
 } mpt__product_sums;
 
+/* Windows of two by two pixels, one beside the other, and their maxima or means y; back: of dy, dx.
+   All lie in one of x, whose lines have `width` pixels. Steps are in elements. A maximum's index is
+   that of its pixel, `first` that of the first. */
+typedef struct mpt__windows {
+    char *x, *y;
+    int32_t *index;                 /* NULL: nobody asks */
+    int64_t lines, count, channels; /* channels: that are neighbours; 0: one, pixels are */
+    int64_t x_line, x_pixel, y_line, y_pixel, index_line, index_pixel, width, first;
+    uint8_t dtype; /* float or half */
+    bool most, back, adds;
+} mpt__windows;
+
 /* Rows of a table, for ids begin .. end: copied to `rows`, or those, reals, added to it. Ids but
    0 .. size-1 give zeros, or nothing, as that of padding does. The row of `ahead` ids later, of n,
    is fetched with each. Steps in bytes, that of ids in elements. */
@@ -8200,6 +8214,7 @@ typedef struct mpt__routines {
     void (*add_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*max_lanes)(mpt__real *lane, int64_t first, const mpt__real *x, int64_t n);
     void (*sum_products)(const mpt__product_sums *p);
+    void (*windows)(const mpt__windows *p); /* NULL: one by one */
     /* The same with first = 0 for exp(x - most); out gets that, or the differences. */
     void (*add_exp)(mpt__real *lane, mpt__real *out, const mpt__real *x, int64_t n, mpt__real most,
                     bool differences);
@@ -11628,6 +11643,7 @@ static const mpt__routines mpt__ref_routines = {
     mpt__ref_add_lanes,
     mpt__ref_max_lanes,
     mpt__ref_sum_products,
+    NULL,
     mpt__ref_add_exp,
     NULL,
     NULL,
@@ -12137,6 +12153,19 @@ MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2
     *r3 = _mm256_shuffle_ps(high01, high23, 0xee);
 }
 
+/* Of the lanes of a and then b: those with even numbers to a, the others to b; and back. */
+MPT__AVX2_OP void mpt__v8_split(mpt__v8_f *a, mpt__v8_f *b) {
+    const __m256 low = _mm256_permute2f128_ps(*a, *b, 0x20);
+    const __m256 high = _mm256_permute2f128_ps(*a, *b, 0x31);
+    *a = _mm256_shuffle_ps(low, high, 0x88);
+    *b = _mm256_shuffle_ps(low, high, 0xdd);
+}
+MPT__AVX2_OP void mpt__v8_merge(mpt__v8_f *a, mpt__v8_f *b) {
+    const __m256 low = _mm256_unpacklo_ps(*a, *b), high = _mm256_unpackhi_ps(*a, *b);
+    *a = _mm256_permute2f128_ps(low, high, 0x20);
+    *b = _mm256_permute2f128_ps(low, high, 0x31);
+}
+
 /* Loads quarter l (4 lanes) from p + l * step. */
 MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
@@ -12506,6 +12535,19 @@ MPT__AVX512_OP void mpt__v16_store_as(void *p, mpt__v16_f v, int64_t n, int dtyp
         _mm256_mask_storeu_epi16(p, lanes, mpt__v16_to_half(v, dtype));
     }
 }
+MPT__AVX512_OP void mpt__v16_split(mpt__v16_f *a, mpt__v16_f *b) {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512 x = *a, y = *b;
+    *a = _mm512_permutex2var_ps(x, even, y);
+    *b = _mm512_permutex2var_ps(x, _mm512_add_epi32(even, _mm512_set1_epi32(1)), y);
+}
+MPT__AVX512_OP void mpt__v16_merge(mpt__v16_f *a, mpt__v16_f *b) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512 x = *a, y = *b;
+    *a = _mm512_permutex2var_ps(x, low, y);
+    *b = _mm512_permutex2var_ps(x, _mm512_add_epi32(low, _mm512_set1_epi32(8)), y);
+}
 MPT__AVX512_OP void mpt__v16_transpose4(mpt__v16_f *r0, mpt__v16_f *r1, mpt__v16_f *r2,
                                        mpt__v16_f *r3) {
     const mpt__v16_f low01 = _mm512_unpacklo_ps(*r0, *r1), high01 = _mm512_unpackhi_ps(*r0, *r1);
@@ -12839,6 +12881,16 @@ MPT__NEON_OP void mpt__v4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
     } else if (n > 0) {
         memcpy(p, &v, n < 4 ? (size_t)n * 4 : sizeof v);
     }
+}
+MPT__NEON_OP void mpt__v4_split(mpt__v4_f *a, mpt__v4_f *b) {
+    const float32x4_t even = vuzp1q_f32(*a, *b);
+    *b = vuzp2q_f32(*a, *b);
+    *a = even;
+}
+MPT__NEON_OP void mpt__v4_merge(mpt__v4_f *a, mpt__v4_f *b) {
+    const float32x4_t low = vzip1q_f32(*a, *b);
+    *b = vzip2q_f32(*a, *b);
+    *a = low;
 }
 MPT__NEON_OP void mpt__v4_transpose4(mpt__v4_f *r0, mpt__v4_f *r1, mpt__v4_f *r2, mpt__v4_f *r3) {
     float32x4_t low02 = vzip1q_f32(*r0, *r2), high02 = vzip2q_f32(*r0, *r2);
@@ -14072,6 +14124,8 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
 #undef v_words_from
 #undef v_load_quads
 #undef v_transpose4
+#undef v_split
+#undef v_merge
 #undef v_load_two
 #undef v_load_apart
 #undef v_store_two
@@ -17489,7 +17543,8 @@ typedef struct mpt__pooling_work {
     const mpt__operand *more, *less; /* x or dx; y or dy */
     const int32_t *index;
     int64_t window[2], step[2], padding[2];
-    bool most, along_c, adaptive, padding_counts;
+    int64_t lines, blocks; /* of windows of two by two: lines of y of a task, tasks of an image */
+    bool back, most, along_c, adaptive, padding_counts;
 } mpt__pooling_work;
 
 /* What output i of dimension d (0: H, 1: W) covers; returns its size in a mean. */
@@ -17670,9 +17725,80 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
     }
 }
 
+/* ==== Windows of two by two, one beside the other ==== */
+
+#define MPT__POOLING_TASK 2048 /* elements of y that a task has at least, where there are so many */
+
+static bool mpt__pooling_is_dense(const mpt__operand *o, bool along_c) {
+    return o->stride[along_c ? 1 : 3] == 1;
+}
+
+/* Whether the level has vectors for all of it. The index is exact in a float up to 2^24. */
+static bool mpt__pooling_is_two(const mpt__pooling_work *w) {
+    const mpt__operand *o = &w->launch->operand[w->back ? 1 : 2];
+    const bool index = w->view[w->back ? 1 : 2].data != NULL;
+    bool two = w->routines->windows != NULL && !w->adaptive && w->more->shape[3] < 1 << 23;
+    for (int d = 0; d < 2; d++) {
+        two = two && w->window[d] == 2 && w->step[d] == 2 && w->padding[d] == 0 &&
+              2 * w->less->shape[2 + d] <= w->more->shape[2 + d];
+    }
+    return two && w->more->dtype == w->less->dtype &&
+           (mpt__cpu_is_real(w->more->dtype) || mpt__cpu_is_half(w->more->dtype)) &&
+           mpt__pooling_is_dense(w->more, w->along_c) &&
+           mpt__pooling_is_dense(w->less, w->along_c) &&
+           (!index || mpt__pooling_is_dense(o, w->along_c));
+}
+
+/* What no window covers at the right of lines h.. has no gradient. */
+static void mpt__pooling_rest(const mpt__pooling_work *w, int64_t n, int64_t c, int64_t h,
+                              int64_t lines) {
+    const int64_t width = w->more->shape[3], covered = 2 * w->less->shape[3];
+    for (int64_t end = h + lines; h < end; h++) {
+        for (int64_t i = covered; i < width; i++) {
+            if (w->along_c)
+                mpt__pooling_back_pixel(w, n, h, i);
+            else
+                mpt__cpu_put_one(&w->view[2], mpt__pooling_at(w->more, n, c, h, i), 0);
+        }
+    }
+}
+
+static void mpt__pooling_two(void *work, int64_t task, int thread) {
+    const mpt__pooling_work *w = (const mpt__pooling_work *)work;
+    const mpt__operand *x = w->more, *y = w->less, *o = &w->launch->operand[w->back ? 1 : 2];
+    const int64_t bytes = mpt__dtype_info[x->dtype].bytes, planes = w->along_c ? 1 : x->shape[1];
+    const int64_t line = task % w->blocks * w->lines, plane = task / w->blocks;
+    const int64_t n = plane / planes, c = plane % planes;
+    const mpt__cpu_view *index = &w->view[w->back ? 1 : 2];
+    mpt__windows p;
+    (void)thread;
+    p.x = (char *)w->view[w->back ? 2 : 0].data + mpt__pooling_at(x, n, c, 2 * line, 0) * bytes;
+    p.y = (char *)w->view[w->back ? 0 : 1].data + mpt__pooling_at(y, n, c, line, 0) * bytes;
+    p.index = (int32_t *)index->data;
+    if (p.index != NULL) p.index += mpt__pooling_at(o, n, c, line, 0);
+    p.lines = mpt__cpu_min(w->lines, y->shape[2] - line);
+    p.count = y->shape[3], p.channels = w->along_c ? x->shape[1] : 0;
+    p.x_line = x->stride[2], p.x_pixel = x->stride[3];
+    p.y_line = y->stride[2], p.y_pixel = y->stride[3];
+    p.index_line = o->stride[2], p.index_pixel = o->stride[3];
+    p.width = x->shape[3], p.first = 2 * line * p.width;
+    p.dtype = x->dtype, p.most = w->most, p.back = w->back;
+    p.adds = w->back && w->view[2].accumulate;
+    w->routines->windows(&p);
+    if (!w->back) return;
+    mpt__pooling_rest(w, n, c, 2 * line, 2 * p.lines);
+    if (line + p.lines < y->shape[2]) return;
+    for (int64_t h = 2 * y->shape[2]; h < x->shape[2]; h++) {
+        if (!w->along_c) mpt__pooling_back_line(w, n, c, h);
+        for (int64_t i = 0; w->along_c && i < p.width; i++) mpt__pooling_back_pixel(w, n, h, i);
+    }
+}
+
+/* ==== All of them ==== */
+
 static void mpt__pooling_task(void *work, int64_t task, int thread) {
     const mpt__pooling_work *w = (const mpt__pooling_work *)work;
-    const bool back = w->launch->kernel == MPT__K_POOL_BACKWARD;
+    const bool back = w->back;
     const mpt__operand *o = back ? w->more : w->less;
     const int64_t rows = task % o->shape[2], rest = task / o->shape[2];
     (void)thread;
@@ -17691,6 +17817,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     mpt__pooling_work w;
     w.launch = launch;
     w.routines = call->routines;
+    w.back = back;
     for (int k = 0; k < 3; k++) {
         memset(&w.view[k], 0, sizeof w.view[k]);
         if (call->data[k] != NULL) w.view[k] = mpt__cpu_view_of(call, k);
@@ -17713,6 +17840,14 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     if (all == 0) return;
     if (!w.along_c) tasks *= o->shape[1];
     double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
+    if (mpt__cpu_numel(w.less) > 0 && mpt__pooling_is_two(&w)) {
+        const int64_t line = w.less->shape[3] * (w.along_c ? w.less->shape[1] : 1);
+        w.lines = mpt__cpu_min(MPT__POOLING_TASK / line + 1, w.less->shape[2]);
+        w.blocks = mpt__cpu_chunks(w.less->shape[2], w.lines);
+        tasks = tasks / o->shape[2] * w.blocks;
+        mpt__parallel(call->pool, tasks, (int64_t)(cost * 0.25), mpt__pooling_two, &w);
+        return;
+    }
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
 }
 #endif
@@ -52962,6 +53097,143 @@ MPT__FN void MPT__LEVEL(cell_slopes)(const mpt__cell_block *b) {
 }
 
 #endif
+/* ------------------------
+ * cpu/template/pool.c: pooling of windows of two by two pixels that lie one beside the other, in
+ * vectors of neighbouring windows or of neighbouring channels (mpt__windows, cpu/elementwise.c).
+ *
+ * Every window takes its elements in the order in which cpu/pool.c does, and a gradient begins
+ * with zero as it does there: the bits are the same.
+ * ---------------------- */
+#if defined(MPT__V) && !defined(MPTRAIN_NO_CONV)
+
+/* A NaN wins over all before it; else the first of the largest. */
+MPT__OP void MPT__LEVEL(window_take)(v_f x, v_i at, v_f *best, v_f *index) {
+    const v_m more = v_greater(x, *best), nan = v_is_nan(x);
+    *index = v_select(nan, v_float(at), v_select(more, v_float(at), *index));
+    *best = v_select(nan, x, v_select(more, x, *best));
+}
+/* What windows of the elements x become; `at`: where their first elements are. */
+MPT__OP v_f MPT__LEVEL(window_value)(const mpt__windows *p, const v_f x[4], v_i at, v_f *index) {
+    v_f value;
+    if (!p->most) {
+        value = v_add(v_add(v_add(v_add(v_zero(), x[0]), x[1]), x[2]), x[3]);
+        return v_mul(value, v_set(0.25f));
+    }
+    const v_i below = v_iadd(at, v_iset((int32_t)p->width));
+    value = v_set(-mpt__real_infinity());
+    *index = v_float(at);
+    MPT__LEVEL(window_take)(x[0], at, &value, index);
+    MPT__LEVEL(window_take)(x[1], v_iadd(at, v_iset(1)), &value, index);
+    MPT__LEVEL(window_take)(x[2], below, &value, index);
+    MPT__LEVEL(window_take)(x[3], v_iadd(below, v_iset(1)), &value, index);
+    return value;
+}
+/* The gradients dx of the elements of windows, of dy and of the places of their maxima. */
+MPT__OP void MPT__LEVEL(window_slopes)(const mpt__windows *p, v_f dy, v_f index, v_i at,
+                                       v_f dx[4]) {
+    const float place[4] = {0, 1, (float)p->width, (float)(p->width + 1)};
+    dy = v_add(v_zero(), p->most ? dy : v_mul(dy, v_set(0.25f)));
+    const v_f apart = v_convert(v_isub(v_bits(index), at)); /* exact where it counts */
+    for (int k = 0; k < 4; k++)
+        dx[k] = p->most ? v_select(v_equal(apart, v_set(place[k])), dy, v_zero()) : dy;
+}
+
+MPT__OP void MPT__LEVEL(window_put)(const mpt__windows *p, char *to, v_f v, int64_t n, int dtype) {
+    if (p->adds) v = v_add(v_load_as(to, n, dtype), v);
+    v_store_as(to, v, n, dtype);
+}
+
+/* ==== A line of windows of one channel, whose elements are neighbours ==== */
+
+MPT__OP void MPT__LEVEL(windows_beside)(const mpt__windows *p, int64_t line, int dtype) {
+    const int64_t bytes = dtype == MPT_F32 ? 4 : 2;
+    static const int32_t twos[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const v_i lanes = v_words(twos);
+    char *x = p->x + 2 * line * p->x_line * bytes, *y = p->y + line * p->y_line * bytes;
+    char *below = x + p->x_line * bytes;
+    int32_t *index = p->index ? p->index + line * p->index_line : NULL;
+    int64_t first = p->first + 2 * line * p->width;
+    for (int64_t n = p->count; n > 0; n -= MPT__WIDTH) {
+        const v_i at = v_iadd(v_iset((int32_t)first), lanes);
+        v_f v[4], place = v_zero(), value;
+        if (p->back) {
+            if (index) place = v_load_as(index, n, MPT_F32);
+            MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, at, v);
+            v_merge(&v[0], &v[1]);
+            v_merge(&v[2], &v[3]);
+            MPT__LEVEL(window_put)(p, x, v[0], 2 * n, dtype);
+            MPT__LEVEL(window_put)(p, below, v[2], 2 * n, dtype);
+            if (2 * n > MPT__WIDTH) {
+                MPT__LEVEL(window_put)(p, x + MPT__WIDTH * bytes, v[1], 2 * n - MPT__WIDTH, dtype);
+                MPT__LEVEL(window_put)(p, below + MPT__WIDTH * bytes, v[3], 2 * n - MPT__WIDTH,
+                                       dtype);
+            }
+        } else {
+            v[0] = v_load_as(x, 2 * n, dtype), v[2] = v_load_as(below, 2 * n, dtype);
+            v[1] = v[3] = v_zero();
+            if (2 * n > MPT__WIDTH) {
+                v[1] = v_load_as(x + MPT__WIDTH * bytes, 2 * n - MPT__WIDTH, dtype);
+                v[3] = v_load_as(below + MPT__WIDTH * bytes, 2 * n - MPT__WIDTH, dtype);
+            }
+            v_split(&v[0], &v[1]);
+            v_split(&v[2], &v[3]);
+            value = MPT__LEVEL(window_value)(p, v, at, &place);
+            v_store_as(y, value, n, dtype);
+            if (index) v_store_as(index, place, n, MPT_F32);
+        }
+        x += 2 * MPT__WIDTH * bytes, below += 2 * MPT__WIDTH * bytes, y += MPT__WIDTH * bytes;
+        first += 2 * MPT__WIDTH;
+        if (index) index += MPT__WIDTH;
+    }
+}
+
+/* ==== Windows of all channels, which are neighbours ==== */
+
+MPT__OP void MPT__LEVEL(window_channels)(const mpt__windows *p, int64_t line, int64_t i,
+                                         int dtype) {
+    const int64_t bytes = dtype == MPT_F32 ? 4 : 2, right = p->x_pixel * bytes;
+    char *x = p->x + 2 * (line * p->x_line + i * p->x_pixel) * bytes;
+    char *y = p->y + (line * p->y_line + i * p->y_pixel) * bytes, *below = x + p->x_line * bytes;
+    int32_t *index = p->index ? p->index + line * p->index_line + i * p->index_pixel : NULL;
+    const v_i at = v_iset((int32_t)(p->first + 2 * (line * p->width + i)));
+    for (int64_t n = p->channels; n > 0; n -= MPT__WIDTH) {
+        v_f v[4], place = v_zero(), value;
+        if (p->back) {
+            if (index) place = v_load_as(index, n, MPT_F32);
+            MPT__LEVEL(window_slopes)(p, v_load_as(y, n, dtype), place, at, v);
+            MPT__LEVEL(window_put)(p, x, v[0], n, dtype);
+            MPT__LEVEL(window_put)(p, x + right, v[1], n, dtype);
+            MPT__LEVEL(window_put)(p, below, v[2], n, dtype);
+            MPT__LEVEL(window_put)(p, below + right, v[3], n, dtype);
+        } else {
+            v[0] = v_load_as(x, n, dtype), v[1] = v_load_as(x + right, n, dtype);
+            v[2] = v_load_as(below, n, dtype), v[3] = v_load_as(below + right, n, dtype);
+            value = MPT__LEVEL(window_value)(p, v, at, &place);
+            v_store_as(y, value, n, dtype);
+            if (index) v_store_as(index, place, n, MPT_F32);
+        }
+        x += MPT__WIDTH * bytes, below += MPT__WIDTH * bytes, y += MPT__WIDTH * bytes;
+        if (index) index += MPT__WIDTH;
+    }
+}
+
+MPT__OP void MPT__LEVEL(windows_of)(const mpt__windows *p, int dtype) {
+    for (int64_t line = 0; line < p->lines; line++) {
+        if (p->channels == 0) MPT__LEVEL(windows_beside)(p, line, dtype);
+        for (int64_t i = 0; p->channels > 0 && i < p->count; i++)
+            MPT__LEVEL(window_channels)(p, line, i, dtype);
+    }
+}
+MPT__FN void MPT__LEVEL(windows)(const mpt__windows *p) {
+    if (p->dtype == MPT_F32)
+        MPT__LEVEL(windows_of)(p, MPT_F32);
+    else if (p->dtype == MPT_F16)
+        MPT__LEVEL(windows_of)(p, MPT_F16);
+    else
+        MPT__LEVEL(windows_of)(p, MPT_BF16);
+}
+
+#endif
 
 #define MPT__HERE_UNARY(id, ns, value) MPT__LEVEL(unary_##id),
 #define MPT__HERE_BINARY(id, ns, value) MPT__LEVEL(binary_##id),
@@ -52978,8 +53250,10 @@ static const mpt__routines MPT__LEVEL(routines) = {
     MPT__LEVEL(max_lanes),
 #ifdef MPTRAIN_NO_CONV
     mpt__ref_sum_products,
+    NULL,
 #else
     MPT__LEVEL(sum_products),
+    MPT__LEVEL(windows),
 #endif
     MPT__LEVEL(add_exp),
     MPT__LEVEL(softmax),

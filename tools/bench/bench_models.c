@@ -1,11 +1,12 @@
-/* bench_models.c: training steps of the nets of examples/resnet.h, vit.h and gpt.h on the CPU.
+/* bench_models.c: training steps of the nets of examples/resnet.h, vit.h and gpt.h, and of LeNet-5,
+   on the CPU.
    Precisions take turns; each is compared with fp32 of the same repetition.
        bench_models [seconds per sample, 0.5]
        bench_models --profile MODEL PRECISION LAYOUT THREADS    where the time of a step goes
        bench_models --serve    subjects for a driver:
            model MODEL PRECISION LAYOUT THREADS
-       MODEL: resnet, vit or gpt. PRECISION: fp32, bf16 or fp16. LAYOUT: of pictures, last or
-       contiguous. */
+       MODEL: resnet, vit, gpt or lenet5. PRECISION: fp32, bf16 or fp16. LAYOUT: of pictures, last
+       or contiguous. */
 #include "models.h"
 
 enum { PROFILE_LINES = 40 };

@@ -54,6 +54,18 @@ static inline mpt_module new_resnet(mpt_context *context, const model_kind *k) {
     return resnet18(context, 3, k->classes, k->width, k->patch > 0);
 }
 
+/* LeNet-5 with ReLUs and maxima, for pictures of one channel. */
+static inline mpt_module new_lenet(mpt_context *context, const model_kind *k) {
+    mpt_conv_config padded = mpt_conv_config_default();
+    padded.padding[0] = padded.padding[1] = 2;
+    return mpt_sequential(
+        context, mpt_nn_conv2d(context, 1, 6, 5, 5, &padded), mpt_nn_relu(context),
+        mpt_nn_max_pool2d(context, NULL), mpt_nn_conv2d(context, 6, 16, 5, 5, NULL),
+        mpt_nn_relu(context), mpt_nn_max_pool2d(context, NULL), mpt_nn_flatten(context),
+        mpt_nn_linear(context, 400, 120), mpt_nn_relu(context), mpt_nn_linear(context, 120, 84),
+        mpt_nn_relu(context), mpt_nn_linear(context, 84, k->classes), MPT_END);
+}
+
 static inline mpt_module new_vit(mpt_context *context, const model_kind *k) {
     const vit_shape shape = {k->width, k->layers, k->heads,   4 * k->width, k->patch,
                              k->size,  3,         k->classes, 0.0};
@@ -75,7 +87,7 @@ static inline mpt_tensor resnet_loss(const model *m, mpt_tensor x, mpt_tensor y)
     return mpt_cross_entropy(resnet_logits(m->net, x, m->kind->patch > 0), y, NULL);
 }
 
-static inline mpt_tensor vit_loss(const model *m, mpt_tensor x, mpt_tensor y) {
+static inline mpt_tensor plain_loss(const model *m, mpt_tensor x, mpt_tensor y) {
     return mpt_cross_entropy(mpt_forward(m->net, x), y, NULL);
 }
 
@@ -86,7 +98,8 @@ static inline mpt_tensor gpt_loss(const model *m, mpt_tensor x, mpt_tensor y) {
 
 #define MODEL_MLP new_mlp, mlp_loss, false, true, false
 #define MODEL_RESNET new_resnet, resnet_loss, false, false, false
-#define MODEL_VIT new_vit, vit_loss, false, true, true
+#define MODEL_LENET new_lenet, plain_loss, false, false, false
+#define MODEL_VIT new_vit, plain_loss, false, true, true
 #define MODEL_GPT new_gpt, gpt_loss, true, true, true
 
 /* Those that a CPU trains; those that papers measure on GPUs, GPT-2's tokens padded to a multiple
@@ -94,6 +107,7 @@ static inline mpt_tensor gpt_loss(const model *m, mpt_tensor x, mpt_tensor y) {
 static const model_kind kinds[] = {{"resnet", 64, 32, 16, 0, 0, 0, 10, MODEL_RESNET},
                                    {"vit", 16, 32, 192, 12, 3, 4, 10, MODEL_VIT},
                                    {"gpt", 32, 128, 128, 4, 4, 0, 65, MODEL_GPT},
+                                   {"lenet5", 128, 28, 0, 0, 0, 0, 10, MODEL_LENET},
                                    {"mlp", 64, 784, 128, 0, 0, 0, 10, MODEL_MLP},
                                    {"gpt2", 64, 1024, 768, 12, 12, 0, 50304, MODEL_GPT},
                                    {"vit-b16", 256, 224, 768, 12, 12, 16, 1000, MODEL_VIT},
@@ -102,7 +116,7 @@ static const model_kind kinds[] = {{"resnet", 64, 32, 16, 0, 0, 0, 10, MODEL_RES
                                    {"gpt2-tiny", 2, 16, 32, 1, 2, 0, 64, MODEL_GPT},
                                    {"vit-b16-tiny", 4, 16, 32, 1, 2, 8, 10, MODEL_VIT},
                                    {"resnet18-tiny", 2, 32, 4, 0, 0, 1, 10, MODEL_RESNET}};
-enum { KINDS = sizeof kinds / sizeof *kinds, CPU_KINDS = 3, DEVICE_KINDS = 4 };
+enum { KINDS = sizeof kinds / sizeof *kinds, CPU_KINDS = 4, DEVICE_KINDS = 4 };
 
 static inline const model_kind *find_kind(const char *name) {
     for (int i = 0; i < KINDS; i++)
@@ -160,7 +174,8 @@ static inline void model_end(void *self) {
 static inline mpt_tensor make_pictures(const model *m, bool last) {
     const model_kind *k = m->kind;
     const mpt_shape mlp = MPT_SHAPE(k->batch, k->size);
-    const mpt_shape picture = MPT_SHAPE(k->batch, 3, k->size, k->size);
+    const int64_t channels = k->make == new_lenet ? 1 : 3;
+    const mpt_shape picture = MPT_SHAPE(k->batch, channels, k->size, k->size);
     mpt_scope_begin(m->context);
     mpt_tensor x = mpt_randn(m->context, MPT_F32, k->make == new_mlp ? mlp : picture);
     if (last && k->make != new_mlp) x = mpt_to_channels_last(x);

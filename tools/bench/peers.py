@@ -549,6 +549,14 @@ def resnet_peer():
     return net, torch.randn(64, 3, 32, 32), torch.arange(64) % 10
 
 
+def lenet_peer():
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84),
+        nn.ReLU(), nn.Linear(84, 10))
+    return net, torch.randn(128, 1, 28, 28), torch.arange(128) % 10
+
+
 def vit_peer():
     net = models_peer.ViT(12, 3, 192, 4, 32, 10)
     return net, torch.randn(16, 3, 32, 32), torch.arange(16) % 10
@@ -559,14 +567,16 @@ def gpt_peer():
     return models_peer.GPT(4, 4, 128, 128, 65), tokens.view(32, 128), tokens.view(32, 128)
 
 
-MODELS = {'resnet': resnet_peer, 'vit': vit_peer, 'gpt': gpt_peer}
+# Those with convolutions, which layouts differ for.
+IMAGES = 'resnet', 'lenet5'
+MODELS = {'resnet': resnet_peer, 'vit': vit_peer, 'gpt': gpt_peer, 'lenet5': lenet_peer}
 
 
 def torch_model(model, precision, mode):
     """A function that does one step of it: mode is eager or compiled, with words for pictures."""
     torch.manual_seed(0)
     net, x, y = MODELS[model]()
-    low, clipped = LOW[precision], model != 'resnet'
+    low, clipped = LOW[precision], model not in IMAGES
     if x.is_floating_point():
         x = x.to(low or torch.float32)
     if 'last' in mode:
@@ -596,7 +606,7 @@ def torch_model(model, precision, mode):
 
 def best_model(model, precision, threads):
     modes = ['eager', 'compiled']
-    if model == 'resnet':
+    if model in IMAGES:
         modes = ['eager', 'eager channels_last', 'compiled channels_last']
     peers = {}
     for mode in modes:
@@ -620,7 +630,7 @@ def model_row(model, threads, targets):
         if precision != 'fp16':  # in PyTorch many times slower than bf16
             peer, settings[precision] = best_model(model, precision, threads)
             subjects['torch ' + precision] = peer
-        if model == 'resnet' and precision != 'fp16':
+        if model in IMAGES and precision != 'fp16':
             words = f'model {model} {precision} contiguous {threads}'
             subjects[precision + ' contiguous'] = Ours(server, words, threads)
     times = alternate(subjects, 0.25, 5)
@@ -633,7 +643,7 @@ def model_row(model, threads, targets):
     for precision in 'bf16', 'fp16':
         verdict(f'{what}own {precision}, times own fp32', times.faster(precision, 'fp32'),
                 targets.get('own ' + precision))
-    for precision in ('fp32', 'bf16') if model == 'resnet' else ():
+    for precision in ('fp32', 'bf16') if model in IMAGES else ():
         verdict(f'{what}{precision}, channels_last, times contiguous',
                 times.faster(precision, precision + ' contiguous'), targets.get('last'))
     detail(f'{what}{times.note()}')
@@ -653,7 +663,7 @@ def most_of_halves(threads):
         verdict(f'{threads}T, multiply-add alone, {low} of bf16 times {wide} of fp32', ratio, None)
 
 
-@row('models', 'steps of narrow ResNet-18, ViT-Tiny and GPT with 4 layers, times PyTorch')
+@row('models', 'steps of narrow ResNet-18, ViT-Tiny, GPT with 4 layers and LeNet-5, times PyTorch')
 def models():
     targets = {'fp32': 1.0, 'bf16': 1.3, 'own bf16': 2.0, 'last': 1.2}
     for model in MODELS:
