@@ -17729,6 +17729,8 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
 
 #define MPT__POOLING_TASK 2048 /* elements of y that a task has at least, where there are so many */
 
+#ifndef MPTRAIN_NO_SIMD
+
 static bool mpt__pooling_is_dense(const mpt__operand *o, bool along_c) {
     return o->stride[along_c ? 1 : 3] == 1;
 }
@@ -17794,6 +17796,8 @@ static void mpt__pooling_two(void *work, int64_t task, int thread) {
     }
 }
 
+#endif
+
 /* ==== All of them ==== */
 
 static void mpt__pooling_task(void *work, int64_t task, int thread) {
@@ -17840,6 +17844,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     if (all == 0) return;
     if (!w.along_c) tasks *= o->shape[1];
     double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
+#ifndef MPTRAIN_NO_SIMD
     if (mpt__cpu_numel(w.less) > 0 && mpt__pooling_is_two(&w)) {
         const int64_t line = w.less->shape[3] * (w.along_c ? w.less->shape[1] : 1);
         w.lines = mpt__cpu_min(MPT__POOLING_TASK / line + 1, w.less->shape[2]);
@@ -17848,6 +17853,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
         mpt__parallel(call->pool, tasks, (int64_t)(cost * 0.25), mpt__pooling_two, &w);
         return;
     }
+#endif
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
 }
 #endif
@@ -19735,9 +19741,9 @@ typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
 typedef struct mpt__op_row {
     const char *name;
     const char *onnx; /* "" if there is no single equal */
-    mpt__policy policy;
     mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
-    mpt__function function, backward_function;
+    uint8_t policy;                      /* mpt__policy */
+    uint8_t function, backward_function; /* mpt__function */
 } mpt__op_row;
 
 /* ==== Objects behind handles ==== */
@@ -21656,7 +21662,7 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
     mpt_dtype low = mpt__autocast_dtype(frame->context);
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
-    mpt__policy policy = frame->row->policy;
+    const int policy = frame->row->policy;
     mpt_status status = MPT_OK;
     const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
     if (region && !(frame->dtypes & ~computing)) { /* most calls; fp32 is preset */
@@ -22388,7 +22394,7 @@ static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_
 static uint32_t mpt__root_scale(const mpt_context *ctx, const mpt__tensor *root,
                                 mpt_tensor gradient) {
     const mpt__record *record = root->record;
-    mpt__function function = record ? ctx->ops[record->op].function : MPT__FN_NONE;
+    const unsigned function = record ? ctx->ops[record->op].function : (unsigned)MPT__FN_NONE;
     bool times = function == MPT__FN_MUL ||
                  (function == MPT__FN_MUL_SCALAR && record->attributes.imm[0] > 1.0);
     return gradient.slot || times ? MPT__UNKNOWN : MPT__PLAIN;
@@ -23687,6 +23693,7 @@ typedef struct {
 } mpt__finding;
 
 typedef struct mpt__anomaly {
+    void (*end)(mpt_context *ctx); /* a pointer: programs that never ask for this are without it */
     mpt__finding *findings; /* of the open step */
     int64_t count, capacity;
     bool lost;   /* a loss that backward ran from was not finite */
@@ -23973,8 +23980,11 @@ static const struct {
 #define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
 
 static void mpt__anomaly_free(mpt_context *ctx) {
+    if (ctx->anomaly) ctx->anomaly->end(ctx);
+}
+
+static void mpt__anomaly_end(mpt_context *ctx) {
     mpt__anomaly *anomaly = ctx->anomaly;
-    if (!anomaly) return;
     mpt__anomaly_stop(ctx, NULL, NULL);
     for (int i = 0; i < MPT__ANOMALY_HEARS; i++)
         mpt__listen_no_more(ctx, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
@@ -23991,6 +24001,7 @@ mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
     if (!on) mpt__anomaly_free(ctx);
     if (on && !ctx->anomaly)
         ctx->anomaly = (mpt__anomaly *)mpt__host_new(ctx, sizeof *ctx->anomaly);
+    if (ctx->anomaly) ctx->anomaly->end = mpt__anomaly_end;
     for (int i = 0; on && ctx->anomaly && i < MPT__ANOMALY_HEARS; i++)
         mpt__listen(ctx, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear, ctx->anomaly);
     return ctx->base.status;
@@ -24377,9 +24388,8 @@ static mpt_status mpt__predicate_shape(mpt__frame *frame) {
 }
 
 /* out = fn(in), `in` broadcast to the shape of `out`. */
-static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
-                                    const mpt__tensor *in, const mpt__tensor *out,
-                                    mpt__access access) {
+static mpt_status mpt__launch_unary(mpt__frame *frame, unsigned function, const mpt__tensor *in,
+                                    const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
     launch->function = (uint8_t)function;
     launch->slot[0] = (uint16_t)frame->attributes->index[0];
@@ -24414,7 +24424,7 @@ static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
 }
 
 /* out = fn(a, b), both broadcast to the shape of `out`. */
-static mpt_status mpt__launch_binary(mpt_context *ctx, mpt__function function, const mpt__tensor *a,
+static mpt_status mpt__launch_binary(mpt_context *ctx, unsigned function, const mpt__tensor *a,
                                      const mpt__tensor *b, const mpt__tensor *out,
                                      mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_BINARY);
@@ -24428,7 +24438,7 @@ static mpt_status mpt__launch_binary(mpt_context *ctx, mpt__function function, c
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
-    mpt__function function = frame->row->backward_function;
+    unsigned function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
     launch->function = (uint8_t)function;
@@ -24589,9 +24599,8 @@ static mpt_status mpt__binary_forward(mpt__frame *frame) {
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
-static mpt_status mpt__launch_reduce(mpt_context *ctx, mpt__function function,
-                                     const mpt__tensor *full, const mpt__tensor *part,
-                                     mpt__access access) {
+static mpt_status mpt__launch_reduce(mpt_context *ctx, unsigned function, const mpt__tensor *full,
+                                     const mpt__tensor *part, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
     launch->function = (uint8_t)function;
     mpt__reads(launch, 0, full);
@@ -24601,7 +24610,7 @@ static mpt_status mpt__launch_reduce(mpt_context *ctx, mpt__function function,
 
 /* Gradient i is fn(a, b) in the output's shape, summed to the input's. b NULL: a alone, through a
    function of one input. */
-static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__function function,
+static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, unsigned function,
                                           const mpt__tensor *a, const mpt__tensor *b) {
     mpt_context *ctx = frame->context;
     if (!mpt__wants(frame, i)) return MPT_OK;
@@ -24654,7 +24663,7 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
 }
 
 /* Gradient i is dy times slope(a, b). */
-static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, mpt__function slope,
+static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, unsigned slope,
                                        const mpt__tensor *a, const mpt__tensor *b) {
     if (!mpt__wants(frame, i)) return MPT_OK;
     const mpt__tensor *dy = frame->dy[0];
@@ -25157,7 +25166,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
-    mpt__function function = frame->row->function;
+    unsigned function = frame->row->function;
     out->rank = 0;
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
@@ -25243,7 +25252,7 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     mpt__operand_chosen(frame, launch, 0, x, false, MPT__READ);
     if (index) mpt__operand_chosen(frame, launch, 1, index, true, MPT__WRITE);
     if (value) mpt__operand_chosen(frame, launch, 2, value, true, MPT__WRITE);
@@ -25493,7 +25502,7 @@ static mpt_status mpt__softmax_shape(mpt__frame *frame) {
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
     mpt__save(frame, frame->out[0]);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     mpt__operand_along(frame, launch, 0, frame->in[0], MPT__READ);
     mpt__operand_along(frame, launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
@@ -25502,7 +25511,7 @@ static mpt_status mpt__softmax_forward(mpt__frame *frame) {
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     mpt__operand_along(frame, launch, 0, frame->saved[0], MPT__READ);
     mpt__operand_along(frame, launch, 1, frame->dy[0], MPT__READ);
     mpt__operand_along(frame, launch, 2, frame->dx, frame->access);
@@ -28003,7 +28012,7 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
 static mpt__launch *mpt__pooling_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     const int64_t *a = frame->attributes->index;
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     for (int k = 0; k < 3; k++) launch->index[k] = a[2 * k] * (INT64_C(1) << 32) + a[2 * k + 1];
     launch->index[3] = a[6] & (MPT__POOL_COUNTS_PADDING | MPT__POOL_ADAPTIVE);
     return launch;
@@ -30482,14 +30491,14 @@ MPT__END_REGION
 #define mpt__none_backward NULL
 
 static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
+    {"none", "", NULL, NULL, NULL, MPT__POLICY_ANY, MPT__FN_NONE, MPT__FN_NONE},
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
     {#id, \
      onnx, \
-     MPT__POLICY_##policy, \
      mpt__##shape##_shape, \
      mpt__##forward##_forward, \
      mpt__##backward##_backward, \
+     MPT__POLICY_##policy, \
      MPT__FN_##fn, \
      MPT__FN_##backward_fn},
     MPT__OPS(MPT__ROW)
@@ -38028,8 +38037,7 @@ typedef enum {
 
 static const struct {
     const char *name, *call;
-    int op, inputs;
-    mpt_activation activation;
+    uint8_t op, inputs, activation;
 } mpt__layer_rows[] = {
 #define MPT__ROW(name, op, inputs, activation) \
     {#name, "mpt_" #op, MPT__OP_##op, inputs, MPT_ACTIVATION_##activation},
@@ -39130,7 +39138,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
             const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
             if (next->policy == child->policy && !mpt__hooks_of(next) &&
                 (linear || next->layer == MPT__LAYER_relu))
-                activation = mpt__layer_rows[next->layer].activation;
+                activation = (mpt_activation)mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(ctx, child, now, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;

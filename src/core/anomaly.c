@@ -47,6 +47,7 @@ typedef struct {
 } mpt__finding;
 
 typedef struct mpt__anomaly {
+    void (*end)(mpt_context *ctx); /* a pointer: programs that never ask for this are without it */
     mpt__finding *findings; /* of the open step */
     int64_t count, capacity;
     bool lost;   /* a loss that backward ran from was not finite */
@@ -333,8 +334,11 @@ static const struct {
 #define MPT__ANOMALY_HEARS (int)(sizeof mpt__anomaly_hears / sizeof mpt__anomaly_hears[0])
 
 static void mpt__anomaly_free(mpt_context *ctx) {
+    if (ctx->anomaly) ctx->anomaly->end(ctx);
+}
+
+static void mpt__anomaly_end(mpt_context *ctx) {
     mpt__anomaly *anomaly = ctx->anomaly;
-    if (!anomaly) return;
     mpt__anomaly_stop(ctx, NULL, NULL);
     for (int i = 0; i < MPT__ANOMALY_HEARS; i++)
         mpt__listen_no_more(ctx, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear);
@@ -351,6 +355,7 @@ mpt_status mpt_anomaly_mode(mpt_context *ctx, bool on) {
     if (!on) mpt__anomaly_free(ctx);
     if (on && !ctx->anomaly)
         ctx->anomaly = (mpt__anomaly *)mpt__host_new(ctx, sizeof *ctx->anomaly);
+    if (ctx->anomaly) ctx->anomaly->end = mpt__anomaly_end;
     for (int i = 0; on && ctx->anomaly && i < MPT__ANOMALY_HEARS; i++)
         mpt__listen(ctx, mpt__anomaly_hears[i].event, mpt__anomaly_hears[i].hear, ctx->anomaly);
     return ctx->base.status;

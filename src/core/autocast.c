@@ -110,7 +110,7 @@ static mpt_status mpt__policy_dtype(mpt__frame *frame) {
     mpt_dtype low = mpt__autocast_dtype(frame->context);
     bool region = low != MPT_F32;
     mpt_dtype result = MPT_F32;
-    mpt__policy policy = frame->row->policy;
+    const int policy = frame->row->policy;
     mpt_status status = MPT_OK;
     const unsigned computing = 1u << MPT_F32 | 1u << MPT_F16 | 1u << MPT_BF16;
     if (region && !(frame->dtypes & ~computing)) { /* most calls; fp32 is preset */

@@ -653,7 +653,7 @@ static mpt_status mpt__seed_gradient(mpt_context *ctx, mpt__tensor *tensor, mpt_
 static uint32_t mpt__root_scale(const mpt_context *ctx, const mpt__tensor *root,
                                 mpt_tensor gradient) {
     const mpt__record *record = root->record;
-    mpt__function function = record ? ctx->ops[record->op].function : MPT__FN_NONE;
+    const unsigned function = record ? ctx->ops[record->op].function : (unsigned)MPT__FN_NONE;
     bool times = function == MPT__FN_MUL ||
                  (function == MPT__FN_MUL_SCALAR && record->attributes.imm[0] > 1.0);
     return gradient.slot || times ? MPT__UNKNOWN : MPT__PLAIN;

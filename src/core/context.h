@@ -221,9 +221,9 @@ typedef mpt_status (*mpt__op_fn)(mpt__frame *frame);
 typedef struct mpt__op_row {
     const char *name;
     const char *onnx; /* "" if there is no single equal */
-    mpt__policy policy;
     mpt__op_fn shape, forward, backward; /* backward NULL: no gradient flows */
-    mpt__function function, backward_function;
+    uint8_t policy;                      /* mpt__policy */
+    uint8_t function, backward_function; /* mpt__function */
 } mpt__op_row;
 
 /* ==== Objects behind handles ==== */

@@ -202,6 +202,8 @@ static void mpt__pooling_back_line(const mpt__pooling_work *w, int64_t n, int64_
 
 #define MPT__POOLING_TASK 2048 /* elements of y that a task has at least, where there are so many */
 
+#ifndef MPTRAIN_NO_SIMD
+
 static bool mpt__pooling_is_dense(const mpt__operand *o, bool along_c) {
     return o->stride[along_c ? 1 : 3] == 1;
 }
@@ -267,6 +269,8 @@ static void mpt__pooling_two(void *work, int64_t task, int thread) {
     }
 }
 
+#endif
+
 /* ==== All of them ==== */
 
 static void mpt__pooling_task(void *work, int64_t task, int thread) {
@@ -313,6 +317,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
     if (all == 0) return;
     if (!w.along_c) tasks *= o->shape[1];
     double cost = (double)mpt__cpu_numel(w.more) + (double)mpt__cpu_numel(w.less);
+#ifndef MPTRAIN_NO_SIMD
     if (mpt__cpu_numel(w.less) > 0 && mpt__pooling_is_two(&w)) {
         const int64_t line = w.less->shape[3] * (w.along_c ? w.less->shape[1] : 1);
         w.lines = mpt__cpu_min(MPT__POOLING_TASK / line + 1, w.less->shape[2]);
@@ -321,6 +326,7 @@ static void mpt__cpu_pool(const mpt__cpu_call *call) {
         mpt__parallel(call->pool, tasks, (int64_t)(cost * 0.25), mpt__pooling_two, &w);
         return;
     }
+#endif
     mpt__parallel(call->pool, tasks, (int64_t)(cost * 4.0), mpt__pooling_task, &w);
 }
 #endif

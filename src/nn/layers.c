@@ -85,8 +85,7 @@ typedef enum {
 
 static const struct {
     const char *name, *call;
-    int op, inputs;
-    mpt_activation activation;
+    uint8_t op, inputs, activation;
 } mpt__layer_rows[] = {
 #define MPT__ROW(name, op, inputs, activation) \
     {#name, "mpt_" #op, MPT__OP_##op, inputs, MPT_ACTIVATION_##activation},

@@ -851,7 +851,7 @@ static MPT__NOINLINE mpt__tensor *mpt__sequential_forward(mpt_context *ctx, mpt_
             const mpt__module *next = mpt__module_slot(ctx, module->children[i + 1].slot);
             if (next->policy == child->policy && !mpt__hooks_of(next) &&
                 (linear || next->layer == MPT__LAYER_relu))
-                activation = mpt__layer_rows[next->layer].activation;
+                activation = (mpt_activation)mpt__layer_rows[next->layer].activation;
         }
         mpt__tensor *out = mpt__module_run(ctx, child, now, activation);
         if (activation != MPT_ACTIVATION_NONE) i++;

@@ -20,9 +20,8 @@ static mpt_status mpt__predicate_shape(mpt__frame *frame) {
 }
 
 /* out = fn(in), `in` broadcast to the shape of `out`. */
-static mpt_status mpt__launch_unary(mpt__frame *frame, mpt__function function,
-                                    const mpt__tensor *in, const mpt__tensor *out,
-                                    mpt__access access) {
+static mpt_status mpt__launch_unary(mpt__frame *frame, unsigned function, const mpt__tensor *in,
+                                    const mpt__tensor *out, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_UNARY);
     launch->function = (uint8_t)function;
     launch->slot[0] = (uint16_t)frame->attributes->index[0];
@@ -57,7 +56,7 @@ static mpt_status mpt__unary_keep_out_forward(mpt__frame *frame) {
 }
 
 /* out = fn(a, b), both broadcast to the shape of `out`. */
-static mpt_status mpt__launch_binary(mpt_context *ctx, mpt__function function, const mpt__tensor *a,
+static mpt_status mpt__launch_binary(mpt_context *ctx, unsigned function, const mpt__tensor *a,
                                      const mpt__tensor *b, const mpt__tensor *out,
                                      mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_BINARY);
@@ -71,7 +70,7 @@ static mpt_status mpt__launch_binary(mpt_context *ctx, mpt__function function, c
 /* dx = f(saved, dy); only log divides dy by what it saved, so its operands change places. */
 static mpt_status mpt__unary_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
-    mpt__function function = frame->row->backward_function;
+    unsigned function = frame->row->backward_function;
     bool swapped = function == MPT__FN_DIV;
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_BINARY);
     launch->function = (uint8_t)function;
@@ -232,9 +231,8 @@ static mpt_status mpt__binary_forward(mpt__frame *frame) {
 }
 
 /* Sums `full` over the dimensions in which `part` was broadcast. */
-static mpt_status mpt__launch_reduce(mpt_context *ctx, mpt__function function,
-                                     const mpt__tensor *full, const mpt__tensor *part,
-                                     mpt__access access) {
+static mpt_status mpt__launch_reduce(mpt_context *ctx, unsigned function, const mpt__tensor *full,
+                                     const mpt__tensor *part, mpt__access access) {
     mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_REDUCE);
     launch->function = (uint8_t)function;
     mpt__reads(launch, 0, full);
@@ -244,7 +242,7 @@ static mpt_status mpt__launch_reduce(mpt_context *ctx, mpt__function function,
 
 /* Gradient i is fn(a, b) in the output's shape, summed to the input's. b NULL: a alone, through a
    function of one input. */
-static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, mpt__function function,
+static mpt_status mpt__broadcast_gradient(mpt__frame *frame, int i, unsigned function,
                                           const mpt__tensor *a, const mpt__tensor *b) {
     mpt_context *ctx = frame->context;
     if (!mpt__wants(frame, i)) return MPT_OK;
@@ -297,7 +295,7 @@ static mpt_status mpt__div_backward(mpt__frame *frame) {
 }
 
 /* Gradient i is dy times slope(a, b). */
-static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, mpt__function slope,
+static mpt_status mpt__sloped_gradient(mpt__frame *frame, int i, unsigned slope,
                                        const mpt__tensor *a, const mpt__tensor *b) {
     if (!mpt__wants(frame, i)) return MPT_OK;
     const mpt__tensor *dy = frame->dy[0];

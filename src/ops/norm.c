@@ -461,7 +461,7 @@ static mpt_status mpt__pooling_shape(mpt__frame *frame) {
 static mpt__launch *mpt__pooling_launch(mpt__frame *frame, mpt__kernel kernel) {
     mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
     const int64_t *a = frame->attributes->index;
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     for (int k = 0; k < 3; k++) launch->index[k] = a[2 * k] * (INT64_C(1) << 32) + a[2 * k + 1];
     launch->index[3] = a[6] & (MPT__POOL_COUNTS_PADDING | MPT__POOL_ADAPTIVE);
     return launch;

@@ -13,7 +13,7 @@ static mpt_status mpt__reduce_shape(mpt__frame *frame) {
     const mpt__tensor *x = frame->in[0];
     mpt__attributes *a = frame->attributes;
     mpt_shape *out = &frame->out_shape[0];
-    mpt__function function = frame->row->function;
+    unsigned function = frame->row->function;
     out->rank = 0;
     if (x->shape.rank == 0 && (a->index[0] == 0 || a->index[0] == -1)) a->index[2] = 1;
     if (!a->index[2]) {
@@ -99,7 +99,7 @@ static mpt_status mpt__launch_argmax(mpt__frame *frame, const mpt__tensor *index
     if (frame->attributes->index[2]) x = mpt__contiguous_of(frame, x);
     if (!x) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_ARGMAX);
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     mpt__operand_chosen(frame, launch, 0, x, false, MPT__READ);
     if (index) mpt__operand_chosen(frame, launch, 1, index, true, MPT__WRITE);
     if (value) mpt__operand_chosen(frame, launch, 2, value, true, MPT__WRITE);
@@ -349,7 +349,7 @@ static mpt_status mpt__softmax_shape(mpt__frame *frame) {
 static mpt_status mpt__softmax_forward(mpt__frame *frame) {
     mpt__save(frame, frame->out[0]);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX);
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     mpt__operand_along(frame, launch, 0, frame->in[0], MPT__READ);
     mpt__operand_along(frame, launch, 1, frame->out[0], MPT__WRITE);
     return mpt__submit(frame->context, launch);
@@ -358,7 +358,7 @@ static mpt_status mpt__softmax_forward(mpt__frame *frame) {
 static mpt_status mpt__softmax_backward(mpt__frame *frame) {
     if (!mpt__dx_into(frame)) return mpt__outcome(frame);
     mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_SOFTMAX_BACKWARD);
-    launch->function = (uint8_t)frame->row->function;
+    launch->function = frame->row->function;
     mpt__operand_along(frame, launch, 0, frame->saved[0], MPT__READ);
     mpt__operand_along(frame, launch, 1, frame->dy[0], MPT__READ);
     mpt__operand_along(frame, launch, 2, frame->dx, frame->access);

@@ -11,14 +11,14 @@
 #define mpt__none_backward NULL
 
 static const mpt__op_row mpt__op_rows[MPT__OP_COUNT] = {
-    {"none", "", MPT__POLICY_ANY, NULL, NULL, NULL, MPT__FN_NONE, MPT__FN_NONE},
+    {"none", "", NULL, NULL, NULL, MPT__POLICY_ANY, MPT__FN_NONE, MPT__FN_NONE},
 #define MPT__ROW(id, policy, shape, forward, backward, fn, backward_fn, onnx) \
     {#id, \
      onnx, \
-     MPT__POLICY_##policy, \
      mpt__##shape##_shape, \
      mpt__##forward##_forward, \
      mpt__##backward##_backward, \
+     MPT__POLICY_##policy, \
      MPT__FN_##fn, \
      MPT__FN_##backward_fn},
     MPT__OPS(MPT__ROW)

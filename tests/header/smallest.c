@@ -4,6 +4,7 @@
 #define MPTRAIN_NO_STDIO
 #define MPTRAIN_NO_THREADS
 #define MPTRAIN_NO_SIMD
+#define MPTRAIN_NO_RECURRENT
 #define MPTRAIN_STATIC
 #define MPTRAIN_IMPLEMENTATION
 #include "mptrain.h"
