@@ -228,36 +228,58 @@ TEST(steps_and_parts_are_the_sequence) {
     }
 }
 
-/* What a sequence has behind its length changes nothing, be it infinite. */
-TEST(behind_its_length_nothing_counts) {
+/* What a sequence has behind its length changes nothing, be it infinite: no output, and no
+   gradient. */
+static void check_behind(int kind, bool batch_first, mpt_dtype region) {
     static const int64_t steps[3] = {2, 4, 0};
-    for (int kind = 0; kind < 3; kind++) {
-        mpt_tensor in[2], out[2][3], y[2];
-        float values[5 * 3 * 2], dx[5 * 3 * 2];
-        REQUIRE(begin(0));
-        mpt_recurrent_config config = mpt_recurrent_config_default();
-        config.bidirectional = true;
-        mpt_module layer = layers[kind](context, 2, 7, &config);
-        for (int odd = 0; odd < 2; odd++) {
-            for (int i = 0; i < 30; i++) {
-                const bool over = i / 6 >= steps[i / 2 % 3];
-                values[i] = over && odd ? INFINITY : 0.1f * (float)(i % 7) - 0.2f;
-            }
-            in[0] = mpt_from(context, MPT_F32, MPT_SHAPE(5, 3, 2), values);
-            in[1] = mpt_from(context, MPT_I64, MPT_SHAPE(3), steps);
-            mpt_requires_grad(in[0], true);
-            mpt_forward_n(layer, in, 2, out[odd], 2);
-            y[odd] = out[odd][0];
+    mpt_tensor in[2], out[2][3], y[2];
+    float values[5 * 3 * 2], dx[5 * 3 * 2], gradients[2][2][4 * 7 * 7];
+    memset(gradients, 0, sizeof gradients);
+    if (!begin(0)) return;
+    mpt_recurrent_config config = mpt_recurrent_config_default();
+    config.bidirectional = true, config.batch_first = batch_first;
+    mpt_module layer = layers[kind](context, 2, 7, &config);
+    for (int odd = 0; odd < 2; odd++) {
+        for (int i = 0; i < 30; i++) {
+            const int t = batch_first ? i / 2 % 5 : i / 6, b = batch_first ? i / 10 : i / 2 % 3;
+            values[i] = t < steps[b] || !odd ? 0.1f * (float)(i % 7) - 0.2f
+                        : i % 4              ? INFINITY
+                                             : NAN;
         }
-        CHECK(mpt_allclose(y[0], y[1], 0, 0) && mpt_allclose(out[0][1], out[1][1], 0, 0));
-        CHECK(mpt_item(mpt_norm(mpt_slice(y[1], 0, 4, 5, 1), 2, MPT_ALL_DIMS, false)) == 0.0);
-        CHECK(mpt_item(mpt_norm(mpt_slice(out[1][1], 1, 2, 3, 1), 2, MPT_ALL_DIMS, false)) == 0.0);
-        mpt_backward(mpt_sum(y[1], MPT_ALL_DIMS, false));
-        mpt_read_f32(mpt_grad(in[0]), dx, 30);
-        for (int i = 0; i < 30; i++) CHECK((dx[i] != 0.0f) == (i / 6 < steps[i / 2 % 3]));
-        check_ok(context);
-        mpt_destroy(context);
+        in[0] = mpt_from(context, MPT_F32, batch_first ? MPT_SHAPE(3, 5, 2) : MPT_SHAPE(5, 3, 2),
+                         values);
+        in[1] = mpt_from(context, MPT_I64, MPT_SHAPE(3), steps);
+        mpt_requires_grad(in[0], true);
+        mpt_autocast_begin(context, region);
+        mpt_forward_n(layer, in, 2, out[odd], 2);
+        mpt_autocast_end(context);
+        y[odd] = out[odd][0];
+        mpt_backward(mpt_sum(y[odd], MPT_ALL_DIMS, false));
+        for (int hh = 0; hh < 2; hh++) {
+            mpt_tensor weight = mpt_parameter(layer, hh ? "weight_hh_l0" : "weight_ih_l0_reverse");
+            mpt_read_f32(mpt_grad(weight), gradients[odd][hh], mpt_numel(weight));
+            CHECK(gradients[odd][hh][0] != 0.0f);
+        }
+        for (int i = 0; i < (int)mpt_parameter_count(layer); i++)
+            mpt_clear_grad(mpt_parameter_at(layer, i, NULL, 0));
     }
+    CHECK(memcmp(gradients[0], gradients[1], sizeof gradients[0]) == 0);
+    CHECK(mpt_allclose(y[0], y[1], 0, 0) && mpt_allclose(out[0][1], out[1][1], 0, 0));
+    const int time = batch_first ? 1 : 0;
+    CHECK(mpt_item(mpt_norm(mpt_slice(y[1], time, 4, 5, 1), 2, MPT_ALL_DIMS, false)) == 0.0);
+    CHECK(mpt_item(mpt_norm(mpt_slice(out[1][1], 1, 2, 3, 1), 2, MPT_ALL_DIMS, false)) == 0.0);
+    mpt_read_f32(mpt_grad(in[0]), dx, 30);
+    for (int i = 0; i < 30; i++) {
+        const int t = batch_first ? i / 2 % 5 : i / 6, b = batch_first ? i / 10 : i / 2 % 3;
+        CHECK((dx[i] != 0.0f) == (t < steps[b]));
+    }
+    check_ok(context);
+    mpt_destroy(context);
+}
+
+TEST(behind_its_length_nothing_counts) {
+    static const mpt_dtype regions[] = {MPT_F32, MPT_BF16, MPT_F16};
+    for (int i = 0; i < 18; i++) check_behind(i % 3, i % 2 == 0, regions[i / 6]);
 }
 
 /* ==== Parameters ==== */

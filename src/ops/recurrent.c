@@ -461,6 +461,22 @@ static mpt_status mpt__rolled_weight(mpt__frame *frame, int i, const mpt__tensor
     return mpt__submit(frame->context, launch);
 }
 
+/* x with zeros where sequences are over: slopes are 0 there, and 0 times infinity is none. */
+static const mpt__tensor *mpt__rolled_input(mpt__frame *frame, const mpt__rolled *b,
+                                            const mpt__tensor *x) {
+    const mpt__recurrence *r = &b->r;
+    if (!b->lengths || !x) return x;
+    const mpt__tensor *all = mpt__steps_new(frame, r, (mpt_dtype)x->dtype, x->shape.dim[2]);
+    for (int64_t t = 0; t < r->steps && all; t++) {
+        mpt__tensor from = mpt__step_of(r, x, t), to = mpt__step_of(r, all, t);
+        mpt__launch *launch = mpt__cell_launch(frame, r, false, MPT__CELL_CARRY, t, b->lengths);
+        mpt__reads(launch, 1, &from);
+        mpt__writes(launch, 5, &to);
+        if (mpt__submit(frame->context, launch) != MPT_OK) return NULL;
+    }
+    return all;
+}
+
 static mpt_status mpt__rolled_bias(mpt__frame *frame, int i, const mpt__tensor *slopes) {
     mpt__access access;
     const mpt__tensor *db = mpt__gradient_into(frame, i, &access);
@@ -512,7 +528,8 @@ static mpt_status mpt__recurrent_backward(mpt__frame *frame) {
     for (int64_t step = b.r.steps - 1; step >= 0; step--)
         if (mpt__rolled_step(frame, &b, step) != MPT_OK) return ctx->base.status;
     const mpt__tensor *x = frame->saved[MPT__RNN_X];
-    if (mpt__wants(frame, MPT__RNN_IH)) x = mpt__contiguous_of(frame, x);
+    if (mpt__wants(frame, MPT__RNN_IH))
+        x = mpt__rolled_input(frame, &b, mpt__contiguous_of(frame, x));
     const mpt__tensor *dx = x ? mpt__gradient_into(frame, MPT__RNN_X, &access) : NULL;
     if (dx) {
         mpt__source ih;
