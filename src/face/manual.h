@@ -551,7 +551,7 @@ mpt_load_memory takes weights from a C array: a safetensors file, as mpt_save wr
 
 This version: x86-64 with AVX2, AVX-512, AVX512_BF16 or AMX, AArch64 with NEON or its
 BFMMLA, portable C elsewhere, and CUDA kernels that no real GPU has run yet.
-No recurrent layers, no gradients of gradients. fp64 is a dtype of
+No gradients of gradients. fp64 is a dtype of
 storage, fp8 that and what mpt_fp8 multiplies. Tensors have at most
 8 dimensions.
 On a build with clang for another CPU than x86, -ffast-math is refused by an #error.

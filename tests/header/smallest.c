@@ -1,6 +1,7 @@
-/* The smallest program that trains: a context, two linear layers and SGD, in the smallest profile
-   and a static array. Prints how much of the array it needs at most: what a program does not use
-   should cost it nothing. Built for armhf and run by qemu in run.sh. */
+/* The smallest program that trains: a context, two linear layers and SGD, in the smallest profile,
+   which is without recurrent layers as the embedded one is, and a static array. Prints how much of
+   the array it needs at most: what a program does not use should cost it nothing. Built for armhf
+   and run by qemu in run.sh. */
 #define MPTRAIN_NO_STDIO
 #define MPTRAIN_NO_THREADS
 #define MPTRAIN_NO_SIMD

@@ -900,7 +900,7 @@ def tiny():
 SMALL_TARGETS = {('mnist', 'KANN with OpenBLAS'): 1.3}
 
 
-@row('small', 'steps of small nets in fp32, one thread, times PyTorch and other libraries in C')
+@row('small', 'steps of small nets in fp32, one thread, times PyTorch eager and libraries in C')
 def small():
     folder = os.path.join(options.build, 'bench')
     ours = Server(os.path.join(folder, 'bench_small'), '--serve')
@@ -911,7 +911,7 @@ def small():
     for net in small_peer.nets():
         subjects = {'ours': Ours(ours, f'net {net} fp32 1', 1)}
         torch.set_num_threads(1)
-        subjects['PyTorch'] = Peer(small_peer.torch_step(net), 1)
+        subjects['PyTorch eager'] = Peer(small_peer.torch_step(net), 1)
         for name, server in others.items():
             try:
                 subjects[name] = Ours(server, f'net {net}', 1)

@@ -25,8 +25,8 @@ def nets():
                    *(flag == '1' for flag in flags)) for name, sizes, batch, *flags in found}
 
 
-def torch_step(name, compiled=False):
-    """A function that does one step in fp32."""
+def torch_step(name):
+    """A function that does one step in fp32, eagerly."""
     sizes, batch, tanh, squared, rmsprop = nets()[name]
     layers = []
     for a, b in zip(sizes, sizes[1:]):
@@ -38,14 +38,11 @@ def torch_step(name, compiled=False):
     y = (torch.rand(batch, sizes[-1]) * 2 - 1 if squared else
          torch.arange(batch) % sizes[-1])
 
-    def loss_of():
-        return (F.mse_loss if squared else F.cross_entropy)(net(x), y)
-    if compiled:
-        loss_of = torch.compile(loss_of)
+    loss = F.mse_loss if squared else F.cross_entropy
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        loss_of().backward()
+        loss(net(x), y).backward()
         optimizer.step()
     return step
 
