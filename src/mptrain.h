@@ -67,6 +67,7 @@ MPT__BEGIN_KERNELS
 #include "cpu/level/neonbf16.c"
 #include "cpu/vocabulary_end.h"
 #include "cpu/gemm.c"
+#include "cpu/sequences.c"
 #include "cpu/conv.c"
 #include "cpu/conv_rows.c"
 #include "cpu/norm.c"

@@ -179,6 +179,75 @@ TEST(the_same_bits_for_any_number_of_threads) {
     }
 }
 
+/* ==== All steps at once ==== */
+
+enum { MOST_VALUES = 24000 };
+
+/* Outputs and all gradients, one behind the other, of a layer in both directions on so many
+   sequences, which have states; how many numbers those are. */
+static int64_t values_of(mpt_isa isa, int kind, int64_t batch, int how, mpt_dtype region,
+                         float *values) {
+    enum { T = 6, I = 5, H = 19 };
+    mpt_config create = mpt_config_default();
+    create.isa = isa, create.threads = 3, create.seed = 5, create.debug = true;
+    context = mpt_create(&create);
+    if (!context) return TEST_FAIL_("%s", mpt_error(NULL)), 0;
+    mpt_recurrent_config config = mpt_recurrent_config_default();
+    const bool first = how & 1, lengths = (how & 2) != 0;
+    const int states = how & 4 ? kind == 1 ? 2 : 1 : 0;
+    int64_t steps[64], n = 0;
+    mpt_tensor in[4], out[3], sum = none();
+    config.bidirectional = true, config.batch_first = first, config.relu = kind == 0 && first;
+    mpt_module layer = layers[kind](context, I, H, &config);
+    in[0] = mpt_randn(context, MPT_F32, first ? MPT_SHAPE(batch, T, I) : MPT_SHAPE(T, batch, I));
+    for (int i = 0; i < states; i++)
+        in[1 + i] = mpt_randn(context, MPT_F32, MPT_SHAPE(2, batch, H));
+    for (int i = 0; i < 1 + states; i++) mpt_requires_grad(in[i], true);
+    for (int64_t i = 0; i < batch; i++) steps[i] = (i * 5 + 3) % (T + 1);
+    if (lengths) in[1 + states] = mpt_from(context, MPT_I64, MPT_SHAPE(batch), steps);
+    mpt_autocast_begin(context, region);
+    const int outputs = kind == 1 ? 3 : 2;
+    mpt_forward_n(layer, in, 1 + states + lengths, out, outputs);
+    mpt_autocast_end(context);
+    for (int i = 0; i < outputs; i++) {
+        mpt_tensor part = mpt_cast(out[i], MPT_F32), weight = mpt_cos(mpt_mul(part, part));
+        mpt_read_f32(part, values + n, mpt_numel(part)), n += mpt_numel(part);
+        part = mpt_sum(mpt_mul(part, weight), MPT_ALL_DIMS, false);
+        sum = i ? mpt_add(sum, part) : part;
+    }
+    mpt_backward(sum);
+    const int count = (int)mpt_parameter_count(layer);
+    for (int i = 0; i < 1 + states + count; i++) {
+        mpt_tensor of = i <= states ? in[i] : mpt_parameter_at(layer, i - 1 - states, NULL, 0);
+        mpt_read_f32(mpt_grad(of), values + n, mpt_numel(of)), n += mpt_numel(of);
+    }
+    check_ok(context);
+    mpt_destroy(context);
+    return n;
+}
+
+/* The reference goes step by step, where a level of this machine has one kernel for all steps. */
+TEST(all_steps_at_once_are_the_reference) {
+    static float values[2][MOST_VALUES];
+    static const int64_t batches[] = {4, 5, 37};
+    static const mpt_dtype regions[] = {MPT_F32, MPT_BF16, MPT_F16};
+    for (int i = 0; i < 3 * 3 * 8; i++) {
+        const int kind = i % 3, how = i / 9;
+        const mpt_dtype region = regions[(kind + how + i / 3) % 3];
+        const int64_t batch = batches[i / 3 % 3];
+        int64_t n = values_of(MPT_ISA_REF, kind, batch, how, region, values[0]);
+        CHECK_EQ_INT(values_of(MPT_ISA_AUTO, kind, batch, how, region, values[1]), n);
+        double most = 0, worst = 0;
+        for (int64_t k = 0; k < n; k++) {
+            const double a = fabs(values[0][k]), d = fabs(values[0][k] - values[1][k]);
+            most = a > most ? a : most, worst = d > worst || d != d ? d : worst;
+        }
+        if (!(most > 0.1 && worst <= (region == MPT_F32 ? 1e-5 : 2e-2) * most))
+            TEST_FAIL_("kind %d, batch %lld, how %d, %s: %g of %g", kind, (long long)batch, how,
+                       mpt_dtype_name(region), worst, most);
+    }
+}
+
 /* ==== States ==== */
 
 static void copy_parameters(mpt_module to, mpt_module from) {
@@ -360,6 +429,7 @@ TEST(inference_keeps_nothing) {
 
 TEST_TABLE = {T(as_pytorch),
               T(the_same_bits_for_any_number_of_threads),
+              T(all_steps_at_once_are_the_reference),
               T(steps_and_parts_are_the_sequence),
               T(behind_its_length_nothing_counts),
               T(names_and_first_values),

@@ -12,7 +12,7 @@
 #ifndef MPT__CPU_CONV_INCLUDED
 #define MPT__CPU_CONV_INCLUDED
 
-#include "cpu/gemm.c"
+#include "cpu/sequences.c"
 
 #ifndef MPTRAIN_NO_CONV
 

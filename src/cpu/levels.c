@@ -337,6 +337,9 @@ static void mpt__cpu_add_levels(mpt__cpu *cpu) {
         if (level->gemm == NULL) continue;
         mpt__cpu_add_products(cpu, level->gemm, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
         mpt__cpu_add_convs(cpu, level->gemm);
+#ifndef MPTRAIN_NO_RECURRENT
+        mpt__cpu_add_sequences(cpu, level->gemm);
+#endif
 #endif
     }
     if (cpu->routines->copy_halves != NULL)
@@ -366,6 +369,7 @@ static bool mpt__cpu_add_portable(mpt__cpu *cpu) {
     cpu->routines = own;
     cpu->own = own, cpu->own_bytes = sizeof *own;
     mpt__cpu_add_products(cpu, best->chain, MPT__K_GEMM, mpt__gemm_run, mpt__gemm_workspace);
+    cpu->backend->unrolls = 0;
     return true;
 }
 #endif

@@ -202,27 +202,33 @@ static void mpt__cpu_cells_row(void *work, int64_t row, int thread) {
     }
 }
 
-static void mpt__cpu_recurrent(const mpt__cpu_call *call) {
+/* Operands are rows of hidden numbers, or of as many for each gate. */
+static void mpt__cpu_cells_of(const mpt__cpu_call *call, mpt__cpu_cells *w) {
     static const uint8_t gates[] = {1, 1, 4, 3, 1};
     const mpt__launch *launch = call->launch;
-    mpt__cpu_cells w;
-    memset(&w, 0, sizeof w);
-    w.backward = launch->kernel == MPT__K_RECURRENT_BACKWARD;
-    w.cell = (int)launch->index[0];
-    w.now = launch->index[1];
-    w.gates = gates[w.cell];
-    w.routines = call->routines;
+    memset(w, 0, sizeof *w);
+    w->backward = launch->kernel == MPT__K_RECURRENT_BACKWARD;
+    w->cell = (int)launch->index[0];
+    w->gates = gates[w->cell];
+    w->routines = call->routines;
     for (int k = 0; k < launch->n_operands && k < MPT__CELL_OPERANDS; k++) {
         const mpt__operand *o = &launch->operand[k];
         if (o->storage == 0) continue;
-        w.view[k] = mpt__cpu_view_of(call, k);
-        w.step[k] = k == 2 && !w.backward ? 0 : o->stride[0];
+        w->view[k] = mpt__cpu_view_of(call, k);
+        w->step[k] = k == 2 && !w->backward ? 0 : o->stride[0];
     }
-    const mpt__operand *size = &launch->operand[w.backward ? 6 : 5];
-    w.hidden = size->shape[1];
-    const int64_t cost =
-        mpt__cpu_cost(call, mpt__cpu_times(size->shape[0], w.hidden), 12.0 * w.gates);
-    mpt__parallel(call->pool, size->shape[0], cost, mpt__cpu_cells_row, &w);
+    const mpt__operand *size = &launch->operand[w->backward ? 6 : 5];
+    w->hidden = size->shape[size->rank - 1];
+}
+
+static void mpt__cpu_recurrent(const mpt__cpu_call *call) {
+    const mpt__launch *launch = call->launch;
+    mpt__cpu_cells w;
+    mpt__cpu_cells_of(call, &w);
+    w.now = launch->index[1];
+    const int64_t rows = launch->operand[w.backward ? 6 : 5].shape[0];
+    const int64_t cost = mpt__cpu_cost(call, mpt__cpu_times(rows, w.hidden), 12.0 * w.gates);
+    mpt__parallel(call->pool, rows, cost, mpt__cpu_cells_row, &w);
 }
 
 #endif

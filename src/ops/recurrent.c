@@ -191,6 +191,37 @@ static mpt__tensor *mpt__state_new(mpt__frame *frame, const mpt__recurrence *r, 
     return mpt__temporary(frame, r->real, &shape);
 }
 
+/* `all` as [T, B, n]. */
+static mpt__tensor mpt__by_time(const mpt__recurrence *r, const mpt__tensor *all) {
+    mpt__tensor view = *all;
+    view.shape = MPT_SHAPE(r->steps, r->batch, all->shape.dim[2]);
+    view.stride[0] = all->stride[r->batch_first];
+    view.stride[1] = all->stride[!r->batch_first];
+    return view;
+}
+
+/* Whether all steps are one launch; a few sequences are better off with products of few rows. */
+static bool mpt__recurrent_unrolls(const mpt__frame *frame, const mpt__recurrence *r) {
+    return !r->wide && r->batch >= 4 && (frame->context->backend.unrolls >> frame->compute & 1);
+}
+
+static mpt__launch *mpt__sequences_launch(mpt__frame *frame, const mpt__recurrence *r,
+                                          mpt__kernel kernel) {
+    mpt__launch *launch = mpt__launch_begin(frame->context, kernel);
+    launch->index[0] = r->cell;
+    launch->index[1] = r->reverse;
+    launch->index[2] = r->steps;
+    launch->compute_dtype = (uint8_t)frame->compute;
+    return launch;
+}
+
+static void mpt__sequences_weight(mpt__launch *launch, int k, const mpt__tensor *weight,
+                                  const mpt__source *source) {
+    mpt__reads(launch, k, weight);
+    launch->operand[k].storage = source->storage;
+    launch->operand[k].dtype = source->dtype;
+}
+
 static int64_t mpt__time_of(const mpt__recurrence *r, int64_t step) {
     return r->reverse ? r->steps - 1 - step : step;
 }
@@ -252,10 +283,12 @@ static bool mpt__unrolled_begin(mpt__frame *frame, mpt__unrolled *u) {
         !mpt__recurrent_dense(frame, in[MPT__RNN_BIAS_HH], &u->bias))
         return false;
     u->gates = mpt__steps_new(frame, r, r->real, r->gates * r->hidden);
-    u->given = u->gates ? mpt__state_new(frame, r, r->gates * r->hidden) : NULL;
-    if (u->given && two && u->keeps)
+    u->given = NULL;
+    if (u->gates && !mpt__recurrent_unrolls(frame, r))
+        u->given = mpt__state_new(frame, r, r->gates * r->hidden);
+    if (mpt__ok(ctx) && two && u->keeps)
         u->after = mpt__steps_new(frame, r, r->real, r->hidden);
-    else if (u->given && r->cell == MPT__CELL_LSTM)
+    else if (mpt__ok(ctx) && r->cell == MPT__CELL_LSTM)
         u->after = mpt__state_new(frame, r, r->hidden);
     if (mpt__ok(ctx) && u->lengths) u->states = mpt__steps_new(frame, r, dtype, r->width);
     if (mpt__ok(ctx) && r->wide) u->inner = mpt__steps_new(frame, r, dtype, r->hidden);
@@ -333,6 +366,28 @@ static mpt_status mpt__unrolled_step(mpt__frame *frame, const mpt__unrolled *u, 
     return status == MPT_OK && r->wide ? mpt__unrolled_project(frame, u, t, before) : status;
 }
 
+static mpt_status mpt__unrolled_all(mpt__frame *frame, const mpt__unrolled *u) {
+    const mpt__recurrence *r = &u->r;
+    mpt__launch *launch = mpt__sequences_launch(frame, r, MPT__K_RECURRENT);
+    mpt__tensor gates = mpt__by_time(r, u->gates), out = mpt__by_time(r, frame->out[0]), after;
+    mpt__tensor states = mpt__by_time(r, u->states);
+    mpt__operand_of(launch, 0, &gates, MPT__READ_WRITE);
+    mpt__sequences_weight(launch, 1, frame->in[MPT__RNN_HH], &u->hh);
+    if (u->bias) mpt__reads(launch, 2, u->bias);
+    if (u->h) mpt__reads(launch, 3, u->h);
+    if (u->after) {
+        after = u->keeps ? mpt__by_time(r, u->after) : *u->after;
+        mpt__writes(launch, 4, &after);
+    }
+    mpt__writes(launch, 5, &out);
+    if (u->lengths) {
+        mpt__reads(launch, 6, u->lengths);
+        mpt__writes(launch, 7, &states);
+    }
+    if (u->c) mpt__reads(launch, 8, u->c);
+    return mpt__submit(frame->context, launch);
+}
+
 static mpt_status mpt__recurrent_forward(mpt__frame *frame) {
     mpt_context *ctx = frame->context;
     mpt__source ih;
@@ -346,7 +401,9 @@ static mpt_status mpt__recurrent_forward(mpt__frame *frame) {
     mpt__unrolled_save(frame, &u);
     mpt__recurrent_product(frame, x, frame->in[MPT__RNN_IH], &ih, true, frame->in[MPT__RNN_BIAS_IH],
                            u.gates, MPT__WRITE);
-    for (int64_t step = 0; step < r->steps && mpt__ok(ctx); step++)
+    const bool all = mpt__recurrent_unrolls(frame, r);
+    if (all && mpt__ok(ctx) && mpt__unrolled_all(frame, &u) != MPT_OK) return ctx->base.status;
+    for (int64_t step = 0; step < r->steps && !all && mpt__ok(ctx); step++)
         if (mpt__unrolled_step(frame, &u, step) != MPT_OK) return ctx->base.status;
     int64_t end = mpt__time_of(r, r->steps - 1);
     mpt__tensor last = mpt__step_of(r, u.states, end);
@@ -448,6 +505,32 @@ static mpt_status mpt__rolled_step(mpt__frame *frame, const mpt__rolled *b, int6
                                   gru || b->lengths ? MPT__ACCUMULATE : MPT__WRITE);
 }
 
+static mpt_status mpt__rolled_all(mpt__frame *frame, const mpt__rolled *b) {
+    const mpt__recurrence *r = &b->r;
+    mpt__tensor *const *saved = frame->saved;
+    const bool lstm = r->cell == MPT__CELL_LSTM, gru = r->cell == MPT__CELL_GRU;
+    const mpt__tensor *begun = lstm ? b->c : b->h;
+    mpt__tensor gates = mpt__by_time(r, saved[MPT__RNN_GATES]), after, states, dy;
+    mpt__tensor slopes = mpt__by_time(r, b->slopes), by_state = mpt__by_time(r, b->by_state);
+    mpt__launch *launch = mpt__sequences_launch(frame, r, MPT__K_RECURRENT_BACKWARD);
+    launch->index[3] = mpt__wants(frame, MPT__RNN_H);
+    mpt__sequences_weight(launch, 9, saved[MPT__RNN_HH], &b->hh);
+    mpt__reads(launch, 0, &gates);
+    mpt__writes(launch, 1, &slopes);
+    if (gru) mpt__writes(launch, 2, &by_state);
+    if (begun && (lstm || gru)) mpt__reads(launch, 3, begun);
+    if (lstm || gru) {
+        after = mpt__by_time(r, saved[MPT__RNN_AFTER]);
+        mpt__reads(launch, 4, &after);
+    }
+    if (b->dy) dy = mpt__by_time(r, b->dy), mpt__reads(launch, 5, &dy);
+    mpt__operand_of(launch, 6, b->dh, MPT__READ_WRITE);
+    if (lstm) mpt__operand_of(launch, 7, b->dc, MPT__READ_WRITE);
+    if (gru) states = mpt__by_time(r, saved[MPT__RNN_STATES]), mpt__reads(launch, 7, &states);
+    if (b->lengths) mpt__reads(launch, 8, b->lengths);
+    return mpt__submit(frame->context, launch);
+}
+
 /* dw = slopes^T of, over all steps that both have. */
 static mpt_status mpt__rolled_weight(mpt__frame *frame, int i, const mpt__tensor *slopes,
                                      const mpt__tensor *of) {
@@ -525,7 +608,9 @@ static mpt_status mpt__recurrent_backward(mpt__frame *frame) {
     mpt__access access;
     mpt__rolled b;
     if (!mpt__rolled_begin(frame, &b)) return ctx->base.status;
-    for (int64_t step = b.r.steps - 1; step >= 0; step--)
+    const bool all = mpt__recurrent_unrolls(frame, &b.r);
+    if (all && mpt__rolled_all(frame, &b) != MPT_OK) return ctx->base.status;
+    for (int64_t step = b.r.steps - 1; step >= 0 && !all; step--)
         if (mpt__rolled_step(frame, &b, step) != MPT_OK) return ctx->base.status;
     const mpt__tensor *x = frame->saved[MPT__RNN_X];
     if (mpt__wants(frame, MPT__RNN_IH))

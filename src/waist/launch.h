@@ -318,7 +318,14 @@ enum { MPT__FP8_POWERS = 100, MPT__FP8_LONGEST = 1024 };
  *           state after, which becomes what of that by the state before does not go through o2; o7
  *           rw the same of c (LSTM). o1 w slopes by what x gives, o2? w by what the state gives
  *           (GRU; those of others are o1). o8? r lengths. CARRY: o1 w = o5 + o6, which becomes
- *           0. */
+ *           0.
+ *
+ * All steps in one launch, where the backend unrolls: index[2] is their number, index[1]: backwards
+ * in time. What differs from step to step is [T, B, ..]; products are of compute_dtype.
+ * RECURRENT  o1 r is the weight [G H, H], o3? r h and o8? r c before the first step; o4 may be
+ *           [B, H].
+ * RECURRENT_BACKWARD  o9 r is the weight, o3? r what the first step began with: c of an LSTM, else
+ *           h; o7 r the states (GRU); o6 becomes the slope by h before that step if index[3]. */
 #define MPT__RECURRENT_KERNELS(K) \
     K(RECURRENT, recurrent, 0) \
     K(RECURRENT_BACKWARD, recurrent_backward, 0)
@@ -539,6 +546,7 @@ typedef struct mpt__backend {
     const char *name;
     void *self;
     bool synchronous; /* results and scalars can be read on the host right after `launch` */
+    uint32_t unrolls; /* bits of the dtypes in which RECURRENT takes all steps in one launch */
     char error[256];
     bool (*implements)(void *self, mpt__kernel kernel);
     void (*describe)(void *self, mpt_device_info *info);         /* NULL: it is the CPU */
