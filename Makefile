@@ -193,7 +193,7 @@ bench: $(filter $(BUILD)/bench/bench_%,$(BENCH_PROGRAMS))
 	@for program in $^; do echo "== $$program"; $(RUN) $$program $(ARGS) || exit 1; done
 
 PYTHON ?= python3
-PEER_BENCHES := $(patsubst %,$(BUILD)/bench/bench_%$(EXE),shapes conv mlp models small)
+PEER_BENCHES := $(patsubst %,$(BUILD)/bench/bench_%$(EXE),shapes conv mlp models small recurrent)
 bench-peers: $(PEER_BENCHES) $(BUILD)/mnist$(EXE)
 	@$(PYTHON) tools/bench/peers.py --build '$(BUILD)' --rows '$(ROWS)' --cc '$(CC)' \
 	    --data '$(firstword $(wildcard data/mnist $(MPTRAIN_DATA)/mnist))' \

@@ -925,6 +925,41 @@ def small():
                     f'{1e6 * times.median("ours"):.1f} and {1e6 * times.median(name):.1f} us')
 
 
+def torch_recurrent(cell, precision):
+    """A function that does one step of bench_recurrent.c."""
+    layer = {'lstm': nn.LSTM, 'gru': nn.GRU}[cell](128, 128)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3, foreach=True)
+    x, y, low = torch.randn(64, 32, 128), torch.randn(64, 32, 128), LOW[precision]
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast('cpu', low) if low else contextlib.nullcontext():
+            out = layer(x)[0]
+        F.mse_loss(out.float(), y).backward()
+        optimizer.step()
+    return step
+
+
+@row('recurrent', 'steps of an LSTM and a GRU, 128 hidden, 64 steps of 32, times PyTorch eager')
+def recurrent():
+    server = Server(os.path.join(options.build, 'bench', 'bench_recurrent'), '--serve')
+    for cell in 'lstm', 'gru':
+        for precision, target in ('fp32', 1.5), ('bf16', 2.0):
+            for threads in thread_counts():
+                step = torch_recurrent(cell, precision)
+                subjects = {f'{t}T': Peer(step, t, threads > 1) for t in range(1, threads + 1)}
+                peers = list(subjects)
+                subjects['ours'] = Ours(server, f'layer {cell} {precision} {threads}', threads)
+                try:
+                    times = alternate(subjects, 0.2)
+                except RuntimeError as error:
+                    detail(f'{cell}, {precision}, {threads}T not measured: {error}')
+                    continue
+                verdict(f'{cell}, {precision}, {threads}T', times.faster('ours', *peers), target,
+                        f'{1e3 * times.median("ours"):.2f} and '
+                        f'{1e3 * min(times.median(p) for p in peers):.2f} ms; {times.note()}')
+
+
 def run_once(words):
     """Seconds of a program: what it prints after that word, else wall clock."""
     start = time.perf_counter()
