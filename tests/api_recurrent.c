@@ -190,6 +190,7 @@ static int64_t values_of(mpt_isa isa, int kind, int64_t batch, int how, mpt_dtyp
     enum { T = 6, I = 5, H = 19 };
     mpt_config create = mpt_config_default();
     create.isa = isa, create.threads = 3, create.seed = 5, create.debug = true;
+    if (isa == MPT_ISA_REF) create.device = MPT_DEVICE_CPU;
     context = mpt_create(&create);
     if (!context) return TEST_FAIL_("%s", mpt_error(NULL)), 0;
     mpt_recurrent_config config = mpt_recurrent_config_default();
@@ -427,6 +428,133 @@ TEST(inference_keeps_nothing) {
     }
 }
 
+/* ==== Steps that are repeated, and go on ==== */
+
+#if !defined(MPTRAIN_NO_GRAPH) && !defined(MPTRAIN_NO_RESUME)
+enum { KEPT_T = 5, KEPT_B = 6, KEPT_I = 4, KEPT_H = 8 };
+
+/* A net whose state is kept in parameters that do not train, so that it is part of a checkpoint. */
+typedef struct keeper {
+    mpt_module net, state;
+    mpt_optimizer optimizer;
+    int states, by_hand;
+} keeper;
+
+static mpt_tensor kept(const keeper *k, int i) { return mpt_parameter(k->state, i ? "c" : "h"); }
+
+static mpt_status state_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                mpt_tensor *out, int n_out) {
+    (void)user, (void)n_in, (void)n_out;
+    out[0] = in[0];
+    return mpt_error_code(self.context);
+}
+
+static bool keeper_begin(keeper *k, int kind, int threads) {
+    static const mpt_module_class none = {"state", state_forward, NULL, NULL, NULL, 1, 1};
+    mpt_recurrent_config config = mpt_recurrent_config_default();
+    if (!begin(threads)) return false;
+    config.layers = 2, config.dropout = 0.2;
+    k->states = kind == 1 ? 2 : 1, k->by_hand = 0;
+    k->net = layers[kind](context, KEPT_I, KEPT_H, &config);
+    k->state = mpt_module_create(context, &none, NULL);
+    for (int i = 0; i < k->states; i++)
+        mpt_add_parameter(k->state, i ? "c" : "h", MPT_SHAPE(2, KEPT_B, KEPT_H),
+                          mpt_init_make(MPT_INIT_CONSTANT, 0, 0));
+    mpt_freeze(k->state, true);
+    k->optimizer = mpt_adam(k->net, NULL);
+    return true;
+}
+
+/* On x and the lengths of its sequences. */
+static mpt_status keeper_step(mpt_context *ctx, void *user, mpt_tensor x, mpt_tensor lengths) {
+    keeper *k = (keeper *)user;
+    mpt_tensor in[4], out[3];
+    k->by_hand++;
+    mpt_step_begin(ctx);
+    in[0] = x, in[1 + k->states] = lengths;
+    for (int i = 0; i < k->states; i++) in[1 + i] = kept(k, i);
+    mpt_forward_n(k->net, in, 2 + k->states, out, 1 + k->states);
+    mpt_zero_grad(k->optimizer);
+    mpt_backward(mpt_mean(mpt_mul(out[0], out[0]), MPT_ALL_DIMS, false));
+    mpt_step(k->optimizer);
+    for (int i = 0; i < k->states; i++) mpt_copy_(kept(k, i), mpt_detach(out[1 + i]));
+    return mpt_step_end(ctx);
+}
+
+/* Steps from..to-1, of other numbers and other lengths each. */
+static void keeper_run(keeper *k, mpt_captured captured, int from, int to) {
+    for (int step = from; step < to; step++) {
+        float values[KEPT_T * KEPT_B * KEPT_I];
+        int64_t lengths[KEPT_B];
+        const int n = sizeof values / sizeof *values;
+        for (int i = 0; i < n; i++) values[i] = sinf((float)(i * (step + 2)));
+        for (int i = 0; i < KEPT_B; i++) lengths[i] = (i * 5 + step * 3) % (KEPT_T + 1);
+        mpt_scope_begin(context);
+        mpt_tensor x = mpt_from(context, MPT_F32, MPT_SHAPE(KEPT_T, KEPT_B, KEPT_I), values);
+        mpt_tensor of = mpt_from(context, MPT_I64, MPT_SHAPE(KEPT_B), lengths);
+        if (captured.slot)
+            mpt_captured_step(captured, x, of);
+        else
+            keeper_step(context, k, x, of);
+        mpt_scope_end(context);
+    }
+}
+
+TEST(captured_steps_leave_the_same_bits) {
+    for (int kind = 0; kind < 3; kind++) {
+        uint64_t hash[2];
+        for (int capture = 0; capture < 2; capture++) {
+            keeper k;
+            mpt_captured captured;
+            memset(&captured, 0, sizeof captured);
+            REQUIRE(keeper_begin(&k, kind, 2));
+            if (capture) captured = mpt_capture(context, keeper_step, &k);
+            keeper_run(&k, captured, 0, 10);
+            CHECK_EQ_INT(k.by_hand, capture ? 2 : 10);
+            hash[capture] = mpt_state_hash(context);
+            check_ok(context);
+            mpt_destroy(context);
+        }
+        CHECK(hash[0] != 0 && hash[0] == hash[1]);
+    }
+}
+
+#if !defined(MPTRAIN_NO_FILES) && !defined(MPTRAIN_NO_STDIO)
+TEST(a_kept_state_goes_on_from_a_checkpoint) {
+    const char *path = test_tmp_path("recurrent.safetensors");
+    mpt_captured none;
+    memset(&none, 0, sizeof none);
+    for (int kind = 0; kind < 3; kind++) {
+        keeper k;
+        REQUIRE(keeper_begin(&k, kind, 1));
+        keeper_run(&k, none, 0, 4);
+        CHECK_EQ_INT(mpt_checkpoint_save(context, path), MPT_OK);
+        const uint64_t stopped = mpt_state_hash(context);
+        keeper_run(&k, none, 4, 8);
+        const uint64_t hash = mpt_state_hash(context);
+        check_ok(context);
+        mpt_destroy(context);
+        REQUIRE(keeper_begin(&k, kind, 2));
+        CHECK_EQ_INT(mpt_checkpoint_load(context, path), MPT_OK);
+        CHECK(hash != 0 && mpt_state_hash(context) == stopped && stopped != hash);
+        CHECK(mpt_item(mpt_norm(kept(&k, 0), 2, MPT_ALL_DIMS, false)) > 0);
+        keeper_run(&k, none, 4, 8);
+        CHECK(mpt_state_hash(context) == hash);
+        check_ok(context);
+        mpt_destroy(context);
+    }
+}
+#define GOES_ON T(a_kept_state_goes_on_from_a_checkpoint),
+#endif
+#define REPEATED T(captured_steps_leave_the_same_bits),
+#endif
+#ifndef REPEATED
+#define REPEATED
+#endif
+#ifndef GOES_ON
+#define GOES_ON
+#endif
+
 TEST_TABLE = {T(as_pytorch),
               T(the_same_bits_for_any_number_of_threads),
               T(all_steps_at_once_are_the_reference),
@@ -434,7 +562,7 @@ TEST_TABLE = {T(as_pytorch),
               T(behind_its_length_nothing_counts),
               T(names_and_first_values),
               T(trains_without_allocations),
-              T(inference_keeps_nothing)};
+              REPEATED GOES_ON T(inference_keeps_nothing)};
 #else
 TEST(left_out) {
     mpt_context *c = mpt_create(NULL);
