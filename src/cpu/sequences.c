@@ -69,14 +69,49 @@ static int64_t mpt__sequences_workspace(const mpt__gemm_level *level, const mpt_
            mpt__gemm_panels(s.n, s.level->columns) * mpt__gemm_panels(s.k, s.block) * s.b_panel;
 }
 
-/* c[rows, n] = or (how) += A times the weight. */
+/* Operand k of a step, from a sequence on. */
+static mpt__cpu_view mpt__sequences_view(const mpt__cpu_sequences *s, int k, int64_t t,
+                                         int64_t row) {
+    mpt__cpu_view view = s->cells.view[k];
+    if (view.data != NULL)
+        view.data = (char *)view.data +
+                    (t * s->time[k] + row * s->cells.step[k]) * mpt__dtype_info[view.dtype].bytes;
+    return view;
+}
+
+/* Lines of 64 bytes, to be fetched one after the other: what step `t` has of the sequences from
+   `row` on, operand by operand, where they lie together. */
+typedef struct mpt__sequences_ahead {
+    int64_t t, row, lines;
+    int operand;
+    const char *at;
+} mpt__sequences_ahead;
+
+static void mpt__sequences_fetch(const mpt__cpu_sequences *s, mpt__sequences_ahead *ahead,
+                                 int64_t rows, mpt__gemm_side *a, int64_t lines) {
+    while (ahead->lines <= 0 && ahead->operand < 8) {
+        const int k = ahead->operand++;
+        if (s->time[k] < s->cells.step[k] * rows) continue;
+        const mpt__cpu_view view = mpt__sequences_view(s, k, ahead->t, ahead->row);
+        ahead->at = (const char *)view.data;
+        ahead->lines = rows * s->cells.step[k] * mpt__dtype_info[view.dtype].bytes / 64;
+    }
+    if (ahead->lines <= 0) return;
+    a[1].data = ahead->at, a[1].inner = 64;
+    ahead->at += 64 * lines, ahead->lines -= lines;
+}
+
+/* c[rows, n] = or (how) += A times the weight, of sequences from `row` on; step t is next. */
 static void mpt__sequences_product(const mpt__cpu_sequences *s, const mpt__gemm_side *a,
-                                   int64_t rows, float *c, int64_t ldc, int how, char *room) {
+                                   int64_t row, int64_t rows, float *c, int64_t ldc, int how,
+                                   char *room, int64_t t) {
+    mpt__sequences_ahead ahead = {t, row, 0, 0, NULL};
     const mpt__gemm_level *level = s->level;
     const int64_t panels = mpt__gemm_panels(s->n, level->columns), unit = level->unit;
     const bool in_place = level->in_place && a->dtype == (unit == 1 ? MPT_F32 : MPT_BF16) &&
                           a->round == 0 && (a->outer | s->k) % unit == 0 &&
                           (uintptr_t)a->data % sizeof(float) == 0;
+    const bool next = level->in_place && t >= 0 && t < s->steps;
     for (int64_t k = 0; k < s->k; k += s->block, how |= MPT__GEMM_ADD) {
         const int64_t depth = mpt__smaller_of(s->block, s->k - k);
         mpt__gemm_side tile[MPT__SEQUENCE_TILES][2], b[2];
@@ -88,7 +123,6 @@ static void mpt__sequences_product(const mpt__cpu_sequences *s, const mpt__gemm_
             of[0].data = in_place && count == s->tile ? mpt__gemm_at(a, i, k) : panel;
             of[0].outer = of[0].data == panel ? 1 : a->outer / unit;
             of[0].inner = of[0].data == panel ? level->rows : 1;
-            of[1].data = of[0].data, of[1].inner = 0;
             if (of[0].data == panel) level->pack(panel, false, a, i, count, k, depth);
         }
         b[0] = s->weight, b[1] = s->weight;
@@ -96,22 +130,16 @@ static void mpt__sequences_product(const mpt__cpu_sequences *s, const mpt__gemm_
         for (int64_t j = 0; j < panels; j++) {
             const int64_t at = j * level->columns;
             b[0].data = s->panels + (k / s->block * panels + j) * s->b_panel;
-            for (int64_t i = 0; i < rows; i += s->tile)
+            for (int64_t i = 0; i < rows; i += s->tile) {
+                mpt__gemm_side *of = tile[i / s->tile];
+                of[1].data = of[0].data, of[1].inner = 0;
+                if (next) mpt__sequences_fetch(s, &ahead, rows, of, depth / unit);
                 level->tile(depth, tile[i / s->tile], b, c + i * ldc + at, ldc,
                             (int)mpt__smaller_of(s->tile, rows - i),
                             (int)mpt__smaller_of(level->columns, s->n - at), how);
+            }
         }
     }
-}
-
-/* Operand k of a step, from a sequence on. */
-static mpt__cpu_view mpt__sequences_view(const mpt__cpu_sequences *s, int k, int64_t t,
-                                         int64_t row) {
-    mpt__cpu_view view = s->cells.view[k];
-    if (view.data != NULL)
-        view.data = (char *)view.data +
-                    (t * s->time[k] + row * s->cells.step[k]) * mpt__dtype_info[view.dtype].bytes;
-    return view;
 }
 
 static mpt__gemm_side mpt__sequences_rows(const mpt__cpu_sequences *s, int k,
@@ -141,7 +169,8 @@ static void mpt__sequences_forward(const mpt__cpu_sequences *s, int64_t row, int
         memset(&c.view[1], 0, sizeof c.view[1]);
         if (state.data != NULL) {
             const mpt__gemm_side a = mpt__sequences_rows(s, before, &state);
-            mpt__sequences_product(s, &a, rows, sums, ld, MPT__GEMM_ROOM, room + s->sums);
+            mpt__sequences_product(s, &a, row, rows, sums, ld, MPT__GEMM_ROOM, room + s->sums,
+                                   t + (s->reverse ? -1 : 1));
             c.view[1] = c.view[0];
             c.view[1].data = sums, c.step[1] = ld;
         }
@@ -172,8 +201,8 @@ static void mpt__sequences_backward(const mpt__cpu_sequences *s, int64_t row, in
         for (int64_t i = 0; i < rows; i++) mpt__cpu_cells_row(&c, i, thread);
         if (step == 0 && !s->last) return;
         const mpt__gemm_side a = mpt__sequences_rows(s, of, &c.view[of]);
-        mpt__sequences_product(s, &a, rows, (float *)c.view[6].data, c.step[6],
-                               adds ? MPT__GEMM_ADD : 0, s->rooms + thread * s->room);
+        mpt__sequences_product(s, &a, row, rows, (float *)c.view[6].data, c.step[6],
+                               adds ? MPT__GEMM_ADD : 0, s->rooms + thread * s->room, last);
     }
 }
 
