@@ -11,7 +11,6 @@
 #define EXAMPLE_GOES_ON
 #include "common.h"
 #include "gpt.h"
-#include "precisions.h"
 #include "text.h"
 
 static mpt_tensor loss_of(mpt_module net, const mpt_batch *b, mpt_tensor positions) {

@@ -204,19 +204,69 @@ TEST(a_window_is_a_mask) {
     }
 }
 
-/* What lies outside of a window has no part in anything, even if it is NaN. */
+/* What lies outside of a window has no part in anything, even if it is NaN, nor in gradients. */
 TEST(a_window_hides_what_it_passed) {
-    float y[40], row[4] = {1, 2, 3, 4};
-    REQUIRE(begin(1));
-    mpt_tensor x = noise(MPT_SHAPE(10, 4), 7);
+    enum { T = 150, WINDOW = 30, BAD = 40, LAST = BAD + WINDOW - 1 };
+    static float y[4 * T], row[4];
+    REQUIRE(begin(2));
+    mpt_tensor x[3];
     for (int i = 0; i < 4; i++) row[i] = (float)NAN;
-    mpt_copy_(mpt_slice(x, 0, 2, 3, 1), mpt_from(context, MPT_F32, MPT_SHAPE(1, 4), row));
+    for (int i = 0; i < 3; i++) {
+        x[i] = noise(MPT_SHAPE(T, 4), 7 + (uint32_t)i);
+        if (i > 0)
+            mpt_copy_(mpt_slice(x[i], 0, BAD, BAD + 1, 1),
+                      mpt_from(context, MPT_F32, MPT_SHAPE(1, 4), row));
+        mpt_requires_grad(x[i], true);
+    }
     mpt_attention_config config = mpt_attention_config_default();
-    config.causal = true, config.window = 3;
-    mpt_read_f32(mpt_scaled_dot_product_attention(x, x, x, &config), y, 40);
-    for (int i = 0; i < 10; i++) CHECK_EQ_INT(y[4 * i] != y[4 * i], i >= 2 && i < 5);
+    config.causal = true, config.window = WINDOW;
+    mpt_tensor out = mpt_scaled_dot_product_attention(x[0], x[1], x[2], &config);
+    mpt_read_f32(out, y, 4 * T);
+    for (int i = 0; i < T; i++) CHECK_EQ_INT(y[4 * i] != y[4 * i], i >= BAD && i <= LAST);
+    mpt_backward(mpt_sum(out, MPT_ALL_DIMS, false));
+    for (int k = 0; k < 3; k++) { /* queries that see it, and the keys that one of those sees */
+        mpt_read_f32(mpt_grad(x[k]), y, 4 * T);
+        for (int i = 0; i < T; i++)
+            CHECK_EQ_INT(y[4 * i] != y[4 * i],
+                         i <= LAST && i >= (k == 0 ? BAD : BAD - WINDOW + 1));
+    }
     check_ok(context);
     mpt_destroy(context);
+}
+
+/* The scores of a query by itself lie side by side: it gets what it gets among others. */
+TEST(one_query_is_as_many) {
+    enum { T = 150, D = 6, BAD = 9 };
+    static float all[2 * T * D], one[2 * D], rows[D];
+    for (int i = 0; i < D; i++) rows[i] = (float)NAN;
+    for (int kind = 0; kind < 6; kind++) {
+        const mpt_dtype dtype = kind == 5 ? MPT_BF16 : kind == 4 ? MPT_F16 : MPT_F32;
+        REQUIRE(begin(1));
+        mpt_tensor x[3], mask = mpt_gt(noise(MPT_SHAPE(T, T), 3), noise(MPT_SHAPE(T, T), 4));
+        for (int i = 0; i < 3; i++)
+            x[i] = mpt_cast(noise(MPT_SHAPE(1, 2, T, D), 20 + (uint32_t)i), dtype);
+        mpt_attention_config config = mpt_attention_config_default();
+        config.causal = kind != 1, config.window = kind == 0 ? 0 : kind == 1 ? 0 : 70;
+        if (kind == 3)
+            mpt_copy_(mpt_slice(x[1], 2, BAD, BAD + 1, 1),
+                      mpt_expand(mpt_from(context, MPT_F32, MPT_SHAPE(1, 1, 1, D), rows),
+                                 MPT_SHAPE(1, 2, 1, D)));
+        if (kind == 1) config.mask = mask;
+        mpt_read_f32(mpt_scaled_dot_product_attention(x[0], x[1], x[2], &config), all, 2 * T * D);
+        for (int64_t t = 0; t < T; t += 7) {
+            config.offset = t;
+            if (kind == 1) config.mask = mpt_slice(mask, 0, t, t + 1, 1);
+            mpt_tensor q = mpt_slice(x[0], 2, t, t + 1, 1);
+            mpt_read_f32(mpt_scaled_dot_product_attention(q, x[1], x[2], &config), one, 2 * D);
+            for (int i = 0; i < 2 * D; i++) {
+                const float want = all[(i / D * T + t) * D + i % D];
+                CHECK_EQ_INT(one[i] != one[i], want != want);
+                if (want == want) CHECK_NEAR(one[i], want, dtype == MPT_F32 ? 1e-6 : 0.02);
+            }
+        }
+        check_ok(context);
+        mpt_destroy(context);
+    }
 }
 
 /* ==== Caches ==== */
@@ -323,6 +373,7 @@ TEST_TABLE = {T(as_pytorch),
               T(the_same_bits_for_any_number_of_threads),
               T(a_window_is_a_mask),
               T(a_window_hides_what_it_passed),
+              T(one_query_is_as_many),
               T(a_cache_gives_what_the_whole_text_gives),
               T(a_cache_has_an_end),
               T(gated_layer_is_the_function)};

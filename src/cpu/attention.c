@@ -437,6 +437,11 @@ static void mpt__attention_add(const mpt__attention_item *t, const mpt__real *a,
     mpt__attention_product(t->w, a, outer, inner, b, c, m, n, depth, true);
 }
 
+/* Whether a tile is one line: the scores of a single query lie side by side. */
+static bool mpt__attention_is_line(const mpt__attention_item *t) {
+    return !t->by_keys && t->n == 1;
+}
+
 /* Where the key and the query of a tile's first element stand. */
 typedef struct mpt__attention_tile {
     int64_t head, query, key, m; /* m: rows */
@@ -462,6 +467,14 @@ static mpt__attention_rows mpt__attention_meet(const mpt__attention_item *t,
                                i == 0 ? (float)w->scale : 1.0f);
     }
     if (w->pairs) return rows;
+#endif
+#ifdef MPT__HAS_GEMM
+    if (w->level && mpt__attention_is_line(t)) {
+        const mpt__gemm_side a = {(const char *)own.x, MPT_F32, 0, depth, 1};
+        const mpt__gemm_side b = {(const char *)rows.x, MPT_F32, 0, rows.step, 1};
+        w->level->dot(depth, &a, &b, (float *)(void *)c, at->m, 1, (int)at->m, 0);
+        return rows;
+    }
 #endif
     mpt__attention_product(w, rows.x, rows.step, 1, own, c, at->m, t->n, depth, false);
     return rows;
@@ -599,15 +612,17 @@ static mpt__attention_rows mpt__attention_scores(const mpt__attention_item *t,
         w->routines->binary[MPT__BINARY_ADD](t->score, t->score, mask, at->m * t->n, 0, 0);
     }
     mpt__real unseen[MPT__ATTENTION_MOST];
-    for (int64_t i = 0; w->causal && i < t->n; i++) unseen[i] = -mpt__real_infinity();
-    for (int64_t r = 0; w->causal && r < at->m; r++) {
+    const bool line = mpt__attention_is_line(t), by_keys = t->by_keys || line;
+    const int64_t n = line ? at->m : t->n, rows_of_tile = line ? 1 : at->m;
+    for (int64_t i = 0; w->causal && i < n; i++) unseen[i] = -mpt__real_infinity();
+    for (int64_t r = 0; w->causal && r < rows_of_tile; r++) {
         const int64_t far_end = at->query + r + w->past + 1 - at->key;
         const int64_t first = at->key + r - w->past - at->query;
-        const int64_t begin = mpt__attention_within(t->by_keys ? far_end - w->window : first, t->n);
-        const int64_t end = mpt__attention_within(t->by_keys ? far_end : first + w->window, t->n);
-        mpt__real *row = t->score + r * t->n;
+        const int64_t begin = mpt__attention_within(by_keys ? far_end - w->window : first, n);
+        const int64_t end = mpt__attention_within(by_keys ? far_end : first + w->window, n);
+        mpt__real *row = t->score + r * n;
         memcpy(row, unseen, (size_t)begin * sizeof *unseen);
-        memcpy(row + end, unseen, (size_t)(t->n - end) * sizeof *unseen);
+        memcpy(row + end, unseen, (size_t)(n - end) * sizeof *unseen);
     }
     return rows;
 }
@@ -650,21 +665,34 @@ static mpt__attention_item mpt__attention_begin(const mpt__attention *w, int64_t
 
 enum { MPT__AT_OUT = 4, MPT__AT_LSE_OUT = 5 };
 
+/* x = exp(x - most); gives the sum. */
+static mpt__real mpt__attention_exp_line(const mpt__routines *routines, mpt__real *x, int64_t n,
+                                         mpt__real most) {
+    mpt__real lane[MPT__SUM_LANES] = {0}, shift[MPT__ATTENTION_MOST];
+    for (int64_t i = 0; i < n; i++) shift[i] = most;
+    routines->binary[MPT__BINARY_EXP_DIFFERENCE](x, x, shift, n, 0, 0);
+    routines->add_lanes(lane, 0, x, n);
+    return mpt__cpu_fold_lanes(lane);
+}
+
 /* A tile more: raises the running maxima, shrinks what was summed up by as much. */
 static void mpt__attention_add_tile(const mpt__attention_item *t, const mpt__attention_tile *at,
                                     mpt__real *most, mpt__real *total) {
     const mpt__attention *w = t->w;
     const mpt__routines *routines = w->routines;
     mpt__real next[MPT__ATTENTION_MOST], shrink[MPT__ATTENTION_MOST];
+    const bool line = mpt__attention_is_line(t);
     memcpy(next, most, (size_t)t->n * sizeof *next);
-    for (int64_t r = 0; r < at->m; r++)
+    if (line) next[0] = mpt__cpu_maximum(routines, t->score, at->m, most[0]);
+    for (int64_t r = 0; !line && r < at->m; r++)
         routines->binary[MPT__BINARY_MAXIMUM](next, next, t->score + r * t->n, t->n, 0, 0);
     memcpy(shrink, most, (size_t)t->n * sizeof *shrink);
     memcpy(most, next, (size_t)t->n * sizeof *most);
     routines->unary[MPT__UNARY_FINITE](next, next, t->n, 0, 0);
     routines->binary[MPT__BINARY_EXP_DIFFERENCE](shrink, shrink, next, t->n, 0, 0);
     routines->binary[MPT__BINARY_MUL](total, total, shrink, t->n, 0, 0);
-    for (int64_t r = 0; r < at->m; r++) {
+    if (line) total[0] += mpt__attention_exp_line(routines, t->score, at->m, next[0]);
+    for (int64_t r = 0; !line && r < at->m; r++) {
         mpt__real *row = t->score + r * t->n;
         routines->binary[MPT__BINARY_EXP_DIFFERENCE](row, row, next, t->n, 0, 0);
         routines->binary[MPT__BINARY_ADD](total, total, row, t->n, 0, 0);
