@@ -987,6 +987,40 @@ TEST(embedding_and_attention) {
     mpt_destroy(ctx);
 }
 
+/* ==== Embedding and attention: a block as in Llama, of a whole text and token by token */
+static mpt_status llama_forward(mpt_module self, void *user, const mpt_tensor *in, int n_in,
+                                mpt_tensor *out, int n_out) {
+    (void)user, (void)n_in, (void)n_out;
+    mpt_tensor x = mpt_add(in[0], mpt_forward(mpt_child(self, "attention"), in[0]));
+    out[0] = mpt_add(x, mpt_forward(mpt_child(self, "mlp"), x)); /* [B, T, 16] */
+    return MPT_OK;
+}
+
+TEST(rotary_positions_gates_and_a_cache) {
+    const mpt_module_class cls = {"llama", llama_forward, NULL, NULL, NULL, 1, 1};
+    mpt_context *ctx = mpt_create(NULL);
+    mpt_multi_head_config how = mpt_multi_head_config_default();
+    how.causal = how.qk_norm = true;
+    how.rope = mpt_rope_config_default(), how.window = 4; /* the last 4 places alone */
+    mpt_module net = mpt_module_create(ctx, &cls, NULL);
+    mpt_add_child(net, "attention", mpt_nn_multi_head_attention(ctx, 16, 4, &how));
+    mpt_add_child(net, "mlp",
+                  mpt_sequential(ctx, mpt_nn_linear_no_bias(ctx, 16, 64), /* both halves */
+                                 mpt_nn_glu(ctx, MPT_GATE_SILU),          /* [.., 64] -> [.., 32] */
+                                 mpt_nn_linear_no_bias(ctx, 32, 16), MPT_END));
+    mpt_tensor x = mpt_randn(ctx, MPT_F32, MPT_SHAPE(1, 9, 16)), y, last;
+    mpt_inference_begin(ctx);
+    y = mpt_slice(mpt_forward(net, x), 1, 8, 9, 1);
+    mpt_cache_begin(net, 1, 9);
+    last = mpt_forward(net, mpt_slice(x, 1, 0, 6, 1)); /* a prompt, then one by one */
+    for (int64_t t = mpt_cache_length(net); t < 9; t++)
+        last = mpt_forward(net, mpt_slice(x, 1, t, t + 1, 1));
+    CHECK(mpt_allclose(y, last, 1e-4, 1e-5) && mpt_cache_length(net) == 9);
+    mpt_cache_end(net);
+    mpt_inference_end(ctx);
+    mpt_destroy(ctx);
+}
+
 /* ==== Recurrent layers: sequences of several lengths, then one number after the other */
 TEST(recurrent_layers) {
     static const int64_t steps[3] = {7, 4, 5};
@@ -1188,6 +1222,7 @@ TEST_TABLE = {T(basic_types),
               T_UNLESS(MPTRAIN_NO_CONV, normalisation_and_pooling),
               T_UNLESS(MPTRAIN_NO_CONV, normalisation_frozen),
               T_UNLESS(MPTRAIN_NO_ATTENTION, embedding_and_attention),
+              T_UNLESS(MPTRAIN_NO_ATTENTION, rotary_positions_gates_and_a_cache),
               T_UNLESS(MPTRAIN_NO_RECURRENT, recurrent_layers),
               T_UNLESS(MPTRAIN_NO_CONV, images_of_another_size),
               T(images),

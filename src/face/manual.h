@@ -398,6 +398,26 @@ one token further as targets:
     window.block = 256, window.random = true;
     mpt_dataset text = mpt_text_file(chars, "input.txt", &window); // x, y [256] of int64
 
+A net that learned a text writes one, a token at a time. Its causal attention layers keep the keys
+and values of the places behind them, so that a token costs as much as its own place, not as all of
+them: with 512 places of examples/gpt.c a 30th:
+
+    int64_t seen[512] = {0}, length = 1;               // what it goes on from
+    mpt_inference_begin(ctx);
+    mpt_cache_begin(net, 1, 512);                      // one text of up to 512 tokens
+    for (; length < 512; length++) {
+        mpt_scope_begin(ctx);
+        int64_t past = mpt_cache_length(net), more = length - past;
+        x = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, more), seen + past);
+        y = mpt_slice(mpt_forward(net, x), 1, more - 1, more, 1); // [1, 1, vocabulary]
+        seen[length] = (int64_t)mpt_item(mpt_argmax(y, -1, false));
+        mpt_scope_end(ctx);
+    }
+    mpt_cache_end(net);
+    mpt_inference_end(ctx);
+
+mpt_cache_rewind takes places back, to begin another text or to try another word.
+
 ==== MANUAL 10: files ==========================================================================
 
 mpt_save writes safetensors, which Python's safetensors package reads; mpt_load checks all names,
