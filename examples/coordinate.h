@@ -9,7 +9,7 @@ typedef struct coordinate_settings {
     int64_t size, steps, batch, width, features, precision, seed;
     double lr, detail;
     const char *image, *out;
-    bool help;
+    bool hash_grid, help;
 } coordinate_settings;
 
 static const option_row coordinate_rows[] = {
@@ -27,6 +27,8 @@ static const option_row coordinate_rows[] = {
      "frequencies, default 128"},
     {"--detail", OPTION_NUMBER, offsetof(coordinate_settings, detail), NULL, 0, 0,
      "deviation of the frequencies, default 8"},
+    {"--hash-grid", OPTION_FLAG, offsetof(coordinate_settings, hash_grid), NULL, 0, 0,
+     "and then the same with tables that are learned (Instant-NGP)"},
     {"--lr", OPTION_NUMBER, offsetof(coordinate_settings, lr), NULL, 0, 0, "default 0.005"},
     {"--precision", OPTION_CHOICE, offsetof(coordinate_settings, precision), "fp32|fp16|bf16", 0, 0,
      "default fp16"},
@@ -37,6 +39,7 @@ enum { COORDINATE_ROWS = sizeof coordinate_rows / sizeof *coordinate_rows };
 typedef struct painter {
     mpt_module net;
     mpt_tensor waves; /* [2, features], or a null handle */
+    bool grid;        /* the net begins with one, which takes places from 0 to 1 */
     mpt_dtype autocast;
 } painter;
 
@@ -47,20 +50,27 @@ static inline mpt_tensor paint(const painter *p, mpt_tensor x) {
         mpt_tensor angle = mpt_matmul(x, p->waves), both[2] = {mpt_sin(angle), mpt_cos(angle)};
         x = mpt_cat(both, 2, 1);
     }
+    if (p->grid) x = mpt_add_scalar(mpt_mul_scalar(x, 0.5), 0.5);
     mpt_autocast_begin(ctx, p->autocast);
     mpt_tensor y = mpt_forward(p->net, x);
     mpt_autocast_end(ctx);
     return mpt_cast(y, MPT_F32);
 }
 
-static inline painter make_painter(mpt_context *ctx, const coordinate_settings *s) {
-    painter p = {{NULL, 0, 0}, {NULL, 0, 0}, precisions[s->precision].autocast};
-    const int64_t n = s->features, w = s->width;
+/* With a grid instead of waves: cells from an eighth of the picture to pixels, in 8 levels. */
+static inline painter make_painter(mpt_context *ctx, const coordinate_settings *s, bool grid) {
+    painter p = {{NULL, 0, 0}, {NULL, 0, 0}, grid, precisions[s->precision].autocast};
+    const int64_t n = grid ? 0 : s->features, w = s->width;
+    mpt_hash_grid_config tables = mpt_hash_grid_config_default();
+    tables.levels = 8, tables.entries = 1 << 12;
+    tables.coarsest = 8, tables.finest = s->size;
     if (n) p.waves = mpt_randn(ctx, MPT_F32, MPT_SHAPE(2, n));
     if (n) p.waves = mpt_mul_scalar(p.waves, s->detail * 3.14159265358979);
-    p.net = mpt_sequential(ctx, mpt_nn_linear(ctx, n ? 2 * n : 2, w), mpt_nn_relu(ctx),
+    const int64_t in = grid ? tables.levels * tables.features : n ? 2 * n : 2;
+    p.net = mpt_sequential(ctx, mpt_nn_linear(ctx, in, w), mpt_nn_relu(ctx),
                            mpt_nn_linear(ctx, w, w), mpt_nn_relu(ctx), mpt_nn_linear(ctx, w, w),
                            mpt_nn_relu(ctx), mpt_nn_linear(ctx, w, 3), MPT_END);
+    if (grid) p.net = mpt_sequential(ctx, mpt_nn_hash_grid(ctx, &tables), p.net, MPT_END);
     return p;
 }
 

@@ -141,6 +141,8 @@ static mpt_tensor call(const char *op, mpt_tensor x) {
     OP("avg_pool2d", mpt_avg_pool2d(mpt_reshape(x, MPT_SHAPE(1, 1, 4, 4)), NULL));
     OP("linear_cross_entropy", mpt_linear_cross_entropy(x, x, labels(), NULL));
     OP("rope", mpt_rope(x, NULL));
+    OP("hash_grid",
+       mpt_hash_grid(mpt_reshape(x, MPT_SHAPE(8, 2)), mpt_reshape(x, MPT_SHAPE(2, 4, 2)), 1, 8));
     OP("rnn", recurrent(x, 1));
     OP("gru", recurrent(x, 3));
     OP("lstm", recurrent(x, 4));
@@ -263,6 +265,7 @@ static const row rows[] = {{"add", "input", 'i'},
                            {"max_pool2d", "input", 'i'},
                            {"avg_pool2d", "input", 'i'},
                            {"rope", "any", 'i'},
+                           {"hash_grid", "any", 'i'},
                            {"rnn", "f16 / bf16", 'l'},
                            {"gru", "f16 / bf16", 'l'},
                            {"lstm", "f16 / bf16", 'l'},

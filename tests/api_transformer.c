@@ -22,6 +22,11 @@ static bool begin(int threads) {
 
 static mpt_tensor call_op(const golden_case *c, const mpt_tensor *in) {
     if (strcmp(c->op, "glu") == 0) return mpt_glu(in[0], (int)c->ints[0], (mpt_gate)c->ints[1]);
+    if (strcmp(c->op, "hash_grid") == 0) {
+        const golden_tensor *x = golden_find(c, "in1");
+        return mpt_hash_grid(mpt_from(context, x->dtype, x->shape, x->data), in[0], c->ints[0],
+                             c->ints[1]);
+    }
     if (strcmp(c->op, "windowed_attention") == 0) {
         mpt_attention_config config = mpt_attention_config_default();
         config.causal = true, config.window = c->ints[0], config.offset = c->ints[1];
@@ -159,6 +164,35 @@ TEST(the_same_bits_for_any_number_of_threads) {
     }
 }
 
+/* Of views of places; y, and the table's gradient. */
+TEST(grids_have_the_same_bits_for_any_number_of_threads) {
+    enum { POINTS = 300, LEVELS = 5, ENTRIES = 50, ALL = LEVELS * ENTRIES * 2 };
+    static float y[3][POINTS * LEVELS * 2], slope[3][ALL], row[3 * LEVELS * 2];
+    mpt_hash_grid_config config = mpt_hash_grid_config_default();
+    config.levels = LEVELS, config.entries = ENTRIES, config.coarsest = 2, config.finest = 40;
+    for (int t = 0; t < 3; t++) {
+        REQUIRE(begin(t + 1));
+        mpt_module net = mpt_sequential(context, mpt_nn_hash_grid(context, &config), MPT_END);
+        mpt_tensor x = noise(MPT_SHAPE(2, POINTS / 2, 4), 41);
+        x = mpt_slice(x, 2, 0, 3, 1);
+        mpt_tensor out = mpt_forward(net, x);
+        mpt_read_f32(out, y[t], POINTS * LEVELS * 2);
+        mpt_backward(mpt_sum(mpt_mul(out, noise(mpt_get_shape(out), 42)), MPT_ALL_DIMS, false));
+        mpt_read_f32(mpt_grad(mpt_parameter(net, "0.table")), slope[t], ALL);
+        CHECK(memcmp(y[0], y[t], sizeof y[0]) == 0);
+        CHECK(memcmp(slope[0], slope[t], sizeof slope[0]) == 0);
+        const float odd[9] = {(float)NAN, 0.5f, 0.5f, (float)INFINITY, -2, 7, 1, 0, 1};
+        mpt_read_f32(mpt_forward(net, mpt_from(context, MPT_F32, MPT_SHAPE(3, 3), odd)), row,
+                     3 * LEVELS * 2);
+        for (int i = 0; i < 2 * LEVELS; i++) { /* what is outside is at the edge, NaN is NaN */
+            CHECK(row[i] != row[i] && row[2 * LEVELS + i] == row[4 * LEVELS + i]);
+            CHECK(row[2 * LEVELS + i] != 0);
+        }
+        check_ok(context);
+        mpt_destroy(context);
+    }
+}
+
 /* ==== Windows ==== */
 
 /* One pass of attention over 150 places, by a window or by the mask that it is; y and gradients. */
@@ -227,8 +261,7 @@ TEST(a_window_hides_what_it_passed) {
     for (int k = 0; k < 3; k++) { /* queries that see it, and the keys that one of those sees */
         mpt_read_f32(mpt_grad(x[k]), y, 4 * T);
         for (int i = 0; i < T; i++)
-            CHECK_EQ_INT(y[4 * i] != y[4 * i],
-                         i <= LAST && i >= (k == 0 ? BAD : BAD - WINDOW + 1));
+            CHECK_EQ_INT(y[4 * i] != y[4 * i], i <= LAST && i >= (k == 0 ? BAD : BAD - WINDOW + 1));
     }
     check_ok(context);
     mpt_destroy(context);
@@ -371,6 +404,7 @@ TEST_TABLE = {T(as_pytorch),
               T(an_offset_is_the_place_in_a_text),
               T(products_depend_on_the_distance),
               T(the_same_bits_for_any_number_of_threads),
+              T(grids_have_the_same_bits_for_any_number_of_threads),
               T(a_window_is_a_mask),
               T(a_window_hides_what_it_passed),
               T(one_query_is_as_many),

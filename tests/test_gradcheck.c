@@ -307,6 +307,15 @@ static mpt_tensor call_rope(const mpt_tensor *in, int v) {
     return mpt_rope(in[0], &config);
 }
 
+/* 2 D and 3 D, of entries that all have room and of some that share theirs. */
+static mpt_tensor call_hash_grid(const mpt_tensor *in, int v) {
+    double places[18];
+    for (int i = 0; i < 18; i++) places[i] = i * 7 % 18 / 17.0;
+    return mpt_hash_grid(
+        mpt_from(context, MPT_F64, v & 1 ? MPT_SHAPE(2, 3, 3) : MPT_SHAPE(9, 2), places), in[0],
+        1 + v, 2 + 4 * v);
+}
+
 static mpt_tensor call_linear_cross_entropy(const mpt_tensor *in, int v) {
     static const int64_t targets[6] = {1, 0, -100, 2, 1, 2};
     static const double by_class[3] = {0.5, 2.0, 1.25};
@@ -469,6 +478,8 @@ static void make_cases(void) {
         {S(3, 4)}, {S(5, 1)}, {S(3, 2)}, {S(4, 5)}, {S(3, 3)}};
     const mpt_shape turned[VARIANTS][MAX_IN] = {
         {S(5, 4)}, {S(2, 3, 6)}, {S(1, 2, 3, 8)}, {S(2, 3, 8)}, {S(1, 9, 4)}};
+    const mpt_shape grids[VARIANTS][MAX_IN] = {
+        {S(2, 9, 2)}, {S(1, 5, 1)}, {S(3, 16, 1)}, {S(2, 7, 2)}, {S(1, 40, 3)}};
     const mpt_shape heads[VARIANTS][MAX_IN] = {{S(3, 4), S(5, 4), S(5, 2)},
                                                {S(2, 4, 3), S(2, 6, 3), S(2, 6, 3)},
                                                {S(2, 3, 4), S(1, 5, 4), S(1, 5, 4)},
@@ -581,6 +592,7 @@ static void make_cases(void) {
     CASE(embedding, 1, -2, 2, tables);
     CASE(scaled_dot_product_attention, 3, -2, 2, heads);
     CASE(rope, 1, -2, 2, turned);
+    CASE(hash_grid, 1, -2, 2, grids);
     CASE(linear_cross_entropy, 2, -2, 2, classified);
 #define RECURRENT(G, T, B, I) {S(T, B, I), S(G * 2, I), S(G * 2, 2), S(G * 2), S(G * 2), S(B, 2)}
 #define RECURRENT_FIRST(G, B, T, I) \

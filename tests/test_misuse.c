@@ -1110,6 +1110,25 @@ TEST(attention) {
     CASE(mpt_glu, ARGUMENT, "gate 3 is no mpt_gate", mpt_glu(f.x, 1, (mpt_gate)3));
     NOWHERE(mpt_nn_glu, mpt_nn_glu(NULL, MPT_GATE_SILU).slot == 0);
     CASE(mpt_nn_glu, ARGUMENT, "gate 7 is no mpt_gate", mpt_nn_glu(f.context, (mpt_gate)7));
+    mpt_hash_grid_config grid = mpt_hash_grid_config_default();
+    mpt_tensor places = mpt_zeros(f.context, MPT_F32, MPT_SHAPE(4, 2));
+    QUIET(mpt_hash_grid_config_default, grid.levels == 16);
+    TENSOR(mpt_hash_grid, mpt_hash_grid(t_, three, 1, 2));
+    TENSOR(mpt_hash_grid, mpt_hash_grid(places, t_, 1, 2));
+    CASE(mpt_hash_grid, DTYPE, "argument 1 has dtype int64", mpt_hash_grid(f.longs, three, 1, 2));
+    CASE(mpt_hash_grid, SHAPE, "x [3, 5]", mpt_hash_grid(f.wide, three, 1, 2));
+    CASE(mpt_hash_grid, SHAPE, "table [3, 5]", mpt_hash_grid(places, f.wide, 1, 2));
+    CASE(mpt_hash_grid, SHAPE, "cells from 0 to 2", mpt_hash_grid(places, three, 0, 2));
+    CASE(mpt_hash_grid, SHAPE, "cells from 3 to 2", mpt_hash_grid(places, three, 3, 2));
+    mpt_requires_grad(places, true);
+    CASE(mpt_hash_grid, MPT_ERROR_UNSUPPORTED, "x gets no gradient",
+         mpt_hash_grid(places, three, 1, 2));
+    NOWHERE(mpt_nn_hash_grid, mpt_nn_hash_grid(NULL, NULL).slot == 0);
+    grid.features = 9;
+    CASE(mpt_nn_hash_grid, ARGUMENT, "table [16, 16384, 9]", mpt_nn_hash_grid(f.context, &grid));
+    grid.features = 2, grid.finest = 1 << 21;
+    CASE(mpt_nn_hash_grid, ARGUMENT, "cells from 16 to 2097152",
+         mpt_nn_hash_grid(f.context, &grid));
     mpt_multi_head_config heads = mpt_multi_head_config_default();
     QUIET(mpt_multi_head_config_default, heads.bias);
     NOWHERE(mpt_nn_multi_head_attention, mpt_nn_multi_head_attention(NULL, 8, 2, NULL).slot == 0);

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/transformer.bin with PyTorch: rotary positions, gated units, attention by
-windows, and attention layers with all of them.
+"""Writes tests/golden/transformer.bin with PyTorch: rotary positions, gated units, hash grids,
+attention by windows, and attention layers.
 
     python3 tools/golden_transformer.py              write it
     python3 tools/golden_transformer.py --verify     compute it again and compare with the file
 
 The format and the policy of half precision are those of tools/golden.py.
 """
+import math
 import os
 import sys
 
@@ -49,6 +50,44 @@ def glu(x, i, r):
 golden.OPS["rope"] = ("input", rope)
 golden.OPS["glu"] = ("input", glu)
 golden.ROUNDS_BETWEEN |= {"glu"}
+
+
+def hash_grid(x, i, r):
+    """ints: cells of the first level and of the last; x: table, places."""
+    table, at = x[0].float(), x[1].double().clamp(0, 1)
+    (levels, entries, _), dims, out = table.shape, at.shape[-1], []
+    for level in range(levels):
+        cells = math.floor(i[0] * (i[1] / i[0])**(level / max(levels - 1, 1)) + 1e-6)
+        low = (at * cells).floor().clamp(max=cells - 1)
+        part, y = at * cells - low, 0
+        for c in range(2**dims):
+            bits = torch.tensor([c >> d & 1 for d in range(dims)])
+            weight = torch.where(bits > 0, part, 1 - part).prod(-1, keepdim=True).float()
+            corner, row = low.long() + bits, torch.zeros((), dtype=torch.long)
+            for d, prime in enumerate((1, 2654435761, 805459861)[:dims]):
+                if (cells + 1)**dims <= entries:
+                    row = row + corner[..., d] * (cells + 1)**d
+                else:
+                    row = row ^ (corner[..., d] * prime & 0xffffffff)
+            y = y + weight * table[level][row % entries]
+        out.append(y)
+    return torch.cat(out, -1).to(x[0].dtype)
+
+
+golden.OPS["hash_grid"] = ("input", hash_grid)
+golden.SUMS |= {"hash_grid"}
+
+
+def grid_cases(dtype):
+    """Dense levels, hashed ones, and both; the edge, and beyond it."""
+    d = golden.DTYPE_NAME[dtype]
+    for table, shape, cells in (((3, 40, 2), (5, 7, 2), (2, 9)), ((1, 11, 3), (40, 3), (1, 1)),
+                                ((4, 64, 1), (2, 20, 3), (2, 30)), ((2, 7, 8), (30, 2), (100, 512))):
+        label = f"hash grid {d} {list(table)} at {list(shape)}"
+        places = noise(f"{label}/x", shape) * 0.6 + 0.5
+        places.view(-1)[:4] = torch.tensor([0.0, 1.0, 1.0, 0.5])
+        yield golden.op_case("hash_grid", label, [noise(label, table, 2).to(dtype), places.to(dtype)],
+                             cells, constant=(1,))
 
 
 def windowed(x, i, r):
@@ -124,6 +163,7 @@ def layer_cases():
 def cases():
     for dtype in (F32, F16, BF16):
         yield from op_cases(dtype)
+        yield from grid_cases(dtype)
     yield from layer_cases()
     yield from window_cases()
 

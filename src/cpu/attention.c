@@ -195,6 +195,87 @@ static void mpt__cpu_rope(const mpt__cpu_call *call) {
                   mpt__cpu_cost(call, work, 3.0), mpt__cpu_rope_chunk, &w);
 }
 
+/* ==== Hash grids ==== */
+
+enum { MPT__GRID_CORNERS = 8, MPT__GRID_FEATURES = 8 };
+
+typedef struct mpt__cpu_grid {
+    const mpt__cpu_call *call;
+    const mpt__operand *place, *table, *row; /* which are views 1, 0, 2; backward 0, 2, 1 */
+    mpt__cpu_view places, tables, rows;
+} mpt__cpu_grid;
+
+/* Entries of a level and their weights around point n; how many. */
+static int mpt__grid_corners(const mpt__cpu_grid *w, int64_t cells, int64_t n, int64_t *entry,
+                             mpt__real *weight) {
+    static const uint32_t primes[3] = {1, 2654435761u, 805459861u};
+    const int64_t entries = w->table->shape[1], *stride = w->place->stride;
+    const int dims = (int)w->place->shape[1];
+    int64_t low[3], step[4] = {1, 1, 1, 1};
+    double part[3][2];
+    for (int d = 0; d < dims; d++) {
+        const double most = (double)cells;
+        double at = most * (double)mpt__cpu_get_one(&w->places, n * stride[0] + d * stride[1]);
+        if (at < 0) at = 0;
+        if (at > most) at = most;
+        low[d] = at < most ? (int64_t)at : cells - 1; /* of NaN, too, which stays what it is */
+        part[d][1] = at - (double)low[d], part[d][0] = 1 - part[d][1];
+        step[d + 1] = step[d] * (cells + 1);
+    }
+    for (int c = 0; c < 1 << dims; c++) {
+        uint32_t hash = 0;
+        int64_t place = 0;
+        double product = 1;
+        for (int d = 0; d < dims; d++) {
+            const int64_t p = low[d] + (c >> d & 1);
+            product *= part[d][c >> d & 1];
+            hash ^= (uint32_t)p * primes[d], place += p * step[d];
+        }
+        entry[c] = step[dims] <= entries ? place : hash % entries;
+        weight[c] = (mpt__real)product;
+    }
+    return 1 << dims;
+}
+
+static void mpt__cpu_grid_level(void *work, int64_t level, int thread) {
+    const mpt__cpu_grid *w = (const mpt__cpu_grid *)work;
+    const mpt__launch *launch = w->call->launch;
+    const bool back = launch->kernel == MPT__K_HASH_GRID_BACKWARD;
+    const double steepness = (double)level * launch->imm[0];
+    const int64_t cells = (int64_t)((double)launch->index[0] * mpt__exp(steepness) + 1e-6);
+    const int64_t f = w->table->shape[2], *step = w->table->stride, *row_step = w->row->stride;
+    mpt__real *sums = (mpt__real *)w->tables.data + level * step[0]; /* backward */
+    mpt__real weight[MPT__GRID_CORNERS], block[MPT__GRID_FEATURES], sum[MPT__GRID_FEATURES];
+    int64_t entry[MPT__GRID_CORNERS];
+    (void)thread;
+    if (back && !w->tables.accumulate) memset(sums, 0, (size_t)step[0] * sizeof *sums);
+    for (int64_t n = 0; n < w->place->shape[0]; n++) {
+        const int64_t at = n * row_step[0] + level * f * row_step[1];
+        const int corners = mpt__grid_corners(w, cells, n, entry, weight);
+        const mpt__real *x = back ? mpt__cpu_in(&w->rows, at, row_step[1], block, f) : NULL;
+        memset(sum, 0, sizeof sum);
+        for (int c = 0; c < corners; c++) {
+            const int64_t from = level * step[0] + entry[c] * step[1];
+            mpt__real *to = back ? sums + entry[c] * step[1] : sum;
+            if (!back) x = mpt__cpu_in(&w->tables, from, step[2], block, f);
+            for (int64_t k = 0; k < f; k++) to[k] += weight[c] * x[k];
+        }
+        if (!back) mpt__cpu_put(&w->rows, at, row_step[1], sum, f);
+    }
+}
+
+static void mpt__cpu_hash_grid(const mpt__cpu_call *call) {
+    const int back = call->launch->kernel == MPT__K_HASH_GRID_BACKWARD;
+    const mpt__operand *o = call->launch->operand;
+    mpt__cpu_grid w;
+    w.call = call;
+    w.place = &o[1 - back], w.table = &o[2 * back], w.row = &o[2 - back];
+    w.places = mpt__cpu_view_of(call, 1 - back);
+    w.tables = mpt__cpu_view_of(call, 2 * back), w.rows = mpt__cpu_view_of(call, 2 - back);
+    const int64_t levels = w.table->shape[0], work = mpt__cpu_times(w.place->shape[0], levels);
+    mpt__parallel(call->pool, levels, mpt__cpu_cost(call, work, 40.0), mpt__cpu_grid_level, &w);
+}
+
 /* ==== Attention: what its three kernels share ==== */
 
 #define MPT__ATTENTION_BLOCK 64 /* queries, and keys, of a tile */

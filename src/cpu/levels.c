@@ -259,7 +259,9 @@ static bool mpt__cpu_check_level(mpt__base *base, mpt_isa isa, uint32_t features
 #define mpt__cpu_embedding_backward NULL
 #define mpt__cpu_attention NULL
 #define mpt__cpu_rope NULL
+#define mpt__cpu_hash_grid NULL
 #endif
+#define mpt__cpu_hash_grid_backward mpt__cpu_hash_grid
 #define mpt__cpu_attention_dq mpt__cpu_attention
 #define mpt__cpu_attention_dkv mpt__cpu_attention
 #if defined(MPTRAIN_NO_CONV) && defined(MPTRAIN_NO_ATTENTION)

@@ -560,3 +560,118 @@ mpt_status mpt__cuda_rope(const mpt__cuda_call *call) {
     mpt__rope_kernel<<<mpt__blocks(call, w.count), MPT__THREADS, 0, call->stream>>>(w);
     return MPT_OK;
 }
+
+/* ---- Hash grids ---- */
+
+#define MPT__GRID_BATCH 64 /* points that a block holds, backward */
+#define MPT__GRID_CORNERS 8
+
+struct mpt__grid {
+    mpt__array x, table, rows;
+    long long points, levels, entries, features, coarsest;
+    double growth;
+    long long dims;
+};
+
+/* Where the entries around point n lie, on a level, and their weights. */
+__device__ void mpt__grid_corners(const mpt__grid &w, long long level, long long n, long long *row,
+                                  float *weight) {
+    const unsigned int primes[3] = {1, 2654435761u, 805459861u};
+    const long long cells =
+        (long long)((double)w.coarsest * exp((double)level * w.growth) + 1e-6);
+    long long low[3], step[4] = {1, 1, 1, 1};
+    double part[3][2];
+    for (int d = 0; d < w.dims; d++) {
+        const double most = (double)cells;
+        double at = most * (double)mpt__load(w.x.data, w.x.dtype,
+                                             n * w.x.stride[0] + d * w.x.stride[1]);
+        if (at < 0) at = 0;
+        if (at > most) at = most;
+        low[d] = at < most ? (long long)at : cells - 1;
+        part[d][1] = at - (double)low[d], part[d][0] = 1 - part[d][1];
+        step[d + 1] = step[d] * (cells + 1);
+    }
+    for (int c = 0; c < 1 << w.dims; c++) {
+        unsigned int hash = 0;
+        long long place = 0;
+        double product = 1;
+        for (int d = 0; d < w.dims; d++) {
+            const long long p = low[d] + (c >> d & 1);
+            product *= part[d][c >> d & 1];
+            hash ^= (unsigned int)p * primes[d], place += p * step[d];
+        }
+        row[c] = level * w.table.stride[0] + (step[w.dims] <= w.entries ? place : hash % w.entries) * w.table.stride[1];
+        weight[c] = (float)product;
+    }
+}
+
+__global__ void mpt__grid_kernel(const mpt__grid w) {
+    MPT__EACH(i, w.points * w.levels) {
+        const long long n = i / w.levels, level = i % w.levels;
+        long long row[MPT__GRID_CORNERS];
+        float weight[MPT__GRID_CORNERS];
+        mpt__grid_corners(w, level, n, row, weight);
+        for (long long f = 0; f < w.features; f++) {
+            float sum = 0;
+            for (int c = 0; c < 1 << w.dims; c++)
+                sum += weight[c] * mpt__load(w.table.data, w.table.dtype, row[c] + f * w.table.stride[2]);
+            mpt__put(w.rows, n * w.rows.stride[0] + (level * w.features + f) * w.rows.stride[1], sum);
+        }
+    }
+}
+
+/* A block has a level, a thread of it every so many rows, to which it alone adds: in order. */
+__global__ void mpt__grid_backward_kernel(const mpt__grid w) {
+    __shared__ long long row[MPT__GRID_BATCH * MPT__GRID_CORNERS];
+    __shared__ float weight[MPT__GRID_BATCH * MPT__GRID_CORNERS];
+    const long long level = blockIdx.x;
+    for (long long first = 0; first < w.points; first += MPT__GRID_BATCH) {
+        const int n = (int)(w.points - first < MPT__GRID_BATCH ? w.points - first : MPT__GRID_BATCH);
+        __syncthreads();
+        if ((int)threadIdx.x < n)
+            mpt__grid_corners(w, level, first + threadIdx.x,
+                              row + threadIdx.x * MPT__GRID_CORNERS,
+                              weight + threadIdx.x * MPT__GRID_CORNERS);
+        __syncthreads();
+        for (int i = 0; i < n * MPT__GRID_CORNERS; i++) {
+            if (i % MPT__GRID_CORNERS >= 1 << w.dims || row[i] / w.features % blockDim.x != threadIdx.x) continue;
+            const long long from = (first + i / MPT__GRID_CORNERS) * w.rows.stride[0];
+            for (long long f = 0; f < w.features; f++) {
+                const float dy = mpt__load(
+                    w.rows.data, w.rows.dtype,
+                    from + (level * w.features + f) * w.rows.stride[1]);
+                ((float *)w.table.data)[row[i] + f] += weight[i] * dy;
+            }
+        }
+    }
+}
+
+mpt__grid mpt__grid_of(const mpt__cuda_call *call, int places, int table, int rows) {
+    const mpt__operand *o = call->launch->operand;
+    mpt__grid w;
+    memset(&w, 0, sizeof w);
+    w.x = mpt__array_of(call, places);
+    w.table = mpt__array_of(call, table);
+    w.rows = mpt__array_of(call, rows);
+    w.points = o[places].shape[0], w.dims = o[places].shape[1];
+    w.levels = o[table].shape[0], w.entries = o[table].shape[1], w.features = o[table].shape[2];
+    w.coarsest = call->launch->index[0], w.growth = call->launch->imm[0];
+    return w;
+}
+
+mpt_status mpt__cuda_hash_grid(const mpt__cuda_call *call) {
+    const mpt__grid w = mpt__grid_of(call, 1, 0, 2);
+    const long long count = w.points * w.levels;
+    if (count > 0)
+        mpt__grid_kernel<<<mpt__blocks(call, count), MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}
+
+mpt_status mpt__cuda_hash_grid_backward(const mpt__cuda_call *call) {
+    const mpt__grid w = mpt__grid_of(call, 0, 2, 1);
+    const size_t bytes = sizeof(float) * (size_t)(w.levels * w.entries * w.features);
+    if (!w.table.accumulate) cudaMemsetAsync(w.table.data, 0, bytes, call->stream);
+    if (w.points > 0)
+        mpt__grid_backward_kernel<<<(unsigned int)w.levels, MPT__THREADS, 0, call->stream>>>(w);
+    return MPT_OK;
+}

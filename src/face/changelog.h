@@ -15,8 +15,8 @@
     in mptrain_cuda.cu, which no real GPU has run yet; captured steps; on request the CPU kernels in
     a second file; draws of classes by weight; confusion matrices; L-BFGS; hooks at modules;
     recurrent layers: RNN, LSTM, GRU and their cells; rotary positions, gated units (SwiGLU), norms
-    of queries and keys, attention by a sliding window, caches of keys and values; one copy of the
-    weights for several threads; CUDA kernels of your own in ops.
+    of queries and keys, attention by a sliding window, caches of keys and values; hash grids; one
+    copy of the weights for several threads; CUDA kernels of your own in ops.
 */
 
 /* ==== Licence ================================================================================

@@ -300,7 +300,8 @@ mpt_add_child and mpt_add_parameter build it, mpt_parameter(self, "name") reads 
 module used twice is shared and counted once. mpt_train and mpt_eval switch dropout. For inference
 mpt_fuse makes one launch of each convolution and the batch norm, relu and sum behind it.
 mpt_hook_forward and mpt_hook_backward show what a module gives, and the gradient of that, to a
-function of yours, which may put another tensor in its place.
+function of yours, which may put another tensor in its place. A net of places in space learns fine
+detail by a mpt_nn_hash_grid before it.
 
 An op of your own is an mpt_op_class: forward and backward as compositions of other ops, and its
 autocast class. It runs on GPUs as they do. C code can read an input and make an output of it

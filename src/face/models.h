@@ -212,6 +212,24 @@ MPTRAIN_API mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate);
 /* Along the last dimension. */
 MPTRAIN_API mpt_module mpt_nn_glu(mpt_context *context, mpt_gate gate);
 
+/* Places as inputs, by the tables of Instant-NGP, arXiv:2201.05989: x [.., D] from 0 to 1, D 2 or
+   3, table [L, T, F] -> [.., L F]. Level l has R cells along each dimension, from `coarsest` on the
+   first to `finest` on the last, at equal ratios and rounded down. Each corner of a cell has a row
+   of the table, its own if T is enough, else that of a hash; between corners it is linear. What is
+   outside counts as at the edge. x gets no gradient: where it asks for one that is an error. The
+   table's is summed in fp32 in the order of x. F is 8 at most; the result has the table's dtype. */
+MPTRAIN_API mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest,
+                                     int64_t finest);
+typedef struct mpt_hash_grid_config {
+    int64_t levels;           /* 16 */
+    int64_t entries;          /* 2^14, of each level */
+    int64_t features;         /* 2 */
+    int64_t coarsest, finest; /* 16, 512; up to 2^20 */
+} mpt_hash_grid_config;
+MPTRAIN_API mpt_hash_grid_config mpt_hash_grid_config_default(void);
+/* "table", uniform from -1e-4 to 1e-4. */
+MPTRAIN_API mpt_module mpt_nn_hash_grid(mpt_context *context, const mpt_hash_grid_config *config);
+
 typedef struct mpt_multi_head_config {
     bool bias;      /* true */
     bool causal;    /* false */

@@ -187,6 +187,13 @@ static mpt_status mpt__multi_head_forward(mpt_module self, void *user, const mpt
 
 #endif
 
+mpt_hash_grid_config mpt_hash_grid_config_default(void) {
+    mpt_hash_grid_config config;
+    config.levels = 16, config.features = 2, config.entries = 1 << 14;
+    config.coarsest = 16, config.finest = 512;
+    return config;
+}
+
 mpt_multi_head_config mpt_multi_head_config_default(void) {
     mpt_multi_head_config config;
     mpt__zero(config);
@@ -344,6 +351,25 @@ mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
     return mpt__layer_made(ctx, module);
 }
 
+mpt_module mpt_nn_hash_grid(mpt_context *ctx, const mpt_hash_grid_config *config) {
+    mpt__module *module = mpt__layer_new(ctx, "mpt_nn_hash_grid", MPT__LAYER_hash_grid);
+    const mpt_hash_grid_config defaults = mpt_hash_grid_config_default();
+    if (!module) return mpt__module_handle(ctx, NULL);
+    if (!config) config = &defaults;
+    const mpt_shape table = MPT_SHAPE(config->levels, config->entries, config->features);
+    int64_t *cells = module->attributes.index;
+    cells[0] = config->coarsest, cells[1] = config->finest;
+    if (!mpt__good_grid(table.dim, cells))
+        mpt__error(ctx, ARGUMENT,
+                   "table %S, cells from %lld to %lld: expected 8 features at most, and 1 to 2^20, "
+                   "rising",
+                   &table, cells[0], cells[1]);
+    else if (mpt__ok(ctx))
+        mpt__add_parameter(ctx, module, "table", &table,
+                           mpt_init_make(MPT_INIT_UNIFORM, -1e-4, 1e-4), 0);
+    return mpt__layer_made(ctx, module);
+}
+
 #else
 
 static mpt_status mpt__no_attention_in(mpt_context *ctx, const char *call) {
@@ -380,6 +406,10 @@ mpt_module mpt_nn_multi_head_attention(mpt_context *ctx, int64_t width, int head
 mpt_module mpt_nn_glu(mpt_context *ctx, mpt_gate gate) {
     (void)gate;
     return mpt__no_attention_layer(ctx, "mpt_nn_glu");
+}
+mpt_module mpt_nn_hash_grid(mpt_context *ctx, const mpt_hash_grid_config *config) {
+    (void)config;
+    return mpt__no_attention_layer(ctx, "mpt_nn_hash_grid");
 }
 
 #endif

@@ -74,7 +74,8 @@ typedef struct {
 #define MPT__ATTENTION_LAYERS(L) \
     L(embedding, embedding, 2, NONE) \
     L(multi_head_attention, none, 0, NONE) \
-    L(glu, none, 0, NONE)
+    L(glu, none, 0, NONE) \
+    L(hash_grid, hash_grid, 2, NONE)
 #endif
 
 typedef enum {

@@ -40,19 +40,64 @@ static mpt_status mpt__embedding_shape(mpt__frame *frame) {
     return MPT_OK;
 }
 
+/* Sizes of a table [L, T, F], and cells of the first level and of the last one. */
+static bool mpt__good_grid(const int64_t size[3], const int64_t cells[2]) {
+    return size[0] > 0 && size[1] > 0 && size[2] > 0 && size[2] <= 8 && cells[0] > 0 &&
+           cells[1] >= cells[0] && cells[1] <= 1 << 20;
+}
+
+/* in: x [.., D], table [L, T, F]. index: cells. */
+static mpt_status mpt__hash_grid_shape(mpt__frame *frame) {
+    const mpt__tensor *x = frame->in[0], *table = frame->in[1];
+    const int last = x->shape.rank - 1;
+    const int64_t dims = last < 0 ? 0 : x->shape.dim[last], *size = table->shape.dim;
+    const int64_t *cells = frame->attributes->index;
+    if (!mpt__check_float(frame, 0) || !mpt__check_float(frame, 1))
+        return frame->context->base.status;
+    if (dims < 2 || dims > 3 || table->shape.rank != 3 || !mpt__good_grid(size, cells))
+        return mpt__error(frame->context, SHAPE,
+                          "x %S, table %S, cells from %lld to %lld: expected [.., 2 or 3], [L, T, "
+                          "F] with F up to 8, and 1 to 2^20, rising",
+                          &x->shape, &table->shape, cells[0], cells[1]);
+    if (x->flags & MPT__REQUIRES_GRAD)
+        return mpt__error(frame->context, UNSUPPORTED, "x gets no gradient; mpt_detach it");
+    frame->out_dtype[0] = (mpt_dtype)table->dtype;
+    mpt__shape_copy(&frame->out_shape[0], &x->shape);
+    frame->out_shape[0].dim[last] = size[0] * size[2];
+    return MPT_OK;
+}
+
 /* Contiguous ids as [n]; rows as [n, D]. */
 static void mpt__operand_ids(mpt__launch *launch, int position, const mpt__tensor *ids) {
     mpt__operand *o = mpt__operand_ranked(launch, position, ids, 1, MPT__READ);
     mpt__operand_dim(o, 0, mpt__tensor_numel(ids), 1);
 }
 
+/* That of a table [V, D] by ids, or of a grid's by places. */
+static mpt__launch *mpt__embedding_launch(mpt__frame *frame, mpt__kernel kernel, mpt__kernel grid,
+                                          int position, const mpt__tensor *ids,
+                                          const mpt__tensor *table) {
+    MPT__PLAIN_FLOATS;
+    const int64_t *index = frame->attributes->index, levels = table->shape.dim[0];
+    const bool places = table->shape.rank == 3;
+    mpt__launch *launch = mpt__launch_begin(frame->context, places ? grid : kernel);
+    launch->index[0] = index[0];
+    if (places && levels > 1)
+        launch->imm[0] = mpt__ln((double)index[1] / (double)index[0]) / (double)(levels - 1);
+    if (places)
+        mpt__operand_rows(launch, position, ids, false, MPT__READ);
+    else
+        mpt__operand_ids(launch, position, ids);
+    return launch;
+}
+
 static mpt_status mpt__embedding_forward(mpt__frame *frame) {
     const mpt__tensor *ids = mpt__contiguous_of(frame, frame->in[0]);
     if (!ids) return mpt__outcome(frame);
     mpt__save(frame, frame->in[0]);
-    mpt__launch *launch = mpt__launch_begin(frame->context, MPT__K_EMBEDDING);
+    mpt__launch *launch =
+        mpt__embedding_launch(frame, MPT__K_EMBEDDING, MPT__K_HASH_GRID, 1, ids, frame->in[1]);
     mpt__reads(launch, 0, frame->in[1]);
-    mpt__operand_ids(launch, 1, ids);
     mpt__operand_rows(launch, 2, frame->out[0], false, MPT__WRITE);
     return mpt__submit(frame->context, launch);
 }
@@ -68,9 +113,8 @@ static mpt_status mpt__embedding_backward(mpt__frame *frame) {
     bool wide = dw->dtype == MPT_F32 || dw->dtype == MPT_F64;
     if (!wide) sum = mpt__temporary(frame, MPT_F32, &dw->shape);
     if (!sum) return ctx->base.status;
-    mpt__launch *launch = mpt__launch_begin(ctx, MPT__K_EMBEDDING_BACKWARD);
-    launch->index[0] = frame->attributes->index[0];
-    mpt__operand_ids(launch, 0, ids);
+    mpt__launch *launch = mpt__embedding_launch(frame, MPT__K_EMBEDDING_BACKWARD,
+                                                MPT__K_HASH_GRID_BACKWARD, 0, ids, dw);
     mpt__operand_rows(launch, 1, dy, false, MPT__READ);
     mpt__operand_of(launch, 2, sum, wide ? access : MPT__WRITE);
     mpt_status status = mpt__submit(ctx, launch);
@@ -548,6 +592,10 @@ mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
     (void)dim, (void)gate;
     return mpt__no_attention(x, "mpt_glu");
 }
+mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest, int64_t finest) {
+    (void)table, (void)coarsest, (void)finest;
+    return mpt__no_attention(x, "mpt_hash_grid");
+}
 mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,
                                     const mpt_nll_config *config) {
     (void)weight, (void)targets, (void)config;
@@ -652,6 +700,14 @@ mpt_tensor mpt_glu(mpt_tensor x, int dim, mpt_gate gate) {
     else
         a = mpt__spare(&spares, gate == MPT_GATE_SILU ? mpt_silu(a) : mpt_gelu(a));
     return mpt__spares_end(&spares, mpt_mul(a, b));
+}
+
+mpt_tensor mpt_hash_grid(mpt_tensor x, mpt_tensor table, int64_t coarsest, int64_t finest) {
+    mpt_tensor in[] = {x, table};
+    mpt__attributes attributes = mpt__no_attributes;
+    attributes.index[0] = coarsest, attributes.index[1] = finest;
+    attributes.required = 2;
+    return mpt__apply1("mpt_hash_grid", MPT__OP_hash_grid, in, 2, &attributes);
 }
 
 mpt_tensor mpt_linear_cross_entropy(mpt_tensor x, mpt_tensor weight, mpt_tensor targets,

@@ -52,6 +52,7 @@
     O(embedding, ANY, embedding, embedding, embedding, NONE, NONE, "Gather") \
     O(scaled_dot_product_attention, LOW, attention, attention, attention, NONE, NONE, "Attention") \
     O(rope, ANY, rope, rope, rope, NONE, NONE, "RotaryEmbedding") \
+    O(hash_grid, ANY, hash_grid, embedding, embedding, NONE, NONE, "") \
     O(linear_cross_entropy, LOSS, linear_nll, linear_nll, linear_nll, NONE, NONE, "")
 #endif
 

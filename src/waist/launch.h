@@ -268,14 +268,24 @@ typedef struct mpt__operand {
  * ATTENTION_DKV  o0 .. o5 as in ATTENTION_DQ, o6 r -> o7? wa dk, o8? wa dv, on CPUs o9? wa dq.
  * ROPE      o1 wa [B, H, T, D] = o0 r, where pair i of D / 2 is turned by imm[1] (index[0] + t)
  *           imm[0]^(-2 i / D) radians: elements i and i + D / 2, or with index[1] = 1 elements 2 i
- *           and 2 i + 1. Angles are doubles, products and sums fp32. */
+ *           and 2 i + 1. Angles are doubles, products and sums fp32.
+ * HASH_GRID o2 w [N, L F]: of level l the sum of weights times entries of o0 r [L, T, F], at
+ *           the 2^D corners of the cell in which o1 r [N, D], D 2 or 3, lies among R^D, R being
+ *           floor(index[0] exp(l imm[0]) + 1e-6); what is not within 0 and 1 is at the edge. A
+ *           weight is the product of the parts of the cell on the other side, in doubles, rounded.
+ *           Corner p is entry sum p_d (R + 1)^d where (R + 1)^D <= T, else p_d times 1, 2654435761
+ *           and 805459861, of 32 bits, by exclusive or, modulo T.
+ * HASH_GRID_BACKWARD  o0 r [N, D], o1 r [N, L F] -> o2 wa f32 [L, T, F], dense: the same entries +=
+ *           weights times o1, in the order of N, then of corners, whose bit d is p_d's. */
 #define MPT__ATTENTION_KERNELS(K) \
     K(EMBEDDING, embedding, 0) \
     K(EMBEDDING_BACKWARD, embedding_backward, 0) \
     K(ATTENTION, attention, 0) \
     K(ATTENTION_DQ, attention_dq, 0) \
     K(ATTENTION_DKV, attention_dkv, 0) \
-    K(ROPE, rope, 0)
+    K(ROPE, rope, 0) \
+    K(HASH_GRID, hash_grid, 0) \
+    K(HASH_GRID_BACKWARD, hash_grid_backward, 0)
 
 /* ---- fp8 ----
  *
