@@ -11,6 +11,7 @@
 #define EXAMPLE_GOES_ON
 #include "common.h"
 #include "gpt.h"
+#include "precisions.h"
 #include "text.h"
 
 static mpt_tensor loss_of(mpt_module net, const mpt_batch *b, mpt_tensor positions) {
@@ -32,7 +33,9 @@ static void write_text(mpt_context *ctx, mpt_module net, const gpt_settings *s,
     if (!s->uncached) mpt_cache_begin(net, 1, s->context);
     const double start = seconds_now();
     for (int64_t i = 0; ready && i < s->write && !mpt_failed(ctx); i++) {
+        mpt_autocast_begin(ctx, precisions[s->precision].autocast);
         const int64_t token = next_token(ctx, net, s, seen, length, &c);
+        mpt_autocast_end(ctx);
         codec_put(codec, (int32_t)token);
         fflush(stdout);
         if (length == s->context) {

@@ -3,7 +3,6 @@
 #define GPT_H
 
 #include "options.h"
-#include "precisions.h"
 #include "transformer.h"
 
 typedef struct gpt_settings {
@@ -124,12 +123,10 @@ static inline int64_t next_token(mpt_context *ctx, mpt_module net, const gpt_set
     const int64_t past = mpt_cache_length(net), more = length - past;
     mpt_tensor tokens = mpt_from(ctx, MPT_I64, MPT_SHAPE(1, more), seen + past), token;
     mpt_tensor places = mpt_slice(mpt_arange(ctx, MPT_I64, length), 0, past, length, 1);
-    mpt_autocast_begin(ctx, precisions[s->precision].autocast);
     mpt_tensor y = hidden(net, tokens, places);
     y = mpt_matmul(mpt_slice(y, 1, more - 1, more, 1),
                    mpt_transpose(mpt_parameter(net, "wte.weight"), 0, 1));
     y = mpt_softmax(mpt_mul_scalar(y, 1.0 / s->temperature), -1);
-    mpt_autocast_end(ctx);
     mpt_read_f32(mpt_topk(y, c->count, -1, true, &token), c->p, c->count);
     mpt_read(token, c->token, (size_t)c->count * sizeof *c->token);
     const double draw = mpt_item(mpt_rand(ctx, MPT_F32, MPT_SCALAR));
