@@ -79,7 +79,7 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
 /* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
    becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
-MPT__BF16X2_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
+MPT__OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
                               const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
                               int parts, __m512 *bad) {
     if (parts == 1) {
@@ -89,42 +89,42 @@ MPT__BF16X2_OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16
     const bool rounded = MPT__AMX_ROUNDED(dtype, round);
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
     const __m512i half = _mm512_set1_epi32(rounded ? 0x8000 : 0);
-    const __m512i x = mpt__v16_bits(mpt__v16_round(mpt__bf16x2_load(p, p_lanes, dtype), round));
-    const __m512i y = mpt__v16_bits(mpt__v16_round(mpt__bf16x2_load(q, q_lanes, dtype), round));
+    const __m512i x = v_bits(v_round(mpt__bf16x2_load(p, p_lanes, dtype), round));
+    const __m512i y = v_bits(v_round(mpt__bf16x2_load(q, q_lanes, dtype), round));
     const __m512i x_high = _mm512_add_epi32(x, half) & high;
     const __m512i y_high = _mm512_add_epi32(y, half) & high;
-    const mpt__v16_f x_low = mpt__v16_sub(mpt__v16_float(x), mpt__v16_float(x_high));
-    const mpt__v16_f y_low = mpt__v16_sub(mpt__v16_float(y), mpt__v16_float(y_high));
+    const v_f x_low = v_sub(v_float(x), v_float(x_high));
+    const v_f y_low = v_sub(v_float(y), v_float(y_high));
     if (rounded) {
         const __mmask16 all = 0xffff;
         const __m512i most =
             _mm512_maskz_max_epu32(all, _mm512_slli_epi32(x, 1), _mm512_slli_epi32(y, 1));
-        *bad = mpt__v16_float(_mm512_maskz_max_epu32(all, mpt__v16_bits(*bad), most));
+        *bad = v_float(_mm512_maskz_max_epu32(all, v_bits(*bad), most));
     } else {
-        *bad = mpt__v16_add(*bad, mpt__v16_add(x_low, y_low));
+        *bad = v_add(*bad, v_add(x_low, y_low));
     }
-    const __m512i x_words = _mm512_add_epi32(mpt__v16_bits(x_low), half);
-    const __m512i y_words = _mm512_add_epi32(mpt__v16_bits(y_low), half);
+    const __m512i x_words = _mm512_add_epi32(v_bits(x_low), half);
+    const __m512i y_words = _mm512_add_epi32(v_bits(y_low), half);
     _mm512_storeu_si512(to, _mm512_srli_epi32(x_high, 16) | y_high);
     _mm512_storeu_si512(to + gap, _mm512_srli_epi32(x_words, 16) | (y_words & high));
 }
 
 /* to = 16 rows of 16 dwords, `row` bytes apart, transposed. */
-MPT__BF16X2_FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
+MPT__FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_t row) {
     float *out = (float *)(void *)to;
     for (int j = 0; j < 4; j++, out += 64, from += 16) {
-        mpt__v16_f r0 = mpt__v16_gemm_quads(from, row, 16);
-        mpt__v16_f r1 = mpt__v16_gemm_quads(from + row, row, 16);
-        mpt__v16_f r2 = mpt__v16_gemm_quads(from + 2 * row, row, 16);
-        mpt__v16_f r3 = mpt__v16_gemm_quads(from + 3 * row, row, 16);
-        mpt__v16_transpose4(&r0, &r1, &r2, &r3);
-        mpt__v16_store(out, r0), mpt__v16_store(out + 16, r1);
-        mpt__v16_store(out + 32, r2), mpt__v16_store(out + 48, r3);
+        v_f r0 = v_gemm_quads(from, row, 16);
+        v_f r1 = v_gemm_quads(from + row, row, 16);
+        v_f r2 = v_gemm_quads(from + 2 * row, row, 16);
+        v_f r3 = v_gemm_quads(from + 3 * row, row, 16);
+        v_transpose4(&r0, &r1, &r2, &r3);
+        v_store(out, r0), v_store(out + 16, r1);
+        v_store(out + 32, r2), v_store(out + 48, r3);
     }
 }
 
 /* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
-MPT__BF16X2_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
+MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
                                       int64_t outer, int64_t inner, int64_t count, int64_t n,
                                       int dtype, int round, int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
@@ -139,8 +139,8 @@ MPT__BF16X2_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char
         mpt__amx_transpose(to, from, step);
         return;
     }
-    const __mmask16 p_lanes = mpt__v16_first(along_k ? n : count);
-    const __mmask16 q_lanes = along_k ? mpt__v16_first(n - 16) : p_lanes;
+    const __mmask16 p_lanes = v_first(along_k ? n : count);
+    const __mmask16 q_lanes = along_k ? v_first(n - 16) : p_lanes;
     const int64_t lines = along_k ? count : apart == 1 ? (n + 1) / 2 : n;
     int64_t i = 0;
     for (; i < 16 && whole; i++, rows += 64, from += step) {
@@ -160,7 +160,7 @@ MPT__BF16X2_OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char
     if (transposed && parts == 2) mpt__amx_transpose(to + gap, staged + MPT__AMX_TILE, 64);
 }
 
-MPT__BF16X2_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                   int64_t count, int64_t k, int64_t depth, int dtype, int round,
                                   int parts) {
     const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
@@ -176,13 +176,13 @@ MPT__BF16X2_OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *
     }
     if (MPT__AMX_ROUNDED(dtype, round) && parts == 2) {
         const __m512i limit = _mm512_set1_epi32((int)(2 * MPT__AMX_HUGE));
-        return _mm512_cmp_epu32_mask(mpt__v16_bits(bad), limit, _MM_CMPINT_LT) == 0xffff;
+        return _mm512_cmp_epu32_mask(v_bits(bad), limit, _MM_CMPINT_LT) == 0xffff;
     }
     return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
 
 /* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
-MPT__BF16X2_FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
+MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
                                        int64_t outer, int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
@@ -445,5 +445,10 @@ static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g) {
 #else
 #define MPT__AMX_LEVEL false, NULL, NULL, NULL
 #endif
+/* What cpu/level/avx512bf16.c said. */
+#undef MPT__V
+#undef MPT__WIDTH
+#undef MPT__FN
+#undef MPT__OP
 
 #endif

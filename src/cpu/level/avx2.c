@@ -10,7 +10,9 @@
 #define MPT__HAS_AVX2 1
 
 #define MPT__AVX2 MPT__TARGET("avx2,fma,f16c") static
-#define MPT__AVX2_OP MPT__TARGET("avx2,fma,f16c") static MPT__FORCE_INLINE
+#define MPT__V(word) mpt__v8_##word
+#define MPT__FN MPT__AVX2
+#define MPT__OP MPT__AVX2 MPT__FORCE_INLINE
 
 /* ==== Words: arithmetic, integers ==== */
 
@@ -18,37 +20,35 @@ typedef __m256 mpt__v8_f;
 typedef __m256i mpt__v8_i;
 typedef __m256i mpt__v8_m;
 
-MPT__ARITHMETIC(MPT__AVX2_OP, mpt__v8, _mm256_, _ps)
-MPT__AVX2_OP __m256 mpt__v8_set(float a) { return _mm256_set1_ps(a); }
-MPT__AVX2_OP __m256 mpt__v8_larger(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
-MPT__AVX2_OP __m256 mpt__v8_smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
-MPT__AVX2_OP __m256i mpt__v8_bits(__m256 a) { return _mm256_castps_si256(a); }
-MPT__AVX2_OP __m256i mpt__v8_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-MPT__AVX2_OP __m256 mpt__v8_float(__m256i a) { return _mm256_castsi256_ps(a); }
-MPT__AVX2_OP __m256 mpt__v8_convert(__m256i a) { return _mm256_cvtepi32_ps(a); }
-MPT__AVX2_OP __m256i mpt__v8_iset(int32_t a) { return _mm256_set1_epi32(a); }
-MPT__AVX2_OP __m256i mpt__v8_iadd(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
-MPT__AVX2_OP __m256i mpt__v8_isub(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
-MPT__AVX2_OP __m256i mpt__v8_iand(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
-MPT__AVX2_OP __m256i mpt__v8_ior(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
-MPT__AVX2_OP __m256i mpt__v8_shl23(__m256i a) { return _mm256_slli_epi32(a, 23); }
-MPT__AVX2_OP __m256i mpt__v8_shr16(__m256i a) { return _mm256_srli_epi32(a, 16); }
-MPT__AVX2_OP __m256i mpt__v8_sar1(__m256i a) { return _mm256_srai_epi32(a, 1); }
-MPT__AVX2_OP __m256i mpt__v8_sar23(__m256i a) { return _mm256_srai_epi32(a, 23); }
-MPT__AVX2_OP __m256i mpt__v8_igt(__m256i a, __m256i b) { return _mm256_cmpgt_epi32(a, b); }
-MPT__AVX2_OP __m256 mpt__v8_select(__m256i m, __m256 a, __m256 b) {
-    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(m));
-}
+MPT__ARITHMETIC(MPT__OP, mpt__v8, _mm256_, _ps)
+MPT__OP v_f v_set(float a) { return _mm256_set1_ps(a); }
+MPT__OP v_f v_larger(v_f a, v_f b) { return _mm256_max_ps(a, b); }
+MPT__OP v_f v_smaller(v_f a, v_f b) { return _mm256_min_ps(a, b); }
+MPT__OP v_i v_bits(v_f a) { return _mm256_castps_si256(a); }
+MPT__OP v_i v_words(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+MPT__OP v_f v_float(v_i a) { return _mm256_castsi256_ps(a); }
+MPT__OP v_f v_convert(v_i a) { return _mm256_cvtepi32_ps(a); }
+MPT__OP v_i v_iset(int32_t a) { return _mm256_set1_epi32(a); }
+MPT__OP v_i v_iadd(v_i a, v_i b) { return _mm256_add_epi32(a, b); }
+MPT__OP v_i v_isub(v_i a, v_i b) { return _mm256_sub_epi32(a, b); }
+MPT__OP v_i v_iand(v_i a, v_i b) { return _mm256_and_si256(a, b); }
+MPT__OP v_i v_ior(v_i a, v_i b) { return _mm256_or_si256(a, b); }
+MPT__OP v_i v_shl23(v_i a) { return _mm256_slli_epi32(a, 23); }
+MPT__OP v_i mpt__v8_shr16(v_i a) { return _mm256_srli_epi32(a, 16); }
+MPT__OP v_i v_sar1(v_i a) { return _mm256_srai_epi32(a, 1); }
+MPT__OP v_i v_sar23(v_i a) { return _mm256_srai_epi32(a, 23); }
+MPT__OP v_m v_igt(v_i a, v_i b) { return _mm256_cmpgt_epi32(a, b); }
+MPT__OP v_f v_select(v_m m, v_f a, v_f b) { return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(m)); }
 
-MPT__ROUND_BF16(MPT__AVX2_OP, mpt__v8, mpt__avx2_round_bf16)
+MPT__ROUND_BF16(MPT__OP, mpt__v8, mpt__avx2_round_bf16)
 /* The same without a NaN. */
-MPT__AVX2_OP __m256i mpt__avx2_round_number(__m256i bits) {
+MPT__OP __m256i mpt__avx2_round_number(__m256i bits) {
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i below = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
     return _mm256_srli_epi32(_mm256_add_epi32(below, odd), 16);
 }
 /* Two of them in a row. That there is a NaN is seldom. */
-MPT__AVX2_OP __m256i mpt__avx2_round_two(__m256 a, __m256 b) {
+MPT__OP __m256i mpt__avx2_round_two(v_f a, v_f b) {
     __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b);
     if (_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0)
         low = mpt__avx2_round_bf16(low), high = mpt__avx2_round_bf16(high);
@@ -59,50 +59,38 @@ MPT__AVX2_OP __m256i mpt__avx2_round_two(__m256 a, __m256 b) {
 
 /* ==== Words: floats, memory ==== */
 
-MPT__AVX2_OP mpt__v8_f mpt__v8_negate(mpt__v8_f a) {
-    return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
+MPT__OP v_f v_negate(v_f a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+MPT__OP v_f v_abs(v_f a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+MPT__OP v_m v_is_inf(v_f a) {
+    const v_f infinity = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+    return _mm256_castps_si256(_mm256_cmp_ps(v_abs(a), infinity, _CMP_EQ_OQ));
 }
-MPT__AVX2_OP mpt__v8_f mpt__v8_abs(mpt__v8_f a) {
-    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
-}
-MPT__AVX2_OP mpt__v8_m mpt__v8_is_inf(mpt__v8_f a) {
-    const __m256 infinity = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
-    return _mm256_castps_si256(_mm256_cmp_ps(mpt__v8_abs(a), infinity, _CMP_EQ_OQ));
-}
-MPT__AVX2_OP mpt__v8_f mpt__v8_zero(void) { return _mm256_setzero_ps(); }
-MPT__AVX2_OP mpt__v8_f mpt__v8_load(const float *p) { return _mm256_loadu_ps(p); }
-MPT__AVX2_OP void mpt__v8_store(float *p, mpt__v8_f v) { _mm256_storeu_ps(p, v); }
-MPT__AVX2_OP mpt__v8_f mpt__v8_sqrt(mpt__v8_f a) { return _mm256_sqrt_ps(a); }
-MPT__AVX2_OP mpt__v8_f mpt__v8_fma(mpt__v8_f a, mpt__v8_f b, mpt__v8_f c) {
-    return _mm256_fmadd_ps(a, b, c);
-}
+MPT__OP v_f v_zero(void) { return _mm256_setzero_ps(); }
+MPT__OP v_f v_load(const float *p) { return _mm256_loadu_ps(p); }
+MPT__OP void v_store(float *p, v_f v) { _mm256_storeu_ps(p, v); }
+MPT__OP v_f v_sqrt(v_f a) { return _mm256_sqrt_ps(a); }
+MPT__OP v_f v_fma(v_f a, v_f b, v_f c) { return _mm256_fmadd_ps(a, b, c); }
 
 /* The first n lanes; none below 1, all from 8 up. */
-MPT__AVX2_OP mpt__v8_m mpt__v8_first(int64_t n) {
+MPT__OP v_m v_first(int64_t n) {
     __m256i count = _mm256_set1_epi32((int)(n < 0 ? 0 : n > 8 ? 8 : n));
     return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_first(const void *p, mpt__v8_m lanes) {
+MPT__OP v_f v_load_first(const void *p, v_m lanes) {
     return _mm256_maskload_ps((const float *)p, lanes);
 }
-MPT__AVX2_OP mpt__v8_m mpt__v8_greater(mpt__v8_f a, mpt__v8_f b) {
-    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
-}
-MPT__AVX2_OP mpt__v8_m mpt__v8_equal(mpt__v8_f a, mpt__v8_f b) {
-    return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_EQ_OQ));
-}
-MPT__AVX2_OP mpt__v8_m mpt__v8_is_nan(mpt__v8_f a) {
-    return _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-}
+MPT__OP v_m v_greater(v_f a, v_f b) { return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+MPT__OP v_m v_equal(v_f a, v_f b) { return _mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
+MPT__OP v_m v_is_nan(v_f a) { return _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
 /* Lanes of random words >= threshold, unsigned. */
-MPT__AVX2_OP mpt__v8_m mpt__v8_words_from(const uint32_t *words, uint32_t threshold) {
+MPT__OP v_m v_words_from(const uint32_t *words, uint32_t threshold) {
     __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)words);
     __m256i t = _mm256_set1_epi32((int)threshold);
     return _mm256_cmpeq_epi32(_mm256_max_epu32(w, t), w);
 }
 
 /* Rounds to MPT_F16 or MPT_BF16 and back; 0 leaves as is. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_round(mpt__v8_f v, int dtype) {
+MPT__OP v_f v_round(v_f v, int dtype) {
     if (dtype == MPT_F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
     if (dtype == MPT_BF16) {
         __m256i half = mpt__avx2_round_bf16(_mm256_castps_si256(v));
@@ -111,32 +99,32 @@ MPT__AVX2_OP mpt__v8_f mpt__v8_round(mpt__v8_f v, int dtype) {
     return v;
 }
 
-MPT__AVX2_OP mpt__v8_f mpt__v8_from_half(__m128i half, int dtype) {
+MPT__OP v_f mpt__v8_from_half(__m128i half, int dtype) {
     if (dtype == MPT_F16) return _mm256_cvtph_ps(half);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 /* 8 elements of dtype F32, F16 or BF16 as floats. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_full(const void *p, int dtype) {
+MPT__OP v_f v_load_full(const void *p, int dtype) {
     if (dtype == MPT_F32) return _mm256_loadu_ps((const float *)p);
     return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)p), dtype);
 }
 /* The first n of 8 elements, all from 8 up, none below 1; the rest 0. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_as(const void *p, int64_t n, int dtype) {
-    if (n >= 8) return mpt__v8_load_full(p, dtype);
-    if (dtype == MPT_F32) return _mm256_maskload_ps((const float *)p, mpt__v8_first(n));
+MPT__OP v_f v_load_as(const void *p, int64_t n, int dtype) {
+    if (n >= 8) return v_load_full(p, dtype);
+    if (dtype == MPT_F32) return _mm256_maskload_ps((const float *)p, v_first(n));
     uint16_t rest[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     for (int i = 0; i < n; i++) rest[i] = ((const uint16_t *)p)[i];
     return mpt__v8_from_half(_mm_loadu_si128((const __m128i *)(const void *)rest), dtype);
 }
 
 /* Stores the first n (any number) of 8 lanes as elements of dtype F32, F16 or BF16. */
-MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
+MPT__OP void v_store_as(void *p, v_f v, int64_t n, int dtype) {
     __m128i half;
     if (dtype == MPT_F32) {
         if (n >= 8) {
             _mm256_storeu_ps((float *)p, v);
         } else {
-            _mm256_maskstore_ps((float *)p, mpt__v8_first(n), v);
+            _mm256_maskstore_ps((float *)p, v_first(n), v);
         }
         return;
     }
@@ -156,10 +144,9 @@ MPT__AVX2_OP void mpt__v8_store_as(void *p, mpt__v8_f v, int64_t n, int dtype) {
 }
 
 /* Transposes 4 rows: lane 4 l + j of row r becomes lane 4 l + r of column j. */
-MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2,
-                                    mpt__v8_f *r3) {
-    const mpt__v8_f low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
-    const mpt__v8_f low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
+MPT__OP void v_transpose4(v_f *r0, v_f *r1, v_f *r2, v_f *r3) {
+    const v_f low01 = _mm256_unpacklo_ps(*r0, *r1), high01 = _mm256_unpackhi_ps(*r0, *r1);
+    const v_f low23 = _mm256_unpacklo_ps(*r2, *r3), high23 = _mm256_unpackhi_ps(*r2, *r3);
     *r0 = _mm256_shuffle_ps(low01, low23, 0x44);
     *r1 = _mm256_shuffle_ps(low01, low23, 0xee);
     *r2 = _mm256_shuffle_ps(high01, high23, 0x44);
@@ -167,30 +154,30 @@ MPT__AVX2_OP void mpt__v8_transpose4(mpt__v8_f *r0, mpt__v8_f *r1, mpt__v8_f *r2
 }
 
 /* Of the lanes of a and then b: those with even numbers to a, the others to b; and back. */
-MPT__AVX2_OP void mpt__v8_split(mpt__v8_f *a, mpt__v8_f *b) {
-    const __m256 low = _mm256_permute2f128_ps(*a, *b, 0x20);
-    const __m256 high = _mm256_permute2f128_ps(*a, *b, 0x31);
+MPT__OP void v_split(v_f *a, v_f *b) {
+    const v_f low = _mm256_permute2f128_ps(*a, *b, 0x20);
+    const v_f high = _mm256_permute2f128_ps(*a, *b, 0x31);
     *a = _mm256_shuffle_ps(low, high, 0x88);
     *b = _mm256_shuffle_ps(low, high, 0xdd);
 }
-MPT__AVX2_OP void mpt__v8_merge(mpt__v8_f *a, mpt__v8_f *b) {
-    const __m256 low = _mm256_unpacklo_ps(*a, *b), high = _mm256_unpackhi_ps(*a, *b);
+MPT__OP void v_merge(v_f *a, v_f *b) {
+    const v_f low = _mm256_unpacklo_ps(*a, *b), high = _mm256_unpackhi_ps(*a, *b);
     *a = _mm256_permute2f128_ps(low, high, 0x20);
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
 /* Loads quarter l (4 lanes) from p + l * step. */
-MPT__AVX2_OP mpt__v8_f mpt__v8_load_quads(const float *p, int64_t step) {
+MPT__OP v_f v_load_quads(const float *p, int64_t step) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + step), 1);
 }
 
 /* Stores past the caches, aligned; a fence makes them seen by other threads. */
-MPT__AVX2_OP void mpt__v8_stream(float *p, mpt__v8_f v) { _mm256_stream_ps(p, v); }
-MPT__AVX2_OP void mpt__v8_fence(void) { _mm_sfence(); }
+MPT__OP void v_stream(float *p, v_f v) { _mm256_stream_ps(p, v); }
+MPT__OP void v_fence(void) { _mm_sfence(); }
 
 /* The largest lane, none being NaN; and the sum of the lanes, folded in halves. */
 #define MPT__AVX2_ACROSS(name, op) \
-    MPT__AVX2_OP float mpt__v8_##name(mpt__v8_f v) { \
+    MPT__OP float mpt__v8_##name(v_f v) { \
         __m128 a = _mm_##op##_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); \
         a = _mm_##op##_ps(a, _mm_movehl_ps(a, a)); \
         return _mm_cvtss_f32(_mm_##op##_ss(a, _mm_shuffle_ps(a, a, 1))); \
@@ -199,10 +186,9 @@ MPT__AVX2_ACROSS(peak, max)
 MPT__AVX2_ACROSS(total, add)
 
 /* Sums s0 .. s7 over their lanes. */
-MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m256 s4, __m256 s5,
-                                 __m256 s6, __m256 s7) {
-    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(s0, s1), _mm256_hadd_ps(s2, s3));
-    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s4, s5), _mm256_hadd_ps(s6, s7));
+MPT__OP v_f mpt__v8_sum8(v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6, v_f s7) {
+    v_f a = _mm256_hadd_ps(_mm256_hadd_ps(s0, s1), _mm256_hadd_ps(s2, s3));
+    v_f b = _mm256_hadd_ps(_mm256_hadd_ps(s4, s5), _mm256_hadd_ps(s6, s7));
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
@@ -210,15 +196,15 @@ MPT__AVX2_OP __m256 mpt__v8_sum8(__m256 s0, __m256 s1, __m256 s2, __m256 s3, __m
 typedef struct mpt__v8_d {
     __m256d low, high;
 } mpt__v8_d;
-MPT__AVX2_OP mpt__v8_d mpt__v8_no_doubles(void) {
-    mpt__v8_d v = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+MPT__OP v_d v_no_doubles(void) {
+    v_d v = {_mm256_setzero_pd(), _mm256_setzero_pd()};
     return v;
 }
-MPT__AVX2_OP void mpt__v8_add_doubles(double *p, mpt__v8_d v) {
+MPT__OP void v_add_doubles(double *p, v_d v) {
     _mm256_storeu_pd(p, _mm256_add_pd(_mm256_loadu_pd(p), v.low));
     _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_loadu_pd(p + 4), v.high));
 }
-MPT__AVX2_OP mpt__v8_d mpt__v8_add_squares(mpt__v8_d sum, mpt__v8_f x) {
+MPT__OP v_d v_add_squares(v_d sum, v_f x) {
     __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
     __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
     sum.low = _mm256_fmadd_pd(low, low, sum.low);
@@ -228,17 +214,15 @@ MPT__AVX2_OP mpt__v8_d mpt__v8_add_squares(mpt__v8_d sum, mpt__v8_f x) {
 
 /* 64-bit integers. umul multiplies low words; ucount is at, at + 1 and so on. */
 typedef __m256i mpt__v8_u;
-MPT__AVX2_OP mpt__v8_u mpt__v8_uset(uint64_t a) { return _mm256_set1_epi64x((long long)a); }
-MPT__AVX2_OP mpt__v8_u mpt__v8_ucount(uint64_t at) {
-    return _mm256_add_epi64(mpt__v8_uset(at), _mm256_setr_epi64x(0, 1, 2, 3));
+MPT__OP v_u v_uset(uint64_t a) { return _mm256_set1_epi64x((long long)a); }
+MPT__OP v_u v_ucount(uint64_t at) {
+    return _mm256_add_epi64(v_uset(at), _mm256_setr_epi64x(0, 1, 2, 3));
 }
-MPT__AVX2_OP mpt__v8_u mpt__v8_umul(mpt__v8_u a, mpt__v8_u b) { return _mm256_mul_epu32(a, b); }
-MPT__AVX2_OP mpt__v8_u mpt__v8_uhigh(mpt__v8_u a) { return _mm256_srli_epi64(a, 32); }
-MPT__AVX2_OP mpt__v8_u mpt__v8_uxor(mpt__v8_u a, mpt__v8_u b, mpt__v8_u c) {
-    return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
-}
+MPT__OP v_u v_umul(v_u a, v_u b) { return _mm256_mul_epu32(a, b); }
+MPT__OP v_u v_uhigh(v_u a) { return _mm256_srli_epi64(a, 32); }
+MPT__OP v_u v_uxor(v_u a, v_u b, v_u c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
 /* The low words of lane 0 of a, b, c, d, then those of lane 1 and so on. */
-MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_u c, mpt__v8_u d) {
+MPT__OP void v_ustore(uint32_t *p, v_u a, v_u b, v_u c, v_u d) {
     __m256i ab = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xaa);
     __m256i cd = _mm256_blend_epi32(c, _mm256_slli_epi64(d, 32), 0xaa);
     __m256i even = _mm256_unpacklo_epi64(ab, cd), odd = _mm256_unpackhi_epi64(ab, cd);
@@ -250,22 +234,20 @@ MPT__AVX2_OP void mpt__v8_ustore(uint32_t *p, mpt__v8_u a, mpt__v8_u b, mpt__v8_
 /* gemm_quads: four floats from p and from every 4th line on, of `lines` that are `row` bytes apart;
    zeros past them. gemm_octs: of eight halves. store_sums: sums of 8 vectors over their lanes.
    store_both: two vectors, one behind the other. */
-MPT__AVX2_OP __m128 mpt__v8_quad(const char *p) {
-    return _mm_loadu_ps((const float *)(const void *)p);
-}
-MPT__AVX2_OP mpt__v8_f mpt__v8_gemm_quads(const char *p, int64_t row, int64_t lines) {
-    __m256 v = _mm256_setzero_ps();
+MPT__OP __m128 mpt__v8_quad(const char *p) { return _mm_loadu_ps((const float *)(const void *)p); }
+MPT__OP v_f v_gemm_quads(const char *p, int64_t row, int64_t lines) {
+    v_f v = _mm256_setzero_ps();
     if (lines > 0) v = _mm256_insertf128_ps(v, mpt__v8_quad(p), 0);
     if (lines <= 4) return v;
     return _mm256_insertf128_ps(v, mpt__v8_quad(p + 4 * row), 1);
 }
-MPT__AVX2_OP void mpt__v8_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype,
-                                     mpt__v8_f *low, mpt__v8_f *high) {
+MPT__OP void v_gemm_octs(const char *p, int64_t row, int64_t lines, int dtype, v_f *low,
+                         v_f *high) {
     __m128i a = _mm_setzero_si128(), b = a;
     if (lines > 0) a = _mm_loadu_si128((const __m128i *)(const void *)p);
     if (lines > 4) b = _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * row));
     if (dtype == MPT_F16) {
-        const __m256 v = _mm256_cvtph_ps(a), w = _mm256_cvtph_ps(b);
+        const v_f v = _mm256_cvtph_ps(a), w = _mm256_cvtph_ps(b);
         *low = _mm256_permute2f128_ps(v, w, 0x20), *high = _mm256_permute2f128_ps(v, w, 0x31);
         return;
     }
@@ -273,18 +255,17 @@ MPT__AVX2_OP void mpt__v8_gemm_octs(const char *p, int64_t row, int64_t lines, i
     *low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), both));
     *high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), both));
 }
-MPT__AVX2_OP void mpt__v8_store_sums(float *to, mpt__v8_f s0, mpt__v8_f s1, mpt__v8_f s2,
-                                     mpt__v8_f s3, mpt__v8_f s4, mpt__v8_f s5, mpt__v8_f s6,
-                                     mpt__v8_f s7) {
+MPT__OP void v_store_sums(float *to, v_f s0, v_f s1, v_f s2, v_f s3, v_f s4, v_f s5, v_f s6,
+                          v_f s7) {
     _mm256_storeu_ps(to, mpt__v8_sum8(s0, s1, s2, s3, s4, s5, s6, s7));
 }
-MPT__AVX2_OP void mpt__v8_store_both(void *p, mpt__v8_f a, mpt__v8_f b, int dtype) {
+MPT__OP void v_store_both(void *p, v_f a, v_f b, int dtype) {
     if (dtype == MPT_BF16) {
         _mm256_storeu_si256((__m256i *)p, mpt__avx2_round_two(a, b));
         return;
     }
-    mpt__v8_store_as(p, a, 8, dtype);
-    mpt__v8_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
+    v_store_as(p, a, 8, dtype);
+    v_store_as((char *)p + (dtype == MPT_F32 ? 32 : 16), b, 8, dtype);
 }
 
 /* ==== Words: 16 elements of 16 bits ==== */
@@ -292,32 +273,28 @@ MPT__AVX2_OP void mpt__v8_store_both(void *p, mpt__v8_f a, mpt__v8_f b, int dtyp
 #ifndef MPTRAIN_NO_CONV
 typedef __m256i mpt__v8_halves;
 /* 8 elements, of fp32 where they are to be rounded. */
-MPT__AVX2_OP __m128i mpt__v8_halves_row(const char *from, int round) {
+MPT__OP __m128i mpt__v8_halves_row(const char *from, int round) {
     if (round == 0) return _mm_loadu_si128((const __m128i *)(const void *)from);
-    const __m256 x = _mm256_loadu_ps((const float *)(const void *)from);
+    const v_f x = _mm256_loadu_ps((const float *)(const void *)from);
     if (round == MPT_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
     const __m256i words = mpt__avx2_round_bf16(_mm256_castps_si256(x));
     return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
-MPT__AVX2_OP mpt__v8_halves mpt__v8_load_halves(const char *from, int64_t step, int round) {
+MPT__OP v_halves v_load_halves(const char *from, int64_t step, int round) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(mpt__v8_halves_row(from, round)),
                                    mpt__v8_halves_row(from + 8 * step, round), 1);
 }
-MPT__AVX2_OP void mpt__v8_store_halves(uint16_t *to, mpt__v8_halves x) {
+MPT__OP void v_store_halves(uint16_t *to, v_halves x) {
     _mm256_storeu_si256((__m256i *)(void *)to, x);
 }
-MPT__AVX2_OP mpt__v8_halves mpt__v8_halves_low(mpt__v8_halves a, mpt__v8_halves b) {
-    return _mm256_unpacklo_epi16(a, b);
-}
-MPT__AVX2_OP mpt__v8_halves mpt__v8_halves_high(mpt__v8_halves a, mpt__v8_halves b) {
-    return _mm256_unpackhi_epi16(a, b);
-}
+MPT__OP v_halves v_halves_low(v_halves a, v_halves b) { return _mm256_unpacklo_epi16(a, b); }
+MPT__OP v_halves v_halves_high(v_halves a, v_halves b) { return _mm256_unpackhi_epi16(a, b); }
 #endif
 
 /* ==== Kernels of its own ==== */
 
-MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
-                              int16_t infinity) {
+MPT__FN void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, int64_t n,
+                            int16_t infinity) {
     const __m256i zero = _mm256_setzero_si256(), bound = _mm256_set1_epi16(infinity);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
@@ -333,11 +310,8 @@ MPT__AVX2 void mpt__avx2_gate(int16_t *dx, const int16_t *y, const int16_t *dy, 
 
 static bool mpt__avx2_stream(int function, float *out, const float *x, const float *y, int64_t n,
                              float c);
-#define MPT__V(word) mpt__v8_##word
 #define MPT__LEVEL(name) mpt__avx2_##name
 #define MPT__WIDTH 8
-#define MPT__FN MPT__AVX2
-#define MPT__OP MPT__AVX2_OP
 #define MPT__BELOW(name) mpt__ref_##name
 #define MPT__SLOWNESS 0.15
 #define MPT__STREAM mpt__avx2_stream
@@ -387,10 +361,9 @@ MPT__AVX2 bool mpt__avx2_stream(int function, float *out, const float *x, const 
 #ifdef MPTRAIN_EMULATE_AMX /* what later instructions do, by those of this level, for tests */
 #define MPT__EMULATOR(name) mpt__avx2_##name
 #define MPT__EMULATOR_FN MPT__AVX2
-#define MPT__EMULATOR_OP MPT__AVX2_OP
 #endif
-#define MPT__AVX2_LEVEL true, &mpt__avx2_routines, &mpt__avx2_gemm_level, \
-    MPT__CHAIN(&mpt__avx2_chain_level)
+#define MPT__AVX2_LEVEL \
+    true, &mpt__avx2_routines, &mpt__avx2_gemm_level, MPT__CHAIN(&mpt__avx2_chain_level)
 #else
 #define MPT__AVX2_LEVEL false, NULL, NULL, NULL
 #endif

@@ -26,17 +26,14 @@
 #define MPT__BF16X2_BASE(name) MPT__EMULATOR(gemm_##name)
 #define MPT__V(word) mpt__v8_##word
 #define MPT__WIDTH 8
-#define MPT__BF16X2_FN MPT__EMULATOR_FN
-#define MPT__BF16X2_OP MPT__EMULATOR_OP
+#define MPT__FN MPT__EMULATOR_FN
 #else
 #define MPT__BF16X2_BASE(name) mpt__avx512_gemm_##name
 #define MPT__V(word) mpt__v16_##word
 #define MPT__WIDTH 16
-#define MPT__BF16X2_FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
-#define MPT__BF16X2_OP \
-    MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") \
-    static MPT__FORCE_INLINE
+#define MPT__FN MPT__TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c,fma") static
 #endif
+#define MPT__OP MPT__FN MPT__FORCE_INLINE
 
 #define MPT__BF16X2_ROWS 14
 #define MPT__BF16X2_MIDDLE 8
@@ -66,7 +63,7 @@ static bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, in
     return true;
 }
 
-MPT__EMULATOR_OP mpt__v8_f mpt__v8_dot2(mpt__v8_f sum, mpt__v8_f a, mpt__v8_f b) {
+MPT__OP v_f v_dot2(v_f sum, v_f a, v_f b) {
     const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000));
     const __m256 low_a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16));
     const __m256 low_b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(b), 16));
@@ -80,18 +77,18 @@ enum { MPT__BF16X2_WIDTH = 32, MPT__BF16X2_DIRECT = 8, MPT__BF16X2_RATE = 64 };
 #define mpt__bf16x2_put_tile mpt__v16_put_tile
 
 /* A store of bf16 by its instruction, which flushes denormals as the sums do. */
-MPT__BF16X2_OP void mpt__bf16x2_store_as(void *p, mpt__v16_f v, int64_t n, int dtype) {
+MPT__OP void mpt__bf16x2_store_as(void *p, v_f v, int64_t n, int dtype) {
     if (dtype == MPT_BF16 && n >= 16) {
         _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v));
     } else {
-        _mm256_mask_storeu_epi16(p, mpt__v16_first(n), (__m256i)_mm512_cvtneps_pbh(v));
+        _mm256_mask_storeu_epi16(p, v_first(n), (__m256i)_mm512_cvtneps_pbh(v));
     }
 }
-MPT__BF16X2_OP void mpt__bf16x2_store_both(void *p, mpt__v16_f a, mpt__v16_f b, int dtype) {
+MPT__OP void mpt__bf16x2_store_both(void *p, v_f a, v_f b, int dtype) {
     (void)dtype;
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
-MPT__BF16X2_FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+MPT__FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
                                           int64_t i, int64_t j, int64_t rows, int64_t columns) {
     mpt__avx512_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x2_store_as,
                                mpt__bf16x2_store_both);
@@ -102,25 +99,25 @@ static void mpt__bf16x2_finish(const mpt__gemm *g, const float *sum, int64_t ld,
                                                                                 rows, columns);
 }
 
-MPT__BF16X2_OP __m256i mpt__bf16x2_words(const char *p, __mmask16 lanes) {
+MPT__OP __m256i mpt__bf16x2_words(const char *p, __mmask16 lanes) {
     if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)(const void *)p);
     return _mm256_maskz_loadu_epi16(lanes, p);
 }
-MPT__BF16X2_OP mpt__v16_f mpt__bf16x2_load(const char *p, __mmask16 lanes, int dtype) {
+MPT__OP v_f mpt__bf16x2_load(const char *p, __mmask16 lanes, int dtype) {
     if (dtype != MPT_F32) return mpt__v16_from_half(mpt__bf16x2_words(p, lanes), dtype);
     return lanes == 0xffff ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lanes, p);
 }
 
 /* These lanes of 16 elements at p and of 16 at q in bf16: those of p and then those of q, or in
    turns (paired). */
-MPT__BF16X2_OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q,
+MPT__OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q,
                                      __mmask16 q_lanes, bool paired, int dtype) {
     __m512i row;
     if (dtype == MPT_BF16) {
         row = _mm512_castsi256_si512(mpt__bf16x2_words(p, p_lanes));
         row = _mm512_inserti64x4(row, mpt__bf16x2_words(q, q_lanes), 1);
     } else {
-        mpt__v16_f x = mpt__bf16x2_load(p, p_lanes, dtype);
+        v_f x = mpt__bf16x2_load(p, p_lanes, dtype);
         row = (__m512i)_mm512_cvtne2ps_pbh(mpt__bf16x2_load(q, q_lanes, dtype), x);
     }
     if (!paired) return row;
@@ -131,9 +128,9 @@ MPT__BF16X2_OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const c
 
 /* A panel whose outer elements are contiguous, k `step` bytes apart. A vector that reaches past the
    width is overwritten by the next pair. */
-MPT__BF16X2_OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from,
+MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from,
                                          int64_t step, int64_t count, int64_t depth, int dtype) {
-    const __mmask16 lanes[2] = {mpt__v16_first(count), mpt__v16_first(count - 16)};
+    const __mmask16 lanes[2] = {v_first(count), v_first(count - 16)};
     const int64_t apart = dtype == MPT_F32 ? 64 : 32;
     for (; depth > 0; depth -= 2, to += width, from += 2 * step) {
         const char *p = from, *q = depth > 1 ? from + step : from;
@@ -146,7 +143,7 @@ MPT__BF16X2_OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const ch
 }
 
 /* Lines of K: turned to bf16 side by side, and then transposed as if a pair were a float. */
-MPT__BF16X2_FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *from,
+MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *from,
                                       const mpt__gemm_side *side, int64_t count, int64_t depth) {
     MPT__ALIGN(64) uint32_t staged[32 * MPT__BF16X2_K / 2];
     float gathered[MPT__BF16X2_K];
@@ -162,8 +159,8 @@ MPT__BF16X2_FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const ch
             }
             for (int64_t x = 0; x < n; x += 32, line += 128) {
                 const uint32_t lanes = n - x >= 32 ? 0xffffffffu : (1u << (n - x)) - 1;
-                const mpt__v16_f p = _mm512_maskz_loadu_ps((__mmask16)lanes, line);
-                const mpt__v16_f q = _mm512_maskz_loadu_ps((__mmask16)(lanes >> 16), line + 64);
+                const v_f p = _mm512_maskz_loadu_ps((__mmask16)lanes, line);
+                const v_f q = _mm512_maskz_loadu_ps((__mmask16)(lanes >> 16), line + 64);
                 _mm512_storeu_si512(staged + (i * MPT__BF16X2_K + x) / 2,
                                     (__m512i)_mm512_cvtne2ps_pbh(q, p));
             }
@@ -173,7 +170,7 @@ MPT__BF16X2_FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const ch
     }
 }
 
-MPT__BF16X2_FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                 int64_t count, int64_t k, int64_t depth) {
     const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
@@ -194,7 +191,7 @@ MPT__BF16X2_FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *
     return true;
 }
 
-MPT__BF16X2_OP mpt__v16_f mpt__v16_dot2(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f b) {
+MPT__OP v_f v_dot2(v_f sum, v_f a, v_f b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a),
                             (__m512bh)_mm512_castps_si512(b));
 }
@@ -205,19 +202,19 @@ MPT__BF16X2_OP mpt__v16_f mpt__v16_dot2(mpt__v16_f sum, mpt__v16_f a, mpt__v16_f
 
 /* What differs with the emulation. */
 #ifdef MPTRAIN_EMULATE_AMX
-MPT__EMULATOR_OP mpt__v8_f mpt__v8_word(const float *p) { return mpt__v8_set(*p); }
-MPT__EMULATOR_OP void mpt__v8_store_pair(uint16_t *to, mpt__v8_f x, mpt__v8_f y) {
-    mpt__v8_store_as(to, x, 8, MPT_BF16);
-    mpt__v8_store_as(to + 8, y, 8, MPT_BF16);
+MPT__OP v_f v_word(const float *p) { return v_set(*p); }
+MPT__OP void v_store_pair(uint16_t *to, v_f x, v_f y) {
+    v_store_as(to, x, 8, MPT_BF16);
+    v_store_as(to + 8, y, 8, MPT_BF16);
 }
 #else
 /* An integer is broadcast beside the ports that products need, a float is not. */
-MPT__BF16X2_OP mpt__v16_f mpt__v16_word(const float *p) {
+MPT__OP v_f v_word(const float *p) {
     int32_t word;
     memcpy(&word, p, sizeof word);
     return _mm512_castsi512_ps(_mm512_set1_epi32(word));
 }
-MPT__BF16X2_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y) {
+MPT__OP void v_store_pair(uint16_t *to, v_f x, v_f y) {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
 #endif
@@ -234,7 +231,7 @@ MPT__BF16X2_OP void mpt__v16_store_pair(uint16_t *to, mpt__v16_f x, mpt__v16_f y
 
 /* A whole tile of `height` rows by two vectors, of floats or (HALF) of bf16; b[1] is read of the
    latter. */
-MPT__BF16X2_OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
+MPT__OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
     const float *from = mpt__gemm_floats_of(b), *bias = mpt__gemm_floats_of(b + 1);
     (void)rows, (void)columns;
     MPT__TILE_LINES(a, true, 0)
@@ -256,9 +253,9 @@ MPT__BF16X2_OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
     }
     MPT__ROWS_14(MPT__BF16X2_STORE)
 }
-MPT__BF16X2_FN void mpt__bf16x2_tile4(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 4); }
-MPT__BF16X2_FN void mpt__bf16x2_tile8(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 8); }
-MPT__BF16X2_FN void mpt__bf16x2_tile14(MPT__TILE_TAKES) {
+MPT__FN void mpt__bf16x2_tile4(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 4); }
+MPT__FN void mpt__bf16x2_tile8(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 8); }
+MPT__FN void mpt__bf16x2_tile14(MPT__TILE_TAKES) {
     mpt__bf16x2_tile_of(MPT__TILE_GIVES, 14);
 }
 
@@ -272,7 +269,7 @@ static MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, in
 }
 #else
 /* to[i] = elements i and i + apart as a pair; as far as whole vectors go. */
-MPT__BF16X2_FN MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+MPT__FN MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
                                                 int64_t count) {
     for (int64_t i = 0; i < count; i += 16, from += 16)
         _mm512_storeu_si512(to + i, mpt__bf16x2_row((const char *)from, 0xffff,
@@ -280,16 +277,16 @@ MPT__BF16X2_FN MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *
                                                    MPT_BF16));
 }
 #endif
-MPT__BF16X2_OP v_f mpt__bf16x2_word_step(v_f sum, const float *a, v_f b) {
+MPT__OP v_f mpt__bf16x2_word_step(v_f sum, const float *a, v_f b) {
     return v_dot2(sum, v_word(a), b);
 }
-MPT__BF16X2_OP v_f mpt__bf16x2_step(v_f sum, const float *a, v_f b) {
+MPT__OP v_f mpt__bf16x2_step(v_f sum, const float *a, v_f b) {
     return v_dot2(sum, v_set(*a), b);
 }
-MPT__BF16X2_FN void mpt__bf16x2_lines_narrow(MPT__TILE_TAKES) {
+MPT__FN void mpt__bf16x2_lines_narrow(MPT__TILE_TAKES) {
     MPT__BF16X2_BASE(lines_of)(MPT__TILE_GIVES, MPT__BF16X2_DIRECT, false, mpt__bf16x2_word_step);
 }
-MPT__BF16X2_FN void mpt__bf16x2_lines_wide(MPT__TILE_TAKES) {
+MPT__FN void mpt__bf16x2_lines_wide(MPT__TILE_TAKES) {
     MPT__BF16X2_BASE(lines_of)(MPT__TILE_GIVES, MPT__BF16X2_DIRECT, true, mpt__bf16x2_step);
 }
 static void mpt__bf16x2_lines_apart(MPT__TILE_TAKES) {
@@ -321,7 +318,7 @@ static void mpt__bf16x2_lines_apart(MPT__TILE_TAKES) {
         v_store_as(p, x##i, columns, MPT_F32); \
     }
 #define MPT__BF16X2_ZERO(i) v_f x##i = v_zero();
-MPT__BF16X2_FN void mpt__bf16x2_taps(MPT__TILE_TAKES) {
+MPT__FN void mpt__bf16x2_taps(MPT__TILE_TAKES) {
     const bool add = (how & MPT__GEMM_ADD) != 0;
     const int64_t o = a->outer, next = b->outer, b_step = b->inner;
     v_f none = v_zero();
@@ -369,7 +366,7 @@ static void mpt__bf16x2_tile(MPT__TILE_TAKES) {
         v_store_as(c + i * ldc, v_mul(x##i, times), columns, MPT_F32); \
         v_store_as(c + i * ldc + MPT__WIDTH, v_mul(y##i, times), columns - MPT__WIDTH, MPT_F32); \
     }
-MPT__BF16X2_FN void mpt__bf16x2_attend(int64_t depth, const float *a0, int64_t o, const float *b,
+MPT__FN void mpt__bf16x2_attend(int64_t depth, const float *a0, int64_t o, const float *b,
                                      float *c, int64_t ldc, int64_t rows, int64_t columns,
                                      float factor) {
     const v_f times = v_set(factor);
@@ -401,8 +398,6 @@ static const mpt__gemm_level *mpt__bf16x2_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__bf16x2_gemm_level : &MPT__BF16X2_BASE(level);
 }
 
-#undef MPT__V
-#undef MPT__WIDTH
 #define MPT__BF16X2_LEVEL true, NULL, &mpt__bf16x2_gemm_level, NULL
 #else
 #define MPT__BF16X2_LEVEL false, NULL, NULL, NULL

@@ -26,28 +26,29 @@
 
 #ifdef MPT__HAS_BF16X4
 
-#define MPT__BF16X4_FN MPT__BF16X4 static
-#define MPT__BF16X4_OP MPT__BF16X4 static MPT__FORCE_INLINE
+#define MPT__V(word) mpt__v4_##word
+#define MPT__FN MPT__BF16X4 static
+#define MPT__OP MPT__FN MPT__FORCE_INLINE
 
 enum { MPT__BF16X4_ROWS = 12, MPT__BF16X4_COLUMNS = 8, MPT__BF16X4_K = 64 };
 
 /* ==== Panels ==== */
 
 /* As sums do, it takes denormals for zero. */
-MPT__BF16X4_OP uint16x4_t mpt__bf16x4_round(mpt__v4_f v) {
+MPT__OP uint16x4_t mpt__bf16x4_round(v_f v) {
     uint16x4_t half;
     __asm__("bfcvtn %0.4h, %1.4s" : "=w"(half) : "w"(v));
     return half;
 }
 /* n elements of fp32 or bf16, and zeros. */
-MPT__BF16X4_OP uint16x4_t mpt__bf16x4_load(const char *p, int64_t n, int dtype) {
+MPT__OP uint16x4_t mpt__bf16x4_load(const char *p, int64_t n, int dtype) {
     uint16x4_t half = vdup_n_u16(0);
-    if (dtype == MPT_F32) return mpt__bf16x4_round(mpt__v4_load_as(p, n, MPT_F32));
+    if (dtype == MPT_F32) return mpt__bf16x4_round(v_load_as(p, n, MPT_F32));
     if (n > 0) memcpy(&half, p, n < 4 ? (size_t)n * 2 : sizeof half);
     return half;
 }
 
-MPT__BF16X4_OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *from, int64_t depth,
+MPT__OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *from, int64_t depth,
                                    int dtype) {
     const int64_t step = dtype == MPT_F32 ? 16 : 8;
     for (; depth >= 4; depth -= 4, to += 4 * width, from += step)
@@ -56,7 +57,7 @@ MPT__BF16X4_OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *fr
 }
 
 /* A panel of lines of K; other strides and fp16 by way of a part of a line in fp32. */
-MPT__BF16X4_FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
+MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
                                          const char *from, int64_t count, int64_t depth) {
     float gathered[MPT__BF16X4_K];
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
@@ -77,7 +78,7 @@ MPT__BF16X4_FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mp
 }
 
 /* A panel whose outer elements are contiguous, k `step` bytes apart. */
-MPT__BF16X4_OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from,
+MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from,
                                          int64_t step, int64_t count, int64_t depth, int dtype) {
     const int64_t apart = dtype == MPT_F32 ? 16 : 8;
     for (; depth > 0; depth -= 4, from += 4 * step) {
@@ -101,7 +102,7 @@ MPT__BF16X4_OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const ch
     }
 }
 
-MPT__BF16X4_FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
                                    int64_t count, int64_t k, int64_t depth) {
     const int64_t width = b ? MPT__BF16X4_COLUMNS : MPT__BF16X4_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
@@ -121,7 +122,7 @@ MPT__BF16X4_FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *
 /* ==== Tiles ==== */
 
 /* Rows 2 i and 2 i + 1: sums of columns 0 and 1 (w), 2 and 3 (x), and so on. */
-#define MPT__BF16X4_ZERO(i) mpt__v4_f w##i = mpt__v4_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
+#define MPT__BF16X4_ZERO(i) v_f w##i = v_zero(), x##i = w##i, y##i = w##i, z##i = w##i;
 #define MPT__BF16X4_STEP(i) \
     if (i < pairs) { \
         const uint16x8_t pair = vld1q_u16(of + 8 * i); \
@@ -135,22 +136,22 @@ MPT__BF16X4_FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *
     if (i < pairs) mpt__bf16x4_store(to + 2 * i * ld + 4, ld, add, y##i, z##i);
 #define MPT__BF16X4_ROWS_6(X) X(0) X(1) X(2) X(3) X(4) X(5)
 
-MPT__BF16X4_OP mpt__v4_f mpt__bf16x4_sum(mpt__v4_f sum, uint16x8_t a, uint16x8_t b) {
+MPT__OP v_f mpt__bf16x4_sum(v_f sum, uint16x8_t a, uint16x8_t b) {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
     return sum;
 }
-MPT__BF16X4_OP void mpt__bf16x4_store(float *to, int64_t ld, bool add, mpt__v4_f left,
-                                    mpt__v4_f right) {
+MPT__OP void mpt__bf16x4_store(float *to, int64_t ld, bool add, v_f left,
+                                    v_f right) {
     const float64x2_t l = vreinterpretq_f64_f32(left), r = vreinterpretq_f64_f32(right);
-    mpt__v4_f upper = vreinterpretq_f32_f64(vzip1q_f64(l, r));
-    mpt__v4_f lower = vreinterpretq_f32_f64(vzip2q_f64(l, r));
+    v_f upper = vreinterpretq_f32_f64(vzip1q_f64(l, r));
+    v_f lower = vreinterpretq_f32_f64(vzip2q_f64(l, r));
     if (add) upper = vaddq_f32(vld1q_f32(to), upper), lower = vaddq_f32(vld1q_f32(to + ld), lower);
     vst1q_f32(to, upper);
     vst1q_f32(to + ld, lower);
 }
 
 /* A whole tile of 2 `pairs` rows. */
-MPT__BF16X4_OP void mpt__bf16x4_of(int64_t depth, const char *a, const char *b, float *to,
+MPT__OP void mpt__bf16x4_of(int64_t depth, const char *a, const char *b, float *to,
                                    int64_t ld, bool add, int pairs) {
     const uint16_t *of = (const uint16_t *)(const void *)a;
     const uint16_t *from = (const uint16_t *)(const void *)b;
@@ -164,7 +165,7 @@ MPT__BF16X4_OP void mpt__bf16x4_of(int64_t depth, const char *a, const char *b, 
     MPT__BF16X4_ROWS_6(MPT__BF16X4_STORE)
 }
 #define MPT__BF16X4_TILE(name, pairs) \
-    MPT__BF16X4_FN void name(int64_t depth, const char *a, const char *b, float *to, int64_t ld, \
+    MPT__FN void name(int64_t depth, const char *a, const char *b, float *to, int64_t ld, \
                             bool add) { \
         mpt__bf16x4_of(depth, a, b, to, ld, add, pairs); \
     }
@@ -182,21 +183,21 @@ static void mpt__bf16x4_tile(MPT__TILE_TAKES) {
      : whole == 8 ? mpt__bf16x4_tile4
                   : mpt__bf16x4_tile2)(depth, a->data, b->data, room ? c : beside,
                                  room ? ldc : (int64_t)MPT__BF16X4_COLUMNS, room && add);
-    if (!room) mpt__v4_put_tile(beside, MPT__BF16X4_COLUMNS, c, ldc, rows, columns, add);
+    if (!room) v_put_tile(beside, MPT__BF16X4_COLUMNS, c, ldc, rows, columns, add);
 }
 
 /* ==== The level ==== */
 
-MPT__BF16X4_OP void mpt__bf16x4_store_as(void *p, mpt__v4_f v, int64_t n, int dtype) {
+MPT__OP void mpt__bf16x4_store_as(void *p, v_f v, int64_t n, int dtype) {
     const uint16x4_t half = mpt__bf16x4_round(v);
     (void)dtype;
     if (n > 0) memcpy(p, &half, n < 4 ? (size_t)n * 2 : sizeof half);
 }
-MPT__BF16X4_OP void mpt__bf16x4_store_both(void *p, mpt__v4_f a, mpt__v4_f b, int dtype) {
+MPT__OP void mpt__bf16x4_store_both(void *p, v_f a, v_f b, int dtype) {
     mpt__bf16x4_store_as(p, a, 4, dtype);
     mpt__bf16x4_store_as((char *)p + 8, b, 4, dtype);
 }
-MPT__BF16X4_FN void mpt__bf16x4_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
+MPT__FN void mpt__bf16x4_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
                                           int64_t i, int64_t j, int64_t rows, int64_t columns) {
     mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x4_store_as,
                              mpt__bf16x4_store_both);
@@ -221,6 +222,9 @@ static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
     return halves && !few ? &mpt__bf16x4_gemm_level : &mpt__neon_gemm_level;
 }
 
+#undef MPT__V
+#undef MPT__FN
+#undef MPT__OP
 #define MPT__BF16X4_LEVEL true, NULL, &mpt__bf16x4_gemm_level, NULL
 #else
 #define MPT__BF16X4_LEVEL false, NULL, NULL, NULL

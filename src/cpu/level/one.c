@@ -38,42 +38,39 @@ static const float mpt__erf_large_coefficients[7] = {
     -0.000166439087f, -1.12779725f,    -0.636976123f,  -0.104113616f,
     0.0223151781f,    -0.00306548341f, 0.000198219554f};
 
-
 /* ==== Vocabulary ==== */
 
 typedef float mpt__v1_f;
 typedef uint32_t mpt__v1_i;
 typedef bool mpt__v1_m;
-#define MPT__V1 static MPT__INLINE
+#define MPT__V(word) mpt__v1_##word
+#define MPT__OP static MPT__INLINE
 
-MPT__V1 float mpt__v1_add(float a, float b) { return a + b; }
-MPT__V1 float mpt__v1_sub(float a, float b) { return a - b; }
-MPT__V1 float mpt__v1_mul(float a, float b) { return a * b; }
-MPT__V1 float mpt__v1_div(float a, float b) { return a / b; }
-MPT__V1 float mpt__v1_set(float a) { return a; }
-MPT__V1 float mpt__v1_larger(float a, float b) { return a > b ? a : b; }
-MPT__V1 float mpt__v1_smaller(float a, float b) { return a < b ? a : b; }
-MPT__V1 uint32_t mpt__v1_bits(float a) { return mpt__f32_bits(a); }
-MPT__V1 float mpt__v1_float(uint32_t a) { return mpt__f32_from_bits(a); }
-MPT__V1 float mpt__v1_convert(uint32_t a) { return (float)(int32_t)a; }
-MPT__V1 uint32_t mpt__v1_iset(int32_t a) { return (uint32_t)a; }
-MPT__V1 uint32_t mpt__v1_iadd(uint32_t a, uint32_t b) { return a + b; }
-MPT__V1 uint32_t mpt__v1_isub(uint32_t a, uint32_t b) { return a - b; }
-MPT__V1 uint32_t mpt__v1_iand(uint32_t a, uint32_t b) { return a & b; }
-MPT__V1 uint32_t mpt__v1_ior(uint32_t a, uint32_t b) { return a | b; }
-MPT__V1 uint32_t mpt__v1_shl23(uint32_t a) { return a << 23; }
-MPT__V1 uint32_t mpt__v1_sar1(uint32_t a) { return a >> 1 | (a & 0x80000000u); }
-MPT__V1 uint32_t mpt__v1_sar23(uint32_t a) { return a >> 23 | (0u - (a >> 31)) << 9; }
-MPT__V1 bool mpt__v1_igt(uint32_t a, uint32_t b) { return (int32_t)a > (int32_t)b; }
-MPT__V1 float mpt__v1_select(bool m, float a, float b) { return m ? a : b; }
-
+MPT__OP v_f v_add(v_f a, v_f b) { return a + b; }
+MPT__OP v_f v_sub(v_f a, v_f b) { return a - b; }
+MPT__OP v_f v_mul(v_f a, v_f b) { return a * b; }
+MPT__OP v_f v_div(v_f a, v_f b) { return a / b; }
+MPT__OP v_f v_set(v_f a) { return a; }
+MPT__OP v_f v_larger(v_f a, v_f b) { return a > b ? a : b; }
+MPT__OP v_f v_smaller(v_f a, v_f b) { return a < b ? a : b; }
+MPT__OP v_i v_bits(v_f a) { return mpt__f32_bits(a); }
+MPT__OP v_f v_float(v_i a) { return mpt__f32_from_bits(a); }
+MPT__OP v_f v_convert(v_i a) { return (float)(int32_t)a; }
+MPT__OP v_i v_iset(int32_t a) { return (uint32_t)a; }
+MPT__OP v_i v_iadd(v_i a, v_i b) { return a + b; }
+MPT__OP v_i v_isub(v_i a, v_i b) { return a - b; }
+MPT__OP v_i v_iand(v_i a, v_i b) { return a & b; }
+MPT__OP v_i v_ior(v_i a, v_i b) { return a | b; }
+MPT__OP v_i v_shl23(v_i a) { return a << 23; }
+MPT__OP v_i v_sar1(v_i a) { return a >> 1 | (a & 0x80000000u); }
+MPT__OP v_i v_sar23(v_i a) { return a >> 23 | (0u - (a >> 31)) << 9; }
+MPT__OP v_m v_igt(v_i a, v_i b) { return (int32_t)a > (int32_t)b; }
+MPT__OP v_f v_select(v_m m, v_f a, v_f b) { return m ? a : b; }
 
 /* ==== The functions of one float ==== */
 
-#define MPT__V(word) mpt__v1_##word
 #define MPT__WIDTH 1
 #define MPT__FN static
-#define MPT__OP static MPT__INLINE
 #include "cpu/template/functions.c"
 #undef MPT__V
 #undef MPT__WIDTH
@@ -113,50 +110,44 @@ static MPT__INLINE mpt__real mpt__real_sqrt(mpt__real x) {
 #endif
 }
 
-
 typedef mpt__real mpt__real_f;
 typedef bool mpt__real_m;
-#define MPT__REAL_OP static MPT__INLINE mpt__real
-MPT__REAL_OP mpt__real_zero(void) { return 0; }
-MPT__REAL_OP mpt__real_set(mpt__real a) { return a; }
-MPT__REAL_OP mpt__real_add(mpt__real a, mpt__real b) { return a + b; }
-MPT__REAL_OP mpt__real_sub(mpt__real a, mpt__real b) { return a - b; }
-MPT__REAL_OP mpt__real_mul(mpt__real a, mpt__real b) { return a * b; }
-MPT__REAL_OP mpt__real_div(mpt__real a, mpt__real b) { return a / b; }
-MPT__REAL_OP mpt__real_negate(mpt__real a) { return -a; }
-MPT__REAL_OP mpt__real_larger(mpt__real a, mpt__real b) { return a > b ? a : b; }
-MPT__REAL_OP mpt__real_smaller(mpt__real a, mpt__real b) { return a < b ? a : b; }
-MPT__REAL_OP mpt__real_select(bool m, mpt__real a, mpt__real b) { return m ? a : b; }
-static MPT__INLINE bool mpt__real_greater(mpt__real a, mpt__real b) { return a > b; }
-static MPT__INLINE bool mpt__real_equal(mpt__real a, mpt__real b) { return a == b; }
-static MPT__INLINE bool mpt__real_is_inf(mpt__real a) {
-    return !mpt__real_is_finite(a) && !mpt__real_is_nan(a);
-}
-MPT__REAL_OP mpt__real_abs(mpt__real a) { return (mpt__real)fabs((double)a); }
-MPT__REAL_OP mpt__real_sign(mpt__real a) { return (mpt__real)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0)); }
-MPT__REAL_OP mpt__real_log1p(mpt__real a) { return (mpt__real)mpt__ln1p((double)a); }
-MPT__REAL_OP mpt__real_expm1(mpt__real a) { return (mpt__real)mpt__expm1((double)a); }
-MPT__REAL_OP mpt__real_pow(mpt__real a, mpt__real b) {
-    return (mpt__real)mpt__pow((double)a, (double)b);
-}
-MPT__REAL_OP mpt__real_wave(mpt__real a, bool cosine) {
+#define MPT__V(word) mpt__real_##word
+#define MPT__OP static MPT__INLINE
+MPT__OP v_f v_zero(void) { return 0; }
+MPT__OP v_f v_set(v_f a) { return a; }
+MPT__OP v_f v_add(v_f a, v_f b) { return a + b; }
+MPT__OP v_f v_sub(v_f a, v_f b) { return a - b; }
+MPT__OP v_f v_mul(v_f a, v_f b) { return a * b; }
+MPT__OP v_f v_div(v_f a, v_f b) { return a / b; }
+MPT__OP v_f v_negate(v_f a) { return -a; }
+MPT__OP v_f v_larger(v_f a, v_f b) { return a > b ? a : b; }
+MPT__OP v_f v_smaller(v_f a, v_f b) { return a < b ? a : b; }
+MPT__OP v_f v_select(v_m m, v_f a, v_f b) { return m ? a : b; }
+MPT__OP v_m v_greater(v_f a, v_f b) { return a > b; }
+MPT__OP v_m v_equal(v_f a, v_f b) { return a == b; }
+MPT__OP v_m v_is_inf(v_f a) { return !mpt__real_is_finite(a) && !v_is_nan(a); }
+MPT__OP v_f v_abs(v_f a) { return (v_f)fabs((double)a); }
+MPT__OP v_f v_sign(v_f a) { return (v_f)((a > 0 ? 1 : 0) - (a < 0 ? 1 : 0)); }
+MPT__OP v_f v_log1p(v_f a) { return (v_f)mpt__ln1p((double)a); }
+MPT__OP v_f v_expm1(v_f a) { return (v_f)mpt__expm1((double)a); }
+MPT__OP v_f v_pow(v_f a, v_f b) { return (v_f)mpt__pow((double)a, (double)b); }
+MPT__OP v_f mpt__real_wave(v_f a, bool cosine) {
     double value[2];
     mpt__sincos_far((double)a, &value[0], &value[1]);
-    return (mpt__real)value[cosine];
+    return (v_f)value[cosine];
 }
-MPT__REAL_OP mpt__real_sin(mpt__real a) { return mpt__real_wave(a, false); }
-MPT__REAL_OP mpt__real_cos(mpt__real a) { return mpt__real_wave(a, true); }
-MPT__REAL_OP mpt__real_softplus(mpt__real a, mpt__real beta, mpt__real threshold) {
+MPT__OP v_f v_sin(v_f a) { return mpt__real_wave(a, false); }
+MPT__OP v_f v_cos(v_f a) { return mpt__real_wave(a, true); }
+MPT__OP v_f v_softplus(v_f a, v_f beta, v_f threshold) {
     if (a * beta > threshold) return a;
-    return (mpt__real)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
+    return (v_f)mpt__ln1p(mpt__exp((double)(a * beta))) / beta;
 }
-MPT__REAL_OP mpt__real_pow_slope(mpt__real a, mpt__real b) {
+MPT__OP v_f v_pow_slope(v_f a, v_f b) {
     if (b == 2) return a + a;
-    return b == 0 ? 0 : b * mpt__real_pow(a, b - 1);
+    return b == 0 ? 0 : b * v_pow(a, b - 1);
 }
-MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
-    return a == 0 && b >= 0 ? 0 : mpt__real_pow(a, b) * mpt__real_log(a);
-}
+MPT__OP v_f v_pow_exponent(v_f a, v_f b) { return a == 0 && b >= 0 ? 0 : v_pow(a, b) * v_log(a); }
 
 /* ==== Its functions ==== */
 
@@ -165,9 +156,7 @@ MPT__REAL_OP mpt__real_pow_exponent(mpt__real a, mpt__real b) {
 #define MPT__NORMAL_PEAK ((mpt__real)0.39894228040143268)  /* 1 / sqrt(2 pi) */
 #define MPT__GELU_CUBE ((mpt__real)0.044715)
 
-#define MPT__V(word) mpt__real_##word
 #define MPT__WIDTH 0
-#define MPT__OP static MPT__INLINE
 #include "cpu/template/functions.c"
 #undef MPT__V
 #undef MPT__WIDTH
