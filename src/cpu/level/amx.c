@@ -1,4 +1,4 @@
-/* ------------------------
+/* ----
  * cpu/level/amx.c: matrix products of bf16 and fp16 on AMX tiles (TDPBF16PS), 16 times the rate of
  * AVX-512 in fp32. Operands in fp32 take part where the launch rounds them to one of the two.
  *
@@ -10,9 +10,8 @@
  * parts, too: hi and lo are both rounded, and lo lo is left out (mpt_benchmark has the bound); what
  * is that large that a product in parts could be no number while that in fp32 is, is left as well.
  *
- * MPTRAIN_EMULATE_AMX, for tests: tiles and packing in portable C on an AVX2 level, with the bits
- * of the instructions (but for products below the smallest normal number, by one ulp of a sum).
- * ---------------------- */
+ * MPTRAIN_EMULATE_AMX, for tests of the repository: tiles in portable C on an AVX2 level.
+ * ---- */
 #ifndef MPT__CPU_LEVEL_AMX_INCLUDED
 #define MPT__CPU_LEVEL_AMX_INCLUDED
 
@@ -45,43 +44,15 @@
 #define MPT__AMX_ROUNDED(dtype, round) ((dtype) == MPT_F32 && (round) == 0)
 
 #ifdef MPTRAIN_EMULATE_AMX
-
-static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                             int64_t count, int64_t k, int64_t depth, int parts) {
-    const bool rounded = MPT__AMX_ROUNDED(side->dtype, side->round);
-    const uint32_t half = rounded ? 0x8000 : 0;
-    memset(panel, 0, (size_t)(mpt__round_up(depth, MPT__AMX_K) * MPT__AMX_WIDTH * 2 * parts));
-    for (int64_t o = 0; o < count; o++) {
-        for (int64_t i = 0; i < depth; i++) {
-            float value;
-            mpt__load_real(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
-                          1);
-            if (side->round == MPT_F16) value = mpt__f16_to_f32(mpt__f32_to_f16(value));
-            if (parts == 2 && !mpt__f32_is_finite(value)) return false;
-            if (rounded && parts == 2 && (mpt__f32_bits(value) & 0x7fffffffu) >= MPT__AMX_HUGE)
-                return false;
-            for (int part = 0; part < parts; part++) {
-                uint16_t bits = mpt__f32_to_bf16(value);
-                if (parts == 2) bits = (uint16_t)((mpt__f32_bits(value) + half) >> 16);
-                int64_t tile = (i / MPT__AMX_K * parts + part) * 2 + o / 16, at = i % MPT__AMX_K;
-                if (parts == 2) at = at % 16 * 2 + at / 16;
-                int64_t row = b ? at / 2 : o % 16, column = b ? o % 16 * 2 + at % 2 : at;
-                ((uint16_t *)panel)[tile * 512 + row * 32 + column] = bits;
-                value -= mpt__bf16_to_f32(bits);
-            }
-        }
-    }
-    return true;
-}
-
+#include "tests/emulated_tiles.h"
 #else
 
 /* A row of a tile from these lanes of 16 elements at p and of 16 at q: those of p and then those of
    q, or in turns (paired). Two parts: always in turns, the second one `gap` bytes behind; *bad
    becomes NaN where a value has no parts, or has the largest magnitude if these are rounded. */
-MPT__OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes,
-                              const char *q, __mmask16 q_lanes, bool paired, int dtype, int round,
-                              int parts, __m512 *bad) {
+MPT__OP void mpt__amx_row(char *to, int64_t gap, const char *p, __mmask16 p_lanes, const char *q,
+                          __mmask16 q_lanes, bool paired, int dtype, int round, int parts,
+                          __m512 *bad) {
     if (parts == 1) {
         _mm512_storeu_si512(to, mpt__bf16x2_row(p, p_lanes, q, q_lanes, paired, dtype));
         return;
@@ -124,9 +95,9 @@ MPT__FN MPT__NOINLINE void mpt__amx_transpose(char *to, const char *from, int64_
 }
 
 /* The tiles of all parts, `gap` bytes apart, from `count` outer elements at `from` by n k. */
-MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
-                                      int64_t outer, int64_t inner, int64_t count, int64_t n,
-                                      int dtype, int round, int parts, __m512 *bad) {
+MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from, int64_t outer,
+                                int64_t inner, int64_t count, int64_t n, int dtype, int round,
+                                int parts, __m512 *bad) {
     MPT__ALIGN(64) char staged[2 * MPT__AMX_TILE];
     const int bytes = dtype == MPT_F32 ? 4 : 2;
     const bool along_k = inner == 1 && outer != 1, transposed = along_k == b;
@@ -161,8 +132,8 @@ MPT__OP void mpt__amx_pack_tile(char *to, int64_t gap, bool b, const char *from,
 }
 
 MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                                  int64_t count, int64_t k, int64_t depth, int dtype, int round,
-                                  int parts) {
+                              int64_t count, int64_t k, int64_t depth, int dtype, int round,
+                              int parts) {
     const int64_t gap = 2 * MPT__AMX_TILE, bytes = dtype == MPT_F32 ? 4 : 2;
     const int64_t o_step = side->outer, k_step = side->inner;
     const char *from = side->data + (outer * o_step + k * k_step) * bytes;
@@ -182,8 +153,8 @@ MPT__OP bool mpt__amx_pack_as(char *panel, bool b, const mpt__gemm_side *side, i
 }
 
 /* A panel of a side that is contiguous in one direction, and of fp32 if it is to be rounded. */
-MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side,
-                                       int64_t outer, int64_t count, int64_t k, int64_t depth) {
+MPT__FN bool mpt__amx_pack_dense(char *panel, bool b, const mpt__gemm_side *side, int64_t outer,
+                                 int64_t count, int64_t k, int64_t depth) {
     const int dtype = side->dtype, round = side->round;
 #define MPT__AMX_PACK(DTYPE, ROUND, PARTS) \
     if (dtype == DTYPE && round == ROUND) { \
@@ -221,56 +192,9 @@ static bool mpt__amx_pack_of(void *panel, bool b, const mpt__gemm_side *side, in
     return good;
 }
 
-#endif
-
 /* ==== Tiles ====
  *
  * Tiles 0 to 3 are C (two by two), 4 and 5 of A, 6 and 7 of B. */
-
-#ifdef MPTRAIN_EMULATE_AMX
-
-static MPT__THREAD_LOCAL uint32_t mpt__amx_tiles[8][256];
-
-static void mpt__amx_bracket(bool begin) { (void)begin; }
-static bool mpt__amx_request(void) { return true; }
-
-static float mpt__amx_flush(float x) {
-    uint32_t bits = mpt__f32_bits(x);
-    return mpt__f32_from_bits((bits & 0x7f800000u) != 0 ? bits : bits & 0x80000000u);
-}
-/* What one half of a dword holds. */
-static float mpt__amx_value(uint32_t dword, int half) {
-    return mpt__amx_flush(mpt__f32_from_bits(half ? dword & 0xffff0000u : dword << 16));
-}
-/* As Intel's manual has it: sums over the even and over the odd k, then these two, then C. */
-static void mpt__amx_multiply(int c, int a, int b) {
-    for (int i = 0; i < 16; i++) {
-        for (int j = 0; j < 16; j++) {
-            float sum[2] = {0, 0};
-            for (int k = 0; k < 32; k++) {
-                float product = mpt__amx_value(mpt__amx_tiles[a][i * 16 + k / 2], k % 2) *
-                                mpt__amx_value(mpt__amx_tiles[b][k / 2 * 16 + j], k % 2);
-                sum[k % 2] = mpt__amx_flush(sum[k % 2] + product); /* products are exact */
-            }
-            uint32_t *to = &mpt__amx_tiles[c][i * 16 + j];
-            float before = mpt__amx_flush(mpt__f32_from_bits(*to));
-            *to = mpt__f32_bits(mpt__amx_flush(before + mpt__amx_flush(sum[0] + sum[1])));
-        }
-    }
-}
-
-#define MPT__TILE_CLEAR(t) memset(mpt__amx_tiles[t], 0, MPT__AMX_TILE)
-#define MPT__TILE_LOAD(t, p, step) \
-    for (int64_t r = 0; r < 16; r++) { \
-        memcpy(mpt__amx_tiles[t] + r * 16, (const char *)(p) + r * (step), 64); \
-    }
-#define MPT__TILE_SAVE(t, p, step) \
-    for (int64_t r = 0; r < 16; r++) { \
-        memcpy((char *)(p) + r * (step), mpt__amx_tiles[t] + r * 16, 64); \
-    }
-#define MPT__TILE_MULTIPLY(c, a, b) mpt__amx_multiply(c, a, b)
-
-#else
 
 /* All tiles have 16 rows of 64 bytes. Compilers' own intrinsics let stores to what is loaded here
    move behind the load. Loading the configuration and releasing the tiles takes 135 ns. */
@@ -298,6 +222,7 @@ static bool mpt__amx_request(void) {
     return result == 0;
 }
 
+enum { MPT__AMX_RATE = 400 };
 #define MPT__TILE_CLEAR(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
 #define MPT__TILE_LOAD(t, p, step) \
     __asm__ volatile("{tileloadd (%0,%1), %%tmm" #t "|tileloadd tmm" #t ", [%0+%1]}" ::"r"(p), \
@@ -370,12 +295,6 @@ static void mpt__amx_tile_of(MPT__TILE_TAKES, int products) {
 
 /* ==== The level ==== */
 
-#ifdef MPTRAIN_EMULATE_AMX
-enum { MPT__AMX_RATE = 4 };
-#else
-enum { MPT__AMX_RATE = 400 };
-#endif
-
 static const mpt__gemm_level *mpt__amx_choose(const mpt__gemm *g);
 
 /* N: products of the parts of two values, 1 where each has one, else 4, or 3 without lo lo. */
@@ -416,10 +335,8 @@ static bool mpt__amx_pays(const mpt__gemm *g, bool split) {
     return 900 + (down + across) * deep * pack + down * across * (deep * multiply + finish) <
            200 + g->m * g->k / 8 * (dots ? g->n : across * 12) / 3;
 }
-#endif
 
 /* For products too small or too exact for tiles: AVX-512, but with the rounding of this room. */
-#ifndef MPTRAIN_EMULATE_AMX
 static const mpt__gemm_level mpt__amx_other_gemm_level = {
     14, 32, 8, 4, 1, 384, 336, 32, mpt__avx512_gemm_tile, mpt__avx512_gemm_direct,
     MPT__GEMM_CONV_OF(mpt__avx512_gemm_direct), 8, mpt__avx512_gemm_sweep, mpt__avx512_gemm_dot,

@@ -7,7 +7,7 @@
  * sum the product of the odd k, then that of the even one, each rounded once, with denormals as
  * zero: the bits of two FMA. Infinity and NaN come out as IEEE says.
  *
- * MPTRAIN_EMULATE_AMX, for tests: with those two FMA, on an AVX2 level; the bits are the same.
+ * MPTRAIN_EMULATE_AMX, for tests in the repository: with those two FMA, on an AVX2 level.
  * ---------------------- */
 #ifndef MPT__CPU_LEVEL_AVX512BF16_INCLUDED
 #define MPT__CPU_LEVEL_AVX512BF16_INCLUDED
@@ -42,35 +42,7 @@
 /* ==== Panels ==== */
 
 #ifdef MPTRAIN_EMULATE_AMX
-
-enum { MPT__BF16X2_WIDTH = 16, MPT__BF16X2_DIRECT = 6, MPT__BF16X2_RATE = 4 };
-#define mpt__bf16x2_finish MPT__EMULATOR(gemm_finish)
-#define mpt__bf16x2_put_tile mpt__v8_put_tile
-
-static bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                            int64_t count, int64_t k, int64_t depth) {
-    const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
-    uint16_t *to = (uint16_t *)panel;
-    memset(to, 0, (size_t)(mpt__round_up(depth, 2) * width * 2));
-    for (int64_t o = 0; o < count; o++) {
-        for (int64_t i = 0; i < depth; i++) {
-            float value;
-            mpt__load_real(&value, mpt__gemm_at(side, outer + o, k + i), (uint8_t)side->dtype, 0, 1,
-                          1);
-            to[(i / 2 * width + o) * 2 + i % 2] = mpt__f32_to_bf16(value);
-        }
-    }
-    return true;
-}
-
-MPT__OP v_f v_dot2(v_f sum, v_f a, v_f b) {
-    const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000));
-    const __m256 low_a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16));
-    const __m256 low_b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(b), 16));
-    sum = _mm256_fmadd_ps(_mm256_and_ps(a, odd), _mm256_and_ps(b, odd), sum);
-    return _mm256_fmadd_ps(low_a, low_b, sum);
-}
-
+#include "tests/emulated_pairs.h"
 #else
 
 enum { MPT__BF16X2_WIDTH = 32, MPT__BF16X2_DIRECT = 8, MPT__BF16X2_RATE = 64 };
@@ -88,15 +60,15 @@ MPT__OP void mpt__bf16x2_store_both(void *p, v_f a, v_f b, int dtype) {
     (void)dtype;
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
-MPT__FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
-                                          int64_t i, int64_t j, int64_t rows, int64_t columns) {
+MPT__FN void mpt__bf16x2_finish_half(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                                     int64_t j, int64_t rows, int64_t columns) {
     mpt__avx512_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x2_store_as,
                                mpt__bf16x2_store_both);
 }
 static void mpt__bf16x2_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                              int64_t j, int64_t rows, int64_t columns) {
+                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__bf16x2_finish_half : mpt__avx512_gemm_finish)(g, sum, ld, i, j,
-                                                                                rows, columns);
+                                                                                 rows, columns);
 }
 
 MPT__OP __m256i mpt__bf16x2_words(const char *p, __mmask16 lanes) {
@@ -110,8 +82,8 @@ MPT__OP v_f mpt__bf16x2_load(const char *p, __mmask16 lanes, int dtype) {
 
 /* These lanes of 16 elements at p and of 16 at q in bf16: those of p and then those of q, or in
    turns (paired). */
-MPT__OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q,
-                                     __mmask16 q_lanes, bool paired, int dtype) {
+MPT__OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q, __mmask16 q_lanes,
+                                bool paired, int dtype) {
     __m512i row;
     if (dtype == MPT_BF16) {
         row = _mm512_castsi256_si512(mpt__bf16x2_words(p, p_lanes));
@@ -128,23 +100,23 @@ MPT__OP __m512i mpt__bf16x2_row(const char *p, __mmask16 p_lanes, const char *q,
 
 /* A panel whose outer elements are contiguous, k `step` bytes apart. A vector that reaches past the
    width is overwritten by the next pair. */
-MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from,
-                                         int64_t step, int64_t count, int64_t depth, int dtype) {
+MPT__OP void mpt__bf16x2_pack_outer(uint32_t *to, int64_t width, const char *from, int64_t step,
+                                    int64_t count, int64_t depth, int dtype) {
     const __mmask16 lanes[2] = {v_first(count), v_first(count - 16)};
     const int64_t apart = dtype == MPT_F32 ? 64 : 32;
     for (; depth > 0; depth -= 2, to += width, from += 2 * step) {
         const char *p = from, *q = depth > 1 ? from + step : from;
         for (int64_t r = 0; r < width; r += 16, p += apart, q += apart) {
             const __mmask16 here = lanes[r / 16];
-            _mm512_storeu_si512(
-                to + r, mpt__bf16x2_row(p, here, q, depth > 1 ? here : 0, true, dtype));
+            _mm512_storeu_si512(to + r,
+                                mpt__bf16x2_row(p, here, q, depth > 1 ? here : 0, true, dtype));
         }
     }
 }
 
 /* Lines of K: turned to bf16 side by side, and then transposed as if a pair were a float. */
 MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *from,
-                                      const mpt__gemm_side *side, int64_t count, int64_t depth) {
+                                    const mpt__gemm_side *side, int64_t count, int64_t depth) {
     MPT__ALIGN(64) uint32_t staged[32 * MPT__BF16X2_K / 2];
     float gathered[MPT__BF16X2_K];
     const mpt__gemm_side square = {(const char *)staged, MPT_F32, 0, MPT__BF16X2_K / 2, 1};
@@ -171,7 +143,7 @@ MPT__FN void mpt__bf16x2_pack_lines(uint32_t *to, int64_t width, const char *fro
 }
 
 MPT__FN bool mpt__bf16x2_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                                int64_t count, int64_t k, int64_t depth) {
+                              int64_t count, int64_t k, int64_t depth) {
     const int64_t width = b ? MPT__BF16X2_WIDTH : MPT__BF16X2_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
@@ -195,19 +167,6 @@ MPT__OP v_f v_dot2(v_f sum, v_f a, v_f b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a),
                             (__m512bh)_mm512_castps_si512(b));
 }
-
-#endif
-
-/* ==== Tiles ==== */
-
-/* What differs with the emulation. */
-#ifdef MPTRAIN_EMULATE_AMX
-MPT__OP v_f v_word(const float *p) { return v_set(*p); }
-MPT__OP void v_store_pair(uint16_t *to, v_f x, v_f y) {
-    v_store_as(to, x, 8, MPT_BF16);
-    v_store_as(to + 8, y, 8, MPT_BF16);
-}
-#else
 /* An integer is broadcast beside the ports that products need, a float is not. */
 MPT__OP v_f v_word(const float *p) {
     int32_t word;
@@ -217,7 +176,18 @@ MPT__OP v_f v_word(const float *p) {
 MPT__OP void v_store_pair(uint16_t *to, v_f x, v_f y) {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
+/* to[i] = elements i and i + apart as a pair; as far as whole vectors go. */
+MPT__FN MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
+                                           int64_t count) {
+    for (int64_t i = 0; i < count; i += 16, from += 16)
+        _mm512_storeu_si512(to + i,
+                            mpt__bf16x2_row((const char *)from, 0xffff,
+                                            (const char *)(from + apart), 0xffff, true, MPT_BF16));
+}
+
 #endif
+
+/* ==== Tiles ==== */
 
 #define MPT__BF16X2_STEP(i) \
     if (i < height) x##i = v_dot2(x##i, v_set(MPT__LINES_A##i), b0); \
@@ -255,34 +225,15 @@ MPT__OP void mpt__bf16x2_tile_of(MPT__TILE_TAKES, int height) {
 }
 MPT__FN void mpt__bf16x2_tile4(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 4); }
 MPT__FN void mpt__bf16x2_tile8(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 8); }
-MPT__FN void mpt__bf16x2_tile14(MPT__TILE_TAKES) {
-    mpt__bf16x2_tile_of(MPT__TILE_GIVES, 14);
-}
+MPT__FN void mpt__bf16x2_tile14(MPT__TILE_TAKES) { mpt__bf16x2_tile_of(MPT__TILE_GIVES, 14); }
 
 /* ==== Lines of pixels ==== */
 
 #if !defined(MPTRAIN_NO_CONV) || !defined(MPTRAIN_NO_ATTENTION)
-#ifdef MPTRAIN_EMULATE_AMX
-static MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
-                                         int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = from[i] | (uint32_t)from[i + apart] << 16;
-}
-#else
-/* to[i] = elements i and i + apart as a pair; as far as whole vectors go. */
-MPT__FN MPT__UNUSED void mpt__bf16x2_apart(uint32_t *to, const uint16_t *from, int64_t apart,
-                                                int64_t count) {
-    for (int64_t i = 0; i < count; i += 16, from += 16)
-        _mm512_storeu_si512(to + i, mpt__bf16x2_row((const char *)from, 0xffff,
-                                                   (const char *)(from + apart), 0xffff, true,
-                                                   MPT_BF16));
-}
-#endif
 MPT__OP v_f mpt__bf16x2_word_step(v_f sum, const float *a, v_f b) {
     return v_dot2(sum, v_word(a), b);
 }
-MPT__OP v_f mpt__bf16x2_step(v_f sum, const float *a, v_f b) {
-    return v_dot2(sum, v_set(*a), b);
-}
+MPT__OP v_f mpt__bf16x2_step(v_f sum, const float *a, v_f b) { return v_dot2(sum, v_set(*a), b); }
 MPT__FN void mpt__bf16x2_lines_narrow(MPT__TILE_TAKES) {
     MPT__BF16X2_BASE(lines_of)(MPT__TILE_GIVES, MPT__BF16X2_DIRECT, false, mpt__bf16x2_word_step);
 }
@@ -366,9 +317,8 @@ static void mpt__bf16x2_tile(MPT__TILE_TAKES) {
         v_store_as(c + i * ldc, v_mul(x##i, times), columns, MPT_F32); \
         v_store_as(c + i * ldc + MPT__WIDTH, v_mul(y##i, times), columns - MPT__WIDTH, MPT_F32); \
     }
-MPT__FN void mpt__bf16x2_attend(int64_t depth, const float *a0, int64_t o, const float *b,
-                                     float *c, int64_t ldc, int64_t rows, int64_t columns,
-                                     float factor) {
+MPT__FN void mpt__bf16x2_attend(int64_t depth, const float *a0, int64_t o, const float *b, float *c,
+                                int64_t ldc, int64_t rows, int64_t columns, float factor) {
     const v_f times = v_set(factor);
     const float *a3 = a0 + 3 * o, *a6 = a0 + 6 * o;
     MPT__ROWS_8(MPT__TILE_ZERO)

@@ -49,7 +49,7 @@ MPT__OP uint16x4_t mpt__bf16x4_load(const char *p, int64_t n, int dtype) {
 }
 
 MPT__OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *from, int64_t depth,
-                                   int dtype) {
+                              int dtype) {
     const int64_t step = dtype == MPT_F32 ? 16 : 8;
     for (; depth >= 4; depth -= 4, to += 4 * width, from += step)
         vst1_u16(to, mpt__bf16x4_load(from, 4, dtype));
@@ -58,7 +58,7 @@ MPT__OP void mpt__bf16x4_line(uint16_t *to, int64_t width, const char *from, int
 
 /* A panel of lines of K; other strides and fp16 by way of a part of a line in fp32. */
 MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm_side *side,
-                                         const char *from, int64_t count, int64_t depth) {
+                                    const char *from, int64_t count, int64_t depth) {
     float gathered[MPT__BF16X4_K];
     const int64_t bytes = mpt__dtype_info[side->dtype].bytes;
     for (; count > 0; count--, to += 4, from += side->outer * bytes) {
@@ -78,8 +78,8 @@ MPT__FN void mpt__bf16x4_pack_lines(uint16_t *to, int64_t width, const mpt__gemm
 }
 
 /* A panel whose outer elements are contiguous, k `step` bytes apart. */
-MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from,
-                                         int64_t step, int64_t count, int64_t depth, int dtype) {
+MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *from, int64_t step,
+                                    int64_t count, int64_t depth, int dtype) {
     const int64_t apart = dtype == MPT_F32 ? 16 : 8;
     for (; depth > 0; depth -= 4, from += 4 * step) {
         for (int64_t r = 0; r < width; r += 4, to += 16) {
@@ -103,7 +103,7 @@ MPT__OP void mpt__bf16x4_pack_outer(uint16_t *to, int64_t width, const char *fro
 }
 
 MPT__FN bool mpt__bf16x4_pack(void *panel, bool b, const mpt__gemm_side *side, int64_t outer,
-                                   int64_t count, int64_t k, int64_t depth) {
+                              int64_t count, int64_t k, int64_t depth) {
     const int64_t width = b ? MPT__BF16X4_COLUMNS : MPT__BF16X4_ROWS;
     const char *from = mpt__gemm_at(side, outer, k);
     const int64_t step = side->inner * mpt__dtype_info[side->dtype].bytes;
@@ -140,8 +140,7 @@ MPT__OP v_f mpt__bf16x4_sum(v_f sum, uint16x8_t a, uint16x8_t b) {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(a), "w"(b));
     return sum;
 }
-MPT__OP void mpt__bf16x4_store(float *to, int64_t ld, bool add, v_f left,
-                                    v_f right) {
+MPT__OP void mpt__bf16x4_store(float *to, int64_t ld, bool add, v_f left, v_f right) {
     const float64x2_t l = vreinterpretq_f64_f32(left), r = vreinterpretq_f64_f32(right);
     v_f upper = vreinterpretq_f32_f64(vzip1q_f64(l, r));
     v_f lower = vreinterpretq_f32_f64(vzip2q_f64(l, r));
@@ -151,8 +150,8 @@ MPT__OP void mpt__bf16x4_store(float *to, int64_t ld, bool add, v_f left,
 }
 
 /* A whole tile of 2 `pairs` rows. */
-MPT__OP void mpt__bf16x4_of(int64_t depth, const char *a, const char *b, float *to,
-                                   int64_t ld, bool add, int pairs) {
+MPT__OP void mpt__bf16x4_of(int64_t depth, const char *a, const char *b, float *to, int64_t ld,
+                            bool add, int pairs) {
     const uint16_t *of = (const uint16_t *)(const void *)a;
     const uint16_t *from = (const uint16_t *)(const void *)b;
     MPT__BF16X4_ROWS_6(MPT__BF16X4_ZERO)
@@ -177,12 +176,11 @@ static void mpt__bf16x4_tile(MPT__TILE_TAKES) {
     MPT__ALIGN(64) float beside[MPT__BF16X4_ROWS * MPT__BF16X4_COLUMNS];
     const int whole = rows > 8 ? 12 : rows > 4 ? 8 : 4;
     const bool add = (how & MPT__GEMM_ADD) != 0;
-    const bool room =
-        (how & MPT__GEMM_ROOM) || (rows == whole && columns == MPT__BF16X4_COLUMNS);
+    const bool room = (how & MPT__GEMM_ROOM) || (rows == whole && columns == MPT__BF16X4_COLUMNS);
     (whole == 12  ? mpt__bf16x4_tile6
      : whole == 8 ? mpt__bf16x4_tile4
                   : mpt__bf16x4_tile2)(depth, a->data, b->data, room ? c : beside,
-                                 room ? ldc : (int64_t)MPT__BF16X4_COLUMNS, room && add);
+                                       room ? ldc : (int64_t)MPT__BF16X4_COLUMNS, room && add);
     if (!room) v_put_tile(beside, MPT__BF16X4_COLUMNS, c, ldc, rows, columns, add);
 }
 
@@ -197,15 +195,15 @@ MPT__OP void mpt__bf16x4_store_both(void *p, v_f a, v_f b, int dtype) {
     mpt__bf16x4_store_as(p, a, 4, dtype);
     mpt__bf16x4_store_as((char *)p + 8, b, 4, dtype);
 }
-MPT__FN void mpt__bf16x4_finish_half(const mpt__gemm *g, const float *sum, int64_t ld,
-                                          int64_t i, int64_t j, int64_t rows, int64_t columns) {
+MPT__FN void mpt__bf16x4_finish_half(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
+                                     int64_t j, int64_t rows, int64_t columns) {
     mpt__neon_gemm_finish_as(g, sum, ld, i, j, rows, columns, MPT_BF16, mpt__bf16x4_store_as,
                              mpt__bf16x4_store_both);
 }
 static void mpt__bf16x4_finish(const mpt__gemm *g, const float *sum, int64_t ld, int64_t i,
-                              int64_t j, int64_t rows, int64_t columns) {
+                               int64_t j, int64_t rows, int64_t columns) {
     (g->c_dtype == MPT_BF16 ? mpt__bf16x4_finish_half : mpt__neon_gemm_finish)(g, sum, ld, i, j,
-                                                                              rows, columns);
+                                                                               rows, columns);
 }
 
 static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g);
@@ -217,8 +215,8 @@ static const mpt__gemm_level mpt__bf16x4_gemm_level = {
 /* Images that are packed for few products take more instructions than fp32 does; counted. */
 static const mpt__gemm_level *mpt__bf16x4_choose(const mpt__gemm *g) {
     const bool halves = mpt__gemm_dtype(&g->a) == MPT_BF16 && mpt__gemm_dtype(&g->b) == MPT_BF16;
-    const bool few = g->a_image != NULL ? g->a_image->channels * g->n < 96
-                                        : g->b_image != NULL && g->m < 32;
+    const bool few =
+        g->a_image != NULL ? g->a_image->channels * g->n < 96 : g->b_image != NULL && g->m < 32;
     return halves && !few ? &mpt__bf16x4_gemm_level : &mpt__neon_gemm_level;
 }
 
